@@ -17,6 +17,7 @@ COUPLED = 4
 SETTING = Calibration({0: [0, 1], 1: [], 2: [3]})
 SUPPORTED = {
     "boltzmann": ("llama", "qwen2", "gpt2"),
+    "chain": ("llama", "qwen2", "gpt2"),
     "gac": ("llama", "qwen2", "qwen3", "mistral", "gpt2", "gemma2"),
 }
 CASES = [(method, name) for method, names in SUPPORTED.items() for name in names]
@@ -25,10 +26,17 @@ FIRST = "model.layers.0.self_attn.boltzmann"
 
 def applied(method: str, model: Any) -> Any:
     """The model with random couplings, or calibrated."""
-    if method == "boltzmann":
-        return randomised(convert(model, COUPLED))
+    if method != "gac":
+        return randomised(converted(method, model))
     enable_gac(model, SETTING)
     return model
+
+
+def converted(method: str, model: Any) -> Any:
+    """The model with couplings of 0: in windows, or of neighbours over the whole context."""
+    return (
+        convert(model, COUPLED) if method == "boltzmann" else convert(model, None, couplings="tokens", rank=2)
+    )
 
 
 def coupled(name: str = "llama", window: int = COUPLED, *, changes: Any = None, **options: Any) -> Any:
@@ -39,18 +47,23 @@ def coupled(name: str = "llama", window: int = COUPLED, *, changes: Any = None, 
 def randomised(model: Any, seed: int = 5) -> Any:
     """The same model with random couplings."""
     generator = torch.Generator().manual_seed(seed)
-    for J in couplings(model).values():
-        J.data.copy_(0.4 * torch.randn(J.shape, generator=generator))
+    for name, J in couplings(model).items():
+        scale = 0.15 if name.endswith(("first", "second")) else 0.4
+        J.data.copy_(scale * torch.randn(J.shape, generator=generator))
     return model
 
 
 def couplings(model: nn.Module) -> dict[str, nn.Parameter]:
-    """J of every module with couplings, by name."""
-    return {
-        name: module.coupling_pairs
-        for name, module in model.named_modules()
-        if isinstance(module, BoltzmannHeads) and module.coupling_pairs is not None
-    }
+    """J of every module with couplings, by its name, or the parameters that J depends on, by theirs."""
+    found: dict[str, nn.Parameter] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, BoltzmannHeads):
+            if module.coupling_pairs is not None:
+                found[name] = module.coupling_pairs
+            if module.key_couplings is not None:
+                own = module.key_couplings.named_parameters()
+                found |= {f"{name}.key_couplings.{key}": parameter for key, parameter in own}
+    return found
 
 
 def in_pieces(model: Any, batch: dict[str, Tensor], cuts: list[int], cache: Any) -> Tensor:

@@ -54,6 +54,13 @@ def with_heads(number: int, options: BoltzmannOptions, dtype: torch.dtype = torc
     return randomised(module)
 
 
+def attention(*given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """Outputs and weights."""
+    out, weights = boltzmann_attention(*given, **options)
+    assert weights is not None
+    return out, weights
+
+
 @every_form
 def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     """Random masks with holes, grouped queries, random J; every row, float64."""
@@ -67,7 +74,7 @@ def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(
         ~visible, torch.finfo(torch.float64).min
     )
-    out, found = boltzmann_attention(module, q, k, v, mask)
+    out, found = attention(module, q, k, v, mask)
     scores = q @ k.repeat_interleave(2, 1).mT / d**0.5
     J = module.boltzmann.couplings()[:, 0]
     assert J.dtype == torch.float64
@@ -78,7 +85,7 @@ def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     mixed = expected @ v.repeat_interleave(2, 1)
     assert (out - mixed.transpose(1, 2)).abs().max() < 1e-10
     # A bool mask means the same.
-    assert torch.equal(boltzmann_attention(module, q, k, v, visible)[1], found)
+    assert torch.equal(attention(module, q, k, v, visible)[1], found)
 
 
 @pytest.mark.parametrize("window", [3, 20])
@@ -105,7 +112,7 @@ def test_rows_without_a_visible_key_are_uniform_as_in_eager(weights: str, dtype:
     q, k, v = (torch.randn(1, 2, 4, 3).to(dtype).requires_grad_() for _ in range(3))
     mask = torch.full((1, 1, 4, 4), torch.finfo(dtype).min, dtype=dtype).triu(1)
     mask[..., 0, :] = torch.finfo(dtype).min
-    out, found = boltzmann_attention(module, q, k, v, mask)
+    out, found = attention(module, q, k, v, mask)
     assert torch.allclose(found[:, :, 0], torch.tensor(0.25, dtype=dtype))
     (found.float().square().sum() + out.float().square().sum()).backward()
     for tensor in (q, k, v, *couplings(module).values()):
@@ -149,8 +156,8 @@ def test_autocast_does_not_reach_the_scores() -> None:
     q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
     mask = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        _, found = boltzmann_attention(module, q, k, v, mask)
-    assert torch.equal(found, boltzmann_attention(module, q, k, v, mask)[1])
+        _, found = attention(module, q, k, v, mask)
+    assert torch.equal(found, attention(module, q, k, v, mask)[1])
 
 
 def test_models_that_share_a_configuration_stay_as_they_are() -> None:
@@ -167,23 +174,25 @@ def test_models_that_share_a_configuration_stay_as_they_are() -> None:
     assert one.model.layers[0].self_attn.config is one.config
 
 
-def problem(weights: str, far: str) -> tuple[BoltzmannHeads, Any, Tensor, Tensor]:
-    """Heads of float64, windows of a causal mask with padding, scores without bias, and what is visible."""
+def problem(weights: str, far: str) -> tuple[BoltzmannHeads, Tensor, Tensor]:
+    """Heads of float64, scores without bias, and what is visible under a causal mask with padding."""
     visible = torch.ones(7, 7, dtype=torch.bool).tril() & (torch.arange(7) != 2)
     heads = BoltzmannHeads(2, BoltzmannOptions(COUPLED, weights=weights, far=far), dtype=torch.float64)
-    windows = find_windows(visible[None, None], COUPLED, torch.float64, far=far == "independent")
     generator = torch.Generator().manual_seed(1)
-    return heads, windows, torch.randn(1, 2, 7, 7, generator=generator, dtype=torch.float64), visible
+    return heads, torch.randn(1, 2, 7, 7, generator=generator, dtype=torch.float64), visible
 
 
 @every_form
 def test_gradients_are_those_of_enumeration_and_finite_differences(weights: str, far: str) -> None:
-    heads, windows, scores, visible = problem(weights, far)
+    heads, scores, visible = problem(weights, far)
     [own] = couplings(randomised(heads)).values()
     J = own.detach().clone().requires_grad_()
 
     def weights_of(s: Tensor, pairs: Tensor) -> Tensor:
-        return torch.func.functional_call(heads, {"coupling_pairs": pairs}, (s + windows.bias, windows))
+        ones = torch.eye(7, dtype=torch.float64).expand(1, 2, 7, 7)  # scores are the queries
+        given = (s, ones, ones, visible[None, None])
+        found: Tensor = torch.func.functional_call(heads, {"coupling_pairs": pairs}, given)[1]
+        return found
 
     assert torch.autograd.gradcheck(weights_of, (scores.requires_grad_(), J))
     cotangent = torch.randn(scores.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -243,3 +252,41 @@ def test_adapters_with_couplings_make_the_round_trip(tmp_path: Path) -> None:
     merged = loaded.merge_and_unload()
     assert_close(logits(merged, batch), trained)
     assert (couplings(merged)[FIRST] - couplings(coupled())[FIRST]).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("couplings", ["distance", "tokens", "gates"])
+@pytest.mark.parametrize("weights", ["odds", "probability"])
+def test_chains_by_the_kernel_and_by_operators(couplings: str, weights: str) -> None:
+    """Without weights in one compiled call where the mask is causal with padding; others go by the operators."""
+    g = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(2, heads, 9, 6, generator=g) for heads in (4, 2, 2))
+    visible = torch.ones(9, 9, dtype=torch.bool).tril() & (
+        torch.arange(9) >= torch.tensor([[[[0]]], [[[3]]]])
+    )
+    module = nn.Module()
+    options = BoltzmannOptions(None, weights=weights, couplings=couplings)
+    module.add_module("boltzmann", BoltzmannHeads(4, options, features=12))
+    randomised(module)
+    out, none = boltzmann_attention(module, q, k, v, visible, output_attentions=False)
+    assert none is None
+    again, shown = attention(module, q, k, v, visible, output_attentions=True)
+    torch.testing.assert_close(out[0], again[0])
+    torch.testing.assert_close(out[1, 3:], again[1, 3:])
+    torch.testing.assert_close(shown.sum(-1), torch.ones(2, 4, 9))
+    hole = visible & (torch.arange(9) != 4)
+    hole[..., 4, 4] = True
+    assert not torch.allclose(boltzmann_attention(module, q, k, v, hole)[0][0, 5:], out[0, 5:])
+    biased = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
+    torch.testing.assert_close(boltzmann_attention(module, q, k, v, biased, output_attentions=False)[0], out)
+    biased[..., 0, 0] = biased[..., 5, 0] = 1.5
+    assert not torch.allclose(boltzmann_attention(module, q, k, v, biased)[0][0, 5], out[0, 5])
+
+
+def test_bad_options_of_chains() -> None:
+    for options, sentence in (
+        ({"window": 4, "rank": 2}, "rank: expected None with a window, whose J belongs to slots, got 2"),
+        ({"window": None, "far": "none"}, "far: expected 'independent' with window=None"),
+        ({"window": None, "sampler": "exact"}, "sampler: expected one that takes edges without a window"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            convert(decoder("llama"), **options)

@@ -13,18 +13,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from diabat.attention.heads import Calibration
-from diabat.huggingface import convert, disable_gac, enable_gac, load_gac, save_gac
+from diabat.huggingface import disable_gac, enable_gac, load_gac, save_gac
 
 from .methods import (
     CASES,
-    COUPLED,
     SETTING,
     applied,
     assert_close,
     check_generation,
+    converted,
     couplings,
     in_pieces,
-    randomised,
 )
 
 pytestmark = pytest.mark.parametrize(("method", "name"), CASES)
@@ -40,12 +39,12 @@ def test_without_effect_it_is_eager_and_with_one_it_is_not(method: str, name: st
     sdpa = logits(model, batch)
     model.set_attn_implementation("eager")
     eager = logits(model, batch)
-    if method == "boltzmann":
+    if method != "gac":
         parameters = {key: id(p) for key, p in model.named_parameters()}
-        converted = convert(model, COUPLED)
+        changed = converted(method, model)
         rounding = max(4e-6, 2 * float((eager - sdpa).abs().max()))
-        assert (logits(converted, batch) - eager).abs().max() < rounding
-        assert parameters.items() <= {key: id(p) for key, p in converted.named_parameters()}.items()
+        assert (logits(changed, batch) - eager).abs().max() < rounding
+        assert parameters.items() <= {key: id(p) for key, p in changed.named_parameters()}.items()
     else:
         for setting in (Calibration({0: (), 2: [1]}, beta=1.0), Calibration({1: range(8)})):
             enable_gac(model, setting)
@@ -130,8 +129,13 @@ def test_adapters_that_begin_at_zero_change_nothing(method: str, name: str) -> N
         model = adapted(decoder(name), trained=False).eval()
         enable_gac(model, SETTING)
     else:
-        model = adapted(randomised(convert(decoder(name), COUPLED)), trained=False).eval()
-    assert torch.equal(logits(model, prompts()), expected)
+        model = adapted(applied(method, decoder(name)), trained=False).eval()
+    if (
+        method == "chain"
+    ):  # features of values are a product, which rounds otherwise where the memory lies otherwise
+        assert_close(logits(model, prompts()), expected)
+    else:
+        assert torch.equal(logits(model, prompts()), expected)
     check_generation(model, (0, 4, 1), 4)
 
 
@@ -167,7 +171,7 @@ def test_a_saved_model_is_loaded_bit_by_bit(
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     for one in (model, loaded):
-        assert method == "boltzmann" or load_gac(one, tmp_path / "first") == SETTING
+        assert method != "gac" or load_gac(one, tmp_path / "first") == SETTING
     saved = model.state_dict()
     for key, value in loaded.state_dict().items():
         assert torch.equal(value, saved[key]), key

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from diabat.attention.boltzmann import FAR
+from diabat.attention.boltzmann import FAR, chain_options
 from diabat.attention.coupled import WEIGHTS
 from diabat.checks import ArgumentError, check_choice, check_count
 from diabat.samplers.base import Sampler
@@ -21,32 +21,46 @@ class BoltzmannOptions:
     """Window, backend and weights; the same for all layers of a model.
 
     Attributes:
-        window: T, the number of last visible keys of every query that are coupled.
-        sampler: The backend; a name becomes an object.
+        window: T, the number of last visible keys of every query that are coupled; None couples neighbours over the
+            whole context.
+        sampler: The backend; a name becomes an object, and None ``exact``, or ``banded`` without a window.
         weights: ``odds`` or ``probability``, as in :class:`diabat.BoltzmannAttention`.
         far: Keys before the window: ``independent``, spins without couplings, or ``none``, not visible, which changes
             what a trained model computes on longer sequences.
         gradient: Estimator, see :func:`diabat.spin_probabilities`.
         num_reads: Reads per query for sampling backends.
-        bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None makes every pair a parameter.
+        bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None makes every pair a parameter, and is 1
+            without a window.
+        couplings: Without a window, ``distance``, ``tokens`` or ``gates``, as in :class:`diabat.BoltzmannAttention`;
+            the features of a token are its values in all heads.  None takes ``tokens``.
+        rank: Number of features of ``tokens``; None takes 8.
 
     Raises:
         ArgumentError: If an option is invalid.
     """
 
-    window: int = 16
-    sampler: Sampler | str = "exact"
+    window: int | None = 16
+    sampler: Sampler | str | None = None
     weights: str = "odds"
     far: str = "independent"
     gradient: str = "auto"
     num_reads: int | None = None
     bandwidth: int | None = None
+    couplings: str | None = None
+    rank: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sampler", as_sampler(self.sampler))
-        check_count("window", self.window)
+        usual = "exact" if self.window is not None else "banded"
+        object.__setattr__(self, "sampler", as_sampler(usual if self.sampler is None else self.sampler))
+        if self.window is not None:
+            check_count("window", self.window)
+        chain_options(self.window, self.couplings, self.rank, self.bandwidth)
         check_choice("weights", self.weights, WEIGHTS)
         check_choice("far", self.far, FAR)
+        if self.window is None and self.far == "none":
+            raise ArgumentError(
+                "far", "expected 'independent' with window=None, where all keys are coupled, got 'none'."
+            )
         check_count("num_reads", self.num_reads, optional=True)
         check_count("bandwidth", self.bandwidth, optional=True)
 
@@ -76,6 +90,7 @@ class BoltzmannOptions:
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON can hold them; of a backend that a folder may not name, its name only."""
+        assert self.sampler is not None
         backend = as_sampler(self.sampler)
         named: dict[str, Any] = {"sampler": backend.name}
         if backend.name in FOLDER_SAMPLERS:

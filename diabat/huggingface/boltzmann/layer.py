@@ -6,7 +6,8 @@ With the scores s_j of all visible keys of a query and the last T of them couple
     P(s) ∝ exp( Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k ),
     weight_j ∝ P(s_j = +1) / P(s_j = -1);        for keys before the window, exp(2 h_j).
 
-At J = 0 the weights are softmax(s) exactly (:mod:`diabat.attention.weights`).  Windows are found from the mask, so that
+or with ``window=None`` all visible keys, each with its neighbour.  At J = 0 the weights are softmax(s) exactly
+(:mod:`diabat.attention.weights`, :mod:`diabat.attention.chain`).  Windows are found from the mask, so that
 static caches, padding on either side, sliding windows, packed sequences and prompts in chunks need no rules of their
 own.
 """
@@ -15,13 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diabat.attention.boltzmann import chain_options
 from diabat.attention.coupled import Backend, CoupledHeads, CouplingLayout
+from diabat.attention.windows import visible_keys as causal_keys
 from diabat.checks import ArgumentError, check_number, check_positive
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.masks import refuse_others, repeated, visible_keys
@@ -38,6 +43,7 @@ class BoltzmannHeads(CoupledHeads):
 
     Attributes:
         coupling_pairs: J_jk for j < k, [H, T(T-1)/2], initialised to 0; as in :class:`diabat.BoltzmannAttention`.
+        key_couplings: The couplings without a window, J = 0 at first; else None.
         sampler: The backend.
 
     Raises:
@@ -50,24 +56,103 @@ class BoltzmannHeads(CoupledHeads):
         num_heads: int,
         options: BoltzmannOptions,
         *,
+        features: int = 1,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.options = options
+        assert options.sampler is not None
+        backend = Backend(options.sampler, options.gradient, options.num_reads)
+        chain = chain_options(options.window, options.couplings, options.rank, options.bandwidth)
+        if chain is not None:
+            self._build_chain(
+                features, num_heads, chain, options.weights, backend, device=device, dtype=dtype
+            )
+            self.sampler.to(device=device, dtype=dtype)
+            return
+        assert options.window is not None
         layout = CouplingLayout(
             options.window, bandwidth=options.bandwidth, relative=True, weights=options.weights
         )
-        backend = Backend(options.sampler, options.gradient, options.num_reads)
         self._build_terms(num_heads, layout, backend, device=device, dtype=dtype)
         self.sampler.to(device=device, dtype=dtype)
 
-    def forward(self, scores: Tensor, windows: KeyWindows) -> Tensor:
-        """Compute normalised weights, [B, H, Q, K], of scores s + bias, float32 or float64.
+    def forward(
+        self,
+        q: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor,
+        *,
+        dropout: float = 0.0,
+        need_weights: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Mix values, and compute normalised weights, [B, H, Q, K], in float32 or float64.
 
-        A row without a visible key gets 1/K everywhere, as in eager attention.
+        Without a window weights may be None where they are not needed.
+
+        Args:
+            q: Queries divided by the root of their size, [B, H, Q, D], float32 or float64.
+            key: [B, H_kv, K, D].
+            value: Likewise.
+            mask: bool [B or 1, 1 or H, Q, K], True where a key is visible, or floating, added to the scores.
+            dropout: Probability of dropout of the weights.
+            need_weights: Whether weights are needed.
         """
-        return self._weights_with_far(scores, windows.keys, windows.filled, windows.visible)
+        groups = q.shape[1] // key.shape[1]
+        k, v = repeated(key.to(q.dtype), groups), repeated(value, groups)
+        if self.key_couplings is not None:
+            return self._over_chain(q, k, v, value, mask, dropout, need_weights)
+        assert self.window is not None
+        windows = find_windows(mask, self.window, q.dtype, far=self.options.far == "independent")
+        weights = self._weights_with_far(
+            q @ k.mT + windows.bias, windows.keys, windows.filled, windows.visible
+        )
+        return self._mixed(weights, v, dropout)
+
+    def initialise(self, functions: Any) -> None:
+        """Set J = 0 by functions such as those of torch.nn.init."""
+        chain = self.key_couplings
+        if chain is None:
+            functions.zeros_(self.coupling_pairs)
+            return
+        functions.zeros_(chain.distance)
+        if chain.first is not None and chain.second is not None:
+            functions.zeros_(chain.second)
+            if chain.source == "gates":
+                functions.zeros_(chain.first)
+            else:
+                functions.normal_(chain.first, std=chain.first.shape[1] ** -0.5)
+
+    def _over_chain(
+        self, q: Tensor, k: Tensor, v: Tensor, value: Tensor, mask: Tensor, dropout: float, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        assert self.key_couplings is not None
+        x = value.transpose(1, 2).flatten(2)
+        band, visible = (
+            self.key_couplings(x.to(q.dtype), self.key_couplings.features(x.to(q.dtype))),
+            visible_keys(mask),
+        )
+        # A causal mask with padding needs no mask [Q, K].
+        last = visible[:, 0, -1]
+        causal = causal_keys(q.shape[2], k.shape[2], last, q.device)
+        if (
+            need_weights
+            or not torch.equal(visible, causal)
+            or (mask.is_floating_point() and bool(mask[visible].any()))
+        ):
+            scores = q @ k.mT
+            if mask.is_floating_point():
+                scores = scores + torch.where(visible, mask, 0).to(scores)
+            seen = visible | ~visible.any(-1, keepdim=True)
+            return self._mixed(self._chain_weights(scores, band, seen), v, dropout)
+        dropout = dropout if self.training else 0.0
+        return self._chained(q * q.shape[-1] ** 0.5, k, v, band, last.expand(len(q), -1), dropout=dropout)
+
+    def _mixed(self, weights: Tensor, v: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+        weights = F.dropout(weights.to(v.dtype), p=dropout, training=self.training)
+        return weights @ v, weights
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move parameters, but do not convert them to half precision."""
@@ -131,7 +216,7 @@ def boltzmann_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     r"""Attend with the couplings of a module; scores and marginals are computed in float32 or more.
 
     Queries are [B, H, Q, D], keys and values, past and present, [B, H_kv, K, D] with H a multiple of H_kv.  The mask
@@ -139,7 +224,7 @@ def boltzmann_attention(
     ``boltzmann`` has the couplings.  ``scaling`` is 1/√D if None.
 
     Returns:
-        Outputs [B, Q, H, D] and weights [B, H, Q, K].
+        Outputs [B, Q, H, D] and weights [B, H, Q, K]; without a window None unless ``output_attentions`` asks for them.
 
     Raises:
         UnsupportedError: The module has no couplings, there is no mask, or the model needs another attention.
@@ -158,18 +243,19 @@ def boltzmann_attention(
             f"expected a mask [B, 1, Q, K], from which attn_implementation {NAME!r} finds the window of every query, "
             "got None.",
         )
-    groups = query.shape[1] // key.shape[1]
     wide = torch.promote_types(query.dtype, torch.float32)
-    # peft may have wrapped the couplings (modules_to_save).
-    options = next(part for part in heads.modules() if isinstance(part, BoltzmannHeads)).options
-    windows = find_windows(attention_mask, options.window, wide, far=options.far == "independent")
     with torch.autocast(query.device.type, enabled=False):
         scaled = query.to(wide) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-        scores = scaled @ repeated(key.to(wide), groups).mT + windows.bias
-        weights = heads(scores, windows)
-    weights = F.dropout(weights.to(value.dtype), p=dropout, training=module.training)
-    mixed = weights @ repeated(value, groups)
+        shown = kwargs.get("output_attentions", _keeps_request(type(module)))
+        # Called, since peft may have wrapped the couplings (modules_to_save).
+        mixed, weights = heads(scaled, key, value, attention_mask, dropout=dropout, need_weights=bool(shown))
     return mixed.transpose(1, 2).contiguous(), weights
+
+
+@cache
+def _keeps_request(module: Any) -> bool:
+    """Whether a module does not hand ``output_attentions`` to its attention function, which cannot know it then."""
+    return "output_attentions" in signature(module.forward).parameters
 
 
 def parameter_groups(

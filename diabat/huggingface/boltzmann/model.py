@@ -36,21 +36,26 @@ class Kind(NamedTuple):
 
 
 def convert(
-    model: Any, window: int = 16, sampler: Sampler | str = "exact", weights: str = "odds", **options: Any
+    model: Any,
+    window: int | None = 16,
+    sampler: Sampler | str | None = None,
+    weights: str = "odds",
+    **options: Any,
 ) -> Any:
-    """Turn a model into one with couplings between the last ``window`` visible keys of every query, J = 0.
+    """Turn a model into one with couplings between visible keys of every query, J = 0.
 
     The model is changed in place: its parameters stay the same objects, its class and configuration become those of the
     model type ``boltzmann_...``.  With ``weights="odds"`` and an analytic backend it computes what it did before.
 
     Args:
         model: A LlamaForCausalLM, Qwen2ForCausalLM or GPT2LMHeadModel.  Convert before adapters of peft are added.
-        window: T.
-        sampler: Backend of the marginals, or its name: ``exact``, ``banded`` or ``mean_field``.  Others give softmax at
+        window: T, the number of last keys that are coupled; None couples neighbours over the whole context.
+        sampler: Backend of the marginals, or its name: ``exact``, ``banded`` or ``mean_field``; None takes ``exact``,
+            or ``banded`` without a window.  Others give softmax at
             J = 0 only approximately, and warn; a saved model does not name them, see `BoltzmannMixin`.
         weights: ``odds``; or ``probability``, weights P(s_j = +1) / Σ P, which is not softmax at J = 0: it changes what
             a trained model computes, and is meant for training from scratch.
-        options: ``far``, ``gradient``, ``num_reads`` and ``bandwidth`` of `BoltzmannOptions`.
+        options: ``far``, ``gradient``, ``num_reads``, ``bandwidth``, ``couplings`` and ``rank`` of `BoltzmannOptions`.
 
     Returns:
         The model.
@@ -140,7 +145,7 @@ class BoltzmannMixin:
             if isinstance(part, BoltzmannHeads) and not vars(part).get("_is_hf_initialized"):
                 with torch.no_grad():
                     # Skips what was read from a checkpoint.
-                    extra("transformers.initialization").zeros_(part.coupling_pairs)
+                    part.initialise(extra("transformers.initialization"))
         base.initialize_weights()
 
     def _check_and_adjust_attn_implementation(
@@ -181,7 +186,7 @@ def attach(model: Any, options: BoltzmannOptions) -> None:
             "model", "expected a decoder without cross-attention, got add_cross_attention=True."
         )
     modules, heads = attention_modules(model), model.config.num_attention_heads
-    window = options.window
+    window = 1 if options.window is None else options.window
     reach = window - 1 if options.bandwidth is None else min(options.bandwidth, window - 1)
     pairs = reach * window - reach * (reach + 1) // 2
     # float32: J, its gradient and both moments of an optimiser; and the J of one layer as a matrix, with its gradient.
@@ -191,12 +196,22 @@ def attach(model: Any, options: BoltzmannOptions) -> None:
     weights = [next(module.parameters()) for module in modules.values()]
     built = [
         BoltzmannHeads(
-            query_heads(module), options, device=w.device, dtype=torch.promote_types(w.dtype, torch.float32)
+            query_heads(module),
+            options,
+            features=_value_features(module),
+            device=w.device,
+            dtype=torch.promote_types(w.dtype, torch.float32),
         )
         for module, w in zip(modules.values(), weights, strict=True)
     ]
     for module, part in zip(modules.values(), built, strict=True):
         module.add_module(NAME, part)
+
+
+def _value_features(module: Any) -> int:
+    """Features of the values of a token in all heads."""
+    size: int = module.head_dim * query_heads(module)
+    return size // getattr(module, "num_key_value_groups", 1)
 
 
 def _kind(name: str, plain_name: str) -> Kind:
