@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diabat.attention import BoltzmannAttention, CouplingInit
-from diabat.attention.boltzmann import coupling_parameters
 from diabat.attention.chain import ChainLayer, attend, by_operators
+from diabat.attention.key_couplings import KeyCouplings
 from diabat.models.transformer import Transformer, TransformerOptions
 from experiments.common import Row, calls, keep, kept, parser, report, same_settings
 from experiments.recall import Convolved
@@ -106,7 +106,8 @@ def one(folder: Path, name: str, decay: float, seed: int, steps: int) -> tuple[s
     if not path.exists():
         torch.set_num_threads(1)
         model, generator = built(name, seed), torch.Generator().manual_seed(seed)
-        couplings = coupling_parameters(model)
+        chains = (module for module in model.modules() if isinstance(module, KeyCouplings))
+        couplings = [parameter for module in chains for parameter in module.parameters()]
         own = {id(parameter) for parameter in couplings}
         groups: list[Row] = [
             {"params": [p for p in model.parameters() if id(p) not in own], "weight_decay": decay}

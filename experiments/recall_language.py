@@ -47,7 +47,6 @@ MODELS: dict[str, Row] = {
     "h+J, band of 1, odds": {**BANDED, "weights": "odds"},
     "chain, J from distance": {**CHAIN, "couplings": "distance"},
     "chain, J from tokens": CHAIN,
-    "chain, J by gates": {**CHAIN, "couplings": "gates"},
     "chain, J from tokens, q, k, v convolved": {**CHAIN, "convolved": "qkv"},
 }
 

@@ -435,13 +435,16 @@ def check_windows(
 
 
 def coupling_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """J, K and biases per offset of all layers of a model: they train at a rate of their own."""
+    """J, K and biases per offset of all layers of a model: they train at a rate of their own.
+
+    Features of tokens are matrices like those of keys and queries, and train at the rate of the model.
+    """
     found: list[nn.Parameter | None] = []
     for module in model.modules():
         if isinstance(module, CoupledHeads):
             found += [module.coupling_pairs, module.coupling_triples]
             if module.key_couplings is not None:
-                found += module.key_couplings.parameters()
+                found.append(module.key_couplings.distance)
         if isinstance(module, BoltzmannAttention):
             found.append(module.offset_bias)
     return [parameter for parameter in found if parameter is not None]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from diabat.attention.boltzmann import BoltzmannAttention, chain_options, check_windows, coupling_parameters
 from diabat.attention.coupled import SELF_MODES, CouplingLayout
 from diabat.attention.coupling_init import CouplingInit
+from diabat.attention.key_couplings import KeyCouplings
 from diabat.checks import ArgumentError, check_choice, check_count, check_number
 from diabat.compute.memory import require_memory
 from diabat.models.base import Model, ModelOptions
@@ -337,6 +338,7 @@ class Transformer(Model):
 def _initialise(model: nn.Module, seed: int) -> None:
     kept = {module.weight for module in model.modules() if isinstance(module, nn.LayerNorm)}
     kept |= {*coupling_parameters(model), *sampler_parameters(model)}
+    kept |= {p for module in model.modules() if isinstance(module, KeyCouplings) for p in module.parameters()}
     for name, parameter in model.named_parameters():
         if parameter in kept:
             continue

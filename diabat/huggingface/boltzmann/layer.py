@@ -246,16 +246,16 @@ def boltzmann_attention(
     wide = torch.promote_types(query.dtype, torch.float32)
     with torch.autocast(query.device.type, enabled=False):
         scaled = query.to(wide) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-        shown = kwargs.get("output_attentions", _keeps_request(type(module)))
+        shown = kwargs.get("output_attentions", _keeps_request(type(module).forward))
         # Called, since peft may have wrapped the couplings (modules_to_save).
         mixed, weights = heads(scaled, key, value, attention_mask, dropout=dropout, need_weights=bool(shown))
     return mixed.transpose(1, 2).contiguous(), weights
 
 
 @cache
-def _keeps_request(module: Any) -> bool:
+def _keeps_request(forward: Callable[..., Any]) -> bool:
     """Whether a module does not hand ``output_attentions`` to its attention function, which cannot know it then."""
-    return "output_attentions" in signature(module.forward).parameters
+    return "output_attentions" in signature(forward).parameters
 
 
 def parameter_groups(
