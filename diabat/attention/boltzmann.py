@@ -168,7 +168,7 @@ class BoltzmannAttention(CoupledHeads):
             x, self.query.weight, self.embed_dim, key_padding_mask, None if self.relative else self.window
         )
         key_mask = None if key_padding_mask is None else ~key_padding_mask
-        out, weights = self._attend(*self._projected(x), self._more(x), key_mask, need_weights)
+        out, weights = self._attend(*self._projected(x), key_mask, self._chain_of(x), need_weights)
         if not need_weights:
             return out
         assert weights is not None
@@ -190,11 +190,12 @@ class BoltzmannAttention(CoupledHeads):
         self._require_relative()
         check_sequences(x, self.query.weight, self.embed_dim, key_padding_mask)
         q, k, v = self._projected(x)
-        key_mask, more = None if key_padding_mask is None else ~key_padding_mask, self._more(x)
-        out, _ = self._attend(q, k, v, more, key_mask)
+        key_mask, chain = None if key_padding_mask is None else ~key_padding_mask, self._chain_of(x)
+        out, _ = self._attend(q, k, v, key_mask, chain)
         everything = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
         count = torch.full((), x.shape[1], dtype=torch.int64, device=x.device)
-        state = DecodingState(self._split(k), self._split(v), everything, count, more)
+        values = self._split(v) if chain is None else torch.cat((self._split(v), chain), -1)
+        state = DecodingState(self._split(k), values, everything, count)
         return out, state.last(self._kept)
 
     def step(self, x: Tensor, state: DecodingState | None = None) -> tuple[Tensor, DecodingState]:
@@ -217,25 +218,30 @@ class BoltzmannAttention(CoupledHeads):
         check_state(x, state, self.num_heads, self.embed_dim)
         q, k, v = self._projected(x, 0 if state is None else state.position)
         k, v = self._split(k), self._split(v)
-        more = self._more(x, None if state is None else state.extra)
+        size = v.shape[-1]
+        chain = self._chain_of(x, None if state is None else state.values[..., size:])
+        if chain is not None:
+            v = torch.cat((v, chain), -1)
         if state is None:
-            state = DecodingState.empty(k, v, more)
-        state = state.extended(k, v, more, self._kept)
-        if self._small is None:  # no copy of the keys
-            out, _ = self._of_heads(self._split(q), state.keys, state.values, state.extra, state.key_mask)
+            state = DecodingState.empty(k, v)
+        state = state.extended(k, v, self._kept)
+        if chain is not None:
+            values, chain = state.values.split((size, chain.shape[-1]), -1)
+            out, _ = self._of_heads(self._split(q), state.keys, values.to(q.dtype), state.key_mask, chain)
+        elif self._small is None:  # no copy of the keys
+            out, _ = self._of_heads(self._split(q), state.keys, state.values, state.key_mask)
         else:
-            keys, values = merged_heads(state.keys), merged_heads(state.values)
-            out, _ = self._attend(q, keys, values, state.extra, state.key_mask)
+            out, _ = self._attend(q, merged_heads(state.keys), merged_heads(state.values), state.key_mask)
         return out[:, 0], state
 
-    def _more(self, x: Tensor, before: Tensor | None = None) -> Tensor:
-        """Couplings and features of tokens [B, L, D] without a window, [B, H, L, w + r]; else [B, H, L, 0].
+    def _chain_of(self, x: Tensor, before: Tensor | None = None) -> Tensor | None:
+        """Couplings and features of tokens [B, L, D] without a window, [B, H, L, w + r].
 
         ``before`` are those of the tokens before them.
         """
         chain = self.key_couplings
         if chain is None:
-            return x.new_zeros(len(x), self.num_heads, x.shape[1], 0)
+            return None
         features = known = chain.features(x)
         if before is not None:
             known = torch.cat((before[:, :, -chain.bandwidth :, chain.bandwidth :].to(features), features), 2)
@@ -270,14 +276,14 @@ class BoltzmannAttention(CoupledHeads):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        more: Tensor,
         key_mask: Tensor | None,
+        chain: Tensor | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Outputs [B, Q, D] of the last Q of S tokens, and the weights, of queries, keys and values [B, L, D].
 
         The weights are those of slots, [B, H, Q, T], in a full pass where only keys of the window are visible;
-        otherwise those of keys, [B, H, Q, S].  ``more`` is that of the keys.
+        otherwise those of keys, [B, H, Q, S].  ``chain`` couples neighbouring keys.
         """
         layer, pairs = self._small, self.coupling_pairs
         if layer is not None and can_fuse(q, k, v, pairs):
@@ -287,7 +293,7 @@ class BoltzmannAttention(CoupledHeads):
             if found is not None:
                 mixed, weights = found
                 return self.output(mixed), weights
-        return self._of_heads(self._split(q), self._split(k), self._split(v), more, key_mask, need_weights)
+        return self._of_heads(self._split(q), self._split(k), self._split(v), key_mask, chain, need_weights)
 
     def _record(self, fields: Tensor, couplings: Tensor | None) -> None:
         self._recorded = fields, couplings
@@ -297,21 +303,20 @@ class BoltzmannAttention(CoupledHeads):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        more: Tensor,
         key_mask: Tensor | None,
+        chain: Tensor | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """The same of the features of each head, [B, H, L, d]."""
         weights: Tensor | None
-        if self.key_couplings is None:
+        if chain is None:
             mixed, weights = self._by_operators(q, k, v, key_mask)
         else:
-            band, dropout = (
-                more[..., : self.key_couplings.bandwidth],
-                self.dropout.p if self.training else 0.0,
-            )
+            assert self.bandwidth is not None
+            dropout, causal = self.dropout.p if self.training else 0.0, self.causal
+            band = chain[..., : self.bandwidth]
             mixed, weights = self._chained(
-                q, k, v, band, key_mask, causal=self.causal, dropout=dropout, need_weights=need_weights
+                q, k, v, band, key_mask, causal=causal, dropout=dropout, need_weights=need_weights
             )
         out: Tensor = self.output(merged_heads(mixed))
         return out, weights

@@ -18,17 +18,17 @@ class _Buffer:
     Attributes:
         keys, values: [B, H, capacity, d].
         key_mask: [B, capacity].
-        extra: [B, H, capacity, c].
         end: The number of keys after which it has free space, or nothing while it is being written.
     """
 
     def __init__(self, state: DecodingState, capacity: int) -> None:
         count = state.keys.shape[-2]
-        given = state.keys, state.values, state.extra
-        self.keys, self.values, self.extra = (t.new_empty(*t.shape[:2], capacity, t.shape[-1]) for t in given)
+        self.keys, self.values = (
+            t.new_empty(*t.shape[:2], capacity, t.shape[-1]) for t in (state.keys, state.values)
+        )
         self.key_mask = state.key_mask.new_empty(len(state.key_mask), capacity)
         self.end = [count]
-        self.write(0, *given, state.key_mask)
+        self.write(0, state.keys, state.values, state.key_mask)
 
     def claim(self, count: int) -> bool:
         """Whether the caller may write behind the first ``count`` keys."""
@@ -38,13 +38,12 @@ class _Buffer:
             return False
         return True
 
-    def write(self, first: int, keys: Tensor, values: Tensor, extra: Tensor, key_mask: Tensor) -> None:
+    def write(self, first: int, keys: Tensor, values: Tensor, key_mask: Tensor) -> None:
         """Write keys from ``first`` on."""
         part = slice(first, first + keys.shape[-2])
         # Through `data`: tensors that autograd has saved are other parts of this memory.
         self.keys.data[..., part, :] = keys
         self.values.data[..., part, :] = values
-        self.extra.data[..., part, :] = extra
         self.key_mask.data[:, part] = key_mask
 
 
@@ -58,26 +57,24 @@ class DecodingState:
 
     Attributes:
         keys: [B, H, S, d], rotated if the layer uses rotary positions.
-        values: [B, H, S, d].
+        values: [B, H, S, d]; without a window followed by the couplings of each key with the w keys before it, and by
+            the features that couple it with later ones.
         key_mask: bool [B, S], False at padding.
         position: Position of the next token, int64 [].
-        extra: What a layer keeps of each token besides, [B, H, S, c]: without a window the couplings of its key with
-            the w keys before it, and the features that couple it with later ones.
     """
 
     keys: Tensor
     values: Tensor
     key_mask: Tensor
     position: Tensor
-    extra: Tensor
     _buffer: _Buffer | None = field(default=None, repr=False)
 
     @classmethod
-    def empty(cls, keys: Tensor, values: Tensor, extra: Tensor) -> DecodingState:
+    def empty(cls, keys: Tensor, values: Tensor) -> DecodingState:
         """The state before the first token, for keys and values of this batch and precision."""
         none = keys.new_zeros(len(keys), 0, dtype=torch.bool)
         zero = torch.zeros((), dtype=torch.int64, device=keys.device)
-        return cls(keys[..., :0, :], values[..., :0, :], none, zero, extra[..., :0, :])
+        return cls(keys[..., :0, :], values[..., :0, :], none, zero)
 
     def reorder(self, rows: Tensor) -> DecodingState:
         """Select sequences, e.g. the beams that survive.
@@ -91,26 +88,25 @@ class DecodingState:
         if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 1:
             got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
             raise ArgumentError("rows", f"expected int64 [B], got {got}.")
-        return DecodingState(
-            self.keys[rows], self.values[rows], self.key_mask[rows], self.position, self.extra[rows]
-        )
+        return DecodingState(self.keys[rows], self.values[rows], self.key_mask[rows], self.position)
 
     def to(self, device: torch.device | str) -> DecodingState:
         """Move all tensors."""
-        keys, values, key_mask = (t.to(device) for t in (self.keys, self.values, self.key_mask))
-        return DecodingState(keys, values, key_mask, self.position.to(device), self.extra.to(device))
+        return DecodingState(
+            self.keys.to(device), self.values.to(device), self.key_mask.to(device), self.position.to(device)
+        )
 
-    def extended(self, keys: Tensor, values: Tensor, extra: Tensor, longest: int | None) -> DecodingState:
-        """Append keys, values and more of new tokens, [B, H, Q, d], and keep the last ``longest``."""
+    def extended(self, keys: Tensor, values: Tensor, longest: int | None) -> DecodingState:
+        """Append keys and values of new tokens, [B, H, Q, d], and keep the last ``longest``."""
         new = torch.ones(len(keys), keys.shape[-2], dtype=torch.bool, device=keys.device)
         if longest is None and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return self._grown(keys, values, extra, new)
-        parts = (self.keys, keys), (self.values, values), (self.extra, extra)
-        k, v, more = (torch.cat(pair, -2) for pair in parts)
+            return self._grown(keys, values, new)
+        parts = (self.keys, keys), (self.values, values)
+        k, v = (torch.cat(pair, -2) for pair in parts)
         key_mask = torch.cat((self.key_mask, new), -1)
-        return DecodingState(k, v, key_mask, self.position + keys.shape[-2], more).last(longest)
+        return DecodingState(k, v, key_mask, self.position + keys.shape[-2]).last(longest)
 
-    def _grown(self, keys: Tensor, values: Tensor, extra: Tensor, new: Tensor) -> DecodingState:
+    def _grown(self, keys: Tensor, values: Tensor, new: Tensor) -> DecodingState:
         """Append keys in the memory of this state if it has space, else in new memory of twice the size."""
         count, buffer = self.keys.shape[-2], self._buffer
         end = count + keys.shape[-2]
@@ -119,18 +115,19 @@ class DecodingState:
         if buffer is None or foreign or end > buffer.key_mask.shape[-1] or not buffer.claim(count):
             buffer = _Buffer(self, 2 * end)
             buffer.claim(count)
-        buffer.write(count, keys, values, extra, new)
+        buffer.write(count, keys, values, new)
         buffer.end.append(end)
-        k, v, more = (t[..., :end, :] for t in (buffer.keys, buffer.values, buffer.extra))
-        return DecodingState(k, v, buffer.key_mask[:, :end], self.position + keys.shape[-2], more, buffer)
+        k, v = buffer.keys[..., :end, :], buffer.values[..., :end, :]
+        return DecodingState(k, v, buffer.key_mask[:, :end], self.position + keys.shape[-2], buffer)
 
     def last(self, count: int | None) -> DecodingState:
         """Keep the last ``count`` keys, or all of them."""
         if count is None or self.keys.shape[-2] <= count:
             return self
         first = self.keys.shape[-2] - count
-        k, v, more = (t[..., first:, :] for t in (self.keys, self.values, self.extra))
-        return DecodingState(k, v, self.key_mask[:, first:], self.position, more)
+        return DecodingState(
+            self.keys[..., first:, :], self.values[..., first:, :], self.key_mask[:, first:], self.position
+        )
 
 
 def check_state(x: Tensor, state: DecodingState | None, num_heads: int, embed_dim: int) -> None:

@@ -72,7 +72,7 @@ def expected_row(built: BoltzmannAttention, scores: Tensor, seen: Tensor, head: 
 
     Far keys are spins of the enumerated problem, without couplings.
     """
-    T = built.window
+    T = built.layout.window
     keys = [j for j in range(i + 1) if seen[j] and (built.far == "independent" or j > i - T)]
     weights = torch.zeros(len(scores), dtype=F64)
     if not keys:
@@ -109,7 +109,7 @@ def expected(built: BoltzmannAttention, x: Tensor, mask: Tensor | None = None) -
         scores = q @ k.mT / q.shape[-1] ** 0.5
         if built.offset_bias is not None:
             offsets = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
-            slots = built.window - 1 - offsets
+            slots = built.layout.window - 1 - offsets
             near = (offsets >= 0) & (slots >= 0)
             scores = scores + torch.where(near, built.offset_bias[:, slots * near], 0)
         seen = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else ~mask
@@ -289,12 +289,12 @@ def enumerated_output(built: BoltzmannAttention, x: Tensor) -> Tensor:
 
 def enumerated_row(built: BoltzmannAttention, scores: Tensor, J: Tensor, i: int) -> Tensor:
     """Weights of query i over all keys, by the probabilities of all states."""
-    first = 0 if built.far == "independent" else max(0, i - built.window + 1)
+    first = 0 if built.far == "independent" else max(0, i - built.layout.window + 1)
     s, n = scores[first : i + 1], i + 1 - first
     h = s if built.weighting == "probability" else (s - s.logsumexp(0)) / 2
     h = torch.zeros_like(h) if built.mode == "J-self" else h
     states = 2.0 * ((torch.arange(2**n)[:, None] >> torch.arange(n)) & 1).to(F64) - 1
-    slot = torch.arange(first, i + 1) - (i - built.window + 1)
+    slot = torch.arange(first, i + 1) - (i - built.layout.window + 1)
     index, near = slot.clamp(min=0), slot >= 0
     pair = J[index][:, index] * near * near[:, None]
     p = (states @ h + torch.einsum("sj,jk,sk->s", states, pair, states) / 2).softmax(0)[:, None]
