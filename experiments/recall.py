@@ -28,6 +28,7 @@ import diabat
 from diabat.attention import BoltzmannAttention, CouplingInit
 from diabat.attention.boltzmann import coupling_parameters
 from diabat.attention.head_axis import merged_heads, split_heads
+from diabat.attention.key_couplings import KeyCouplings
 from diabat.attention.rotary import rotated
 from diabat.checks import ArgumentError
 from diabat.models.transformer import Transformer, TransformerOptions
@@ -212,13 +213,17 @@ def use(model: Transformer, sampler: Row) -> None:
         layer.use_sampler(diabat.sampler(backend, **options), gradient=gradient, num_reads=reads)
 
 
-def groups(model: Transformer, coupling_rate: float) -> list[Row]:
-    """Parameters for an optimiser: couplings have a rate of their own, and no weight decay."""
+def groups(model: Transformer, coupling_rate: float, feature_rate: float = 2e-4) -> list[Row]:
+    """Parameters for an optimiser: couplings, and features of tokens, have rates of their own, and no weight decay."""
     couplings = coupling_parameters(model)
-    own = {id(parameter) for parameter in couplings}
+    chains = (module for module in model.modules() if isinstance(module, KeyCouplings))
+    features = [p for module in chains for p in (module.first, module.second) if p is not None]
+    own = {id(parameter) for parameter in (*couplings, *features)}
     made: list[Row] = [{"params": [one for one in model.parameters() if id(one) not in own]}]
     if couplings:
         made.append({"params": couplings, "lr": coupling_rate, "weight_decay": 0.0})
+    if features:
+        made.append({"params": features, "lr": feature_rate, "weight_decay": 0.0})
     return made
 
 

@@ -2,9 +2,9 @@
 
     python -m experiments.recall_language FOLDER            # DIABAT_DATA holds Tiny Shakespeare
 
-Tokens are pairs of letters, or words.  A target is recall if the token before it and the target stood side by side
-earlier in the context (Arora et al., "Zoology", arXiv:2312.04927, sec. 3).  Loss in nats per token on 400 contexts of
-64 tokens from the last tenth of the text.  Every training is one file in the folder, and is not done again.
+Tokens are letters, pairs of letters, or words.  A target is recall if the token before it and the target stood side by
+side earlier in the context (Arora et al., "Zoology", arXiv:2312.04927, sec. 3).  Loss in nats per token on 400 contexts
+of 64 tokens from the last tenth of the text.  Every training is one file in the folder, and is not done again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ from experiments.common import Row, calls, fit, keep, kept, parser, report, same
 from experiments.recall import BAND, OWN_INIT, built, groups
 
 WINDOW, WIDTH, BATCH, TESTED = 64, 96, 16, 400
-TOKENS = {"pairs of letters": ("..", 1_000), "words": (r"[A-Za-z']+|[^A-Za-z' ]", 4_000)}
+TOKENS = {
+    "letters": (".", 66),
+    "pairs of letters": ("..", 1_000),
+    "words": (r"[A-Za-z']+|[^A-Za-z' ]", 4_000),
+}
 """Expression of a token, and how many of them have a symbol; the rest share symbol 0."""
 
 BANDED: Row = {"sampler": {"backend": "banded"}, **BAND}
@@ -48,7 +52,13 @@ MODELS: dict[str, Row] = {
     "chain, J from distance": {**CHAIN, "couplings": "distance"},
     "chain, J from tokens": CHAIN,
     "chain, J from tokens, q, k, v convolved": {**CHAIN, "convolved": "qkv"},
+    "softmax, learned positions": {"mode": "softmax", "positions": "learned"},
+    "chain, J from tokens, learned positions": {**CHAIN, "positions": "learned"},
+    "softmax, no positions": {"mode": "softmax", "positions": "none"},
+    "chain, J from tokens, no positions": {**CHAIN, "positions": "none"},
 }
+FEATURE_RATE = 2e-4
+"""Of the features that couplings are products of: at the rate of the model, 2e-3, they make it worse than softmax."""
 
 
 @cache
@@ -90,7 +100,7 @@ def one(folder: Path, tokens: str, name: str, layers: int, seed: int, steps: int
             inputs, targets = task.train.batch(torch.randint(len(task.train), (BATCH,), generator=generator))
             return cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
-        fit(model, loss, steps, 2e-3, groups(model, 2e-2))
+        fit(model, loss, steps, 2e-3, groups(model, 2e-2, FEATURE_RATE))
         seconds = time.process_time() - began
         inputs, targets = task.validation.inputs, task.validation.targets
         with torch.no_grad():
@@ -115,17 +125,18 @@ def main() -> None:
     """Train what is not there, and print a table for each kind of tokens."""
     made = parser(__doc__, study=True)
     made.add_argument("--steps", type=int, default=1_000)
+    made.add_argument("--tokens", nargs="+", default=list(TOKENS), choices=list(TOKENS))
     made.add_argument("--only", nargs="+", default=list(MODELS), choices=list(MODELS), help="models")
     options = made.parse_args()
     same_settings(options.folder, {"steps": options.steps})
     jobs = [
         (options.folder, tokens, name, layers, seed, options.steps)
         for seed in range(options.seeds)
-        for tokens in TOKENS
+        for tokens in options.tokens
         for layers in (1, 2)
         for name in options.only
     ]
-    tables: dict[str, dict[str, list[Row]]] = {tokens: {} for tokens in TOKENS}
+    tables: dict[str, dict[str, list[Row]]] = {tokens: {} for tokens in options.tokens}
     for tokens, title, row in track(calls(one, jobs, options.workers), "language", len(jobs)):
         tables[tokens].setdefault(title, []).append(row)
     for tokens, rows in tables.items():
