@@ -1,7 +1,7 @@
 """Chains of coupled keys over the whole context: a value that stands any distance behind its key (docs/chains.md).
 
     python -m experiments.chains FOLDER --only gaps     # trained on gaps to 5, tested on gaps to 40
-    python -m experiments.chains FOLDER --only law      # the kernel against the banded backend in float64
+    python -m experiments.chains FOLDER --only law      # the kernel against enumeration
     python -m experiments.chains FOLDER --only speed    # against scaled_dot_product_attention in the same layer
 
 A sequence of `gaps` is noise, then five pairs in random order with 0 to G random tokens of 16 between key and value,
@@ -24,9 +24,11 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import diabat
 from diabat.attention import BoltzmannAttention, CouplingInit
 from diabat.attention.chain import ChainLayer, attend, by_operators
 from diabat.attention.key_couplings import KeyCouplings
+from diabat.attention.weights import masked_softmax, normalised_weights, odds_fields
 from diabat.models.transformer import Transformer, TransformerOptions
 from experiments.common import Row, calls, keep, kept, parser, report, same_settings
 from experiments.recall import Convolved
@@ -144,34 +146,52 @@ def trained_gaps(folder: Path, names: list[str], seeds: int, workers: int, steps
 
 
 def laws() -> Iterator[Row]:
-    """Largest error of mixed values and of their derivatives in float64 and float32, by strength."""
+    """Largest error of weights against enumeration, and of derivatives against the scan in float64, by strength."""
     for strength in (0.1, 1.0, 5.0, 15.0, 40.0):
         for dtype in (torch.float64, torch.float32):
             worst, slope = 0.0, 0.0
             for seed in range(250):
                 torch.manual_seed(seed)
                 law = ChainLayer(seed % 2 == 0, ("odds", "probability")[seed // 2 % 2])
-                keys, fields = 3 + seed % 38, (0.1, 1.0, 10.0)[seed % 3]
-                q, k, v = torch.randn(3, 1, 4, keys, 4, dtype=torch.float64)
-                given = [fields * q, k, v, strength * torch.randn(1, 4, keys - 1, dtype=torch.float64)]
+                keys, fields = 3 + seed % 14, (0.1, 1.0, 10.0)[seed % 3]
+                q, k = torch.randn(2, 1, 4, keys, keys, dtype=torch.float64)
+                given = [fields * q, k, torch.eye(keys, dtype=torch.float64).expand(1, 4, -1, -1)]
+                given.append(strength * torch.randn(1, 4, keys - 1, dtype=torch.float64))
                 exact = [t.to(dtype).double().requires_grad_() for t in given]
                 terms = [t.to(dtype).requires_grad_() for t in given]
-                expected = by_operators(law, exact[0], exact[1], exact[2], exact[3], None)[0]
-                found = attend(law, terms[0], terms[1], terms[2], terms[3], None)
-                worst = max(worst, float((found - expected).detach().abs().max()))
+                found = attend(
+                    law, terms[0], terms[1], terms[2], terms[3], None
+                )  # the weights: values are unit vectors
+                worst = max(worst, float((found.detach() - enumerated(law, exact)).abs().max()))
+                cotangent = torch.randn(found.shape, dtype=torch.float64)
+                by_scan = by_operators(law, exact[0], exact[1], exact[2], exact[3], None)[0]
                 pairs = zip(
-                    torch.autograd.grad(found.sum(), terms),
-                    torch.autograd.grad(expected.sum(), exact),
+                    torch.autograd.grad(found, terms, cotangent.to(dtype)),
+                    torch.autograd.grad(by_scan, exact, cotangent),
                     strict=True,
                 )
                 slope = max(slope, *(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in pairs))
-            yield {
-                "J": strength,
-                "dtype": str(dtype)[6:],
-                "chains": 1000,
-                "largest error": worst,
-                "of slopes": slope,
-            }
+            row: Row = {"J": strength, "dtype": str(dtype)[6:], "chains": 1000, "largest error": worst}
+            yield row | {"of derivatives": slope}
+
+
+@torch.no_grad()
+def enumerated(law: ChainLayer, terms: list[Tensor]) -> Tensor:
+    """Weights [1, H, S, S] by enumeration of all states."""
+    q, k, _, J = terms
+    keys = k.shape[2]
+    scores, visible = q @ k.mT / q.shape[-1] ** 0.5, torch.ones(keys, keys, dtype=torch.bool)
+    visible = visible.tril() if law.causal else visible
+    h = odds_fields(scores, visible) if law.weights == "odds" else scores
+    upper = torch.diag_embed(J, 1)[:, :, None]
+    found = diabat.sampler("exact").differentiable_log_odds(
+        diabat.Ising(h, upper + upper.mT, visible, check=False)
+    )
+    return (
+        masked_softmax(found, visible)
+        if law.weights == "odds"
+        else normalised_weights(found.sigmoid(), visible)
+    )
 
 
 def speeds() -> Iterator[Row]:
