@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from diabat.attention.coupling_init import CouplingInit
 from diabat.checks import ArgumentError, check_choice, check_count
+from diabat.compute.memory import require_memory
 from diabat.edges import Edges
 
 SOURCES = ("distance", "tokens", "gates")
@@ -93,6 +94,9 @@ class KeyCouplings(nn.Module):
         if options.couplings != "distance":
             gated = options.couplings == "gates"
             rank = 1 if gated else options.rank
+            # float32: parameters, gradients and both moments of an optimiser.
+            size = 16 * num_heads * (1 + options.bandwidth) * rank * embed_dim
+            require_memory(size, f"features of rank = {rank}", "rank")
             drawn = torch.randn(num_heads * rank, embed_dim, dtype=dtype) / embed_dim**0.5
             self.first = nn.Parameter((0 * drawn if gated else drawn).to(device))
             second = torch.zeros(num_heads * options.bandwidth * rank, embed_dim, device=device, dtype=dtype)
@@ -103,7 +107,7 @@ class KeyCouplings(nn.Module):
         return f"{self.source}, bandwidth={self.bandwidth}"
 
     def features(self, x: Tensor) -> Tensor:
-        """A of tokens [B, L, D] for the couplings with later ones, [B, H, L, r]; without features [B, H, L, 0]."""
+        """Features a of tokens [B, L, D] for the couplings with later ones, [B, H, L, r]; r = 0 without features."""
         if self.first is None:
             return x.new_zeros(len(x), self.num_heads, x.shape[1], 0)
         return F.linear(x, self.first).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -123,12 +127,17 @@ class KeyCouplings(nn.Module):
             if self.second is not None:
                 b = F.linear(x.to(wide), self.second.to(wide))
                 b = b.unflatten(-1, (self.num_heads, w, -1)).transpose(1, 2)  # [B, H, L, w, r]
-                shifted = F.pad(before.to(wide), (0, 0, w, 0))[:, :, keys - length : keys + w - 1]
-                a = shifted.unfold(2, w, 1).movedim(-1, 3).flip(3)  # of the tokens j-1, j-2, .. j-w
+                if keys - length < w:
+                    before = F.pad(before, (0, 0, w, 0))
+                # Of the tokens j-1, j-2, .. j-w.
+                past = before[:, :, before.shape[2] - length - w : before.shape[2] - 1].to(wide)
+                a = past[:, :, :, None] if w == 1 else past.unfold(2, w, 1).movedim(-1, 3).flip(3)
                 if self.source == "gates":
                     found = found * (a.sigmoid() * b.sigmoid())[..., 0]
                 else:
                     found = found + (a * b).sum(-1)
+            if keys - length >= w:
+                return found
             place = torch.arange(keys - length, keys, device=x.device)
             return torch.where(place[:, None] > torch.arange(w, device=x.device), found, 0)
 
@@ -143,7 +152,8 @@ def band_edges(band: Tensor) -> Edges:
 @lru_cache(maxsize=16)
 def _pairs(keys: int, w: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Pairs of keys, [E, 2], and their places in a flat band."""
-    j, d = (t.reshape(-1) for t in torch.meshgrid(torch.arange(keys), torch.arange(w), indexing="ij"))
-    inside = j > d
-    index = torch.stack((j - d - 1, j), 1)[inside]
-    return index.to(device), inside.nonzero()[:, 0].to(device)
+    with torch.inference_mode(False):  # autograd may save what a pass without gradients has cached
+        j, d = (t.reshape(-1) for t in torch.meshgrid(torch.arange(keys), torch.arange(w), indexing="ij"))
+        inside = j > d
+        index = torch.stack((j - d - 1, j), 1)[inside]
+        return index.to(device), inside.nonzero()[:, 0].to(device)

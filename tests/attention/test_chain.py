@@ -354,6 +354,14 @@ def test_what_works_with_an_ordinary_module_works_here() -> None:
     )
 
 
+def test_a_pass_in_inference_mode_leaves_nothing_that_training_cannot_use() -> None:
+    layer = built(bandwidth=3)
+    x = torch.randn(1, 13, 12)
+    with torch.inference_mode():
+        layer(x)
+    layer(x).sum().backward()
+
+
 def test_couplings_start_at_the_given_ones_and_train() -> None:
     layer = BoltzmannAttention(
         8, 2, None, relative=True, weights="odds", coupling_init=CouplingInit(mean=0.7)
@@ -403,6 +411,7 @@ def test_other_backends_answer(sampler: str) -> None:
             "couplings: expected None with a window, whose J belongs to slots, ",
         ),
         ({"rank": 0}, "rank: expected an integer >= 1, got 0."),
+        ({"rank": 10**12}, "rank: features of rank = 1000000000000 need "),
         ({"rank": 2, "couplings": "distance"}, "rank: expected None with couplings='distance', got 2."),
         ({"couplings": "words"}, "couplings: expected one of distance, tokens, gates, got 'words'."),
         ({"bandwidth": 0}, "bandwidth: expected an integer >= 1, got 0."),
