@@ -28,7 +28,16 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def cases() -> list[Case]:
     """All of them."""
-    return [*one_layer(), *training(), *compiled(), *mapped(), *long_sequences(), *padded(), *decoding()]
+    return [
+        *one_layer(),
+        *training(),
+        *compiled(),
+        *mapped(),
+        *long_sequences(),
+        *chains(),
+        *padded(),
+        *decoding(),
+    ]
 
 
 def one_layer() -> list[Case]:
@@ -174,6 +183,44 @@ def long_sequences() -> list[Case]:
         for batch in (1, 16)
         for name, options in KINDS.items()
     ]  # fmt: skip
+
+
+def chains() -> list[Case]:
+    """Keys coupled with their neighbours over the whole context, 2,048 tokens of 4 heads, against softmax; decoding."""
+
+    def build(length: int, width: int, backward: bool, softmax: bool = False) -> Call:
+        torch.manual_seed(0)
+        made: nn.Module = peers.Softmax(width, 4)
+        if not softmax:
+            made = diabat.BoltzmannAttention(width, 4, None, relative=True, weights="odds")
+        x = torch.randn(max(1, 2048 // length), length, width, requires_grad=backward)
+        if backward:
+            return lambda: made(x).sum().backward()
+        return torch.no_grad()(partial(made, x))
+
+    def token(length: int, softmax: bool = False) -> Call:
+        kind: dict[str, Any] = {"couplings": "tokens"}
+        if softmax:
+            kind = {"mode": "softmax", "attention_window": 4096}
+        options = TransformerOptions(
+            num_heads=4, num_layers=4, embed_dim=96, relative=True, weights="odds", positions="rope", **kind
+        )
+        made = Transformer(options, SYMBOLS, SYMBOLS, 4096, "exact" if softmax else "banded").eval()
+        with torch.no_grad():
+            state = made.prefill(torch.randint(SYMBOLS, (1, length)))[1]
+        return torch.no_grad()(partial(made.step, torch.zeros(1, dtype=torch.int64), state))
+
+    sizes = (128, 512, 2048)
+    compared = [
+        Case(
+            f"chains/{name}, width {width}", partial(build, width=width, backward=backward), sizes, "L",
+            peers={"softmax": Peer(partial(build, width=width, backward=backward, softmax=True), target)},
+        )
+        for width in (96, 256)
+        for name, backward, target in (("forward", False, 2.0), ("gradients", True, 2.5))
+    ]  # fmt: skip
+    decoded = Peer(partial(token, softmax=True), 1 / 0.7)
+    return [*compared, Case("chains/decoded token", token, sizes, "L", peers={"softmax": decoded})]
 
 
 def padded() -> list[Case]:

@@ -95,10 +95,11 @@ def transfer_matrix_log_z(h: Tensor, J: Tensor, width: int) -> Tensor:
 
 
 class Softmax(nn.Module):
-    """Causal attention of one head with torch's fused softmax, and projections."""
+    """Causal attention with torch's fused softmax, and projections."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, heads: int = 1) -> None:
         super().__init__()
+        self.heads = heads
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,7 +108,10 @@ class Softmax(nn.Module):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Mixed values, [B, T, width]."""
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.heads == 1:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
 class ShortLayer(Softmax):

@@ -2,12 +2,11 @@
 
     python -m experiments.chains FOLDER --only gaps     # trained on gaps to 5, tested on gaps to 40
     python -m experiments.chains FOLDER --only law      # the kernel against enumeration
-    python -m experiments.chains FOLDER --only speed    # against scaled_dot_product_attention in the same layer
 
 A sequence of `gaps` is noise, then five pairs in random order with 0 to G random tokens of 16 between key and value,
 then four keys, whose values are asked for.  G grows from 0 to 5 in the first 800 of 3,000 steps of 128 sequences, at
 rates that fall to 0 by a cosine.  Numbers are those of 1,000 sequences for each G.  Every training is one file in the
-folder, and is not done again.  Language: experiments/recall_language.py.
+folder, and is not done again.  Language: experiments/recall_language.py; speed: python -m benchmarks --only '^chains/'.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -25,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import diabat
-from diabat.attention import BoltzmannAttention, CouplingInit
+from diabat.attention import CouplingInit
 from diabat.attention.chain import ChainLayer, attend, by_operators
 from diabat.attention.key_couplings import KeyCouplings
 from diabat.attention.weights import masked_softmax, normalised_weights, odds_fields
@@ -194,95 +192,10 @@ def enumerated(law: ChainLayer, terms: list[Tensor]) -> Tensor:
     )
 
 
-def speeds() -> Iterator[Row]:
-    """CPU time of a layer on one core: ours, and softmax by torch with the same projections."""
-    torch.set_num_threads(1)
-    for batch, length, width, heads in (
-        (16, 128, 96, 4),
-        (4, 512, 96, 4),
-        (1, 2048, 96, 4),
-        (4, 512, 256, 4),
-    ):
-        chain = BoltzmannAttention(width, heads, None, relative=True, weights="odds")
-        x = torch.randn(batch, length, width, requires_grad=True)
-
-        def plain(chain: BoltzmannAttention = chain, x: Tensor = x, heads: int = heads) -> Tensor:
-            parts = (chain.query(x), chain.key(x), chain.value(x))
-            q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in parts)
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            out: Tensor = chain.output(mixed.transpose(1, 2).flatten(2))
-            return out
-
-        def ours(chain: BoltzmannAttention = chain, x: Tensor = x) -> Tensor:
-            out: Tensor = chain(x)
-            return out
-
-        row: Row = {"batch": batch, "L": length, "width": width, "heads": heads}
-        for title, call in (("", _without_gradient), (" and backward", _with_gradient)):
-            times = _alternating([partial(call, layer) for layer in (plain, ours)])
-            row |= {f"softmax{title} ms": 1e3 * times[0], f"ratio{title}": times[1] / times[0]}
-        yield row
-    for length in (128, 512, 2048):
-        yield _decoding(length)
-
-
-def _without_gradient(layer: Callable[[], Tensor]) -> None:
-    with torch.no_grad():
-        layer()
-
-
-def _with_gradient(layer: Callable[[], Tensor]) -> None:
-    layer().sum().backward()
-
-
-def _alternating(works: list[Callable[[], object]], rounds: int = 15) -> list[float]:
-    """Least CPU time of each, in turn."""
-    found = [math.inf] * len(works)
-    for _ in range(rounds):
-        for i, work in enumerate(works):
-            began = time.process_time()
-            work()
-            found[i] = min(found[i], time.process_time() - began)
-    return found
-
-
-@torch.no_grad()
-def _decoding(length: int) -> Row:
-    """A token of a model of four layers behind L tokens, against softmax over a window of as many keys."""
-    models = {}
-    for name, options in (
-        ("softmax", {"mode": "softmax", "attention_window": 4096}),
-        ("chain", {"couplings": "tokens"}),
-    ):
-        made = TransformerOptions(
-            embed_dim=96,
-            num_heads=4,
-            num_layers=4,
-            ffn_dim=384,
-            relative=True,
-            weights="odds",
-            positions="rope",
-            **options,
-        )
-        models[name] = Transformer(made, 64, 64, 4096, "banded" if name == "chain" else "exact").eval()
-    token = torch.zeros(1, dtype=torch.int64)
-    prompt = torch.randint(64, (1, length))
-    states = {name: model.prefill(prompt)[1] for name, model in models.items()}
-    softmax, chain = _alternating([partial(models[name].step, token, states[name]) for name in models], 40)
-    return {
-        "batch": 1,
-        "L": length,
-        "width": 96,
-        "heads": 4,
-        "softmax ms": 1e3 * softmax,
-        "ratio": chain / softmax,
-    }
-
-
 def main() -> None:
     """Run what was asked for, and print its tables."""
     made = parser(__doc__, study=True)
-    made.add_argument("--only", nargs="+", default=["gaps", "law", "speed"], choices=["gaps", "law", "speed"])
+    made.add_argument("--only", nargs="+", default=["gaps", "law"], choices=["gaps", "law"])
     made.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), help="of gaps")
     made.add_argument("--steps", type=int, default=3_000)
     options = made.parse_args()
@@ -290,9 +203,8 @@ def main() -> None:
     if "gaps" in options.only:
         found = trained_gaps(options.folder, options.models, options.seeds, options.workers, options.steps)
         report("gaps", list(found), as_json=options.json)
-    for name, rows in (("law", laws), ("speed", speeds)):
-        if name in options.only:
-            report(name, list(rows()), as_json=options.json)
+    if "law" in options.only:
+        report("law", list(laws()), as_json=options.json)
 
 
 if __name__ == "__main__":
