@@ -27,7 +27,7 @@ from diabat.checks import ArgumentError, check_choice, check_count, is_integer
 from diabat.compute.memory import require_memory
 from diabat.edges import Edges
 from diabat.ising import pack_couplings, pack_three_body, pair_indices
-from diabat.samplers.base import Sampler
+from diabat.samplers.base import Sampler, refuse_trace
 
 MODES = ("softmax", "h+J", "h", "J", "h+K", "J+K", "h+J+K", "K")
 SELF_MODES = (*MODES, "J-self")
@@ -296,6 +296,7 @@ class CoupledHeads(IsingLayer):
         Returns:
             Mixed values [B, H, Q, d], and weights [B, H, Q, S] if they are needed or were formed.
         """
+        refuse_trace()
         wide, narrow = torch.promote_types(q.dtype, torch.float32), v.dtype
         layer = ChainLayer(causal, self.weighting, dropout)
         with torch.autocast(q.device.type, enabled=False):

@@ -354,6 +354,14 @@ def test_what_works_with_an_ordinary_module_works_here() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_trace_of_one_length_is_refused() -> None:
+    with pytest.raises(
+        diabat.UnsupportedError, match=r"torch\.jit\.trace: cannot be combined with a sampler"
+    ):
+        torch.jit.trace(built(), torch.randn(1, 5, 12), check_trace=False)
+
+
 def test_a_pass_in_inference_mode_leaves_nothing_that_training_cannot_use() -> None:
     layer = built(bandwidth=3)
     x = torch.randn(1, 13, 12)
