@@ -80,20 +80,25 @@ def _product(after: Tensor, before: Tensor) -> Tensor:
     return found - found.detach().amax(-1, keepdim=True)
 
 
-def weights_of(kind: str, scores: Tensor, couplings: Tensor, visible: Tensor) -> Tensor:
+def fields_of(kind: str, scores: Tensor, visible: Tensor) -> Tensor:
+    """Fields of the visible keys, 0 elsewhere, in the shape of the scores; ``kind`` is ``odds`` or ``probability``."""
+    return odds_fields(scores, visible) if kind == "odds" else scores.masked_fill(~visible, 0)
+
+
+def weights_of(kind: str, fields: Tensor, couplings: Tensor, visible: Tensor) -> Tensor:
     """Normalised weights by operators, [B, H, Q, S].
 
     Args:
         kind: ``odds`` or ``probability``.
-        scores: [B, H, Q, S].
+        fields: [B, H, Q, S].
         couplings: J_{j,j+1}, [B, H, S - 1].
         visible: bool, broadcastable to the scores.
     """
-    visible = visible.expand(scores.shape)
-    odds = kind == "odds"
-    h = odds_fields(scores, visible) if odds else scores.masked_fill(~visible, 0)
-    found = log_odds(h, torch.where(visible[..., 1:] & visible[..., :-1], couplings[..., None, :], 0))
-    return masked_softmax(found, visible) if odds else normalised_weights(torch.sigmoid(found), visible)
+    visible = visible.expand(fields.shape)
+    found = log_odds(fields, torch.where(visible[..., 1:] & visible[..., :-1], couplings[..., None, :], 0))
+    if kind == "odds":
+        return masked_softmax(found, visible)
+    return normalised_weights(torch.sigmoid(found), visible)
 
 
 def by_operators(
@@ -101,7 +106,8 @@ def by_operators(
 ) -> tuple[Tensor, Tensor]:
     """Mixed values [B, H, Q, d] and weights [B, H, Q, S], without dropout; arguments as in `attend`."""
     visible = visible_keys(q.shape[-2], k.shape[-2], key_mask, q.device, causal=layer.causal)
-    weights = weights_of(layer.weights, (q / math.sqrt(q.shape[-1])) @ k.mT, couplings, visible)
+    fields = fields_of(layer.weights, (q / math.sqrt(q.shape[-1])) @ k.mT, visible)
+    weights = weights_of(layer.weights, fields, couplings, visible)
     return weights @ v, weights
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diabat.attention.chain import ChainLayer, attend, weights_of
+from diabat.attention.chain import ChainLayer, attend, fields_of, weights_of
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.key_couplings import ChainOptions, KeyCouplings, band_edges
 from diabat.attention.layer import IsingLayer, LayerProblems, can_fuse
@@ -131,11 +131,21 @@ class _ChainPass(NamedTuple):
         """Fields [B, H, Q, S] and couplings [B, H, 1, E]."""
         layer, q, k, band, key_mask = self
         visible = visible_keys(q.shape[2], k.shape[2], key_mask, q.device, causal=layer.causal)
-        scores = (q / math.sqrt(q.shape[-1])) @ k.mT
-        return odds_fields(scores, visible) if layer.weights == "odds" else scores, band_edges(band)
+        return fields_of(layer.weights, (q / math.sqrt(q.shape[-1])) @ k.mT, visible), band_edges(band)
 
 
-_Recorded = tuple[Tensor, Tensor | Edges | None] | _ChainPass
+class _ChainFields(NamedTuple):
+    """Such a pass by operators."""
+
+    fields: Tensor
+    band: Tensor
+
+    def problem(self) -> tuple[Tensor, Edges]:
+        """Fields [B, H, Q, S] and couplings [B, H, 1, E]."""
+        return self.fields, band_edges(self.band)
+
+
+_Recorded = tuple[Tensor, Tensor | Edges | None] | _ChainPass | _ChainFields
 
 
 class CoupledHeads(IsingLayer):
@@ -254,7 +264,7 @@ class CoupledHeads(IsingLayer):
                 "no Boltzmann forward pass has been made yet; call the layer on an input first."
             )
         recorded = self._recorded
-        fields, J = recorded.problem() if isinstance(recorded, _ChainPass) else recorded
+        fields, J = recorded.problem() if isinstance(recorded, _ChainPass | _ChainFields) else recorded
         return fields, J.matrix(fields.shape[-1]) if isinstance(J, Edges) else J
 
     def _scores(self, q: Tensor, k: Tensor, slots: int | None = None) -> Tensor:
@@ -301,9 +311,9 @@ class CoupledHeads(IsingLayer):
         layer = ChainLayer(causal, self.weighting, dropout)
         with torch.autocast(q.device.type, enabled=False):
             q, k, band = (t.to(wide) for t in (q, k, band))
-            self._recorded = _ChainPass(layer, q.detach(), k.detach(), band.detach(), key_mask)
             compiled = can_fuse(q, k, v.to(wide), band) and (wide == torch.float32 or not dropout)
             if self._chain_is_exact and compiled and not need_weights:
+                self._recorded = _ChainPass(layer, q.detach(), k.detach(), band.detach(), key_mask)
                 J = band[:, :, 1:, 0]
                 if key_mask is not None:
                     J = J.masked_fill(~(key_mask[:, None, 1:] & key_mask[:, None, :-1]), 0)
@@ -315,8 +325,10 @@ class CoupledHeads(IsingLayer):
 
     def _chain_weights(self, scores: Tensor, band: Tensor, visible: Tensor) -> Tensor:
         """Weights [B, H, Q, S] of keys whose neighbours are coupled by ``band``, [B, H, S, w]."""
+        fields = fields_of(self.weighting, scores, visible)
+        self._recorded = _ChainFields(fields.detach(), band.detach())
         if self._chain_is_exact:
-            return weights_of(self.weighting, scores, band[:, :, 1:, 0], visible)
+            return weights_of(self.weighting, fields, band[:, :, 1:, 0], visible)
         edges = band_edges(band)
         given = edges if self._bridge.takes_edges else edges.matrix(scores.shape[-1])
         return self._weights_of(scores, visible, zero=False, couplings=given)

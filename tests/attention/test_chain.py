@@ -474,6 +474,15 @@ def test_multihead_attention_couples_its_keys(weights: str, is_causal: bool) -> 
     masked, _ = other(
         x, x, x, padded, need_weights=False, attn_mask=later if is_causal else torch.zeros(9, 9)
     )
+    fields, J = other.last_fields_and_couplings()
+    layer(x, padded)
+    expected_fields, expected_J = layer.last_fields_and_couplings()
+    assert J is not None
+    seen = (~padded[:, None, None] & (~later if is_causal else torch.ones(9, 9, dtype=torch.bool))).expand(
+        fields.shape
+    )
+    torch.testing.assert_close(fields[seen], expected_fields[seen])
+    torch.testing.assert_close(J, expected_J)
     for found in (fast, slow, masked):
         torch.testing.assert_close(found, expected)
     cross, shown = other(x[:, :4], x, x, average_attn_weights=False)
