@@ -27,11 +27,12 @@ from diabat.compute.scratch import Scratch, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
 from diabat.samplers.folding import refuse_batched_cotangent
 
-_KERNEL = "diabat.attention.chain_kernel"
+_KERNEL, _PRODUCTS = "diabat.attention.chain_kernel", "diabat.attention.chain_products"
+_GRADIENT = "diabat.attention.chain_gradient"
 _FIELDS = {np.dtype(np.float32): 42.0, np.dtype(np.float64): 340.0}
 """Largest |h| that changes a result: exp(2h) must meet all messages within the range of the type."""
 _COUPLINGS = {torch.float32: 16.0, torch.float64: 150.0}
-"""Largest |J|: weights of up to exp(4J) are formed."""
+"""Largest |J| for which the kernel keeps within the range of the type: it forms weights of up to exp(4J)."""
 _WORK_PER_THREAD = 1 << 16
 
 
@@ -116,6 +117,9 @@ def attend(
 ) -> Tensor:
     """Mixed values [B, H, Q, d] of the last Q of S keys on the CPU, in memory linear in S.
 
+    The kernel computes in float64 where |J| is above 16.  Above 150, and above 16 with dropout, which it draws in
+    float32 only, operators compute in log space, with memory O(S² log S).
+
     Args:
         layer: What the layer does; with dropout all tensors are float32.
         q: [B, H, Q, d].
@@ -124,9 +128,23 @@ def attend(
         couplings: J_{j,j+1}, [B, H, S - 1], 0 next to a key that is not visible.
         key_mask: Keys that are not padding, bool [B, S], or None.
     """
-    words = np.zeros(2, np.int64) if layer.dropout == 0 else torch.randint(2**32, (2,)).numpy()
-    found: Tensor = _Attend.apply(q, k, v, couplings, key_mask, layer, words)
+    strongest = float(couplings.detach().abs().amax()) if couplings.numel() else 0.0
+    fitting = (t for t in _COUPLINGS if t.itemsize >= q.dtype.itemsize and strongest <= _COUPLINGS[t])
+    dtype = next(fitting, None)
+    if dtype is None or (layer.dropout and dtype != torch.float32):
+        _, weights = by_operators(layer, q, k, v, couplings, key_mask)
+        return F.dropout(weights, layer.dropout) @ v
+    words = torch.randint(2**32, (2,)).numpy() if layer.dropout else None
+    found: Tensor = _Attend.apply(q, k, v, couplings, key_mask, _Settings(layer, dtype, words))
     return found
+
+
+class _Settings(NamedTuple):
+    """How a pass is computed: in which precision, and the words that dropout is drawn from."""
+
+    layer: ChainLayer
+    dtype: torch.dtype
+    words: NDArray[np.int64] | None
 
 
 class _Attend(torch.autograd.Function):
@@ -134,104 +152,99 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
-        q, k, v, J, key_mask, ctx.layer, ctx.words = given
-        ctx.save_for_backward(q, k, v, J, key_mask)
-        call = _Call(ctx.layer, ctx.words, q, k, v, J, key_mask)
-        return call.tokens(call.run("forward", (call.shapes[0],))[0])
+        *terms, ctx.settings = given
+        ctx.save_for_backward(*terms)
+        call = _Call(ctx.settings, *terms)
+        [out] = call.run(loaded(_KERNEL).forward, (call.shapes[0],), *call.inputs)
+        return _heads_first(out)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         refuse_batched_cotangent(cotangent)
         q, k, v, J, key_mask = ctx.saved_tensors
-        call = _Call(ctx.layer, ctx.words, q, k, v, J, key_mask)
-        if torch.is_grad_enabled():
-            # Separate leaves: the cotangent may also depend on the terms, but is held fixed here.
-            q, k, v, J = terms = [t.view_as(t) for t in (q, k, v, J)]
-            out, weights = by_operators(ctx.layer, q, k, v, J, key_mask)
-            if ctx.layer.dropout > 0:
-                out = (weights * call.run("noise", (weights.shape,), inputs=False)[0]) @ v
-            wanted = ctx.needs_input_grad[:4]
-            leaves = [t for t, want in zip(terms, wanted, strict=True) if want]
-            found = iter(torch.autograd.grad(out, leaves, cotangent, create_graph=True))
-            return *(next(found) if want else None for want in wanted), None, None, None
-        dq, dk, dv, dJ = call.run("backward", call.shapes, cotangent)
-        return *(call.tokens(t) for t in (dq, dk, dv)), dJ[..., :-1], None, None, None
+        layer, call = ctx.settings.layer, _Call(ctx.settings, q, k, v, J, key_mask)
+        if not torch.is_grad_enabled():
+            given = *call.inputs, call.rows(cotangent)
+            *tokens, dJ = call.run(loaded(_GRADIENT).backward, call.shapes, *given, derivatives=True)
+            return *map(_heads_first, tokens), dJ[..., :-1], None, None
+        # Separate leaves: the cotangent may also depend on the terms, but is held fixed here.
+        q, k, v, J = terms = [t.view_as(t) for t in (q, k, v, J)]
+        out, weights = by_operators(layer, q, k, v, J, key_mask)
+        if layer.dropout > 0:
+            out = (weights * call.run(loaded(_KERNEL).noise, (weights.shape,))[0]) @ v
+        wanted = ctx.needs_input_grad[:4]
+        leaves = [t for t, want in zip(terms, wanted, strict=True) if want]
+        found = iter(torch.autograd.grad(out, leaves, cotangent, create_graph=True))
+        return *(next(found) if want else None for want in wanted), None, None
+
+
+def _heads_first(rows: Tensor) -> Tensor:
+    """Features of each head, [B, H, L, d], of [B, L, H, d]."""
+    return rows.transpose(1, 2)
 
 
 class _Call:
-    """Inputs of one compiled call, in the precision whose range holds the couplings."""
+    """Inputs of the compiled calls of one pass."""
 
     def __init__(
-        self,
-        layer: ChainLayer,
-        words: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        J: Tensor,
-        key_mask: Tensor | None,
+        self, settings: _Settings, q: Tensor, k: Tensor, v: Tensor, J: Tensor, key_mask: Tensor | None
     ) -> None:
+        layer, self.dtype, words = settings
         (batch, heads, queries, features), keys = q.shape, k.shape[2]
-        strong = J.numel() > 0 and not float(J.detach().abs().amax()) <= _COUPLINGS[q.dtype]
-        self.given, self.wide = q.dtype, torch.float64 if strong and not layer.dropout else q.dtype
-        J = F.pad(J.detach().to(self.wide), (0, 1))
-        if strong:
-            J = J.clamp(-_COUPLINGS[self.wide], _COUPLINGS[self.wide])
-        mask = torch.ones(batch, keys, dtype=torch.bool) if key_mask is None else key_mask
-        self.inputs = *(self._rows(t) for t in (q, k, v)), J.contiguous().numpy(), mask.contiguous().numpy()
+        J = F.pad(J.detach().to(self.dtype), (0, 1)).contiguous()
+        mask = torch.ones(batch, keys, dtype=torch.bool) if key_mask is None else key_mask.contiguous()
+        self.inputs = *(self.rows(t) for t in (q, k, v)), J.numpy(), mask.numpy()
         rows = (batch, keys, heads, features)
-        self.shapes = (batch, queries, heads, features), rows, rows, (batch, heads, keys)
-        self.kind, odds = self.inputs[3].dtype, layer.weights == "odds"
-        real = self.kind.type
-        self.chain = loaded(_KERNEL).Chain(
+        self.given, self.shapes = (
+            q.dtype,
+            ((batch, queries, heads, features), rows, rows, (batch, heads, keys)),
+        )
+        kernel, kind, odds = loaded(_KERNEL), J.numpy().dtype, layer.weights == "odds"
+        real = kind.type
+        self.chain = kernel.Chain(
             scale=real(1 / math.sqrt(features)),
             causal=layer.causal,
             odds=odds,
             least=real(0 if odds else np.finfo(real).tiny ** 0.75),  # as in `normalised_weights`
-            limit=real(_FIELDS[self.kind]),
+            limit=real(_FIELDS[kind]),
             heads=heads,
             queries=queries,
             keys=keys,
             features=features,
         )
-        kernel, rate = loaded(_KERNEL), real(layer.dropout)
-        self.dropout = kernel.Dropout(rate, words) if layer.dropout else kernel.Everything(rate)
+        rate = real(layer.dropout)
+        self.dropout = kernel.NoDropout(rate) if words is None else kernel.Dropout(rate, words)
 
-    def run(self, kernel: str, shapes: Any, *more: Tensor, inputs: bool = True) -> list[Tensor]:
+    def run(self, kernel: Any, shapes: Any, *given: Any, derivatives: bool = False) -> list[Tensor]:
         """Fill arrays of these shapes by a kernel on all pairs of a sequence and a head."""
-        chain, call = self.chain, getattr(loaded(_KERNEL), kernel)
-        found = [np.empty(shape, self.kind) for shape in shapes]
-        given = (*self.inputs, *map(self._rows, more)) if inputs else ()
+        chain = self.chain
+        found = [np.empty(shape, chain.scale.dtype) for shape in shapes]
         pairs = self.shapes[0][0] * chain.heads
         threads = min(torch.get_num_threads(), 1 + pairs * chain.queries * chain.keys // _WORK_PER_THREAD)
         run_parts(
             equal_ranges(pairs, threads),
-            lambda part: self._work(derivatives=bool(more)),
-            lambda part, work: call(part.start, part.stop, chain, self.dropout, work, *given, *found),
+            lambda part: self._work(derivatives=derivatives),
+            lambda part, work: kernel(part.start, part.stop, chain, self.dropout, work, *given, *found),
         )
         return [torch.from_numpy(a).to(self.given) for a in found]
 
-    @staticmethod
-    def tokens(rows: Tensor) -> Tensor:
-        """Features of each head, [B, H, L, d], of [B, L, H, d]."""
-        return rows.transpose(1, 2)
-
-    def _rows(self, t: Tensor) -> Any:
-        """Features [B, H, L, d] for the kernel."""
-        t = t.detach().to(self.wide)
+    def rows(self, t: Tensor) -> Any:
+        """Features [B, H, L, d] for the kernel, without a copy if features are next to each other."""
+        t = t.detach().to(self.dtype)
         if t.stride(-1) != 1:
             t = t.contiguous()
         size = 1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
-        return loaded(_KERNEL).Tokens(t.as_strided((size,), (1,)).numpy(), *t.stride()[:3])
+        return loaded(_PRODUCTS).Tokens(t.as_strided((size,), (1,)).numpy(), *t.stride()[:3])
 
     def _work(self, *, derivatives: bool) -> Any:
-        keys, features, lanes = self.chain.keys, self.chain.features, lanes_of(self.kind)
+        kind = self.chain.scale.dtype
+        keys, features, lanes = self.chain.keys, self.chain.features, lanes_of(kind)
         more, block = keys * derivatives, 2 * lanes * derivatives
         vectors = -(-features // lanes)
         memory = Scratch(4 * features + 8 * keys + 5 * more + 2 * (block + more) * vectors + 2)
 
         def rows(*shape: int) -> NDArray[Any]:
-            return memory.take(self.kind, *shape)
+            return memory.take(kind, *shape)
 
         return loaded(_KERNEL).Work(
             query=rows(features, 2, lanes),
@@ -248,5 +261,5 @@ class _Call:
             keys=rows(more, vectors * lanes),
             values=rows(more, vectors * lanes),
             last=rows(2, lanes),
-            edges=np.empty((keys, 3), self.kind),
+            edges=np.empty((keys, 3), kind),
         )

@@ -1,4 +1,4 @@
-r"""Compiled attention over chains, forward and adjoint: keys j and j+1 of a query are coupled; imported on first use.
+r"""Compiled attention over chains, in which the keys j and j+1 of a query are coupled; imported on first use.
 
 With the odds x_j of a spin without its right neighbour, the message from j to j+1 is
 
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diabat.attention.chain_products import dots, mix, start
 from diabat.compute.compiled_random import philox, whole_uniform
 from diabat.compute.jit import by_type, inner, jit
 from diabat.compute.simd import (
@@ -33,24 +34,9 @@ from diabat.compute.simd import (
     where_less,
 )
 from diabat.compute.simd_bits import steps_from
-from diabat.compute.simd_functions import exponential, square_root, sum_of
+from diabat.compute.simd_functions import exponential, square_root
 
 _HIDDEN = -1e30
-_CHUNK = 128
-
-
-class Tokens(NamedTuple):
-    """Features [B, H, L, d] anywhere in memory.
-
-    Attributes:
-        data: The memory from the first number on, with one dimension.
-        batch, head, row: Distance of two sequences, heads and tokens in it; features are next to each other.
-    """
-
-    data: Any
-    batch: Any
-    head: Any
-    row: Any
 
 
 class Chain(NamedTuple):
@@ -76,8 +62,8 @@ class Chain(NamedTuple):
     features: Any
 
 
-class Everything(NamedTuple):
-    """No dropout."""
+class NoDropout(NamedTuple):
+    """All weights are kept; the ``rate`` is 0."""
 
     rate: Any
 
@@ -98,127 +84,17 @@ class Work(NamedTuple):
     left: Any  # odds without the right neighbour, [S, 2, lanes]
     right: Any  # odds without the left neighbour
     weight: Any  # weights before their normalisation
-    slope: (
-        Any  # cotangents of weights, of log-odds, of scores; [0, 2, lanes] without derivatives, as all below
-    )
-    other: Any  # adjoint messages from the left
+    # Of length 0 without derivatives:
+    slope: Any  # cotangents of weights, then of log-odds, then of scores, [S, 2, lanes]
+    other: Any  # adjoint messages from the left, [S, 2, lanes]
     couplings: Any  # derivatives by J, [S, lanes]
     queries: Any  # scaled queries, [2 lanes, features]; features are rounded up to vectors
     cotangents: Any  # cotangents of the output, [2 lanes, features]
     keys: Any  # derivatives by keys, [S, features]
     values: Any  # derivatives by values
+    # Always:
     last: Any  # last key that a lane sees, [2, lanes]
     edges: Any  # e^u, 1 and the difference of their squares for each edge, scaled to at most 1, [S, 3]
-
-
-@inner
-def start(tokens: Tokens, b: int, h: int) -> int:
-    """Where the first token of a sequence and a head is."""
-    place: int = b * tokens.batch + h * tokens.head
-    return place
-
-
-@inner
-def dots(out: Any, rows: Any, place: int, stride: int, columns: Any, features: int, end: int) -> None:
-    """Fill Σ_c rows[j, c] columns[c] for the keys below ``end``."""
-    zero = sub(load(columns, 0), load(columns, 0))
-    for j in range(0, end - 3, 4):
-        a, b, c, d, e, f, g, h = zero, zero, zero, zero, zero, zero, zero, zero
-        at = place + j * stride
-        for i in range(features):
-            x, y = load(columns, 2 * i), load(columns, 2 * i + 1)
-            one, two = entry(rows, at + i), entry(rows, at + stride + i)
-            three, four = entry(rows, at + 2 * stride + i), entry(rows, at + 3 * stride + i)
-            a, b = fma(one, x, a), fma(one, y, b)
-            c, d = fma(two, x, c), fma(two, y, d)
-            e, f = fma(three, x, e), fma(three, y, f)
-            g, h = fma(four, x, g), fma(four, y, h)
-        store(out, 2 * j, a)
-        store(out, 2 * j + 1, b)
-        store(out, 2 * j + 2, c)
-        store(out, 2 * j + 3, d)
-        store(out, 2 * j + 4, e)
-        store(out, 2 * j + 5, f)
-        store(out, 2 * j + 6, g)
-        store(out, 2 * j + 7, h)
-    for j in range(end // 4 * 4, end):
-        a, b, at = zero, zero, place + j * stride
-        for i in range(features):
-            one = entry(rows, at + i)
-            a, b = fma(one, load(columns, 2 * i), a), fma(one, load(columns, 2 * i + 1), b)
-        store(out, 2 * j, a)
-        store(out, 2 * j + 1, b)
-
-
-@inner
-def mix(out: Any, factors: Any, rows: Any, place: int, stride: int, features: int, end: int) -> None:
-    """Fill Σ_j factors[j] rows[j, c] for all features c, over the keys below ``end``."""
-    zero = sub(load(factors, 0), load(factors, 0))
-    for i in range(2 * features):
-        store(out, i, zero)
-    for first in range(0, end, _CHUNK):
-        final = min(end, first + _CHUNK)
-        for i in range(0, features - 3, 4):
-            a, b, c, d = load(out, 2 * i), load(out, 2 * i + 1), load(out, 2 * i + 2), load(out, 2 * i + 3)
-            e, f, g, h = (
-                load(out, 2 * i + 4),
-                load(out, 2 * i + 5),
-                load(out, 2 * i + 6),
-                load(out, 2 * i + 7),
-            )
-            for j in range(first, final):
-                x, y, at = load(factors, 2 * j), load(factors, 2 * j + 1), place + j * stride + i
-                one, two, three, four = (
-                    entry(rows, at),
-                    entry(rows, at + 1),
-                    entry(rows, at + 2),
-                    entry(rows, at + 3),
-                )
-                a, b = fma(one, x, a), fma(one, y, b)
-                c, d = fma(two, x, c), fma(two, y, d)
-                e, f = fma(three, x, e), fma(three, y, f)
-                g, h = fma(four, x, g), fma(four, y, h)
-            store(out, 2 * i, a)
-            store(out, 2 * i + 1, b)
-            store(out, 2 * i + 2, c)
-            store(out, 2 * i + 3, d)
-            store(out, 2 * i + 4, e)
-            store(out, 2 * i + 5, f)
-            store(out, 2 * i + 6, g)
-            store(out, 2 * i + 7, h)
-        for i in range(features // 4 * 4, features):
-            a, b = load(out, 2 * i), load(out, 2 * i + 1)
-            for j in range(first, final):
-                one = entry(rows, place + j * stride + i)
-                a, b = fma(one, load(factors, 2 * j), a), fma(one, load(factors, 2 * j + 1), b)
-            store(out, 2 * i, a)
-            store(out, 2 * i + 1, b)
-
-
-@inner
-def spread(total: Any, factors: Any, rows: Any, vectors: int, queries: int, lanes: int, end: int) -> None:
-    """Add Σ_i factors[j, i] rows[i, c] to total[j, c], for the keys below ``end``; rows are those of lanes."""
-    width = 2 * lanes
-    for c in range(vectors):
-        for j in range(0, end - 3, 4):
-            a, b = load(total, j * vectors + c), load(total, (j + 1) * vectors + c)
-            d, e = load(total, (j + 2) * vectors + c), load(total, (j + 3) * vectors + c)
-            at = j * width
-            for i in range(queries):
-                row = load(rows, i * vectors + c)
-                a = fma(entry(factors, at + i), row, a)
-                b = fma(entry(factors, at + width + i), row, b)
-                d = fma(entry(factors, at + 2 * width + i), row, d)
-                e = fma(entry(factors, at + 3 * width + i), row, e)
-            store(total, j * vectors + c, a)
-            store(total, (j + 1) * vectors + c, b)
-            store(total, (j + 2) * vectors + c, d)
-            store(total, (j + 3) * vectors + c, e)
-        for j in range(end // 4 * 4, end):
-            a = load(total, j * vectors + c)
-            for i in range(queries):
-                a = fma(entry(factors, j * width + i), load(rows, i * vectors + c), a)
-            store(total, j * vectors + c, a)
 
 
 @inner
@@ -331,13 +207,7 @@ def inverse_sums(weight: Any, g: int, end: int) -> Any:
 
 @by_type
 def dropped(dropout: Any, numbers: Any, pair: int, at: int, end: int) -> None:
-    """Multiply numbers [S, 2, lanes] of the queries from ``at`` on with the factors of dropout."""
-    raise NotImplementedError
-
-
-@dropped.register
-def _keep(dropout: Everything, numbers: Any, pair: int, at: int, end: int) -> None:
-    pass
+    """Multiply numbers [S, 2, lanes] of the queries from ``at`` on with the factors of dropout, if there is any."""
 
 
 @dropped.register
@@ -371,15 +241,8 @@ def prepare(chain: Any, work: Any, b: int, h: int, at: int, q: Any, k: Any, visi
             work.query[c, i // lanes, i % lanes] = q.data[first_feature + c] * chain.scale
     full = first + 1 if chain.causal else chain.keys
     end = first + count if chain.causal else chain.keys
-    dots(
-        address(work.root),
-        address(k.data),
-        b * k.batch + h * k.head,
-        k.row,
-        address(work.query),
-        chain.features,
-        end,
-    )
+    place, columns = start(k, b, h), address(work.query)
+    dots(address(work.root), address(k.data), place, k.row, columns, chain.features, end)
     roots(chain, address(work.root), address(work.last), visible[b], full, end)
     messages(chain, work, full, end)
     return full, end
@@ -387,18 +250,8 @@ def prepare(chain: Any, work: Any, b: int, h: int, at: int, q: Any, k: Any, visi
 
 @jit
 def forward(
-    first: int,
-    end: int,
-    chain: Any,
-    dropout: Any,
-    work: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    J: Any,
-    visible: Any,
-    out: Any,
-) -> None:
+    first: int, end: int, chain: Any, dropout: Any, work: Any, q: Any, k: Any, v: Any, J: Any, visible: Any, out: Any
+) -> None:  # fmt: skip
     """Fill Σ_j weight_j v_j, [B, Q, H, d]; J is [B, H, S], its last entry unused, and visible bool [B, S]."""
     lanes, features = work.last.shape[1], chain.features
     for p in range(first, end):
@@ -412,7 +265,7 @@ def forward(
                 address(work.out),
                 address(work.weight),
                 address(v.data),
-                b * v.batch + h * v.head,
+                start(v, b, h),
                 v.row,
                 features,
                 seen,
@@ -423,163 +276,6 @@ def forward(
             for i in range(min(2 * lanes, chain.queries - at)):
                 for c in range(features):
                     out[b, at + i, h, c] = work.out[c, i // lanes, i % lanes]
-
-
-@inner
-def slopes(x: Any, adjoint: Any, a: Any, b: Any, factor: Any) -> Any:
-    """Derivatives of the log of a message by log x and by u, both times ``adjoint``."""
-    r, s = divide(adjoint, fma(x, a, b)), divide(constant(x, 1.0), fma(x, b, a))
-    r = mul(x, r)
-    return mul(factor, mul(r, s)), mul(a, sub(r, mul(adjoint, s)))
-
-
-@inner
-def log_odds_slopes(chain: Any, work: Any, end: int) -> None:
-    """From cotangents of the normalised weights to those of log-odds, in ``slope``."""
-    slope, weight = work.slope, work.weight
-    for g in range(2):
-        norm = inverse_sums(weight, g, end)
-        one = constant(norm, 1.0)
-        mean = sub(one, one)
-        for j in range(end):
-            mean = fma(load(weight, 2 * j + g), load(slope, 2 * j + g), mean)
-        mean, least = mul(mean, norm), constant(one, chain.least)
-        for j in range(end):
-            own, w = mul(norm, sub(load(slope, 2 * j + g), mean)), load(weight, 2 * j + g)
-            if not chain.odds:
-                # Not above 1, with a derivative of 0 for keys that are not seen.
-                w = where_less(w, least, w, sub(w, least))
-                w = mul(w, sub(one, where_less(w, one, w, one)))
-            store(slope, 2 * j + g, mul(own, w))
-
-
-@inner
-def adjoints(chain: Any, work: Any, full: int, end: int) -> None:
-    """From cotangents of log-odds in ``slope`` to those of scores; adds the derivatives by u to ``couplings``."""
-    slope, other, left, right, total = work.slope, work.other, work.left, work.right, work.couplings
-    edges, last = work.edges, work.last
-    one = constant(load(slope, 0), 1.0)
-    zero = sub(one, one)
-    m, n = zero, zero
-    for j in range(end):
-        if j >= full:
-            at = constant(one, j)
-            m, n = where_less(load(last, 0), at, zero, m), where_less(load(last, 1), at, zero, n)
-        if j > 0:
-            a, b, c = entry(edges, 3 * j - 3), entry(edges, 3 * j - 2), entry(edges, 3 * j - 1)
-            m, p = slopes(load(right, 2 * j), m, a, b, c)
-            n, q = slopes(load(right, 2 * j + 1), n, a, b, c)
-            store(total, j - 1, add(load(total, j - 1), add(p, q)))
-        store(other, 2 * j, m)
-        store(other, 2 * j + 1, n)
-        m, n = add(m, load(slope, 2 * j)), add(n, load(slope, 2 * j + 1))
-    m, n = zero, zero
-    s, t = zero, zero
-    for j in range(end - 1, -1, -1):
-        if j + 1 < end:
-            a, b, c = entry(edges, 3 * j), entry(edges, 3 * j + 1), entry(edges, 3 * j + 2)
-            m, p = slopes(load(left, 2 * j), m, a, b, c)
-            n, q = slopes(load(left, 2 * j + 1), n, a, b, c)
-            store(total, j, add(load(total, j), add(p, q)))
-        m, n = add(m, load(slope, 2 * j)), add(n, load(slope, 2 * j + 1))
-        x, y = add(m, load(other, 2 * j)), add(n, load(other, 2 * j + 1))
-        s, t = add(s, x), add(t, y)
-        store(slope, 2 * j, x)
-        store(slope, 2 * j + 1, y)
-    two = constant(one, 2.0)
-    for j in range(end):
-        x, y = load(slope, 2 * j), load(slope, 2 * j + 1)
-        if chain.odds:
-            r, u = load(work.root, 2 * j), load(work.root, 2 * j + 1)
-            x, y = sub(x, mul(mul(r, r), s)), sub(y, mul(mul(u, u), t))
-        else:
-            x, y = mul(two, x), mul(two, y)
-        store(slope, 2 * j, x)
-        store(slope, 2 * j + 1, y)
-
-
-@inner
-def gather(work: Any, chain: Any, b: int, h: int, at: int, q: Any, g: Any) -> None:
-    """Fill queries and cotangents by rows, and cotangents by features in ``out``; 0 for lanes without a query."""
-    lanes, zero = work.last.shape[1], chain.scale - chain.scale
-    for i in range(2 * lanes):
-        live = at + i < chain.queries
-        of_q, of_g = start(q, b, h) + (at + i) * q.row, start(g, b, h) + (at + i) * g.row
-        for c in range(chain.features):
-            value = g.data[of_g + c] if live else zero
-            work.out[c, i // lanes, i % lanes] = value
-            work.cotangents[i, c] = value
-            work.queries[i, c] = q.data[of_q + c] * chain.scale if live else zero
-
-
-@inner
-def normalise(work: Any, end: int) -> None:
-    """Divide the weights by their sum."""
-    for g in range(2):
-        norm = inverse_sums(work.weight, g, end)
-        for j in range(end):
-            store(work.weight, 2 * j + g, mul(norm, load(work.weight, 2 * j + g)))
-
-
-@jit
-def backward(
-    first: int, end: int, chain: Any, dropout: Any, work: Any, q: Any, k: Any, v: Any, J: Any, visible: Any, g: Any,
-    dq: Any, dk: Any, dv: Any, dJ: Any,
-) -> None:  # fmt: skip
-    """Derivatives of Σ g · out, where ``g`` is the cotangent of the output of `forward`; [B, L, H, d] and [B, H, S]."""
-    lanes, features = work.last.shape[1], chain.features
-    vectors = work.keys.shape[1] // lanes
-    for p in range(first, end):
-        b, h = p // chain.heads, p % chain.heads
-        fill_edges(work.edges, J[b, h], chain.keys)
-        work.keys[:], work.values[:], work.couplings[:] = 0, 0, 0
-        for at in range(0, chain.queries, 2 * lanes):
-            count = min(2 * lanes, chain.queries - at)
-            full, seen = prepare(chain, work, b, h, at, q, k, visible)
-            gather(work, chain, b, h, at, q, g)
-            dots(
-                address(work.slope),
-                address(v.data),
-                b * v.batch + h * v.head,
-                v.row,
-                address(work.out),
-                features,
-                seen,
-            )
-            dropped(dropout, work.slope, p, at, seen)
-            log_odds_slopes(chain, work, seen)
-            normalise(work, seen)
-            dropped(dropout, work.weight, p, at, seen)
-            spread(
-                address(work.values),
-                address(work.weight),
-                address(work.cotangents),
-                vectors,
-                count,
-                lanes,
-                seen,
-            )
-            adjoints(chain, work, full, seen)
-            spread(
-                address(work.keys), address(work.slope), address(work.queries), vectors, count, lanes, seen
-            )
-            mix(
-                address(work.out),
-                address(work.slope),
-                address(k.data),
-                b * k.batch + h * k.head,
-                k.row,
-                features,
-                seen,
-            )
-            for i in range(count):
-                for c in range(features):
-                    dq[b, at + i, h, c] = work.out[c, i // lanes, i % lanes] * chain.scale
-        for j in range(chain.keys):
-            dJ[b, h, j] = 2 * sum_of(load(work.couplings, j))
-            for c in range(features):
-                dk[b, j, h, c] = work.keys[j, c]
-                dv[b, j, h, c] = work.values[j, c]
 
 
 @jit

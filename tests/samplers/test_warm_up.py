@@ -24,6 +24,7 @@ KERNELS = [
     "compute.compiled_random",
     "samplers.banded.kernel",
     "samplers.banded.walks",
+    "attention.chain_gradient",
     "attention.chain_kernel",
     "attention.fused_kernel",
     "samplers.exact.kernel",
