@@ -8,8 +8,6 @@ Without a window all its keys are spins, and neighbours are coupled (:mod:`diaba
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -18,13 +16,12 @@ from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.decoding import DecodingState, check_state
 from diabat.attention.fused import FusedLayer, attend
 from diabat.attention.head_axis import merged_heads, split_heads
-from diabat.attention.key_couplings import ChainOptions
+from diabat.attention.key_couplings import ChainOptions, chain_options
 from diabat.attention.layer import can_fuse, check_sequences
 from diabat.attention.rotary import rotated
 from diabat.attention.self_couplings import self_probabilities
 from diabat.attention.windows import slot_keys, slots_to_keys, visible_keys, visible_slots, window_mix
 from diabat.checks import ArgumentError, check_choice, check_flag
-from diabat.edges import Edges
 from diabat.samplers.base import Sampler
 
 FAR = ("none", "independent")
@@ -215,7 +212,8 @@ class BoltzmannAttention(CoupledHeads):
         self._require_relative()
         x = x[:, None] if isinstance(x, Tensor) and x.ndim == 2 else x
         check_sequences(x, self.query.weight, self.embed_dim, None)
-        check_state(x, state, self.num_heads, self.embed_dim)
+        more = 0 if self.key_couplings is None else self.key_couplings.numbers
+        check_state(x, state, self.num_heads, self.embed_dim, more)
         q, k, v = self._projected(x, 0 if state is None else state.position)
         k, v = self._split(k), self._split(v)
         size = v.shape[-1]
@@ -242,11 +240,8 @@ class BoltzmannAttention(CoupledHeads):
         chain = self.key_couplings
         if chain is None:
             return None
-        features = known = chain.features(x)
-        if before is not None:
-            known = torch.cat((before[:, :, -chain.bandwidth :, chain.bandwidth :].to(features), features), 2)
-        band = chain(x, known)
-        return torch.cat((band, features.to(band)), -1)
+        w = chain.bandwidth
+        return torch.cat(chain(x, None if before is None else before[:, :, -w:, w:]), -1)
 
     @property
     def _in_slots(self) -> bool:
@@ -357,12 +352,10 @@ class BoltzmannAttention(CoupledHeads):
             layer = FusedLayer(bridge, self.num_heads, self.layout, self.causal)
             self._small = layer if layer.supported else None
 
-    def _solved(
-        self, fields: Tensor, visible: Tensor, *, zero: bool, couplings: Tensor | Edges | None = None
-    ) -> Tensor:
+    def _solved(self, fields: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
         """As in the base class; in mode J-self with the query's own spin at +1."""
         if self.mode != "J-self":
-            return super()._solved(fields, visible, zero=zero, couplings=couplings)
+            return super()._solved(fields, visible, zero=zero)
         J = self.couplings(fields.shape[-1])
         assert J is not None
         J = J.to(fields.dtype, copy=True)  # torch's compiler fails at a break of the graph on views of views
@@ -378,28 +371,6 @@ class BoltzmannAttention(CoupledHeads):
         if self.weighting != "probability":
             shown += f", weights={self.weighting!r}"
         return shown + ", rotary=True" * self.rotary + ", offset_bias=True" * (self.offset_bias is not None)
-
-
-def chain_options(
-    window: int | None, couplings: str | None, rank: int | None, bandwidth: int | None
-) -> ChainOptions | None:
-    """What is coupled without a window; None with one.
-
-    Raises:
-        ValueError: If an option is out of range, or one of those without a window is given with it.
-    """
-    given: dict[str, Any] = {"couplings": couplings, "rank": rank}
-    if window is not None:
-        for name, value in given.items():
-            if value is not None:
-                raise ArgumentError(
-                    name, f"expected None with a window, whose J belongs to slots, got {value!r}."
-                )
-        return None
-    if rank is not None and couplings in ("distance", "gates"):
-        raise ArgumentError("rank", f"expected None with couplings={couplings!r}, got {rank!r}.")
-    given["bandwidth"] = bandwidth
-    return ChainOptions(**{name: value for name, value in given.items() if value is not None})
 
 
 def check_windows(

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from diabat.attention.chain import ChainLayer, attend, fields_of, weights_of
 from diabat.attention.coupling_init import CouplingInit
-from diabat.attention.key_couplings import ChainOptions, KeyCouplings, band_edges
+from diabat.attention.key_couplings import ChainOptions, KeyCouplings, band_edges, band_matrix
 from diabat.attention.layer import IsingLayer, LayerProblems, can_fuse
 from diabat.attention.weights import log_odds, masked_softmax, normalised_weights, odds_fields
 from diabat.attention.windows import visible_keys, window_scores
@@ -310,14 +310,15 @@ class CoupledHeads(IsingLayer):
         wide, narrow = torch.promote_types(q.dtype, torch.float32), v.dtype
         layer = ChainLayer(causal, self.weighting, dropout)
         with torch.autocast(q.device.type, enabled=False):
-            q, k, band = (t.to(wide) for t in (q, k, band))
-            compiled = can_fuse(q, k, v.to(wide), band) and (wide == torch.float32 or not dropout)
+            q, k, band, values = (t.to(wide) for t in (q, k, band, v))
+            # The kernel draws dropout in float32 only.
+            compiled = can_fuse(q, k, values, band) and (wide == torch.float32 or not dropout)
             if self._chain_is_exact and compiled and not need_weights:
                 self._recorded = _ChainPass(layer, q.detach(), k.detach(), band.detach(), key_mask)
                 J = band[:, :, 1:, 0]
                 if key_mask is not None:
                     J = J.masked_fill(~(key_mask[:, None, 1:] & key_mask[:, None, :-1]), 0)
-                return attend(layer, q, k, v.to(wide), J, key_mask).to(narrow), None
+                return attend(layer, q, k, values, J, key_mask).to(narrow), None
             visible = visible_keys(q.shape[2], k.shape[2], key_mask, q.device, causal=causal)
             weights = self._chain_weights(self._scores(q, k), band, visible)
         weights = F.dropout(weights.to(narrow), dropout)
@@ -329,9 +330,11 @@ class CoupledHeads(IsingLayer):
         self._recorded = _ChainFields(fields.detach(), band.detach())
         if self._chain_is_exact:
             return weights_of(self.weighting, fields, band[:, :, 1:, 0], visible)
-        edges = band_edges(band)
-        given = edges if self._bridge.takes_edges else edges.matrix(scores.shape[-1])
-        return self._weights_of(scores, visible, zero=False, couplings=given)
+        bridge = self._bridge
+        given = band_edges(band) if bridge.takes_edges else band_matrix(band)
+        if self.weighting == "odds":
+            return masked_softmax(log_odds(bridge, fields, given, visible, None, self._fixed_seed), visible)
+        return normalised_weights(bridge(fields, given, visible, None, self._fixed_seed), visible)
 
     @property
     def _chain_is_exact(self) -> bool:
@@ -340,23 +343,20 @@ class CoupledHeads(IsingLayer):
         exact = able.exact and able.edges and bridge.estimator == "exact" and not bridge.draws
         return exact and self.bandwidth == 1
 
-    def _weights_of(
-        self, scores: Tensor, visible: Tensor, *, zero: bool, couplings: Tensor | Edges | None = None
-    ) -> Tensor:
+    def _weights_of(self, scores: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
         """Normalised weights [B, H, L, T] of keys that are all coupled.
 
         Args:
             scores: [B, H, L, T].
             visible: bool, broadcastable to the scores.
             zero: The mode has no fields, and the scores are 0.
-            couplings: J in place of that of the layer.
         """
         if self.mode == "softmax":
             return masked_softmax(scores, visible)
         if self.weighting == "odds":
             h = scores if zero else odds_fields(scores, visible)
-            return masked_softmax(self._solved(h, visible, zero=zero, couplings=couplings), visible)
-        return normalised_weights(self._solved(scores, visible, zero=zero, couplings=couplings), visible)
+            return masked_softmax(self._solved(h, visible, zero=zero), visible)
+        return normalised_weights(self._solved(scores, visible, zero=zero), visible)
 
     def _weights_with_far(
         self, scores: Tensor, keys: Tensor, filled: Tensor, visible: Tensor, *, zero: bool = False
@@ -384,14 +384,9 @@ class CoupledHeads(IsingLayer):
         alpha = torch.sigmoid(2 * scores).scatter(-1, keys, near.masked_fill(~filled, 0))
         return normalised_weights(alpha, visible)
 
-    def _solved(
-        self, fields: Tensor, visible: Tensor, *, zero: bool, couplings: Tensor | Edges | None = None
-    ) -> Tensor:
+    def _solved(self, fields: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
         """P(s_j = +1), [B, H, L, T], or the log-odds of it in a layer of odds."""
-        odds, (J, K) = (
-            self.weighting == "odds",
-            self._terms(fields) if couplings is None else (couplings, None),
-        )
+        odds, (J, K) = self.weighting == "odds", self._terms(fields)
         if self.mode == "h":
             return 2 * fields if odds else torch.sigmoid(2 * fields)
         if zero and self.mode == "J":

@@ -130,8 +130,10 @@ class DecodingState:
         )
 
 
-def check_state(x: Tensor, state: DecodingState | None, num_heads: int, embed_dim: int) -> None:
-    """Refuse anything but one token of every sequence of a state.
+def check_state(
+    x: Tensor, state: DecodingState | None, num_heads: int, embed_dim: int, more: int = 0
+) -> None:
+    """Refuse anything but one token of every sequence of a state, whose values have ``more`` numbers behind them.
 
     Raises:
         ValueError: Names the argument.
@@ -151,4 +153,8 @@ def check_state(x: Tensor, state: DecodingState | None, num_heads: int, embed_di
             "state",
             f"expected keys [{expected[0]}, {num_heads}, S, {expected[2]}] for this token, "
             f"got {list(state.keys.shape)}.",
+        )
+    if (found := state.values.shape[-1]) != expected[2] + more:
+        raise ArgumentError(
+            "state", f"expected values with {expected[2] + more} numbers for each head, got {found}."
         )

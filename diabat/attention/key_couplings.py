@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,28 @@ class ChainOptions:
         check_choice("couplings", self.couplings, SOURCES)
         check_count("rank", self.rank)
         check_count("bandwidth", self.bandwidth)
+
+
+def chain_options(
+    window: int | None, couplings: str | None, rank: int | None, bandwidth: int | None
+) -> ChainOptions | None:
+    """What is coupled without a window; None with one.
+
+    Raises:
+        ValueError: If an option is out of range, or one of those without a window is given with it.
+    """
+    given: dict[str, Any] = {"couplings": couplings, "rank": rank}
+    if window is not None:
+        for name, value in given.items():
+            if value is not None:
+                raise ArgumentError(
+                    name, f"expected None with a window, whose J belongs to slots, got {value!r}."
+                )
+        return None
+    if rank is not None and couplings in ("distance", "gates"):
+        raise ArgumentError("rank", f"expected None with couplings={couplings!r}, got {rank!r}.")
+    given["bandwidth"] = bandwidth
+    return ChainOptions(**{name: value for name, value in given.items() if value is not None})
 
 
 class KeyCouplings(nn.Module):
@@ -87,59 +110,86 @@ class KeyCouplings(nn.Module):
                 "coupling_init",
                 f"expected a distance of at most bandwidth = {options.bandwidth}, got {init.distance}.",
             )
-        self.distance = nn.Parameter(torch.zeros(num_heads, options.bandwidth, device=device, dtype=dtype))
-        if init is not None:
-            init.fill(self.distance, torch.arange(1, options.bandwidth + 1))
+        self.distance = nn.Parameter(torch.empty(num_heads, options.bandwidth, device=device, dtype=dtype))
         self.first = self.second = None
         if options.couplings != "distance":
-            gated = options.couplings == "gates"
-            rank = 1 if gated else options.rank
+            rank = 1 if options.couplings == "gates" else options.rank
+            first, second = num_heads * rank, num_heads * options.bandwidth * rank
             # float32: parameters, gradients and both moments of an optimiser.
-            size = 16 * num_heads * (1 + options.bandwidth) * rank * embed_dim
-            require_memory(size, f"features of rank = {rank}", "rank")
-            drawn = torch.randn(num_heads * rank, embed_dim, dtype=dtype) / embed_dim**0.5
-            self.first = nn.Parameter((0 * drawn if gated else drawn).to(device))
-            second = torch.zeros(num_heads * options.bandwidth * rank, embed_dim, device=device, dtype=dtype)
-            self.second = nn.Parameter(second)
+            require_memory(16 * (first + second) * embed_dim, f"features of rank = {rank}", "rank")
+            self.first, self.second = (
+                nn.Parameter(torch.empty(rows, embed_dim, device=device, dtype=dtype))
+                for rows in (first, second)
+            )
+        self.initialise(nn.init)
+        if init is not None:
+            init.fill(self.distance, torch.arange(1, options.bandwidth + 1))
+
+    def initialise(self, functions: Any) -> None:
+        """Set J = 0 by functions of the names and arguments of ``torch.nn.init``."""
+        functions.zeros_(self.distance)
+        if self.first is None:
+            return
+        functions.zeros_(self.second)
+        if self.source == "gates":
+            functions.zeros_(self.first)
+        else:
+            functions.normal_(self.first, std=self.first.shape[1] ** -0.5)
 
     def extra_repr(self) -> str:
         """Show what J depends on in ``repr``."""
         return f"{self.source}, bandwidth={self.bandwidth}"
 
-    def features(self, x: Tensor) -> Tensor:
-        """Features a of tokens [B, L, D] for the couplings with later ones, [B, H, L, r]; r = 0 without features."""
-        if self.first is None:
-            return x.new_zeros(len(x), self.num_heads, x.shape[1], 0)
-        return F.linear(x, self.first).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+    @property
+    def numbers(self) -> int:
+        """W + r, the numbers that decoding keeps of a token and a head."""
+        return self.bandwidth + (0 if self.first is None else len(self.first) // self.num_heads)
 
-    def forward(self, x: Tensor, before: Tensor) -> Tensor:
-        """J of every token with the w tokens before it, [B, H, L, w], 0 where there are none.
+    def forward(self, x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """J of every token with the w tokens before it, 0 where there are none, and the features a of the tokens.
 
         Args:
             x: Tokens [B, L, D].
-            before: a of these tokens and of those before them, [B, H, S, r], S >= L.
+            before: a of the tokens before them, [B, H, S, r]; None if these are the first.
+
+        Returns:
+            [B, H, L, w] and [B, H, L, r], float32 or float64; r = 0 with ``distance``.
         """
-        (batch, length, _), keys, w = x.shape, before.shape[2], self.bandwidth
+        (batch, length, _), w = x.shape, self.bandwidth
         # Couplings are sums of few terms: they are formed in float32 at least.
-        wide = torch.promote_types(x.dtype, torch.float32)
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         with torch.autocast(x.device.type, enabled=False):
-            found = self.distance.to(wide)[:, None].expand(batch, -1, length, -1)
-            if self.second is not None:
-                b = F.linear(x.to(wide), self.second.to(wide))
-                b = b.unflatten(-1, (self.num_heads, w, -1)).transpose(1, 2)  # [B, H, L, w, r]
-                if keys - length < w:
-                    before = F.pad(before, (0, 0, w, 0))
+            found = self.distance.to(x)[:, None].expand(batch, -1, length, -1)
+            features = x.new_zeros(batch, self.num_heads, length, 0)
+            if self.first is not None and self.second is not None:
+                a, b = (
+                    F.linear(x, t.to(x)).unflatten(-1, (self.num_heads, -1))
+                    for t in (self.first, self.second)
+                )
+                features, b = a.transpose(1, 2), b.unflatten(-1, (w, -1)).transpose(1, 2)  # [B, H, L, w, r]
+                known = features if before is None else torch.cat((before.to(x), features), 2)
+                if known.shape[2] - length < w:
+                    known = F.pad(known, (0, 0, w, 0))
                 # Of the tokens j-1, j-2, .. j-w.
-                past = before[:, :, before.shape[2] - length - w : before.shape[2] - 1].to(wide)
+                past = known[:, :, known.shape[2] - length - w : known.shape[2] - 1]
                 a = past[:, :, :, None] if w == 1 else past.unfold(2, w, 1).movedim(-1, 3).flip(3)
                 if self.source == "gates":
                     found = found * (a.sigmoid() * b.sigmoid())[..., 0]
                 else:
                     found = found + (a * b).sum(-1)
-            if keys - length >= w:
-                return found
-            place = torch.arange(keys - length, keys, device=x.device)
-            return torch.where(place[:, None] > torch.arange(w, device=x.device), found, 0)
+            first = 0 if before is None else before.shape[2]
+            if first < w:
+                place = torch.arange(first, first + length, device=x.device)
+                found = torch.where(place[:, None] > torch.arange(w, device=x.device), found, 0)
+            return found, features
+
+
+def band_matrix(band: Tensor) -> Tensor:
+    """Couplings [B, H, S, w] with the keys before as symmetric matrices, [B, H, 1, S, S]."""
+    keys, w = band.shape[-2:]
+    zero = band.new_zeros(*band.shape[:2], keys, keys)
+    lower = sum((torch.diag_embed(band[..., d:, d - 1], -d) for d in range(1, min(w + 1, keys))), zero)
+    return (lower + lower.mT)[:, :, None]
 
 
 def band_edges(band: Tensor) -> Edges:

@@ -89,14 +89,15 @@ class IsingLayer(nn.Module):
 
 def _fitted(sampler: Sampler, problems: LayerProblems) -> Sampler:
     """Adapt a backend to the problems of a layer; refuse now what it would refuse at the first batch."""
-    reach, able = problems.reach, sampler.capabilities
+    able, reach = sampler.capabilities, problems.reach
+    if reach is not None and problems.window is None and able.exact and not able.edges:
+        raise UnsupportedError(
+            "sampler",
+            f"expected one that takes edges without a window, as 'banded' does, got '{sampler.name}'.",
+        )
     if reach is not None:
-        if problems.window is None and able.exact and not able.edges:
-            raise UnsupportedError(
-                "sampler",
-                f"expected one that takes edges without a window, as 'banded' does, got '{sampler.name}'.",
-            )
         sampler = sampler.for_window(reach + 1 if problems.window is None else problems.window, reach)
+    able = sampler.capabilities
     if problems.three_body and not able.three_body:
         raise UnsupportedError(
             "mode",

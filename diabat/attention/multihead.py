@@ -6,16 +6,15 @@ h_ij = q_i·k_j / sqrt(d) and a float mask m, and weights alpha_ij / Σ_k alpha_
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diabat.attention.boltzmann import chain_options, check_windows
+from diabat.attention.boltzmann import check_windows
 from diabat.attention.coupled import Backend, CoupledHeads, CouplingLayout
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.head_axis import merged_heads, split_heads
+from diabat.attention.key_couplings import chain_options
 from diabat.attention.layer import check_tokens
 from diabat.checks import ArgumentError
 from diabat.samplers.base import Sampler
@@ -104,12 +103,18 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         )  # fmt: skip
         # torch's transformer layers read this before they use a fused softmax with the weights of this module.
         self._qkv_same_embed_dim = False
-        more: Any = {"coupling_init": coupling_init, "device": device, "dtype": dtype}
+        if sampler is None:
+            sampler = "exact" if chain is None else "banded"
+        backend = Backend(sampler, gradient, num_reads)
         if chain is None:
-            self._build_terms(num_heads, layout, Backend(sampler or "exact", gradient, num_reads), **more)
+            self._build_terms(
+                num_heads, layout, backend, coupling_init=coupling_init, device=device, dtype=dtype
+            )
         else:
-            backend = Backend(sampler or "banded", gradient, num_reads)
-            self._build_chain(self.kdim, num_heads, chain, weights, backend, **more)
+            self._build_chain(
+                self.kdim, num_heads, chain, weights, backend, coupling_init=coupling_init, device=device,
+                dtype=dtype,
+            )  # fmt: skip
 
     def forward(
         self,
@@ -155,8 +160,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         q, k, v = self._projected(query, key, value)
         shape = (*q.shape[:3], k.shape[2])
-        chain, weights = self.key_couplings, None
-        band = None if chain is None else chain(key, chain.features(key))
+        band, weights = None if self.key_couplings is None else self.key_couplings(key)[0], None
         padding = key_padding_mask
         plain = attn_mask is None and (padding is None or padding.dtype == torch.bool)
         if band is not None and plain and not need_weights and (not is_causal or q.shape[2] == k.shape[2]):

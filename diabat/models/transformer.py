@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.boltzmann import BoltzmannAttention, chain_options, check_windows, coupling_parameters
+from diabat.attention.boltzmann import BoltzmannAttention, check_windows, coupling_parameters
 from diabat.attention.coupled import SELF_MODES, CouplingLayout
 from diabat.attention.coupling_init import CouplingInit
-from diabat.attention.key_couplings import KeyCouplings
+from diabat.attention.key_couplings import KeyCouplings, chain_options
 from diabat.checks import ArgumentError, check_choice, check_count, check_number
 from diabat.compute.memory import require_memory
 from diabat.models.base import Model, ModelOptions

@@ -123,6 +123,29 @@ def test_single_precision_is_within_1e_5_of_double(law: ChainLayer, fields: floa
     torch.testing.assert_close(attend(law, q, k, v, J, None).double(), expected, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("law", LAWS)
+def test_couplings_beyond_the_range_of_the_kernel(law: ChainLayer) -> None:
+    """Operators compute them in log space; nothing is clamped, and no derivative is lost."""
+    q, k, v, J = inputs((2, 2, 12, 12, 4), strength=200.0)
+    terms = [t.requires_grad_() for t in (40 * q, k, v, J)]
+    assert float(J.detach().abs().max()) > 200
+    found, expected = solved(law, terms), operated(law, terms)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    g = torch.randn_like(found)
+    for one, other in zip(
+        torch.autograd.grad(found, terms, g), torch.autograd.grad(expected, terms, g), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+    strong = [
+        t.detach().float() for t in (q, k, v, J / 10)
+    ]  # about 20: dropout is drawn in single precision only
+    torch.manual_seed(2)
+    dropped = solved(law._replace(dropout=0.5), strong)
+    torch.manual_seed(2)
+    weights = F.dropout(by_operators(law, strong[0], strong[1], strong[2], strong[3], None)[1], 0.5)
+    torch.testing.assert_close(dropped, weights @ strong[2])
+
+
 def test_saturated_messages_stay_finite() -> None:
     """T = -1 and r near 1, where 1 + T r vanishes in single precision."""
     q = torch.tensor([[[[40.0]]]])
@@ -333,6 +356,15 @@ def test_a_step_equals_the_last_position(name: str) -> None:
         torch.testing.assert_close(swapped, expected.flip(0), rtol=0, atol=2e-6)
 
 
+def test_states_of_other_layers_are_refused() -> None:
+    x = torch.randn(1, 3, 12)
+    window = BoltzmannAttention(12, 2, 4, relative=True)
+    with pytest.raises(ValueError, match="state: expected values with 15 numbers for each head, got 6"):
+        built().step(x[:, 0], window.prefill(x)[1])
+    with pytest.raises(ValueError, match="state: expected values with 6 numbers for each head, got 15"):
+        window.step(x[:, 0], built().prefill(x)[1])
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 def test_what_works_with_an_ordinary_module_works_here() -> None:
     layer = built(weights="odds", dropout=0.1).eval()
@@ -343,7 +375,9 @@ def test_what_works_with_an_ordinary_module_works_here() -> None:
     file.seek(0)
     assert torch.equal(torch.load(file, weights_only=False)(x), expected)
     assert torch.equal(copy.deepcopy(layer)(x), expected)
-    torch.testing.assert_close(torch.compile(layer)(x), expected)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), expected)
+    band = built(bandwidth=2).eval()
+    torch.testing.assert_close(torch.compile(band, fullgraph=True)(x), band(x))
     parameters: dict[str, Tensor] = dict(layer.named_parameters())
     one = torch.func.vmap(lambda row: torch.func.functional_call(layer, parameters, (row[None],))[0])(x)
     torch.testing.assert_close(one, expected)
@@ -368,6 +402,8 @@ def test_a_pass_in_inference_mode_leaves_nothing_that_training_cannot_use() -> N
     with torch.inference_mode():
         layer(x)
     layer(x).sum().backward()
+    assert layer.key_couplings is not None
+    assert layer.key_couplings.distance.grad is not None
 
 
 def test_couplings_start_at_the_given_ones_and_train() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_decoders import adapted, decoder, logits, prompts
+from tiny_decoders import LAYERS, adapted, decoder, logits, prompts
 from torch import Tensor, nn
 from transformers import StaticCache
 
+from diabat.attention.key_couplings import KeyCouplings
 from diabat.huggingface import convert, parameter_groups
 from diabat.huggingface.boltzmann import BoltzmannHeads, BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import boltzmann_attention, find_windows
@@ -290,3 +291,24 @@ def test_bad_options_of_chains() -> None:
     ):
         with pytest.raises(ValueError, match=sentence):
             convert(decoder("llama"), **options)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("window", [COUPLED, None])
+def test_a_converted_model_compiles_to_one_graph(window: int | None) -> None:
+    model, batch = randomised(convert(decoder("llama"), window)), prompts()
+    expected = logits(model, batch)
+    with torch.no_grad():
+        found = torch.compile(model, fullgraph=True)(**batch).logits * batch["attention_mask"][:, :, None]
+    assert_close(found, expected)
+
+
+def test_features_of_couplings_train_at_the_rate_of_the_model() -> None:
+    model = convert(decoder("llama"), None, couplings="tokens")
+    groups = {group["name"]: group["params"] for group in parameter_groups(model, 1e-3, 1e-2)}
+    chains = [part for part in model.modules() if isinstance(part, KeyCouplings)]
+    assert len(chains) == LAYERS
+    assert {id(p) for p in groups["couplings"]} == {id(chain.distance) for chain in chains}
+    assert {id(p) for chain in chains for p in (chain.first, chain.second)} <= {
+        id(p) for p in groups["decayed"]
+    }

@@ -16,16 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from inspect import signature
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diabat.attention.boltzmann import chain_options
 from diabat.attention.coupled import Backend, CoupledHeads, CouplingLayout
+from diabat.attention.key_couplings import chain_options
 from diabat.attention.windows import visible_keys as causal_keys
 from diabat.checks import ArgumentError, check_number, check_positive
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
@@ -45,11 +43,14 @@ class BoltzmannHeads(CoupledHeads):
         coupling_pairs: J_jk for j < k, [H, T(T-1)/2], initialised to 0; as in :class:`diabat.BoltzmannAttention`.
         key_couplings: The couplings without a window, J = 0 at first; else None.
         sampler: The backend.
+        always_weights: Form weights although nobody asked: the module does not pass ``output_attentions`` on.
 
     Raises:
         ValueError: If an option is invalid.
         UnsupportedError: If the backend does not support the window or the estimator.
     """
+
+    always_weights = False
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class BoltzmannHeads(CoupledHeads):
         mask: Tensor,
         *,
         dropout: float = 0.0,
-        need_weights: bool = True,
+        need_weights: bool | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Mix values, and compute normalised weights, [B, H, Q, K], in float32 or float64.
 
@@ -98,12 +99,13 @@ class BoltzmannHeads(CoupledHeads):
             value: Likewise.
             mask: bool [B or 1, 1 or H, Q, K], True where a key is visible, or floating, added to the scores.
             dropout: Probability of dropout of the weights.
-            need_weights: Whether weights are needed.
+            need_weights: Whether weights are needed; None if the module does not say.
         """
         groups = q.shape[1] // key.shape[1]
         k, v = repeated(key.to(q.dtype), groups), repeated(value, groups)
         if self.key_couplings is not None:
-            return self._over_chain(q, k, v, value, mask, dropout, need_weights)
+            shown = self.always_weights if need_weights is None else need_weights
+            return self._over_chain(q, k, v, value, mask, dropout, shown)
         assert self.window is not None
         windows = find_windows(mask, self.window, q.dtype, far=self.options.far == "independent")
         weights = self._weights_with_far(
@@ -112,43 +114,28 @@ class BoltzmannHeads(CoupledHeads):
         return self._mixed(weights, v, dropout)
 
     def initialise(self, functions: Any) -> None:
-        """Set J = 0 by functions such as those of torch.nn.init."""
-        chain = self.key_couplings
-        if chain is None:
+        """Set J = 0 by functions of the names and arguments of ``torch.nn.init``."""
+        if self.key_couplings is None:
             functions.zeros_(self.coupling_pairs)
-            return
-        functions.zeros_(chain.distance)
-        if chain.first is not None and chain.second is not None:
-            functions.zeros_(chain.second)
-            if chain.source == "gates":
-                functions.zeros_(chain.first)
-            else:
-                functions.normal_(chain.first, std=chain.first.shape[1] ** -0.5)
+        else:
+            self.key_couplings.initialise(functions)
 
     def _over_chain(
         self, q: Tensor, k: Tensor, v: Tensor, value: Tensor, mask: Tensor, dropout: float, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
+        """The same without a window, in one compiled call if no weights are needed and the mask is a plain one."""
         assert self.key_couplings is not None
-        x = value.transpose(1, 2).flatten(2)
-        band, visible = (
-            self.key_couplings(x.to(q.dtype), self.key_couplings.features(x.to(q.dtype))),
-            visible_keys(mask),
-        )
-        # A causal mask with padding needs no mask [Q, K].
+        band, _ = self.key_couplings(value.transpose(1, 2).flatten(2).to(q.dtype))
+        visible = visible_keys(mask)
         last = visible[:, 0, -1]
-        causal = causal_keys(q.shape[2], k.shape[2], last, q.device)
-        if (
-            need_weights
-            or not torch.equal(visible, causal)
-            or (mask.is_floating_point() and bool(mask[visible].any()))
-        ):
-            scores = q @ k.mT
-            if mask.is_floating_point():
-                scores = scores + torch.where(visible, mask, 0).to(scores)
-            seen = visible | ~visible.any(-1, keepdim=True)
-            return self._mixed(self._chain_weights(scores, band, seen), v, dropout)
-        dropout = dropout if self.training else 0.0
-        return self._chained(q * q.shape[-1] ** 0.5, k, v, band, last.expand(len(q), -1), dropout=dropout)
+        if not need_weights and _is_plain(mask, visible, last):
+            dropout = dropout if self.training else 0.0
+            return self._chained(q * q.shape[-1] ** 0.5, k, v, band, last.expand(len(q), -1), dropout=dropout)
+        scores = q @ k.mT
+        if mask.is_floating_point():
+            scores = scores + torch.where(visible, mask, 0).to(scores)
+        seen = visible | ~visible.any(-1, keepdim=True)
+        return self._mixed(self._chain_weights(scores, band, seen), v, dropout)
 
     def _mixed(self, weights: Tensor, v: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
         weights = F.dropout(weights.to(v.dtype), p=dropout, training=self.training)
@@ -246,16 +233,20 @@ def boltzmann_attention(
     wide = torch.promote_types(query.dtype, torch.float32)
     with torch.autocast(query.device.type, enabled=False):
         scaled = query.to(wide) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-        shown = kwargs.get("output_attentions", _keeps_request(type(module).forward))
         # Called, since peft may have wrapped the couplings (modules_to_save).
-        mixed, weights = heads(scaled, key, value, attention_mask, dropout=dropout, need_weights=bool(shown))
+        mixed, weights = heads(
+            scaled, key, value, attention_mask, dropout=dropout, need_weights=kwargs.get("output_attentions")
+        )
     return mixed.transpose(1, 2).contiguous(), weights
 
 
-@cache
-def _keeps_request(forward: Callable[..., Any]) -> bool:
-    """Whether a module does not hand ``output_attentions`` to its attention function, which cannot know it then."""
-    return "output_attentions" in signature(forward).parameters
+def _is_plain(mask: Tensor, visible: Tensor, last: Tensor) -> bool:
+    """Whether a mask is causal with the keys of the ``last`` query, [B, K], and adds nothing; not in graphs."""
+    if torch.compiler.is_compiling():
+        return False
+    queries, keys = mask.shape[-2:]
+    causal = causal_keys(queries, keys, last, mask.device)
+    return torch.equal(visible, causal) and not (mask.is_floating_point() and bool(mask[visible].any()))
 
 
 def parameter_groups(
@@ -268,7 +259,7 @@ def parameter_groups(
 
     Args:
         model: A converted model, or a model of peft around one.
-        lr: Rate of all parameters but the couplings.
+        lr: Rate of all parameters but the couplings; also of the features that couplings of tokens depend on.
         coupling_lr: Rate of the couplings (and of parameters that a backend learns); they are sums of few terms, and
             rates of about 3e-3 moved them in our runs, where 3e-4 did not.
         weight_decay: Of matrices; vectors (biases, norms) and couplings do not decay.
@@ -285,7 +276,10 @@ def parameter_groups(
             "model",
             f"expected a model with couplings (diabat.huggingface.convert), got {type(model).__name__}.",
         )
-    couplings = [p for part in heads for p in part.parameters() if p.requires_grad]
+    features = ("key_couplings.first", "key_couplings.second")  # matrices as those of keys and queries
+    couplings = [
+        p for part in heads for name, p in part.named_parameters() if p.requires_grad and name not in features
+    ]
     if not couplings:
         raise ArgumentError(
             "model",

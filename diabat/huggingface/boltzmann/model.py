@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
+from inspect import signature
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -205,6 +206,7 @@ def attach(model: Any, options: BoltzmannOptions) -> None:
         for module, w in zip(modules.values(), weights, strict=True)
     ]
     for module, part in zip(modules.values(), built, strict=True):
+        part.always_weights = "output_attentions" in signature(type(module).forward).parameters
         module.add_module(NAME, part)
 
 
