@@ -50,14 +50,14 @@ def decoding(model: Any, ids: Tensor) -> Call:
 
 
 def coupled() -> list[Case]:
-    """Couplings among the last T keys in a Llama of 4 layers: a training step and a decoded token."""
+    """Couplings among the last T keys, or over a chain of all, in a Llama of 4 layers: a training step and a token."""
 
-    def converted(window: int, options: Mapping[str, Any]) -> Any:
+    def converted(window: int | None, options: Mapping[str, Any]) -> Any:
         from diabat.huggingface import convert
 
         model = convert(llama(4, 256), window, **options)
         for name, parameter in model.named_parameters():
-            if "coupling_pairs" in name:
+            if name.endswith(("coupling_pairs", "key_couplings.second")):
                 nn.init.normal_(parameter, std=0.2)
         return model
 
@@ -86,6 +86,9 @@ def coupled() -> list[Case]:
     def coupled_by(window: int, way: Callable[[Any], Call], options: dict[str, Any]) -> Call:
         return way(converted(window, options))
 
+    def chained_by(_: str, way: Callable[[Any], Call]) -> Call:
+        return way(converted(None, {"couplings": "tokens"}))
+
     kinds: dict[str, dict[str, Any]] = {
         "odds": {}, "odds, far none": {"far": "none"}, "probability": {"weights": "probability"},
     }  # fmt: skip
@@ -98,6 +101,11 @@ def coupled() -> list[Case]:
         for name, options in kinds.items():
             build: Build = partial(coupled_by, way=way, options=options)
             found.append(Case(f"Llama/{what}, {name}", build, (8, 12, 16), "T", peers=compared))
+        chained = {
+            "sdpa": Peer(partial(plain, way=way, attention="sdpa"), None if way is step else 1 / 0.7),
+            "eager": Peer(partial(plain, way=way, attention="eager"), 1.5 if way is step else None),
+        }
+        found.append(Case(f"Llama/{what}, chain", partial(chained_by, way=way), label="", peers=chained))
     return found
 
 
