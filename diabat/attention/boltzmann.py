@@ -389,8 +389,8 @@ def check_windows(
     without_fields = mode != "softmax" and "h" not in layout.terms
     alone = chain is not None
     for refused, name, expected in (
-        (alone and mode != "h+J", "mode", f"'h+J' with window=None, got {mode!r}"),
-        (alone and not relative, "relative", "True with window=None, got False"),
+        (alone and mode != "h+J", "mode", f"'h+J' to couple neighbouring keys (window=None), got {mode!r}"),
+        (alone and not relative, "relative", "True to couple neighbouring keys (window=None), got False"),
         (alone and far != "none", "far", f"'none' with window=None, where all keys are coupled, got {far!r}"),
         (alone and offset_bias, "offset_bias", "False with window=None, got True"),
         (

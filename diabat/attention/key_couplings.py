@@ -55,7 +55,7 @@ def chain_options(
         for name, value in given.items():
             if value is not None:
                 raise ArgumentError(
-                    name, f"expected None with a window, whose J belongs to slots, got {value!r}."
+                    name, f"expected None unless neighbouring keys are coupled (window=None), got {value!r}."
                 )
         return None
     if rank is not None and couplings in ("distance", "gates"):

@@ -95,7 +95,9 @@ class TransformerOptions(ModelOptions):
             raise ArgumentError("attention_window", f"expected None without relative couplings, {got}.")
         if self.attention_window is not None and self.couplings is not None:
             got = f"got {self.attention_window}"
-            raise ArgumentError("attention_window", f"expected None with couplings of neighbours, {got}.")
+            raise ArgumentError(
+                "attention_window", f"expected None with couplings={self.couplings!r}, {got}."
+            )
         if self.positions == "rope" and self.embed_dim // self.num_heads % 2:
             got = f"{self.embed_dim} / {self.num_heads}"
             raise ArgumentError("positions", f"'rope' expects an even embed_dim / num_heads, got {got}.")

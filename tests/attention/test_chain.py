@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -449,18 +450,24 @@ def test_other_backends_answer(sampler: str) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"window": 4, "rank": 2}, "rank: expected None with a window, whose J belongs to slots, got 2."),
+        (
+            {"window": 4, "rank": 2},
+            "rank: expected None unless neighbouring keys are coupled (window=None), got 2.",
+        ),
         (
             {"window": 4, "couplings": "tokens"},
-            "couplings: expected None with a window, whose J belongs to slots, ",
+            "couplings: expected None unless neighbouring keys are coupled (window=None), ",
         ),
         ({"rank": 0}, "rank: expected an integer >= 1, got 0."),
         ({"rank": 10**12}, "rank: features of rank = 1000000000000 need "),
         ({"rank": 2, "couplings": "distance"}, "rank: expected None with couplings='distance', got 2."),
         ({"couplings": "words"}, "couplings: expected one of distance, tokens, gates, got 'words'."),
         ({"bandwidth": 0}, "bandwidth: expected an integer >= 1, got 0."),
-        ({"relative": False}, "relative: expected True with window=None, got False."),
-        ({"mode": "h"}, "mode: expected 'h+J' with window=None, got 'h'."),
+        (
+            {"relative": False},
+            "relative: expected True to couple neighbouring keys (window=None), got False.",
+        ),
+        ({"mode": "h"}, "mode: expected 'h+J' to couple neighbouring keys (window=None), got 'h'."),
         (
             {"far": "independent"},
             "far: expected 'none' with window=None, where all keys are coupled, got 'independent'.",
@@ -481,7 +488,7 @@ def test_other_backends_answer(sampler: str) -> None:
     ],
 )
 def test_bad_options(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match="^" + sentence.replace("(", r"\(").replace("+", r"\+")):
+    with pytest.raises(ValueError, match="^" + re.escape(sentence)):
         BoltzmannAttention(8, 2, **{"window": None, "relative": True, **options})
 
 
