@@ -207,8 +207,16 @@ def chains() -> list[Case]:
         )
         made = Transformer(options, SYMBOLS, SYMBOLS, 4096, "exact" if softmax else "banded").eval()
         with torch.no_grad():
-            state = made.prefill(torch.randint(SYMBOLS, (1, length)))[1]
-        return torch.no_grad()(partial(made.step, torch.zeros(1, dtype=torch.int64), state))
+            start = made.prefill(torch.randint(SYMBOLS, (1, length)))[1]
+        new, states = torch.zeros(1, dtype=torch.int64), [start]
+
+        @torch.no_grad()
+        def step() -> None:
+            states.append(made.step(new, states.pop())[1])
+            if int(states[0].position) == length + 64:
+                states[0] = start
+
+        return step
 
     sizes = (128, 512, 2048)
     compared = [

@@ -22,6 +22,7 @@ from diabat.attention.rotary import rotated
 from diabat.attention.self_couplings import self_probabilities
 from diabat.attention.windows import slot_keys, slots_to_keys, visible_keys, visible_slots, window_mix
 from diabat.checks import ArgumentError, check_choice, check_flag
+from diabat.ising import without_autocast
 from diabat.samplers.base import Sampler
 
 FAR = ("none", "independent")
@@ -165,7 +166,8 @@ class BoltzmannAttention(CoupledHeads):
             x, self.query.weight, self.embed_dim, key_padding_mask, None if self.relative else self.window
         )
         key_mask = None if key_padding_mask is None else ~key_padding_mask
-        out, weights = self._attend(*self._projected(x), key_mask, self._chain_of(x), need_weights)
+        chain = self._chain_of(x)
+        out, weights = self._attend(*self._projected(x), key_mask, chain[0] if chain else None, need_weights)
         if not need_weights:
             return out
         assert weights is not None
@@ -188,10 +190,10 @@ class BoltzmannAttention(CoupledHeads):
         check_sequences(x, self.query.weight, self.embed_dim, key_padding_mask)
         q, k, v = self._projected(x)
         key_mask, chain = None if key_padding_mask is None else ~key_padding_mask, self._chain_of(x)
-        out, _ = self._attend(q, k, v, key_mask, chain)
+        out, _ = self._attend(q, k, v, key_mask, chain[0] if chain else None)
         everything = x.new_ones(x.shape[:2], dtype=torch.bool) if key_mask is None else key_mask
         count = torch.full((), x.shape[1], dtype=torch.int64, device=x.device)
-        values = self._split(v) if chain is None else torch.cat((self._split(v), chain), -1)
+        values = torch.cat((self._split(v), *chain), -1) if chain else self._split(v)
         state = DecodingState(self._split(k), values, everything, count)
         return out, state.last(self._kept)
 
@@ -212,36 +214,30 @@ class BoltzmannAttention(CoupledHeads):
         self._require_relative()
         x = x[:, None] if isinstance(x, Tensor) and x.ndim == 2 else x
         check_sequences(x, self.query.weight, self.embed_dim, None)
-        more = 0 if self.key_couplings is None else self.key_couplings.numbers
-        check_state(x, state, self.num_heads, self.embed_dim, more)
+        chain = self.key_couplings
+        check_state(x, state, self.num_heads, self.embed_dim, 0 if chain is None else chain.numbers)
         q, k, v = self._projected(x, 0 if state is None else state.position)
         k, v = self._split(k), self._split(v)
         size = v.shape[-1]
-        chain = self._chain_of(x, None if state is None else state.values[..., size:])
         if chain is not None:
-            v = torch.cat((v, chain), -1)
+            w = chain.bandwidth
+            v = torch.cat((v, *chain(x, None if state is None else state.values[:, :, -w:, size + w :])), -1)
         if state is None:
             state = DecodingState.empty(k, v)
         state = state.extended(k, v, self._kept)
         if chain is not None:
-            values, chain = state.values.split((size, chain.shape[-1]), -1)
-            out, _ = self._of_heads(self._split(q), state.keys, values.to(q.dtype), state.key_mask, chain)
+            values, band = state.values[..., :size].to(q.dtype), state.values[..., size : size + w]
+            out, _ = self._of_heads(self._split(q), state.keys, values, state.key_mask, band)
         elif self._small is None:  # no copy of the keys
             out, _ = self._of_heads(self._split(q), state.keys, state.values, state.key_mask)
         else:
             out, _ = self._attend(q, merged_heads(state.keys), merged_heads(state.values), state.key_mask)
         return out[:, 0], state
 
-    def _chain_of(self, x: Tensor, before: Tensor | None = None) -> Tensor | None:
-        """Couplings and features of tokens [B, L, D] without a window, [B, H, L, w + r].
-
-        ``before`` are those of the tokens before them.
-        """
-        chain = self.key_couplings
-        if chain is None:
-            return None
-        w = chain.bandwidth
-        return torch.cat(chain(x, None if before is None else before[:, :, -w:, w:]), -1)
+    def _chain_of(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Couplings [B, H, L, w] and features [B, H, L, r] of tokens [B, L, D] without a window."""
+        found: tuple[Tensor, Tensor] | None = None if self.key_couplings is None else self.key_couplings(x)
+        return found
 
     @property
     def _in_slots(self) -> bool:
@@ -272,13 +268,13 @@ class BoltzmannAttention(CoupledHeads):
         k: Tensor,
         v: Tensor,
         key_mask: Tensor | None,
-        chain: Tensor | None = None,
+        band: Tensor | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Outputs [B, Q, D] of the last Q of S tokens, and the weights, of queries, keys and values [B, L, D].
 
         The weights are those of slots, [B, H, Q, T], in a full pass where only keys of the window are visible;
-        otherwise those of keys, [B, H, Q, S].  ``chain`` couples neighbouring keys.
+        otherwise those of keys, [B, H, Q, S].  ``band`` couples keys with those before them, [B, H, S, w].
         """
         layer, pairs = self._small, self.coupling_pairs
         if layer is not None and can_fuse(q, k, v, pairs):
@@ -288,7 +284,7 @@ class BoltzmannAttention(CoupledHeads):
             if found is not None:
                 mixed, weights = found
                 return self.output(mixed), weights
-        return self._of_heads(self._split(q), self._split(k), self._split(v), key_mask, chain, need_weights)
+        return self._of_heads(self._split(q), self._split(k), self._split(v), key_mask, band, need_weights)
 
     def _record(self, fields: Tensor, couplings: Tensor | None) -> None:
         self._recorded = fields, couplings
@@ -299,17 +295,15 @@ class BoltzmannAttention(CoupledHeads):
         k: Tensor,
         v: Tensor,
         key_mask: Tensor | None,
-        chain: Tensor | None = None,
+        band: Tensor | None = None,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """The same of the features of each head, [B, H, L, d]."""
         weights: Tensor | None
-        if chain is None:
+        if band is None:
             mixed, weights = self._by_operators(q, k, v, key_mask)
         else:
-            assert self.bandwidth is not None
             dropout, causal = self.dropout.p if self.training else 0.0, self.causal
-            band = chain[..., : self.bandwidth]
             mixed, weights = self._chained(
                 q, k, v, band, key_mask, causal=causal, dropout=dropout, need_weights=need_weights
             )
@@ -322,7 +316,7 @@ class BoltzmannAttention(CoupledHeads):
         """Mixed values [B, H, Q, d] and weights with a window."""
         queries, keys = q.shape[-2], k.shape[-2]
         window, in_slots = min(self.layout.window, keys), self._in_slots and queries == keys
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             scores = self._scores(q, k, window if in_slots else None)
             if self.offset_bias is not None:
                 bias = self.offset_bias[:, None, self.layout.window - window :].to(scores)

@@ -28,7 +28,7 @@ from diabat.compute.threads import equal_ranges, run_parts
 from diabat.samplers.folding import refuse_batched_cotangent
 
 _KERNEL, _PRODUCTS = "diabat.attention.chain_kernel", "diabat.attention.chain_products"
-_GRADIENT = "diabat.attention.chain_gradient"
+_GRADIENT, _STEP = "diabat.attention.chain_gradient", "diabat.attention.chain_step"
 _FIELDS = {np.dtype(np.float32): 42.0, np.dtype(np.float64): 340.0}
 """Largest |h| that changes a result: exp(2h) must meet all messages within the range of the type."""
 _COUPLINGS = {torch.float32: 16.0, torch.float64: 150.0}
@@ -125,7 +125,7 @@ def attend(
         q: [B, H, Q, d].
         k: [B, H, S, d].
         v: Likewise.
-        couplings: J_{j,j+1}, [B, H, S - 1], 0 next to a key that is not visible.
+        couplings: J_{j,j+1}, [B, H, S - 1]; those of keys that are not visible have no effect.
         key_mask: Keys that are not padding, bool [B, S], or None.
     """
     strongest = float(couplings.detach().abs().amax()) if couplings.numel() else 0.0
@@ -134,9 +134,51 @@ def attend(
     if dtype is None or (layer.dropout and dtype != torch.float32):
         _, weights = by_operators(layer, q, k, v, couplings, key_mask)
         return F.dropout(weights, layer.dropout) @ v
+    if key_mask is not None:
+        couplings = couplings.masked_fill(~(key_mask[:, None, 1:] & key_mask[:, None, :-1]), 0)
     words = torch.randint(2**32, (2,)).numpy() if layer.dropout else None
     found: Tensor = _Attend.apply(q, k, v, couplings, key_mask, _Settings(layer, dtype, words))
     return found
+
+
+def attend_once(
+    kind: str,
+    scale: float,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    couplings: Tensor,
+    visible: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor | None:
+    """Mixed values [B, H, 1, d] of one query on the CPU, without derivatives; None where |J| is above 16, or 150.
+
+    Args:
+        kind: ``odds`` or ``probability``.
+        scale: Factor of q·k.
+        q: [B, H, 1, D], float32 or float64.
+        k: [B, H_kv, S, D], with H a multiple of H_kv.
+        v: [B, H_kv, S, d].
+        couplings: J_{j,j+1}, [B, H, S - 1]; those of keys that are not visible have no effect.
+        visible: bool [B, S].
+        bias: Added to the scores, [B, S].
+    """
+    (batch, heads, _, _), keys = q.shape, k.shape[2]
+    given = q[:, :, 0].contiguous().numpy(force=True)
+    real, odds, mask = given.dtype.type, kind == "odds", visible.contiguous().numpy()
+    options = odds, real(_least(odds, real)), real(_FIELDS[given.dtype]), real(scale)
+    terms = given, _tokens(k), _tokens(v), _tokens(couplings[..., None]), mask
+    added = np.empty((0, 0), real) if bias is None else bias.contiguous().numpy(force=True)
+    strongest, found = np.empty((batch, heads), real), np.empty((batch, heads, v.shape[-1]), real)
+    groups, kernel = heads // k.shape[1], loaded(_STEP).step
+    run_parts(
+        equal_ranges(batch * heads, _threads(batch * heads * keys)),
+        lambda part: Scratch(5 * keys).take(real, 5, keys, lanes_of(real)),
+        lambda part, rows: kernel(
+            part.start, part.stop, *options, groups, rows, *terms, added, strongest, found
+        ),
+    )
+    return torch.from_numpy(found)[:, :, None] if strongest.max() <= _COUPLINGS[q.dtype] else None
 
 
 class _Settings(NamedTuple):
@@ -164,7 +206,7 @@ class _Attend(torch.autograd.Function):
         q, k, v, J, key_mask = ctx.saved_tensors
         layer, call = ctx.settings.layer, _Call(ctx.settings, q, k, v, J, key_mask)
         if not torch.is_grad_enabled():
-            given = *call.inputs, call.rows(cotangent)
+            given = *call.inputs, _tokens(cotangent.to(call.dtype))
             *tokens, dJ = call.run(loaded(_GRADIENT).backward, call.shapes, *given, derivatives=True)
             return *map(_heads_first, tokens), dJ[..., :-1], None, None
         # Separate leaves: the cotangent may also depend on the terms, but is held fixed here.
@@ -176,6 +218,24 @@ class _Attend(torch.autograd.Function):
         leaves = [t for t, want in zip(terms, wanted, strict=True) if want]
         found = iter(torch.autograd.grad(out, leaves, cotangent, create_graph=True))
         return *(next(found) if want else None for want in wanted), None, None
+
+
+def _tokens(t: Tensor) -> Any:
+    """Features [B, H, L, d] for a kernel, without a copy if features are next to each other."""
+    if t.stride(-1) != 1:
+        t = t.contiguous()
+    (a, b, c, d), (batch, head, row, _) = t.shape, t.stride()
+    size = (a - 1) * batch + (b - 1) * head + (c - 1) * row + d if c else 0
+    return loaded(_PRODUCTS).Tokens(t.as_strided((size,), (1,)).numpy(force=True), batch, head, row)
+
+
+def _least(odds: bool, real: Any) -> float:
+    """Added to probabilities, as in `normalised_weights`."""
+    return 0.0 if odds else float(np.finfo(real).tiny ** 0.75)
+
+
+def _threads(work: int) -> int:
+    return min(torch.get_num_threads(), 1 + work // _WORK_PER_THREAD)
 
 
 def _heads_first(rows: Tensor) -> Tensor:
@@ -193,7 +253,7 @@ class _Call:
         (batch, heads, queries, features), keys = q.shape, k.shape[2]
         J = F.pad(J.detach().to(self.dtype), (0, 1)).contiguous()
         mask = torch.ones(batch, keys, dtype=torch.bool) if key_mask is None else key_mask.contiguous()
-        self.inputs = *(self.rows(t) for t in (q, k, v)), J.numpy(), mask.numpy()
+        self.inputs = *(_tokens(t.to(self.dtype)) for t in (q, k, v)), J.numpy(), mask.numpy()
         rows = (batch, keys, heads, features)
         self.given, self.shapes = (
             q.dtype,
@@ -205,7 +265,7 @@ class _Call:
             scale=real(1 / math.sqrt(features)),
             causal=layer.causal,
             odds=odds,
-            least=real(0 if odds else np.finfo(real).tiny ** 0.75),  # as in `normalised_weights`
+            least=real(_least(odds, real)),
             limit=real(_FIELDS[kind]),
             heads=heads,
             queries=queries,
@@ -220,21 +280,13 @@ class _Call:
         chain = self.chain
         found = [np.empty(shape, chain.scale.dtype) for shape in shapes]
         pairs = self.shapes[0][0] * chain.heads
-        threads = min(torch.get_num_threads(), 1 + pairs * chain.queries * chain.keys // _WORK_PER_THREAD)
+        threads = _threads(pairs * chain.queries * chain.keys)
         run_parts(
             equal_ranges(pairs, threads),
             lambda part: self._work(derivatives=derivatives),
             lambda part, work: kernel(part.start, part.stop, chain, self.dropout, work, *given, *found),
         )
         return [torch.from_numpy(a).to(self.given) for a in found]
-
-    def rows(self, t: Tensor) -> Any:
-        """Features [B, H, L, d] for the kernel, without a copy if features are next to each other."""
-        t = t.detach().to(self.dtype)
-        if t.stride(-1) != 1:
-            t = t.contiguous()
-        size = 1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
-        return loaded(_PRODUCTS).Tokens(t.as_strided((size,), (1,)).numpy(), *t.stride()[:3])
 
     def _work(self, *, derivatives: bool) -> Any:
         kind = self.chain.scale.dtype

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diabat.attention.chain import ChainLayer, attend, fields_of, weights_of
+from diabat.attention.chain import ChainLayer, attend, attend_once, fields_of, weights_of
 from diabat.attention.coupling_init import CouplingInit
+from diabat.attention.head_axis import head_products
 from diabat.attention.key_couplings import ChainOptions, KeyCouplings, band_edges, band_matrix
 from diabat.attention.layer import IsingLayer, LayerProblems, can_fuse
 from diabat.attention.weights import log_odds, masked_softmax, normalised_weights, odds_fields
@@ -26,7 +27,7 @@ from diabat.attention.windows import visible_keys, window_scores
 from diabat.checks import ArgumentError, check_choice, check_count, is_integer
 from diabat.compute.memory import require_memory
 from diabat.edges import Edges
-from diabat.ising import pack_couplings, pack_three_body, pair_indices
+from diabat.ising import pack_couplings, pack_three_body, pair_indices, without_autocast
 from diabat.samplers.base import Sampler, refuse_trace
 
 MODES = ("softmax", "h+J", "h", "J", "h+K", "J+K", "h+J+K", "K")
@@ -118,34 +119,31 @@ class Backend:
     num_reads: int | None = None
 
 
-class _ChainPass(NamedTuple):
-    """A pass without a window: what is needed to form its problems."""
-
-    layer: ChainLayer
-    q: Tensor
-    k: Tensor
-    band: Tensor
-    key_mask: Tensor | None
-
-    def problem(self) -> tuple[Tensor, Edges]:
-        """Fields [B, H, Q, S] and couplings [B, H, 1, E]."""
-        layer, q, k, band, key_mask = self
-        visible = visible_keys(q.shape[2], k.shape[2], key_mask, q.device, causal=layer.causal)
-        return fields_of(layer.weights, (q / math.sqrt(q.shape[-1])) @ k.mT, visible), band_edges(band)
+def _problem_of_pass(
+    layer: ChainLayer, given: tuple[Tensor, Tensor, Tensor], key_mask: Tensor | None
+) -> tuple[Tensor, Edges]:
+    """Fields [B, H, Q, S] and couplings [B, H, 1, E] of queries, keys and a band."""
+    q, k, band = given
+    visible = visible_keys(q.shape[2], k.shape[2], key_mask, q.device, causal=layer.causal)
+    return _problem_of(layer.weights, (q / math.sqrt(q.shape[-1])) @ k.mT, band, visible)
 
 
-class _ChainFields(NamedTuple):
-    """Such a pass by operators."""
+def _problem_of_query(
+    kind: str, scale: float, given: tuple[Tensor, Tensor, Tensor], visible: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Edges]:
+    """The same of one query; ``visible`` and ``bias`` are [B, S]."""
+    q, k, band = given
+    scores = scale * head_products(q, k.mT)
+    scores = scores if bias is None else scores + bias[:, None, None]
+    return _problem_of(kind, scores, band, visible[:, None, None])
 
-    fields: Tensor
-    band: Tensor
 
-    def problem(self) -> tuple[Tensor, Edges]:
-        """Fields [B, H, Q, S] and couplings [B, H, 1, E]."""
-        return self.fields, band_edges(self.band)
+def _problem_of(kind: str, scores: Tensor, band: Tensor, visible: Tensor) -> tuple[Tensor, Edges]:
+    """The same of scores [B, H, Q, S]."""
+    return fields_of(kind, scores, visible), band_edges(band)
 
 
-_Recorded = tuple[Tensor, Tensor | Edges | None] | _ChainPass | _ChainFields
+_Recorded = tuple[Tensor, Tensor | Edges | None] | Callable[[], tuple[Tensor, Edges]]
 
 
 class CoupledHeads(IsingLayer):
@@ -263,8 +261,7 @@ class CoupledHeads(IsingLayer):
             raise RuntimeError(
                 "no Boltzmann forward pass has been made yet; call the layer on an input first."
             )
-        recorded = self._recorded
-        fields, J = recorded.problem() if isinstance(recorded, _ChainPass | _ChainFields) else recorded
+        fields, J = self._recorded() if callable(self._recorded) else self._recorded
         return fields, J.matrix(fields.shape[-1]) if isinstance(J, Edges) else J
 
     def _scores(self, q: Tensor, k: Tensor, slots: int | None = None) -> Tensor:
@@ -309,25 +306,49 @@ class CoupledHeads(IsingLayer):
         refuse_trace()
         wide, narrow = torch.promote_types(q.dtype, torch.float32), v.dtype
         layer = ChainLayer(causal, self.weighting, dropout)
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             q, k, band, values = (t.to(wide) for t in (q, k, band, v))
+            if not (need_weights or dropout):
+                seen = q.new_ones(len(k), k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
+                found = self._attend_once(q.shape[-1] ** -0.5, q, k, values, band, seen)
+                if found is not None:
+                    return found.to(narrow), None
             # The kernel draws dropout in float32 only.
             compiled = can_fuse(q, k, values, band) and (wide == torch.float32 or not dropout)
-            if self._chain_is_exact and compiled and not need_weights:
-                self._recorded = _ChainPass(layer, q.detach(), k.detach(), band.detach(), key_mask)
-                J = band[:, :, 1:, 0]
-                if key_mask is not None:
-                    J = J.masked_fill(~(key_mask[:, None, 1:] & key_mask[:, None, :-1]), 0)
-                return attend(layer, q, k, values, J, key_mask).to(narrow), None
+            if compiled and self._chain_is_exact and not need_weights:
+                given = q.detach(), k.detach(), band.detach()
+                self._recorded = partial(_problem_of_pass, layer, given, key_mask)
+                return attend(layer, q, k, values, band[:, :, 1:, 0], key_mask).to(narrow), None
             visible = visible_keys(q.shape[2], k.shape[2], key_mask, q.device, causal=causal)
             weights = self._chain_weights(self._scores(q, k), band, visible)
         weights = F.dropout(weights.to(narrow), dropout)
         return weights @ v, weights
 
+    def _attend_once(
+        self,
+        scale: float,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        band: Tensor,
+        visible: Tensor,
+        bias: Tensor | None = None,
+    ) -> Tensor | None:
+        """Mixed values of one query without derivatives, as `attend_once`; None where it does not apply."""
+        if (
+            q.shape[2] > 1
+            or torch.is_grad_enabled()
+            or not (self._chain_is_exact and can_fuse(q, k, v, band))
+        ):
+            return None
+        given = q.detach(), k.detach(), band.detach()
+        self._recorded = partial(_problem_of_query, self.weighting, scale, given, visible, bias)
+        return attend_once(self.weighting, scale, q, k, v, band[:, :, 1:, 0], visible, bias)
+
     def _chain_weights(self, scores: Tensor, band: Tensor, visible: Tensor) -> Tensor:
         """Weights [B, H, Q, S] of keys whose neighbours are coupled by ``band``, [B, H, S, w]."""
+        self._recorded = partial(_problem_of, self.weighting, scores.detach(), band.detach(), visible)
         fields = fields_of(self.weighting, scores, visible)
-        self._recorded = _ChainFields(fields.detach(), band.detach())
         if self._chain_is_exact:
             return weights_of(self.weighting, fields, band[:, :, 1:, 0], visible)
         bridge = self._bridge

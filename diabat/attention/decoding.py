@@ -17,7 +17,7 @@ class _Buffer:
 
     Attributes:
         keys, values: [B, H, capacity, d].
-        key_mask: [B, capacity].
+        key_mask: [B, capacity], True behind the first state: new tokens are not padding.
         end: The number of keys after which it has free space, or nothing while it is being written.
     """
 
@@ -26,9 +26,10 @@ class _Buffer:
         self.keys, self.values = (
             t.new_empty(*t.shape[:2], capacity, t.shape[-1]) for t in (state.keys, state.values)
         )
-        self.key_mask = state.key_mask.new_empty(len(state.key_mask), capacity)
+        self.key_mask = state.key_mask.new_ones(len(state.key_mask), capacity)
+        self.key_mask[:, :count] = state.key_mask
         self.end = [count]
-        self.write(0, state.keys, state.values, state.key_mask)
+        self.write(0, state.keys, state.values)
 
     def claim(self, count: int) -> bool:
         """Whether the caller may write behind the first ``count`` keys."""
@@ -38,13 +39,12 @@ class _Buffer:
             return False
         return True
 
-    def write(self, first: int, keys: Tensor, values: Tensor, key_mask: Tensor) -> None:
+    def write(self, first: int, keys: Tensor, values: Tensor) -> None:
         """Write keys from ``first`` on."""
         part = slice(first, first + keys.shape[-2])
         # Through `data`: tensors that autograd has saved are other parts of this memory.
         self.keys.data[..., part, :] = keys
         self.values.data[..., part, :] = values
-        self.key_mask.data[:, part] = key_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,15 +98,15 @@ class DecodingState:
 
     def extended(self, keys: Tensor, values: Tensor, longest: int | None) -> DecodingState:
         """Append keys and values of new tokens, [B, H, Q, d], and keep the last ``longest``."""
-        new = torch.ones(len(keys), keys.shape[-2], dtype=torch.bool, device=keys.device)
         if longest is None and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return self._grown(keys, values, new)
+            return self._grown(keys, values)
+        new = torch.ones(len(keys), keys.shape[-2], dtype=torch.bool, device=keys.device)
         parts = (self.keys, keys), (self.values, values)
         k, v = (torch.cat(pair, -2) for pair in parts)
         key_mask = torch.cat((self.key_mask, new), -1)
         return DecodingState(k, v, key_mask, self.position + keys.shape[-2]).last(longest)
 
-    def _grown(self, keys: Tensor, values: Tensor, new: Tensor) -> DecodingState:
+    def _grown(self, keys: Tensor, values: Tensor) -> DecodingState:
         """Append keys in the memory of this state if it has space, else in new memory of twice the size."""
         count, buffer = self.keys.shape[-2], self._buffer
         end = count + keys.shape[-2]
@@ -115,7 +115,7 @@ class DecodingState:
         if buffer is None or foreign or end > buffer.key_mask.shape[-1] or not buffer.claim(count):
             buffer = _Buffer(self, 2 * end)
             buffer.claim(count)
-        buffer.write(count, keys, values, new)
+        buffer.write(count, keys, values)
         buffer.end.append(end)
         k, v = buffer.keys[..., :end, :], buffer.values[..., :end, :]
         return DecodingState(k, v, buffer.key_mask[:, :end], self.position + keys.shape[-2], buffer)

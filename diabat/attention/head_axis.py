@@ -1,4 +1,4 @@
-"""The axis of heads: tokens [B, L, H·d] as features of each head [B, H, L, d], and back."""
+"""The axis of heads: tokens [B, L, H·d] as features of each head [B, H, L, d], and back; groups that share keys."""
 
 from __future__ import annotations
 
@@ -13,3 +13,16 @@ def split_heads(tokens: Tensor, heads: int) -> Tensor:
 def merged_heads(features: Tensor) -> Tensor:
     """Tokens [B, L, H·d] of the features of each head, [B, H, L, d]."""
     return features.transpose(1, 2).flatten(2)
+
+
+def head_products(rows: Tensor, states: Tensor) -> Tensor:
+    """Matrix products of rows of each head, [B, H, Q, *], with its keys or values, [B, H_kv, *, *].
+
+    H is a multiple of H_kv; a group of heads shares keys and values.
+    """
+    groups = rows.shape[1] // states.shape[1]
+    if groups == 1:
+        return rows @ states
+    # The rows of a group are those of one matrix: no copies of the keys.
+    found = rows.unflatten(1, (-1, groups)).flatten(2, 3) @ states
+    return found.unflatten(2, (groups, -1)).flatten(1, 2)

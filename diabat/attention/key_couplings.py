@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diabat.attention.coupling_init import CouplingInit
+from diabat.attention.layer import can_fuse
 from diabat.checks import ArgumentError, check_choice, check_count
+from diabat.compute.loading import loaded
 from diabat.compute.memory import require_memory
 from diabat.edges import Edges
+from diabat.ising import without_autocast
 
 SOURCES = ("distance", "tokens", "gates")
 
@@ -88,6 +91,7 @@ class KeyCouplings(nn.Module):
         distance: D, [H, w].
         first: a, [H·r, embed_dim], or None; r = 1 for gates.
         second: b, [H·w·r, embed_dim], or None.
+        numbers: w + r, the numbers that decoding keeps of a token and a head.
 
     Raises:
         ValueError: If ``init`` reaches beyond w.
@@ -112,8 +116,10 @@ class KeyCouplings(nn.Module):
             )
         self.distance = nn.Parameter(torch.empty(num_heads, options.bandwidth, device=device, dtype=dtype))
         self.first = self.second = None
+        self.numbers = options.bandwidth
         if options.couplings != "distance":
             rank = 1 if options.couplings == "gates" else options.rank
+            self.numbers += rank
             first, second = num_heads * rank, num_heads * options.bandwidth * rank
             # float32: parameters, gradients and both moments of an optimiser.
             require_memory(16 * (first + second) * embed_dim, f"features of rank = {rank}", "rank")
@@ -140,11 +146,6 @@ class KeyCouplings(nn.Module):
         """Show what J depends on in ``repr``."""
         return f"{self.source}, bandwidth={self.bandwidth}"
 
-    @property
-    def numbers(self) -> int:
-        """W + r, the numbers that decoding keeps of a token and a head."""
-        return self.bandwidth + (0 if self.first is None else len(self.first) // self.num_heads)
-
     def forward(self, x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """J of every token with the w tokens before it, 0 where there are none, and the features a of the tokens.
 
@@ -156,17 +157,23 @@ class KeyCouplings(nn.Module):
             [B, H, L, w] and [B, H, L, r], float32 or float64; r = 0 with ``distance``.
         """
         (batch, length, _), w = x.shape, self.bandwidth
+        if length == 1 and before is not None and not torch.is_grad_enabled():
+            one = self._of_one(x, before)
+            if one is not None:
+                return one
         # Couplings are sums of few terms: they are formed in float32 at least.
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        with torch.autocast(x.device.type, enabled=False):
-            found = self.distance.to(x)[:, None].expand(batch, -1, length, -1)
-            features = x.new_zeros(batch, self.num_heads, length, 0)
-            if self.first is not None and self.second is not None:
+        with without_autocast(x):
+            distance = self.distance.to(x)[:, None]
+            if self.first is None or self.second is None:
+                found = distance.expand(batch, -1, length, -1)
+                features = x.new_zeros(batch, self.num_heads, length, 0)
+            else:
                 a, b = (
-                    F.linear(x, t.to(x)).unflatten(-1, (self.num_heads, -1))
+                    F.linear(x, t.to(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
                     for t in (self.first, self.second)
                 )
-                features, b = a.transpose(1, 2), b.unflatten(-1, (w, -1)).transpose(1, 2)  # [B, H, L, w, r]
+                features, b = a, b.unflatten(-1, (w, -1))  # [B, H, L, w, r]
                 known = features if before is None else torch.cat((before.to(x), features), 2)
                 if known.shape[2] - length < w:
                     known = F.pad(known, (0, 0, w, 0))
@@ -174,14 +181,27 @@ class KeyCouplings(nn.Module):
                 past = known[:, :, known.shape[2] - length - w : known.shape[2] - 1]
                 a = past[:, :, :, None] if w == 1 else past.unfold(2, w, 1).movedim(-1, 3).flip(3)
                 if self.source == "gates":
-                    found = found * (a.sigmoid() * b.sigmoid())[..., 0]
+                    found = distance * (a.sigmoid() * b.sigmoid())[..., 0]
                 else:
-                    found = found + (a * b).sum(-1)
+                    found = distance + (a * b).sum(-1)
             first = 0 if before is None else before.shape[2]
             if first < w:
                 place = torch.arange(first, first + length, device=x.device)
                 found = torch.where(place[:, None] > torch.arange(w, device=x.device), found, 0)
             return found, features
+
+    def _of_one(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The same of one token on the CPU by a kernel, without derivatives; None where it does not apply."""
+        a, b = self.first, self.second
+        if a is None or b is None or not can_fuse(x, a, b, before):
+            return None
+        (batch, _, _), heads, size = x.shape, self.num_heads, self.numbers - self.bandwidth
+        band, features = x.new_empty(batch, heads, 1, self.bandwidth), x.new_empty(batch, heads, 1, size)
+        given = (t.contiguous().numpy(force=True) for t in (x[:, 0], a, b, self.distance, before))
+        loaded("diabat.attention.chain_step").couple(
+            *given, self.source == "gates", band[:, :, 0].numpy(), features[:, :, 0].numpy()
+        )
+        return band, features
 
 
 def band_matrix(band: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.key_couplings import chain_options
 from diabat.attention.layer import check_tokens
 from diabat.checks import ArgumentError
+from diabat.ising import without_autocast
 from diabat.samplers.base import Sampler
 
 
@@ -186,7 +187,7 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         self, q: Tensor, k: Tensor, band: Tensor | None, visible: Tensor, added: Tensor | None
     ) -> Tensor:
         """Weights [B, H, L, S]; ``band`` couples neighbouring keys, and ``added`` is added to the fields."""
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q):
             scores = self._scores(q, k)
             if added is not None:
                 scores = scores + added.to(scores)

@@ -26,7 +26,7 @@ from diabat.attention.games.value_games import NONLINEARITIES
 from diabat.attention.head_axis import split_heads
 from diabat.attention.layer import IsingLayer, check_sequences, require_within_limits, within_limits
 from diabat.checks import ArgumentError, check_choice, check_count, check_positive
-from diabat.ising import Ising
+from diabat.ising import Ising, without_autocast
 from diabat.ising_checks import check_finite
 from diabat.samplers.base import Sampler
 from diabat.samplers.registry import sampler as build_sampler
@@ -231,7 +231,7 @@ class NeuroGameAttention(IsingLayer):
         self, V: Tensor, players: Tensor, seed: int, diagnostics: bool
     ) -> tuple[Estimate, Estimate, Estimate | None]:
         """Estimate φ, β [B, H, T] and, if it is used, J_ij [B, H, T, T]; β and J_ij share their coalitions."""
-        with torch.autocast(V.device.type, enabled=False):
+        with without_autocast(V):
             game = NormGame(V, self.f, players, name="x")
             options: dict[str, Any] = {"weighting": self.weighting, "temperature": self.temperature}
             options |= {"seed": seed, "diagnostics": diagnostics}

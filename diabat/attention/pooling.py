@@ -16,6 +16,7 @@ from diabat.attention.head_axis import split_heads
 from diabat.attention.layer import visible_positions
 from diabat.attention.weights import normalised_weights
 from diabat.checks import ArgumentError, check_count
+from diabat.ising import without_autocast
 from diabat.samplers.base import Sampler
 
 
@@ -78,7 +79,7 @@ class BoltzmannPooling(CoupledHeads):
         fields = self.heads.scores(x)
         # Samplers compute in float32 or float64.
         fields = fields.to(torch.promote_types(fields.dtype, torch.float32))
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             J = self.couplings(x.shape[1]).to(fields)
             self._recorded = (fields.detach(), J.detach())
             return self._bridge(fields, J, visible, seed=self._fixed_seed)

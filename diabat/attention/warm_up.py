@@ -20,6 +20,9 @@ def _attention() -> None:
             out = attend(ChainLayer(True, "odds", dropout), q, k, v, torch.ones(1, 1, 1, dtype=dtype), None)
             torch.autograd.grad(out.sum(), q, create_graph=dropout > 0, retain_graph=True)
             torch.autograd.grad(out.sum(), q)
+        with torch.no_grad():
+            chain, x = BoltzmannAttention(4, 1, None, relative=True).to(dtype), torch.ones(1, 4, dtype=dtype)
+            chain.step(x, chain.step(x)[1])
 
 
 def _token_games() -> None:

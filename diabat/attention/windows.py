@@ -67,7 +67,7 @@ def visible_keys(
 ) -> Tensor:
     """Compute which of S keys the last Q see: bool [Q, S], or [B, 1, Q, S] of keys ``key_mask``, bool [B, S]."""
     mask = torch.ones(queries, keys, dtype=torch.bool, device=device)
-    if causal:
+    if causal and queries > 1:
         mask = mask.tril(keys - queries)
     return mask if key_mask is None else mask & key_mask[:, None, None]
 

@@ -15,8 +15,9 @@ from diabat.attention.neurogame import NeuroGameAttention
 from diabat.attention.pooling import BoltzmannPooling
 from diabat.checks import ArgumentError, is_integer
 from diabat.compute.memory import require_memory
+from diabat.ising import without_autocast
 from diabat.models.decoding import check_symbols
-from diabat.models.pairs import PairClassifier, full_precision
+from diabat.models.pairs import PairClassifier
 from diabat.models.transformer import Transformer
 from diabat.tasks.nli_files import Pairs
 from diabat.tasks.nli_tokens import tokenize_pairs
@@ -176,7 +177,7 @@ def explain_pair(
         before = torch.get_rng_state()
         chances = model.classify(states, mask)[0].softmax(-1).tolist()
         torch.set_rng_state(before)
-        with full_precision(states):
+        with without_autocast(states):
             of_tokens, facts = _quantities(model.pooling, states, mask)
     kept = (~mask[0]).nonzero()[:, 0]
     of_tokens = {k: (v[:, kept] if v.ndim == 2 else v[:, kept][..., kept]) for k, v in of_tokens.items()}

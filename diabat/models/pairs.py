@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from diabat.attention.neurogame import PAPER_MEAN_FIELD, NeuroGameAttention
 from diabat.attention.pooling import BoltzmannPooling
 from diabat.checks import ArgumentError, check_choice, check_count, check_number, check_positive
+from diabat.ising import without_autocast
 from diabat.models.base import Model, ModelOptions
 from diabat.models.encoder import load_encoder, positions_of
 from diabat.models.poolings import MeanPooling, ProjectedMeanPooling, SoftmaxPooling
@@ -194,7 +195,8 @@ class PairClassifier(Model):
 
     def classify(self, states: Tensor, mask: Tensor, mixed: tuple[float, Tensor] | None = None) -> Tensor:
         """Pool token states [B, T, D] over the positions that the mask (bool [B, T]) leaves, and classify."""
-        with full_precision(states):
+        # Norms of coalitions and fixed points are inaccurate in half precision, and cheap in float32.
+        with without_autocast(states):
             pooled: Tensor = self.pooling(states, mask)
             if mixed is not None:
                 share, partners = mixed
@@ -217,12 +219,6 @@ class PairClassifier(Model):
         passes = [lengths[batch] for batch in batches if len(batch)]
         longest = max(passes, key=lambda some: float(some.double().exp2().sum()))
         self.pooling.require_lengths(longest, begin="sampler:")
-
-
-def full_precision(states: Tensor) -> torch.autocast:
-    """Context without autocast on the device of the states, for the pooling."""
-    # Norms of coalitions and fixed points are inaccurate in half precision, and cheap in float32.
-    return torch.autocast(states.device.type, enabled=False)
 
 
 def _pooling(

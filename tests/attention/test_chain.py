@@ -17,9 +17,18 @@ import diabat
 from diabat import BoltzmannAttention, BoltzmannMultiheadAttention, Ising
 from diabat.attention import CouplingInit
 from diabat.attention.boltzmann import coupling_parameters
-from diabat.attention.chain import ChainLayer, attend, by_operators, log_odds
+from diabat.attention.chain import (
+    ChainLayer,
+    attend,
+    attend_once,
+    by_operators,
+    fields_of,
+    log_odds,
+    weights_of,
+)
 from diabat.attention.correlations import query_moments
 from diabat.attention.coupled import CoupledHeads
+from diabat.attention.key_couplings import ChainOptions, KeyCouplings
 
 F64 = torch.float64
 LAWS = [ChainLayer(causal, weights) for causal in (True, False) for weights in ("odds", "probability")]
@@ -355,6 +364,63 @@ def test_a_step_equals_the_last_position(name: str) -> None:
         torch.testing.assert_close(out, expected, rtol=0, atol=2e-6)
         swapped, _ = layer.step(x[:, 39].flip(0), state.reorder(torch.tensor([1, 0])))
         torch.testing.assert_close(swapped, expected.flip(0), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+@pytest.mark.parametrize("weights", ["odds", "probability"])
+@pytest.mark.parametrize(("batch", "keys"), [(1, 1), (1, 2), (2, 33), (9, 5)])
+def test_one_query_by_its_kernel(batch: int, keys: int, weights: str, dtype: torch.dtype) -> None:
+    """Two heads share keys; pairs fill part of a vector of lanes, or more than one."""
+    q, _, _, J = inputs((batch, 4, 1, keys, 6), dtype)
+    _, k, v, _ = inputs((batch, 2, 1, keys, 6), dtype, seed=1)
+    v = torch.cat((v, v), -1)[..., :9]
+    visible, bias = padding(batch, keys), inputs((batch, 1, 1, keys, 1), dtype, seed=2)[1][:, 0, :, 0]
+    for mask in (visible, visible.logical_not()):
+        for added in (None, bias):
+            found = attend_once(weights, 0.4, q, k, v, J, mask, added)
+            assert found is not None
+            scores = 0.4 * q.double() @ k.double().repeat_interleave(2, 1).mT
+            scores = scores if added is None else scores + bias.double()[:, None, None]
+            seen = mask[:, None, None]
+            expected = weights_of(weights, fields_of(weights, scores, seen), J.double(), seen)
+            expected = expected @ v.double().repeat_interleave(2, 1)
+            assert found.dtype == dtype
+            tolerance = 1e-13 if dtype == F64 else 5e-6
+            torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
+
+
+def test_one_query_beyond_the_range_of_its_kernel() -> None:
+    q, k, v, J = inputs((2, 2, 1, 9, 5), torch.float32)
+    J[1, 1, 3] = -17.0
+    visible = torch.ones(2, 9, dtype=torch.bool)
+    assert attend_once("odds", 1.0, q, k, v, J, visible) is None
+    visible[1, 4] = False
+    assert attend_once("odds", 1.0, q, k, v, J, visible) is not None
+    layer = built(couplings="distance").eval()
+    chain = layer.key_couplings
+    assert chain is not None
+    with torch.no_grad():
+        for strength in (20.0, 200.0):
+            chain.distance.fill_(strength)
+            x = torch.randn(1, 12, 12)
+            _, state = layer.prefill(x[:, :11])
+            torch.testing.assert_close(layer.step(x[:, 11], state)[0], layer(x)[:, -1], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("bandwidth", [1, 3])
+@pytest.mark.parametrize("source", ["tokens", "gates"])
+def test_couplings_of_one_token_by_their_kernel(source: str, bandwidth: int) -> None:
+    chain = KeyCouplings(12, 2, ChainOptions(source, 3, bandwidth), dtype=F64)
+    x = torch.randn(3, 6, 12, dtype=F64)
+    for parameter in chain.parameters():
+        torch.nn.init.normal_(parameter)
+    band, features = chain(x)
+    for t in range(6):
+        before = features[:, :, max(0, t - bandwidth) : t].detach()
+        with torch.no_grad():
+            found = chain(x[:, t : t + 1], before)
+        for one, row in zip(found, (band[:, :, t], features[:, :, t]), strict=True):
+            torch.testing.assert_close(one[:, :, 0], row.detach(), rtol=0, atol=1e-13)
 
 
 def test_states_of_other_layers_are_refused() -> None:

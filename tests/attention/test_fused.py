@@ -75,8 +75,13 @@ def results(layer: BoltzmannAttention, x: Tensor, mask: Tensor | None) -> list[T
     out, weights = layer(x, mask, need_weights=True)
     loss = out.sin().sum() + (weights * torch.arange(weights.shape[-1])).square().sum()
     leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
-    recorded = [t for t in (layer._recorded or ()) if t is not None]
-    return [out.detach(), weights.detach(), *recorded, *torch.autograd.grad(loss, leaves)]
+    recorded = layer.last_fields_and_couplings() if layer._recorded else ()
+    return [
+        out.detach(),
+        weights.detach(),
+        *(t for t in recorded if t is not None),
+        *torch.autograd.grad(loss, leaves),
+    ]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 1e-5)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,11 @@ from tiny_decoders import LAYERS, adapted, decoder, logits, prompts
 from torch import Tensor, nn
 from transformers import StaticCache
 
-from diabat.attention.key_couplings import KeyCouplings
+from diabat.attention.key_couplings import ChainOptions, KeyCouplings
 from diabat.huggingface import convert, parameter_groups
 from diabat.huggingface.boltzmann import BoltzmannHeads, BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import boltzmann_attention, find_windows
+from diabat.huggingface.boltzmann.step_couplings import StepCouplings
 from diabat.ising import pack_couplings
 
 from .methods import (
@@ -282,6 +284,43 @@ def test_chains_by_the_kernel_and_by_operators(couplings: str, weights: str) -> 
     torch.testing.assert_close(boltzmann_attention(module, q, k, v, biased, output_attentions=False)[0], out)
     biased[..., 0, 0] = biased[..., 5, 0] = 1.5
     assert not torch.allclose(boltzmann_attention(module, q, k, v, biased)[0][0, 5], out[0, 5])
+
+
+def test_a_step_takes_over_the_couplings_of_the_last_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the new token is computed; all of them if anything else has changed."""
+    chain = KeyCouplings(12, 4, ChainOptions("tokens", 3, 2))
+    value = torch.randn(2, 2, 9, 6)
+    for parameter in chain.parameters():
+        nn.init.normal_(parameter)
+    second = chain.second
+    assert second is not None
+    lengths, forward = [], chain.forward
+
+    def counted(x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        lengths.append(x.shape[1])
+        return forward(x, before)
+
+    monkeypatch.setattr(chain, "forward", counted)
+
+    def after(change: Callable[[Tensor], object], *, queries: int = 1, inference: bool = False) -> int:
+        """The number of tokens that the last of three passes computes."""
+        steps = StepCouplings()
+        with torch.inference_mode() if inference else torch.no_grad():
+            steps.of(chain, value[:, :, :7].clone(), torch.float32, 7)
+            steps.of(chain, (cache := value[:, :, :8].clone()), torch.float32, 1)
+            change(cache)
+            final = torch.cat((cache, value[:, :, 8:]), 2)
+            found = steps.of(chain, final, torch.float32, queries)
+            torch.testing.assert_close(found, forward(final.transpose(1, 2).flatten(2))[0])
+        return lengths[-1]
+
+    assert after(lambda cache: None) == 1
+    assert lengths == [7, 1, 1]
+    assert after(lambda cache: cache[1, 0, 3, 2].add_(1)) == 9
+    assert after(lambda cache: nn.init.normal_(second)) == 9
+    assert after(lambda cache: chain.distance.add_(1)) == 9
+    assert after(lambda cache: None, queries=9) == 9
+    assert after(lambda cache: None, inference=True) == 9
 
 
 def test_bad_options_of_chains() -> None:

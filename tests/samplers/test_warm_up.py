@@ -26,6 +26,7 @@ KERNELS = [
     "samplers.banded.walks",
     "attention.chain_gradient",
     "attention.chain_kernel",
+    "attention.chain_step",
     "attention.fused_kernel",
     "samplers.exact.kernel",
     "samplers.exact.kernel_gradient",

@@ -23,11 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diabat.attention.coupled import Backend, CoupledHeads, CouplingLayout
+from diabat.attention.head_axis import head_products
 from diabat.attention.key_couplings import chain_options
 from diabat.attention.windows import visible_keys as causal_keys
 from diabat.checks import ArgumentError, check_number, check_positive
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
+from diabat.huggingface.boltzmann.step_couplings import StepCouplings
 from diabat.huggingface.masks import refuse_others, repeated, visible_keys
+from diabat.ising import without_autocast
 from diabat.samplers.capabilities import UnsupportedError
 
 NAME = "boltzmann"
@@ -62,7 +65,7 @@ class BoltzmannHeads(CoupledHeads):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.options = options
+        self.options, self._steps = options, StepCouplings()
         assert options.sampler is not None
         backend = Backend(options.sampler, options.gradient, options.num_reads)
         chain = chain_options(options.window, options.couplings, options.rank, options.bandwidth)
@@ -101,17 +104,15 @@ class BoltzmannHeads(CoupledHeads):
             dropout: Probability of dropout of the weights.
             need_weights: Whether weights are needed; None if the module does not say.
         """
-        groups = q.shape[1] // key.shape[1]
-        k, v = repeated(key.to(q.dtype), groups), repeated(value, groups)
+        key = key.to(q.dtype)
         if self.key_couplings is not None:
             shown = self.always_weights if need_weights is None else need_weights
-            return self._over_chain(q, k, v, value, mask, dropout, shown)
+            return self._over_chain(q, key, value, mask, dropout, shown)
         assert self.window is not None
         windows = find_windows(mask, self.window, q.dtype, far=self.options.far == "independent")
-        weights = self._weights_with_far(
-            q @ k.mT + windows.bias, windows.keys, windows.filled, windows.visible
-        )
-        return self._mixed(weights, v, dropout)
+        scores = head_products(q, key.mT) + windows.bias
+        weights = self._weights_with_far(scores, windows.keys, windows.filled, windows.visible)
+        return self._mixed(weights, value, dropout)
 
     def initialise(self, functions: Any) -> None:
         """Set J = 0 by functions of the names and arguments of ``torch.nn.init``."""
@@ -121,25 +122,33 @@ class BoltzmannHeads(CoupledHeads):
             self.key_couplings.initialise(functions)
 
     def _over_chain(
-        self, q: Tensor, k: Tensor, v: Tensor, value: Tensor, mask: Tensor, dropout: float, need_weights: bool
+        self, q: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """The same without a window, in one compiled call if no weights are needed and the mask is a plain one."""
+        """The same without a window; in one compiled call if no weights are needed and the mask is a plain one."""
         assert self.key_couplings is not None
-        band, _ = self.key_couplings(value.transpose(1, 2).flatten(2).to(q.dtype))
+        band = self._steps.of(self.key_couplings, value, q.dtype, q.shape[2])
         visible = visible_keys(mask)
-        last = visible[:, 0, -1]
-        if not need_weights and _is_plain(mask, visible, last):
-            dropout = dropout if self.training else 0.0
-            return self._chained(q * q.shape[-1] ** 0.5, k, v, band, last.expand(len(q), -1), dropout=dropout)
-        scores = q @ k.mT
+        dropout = dropout if self.training else 0.0
+        last = visible[:, 0, -1].expand(len(q), -1)
+        if q.shape[2] == 1 and visible.shape[1] == 1 and not (need_weights or dropout):
+            seen = last | ~last.any(-1, keepdim=True)
+            bias = mask[:, 0, -1].to(q.dtype).expand(len(q), -1) if mask.is_floating_point() else None
+            found = self._attend_once(1.0, q, key, value.to(q.dtype), band, seen, bias)
+            if found is not None:
+                return found.to(value.dtype), None
+        if not need_weights and _is_plain(mask, visible):
+            groups = q.shape[1] // key.shape[1]
+            k, v = repeated(key, groups), repeated(value, groups)
+            return self._chained(q * q.shape[-1] ** 0.5, k, v, band, last, dropout=dropout)
+        scores = head_products(q, key.mT)
         if mask.is_floating_point():
             scores = scores + torch.where(visible, mask, 0).to(scores)
         seen = visible | ~visible.any(-1, keepdim=True)
-        return self._mixed(self._chain_weights(scores, band, seen), v, dropout)
+        return self._mixed(self._chain_weights(scores, band, seen), value, dropout)
 
-    def _mixed(self, weights: Tensor, v: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
-        weights = F.dropout(weights.to(v.dtype), p=dropout, training=self.training)
-        return weights @ v, weights
+    def _mixed(self, weights: Tensor, value: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+        weights = F.dropout(weights.to(value.dtype), p=dropout, training=self.training)
+        return head_products(weights, value), weights
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move parameters, but do not convert them to half precision."""
@@ -231,7 +240,7 @@ def boltzmann_attention(
             "got None.",
         )
     wide = torch.promote_types(query.dtype, torch.float32)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         scaled = query.to(wide) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
         # Called, since peft may have wrapped the couplings (modules_to_save).
         mixed, weights = heads(
@@ -240,12 +249,12 @@ def boltzmann_attention(
     return mixed.transpose(1, 2).contiguous(), weights
 
 
-def _is_plain(mask: Tensor, visible: Tensor, last: Tensor) -> bool:
-    """Whether a mask is causal with the keys of the ``last`` query, [B, K], and adds nothing; not in graphs."""
+def _is_plain(mask: Tensor, visible: Tensor) -> bool:
+    """Whether a mask is causal with the keys that the last query sees, and adds nothing; not in graphs."""
     if torch.compiler.is_compiling():
         return False
     queries, keys = mask.shape[-2:]
-    causal = causal_keys(queries, keys, last, mask.device)
+    causal = causal_keys(queries, keys, visible[:, 0, -1], mask.device)
     return torch.equal(visible, causal) and not (mask.is_floating_point() and bool(mask[visible].any()))
 
 

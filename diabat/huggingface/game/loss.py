@@ -26,6 +26,7 @@ from diabat.checks import ArgumentError, check_count, check_flag, check_positive
 from diabat.huggingface.game.config import GameOptions
 from diabat.huggingface.game.gradients import TaskGradients, mean_over_ranks
 from diabat.huggingface.game.layer import CapturedForward, StepCouplings
+from diabat.ising import without_autocast
 from diabat.samplers.capabilities import UnsupportedError
 
 
@@ -126,7 +127,7 @@ class GameLoss:
         nash = self.options.combination == "nash" and bool(self.options.losses)
         solve = nash and (self.steps % self.options.nash_every == 0 or not self.weights)
         self._measure(cross_entropy, forward, solve)
-        with torch.autocast(cross_entropy.device.type, enabled=False):
+        with without_autocast(cross_entropy):
             couplings = self._couplings.matrices()
             losses = forward.losses(couplings, micro_batches, last)
             gamma = torch.stack([interaction_strength(G) for G in couplings.values()]).mean()

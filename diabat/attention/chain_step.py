@@ -1,0 +1,224 @@
+"""Compiled attention of one query over chains, and couplings of one token, for decoding; imported on first use.
+
+The messages are those of :mod:`diabat.attention.chain_kernel`.  Lanes are pairs of a sequence and a head, and the
+messages from both sides run at once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from diabat.attention.chain_kernel import bounded, message
+from diabat.attention.chain_products import start
+from diabat.compute.jit import inner, jit
+from diabat.compute.simd import (
+    add,
+    address,
+    constant,
+    divide,
+    item,
+    load,
+    mul,
+    offset,
+    set_item,
+    store,
+    sub,
+    where_less,
+)
+from diabat.compute.simd_functions import exponential, square_root
+
+_HIDDEN = -1e30
+
+# Sums in any order, so that they become vectors; the order does not depend on the number of threads.
+_fast = partial(inner, fastmath={"reassoc", "contract", "nsz"})
+
+
+@_fast
+def _dot(a: Any, b: Any, features: int) -> Any:
+    total = item(a, 0) * item(b, 0)
+    for c in range(1, features):
+        total += item(a, c) * item(b, c)
+    return total
+
+
+@_fast
+def _dots(out: Any, apart: int, scale: Any, q: Any, k: Any, row: int, features: int, keys: int) -> None:
+    """Fill scale q·k of all keys, numbers ``apart`` from each other."""
+    for j in range(keys):
+        set_item(out, j * apart, scale * _dot(q, offset(k, j * row), features))
+
+
+@_fast
+def _mix(out: Any, weights: Any, apart: int, v: Any, row: int, features: int, keys: int) -> None:
+    """Fill the sum of values with weights ``apart`` from each other."""
+    for c in range(features):
+        set_item(out, c, item(weights, 0) * item(v, c))
+    for j in range(1, keys):
+        weight = item(weights, j * apart)
+        for c in range(features):
+            set_item(out, c, item(out, c) + weight * item(v, j * row + c))
+
+
+@inner
+def _mask(rows: Any, i: int, b: int, J: Any, place: int, visible: Any, bias: Any) -> Any:
+    """Hide scores, add a bias to the others, and fill 2 J of each key with the one before it; return the largest |J|.
+
+    Edges next to a key that is not seen are 0.
+    """
+    strongest, before = rows.dtype.type(0.0), False
+    for j in range(visible.shape[1]):
+        seen, u = visible[b, j], rows.dtype.type(0.0)
+        if not seen:
+            rows[0, j, i] = _HIDDEN
+        elif len(bias):
+            rows[0, j, i] += bias[b, j]
+        if seen and before:
+            u = 2 * J.data[place + (j - 1) * J.row]
+            strongest = max(strongest, abs(u) / 2)
+        rows[1, j, i], before = u, seen
+    return strongest
+
+
+@inner
+def _exponentials(odds: Any, limit: Any, root: Any, up: Any, down: Any, keys: int) -> None:
+    """Replace scores by exp(h), 0 for keys that are not seen, and 2 J by exp(2J) and 1, divided by the larger."""
+    first = load(root, 0)
+    zero = sub(first, first)
+    one, half, hidden = constant(first, 1.0), constant(first, 0.5), constant(first, 0.5 * _HIDDEN)
+    most, top, total = constant(first, limit), zero, zero
+    least = sub(zero, most)
+    if odds:
+        top = first
+        for j in range(1, keys):
+            s = load(root, j)
+            top = where_less(top, s, s, top)
+    for j in range(keys):
+        s, u = load(root, j), load(up, j)
+        h = mul(half, sub(s, top)) if odds else s
+        h = where_less(h, least, least, h)
+        value = where_less(s, hidden, zero, exponential(where_less(h, most, h, most)))
+        total = add(total, mul(value, value))
+        store(root, j, value)
+        smaller = exponential(where_less(u, zero, u, sub(zero, u)))
+        store(up, j, where_less(u, zero, smaller, one))
+        store(down, j, where_less(u, zero, one, smaller))
+    if odds:
+        norm = divide(one, square_root(where_less(zero, total, total, one)))
+        for j in range(keys):
+            store(root, j, mul(norm, load(root, j)))
+
+
+@inner
+def _messages(limit: Any, root: Any, up: Any, down: Any, left: Any, right: Any, keys: int) -> None:
+    """Fill odds without the right neighbour, and the messages from it."""
+    one = constant(load(root, 0), 1.0)
+    most = constant(one, np.exp(2 * limit))
+    m, n = one, one
+    for j in range(keys):
+        k = keys - 1 - j
+        m, n = message(m, load(up, j), load(down, j)), n
+        r, s = load(root, j), load(root, k)
+        m, x = bounded(mul(mul(m, r), r), most), bounded(mul(mul(n, s), s), most)
+        store(left, j, m)
+        store(right, k, n)
+        n = message(x, load(up, k), load(down, k))
+
+
+@inner
+def _weights(odds: Any, least: Any, limit: Any, root: Any, left: Any, right: Any, keys: int) -> None:
+    """Replace odds without the right neighbour by normalised weights."""
+    one, total = constant(load(root, 0), 1.0), constant(load(root, 0), 0.0)
+    zero, more, most = total, constant(one, least), constant(one, np.exp(2 * limit))
+    for j in range(keys):
+        x = mul(load(left, j), load(right, j))
+        if not odds:
+            x = bounded(x, most)
+            x = add(divide(x, add(one, x)), where_less(zero, load(root, j), more, zero))
+        total = add(total, x)
+        store(left, j, x)
+    scale = divide(one, where_less(zero, total, total, one))
+    for j in range(keys):
+        store(left, j, mul(scale, load(left, j)))
+
+
+@jit
+def step(
+    first: int, end: int, odds: Any, least: Any, limit: Any, scale: Any, groups: int, rows: Any, q: Any, k: Any,
+    v: Any, J: Any, visible: Any, bias: Any, strongest: Any, out: Any,
+) -> None:  # fmt: skip
+    """Fill the mixed values of one query, [B, H, d], for the pairs ``first`` .. ``end`` - 1.
+
+    Args:
+        first: The first pair of a sequence and a head.
+        end: The pair after the last one.
+        odds: Weights are odds, and fields (scores - log Σ exp scores)/2; else probabilities, and fields the scores.
+        least: Added to probabilities.
+        limit: Largest |h|; beyond it messages and weights do not change.
+        scale: Factor of q·k.
+        groups: H / H_kv.
+        rows: Scratch [5, S, lanes].
+        q: [B, H, D].
+        k: `Tokens` [B, H_kv, S, D].
+        v: Likewise, of d features.
+        J: J_{j,j+1}, `Tokens` [B, H, S - 1, 1].
+        visible: bool [B, S].
+        bias: Added to the scores, [B, S], or empty.
+        strongest: Filled with the largest |J| of each pair, [B, H].
+        out: [B, H, d].
+    """
+    (_, heads, features), keys, lanes = q.shape, visible.shape[1], rows.shape[2]
+    root, up, down = address(rows[0]), address(rows[1]), address(rows[2])
+    left, right = address(rows[3]), address(rows[4])
+    for at in range(first, end, lanes):
+        count = min(lanes, end - at)
+        rows[:2, :, count:] = 0
+        for i in range(count):
+            b, h = (at + i) // heads, (at + i) % heads
+            query, place = offset(address(q), (at + i) * features), start(k, b, h // groups)
+            _dots(offset(root, i), lanes, scale, query, offset(address(k.data), place), k.row, features, keys)
+            strongest[b, h] = _mask(rows, i, b, J, start(J, b, h), visible, bias)
+        _exponentials(odds, limit, root, up, down, keys)
+        _messages(limit, root, up, down, left, right, keys)
+        _weights(odds, least, limit, root, left, right, keys)
+        for i in range(count):
+            b, h = (at + i) // heads, (at + i) % heads
+            mixed, place = offset(address(out), (at + i) * out.shape[2]), start(v, b, h // groups)
+            _mix(mixed, offset(left, i), lanes, offset(address(v.data), place), v.row, out.shape[2], keys)
+
+
+@jit
+def couple(
+    x: Any, first: Any, second: Any, distance: Any, before: Any, gates: bool, band: Any, features: Any
+) -> None:
+    """Fill couplings of one token with those before it, and its features, as `KeyCouplings` defines them.
+
+    Args:
+        x: [B, D].
+        first: [H·r, D].
+        second: [H·w·r, D].
+        distance: [H, w].
+        before: Features of the tokens before it, [B, H, S, r].
+        gates: Multiply gates; else add products of features.
+        band: [B, H, w], 0 where there are no tokens.
+        features: [B, H, r].
+    """
+    (batch, heads, rank), w, size, known = features.shape, band.shape[2], x.shape[1], before.shape[2]
+    for p in range(batch * heads):
+        b, h = p // heads, p % heads
+        token = offset(address(x), b * size)
+        for r in range(rank):
+            features[b, h, r] = _dot(token, offset(address(first), (h * rank + r) * size), size)
+        for d in range(w):
+            total = distance.dtype.type(0.0)
+            for r in range(rank):
+                row = (h * w + d) * rank + r
+                own, other = _dot(token, offset(address(second), row * size), size), total
+                if d < known:
+                    other = before[b, h, known - 1 - d, r]
+                total += 1 / (1 + np.exp(-own)) / (1 + np.exp(-other)) if gates else own * other
+            band[b, h, d] = distance[h, d] * total if gates else distance[h, d] + total
+            if d >= known:
+                band[b, h, d] = 0
