@@ -77,8 +77,8 @@ def coupled() -> list[Case]:
 
         return run
 
-    def token(model: Any) -> Call:
-        return decoding(model, tokens(1, 128))
+    def token(model: Any, length: int = 128) -> Call:
+        return decoding(model, tokens(1, length))
 
     def plain(_: int, way: Callable[[Any], Call], attention: str) -> Call:
         return way(llama(4, 256, attention=attention))
@@ -86,8 +86,9 @@ def coupled() -> list[Case]:
     def coupled_by(window: int, way: Callable[[Any], Call], options: dict[str, Any]) -> Call:
         return way(converted(window, options))
 
-    def chained_by(_: str, way: Callable[[Any], Call]) -> Call:
-        return way(converted(None, {"couplings": "tokens"}))
+    def chained(length: int, way: Callable[[Any], Call], attention: str = "") -> Call:
+        made = llama(4, 256, attention=attention) if attention else converted(None, {"couplings": "tokens"})
+        return token(made, length) if way is token else way(made)
 
     kinds: dict[str, dict[str, Any]] = {
         "odds": {}, "odds, far none": {"far": "none"}, "probability": {"weights": "probability"},
@@ -101,11 +102,12 @@ def coupled() -> list[Case]:
         for name, options in kinds.items():
             build: Build = partial(coupled_by, way=way, options=options)
             found.append(Case(f"Llama/{what}, {name}", build, (8, 12, 16), "T", peers=compared))
-        chained = {
-            "sdpa": Peer(partial(plain, way=way, attention="sdpa"), None if way is step else 1 / 0.7),
-            "eager": Peer(partial(plain, way=way, attention="eager"), 1.5 if way is step else None),
+        beside = {
+            "sdpa": Peer(partial(chained, way=way, attention="sdpa"), None if way is step else 1 / 0.7),
+            "eager": Peer(partial(chained, way=way, attention="eager"), 1.5 if way is step else None),
         }
-        found.append(Case(f"Llama/{what}, chain", partial(chained_by, way=way), label="", peers=chained))
+        lengths = (256,) if way is step else (128, 2048)
+        found.append(Case(f"Llama/{what}, chain", partial(chained, way=way), lengths, "L", peers=beside))
     return found
 
 

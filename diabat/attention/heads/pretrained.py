@@ -58,12 +58,19 @@ def query_heads(module: Any) -> int:
     return int(module.config.num_attention_heads)
 
 
-def register_attention(name: str, function: Callable[..., Any]) -> None:
-    """Make ``attn_implementation=name`` known to transformers; calling it twice does no harm."""
+def register_attention(name: str, function: Callable[..., Any], *, boolean: bool = False) -> None:
+    """Make ``attn_implementation=name`` known to transformers; calling it twice does no harm.
+
+    The function gets a mask at every call: ``boolean``, True where a key is visible, or added to the scores.
+    """
     masks = extra("transformers.masking_utils")
     extra("transformers").AttentionInterface.register(name, function)
+
+    def boolean_mask(*given: Any, **options: Any) -> Any:
+        return masks.sdpa_mask(*given, **options | {"allow_is_causal_skip": False})
+
     # Without a mask function of this name the mask is None, and attention is silently not causal.
-    masks.AttentionMaskInterface.register(name, masks.eager_mask)
+    masks.AttentionMaskInterface.register(name, boolean_mask if boolean else masks.eager_mask)
 
 
 def switch_attention(model: nn.Module, name: str) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def kinds() -> dict[str, Kind]:
 def register_boltzmann() -> None:
     """Make the attention and the model types known to transformers; calling it twice does no harm."""
     transformers = extra("transformers")
-    register_attention(NAME, boltzmann_attention)
+    register_attention(NAME, boltzmann_attention, boolean=True)
     for kind in kinds().values():
         transformers.AutoConfig.register(kind.config.model_type, kind.config, exist_ok=True)
         transformers.AutoModelForCausalLM.register(kind.config, kind.model, exist_ok=True)
