@@ -72,12 +72,14 @@ KERNELS = [
     "attention/games/pair_kernel.py",
     "attention/games/order_kernel.py",
     "attention/chain_gradient.py",
+    "attention/chain_step.py",
     "attention/chain_kernel.py",
     "attention/chain_products.py",
 ]
 # Themselves imported on first use, so that numba is loaded only then.
 COMPILED = [
     "attention/chain_gradient.py",
+    "attention/chain_step.py",
     "attention/chain_kernel.py",
     "attention/chain_products.py",
     "attention/fused_kernel.py",

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from diabat.compute.memory import require_memory
-from diabat.ising import without_autocast
 from diabat.samplers.exact.half_tables import HalfEnergies, half_tables, single_queries
 from diabat.samplers.folding import refuse_batched_cotangent
 
@@ -183,7 +182,7 @@ class HalfMoments(torch.autograd.Function):
                 return smooth_moments(fields, HalfEnergies(left, right, cross, *ctx.kinds))
 
             return *smooth_gradient(terms, solve, ctx.needs_input_grad, v, u), None, None
-        with without_autocast(p):
+        with torch.autocast(p.device.type, enabled=False):
             return *_gradient(ctx.products, p, v, u, need_cross=ctx.needs_input_grad[3]), None, None
 
 
