@@ -63,7 +63,7 @@ class Sampler(WithOptions, nn.Module, ABC):
                 f"{cls.__name__}: expected a sampler that is compared by identity, as torch's modules are, "
                 "got one that is compared by value; use @dataclass(eq=False)."
             )
-        built = super().__new__(cls)
+        built = super().__new__(cls, *args, **options)
         nn.Module.__init__(built)
         return built
 

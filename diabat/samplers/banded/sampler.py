@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Literal
 
 import torch
@@ -15,7 +14,6 @@ from diabat.samplers.banded.engines import Band, BandProbabilities
 from diabat.samplers.banded.native import BandProblems, scratch_bytes
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Capabilities, UnsupportedError
-from diabat.samplers.options import amend
 
 ENGINES = ("auto", "native", "torch")
 # Time of one state of one query on one thread, forward and backward.
@@ -78,10 +76,9 @@ class BandedSampler(Sampler):
                 f"expected at least {reach}, the range of the couplings, "
                 f"got sampler 'banded' with {self.bandwidth}.",
             )
-        other = copy.deepcopy(self)
-        other.bandwidth = reach if self.bandwidth is None else self.bandwidth
-        amend(other, bandwidth=other.bandwidth)
-        other._refuse_excess(window, min(other.bandwidth, window - 1))
+        width = reach if self.bandwidth is None else self.bandwidth
+        other = type(self)(**{**self.options, "bandwidth": width})
+        other._refuse_excess(window, min(width, window - 1))
         return other
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
