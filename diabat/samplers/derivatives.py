@@ -4,18 +4,18 @@ If the graph of a backend is correct to any order (``Sampler.smooth``: exact, ba
 all other analytic backends, and under torch.func, whose transforms hide values, three autograd functions of plain
 tensors wrap the backend; the backward pass of each is the next one:
 
-    moments   (h, J, K)           ->  P(s = +1), log Z
-    gradient  (h, J, K, v, u)     ->  g = ∂L/∂(h, J, K),      L = Σ v P + Σ u log Z
-    second    (h, J, K, v, u, w)  ->  ∂(Σ w g)/∂(h, J, K, v, u)
+    moments   (h, J, K, visible)                          ->  P(s = +1), log Z
+    gradient  (h, J, K, visible, v, u)                    ->  g = ∂L/∂(h, J, K),      L = Σ v P + Σ u log Z
+    second    (h, J, K, visible, v, u, w of h, of J, of K)  ->  ∂(Σ w g)/∂(h, J, K, v, u)
 
 The first two use the solver and the gradient of the backend, the last its ``_smooth_moments``.  A third derivative
-raises.
+raises.  Their last argument is a `Solver`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +41,16 @@ class Solver:
 
     Attributes:
         edges: The edges whose values take the place of J; None for matrices.
+        wanted: Which of h, J and K are differentiated.
+        kept: The graph of an earlier pass.
     """
 
     sampler: Sampler
     correlations: bool
     seed: int
     edges: Edges | None = None
+    wanted: Sequence[bool] = ()
+    kept: _Kept | None = None
 
     def problem(self, terms: Terms) -> Ising:
         """The problem of these terms."""
@@ -54,6 +58,23 @@ class Solver:
         if self.edges is not None and terms.couplings is not None:
             J = self.edges.with_values(terms.couplings)
         return Ising(terms.fields, J, terms.visible, terms.three_body, check=False)
+
+    def solve(self, terms: Terms, wanted: Sequence[bool]) -> _Kept:
+        """Call the backend, and keep its graph if a term is wanted."""
+        leaves = h, J, K = _leaves(terms[:3], wanted)
+        with torch.set_grad_enabled(any(wanted)):
+            problem = self.problem(Terms(h, J, K, terms.visible))
+            moments = self.sampler._answer(problem, self.correlations, self.seed)
+        return _Kept(moments, leaves, (moments.probability, moments.log_partition) if any(wanted) else ())
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """The backend's graph from its leaves to its results; no tuple, whose tensors torch.func would wrap."""
+
+    moments: Moments
+    leaves: Gradients = ()
+    results: Gradients = ()
 
 
 def differentiated(ising: Ising) -> bool:
@@ -65,38 +86,36 @@ def differentiated(ising: Ising) -> bool:
 
 def analytic_moments(solver: Solver, ising: Ising) -> Moments:
     """Moments of a problem, differentiable in h, J and K at least twice; unsupported derivatives raise."""
-    solver = replace(solver, edges=ising.edges)
     J = ising.matrix if ising.edges is None else ising.edges.values
     terms = Terms(ising.fields, J, ising.three_body, ising.visible)
-    result: Any = _Moments.apply(*terms, solver, torch.is_grad_enabled())
-    probability, log_partition, correlation, visible, kept = result
-    return replace(
-        kept.moments,
-        probability=probability,
-        log_partition=log_partition,
-        correlation=correlation,
-        visible=visible,
-    )
+    solver = replace(solver, edges=ising.edges, wanted=(torch.is_grad_enabled(),) * 3)
+    result: Any = _Moments.apply(*terms, solver)
+    p, log_z, pairs, visible, kept = result
+    return replace(kept.moments, probability=p, log_partition=log_z, correlation=pairs, visible=visible)
 
 
-@dataclass(frozen=True, eq=False)
-class _Kept:
-    """State that a forward pass keeps for the backward pass: the backend's graph from its leaves to its results.
-
-    No tuple: torch.func would wrap the tensors in it, which then are no leaves any more.
-    """
-
-    moments: Moments
-    leaves: Gradients = ()
-    results: Gradients = ()
+def smooth_gradient(
+    terms: Sequence[Tensor | None], solve: Callable[..., Any], wanted: Sequence[bool], v: Tensor, u: Tensor
+) -> Gradients:
+    """Differentiable gradient of Σ v P + Σ u log Z by the ``wanted`` terms; ``solve`` gives P and log Z of terms."""
+    # Separate leaves: v may also depend on the terms, but is held fixed here.
+    terms = [None if t is None else t.view_as(t) for t in terms]
+    p, log_z = solve(*terms)
+    asked = [t is not None and want for t, want in zip(terms, wanted, strict=False)]
+    loss = (p * v).sum() + (log_z * u).sum()
+    chosen = _chosen(terms, asked)
+    return _present(torch.autograd.grad(loss, chosen, create_graph=True, materialize_grads=True), asked)
 
 
 def _leaves(terms: Sequence[Tensor | None], wanted: Sequence[bool]) -> Any:
-    """Detach tensors; those that are wanted require gradients."""
     return tuple(
         None if t is None else t.detach().requires_grad_(bool(want))
         for t, want in zip(terms, wanted, strict=True)
     )
+
+
+def _chosen(terms: Sequence[Tensor | None], asked: Sequence[bool]) -> list[Tensor]:
+    return [t for t, ask in zip(terms, asked, strict=True) if t is not None and ask]
 
 
 def _present(found: Iterable[Tensor], asked: Sequence[bool]) -> Gradients:
@@ -111,24 +130,45 @@ def _pairs(results: Sequence[Any], cotangents: Sequence[Any]) -> list[tuple[Tens
     return [(r, c) for r, c in both if r is not None and c is not None]
 
 
-def _solve(solver: Solver, terms: Terms, wanted: Sequence[bool]) -> _Kept:
-    leaves = h, J, K = _leaves(terms[:3], wanted)
-    with torch.set_grad_enabled(any(wanted)):
-        problem = solver.problem(Terms(h, J, K, terms.visible))
-        moments = solver.sampler._answer(problem, solver.correlations, solver.seed)
-    return _Kept(moments, leaves, (moments.probability, moments.log_partition) if any(wanted) else ())
+class _Opaque(torch.autograd.Function):
+    """Keeps its inputs; under vmap a call for the larger batch, with J and K expanded for every element.
+
+    The outputs are gradients of h, J and K in their shapes, and others in the shape of the batch.
+    """
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        *tensors, ctx.solver = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        *tensors, solver = inputs
+        size, dims = info.batch_size, in_dims[:-1]
+        terms = folded_terms(Terms(*tensors[:4]), dims[:4], size, own=True)
+        cotangents = [
+            None if t is None else mapped_first(t, d, size)
+            for t, d in zip(tensors[4:], dims[4:], strict=True)
+        ]
+        directions = [
+            None if t is None or like is None else t.reshape(like.shape)
+            for t, like in zip(cotangents[2:], terms[:3], strict=False)
+        ]
+        found: Any = cls.apply(*terms, *cotangents[:2], *directions, replace(solver, kept=None))
+        own = [unfolded(g, t, d) for g, t, d in zip(found, tensors[:3], dims[:3], strict=False)]
+        return (*own, *found[3:]), dims_of(*own, *found[3:])
 
 
-class _Moments(torch.autograd.Function):
+class _Moments(_Opaque):
     """(h, J, K, visible) -> P, log Z or None, correlations or None, visible, and the state for the backward pass."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, _Kept]:
-        *tensors, solver, differentiated = inputs
+        *tensors, solver = inputs
         terms = Terms(*tensors)
-        kept = _solve(
-            solver, terms, [differentiated and t is not None and t.requires_grad for t in terms[:3]]
-        )
+        both = zip(terms[:3], solver.wanted, strict=True)
+        kept = solver.solve(terms, [want and t is not None and t.requires_grad for t, want in both])
         found = kept.moments
         log_z, pairs = (None if t is None else t.detach() for t in (found.log_partition, found.correlation))
         # Rounding can push a certain spin above 1.
@@ -136,19 +176,16 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        *terms, ctx.solver, _ = inputs
+        _Opaque.setup_context(ctx, inputs, output)
         _, _, pairs, visible, ctx.kept = output
-        ctx.save_for_backward(*terms)
-        ctx.save_for_forward(*terms)
         ctx.mark_non_differentiable(*(t for t in (pairs, visible) if t is not None))
 
     @staticmethod
     def backward(ctx: Any, v: Tensor, u: Tensor | None, *rest: Any) -> Gradients:
         kept = ctx.kept if ctx.kept.results else None
-        found: Any = _Gradient.apply(
-            *ctx.saved_tensors, v, u, ctx.solver, tuple(ctx.needs_input_grad[:3]), kept
-        )
-        return *found, None, None, None
+        solver = replace(ctx.solver, wanted=tuple(ctx.needs_input_grad[:3]), kept=kept)
+        found: Any = _Gradient.apply(*ctx.saved_tensors, v, u, solver)
+        return *found, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Gradients:
@@ -157,65 +194,51 @@ class _Moments(torch.autograd.Function):
         if ctx.kept.moments.log_partition is not None:
             u = torch.zeros_like(terms[0][..., 0])
         # The derivative of Σ v P + Σ u log Z along the tangents is linear in v and u.
-        found: Any = _Second.apply(*terms, v, u, *tangents[:3], ctx.solver, (False,) * 3)
+        found: Any = _Second.apply(*terms, v, u, *tangents[:3], replace(ctx.solver, wanted=(False,) * 3))
         return *found[3:], None, None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-        *terms, solver, differentiated = inputs
-        folded = folded_terms(Terms(*terms), in_dims[:4], info.batch_size)
-        result: Any = _Moments.apply(*folded, solver, differentiated)
-        p, log_z, pairs, visible, kept = result
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        *terms, solver = inputs
+        result: Any = cls.apply(*folded_terms(Terms(*terms), in_dims[:4], info.batch_size), solver)
+        *found, kept = result
         # The graph belongs to the larger batch; the backward pass builds a new one.
-        return (p, log_z, pairs, visible, _Kept(kept.moments)), (*dims_of(p, log_z, pairs), 0, None)
+        return (*found, _Kept(kept.moments)), (*dims_of(*found), None)
 
 
-class _Gradient(torch.autograd.Function):
+class _Gradient(_Opaque):
     """(h, J, K, visible, v, u) -> ∂L/∂h, ∂L/∂J and ∂L/∂K in their shapes, None where not wanted."""
 
     @staticmethod
     def forward(*inputs: Any) -> Gradients:
-        *tensors, v, u, solver, wanted, kept = inputs
-        if kept is None:
-            kept = _solve(solver, Terms(*tensors), wanted)
-        asked = [want and t is not None for t, want in zip(kept.leaves, wanted, strict=True)]
-        chosen = [t for t, ask in zip(kept.leaves, asked, strict=True) if ask]
+        *tensors, v, u, solver = inputs
+        kept = solver.kept or solver.solve(Terms(*tensors), solver.wanted)
+        asked = [want and t is not None for t, want in zip(kept.leaves, solver.wanted, strict=True)]
         with torch.enable_grad(), without_autocast(tensors[0]):
-            return _present(_cotangents_through(_pairs(kept.results, (v, u)), chosen), asked)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        *tensors, ctx.solver, ctx.wanted, _ = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
+            pairs = _pairs(kept.results, (v, u))
+            return _present(_cotangents_through(pairs, _chosen(kept.leaves, asked)), asked)
 
     @staticmethod
     def backward(ctx: Any, *w: Tensor | None) -> Gradients:
-        found: Any = _Second.apply(*ctx.saved_tensors, *w, ctx.solver, tuple(ctx.needs_input_grad[:3]))
+        solver = replace(ctx.solver, wanted=tuple(ctx.needs_input_grad[:3]), kept=None)
+        found: Any = _Second.apply(*ctx.saved_tensors, *w, solver)
         h, J, K, v, u = found
-        return h, J, K, None, v, u, None, None, None
+        return h, J, K, None, v, u, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Gradients:
         *terms, v, u = ctx.saved_tensors
+        solver = replace(ctx.solver, kept=None)
         t_v, t_u = (
             None if t is None else torch.zeros_like(t) if d is None else d
             for t, d in ((v, tangents[4]), (u, tangents[5]))
         )
-        linear: Any = _Gradient.apply(*terms, t_v, t_u, ctx.solver, ctx.wanted, None)
+        linear: Any = _Gradient.apply(*terms, t_v, t_u, solver)
         if all(t is None for t in tangents[:3]):
             return tuple(linear)
         # The Hessian is symmetric, and the gradient linear in v and u.
-        curved: Any = _Second.apply(*terms, v, u, *tangents[:3], ctx.solver, ctx.wanted)
+        curved: Any = _Second.apply(*terms, v, u, *tangents[:3], solver)
         return tuple(None if b is None else a + b for a, b in zip(curved[:3], linear, strict=True))
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-        *tensors, solver, wanted, _ = inputs
-        folded = _folded(tensors, in_dims, info.batch_size)
-        found: Any = _Gradient.apply(*folded, solver, wanted, None)
-        outputs = [unfolded(g, t, d) for g, t, d in zip(found, tensors[:3], in_dims[:3], strict=True)]
-        return tuple(outputs), dims_of(*outputs)
 
 
 def _cotangents_through(pairs: list[tuple[Tensor, Tensor]], leaves: list[Tensor]) -> tuple[Tensor, ...]:
@@ -229,64 +252,34 @@ def _cotangents_through(pairs: list[tuple[Tensor, Tensor]], leaves: list[Tensor]
     return torch.autograd.grad(loss, leaves, **options)
 
 
-class _Second(torch.autograd.Function):
+class _Second(_Opaque):
     """(h, J, K, visible, v, u, w of h, of J, of K) -> the gradient of Σ w g in h, J, K, v and u."""
 
     @staticmethod
     def forward(*inputs: Any) -> Gradients:
-        *terms, visible, v, u, w_h, w_J, w_K, solver, wanted = inputs
+        *terms, visible, v, u, w_h, w_J, w_K, solver = inputs
         directions = (w_h, w_J, w_K)
-        along_or_wanted = [w is not None or want for w, want in zip(directions, wanted, strict=True)]
-        leaves = h, J, K, *_ = _leaves((*terms, v, u), (*along_or_wanted, True, True))
-        asked = [t is not None and want for t, want in zip(leaves, (*wanted, True, True), strict=True)]
+        followed = [w is not None or want for w, want in zip(directions, solver.wanted, strict=True)]
+        leaves = h, J, K, *_ = _leaves((*terms, v, u), (*followed, True, True))
+        asked = [t is not None and want for t, want in zip(leaves, (*solver.wanted, True, True), strict=True)]
         with torch.enable_grad():
             with without_autocast(h):
                 results = solver.sampler._smooth_moments(solver.problem(Terms(h, J, K, visible)))
-            pairs, along = _pairs(results, leaves[3:]), _pairs(leaves[:3], directions)
-            first = torch.autograd.grad(
-                [r for r, _ in pairs],
-                [t for t, _ in along],
-                [c for _, c in pairs],
-                create_graph=True,
-                materialize_grads=True,
+            (r, c), (t, w) = (
+                zip(*pairs, strict=True)
+                for pairs in (_pairs(results, leaves[3:]), _pairs(leaves[:3], directions))
             )
-        chosen = [t for t, ask in zip(leaves, asked, strict=True) if ask]
+            first = torch.autograd.grad(r, t, c, create_graph=True, materialize_grads=True)
         with without_autocast(v):
-            found = torch.autograd.grad(first, chosen, [w for _, w in along], materialize_grads=True)
+            found = torch.autograd.grad(first, _chosen(leaves, asked), w, materialize_grads=True)
         return _present(found, asked)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.name = inputs[-2].sampler.name
-
-    @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Gradients:
+        name = ctx.solver.sampler.name
         raise UnsupportedError(
-            "gradient", f"expected at most second derivatives through sampler '{ctx.name}', got a third."
+            "gradient", f"expected at most second derivatives through sampler '{name}', got a third."
         )
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-        *tensors, solver, wanted = inputs
-        size = info.batch_size
-        folded = _folded(tensors[:6], in_dims, size)
-        w = [
-            None if t is None or like is None else mapped_first(t, d, size).reshape(like.shape)
-            for t, d, like in zip(tensors[6:], in_dims[6:9], folded[:3], strict=True)
-        ]
-        found: Any = _Second.apply(*folded, *w, solver, wanted)
-        terms = [unfolded(g, t, d) for g, t, d in zip(found, tensors[:3], in_dims[:3], strict=False)]
-        outputs = [*terms, *found[3:]]
-        return tuple(outputs), dims_of(*outputs)
-
-
-def _folded(tensors: Sequence[Any], dims: Sequence[int | None], size: int) -> list[Tensor | None]:
-    """h, J, K, visible, v and u of the larger batch, with J and K expanded for every element."""
-    terms = folded_terms(Terms(*tensors[:4]), tuple(dims[:4]), size, own=True)  # type: ignore[arg-type]  # four
-    cotangents = [
-        None if t is None else mapped_first(t, d, size) for t, d in zip(tensors[4:6], dims[4:6], strict=True)
-    ]
-    return [*terms, *cotangents]
 
 
 for _function in (_Moments, _Gradient, _Second):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -15,6 +16,7 @@ from diabat.compute.memory import require_memory
 from diabat.samplers.banded import native as band_native
 from diabat.samplers.banded import torch as band_torch
 from diabat.samplers.banded.native import BandProblems, fitting
+from diabat.samplers.derivatives import smooth_gradient
 from diabat.samplers.folding import refuse_batched_cotangent
 
 Arithmetic = Literal["float32", "float64", "logarithms"]
@@ -192,27 +194,15 @@ class BandProbabilities(torch.autograd.Function):
         *problem, p = ctx.saved_tensors
         refuse_batched_cotangent(*cotangents)
         if torch.is_grad_enabled():
-            return (
-                *_smooth_gradient(BandProblems(*problem), ctx.needs_input_grad, *cotangents),
-                None,
-                None,
-                None,
-            )
+            solve = partial(_smooth_moments, *problem[2:])
+            return *smooth_gradient(problem[:2], solve, ctx.needs_input_grad, *cotangents), None, None, None
         of_fields, of_bands = ctx.engine.gradient(BandProblems(*problem), p, *cotangents)
         return of_fields, of_bands, None, None, None
 
 
-def _smooth_gradient(
-    problems: BandProblems, wanted: tuple[bool, ...], v: Tensor, u: Tensor
-) -> list[Tensor | None]:
-    """The same gradients by torch operations in float64, which are differentiable."""
-    # Separate leaves: v may also depend on h and J, but is held fixed here.
-    fields, bands = (t.view_as(t) for t in problems[:2])
-    _, _, tables, lengths = problems
+def _smooth_moments(tables: Tensor, lengths: Tensor, fields: Tensor, bands: Tensor) -> tuple[Tensor, Tensor]:
+    """P(s = +1) and log Z by torch operations in float64, which are differentiable."""
     states = len(fields) * fields.shape[1] << bands.shape[2]
     require_memory(8 * _NUMBERS_PER_STATE * states, "second derivatives through 'banded'")
     chain = band_torch.chain(fields.double(), bands.double(), tables, lengths)
-    loss = (band_torch.marginals(chain) * v).sum() + (chain.log_z * u).sum()
-    chosen = [t for t, want in zip((fields, bands), wanted, strict=False) if want]
-    found = iter(torch.autograd.grad(loss, chosen, create_graph=True, materialize_grads=True))
-    return [next(found) if want else None for want in wanted[:2]]
+    return band_torch.marginals(chain), chain.log_z

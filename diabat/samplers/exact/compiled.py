@@ -21,7 +21,8 @@ from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
 from diabat.ising import Ising
 from diabat.samplers.answers import Solution
-from diabat.samplers.exact.half_split import smooth_gradient, smooth_moments
+from diabat.samplers.derivatives import smooth_gradient
+from diabat.samplers.exact.half_split import smooth_moments
 from diabat.samplers.exact.half_tables import split_energies
 from diabat.samplers.folding import refuse_batched_cotangent
 from diabat.samplers.grouping import Tier, Tiers
@@ -198,7 +199,7 @@ class KernelSolution(Solution):
         refuse_batched_cotangent(v, u)
         if u is None or not torch.is_grad_enabled():
             return super().backward(ctx, v, u)
-        return tuple(smooth_gradient(ctx.saved_tensors, self.smooth, ctx.needs_input_grad, v, u))
+        return smooth_gradient(ctx.saved_tensors, self.smooth, ctx.needs_input_grad, v, u)
 
     def smooth(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result and log Z by differentiable operations, in float64."""

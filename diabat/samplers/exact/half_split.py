@@ -13,7 +13,7 @@ float64.  Row x of W is divided by exp(Σ_k |c_k|), c = F_L(x)ᵀ X, and A multi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from diabat.compute.memory import require_memory
+from diabat.samplers.derivatives import smooth_gradient
 from diabat.samplers.exact.half_tables import HalfEnergies, half_tables, single_queries
 from diabat.samplers.folding import refuse_batched_cotangent
 
@@ -230,17 +231,3 @@ def smooth_moments(fields: Tensor, energies: HalfEnergies) -> tuple[Tensor, Tens
         p = p.index_put(part, single.probability[:, 0])
         log_z = log_z.index_put(part, single.log_partition[:, 0])
     return p, log_z
-
-
-def smooth_gradient(
-    terms: Sequence[Tensor | None], solve: Callable[..., Any], wanted: Sequence[bool], v: Tensor, u: Tensor
-) -> list[Tensor | None]:
-    """Differentiable gradient of Σ v P + Σ u log Z by the ``wanted`` terms; ``solve`` gives P and log Z of terms."""
-    # Separate leaves: v may also depend on the terms, but is held fixed here.
-    terms = [None if t is None else t.view_as(t) for t in terms]
-    p, log_z = solve(*terms)
-    asked = [t is not None and want for t, want in zip(terms, wanted, strict=False)]
-    chosen = [t for t, ask in zip(terms, asked, strict=True) if t is not None and ask]
-    loss = (p * v).sum() + (log_z * u).sum()
-    found = iter(torch.autograd.grad(loss, chosen, create_graph=True, materialize_grads=True))
-    return [next(found) if ask else None for ask in asked]
