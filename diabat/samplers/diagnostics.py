@@ -77,34 +77,28 @@ def diagnostics(watched: Iterable[Watched], info: Mapping[str, Any]) -> list[Dia
 
 
 def _judged(fact: Watched, values: list[float | bool]) -> Diagnostic:
-    both = (("at least", fact.least), ("at most", fact.most))
-    limits = [f"{word} {limit:g}" for word, limit in both if limit is not None]
+    both = (("at least", -1, fact.least), ("at most", 1, fact.most))
+    limits = [(word, side, limit) for word, side, limit in both if limit is not None]
     if not limits:
         value = min(values) if fact.pick == "min" else max(values)
         return Diagnostic(fact.key, fact.label, value, None, "", "")
-    value = max(values, key=lambda v: _excess(fact, v))
-    expected = " and ".join(limits)
+    # How far each is outside the limits: at most 0 within them, infinite for NaN.
+    excess = [
+        math.inf if math.isnan(v) else max(side * (v - limit) for _, side, limit in limits) for v in values
+    ]
+    value = values[excess.index(max(excess))]
+    expected = " and ".join(f"{word} {limit:g}" for word, _, limit in limits)
     if isinstance(value, bool):
         expected = "yes" if fact.least else "no"
-    return Diagnostic(fact.key, fact.label, value, _excess(fact, value) <= 0, expected, fact.advice)
-
-
-def _excess(fact: Watched, value: float) -> float:
-    """How far a value is outside the limits; at most 0 within them, infinite for NaN."""
-    if math.isnan(value):
-        return math.inf
-    over = -math.inf if fact.most is None else value - fact.most
-    return over if fact.least is None else max(over, fact.least - value)
+    return Diagnostic(fact.key, fact.label, value, max(excess) <= 0, expected, fact.advice)
 
 
 def _numbers(value: Any) -> Iterable[float | bool]:
     """All numbers of an entry: a number, tensor, array or list, or the minimum, mean and maximum of many jobs."""
-    if isinstance(value, bool):
-        yield value
-    elif isinstance(value, int | float | np.number):
-        yield float(value)
-    elif isinstance(value, torch.Tensor | np.ndarray):
-        yield from _numbers(value.tolist())
+    if isinstance(value, torch.Tensor | np.ndarray | np.number):
+        value = value.tolist()
+    if isinstance(value, int | float):
+        yield value if isinstance(value, bool) else float(value)
     elif isinstance(value, Mapping | Sequence) and not isinstance(value, str):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _numbers(item)
@@ -138,19 +132,15 @@ def condensed(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     A value that is equal in all infos is kept.  Numbers that differ become ``{"min", "mean", "max"}``, mappings are
     summarised key by key, and other values become the list of distinct values.
     """
-    keys = dict.fromkeys(key for info in infos for key in info)
-    return {key: _one([info[key] for info in infos if key in info]) for key in keys}
-
-
-def _one(values: list[Any]) -> Any:
-    if all(value == values[0] for value in values):
-        return values[0]
-    if all(isinstance(value, Mapping) for value in values):
-        return condensed(values)
-    if all(isinstance(value, bool | int | float) for value in values):
-        return {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
-    found: list[Any] = []
-    for value in values:
-        if value not in found:
-            found.append(value)
+    found: dict[str, Any] = {}
+    for key in dict.fromkeys(key for info in infos for key in info):
+        values = [info[key] for info in infos if key in info]
+        if all(value == values[0] for value in values):
+            found[key] = values[0]
+        elif all(isinstance(value, Mapping) for value in values):
+            found[key] = condensed(values)
+        elif all(isinstance(value, int | float) for value in values):
+            found[key] = {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
+        else:
+            found[key] = [value for i, value in enumerate(values) if value not in values[:i]]
     return found

@@ -21,7 +21,7 @@ from diabat.checks import ArgumentTypeError, check_count, check_number
 from diabat.ising import from_bqm
 from diabat.samplers.base import Sampler
 from diabat.samplers.diagnostics import plain
-from diabat.samplers.registry import build_base, require_samples
+from diabat.samplers.registry import build_base
 from diabat.samplers.seeds import MAX_SEED, as_int, draw_seed
 
 
@@ -42,7 +42,6 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
 
     def __init__(self, sampler: str | Sampler = "tempering", /, **options: Any) -> None:
         self.sampler = build_base(sampler, options or None)
-        require_samples(self.sampler)
         self._properties = {
             "backend": self.sampler.name,
             **{name: plain(value) for name, value in dataclasses.asdict(self.sampler.capabilities).items()},

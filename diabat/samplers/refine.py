@@ -13,7 +13,7 @@ from diabat.samplers.answers import Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Capabilities
 from diabat.samplers.diagnostics import Watched
-from diabat.samplers.registry import build_base, refuse_learnable, require_samples
+from diabat.samplers.registry import build_base
 from diabat.samplers.seeds import child_seed
 from diabat.samplers.tempering.batch import Batch, Kept, require_single_precision
 from diabat.samplers.tempering.simulation import Rules
@@ -61,9 +61,8 @@ class RefineSampler(Sampler):
         if sweeps >= 2**31:
             raise ArgumentError("sweeps", f"expected an integer below 2^31, got {sweeps}.")
         check_count("num_reads", num_reads)
-        self.base, self.sweeps, self.num_reads = build_base(sampler, options), sweeps, num_reads
-        require_samples(self.base)
-        refuse_learnable(self.base, "because reads cannot train them")
+        self.base = build_base(sampler, options, not_learnable="because reads cannot train them")
+        self.sweeps, self.num_reads = sweeps, num_reads
 
     @property
     def capabilities(self) -> Capabilities:

@@ -5,13 +5,12 @@ Third-party packages add theirs under the entry-point group ``diabat.samplers``.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from diabat.checks import ArgumentError, ArgumentTypeError, did_you_mean
+from diabat.checks import ArgumentError, ArgumentTypeError, check_choice, did_you_mean
 from diabat.samplers.base import Sampler
 
 GROUP = "diabat.samplers"
@@ -52,17 +51,11 @@ def backend_factory(name: str) -> Callable[..., Sampler]:
     Raises:
         ValueError: If no backend has this name; the message gives the nearest one.
     """
-    if name in _registered:
-        return _registered[name]
+    if name not in _registered and name not in _BUILT_IN:
+        check_choice("sampler", name, available_backends())
     if name in _BUILT_IN:
-        module, attribute = _BUILT_IN[name].split(":")
-        return getattr(importlib.import_module(module), attribute)
-    third_party = _third_party()
-    if name in third_party:
-        return third_party[name].load()
-    known = available_backends()
-    hint = did_you_mean(name, known)
-    raise ArgumentError("sampler", f"expected one of {', '.join(known)}, got {name!r}.{hint}")
+        return EntryPoint(name, _BUILT_IN[name], GROUP).load()
+    return _registered.get(name) or _third_party()[name].load()
 
 
 def sampler(name: str, /, **options: Any) -> Sampler:
@@ -96,17 +89,41 @@ def as_sampler(value: Sampler | str) -> Sampler:
     raise ArgumentTypeError("sampler", f"expected a diabat Sampler or its name, got {type(value).__name__}.")
 
 
-def build_base(sampler: str | Sampler, options: Mapping[str, Any] | None) -> Sampler:
+def build_base(
+    sampler: str | Sampler,
+    options: Mapping[str, Any] | None,
+    *,
+    samples: bool = True,
+    remembers: bool = True,
+    not_learnable: str = "",
+) -> Sampler:
     """Build the base of a composite.
 
     Args:
         sampler: A name, or a sampler.
         options: Options of the base, if ``sampler`` is a name.
+        samples: Whether it has to draw samples.
+        remembers: Whether it may continue from its last call: the order of calls would then depend on the workers.
+        not_learnable: Why it must not have learnable parameters, such as "because reads cannot train them".
 
     Raises:
-        ValueError: If an option has a bad value, or ``options`` are given with a sampler object.
+        ValueError: If an option has a bad value, ``options`` are given with a sampler object, or the base does not fit.
         TypeError: If ``sampler`` is neither name nor sampler, or the base has no such option.
     """
+    base = _base(sampler, options)
+    wrong = ""
+    if samples and not base.capabilities.samples:
+        wrong = f"a backend that draws samples, got '{base.name}', which computes moments only."
+    elif base.remembers and not remembers:
+        wrong = f"a base without state between calls, got '{base.name}' with persistent=True."
+    elif not_learnable and (count := len(list(base.parameters()))):
+        wrong = f"a base without learnable parameters, {not_learnable}, got '{base.name}' with {count}."
+    if wrong:
+        raise ArgumentError("sampler", f"expected {wrong}")
+    return base
+
+
+def _base(sampler: str | Sampler, options: Mapping[str, Any] | None) -> Sampler:
     if not isinstance(sampler, str):
         if options is not None:
             raise ArgumentError(
@@ -121,36 +138,6 @@ def build_base(sampler: str | Sampler, options: Mapping[str, Any] | None) -> Sam
     except (ValueError, TypeError) as error:
         kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
         raise kind("options", str(error)) from error
-
-
-def refuse_memory(base: Sampler) -> None:
-    """Refuse a base that continues from its last call: the order of calls would depend on the workers.
-
-    Raises:
-        ValueError: If the sampler, or its base, is persistent.
-    """
-    if base.remembers:
-        raise ArgumentError(
-            "sampler", f"expected a base without state between calls, got '{base.name}' with persistent=True."
-        )
-
-
-def refuse_learnable(base: Sampler, why: str) -> None:
-    """Refuse a base with learnable parameters, for a reason such as "because reads cannot train them"."""
-    if learnable := len(list(base.parameters())):
-        raise ArgumentError(
-            "sampler",
-            f"expected a base without learnable parameters, {why}, got '{base.name}' with {learnable}.",
-        )
-
-
-def require_samples(base: Sampler) -> None:
-    """Refuse a base that computes moments only."""
-    if not base.capabilities.samples:
-        raise ArgumentError(
-            "sampler",
-            f"expected a backend that draws samples, got '{base.name}', which computes moments only.",
-        )
 
 
 def _third_party() -> dict[str, EntryPoint]:

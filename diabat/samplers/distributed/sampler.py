@@ -19,7 +19,7 @@ from diabat.samplers.diagnostics import Watched, condensed
 from diabat.samplers.distributed.chunks import Chunks
 from diabat.samplers.distributed.jobs import Answer, Method, make_job, pack, run, run_packed, to_numpy
 from diabat.samplers.distributed.workers import Workers
-from diabat.samplers.registry import build_base, refuse_learnable, refuse_memory
+from diabat.samplers.registry import build_base
 from diabat.samplers.seeds import child_seed
 
 
@@ -71,10 +71,9 @@ class DistributedSampler(Sampler):
         check_count("chunk", chunk)
         check_count("read_chunk", read_chunk, optional=True)
         self.workers = Workers(executor, workers)
-        self.base, self.chunk, self.read_chunk = build_base(sampler, options), chunk, read_chunk
-        self.num_reads = self.base.num_reads
-        refuse_memory(self.base)
-        refuse_learnable(self.base, "which workers do not receive")
+        why = "which workers do not receive"
+        self.base = build_base(sampler, options, samples=False, remembers=False, not_learnable=why)
+        self.chunk, self.read_chunk, self.num_reads = chunk, read_chunk, self.base.num_reads
         self._packed: bytes | None = None
 
     @property
