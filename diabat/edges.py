@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.inputs import as_index, as_values
+from diabat.inputs import read_index, read_values
 from diabat.ising_checks import IsingError, check_finite, check_tensor, first_true
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class Edges:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "index", as_index(self.index))
-        object.__setattr__(self, "values", as_values(self.values, self.index))
+        object.__setattr__(self, "index", read_index(self.index))
+        object.__setattr__(self, "values", read_values(self.values, self.index))
 
     @property
     def count(self) -> int:

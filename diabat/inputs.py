@@ -1,61 +1,101 @@
-"""Conversion of the arguments of a problem: arrays, nested lists and other dtypes."""
+"""The arguments of a problem: arrays, nested lists and other dtypes are converted, and all values are checked."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.ising_checks import DTYPES, IsingError, check_tensor
+from diabat.checks import is_number
+from diabat.ising_checks import (
+    DTYPES,
+    IsingError,
+    broadcast_shape,
+    check_finite,
+    check_symmetric,
+    check_tensor,
+    few_numbers,
+    first_true,
+    is_symmetric,
+)
 
 _LISTS = (np.ndarray, list, tuple)
 
 
-def as_fields(value: Any) -> Any:
-    """Convert fields: float64 stays, a list gets torch's default dtype or float32, all else becomes float32."""
-    if isinstance(value, Tensor) and value.dtype in DTYPES:
+def read_fields(value: Any) -> Tensor:
+    """Fields [*batch, n]: float64 stays, a list gets torch's default dtype or float32, all else becomes float32."""
+    if not isinstance(value, Tensor) or value.dtype not in DTYPES:
+        dtype = torch.float32
+        if isinstance(value, list | tuple):
+            dtype = torch.promote_types(torch.get_default_dtype(), dtype)
+        elif isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.dtype.itemsize >= 8:
+            dtype = torch.float64
+        value = _numbers("fields", value, torch.empty(0, dtype=dtype))
+    check_tensor("fields", value)
+    if value.dtype not in DTYPES:
+        raise IsingError("fields", f"expected dtype float32 or float64, got {value.dtype}.")
+    shape = list(value.shape)
+    if not shape or shape[-1] < 1:
+        raise IsingError("fields", f"expected shape [*batch, n] with n >= 1 spins, got shape {shape}.")
+    if value.numel() == 0:
+        raise IsingError("fields", f"expected at least one problem, got an empty batch {shape}.")
+    check_finite("fields", value)
+    return value
+
+
+def read_interaction(name: str, value: Any, fields: Tensor, *, order: int) -> Tensor | None:
+    """J or K (order 2 or 3), symmetric without a diagonal; sparse couplings are left as they are."""
+    value = _numbers(name, value, fields)
+    if value is None or (order == 2 and isinstance(value, Tensor) and value.layout != torch.strided):
         return value
-    dtype = torch.float32
-    if isinstance(value, list | tuple):
-        dtype = torch.promote_types(torch.get_default_dtype(), dtype)
-    elif isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.dtype.itemsize >= 8:
-        dtype = torch.float64
-    return as_numbers("fields", value, torch.empty(0, dtype=dtype))
+    check_tensor(name, value)
+    n, shape = fields.shape[-1], list(value.shape)
+    _check_like(name, value, fields)
+    if shape[-order:] != [n] * order:
+        raise IsingError(name, f"expected shape [*lead, {', '.join('n' * order)}] with n = {n}, got {shape}.")
+    _check_lead(name, value.shape[:-order], fields)
+    numbers = few_numbers(value)
+    # The sum of squares is finite if all numbers are, except for large ones, which torch checks.
+    if numbers is None or not (math.isfinite(np.vdot(numbers, numbers)) and is_symmetric(numbers, order)):
+        check_finite(name, value)
+        check_symmetric(name, value, order)
+    return value
 
 
-def as_numbers(name: str, value: Any, like: Tensor) -> Any:
-    """Convert integers, narrow floats, arrays and lists; all other values are unchanged, to be checked later."""
+def read_visible(value: Any, fields: Tensor) -> Tensor | None:
+    """Visibility, a boolean tensor on the device of the fields that broadcasts to them."""
     if value is None:
         return None
-    if isinstance(value, Tensor):
-        if value.dtype in DTYPES or value.dtype == torch.bool or value.is_complex():
-            return value
-        check_tensor(name, value)
-        return value.to(like.dtype)
-    if not isinstance(value, _LISTS):
-        return value
-    array = _array(name, value)
-    if array.dtype.kind not in "iuf" and array.size:
-        raise IsingError(name, f"expected real numbers, got an array of dtype {array.dtype}.")
-    # Through float64, because torch accepts the native byte order only.
-    with np.errstate(over="ignore"):  # infinite values are refused later, with their index
-        wide = torch.from_numpy(np.array(array, dtype=np.float64, order="C"))
-    return wide.to(like)
+    if isinstance(value, _LISTS):
+        array = _array("visible", value)
+        if array.dtype != np.bool_:
+            raise IsingError("visible", f"expected dtype bool, got {array.dtype}.")
+        value = torch.from_numpy(array.copy()).to(fields.device)
+    check_tensor("visible", value)
+    if value.dtype != torch.bool:
+        raise IsingError("visible", f"expected dtype bool, got {value.dtype}.")
+    if broadcast_shape(value.shape, fields.shape) != fields.shape:
+        expected, got = list(fields.shape), list(value.shape)
+        raise IsingError("visible", f"expected a shape that broadcasts to {expected}, got {got}.")
+    return value
 
 
-def as_visible(value: Any, fields: Tensor) -> Any:
-    """Convert an array or a list to a boolean tensor on the device of the fields."""
-    if value is None or not isinstance(value, _LISTS):
-        return value
-    array = _array("visible", value)
-    if array.dtype != np.bool_:
-        raise IsingError("visible", f"expected dtype bool, got {array.dtype}.")
-    return torch.from_numpy(array.copy()).to(fields.device)
+def read_offset(value: Any, fields: Tensor) -> Tensor | None:
+    """An offset, which broadcasts to the batch."""
+    if value is None:
+        return None
+    value = fields.new_tensor(float(value)) if is_number(value) else _numbers("offset", value, fields)
+    check_tensor("offset", value, "a number or a tensor")
+    _check_like("offset", value, fields)
+    _check_lead("offset", value.shape, fields)
+    check_finite("offset", value)
+    return value
 
 
-def as_index(value: Any) -> Tensor:
+def read_index(value: Any) -> Tensor:
     """Convert the pairs of edges to int64 [E, 2]."""
     if isinstance(value, _LISTS):
         value = _array("index", value)
@@ -76,10 +116,10 @@ def _is_integer(value: Tensor) -> bool:
     return not (value.dtype == torch.bool or value.is_floating_point() or value.is_complex())
 
 
-def as_values(value: Any, index: Tensor) -> Tensor:
+def read_values(value: Any, index: Tensor) -> Tensor:
     """Convert the values of edges, arrays and lists to float64, and require one for each pair."""
     wide = torch.float32 if isinstance(value, Tensor) else torch.float64
-    values: Tensor = as_numbers("values", value, torch.empty(0, dtype=wide, device=index.device))
+    values: Tensor = _numbers("values", value, torch.empty(0, dtype=wide, device=index.device))
     check_tensor("values", values)
     if not values.is_floating_point():
         raise IsingError(
@@ -93,6 +133,60 @@ def as_values(value: Any, index: Tensor) -> Tensor:
     if index.device != values.device:
         raise IsingError("index", f"expected the device of the values, {values.device}, got {index.device}.")
     return values
+
+
+def check_edges(pairs: Tensor, values: Tensor, fields: Tensor) -> None:
+    """Raise IsingError unless edges [E, 2] and their J [*lead, E] fit the fields, are finite and name a pair once."""
+    n, name = fields.shape[-1], "couplings"
+    if values.device != fields.device:
+        raise IsingError(
+            name, f"expected edges on {fields.device} as the fields, got them on {values.device}."
+        )
+    _check_lead(name, values.shape[:-1], fields)
+    check_finite(name, values)
+    if edge := first_true(((pairs < 0) | (pairs >= n)).any(1)):
+        raise IsingError(name, f"expected spins 0 to {n - 1}, got the edge {pairs[edge].tolist()}.")
+    if edge := first_true(pairs[:, 0] == pairs[:, 1]):
+        got = f"{pairs[edge].tolist()} at edge {edge[0]}"
+        raise IsingError(name, f"expected edges between two different spins, got {got}.")
+    names, order = (pairs.amin(1) * n + pairs.amax(1)).sort(stable=True)
+    if at := first_true(names[1:] == names[:-1]):
+        got = " and ".join(f"{pairs[e].tolist()} at edge {int(e)}" for e in order[at[0] : at[0] + 2])
+        hint = "add their values, or give one direction only"
+        raise IsingError(name, f"expected every pair of spins once, got {got}; {hint}.")
+
+
+def _check_like(name: str, value: Tensor, fields: Tensor) -> None:
+    if value.dtype != fields.dtype or value.device != fields.device:
+        expected, got = (f"{t.dtype} on {t.device}" for t in (fields, value))
+        raise IsingError(name, f"expected dtype {expected} as in fields, got {got}.")
+
+
+def _check_lead(name: str, lead: torch.Size, fields: Tensor) -> None:
+    batch = fields.shape[:-1]
+    if lead and broadcast_shape(lead, batch) != batch:
+        expected = f"leading dimensions that broadcast to the batch {list(batch)}"
+        raise IsingError(name, f"expected {expected}, got {list(lead)}.")
+
+
+def _numbers(name: str, value: Any, like: Tensor) -> Any:
+    """Convert integers, narrow floats, arrays and lists; all other values are unchanged, to be checked later."""
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        if value.dtype in DTYPES or value.dtype == torch.bool or value.is_complex():
+            return value
+        check_tensor(name, value)
+        return value.to(like.dtype)
+    if not isinstance(value, _LISTS):
+        return value
+    array = _array(name, value)
+    if array.dtype.kind not in "iuf" and array.size:
+        raise IsingError(name, f"expected real numbers, got an array of dtype {array.dtype}.")
+    # Through float64, because torch accepts the native byte order only.
+    with np.errstate(over="ignore"):  # infinite values are refused later, with their index
+        wide = torch.from_numpy(np.array(array, dtype=np.float64, order="C"))
+    return wide.to(like)
 
 
 def _array(name: str, value: Any) -> np.ndarray:

@@ -23,20 +23,8 @@ from torch import Tensor
 
 from diabat.checks import is_number
 from diabat.edges import DENSE_SPINS, Edges, best_form, edges_of, no_edges, pairs_of
-from diabat.inputs import as_fields, as_numbers, as_visible
-from diabat.ising_checks import (
-    DTYPES,
-    check_clamped,
-    check_edges,
-    check_fields,
-    check_interaction,
-    check_offset,
-    check_spins,
-    check_tensor,
-    check_visible,
-    check_within,
-    is_within,
-)
+from diabat.inputs import check_edges, read_fields, read_interaction, read_offset, read_visible
+from diabat.ising_checks import DTYPES, check_clamped, check_spins, check_tensor, check_within, is_within
 from diabat.ising_checks import IsingError as IsingError
 
 if TYPE_CHECKING:
@@ -107,28 +95,21 @@ class Ising:
         if isinstance(J, Edges):
             J, edges = None, J
         if check:
-            h = as_fields(h)
-            check_fields(h)
-            J, K = as_numbers("couplings", J, h), as_numbers("three_body", K, h)
-            if c is not None:
-                c = h.new_tensor(float(c)) if is_number(c) else as_numbers("offset", c, h)
-            visible = as_visible(visible, h)
+            h = read_fields(h)
+            J = read_interaction("couplings", J, h, order=2)
+            K = read_interaction("three_body", K, h, order=3)
+            visible, c = read_visible(visible, h), read_offset(c, h)
         if isinstance(J, Tensor) and J.layout != torch.strided:
             J, edges = None, edges_of(J, h.shape[-1])
         elif couplings is None and K is None and h.shape[-1] > DENSE_SPINS:
             edges = no_edges(h)  # a matrix of zeros may not fit into memory
         if edges is not None:
             edges = edges.mapped(lambda values: values.to(h.dtype))
+            if check:
+                check_edges(edges.index, edges.values, h)
         vars(self).update(
             fields=h, matrix=J, edges=edges, visible=visible, three_body=K, offset=c, check=check
         )
-        if check:
-            check_interaction("couplings", J, h, order=2)
-            if edges is not None:
-                check_edges(edges.index, edges.values, h)
-            check_interaction("three_body", K, h, order=3)
-            check_visible(visible, h)
-            check_offset(c, h)
 
     @classmethod
     def from_dict(

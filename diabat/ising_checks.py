@@ -69,78 +69,13 @@ def check_finite(name: str, value: Tensor) -> None:
         raise IsingError(name, f"expected finite values, got {value[index].item()} at index {index}.")
 
 
-def check_fields(fields: Any) -> None:
-    """Raise IsingError unless fields are a finite tensor [*batch, n] of a supported dtype with a problem in it."""
-    check_tensor("fields", fields)
-    if fields.dtype not in DTYPES:
-        raise IsingError("fields", f"expected dtype float32 or float64, got {fields.dtype}.")
-    shape = list(fields.shape)
-    if not shape or shape[-1] < 1:
-        raise IsingError("fields", f"expected shape [*batch, n] with n >= 1 spins, got shape {shape}.")
-    if fields.numel() == 0:
-        raise IsingError("fields", f"expected at least one problem, got an empty batch {shape}.")
-    check_finite("fields", fields)
-
-
-def check_interaction(name: str, value: Any, fields: Tensor, *, order: int) -> None:
-    """Raise IsingError unless J or K (order 2 or 3) fits the fields, is finite and symmetric, and has no diagonal."""
-    if value is None:
-        return
-    check_tensor(name, value)
-    n, batch = fields.shape[-1], fields.shape[:-1]
-    _check_like(name, value, fields)
-    if value.ndim < order or tuple(value.shape[-order:]) != (n,) * order:
-        raise IsingError(
-            name, f"expected shape [*lead, {', '.join('n' * order)}] with n = {n}, got {list(value.shape)}."
-        )
-    _check_lead(name, value.shape[:-order], batch)
-    numbers = few_numbers(value)
-    # The sum of squares is finite if all numbers are, except for large ones, which torch checks.
-    if numbers is not None and math.isfinite(np.vdot(numbers, numbers)) and _is_symmetric(numbers, order):
-        return
-    check_finite(name, value)
-    _check_symmetric(name, value, order)
-
-
-def check_edges(pairs: Tensor, values: Tensor, fields: Tensor) -> None:
-    """Raise IsingError unless edges [E, 2] and their J [*lead, E] fit the fields, are finite and name a pair once."""
-    n, name = fields.shape[-1], "couplings"
-    if values.device != fields.device:
-        raise IsingError(
-            name, f"expected edges on {fields.device} as the fields, got them on {values.device}."
-        )
-    _check_lead(name, values.shape[:-1], fields.shape[:-1])
-    check_finite(name, values)
-    if edge := first_true(((pairs < 0) | (pairs >= n)).any(1)):
-        raise IsingError(name, f"expected spins 0 to {n - 1}, got the edge {pairs[edge].tolist()}.")
-    if edge := first_true(pairs[:, 0] == pairs[:, 1]):
-        got = f"{pairs[edge].tolist()} at edge {edge[0]}"
-        raise IsingError(name, f"expected edges between two different spins, got {got}.")
-    names, order = (pairs.amin(1) * n + pairs.amax(1)).sort(stable=True)
-    if at := first_true(names[1:] == names[:-1]):
-        got = " and ".join(f"{pairs[e].tolist()} at edge {int(e)}" for e in order[at[0] : at[0] + 2])
-        hint = "add their values, or give one direction only"
-        raise IsingError(name, f"expected every pair of spins once, got {got}; {hint}.")
-
-
 def first_true(mask: Tensor) -> tuple[int, ...] | None:
     """Index of the first True of a mask; None if there is none."""
     return tuple(mask.nonzero()[0].tolist()) if bool(mask.any()) else None
 
 
-def _check_like(name: str, value: Tensor, fields: Tensor) -> None:
-    if value.dtype != fields.dtype or value.device != fields.device:
-        expected, got = (f"{t.dtype} on {t.device}" for t in (fields, value))
-        raise IsingError(name, f"expected dtype {expected} as in fields, got {got}.")
-
-
-def _check_lead(name: str, lead: torch.Size, batch: torch.Size) -> None:
-    if lead and broadcast_shape(lead, batch) != batch:
-        expected = f"leading dimensions that broadcast to the batch {list(batch)}"
-        raise IsingError(name, f"expected {expected}, got {list(lead)}.")
-
-
-def _check_symmetric(name: str, value: Tensor, order: int) -> None:
+def check_symmetric(name: str, value: Tensor, order: int) -> None:
+    """Raise IsingError unless a tensor is symmetric in its last axes, and 0 where two of their indices coincide."""
     value = value.detach()
     for axis in range(1, order):
         flipped = value.transpose(-order, -order + axis)
@@ -173,7 +108,7 @@ def _is_mirrored(value: Tensor, i: int, j: int) -> bool:
     return True
 
 
-def _is_symmetric(numbers: np.ndarray, order: int) -> bool:
+def is_symmetric(numbers: np.ndarray, order: int) -> bool:
     """Whether numbers are symmetric to the last bit in their last axes, and zero where two indices coincide."""
     flat = numbers.tobytes()
     for axis in range(1 - order, 0):
@@ -202,28 +137,6 @@ def check_clamped(spins: Any, fields: Tensor) -> torch.Size:
     if (at := first_true((spins != 0) & (spins.abs() != 1))) is not None:
         raise IsingError("spins", f"expected -1, 0 (free) or +1, got {spins[at].item()} at index {list(at)}.")
     return shape
-
-
-def check_visible(visible: Any, fields: Tensor) -> None:
-    """Raise IsingError unless visibility is a bool tensor that broadcasts to the fields."""
-    if visible is None:
-        return
-    check_tensor("visible", visible)
-    if visible.dtype != torch.bool:
-        raise IsingError("visible", f"expected dtype bool, got {visible.dtype}.")
-    if broadcast_shape(visible.shape, fields.shape) != fields.shape:
-        expected, got = list(fields.shape), list(visible.shape)
-        raise IsingError("visible", f"expected a shape that broadcasts to {expected}, got {got}.")
-
-
-def check_offset(offset: Any, fields: Tensor) -> None:
-    """Raise IsingError unless an offset fits the batch and is finite."""
-    if offset is None:
-        return
-    check_tensor("offset", offset, "a number or a tensor")
-    _check_like("offset", offset, fields)
-    _check_lead("offset", offset.shape, fields.shape[:-1])
-    check_finite("offset", offset)
 
 
 def check_within(name: str, value: Tensor, limit: float) -> None:
