@@ -28,10 +28,8 @@ class Edges:
     instead; they hold both J_jk and J_kj.
 
     Args:
-        index: Pairs of spins, integers [E, 2].
-        values: J of every pair, float32 or float64 [*lead, E]; ``lead`` broadcasts against the batch of the fields.
-
-    Arrays and lists are accepted as well; ``Ising`` converts values to the dtype of its fields.
+        index: Pairs of spins, integers [E, 2]: a tensor, an array or a list.
+        values: J of every pair, [*lead, E]; ``lead`` broadcasts against the batch of the fields, whose dtype they get.
 
     Raises:
         IsingError: If the index is not an integer array [E, 2], or there is not one value for each pair.

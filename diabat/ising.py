@@ -42,24 +42,22 @@ _TERMS = ("fields", "couplings", "couplings", "three_body")
 class Ising:
     """A batch of Ising models on n spins.
 
-    Fields, couplings and visibility may also be numpy arrays or nested lists, and integers or half precision.
-    float64 stays, lists are read in torch's default dtype, and all else becomes float32.  Couplings that are not
-    float32 or float64 tensors get the dtype of the fields, and so do edges.  Dense tensors of different dtypes are
-    refused.
+    Numpy arrays, nested lists, integers and half precision are converted: float64 stays, lists get torch's default
+    dtype, all else float32; couplings and edges get the dtype of the fields.  Dense float32 and float64 tensors are not
+    converted into each other, but refused.
 
     Args:
         fields: h, float32 or float64 [*batch, n]; dimensionless (divided by temperature).
-        couplings: J, same dtype, [*lead, n, n], symmetric with zero diagonal; ``lead`` broadcasts against
-            ``batch``.  ``[n, n]`` (one J shared by the whole batch) is the normal case.  None means J = 0.
-            :class:`diabat.Edges`, or a sparse COO or CSR tensor [n, n], are held as edges and never expanded by
-            backends that take edges; the others expand them up to ``diabat.edges.DENSE_SPINS`` spins.
-        visible: bool, broadcastable to [*batch, n].  An invisible spin has no field and no coupling, and its
-            probability of +1 is reported as 0.  None means every spin is visible.
-        three_body: K, same dtype, [*lead, n, n, n], invariant under every permutation of its last three
-            indices and zero where two of them coincide.  None means K = 0.
-        offset: c, a constant of the exponent: a number, or same dtype, broadcastable to [*batch].  None means c = 0.
-        check: Convert, and validate shapes, dtypes, finiteness and symmetry.  Callers that build J symmetric by
-            construction may pass False to save the work.
+        couplings: J, same dtype, [*lead, n, n], symmetric with zero diagonal; ``lead`` broadcasts against ``batch``,
+            ``[n, n]`` (one J for all) is the normal case, None means J = 0.  :class:`diabat.Edges`, or a sparse COO or
+            CSR tensor [n, n], are held as edges; backends that take none expand them up to
+            ``diabat.edges.DENSE_SPINS`` spins.
+        visible: bool, broadcastable to [*batch, n]; None means all True.  An invisible spin has no field and no
+            coupling, and its probability of +1 is reported as 0.
+        three_body: K, same dtype, [*lead, n, n, n], invariant under every permutation of its last three indices and
+            zero where two of them coincide.  None means K = 0.
+        offset: c, a number, or same dtype, broadcastable to [*batch].  None means c = 0.
+        check: Convert and validate; False saves the work where J is symmetric by construction.
 
     Attributes:
         clamped: Values ±1 of the spins that :meth:`clamp` fixed, 0 for all others, int8 [*batch, n]; None if none is.
@@ -121,9 +119,8 @@ class Ising:
     ) -> tuple[Ising, list[Hashable]]:
         """Build one problem from ``{label: h}`` and ``{(a, b): J}``.
 
-        **The sign is diabat's**: positive fields favour +1, positive couplings agreement.  dimod's
-        ``sample_ising(h, J)`` minimises +Σ h s + Σ J s s: for its dictionaries use
-        ``from_bqm(dimod.BinaryQuadraticModel.from_ising(h, J))``.
+        **The sign is diabat's**: positive fields favour +1, positive couplings agreement.  For dictionaries of dimod,
+        which minimises +Σ h s + Σ J s s, use ``from_bqm(dimod.BinaryQuadraticModel.from_ising(h, J))``.
 
         Args:
             fields: h of each spin; a spin that appears in couplings only has h = 0.
@@ -179,14 +176,8 @@ class Ising:
         return self.matrix if self.edges is None else self.edges
 
     def dense(self) -> Ising:
-        """Return the problem with its edges expanded into a matrix, differentiably; itself if it has no edges.
-
-        Raises:
-            ArgumentError: As for :attr:`couplings`.
-        """
-        if self.edges is None:
-            return self
-        return self._replaced(matrix=self.couplings, edges=None, check=False)
+        """The problem with :attr:`couplings` in place of edges, differentiably; itself if it has no edges."""
+        return self if self.edges is None else self._replaced(matrix=self.couplings, edges=None, check=False)
 
     def without_constants(self) -> Ising:
         """Return the problem as backends solve it: no offset, and clamped spins only invisible; itself if it is so."""
@@ -317,17 +308,16 @@ class Ising:
 
     def detach(self) -> Ising:
         """Return the same problem detached from the autograd graph; the problem itself if it has no graph."""
-        for term in (*self._terms(), self.offset):
-            if term is not None and term.requires_grad:
-                return self._mapped(Tensor.detach, self.visible)
-        return self
+        attached = any(t is not None and t.requires_grad for t in (*self._terms(), self.offset))
+        return self._mapped(Tensor.detach, self.visible) if attached else self
 
     def check_size(self, limit: float) -> None:
-        """Refuse numbers that are not finite or exceed a finite limit; fields of invisible spins are not checked.
+        """Refuse an unchecked problem without data or with numbers that are not finite or exceed a finite limit.
+
+        Fields of invisible spins are not checked.
 
         Raises:
-            IsingError: With the first such number and its index; or if an unchecked tensor has no data, or fields are
-                neither float32 nor float64.
+            IsingError: With the first such number and its index; or if fields are neither float32 nor float64.
         """
         if self.fields.dtype not in DTYPES:
             raise IsingError("fields", f"expected dtype float32 or float64, got {self.fields.dtype}.")
@@ -361,11 +351,7 @@ class Ising:
         return made
 
     def to(self, *args: Any, **keywords: Any) -> Ising:
-        """Move and convert as ``Tensor.to`` does: ``to(device)``, ``to(dtype)``, ``to(device, dtype)``, ``to(other)``.
-
-        Returns:
-            The converted problem, differentiably, with its mask on the device of the fields; the problem
-            itself if nothing changes.
+        """Move and convert as ``Tensor.to`` does, differentiably, with the mask; itself if nothing changes.
 
         Raises:
             IsingError: If the dtype is neither float32 nor float64.
@@ -386,12 +372,7 @@ def without_autocast(t: Tensor) -> AbstractContextManager[Any]:
 
 
 def flat_index(lead: torch.Size, batch: torch.Size) -> Tensor:
-    """Index of each problem of a batch into the entries of leading dimensions, int64 [N], on the CPU.
-
-    Args:
-        lead: Leading dimensions, which broadcast to the batch.
-        batch: Its shape, N = Π batch.
-    """
+    """Index of each of N = Π batch problems into leading dimensions that broadcast to it, int64 [N], on the CPU."""
     return torch.arange(lead.numel()).reshape(lead).expand(batch).reshape(-1)
 
 
@@ -449,8 +430,7 @@ def from_bqm(
         dtype: float32 or float64.
 
     Returns:
-        The problem with fields [n], and the variable label of each spin.  Its couplings are held as edges, or as a
-        matrix if variables have more than n/8 neighbours on average.
+        The problem with fields [n], its couplings in their :func:`~diabat.edges.best_form`, and the label of each spin.
 
     Raises:
         IsingError: If it is not a BQM, has no variables, or a bias is not finite.

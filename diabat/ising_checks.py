@@ -25,10 +25,8 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def few_numbers(value: Tensor) -> np.ndarray | None:
-    """The numbers of a small tensor on the CPU, without a copy; None if there are many, or if torch must read them.
-
-    Transforms of torch.func hide numbers, torch.compile has none, and views of complex numbers may be negated lazily.
-    """
+    """The numbers of a small tensor on the CPU, without a copy; None if there are many, or if torch must read them."""
+    # Transforms of torch.func hide numbers, torch.compile has none, and complex views may be negated lazily.
     if (
         value.is_cpu
         and value.numel() <= _FEW
