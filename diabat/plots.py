@@ -50,8 +50,7 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        lines: Its lines.
-        bars: Heights by name, in place of lines; None for no bar.  Each has its value above it.
+        bars: Heights by name, in place of lines, with their values above them; None for no bar.
         settings: Arguments of :meth:`matplotlib.axes.Axes.set`, e.g. title, xlabel, yscale.  Ticks are written as
             plain numbers, and replace those between them.
     """
@@ -67,30 +66,28 @@ def lines(
     *,
     title: str = "",
     size: tuple[float, float] = (3.6, 3.3),
-    share_y: bool = True,
-    legend: Literal["below", "inside"] = "below",
+    shared: bool = True,
 ) -> Path:
     """Draw rows of equally many panels into a file, and return its path.
 
     Args:
-        panels: The rows.
+        panels: The rows; panels below each other share the horizontal axis.
         path: Output file; the suffix chooses the format (png, pdf, svg).
         title: Line above the figure.
         size: Width and height of a panel in inches.
-        share_y: Whether all panels have one vertical axis; those below each other share the horizontal one.
-        legend: One for all panels below them, each label once, or one inside each panel.
+        shared: Whether all panels have one vertical axis, and one legend below them, with each label once.
     """
     count = len(panels[0])
     figure = new_figure(size[0] * count + 1.0, size[1] * len(panels) + 0.6)
-    axes = figure.subplots(len(panels), count, sharex="col", sharey=share_y, squeeze=False)
+    axes = figure.subplots(len(panels), count, sharex="col", sharey=shared, squeeze=False)
     for row, of_row in zip(axes, panels, strict=True):
         for axis, panel in zip(row, of_row, strict=True):
             draw_panel(axis, panel)
-            if share_y:
+            if shared:
                 axis.label_outer()
-            if legend == "inside" and axis.get_legend_handles_labels()[0]:
+            elif axis.get_legend_handles_labels()[0]:
                 axis.legend(frameon=False, fontsize="small")
-    if legend == "below":
+    if shared:
         legend_below(figure, axes.T.flat, max(2, 2 * count))
     if title:
         figure.suptitle(title, fontsize=10)
@@ -133,12 +130,9 @@ def draw_line(axis: Axes, x: Any, y: Any, look: int, **options: Any) -> None:
 
 def new_figure(width: float, height: float) -> Figure:
     """Create an empty figure of this size in inches, without pyplot and its global state."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: Figure, path: str | Path) -> Path:

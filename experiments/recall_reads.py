@@ -137,7 +137,7 @@ def _draw(rows: list[Row], needed: list[Row], path: Path) -> Path:
             },
         ),
     ]
-    return lines([panels], path, size=(4.6, 3.6), share_y=False, legend="inside")
+    return lines([panels], path, size=(4.6, 3.6), shared=False)
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ class CalibrationReport(Report):
             panel(distances, "total variation, mean over problems", ylim=(0, None)),
         ]
         title = self.title.replace("\n", "; ")
-        return lines([panels], path, title=title, size=(4.2, 3.6), share_y=False, legend="inside")
+        return lines([panels], path, title=title, size=(4.2, 3.6), shared=False)
 
 
 def calibrate(

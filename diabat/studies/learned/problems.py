@@ -330,4 +330,4 @@ def plot_plan(plan: TrotterPlan, path: str | Path, title: str = "") -> Path:
         "xlabel": "layer",
         "ylabel": "angle (rad)",
     }
-    return lines([[Panel([*drawn, zero], settings=axis)]], path, size=(4.6, 3.0), legend="inside")
+    return lines([[Panel([*drawn, zero], settings=axis)]], path, size=(4.6, 3.0), shared=False)
