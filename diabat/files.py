@@ -86,8 +86,8 @@ def read_file(path: Path, most: int) -> bytes:
 def replacing(path: Path, prefix: str = TEMPORARY_PREFIX) -> Iterator[Path]:
     """Yield a temporary path to write to; it replaces ``path`` if the block ends without an error.
 
-    The temporary path is in the same folder, because a file is replaced atomically only within one file system.  A
-    link at ``path`` is replaced, not followed.
+    It is in the same folder: a file is replaced atomically only within one file system.  A link at ``path`` is
+    replaced, not followed.
     """
     temporary = path.with_name(f"{prefix}{path.name}-{secrets.token_hex(8)}")
     try:

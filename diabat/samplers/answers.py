@@ -19,8 +19,8 @@ class Moments:
     """First and second moments of a batch of Ising models.
 
     Attributes:
-        probability: P(s_j = +1), [*batch, n]; 0 for invisible spins.  Computed as a probability, never as
-            (m + 1)/2, so that it keeps its relative precision when the magnetization is -1 to rounding.
+        probability: P(s_j = +1), [*batch, n]; 0 for invisible spins.  Never computed as (m + 1)/2, which loses its
+            relative precision when the magnetization is -1 to rounding.
         visible: bool [*batch, n].
         correlation: <s_j s_k>, [*batch, n, n], 1 on the diagonal; 0 for invisible spins.  None unless asked.
         log_partition: log Z of the visible spins, with the offset, [*batch], where the backend knows it.
@@ -38,7 +38,7 @@ class Moments:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def replaced(self, **changes: Any) -> Moments:
-        """Return the same moments with other attributes; in a tenth of the time of ``dataclasses.replace``."""
+        """Return the same moments with other attributes; ``dataclasses.replace`` takes ten times as long."""
         made = object.__new__(type(self))
         vars(made).update(vars(self), **changes)
         return made

@@ -34,13 +34,12 @@ LARGEST = 1e9
 class Sampler(WithOptions, nn.Module, ABC):
     """Base class of all backends.
 
-    A backend sets ``name`` and ``capabilities`` (an attribute, or a property that depends on its options) and
-    implements ``_moments`` (analytic backends) or ``_sample`` (sampling backends, which inherit moments averaged over
-    ``num_reads`` reads), or both.  The base class records its ``options``.
+    A backend sets ``name`` and ``capabilities`` (an attribute or a property) and implements ``_moments`` (analytic
+    backends), ``_sample`` (sampling backends, whose moments are averages over ``num_reads`` reads), or both.
 
-    A sampler is an ``nn.Module``.  Learnable numbers that the law depends on are its parameters, which ``adjoint``
-    differentiates in the order of ``parameters()``.  State that it keeps between calls is in its ``state_dict``.  A
-    constructor need not call ``super().__init__()``.
+    A sampler is an ``nn.Module``, and its constructor need not call ``super().__init__()``.  Learnable numbers that the
+    law depends on are its parameters, which ``adjoint`` differentiates in their order.  State that it keeps between
+    calls is in its ``state_dict``.
 
     Attributes:
         name: Registry name.
@@ -180,7 +179,9 @@ class Sampler(WithOptions, nn.Module, ABC):
         if analytic:
             moments = self.differentiable_moments(ising, correlations, drawn)
         else:
-            with without_autocast(ising.fields):
+            with without_autocast(
+                ising.fields
+            ):  # one call deeper, a warning of dqa would not be at the caller
                 self._require(ising)
                 moments = self._moments(self._taken(ising), correlations, drawn)
             # Rounding can push a certain spin above 1.
@@ -205,8 +206,7 @@ class Sampler(WithOptions, nn.Module, ABC):
     def differentiable_log_odds(self, ising: Ising) -> Tensor:
         """Log P(s = +1) - log P(s = -1) of an analytic backend, [*batch, n], differentiable; 0 for invisible spins.
 
-        By default from two solutions or more, :func:`diabat.samplers.odds.analytic_log_odds`.  A backend that knows
-        both probabilities from one overrides this.
+        From two solutions or more, :func:`diabat.samplers.odds.analytic_log_odds`; overridden where one is enough.
         """
         return analytic_log_odds(self.differentiable_moments, ising)
 
@@ -219,7 +219,7 @@ class Sampler(WithOptions, nn.Module, ABC):
             differentiated: Whether the derivative will be requested.
 
         Returns:
-            None, the default, if the backend has no such form, or not for these problems.
+            None, the default, if the backend has no such form for these problems.
         """
         return None
 
@@ -243,10 +243,7 @@ class Sampler(WithOptions, nn.Module, ABC):
         raise UnsupportedError("gradient", f"sampler '{self.name}' has no adjoint gradient.")
 
     def for_window(self, window: int, reach: int) -> Sampler:
-        """Return the sampler for couplings up to distance ``reach`` in a window of ``window`` spins; by default itself.
-
-        A layer calls this once, when it is built: couplings start at zero, and their values do not show which of them
-        are parameters.
+        """Return the sampler for a layer of windows with couplings up to distance ``reach``; by default itself.
 
         Raises:
             UnsupportedError: If it does not support such problems.

@@ -24,8 +24,7 @@ class Capabilities:
         law: The law that is sampled: ``boltzmann``, or the backend's own (``mean-field``, ``diabatic``).
         max_spins: Largest number of visible spins in one problem, None if unbounded.
         three_body: Accepts K.
-        edges: Takes couplings as edges, without expanding them into a matrix; for other backends the base class
-            expands them, up to ``diabat.edges.DENSE_SPINS`` spins.
+        edges: Takes couplings as edges; else they are expanded, up to ``diabat.edges.DENSE_SPINS`` spins.
         samples: Can draw samples.
         correlations: Can report pair correlations.
         log_partition: Reports log Z.

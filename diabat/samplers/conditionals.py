@@ -25,17 +25,11 @@ _KEEP = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """A chunk of P problems with R reads each.
+    """A chunk of P problems with R reads each, in float64."""
 
-    Attributes:
-        features: x, float64 [terms, P·R·n]; 0 where the spin is invisible.
-        weights: Weight of the read, float64 [P·R·n]; 0 where the spin is invisible.
-        reads: Weight of the read, float64 [P, R].
-    """
-
-    features: Tensor
-    weights: Tensor
-    reads: Tensor
+    features: Tensor  # x, [terms, P·R·n]; 0 where the spin is invisible
+    weights: Tensor  # of the read, [P·R·n]; 0 where the spin is invisible
+    reads: Tensor  # weight of each read, [P, R]
 
 
 def present_terms(ising: Ising) -> list[int]:

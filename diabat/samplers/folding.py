@@ -34,13 +34,9 @@ def mapped_first(t: Tensor, dim: int | None, size: int, place: int = 0) -> Tenso
 
 
 def folded_terms(terms: Terms, dims: TermDims, size: int, *, own: bool = False) -> Terms:
-    """Convert mapped terms to the terms of a batch [size, *batch] of problems.
+    """Convert terms, some of them mapped at ``dims``, to the terms of a batch [size, *batch] of problems.
 
-    Args:
-        terms: Terms, some of them mapped.
-        dims: Mapped dimension of each term, None if it is not mapped.
-        size: Length of the mapped dimension.
-        own: Expand J and K even if they are not mapped, as separate gradients of the elements need.
+    ``own`` expands J and K even if they are not mapped, as separate gradients of the elements need.
     """
     fields = mapped_first(terms.fields, dims[0], size)
     rank = fields.ndim - 2

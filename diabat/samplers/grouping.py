@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,28 +37,15 @@ def unpadded_cost(groups: int, problems: int, spins: int) -> float:
     return groups * 2.0 ** (2 * spins)
 
 
-@dataclass(frozen=True, eq=False)
-class Places:
-    """The P problems of some groups without their padding, on the CPU.
+class Places(NamedTuple):
+    """The P problems of some groups without their padding, int64 on the CPU."""
 
-    Attributes:
-        slots: Group and place in it of each problem, int64 [P] both: ``fields[slots]`` is [P, m].
-        rows: int64 [P], row in the flat batch.
-        spins: int64 [P, m], spin of the problem, n on phantom spins.
-        couplings: int64 [P], index into the C distinct couplings.
-        cells: int64 [P, m], index into the flat fields [N·n + 1].
-    """
-
-    slots: tuple[Tensor, Tensor]
-    rows: Tensor
-    spins: Tensor
-    couplings: Tensor
-    cells: Tensor
-
-    def part(self, which: slice) -> Places:
-        """Return a slice of the problems."""
-        slots = (self.slots[0][which], self.slots[1][which])
-        return Places(slots, self.rows[which], self.spins[which], self.couplings[which], self.cells[which])
+    groups: Tensor  # [P], group of the tier
+    slots: Tensor  # [P], place in the group
+    rows: Tensor  # [P], row in the flat batch
+    spins: Tensor  # [P, m], spin of the problem, n on phantom spins
+    couplings: Tensor  # [P], index into the C distinct couplings
+    cells: Tensor  # [P, m], index into the flat fields [N·n + 1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,35 +54,24 @@ class Tier:
 
     The last slot of every flat array (index N·n, N, C·n²) is a dump: padding reads zero from it and writes to it.
     Thus one index tensor serves to gather and to scatter.
-
-    Attributes:
-        sizes: N, C and n of the whole batch.
-        problems: int64 [G, Q], row of each problem in the batch, N on padding.
-        spins: int64 [G, m], spin of the problem, n on phantom spins.
-        coupling: int64 [G], index into the C distinct couplings.
     """
 
-    sizes: tuple[int, int, int]
-    problems: Tensor
-    spins: Tensor
-    coupling: Tensor
+    sizes: tuple[int, int, int]  # N, C and n of the whole batch
+    problems: Tensor  # int64 [G, Q], row of each problem in the batch, N on padding
+    spins: Tensor  # int64 [G, m], spin of the problem, n on phantom spins
+    coupling: Tensor  # int64 [G], index into the C distinct couplings
 
     @cached_property
     def cells(self) -> Tensor:
         """int64 [G, Q, m], index into the flat fields [N·n + 1]."""
-        return self._index(self.problems, self.sizes[0], 1)
+        return self.index(self.problems, self.sizes[0], 1)
 
     @cached_property
     def pair_cells(self) -> Tensor:
         """int64 [G, m, m], index into the flat couplings [C·n² + 1]."""
-        return self._index(self.coupling, self.sizes[1], 2)
+        return self.index(self.coupling, self.sizes[1], 2)
 
-    @property
-    def matrix_cells(self) -> Tensor:
-        """int64 [G, Q, m, m], index into flat values per pair [N·n² + 1]."""
-        return self._index(self.problems, self.sizes[0], 2)
-
-    def _index(self, owners: Tensor, count: int, order: int) -> Tensor:
+    def index(self, owners: Tensor, count: int, order: int) -> Tensor:
         """Index of the entries of owners [G, ...] for the spins of the tier into flat values [count·n^order + 1]."""
         n, (groups, m) = self.sizes[2], self.spins.shape
         cells = owners.reshape(*owners.shape, *(1,) * order)
@@ -125,46 +102,37 @@ class Tier:
         problems, spins, coupling = self.problems.cpu(), self.spins.cpu(), self.coupling.cpu()
         group, slot = (problems < self.sizes[0]).nonzero(as_tuple=True)
         cells = self.cells.cpu()[group, slot]
-        return Places((group, slot), problems[group, slot], spins[group], coupling[group], cells)
+        return Places(group, slot, problems[group, slot], spins[group], coupling[group], cells)
 
     @cached_property
     def places_by_group(self) -> list[Places]:
         """The problems of each group without padding."""
-        ends = (self.problems.cpu() < self.sizes[0]).sum(1).cumsum(0).tolist()
-        return [self.places.part(slice(*ends)) for ends in zip([0, *ends], ends, strict=False)]
+        counts = (self.problems.cpu() < self.sizes[0]).sum(1).tolist()
+        return [Places(*some) for some in zip(*(t.split(counts) for t in self.places), strict=True)]
 
     def padded(self, values: Tensor) -> Tensor:
         """Values of its problems [P, ...] in the slots of the tier, [G, Q, ...]; zero on padding, else a view."""
         if len(values) == self.problems.numel():
             return values.reshape(*self.problems.shape, *values.shape[1:])
         out = values.new_zeros(*self.problems.shape, *values.shape[1:])
-        out[self.places.slots] = values
+        out[self.places[:2]] = values
         return out
 
     def gather(self, fields: Tensor, couplings: Tensor | None, three_body: Tensor | None) -> Group:
         """Gather the groups from flat h [N·n + 1], J [C·n² + 1] and K [C·n³ + 1], each with a zero at the end."""
         J = None if couplings is None else couplings[self.pair_cells]
-        if three_body is None:
-            return Group(self, fields[self.cells], J, None)
-        triples = self._index(self.coupling, self.sizes[1], 3)
-        return Group(self, fields[self.cells], J, three_body[triples])
+        K = None if three_body is None else three_body[self.index(self.coupling, self.sizes[1], 3)]
+        return Group(self, fields[self.cells], J, K)
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """One gathered tier: the input of a kernel, without visibility or broadcasting.
-
-    Attributes:
-        tier: Where the rows came from.
-        fields: [G, Q, m].
-        couplings: [G, m, m] or None.
-        three_body: [G, m, m, m] or None.
-    """
+    """One gathered tier: the input of a kernel, without visibility or broadcasting."""
 
     tier: Tier
-    fields: Tensor
-    couplings: Tensor | None
-    three_body: Tensor | None
+    fields: Tensor  # [G, Q, m]
+    couplings: Tensor | None  # [G, m, m]
+    three_body: Tensor | None  # [G, m, m, m]
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,13 +140,9 @@ class Tiers:
     """The tiers of a batch: they gather its problems, and put results of all tiers back into its shape.
 
     Problems without a visible spin are in no tier.
-
-    Attributes:
-        shape: Shape of the fields, [*batch, n].
-        tiers: The tiers; results are given in this order.
     """
 
-    shape: torch.Size
+    shape: torch.Size  # of the fields, [*batch, n]
     tiers: tuple[Tier, ...]
 
     @property
@@ -213,7 +177,7 @@ class Tiers:
 
     def per_pair(self, values: Sequence[Tensor]) -> Tensor:
         """Results per pair, [G, Q, m, m] of each tier, as [*batch, n, n]; zero for invisible spins."""
-        index = _joined([tier.matrix_cells for tier in self.tiers])
+        index = _joined([tier.index(tier.problems, tier.sizes[0], 2) for tier in self.tiers])
         return self._assembled(index, values, torch.Size((*self.shape, self.shape[-1])), 0.0)
 
     def _assembled(self, index: Tensor, parts: Sequence[Tensor], shape: torch.Size, fill: float) -> Tensor:
@@ -235,14 +199,13 @@ class Tiers:
 
 def tiers(ising: Ising, cost: Cost = enumeration_cost) -> Tiers:
     """Divide a batch into tiers of least total cost."""
-    device, shape = ising.fields.device, ising.fields.shape
-    if ising.visible is None:
-        return _cached_tiers(None, (), shape, ising.lead, cost, device)
-    visible = ising.visible.cpu()
-    if visible.numel() > _CACHED_MASK_ELEMENTS:
-        return _build_tiers(visible, shape, ising.lead, cost, device)
-    # The cache key is the content: attention masks are small and the same at every step.
-    return _cached_tiers(visible.numpy().tobytes(), visible.shape, shape, ising.lead, cost, device)
+    visible = None if ising.visible is None else ising.visible.cpu()
+    facts = ising.fields.shape, ising.lead, cost, ising.fields.device
+    if visible is None or visible.numel() <= _CACHED_MASK_ELEMENTS:
+        # The key is the content: attention masks are small and the same at every step.
+        key = None if visible is None else (visible.numpy().tobytes(), visible.shape)
+        return _cached_tiers(key, *facts)
+    return _build_tiers(visible, *facts)
 
 
 def undivided(ising: Ising) -> Tiers:
@@ -266,19 +229,10 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _cached_tiers(
-    mask: bytes | None,
-    mask_shape: tuple[int, ...],
-    shape: torch.Size,
-    lead: torch.Size,
-    cost: Cost,
-    device: torch.device,
-) -> Tiers:
+def _cached_tiers(mask: tuple[bytes, torch.Size] | None, *facts: Any) -> Tiers:
     if mask is None:
-        visible = torch.ones(shape[-1], dtype=torch.bool)
-    else:
-        visible = torch.frombuffer(bytearray(mask), dtype=torch.bool).reshape(mask_shape)
-    return _build_tiers(visible, shape, lead, cost, device)
+        return _build_tiers(torch.ones(facts[0][-1], dtype=torch.bool), *facts)
+    return _build_tiers(torch.frombuffer(bytearray(mask[0]), dtype=torch.bool).reshape(mask[1]), *facts)
 
 
 def _build_tiers(

@@ -4,9 +4,9 @@ r"""Any backend as a ``dimod.Sampler``, for Ocean's composites and tools.
 
     sampleset = OceanSampler("tempering").sample(bqm, num_reads=100, beta=2.0, seed=7)
 
-**Reads are samples at a fixed temperature, not an optimisation.**  They follow P(x) ∝ exp(-beta · E(x)) at the given
-beta, 1 by default.  To find the ground state choose a large beta, or use a solver.  Backends with a different law
-(``dqa``) sample that law with fields and couplings scaled by beta.
+**Reads are samples at a fixed temperature, not an optimisation.**  They follow P(x) ∝ exp(-beta · E(x)); to find the
+ground state choose a large beta, or use a solver.  Backends with a different law (``dqa``) sample that law with fields
+and couplings scaled by beta.
 """
 
 from __future__ import annotations
@@ -31,9 +31,6 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
     Args:
         sampler: A backend that draws samples: a name, or a sampler.
         **options: Options of the backend, if ``sampler`` is a name.
-
-    Attributes:
-        sampler: The backend.
 
     Raises:
         ValueError: If the backend does not draw samples, or an option has a bad value.
@@ -73,10 +70,9 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
         Args:
             bqm: The model, SPIN or BINARY, with any labels.
             num_reads: Reads.
-            seed: The same seed gives the same samples.  None takes one from torch's global generator; it is recorded in
-                ``info["seed"]``.
-            beta: Inverse temperature in units of 1/energy, >= 0.  It is a number, not a schedule: nothing is
-                annealed, and at the default 1.0 a model with weak biases gives nearly random reads.
+            seed: As of :meth:`diabat.Sampler.sample`.
+            beta: Inverse temperature in units of 1/energy, >= 0.  Nothing is annealed: at the default 1.0 a model with
+                weak biases gives nearly random reads.
             **unknown: Ignored with a SamplerUnknownArgWarning, as Ocean's composites expect.
 
         Returns:

@@ -84,7 +84,7 @@ class Programmed:
         for place, share in zip(self.places, shares, strict=True):
             block = torch.from_numpy(share)
             if block.ndim == 2:  # one J for all problems of the part
-                place, block = place.part(slice(1)), block[None]
+                place, block = Places(*(t[:1] for t in place)), block[None]
             where = (place.couplings[:, None, None], place.spins[:, :, None], place.spins[:, None, :])
             out.index_put_(where, block, accumulate=True)
         return out.reshape(couplings.shape)

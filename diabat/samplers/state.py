@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -69,15 +70,15 @@ def in_place(sampler: Sampler, tensors: Sequence[Tensor]) -> Iterator[None]:
         yield
         return
     before = dict(sampler.named_parameters())
+
+    def put(tensors: Iterable[Any]) -> None:
+        for name, tensor in zip(before, tensors, strict=True):
+            path, _, last = name.rpartition(".")
+            # Assignment as an attribute accepts nn.Parameter only; torch.func.functional_call does the same.
+            sampler.get_submodule(path)._parameters[last] = tensor
+
     try:
-        _put(sampler, dict(zip(before, tensors, strict=True)))
+        put(tensors)
         yield
     finally:
-        _put(sampler, before)
-
-
-def _put(sampler: Sampler, tensors: dict[str, Tensor] | dict[str, nn.Parameter]) -> None:
-    for name, tensor in tensors.items():
-        path, _, last = name.rpartition(".")
-        # Assignment as an attribute accepts nn.Parameter only; torch.func.functional_call does the same.
-        sampler.get_submodule(path)._parameters[last] = tensor  # type: ignore[assignment]
+        put(before.values())

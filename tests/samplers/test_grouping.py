@@ -124,17 +124,17 @@ def test_places_are_the_problems_without_padding(lead: Lead, cost: Cost) -> None
         rows += places.rows.tolist()
         assert torch.equal(places.couplings, index[places.rows])
         padded = torch.cat((flat, flat.new_zeros(len(flat), 1)), 1)
-        assert torch.equal(group.fields[places.slots], padded[places.rows[:, None], places.spins])
+        assert torch.equal(group.fields[places[:2]], padded[places.rows[:, None], places.spins])
         live = places.spins < 4
         assert torch.equal(places.cells[live], (places.rows[:, None] * 4 + places.spins)[live])
         assert (places.cells[~live] == flat.numel()).all()
-        back = group.tier.padded(group.fields[places.slots])
+        back = group.tier.padded(group.fields[places[:2]])
         assert torch.equal(back, group.fields)
         parts = group.tier.places_by_group
         assert len(parts) == len(group.fields)
         assert torch.equal(torch.cat([part.rows for part in parts]), places.rows)
         for g, part in enumerate(parts):
-            assert (part.slots[0] == g).all()
+            assert (part.groups == g).all()
     assert sorted(rows) == ising.visible_mask.reshape(-1, 4).any(1).nonzero()[:, 0].tolist()
 
 

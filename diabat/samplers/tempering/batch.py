@@ -233,11 +233,11 @@ class Batch:
 def _dense(group: Group) -> Callable[..., ChainSimulation]:
     """The simulation of a tier whose couplings are matrices."""
     tier, fields = group.tier, group.fields.cpu()
-    fields = fields.reshape(-1, fields.shape[-1]) if tier.whole else fields[tier.places.slots]
+    fields = fields.reshape(-1, fields.shape[-1]) if tier.whole else fields[tier.places[:2]]
     couplings, three_body = (
         None if t is None else t.cpu().numpy() for t in (group.couplings, group.three_body)
     )
-    return partial(Simulation, couplings, three_body, fields.numpy(), tier.places.slots[0].numpy())
+    return partial(Simulation, couplings, three_body, fields.numpy(), tier.places.groups.numpy())
 
 
 def _sparse(tier: Tier, ising: Ising, edges: Edges) -> Callable[..., ChainSimulation]:
