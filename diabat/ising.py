@@ -266,12 +266,10 @@ class Ising:
     def clamp(self, spins: Tensor) -> Ising:
         """Return the problem of the free spins, P(s_free | s_clamped), with the other spins fixed at given values.
 
-        The terms of clamped spins go into h, J and the offset of the free spins:
-
             h'_j = h_j + Σ_c J_jc s_c + Σ_{c<d} K_jcd s_c s_d,        J'_jk = J_jk + Σ_c K_jkc s_c
 
-        so that E'(s) = E(s) for every s that agrees with ``spins``, and log Z is that of these states.  Backends see
-        clamped spins as invisible; reads, probabilities and correlations show them at their values.
+        With its offset E'(s) = E(s) for every s that agrees with ``spins``, and log Z is that of these states.  Clamped
+        spins are invisible to backends; reads, probabilities and correlations show them at their values.
 
         Args:
             spins: -1 and +1 where a spin is clamped, 0 where it is free; int8 or float, broadcast against the
@@ -292,7 +290,7 @@ class Ising:
         if self.matrix is not None:
             fields = fields + torch.einsum("...jk,...k->...j", (self.matrix + self.matrix.mT) / 2, held)
         elif self.edges is not None:
-            fields = fields + self.pair_fields(held)
+            fields = fields + self.edges.local_fields(held)
         if self.three_body is not None:
             couplings, K = self.couplings, self.three_body
             parts = [torch.einsum(f"...{''.join(p)},...l->...jk", K, held) for p in permutations("jkl")]

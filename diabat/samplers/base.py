@@ -21,7 +21,7 @@ from diabat.edges import DENSE_SPINS
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import AdjointGradient, Moments, Samples, Solution
 from diabat.samplers.capabilities import Capabilities, UnsupportedError
-from diabat.samplers.derivatives import Solver, analytic_moments, differentiated
+from diabat.samplers.derivatives import analytic_moments, differentiated
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.odds import analytic_log_odds
 from diabat.samplers.options import WithOptions
@@ -101,8 +101,8 @@ class Sampler(WithOptions, nn.Module, ABC):
         Args:
             ising: The batch of problems.
             num_reads: Reads per problem, at least 1.
-            seed: The same seed gives the same tensor on any number of threads.  None takes one from torch's global
-                generator; it is recorded in ``info["seed"]``.
+            seed: The same seed gives the same tensor on any number of threads; None takes one from torch's global
+                generator.  Recorded in ``info["seed"]``.
 
         Returns:
             int8 spins [num_reads, *batch, n].
@@ -139,9 +139,9 @@ class Sampler(WithOptions, nn.Module, ABC):
     ) -> Moments:
         """Compute P(s = +1), optionally pair correlations, log Z where known, standard errors where sampled.
 
-        Differentiable in h, J and K if ``"exact"`` is among ``capabilities.gradients``, by autograd and under
-        ``torch.func``, and twice where the backend has second derivatives (``exact``, ``banded``, ``mean_field``);
-        otherwise use :func:`diabat.spin_probabilities`.  Autocast is disabled inside.
+        Differentiable in h, J and K, also under ``torch.func``, if ``"exact"`` is among ``capabilities.gradients``, and
+        twice through ``exact``, ``banded`` and ``mean_field``; otherwise use :func:`diabat.spin_probabilities`.
+        Autocast is disabled inside.
 
         Args:
             ising: The batch of problems.
@@ -201,7 +201,7 @@ class Sampler(WithOptions, nn.Module, ABC):
         # A smooth graph needs no custom derivatives, except under the transforms of torch.func.
         if (self.smooth or not differentiated(ising)) and not torch._C._are_functorch_transforms_active():
             return self._answer(ising, correlations, seed)
-        return analytic_moments(Solver(self, correlations, seed), ising)
+        return analytic_moments(self, ising, correlations, seed)
 
     def differentiable_log_odds(self, ising: Ising) -> Tensor:
         """Log P(s = +1) - log P(s = -1) of an analytic backend, [*batch, n], differentiable; 0 for invisible spins.

@@ -48,8 +48,8 @@ class Solver:
     sampler: Sampler
     correlations: bool
     seed: int
-    edges: Edges | None = None
-    wanted: Sequence[bool] = ()
+    edges: Edges | None
+    wanted: Sequence[bool]
     kept: _Kept | None = None
 
     def problem(self, terms: Terms) -> Ising:
@@ -84,11 +84,11 @@ def differentiated(ising: Ising) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in ising._terms())
 
 
-def analytic_moments(solver: Solver, ising: Ising) -> Moments:
+def analytic_moments(sampler: Sampler, ising: Ising, correlations: bool, seed: int) -> Moments:
     """Moments of a problem, differentiable in h, J and K at least twice; unsupported derivatives raise."""
     J = ising.matrix if ising.edges is None else ising.edges.values
     terms = Terms(ising.fields, J, ising.three_body, ising.visible)
-    solver = replace(solver, edges=ising.edges, wanted=(torch.is_grad_enabled(),) * 3)
+    solver = Solver(sampler, correlations, seed, ising.edges, (torch.is_grad_enabled(),) * 3)
     result: Any = _Moments.apply(*terms, solver)
     p, log_z, pairs, visible, kept = result
     return replace(kept.moments, probability=p, log_partition=log_z, correlation=pairs, visible=visible)
