@@ -11,7 +11,6 @@ and couplings scaled by beta.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import dimod
@@ -39,17 +38,12 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
 
     def __init__(self, sampler: str | Sampler = "tempering", /, **options: Any) -> None:
         self.sampler = build_base(sampler, options or None)
-        self._properties = {
-            "backend": self.sampler.name,
-            **{name: plain(value) for name, value in dataclasses.asdict(self.sampler.capabilities).items()},
-            "default_beta": 1.0,
-            "seed_range": [0, MAX_SEED],
-        }
 
     @property
     def properties(self) -> dict[str, Any]:
         """Name and capabilities of the backend as plain data, the default beta, and the range of seeds."""
-        return dict(self._properties)
+        able = plain(self.sampler.capabilities)
+        return {"backend": self.sampler.name, **able, "default_beta": 1.0, "seed_range": [0, MAX_SEED]}
 
     @property
     def parameters(self) -> dict[str, list[str]]:
