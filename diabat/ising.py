@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # Numbers of one intermediate result while the energies of many reads are computed from edges: 64 MiB in float64.
 _AT_ONCE = 1 << 23
-_TERMS = ("fields", "couplings", "couplings", "three_body")
+_TERMS = ("fields", "couplings", "three_body")
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -306,7 +306,7 @@ class Ising:
 
     def detach(self) -> Ising:
         """Return the same problem detached from the autograd graph; the problem itself if it has no graph."""
-        attached = any(t is not None and t.requires_grad for t in (*self._terms(), self.offset))
+        attached = any(t is not None and t.requires_grad for t in (*self.terms, self.offset))
         return self._mapped(Tensor.detach, self.visible) if attached else self
 
     def check_size(self, limit: float) -> None:
@@ -321,14 +321,15 @@ class Ising:
             raise IsingError("fields", f"expected dtype float32 or float64, got {self.fields.dtype}.")
         if self.visible is not None and self.visible.is_meta:
             check_tensor("visible", self.visible)
-        for name, value in zip(_TERMS, self._terms(), strict=True):
+        for name, value in zip(_TERMS, self.terms, strict=True):
             if value is not None and (value.is_meta or not is_within(value, limit)):
                 hidden = name == "fields" and not value.is_meta
                 check_within(name, torch.where(self.visible_mask, value, 0) if hidden else value, limit)
 
-    def _terms(self) -> tuple[Tensor | None, ...]:
-        """h, J as a matrix, J as edges, and K."""
-        return self.fields, self.matrix, None if self.edges is None else self.edges.values, self.three_body
+    @property
+    def terms(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """h, J as a matrix or as the values of edges, and K: the tensors that derivatives are of."""
+        return self.fields, self.matrix if self.edges is None else self.edges.values, self.three_body
 
     def _mapped(self, convert: Callable[[Tensor], Tensor], visible: Tensor | None) -> Ising:
         """The problem with h, J, K and the offset converted; the problem itself if nothing changes."""

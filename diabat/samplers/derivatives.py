@@ -81,15 +81,13 @@ def differentiated(ising: Ising) -> bool:
     """Whether autograd follows a call with this problem, backward or forward."""
     if forward_ad._current_level >= 0:
         return True
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in ising._terms())
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in ising.terms)
 
 
 def analytic_moments(sampler: Sampler, ising: Ising, correlations: bool, seed: int) -> Moments:
     """Moments of a problem, differentiable in h, J and K at least twice; unsupported derivatives raise."""
-    J = ising.matrix if ising.edges is None else ising.edges.values
-    terms = Terms(ising.fields, J, ising.three_body, ising.visible)
     solver = Solver(sampler, correlations, seed, ising.edges, (torch.is_grad_enabled(),) * 3)
-    result: Any = _Moments.apply(*terms, solver)
+    result: Any = _Moments.apply(*ising.terms, ising.visible, solver)
     p, log_z, pairs, visible, kept = result
     return replace(kept.moments, probability=p, log_partition=log_z, correlation=pairs, visible=visible)
 

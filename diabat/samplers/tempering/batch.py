@@ -36,8 +36,7 @@ def require_single_precision(sampler: str, ising: Ising) -> None:
     Raises:
         UnsupportedError: If a coupling is too large; the message names the sampler.
     """
-    values = ising.matrix if ising.edges is None else ising.edges.values
-    for name, value in (("couplings", values), ("three_body", ising.three_body)):
+    for name, value in zip(("couplings", "three_body"), ising.terms[1:], strict=True):
         if value is None or is_within(value, _LARGEST_COUPLING):
             continue
         if (largest := float(value.detach().abs().max())) > _LARGEST_COUPLING:
