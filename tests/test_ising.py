@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import diabat
-from diabat.ising import Ising, IsingError, from_bqm, pack_couplings, pack_three_body, to_bqm, triple_indices
+from diabat.ising import Ising, IsingError, from_bqm, pack_couplings, pack_three_body, to_bqm
 from diabat.testing import brute_force, state_table
 from diabat.testing.problems import make_problem, with_visible
 
@@ -191,11 +191,6 @@ def test_packing_is_symmetric_complete_and_differentiable(
     assert torch.equal(values.grad, torch.full_like(values, math.factorial(order)))
 
 
-def test_triples_are_lexicographic() -> None:
-    triples = list(zip(*(t.tolist() for t in triple_indices(5)), strict=True))
-    assert triples == list(itertools.combinations(range(5), 3))
-
-
 def at(value: float, *index: int, n: int = 3) -> Tensor:
     """Zeros [n, n] or [n, n, n] with one entry set, and nothing mirrored."""
     t = torch.zeros((n,) * len(index))
@@ -269,15 +264,6 @@ def test_invalid_problems_are_refused(arguments: dict[str, Any], message: str) -
 @pytest.mark.parametrize("arguments", [a for a, _ in BAD if "fields" not in a])
 def test_check_false_skips_validation(arguments: dict[str, Any]) -> None:
     assert Ising(FIELDS, **arguments, check=False).fields is FIELDS
-
-
-def test_two_equal_indices_of_three_are_refused_in_every_place() -> None:
-    for place in ((0, 0, 1), (0, 1, 0), (1, 0, 0)):
-        K = torch.zeros(3, 3, 3)
-        for permuted in set(itertools.permutations(place)):
-            K[permuted] = 1.0
-        with pytest.raises(IsingError, match="zero where two indices coincide"):
-            Ising(FIELDS, three_body=K)
 
 
 def test_rounding_is_not_asymmetry() -> None:

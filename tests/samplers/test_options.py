@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -107,12 +107,13 @@ class Made(ReferenceSampler):
 
     device: Any = None
     num_reads: int = 5
+    tags: list[str] = field(default_factory=list)
     analytic = False
 
 
 def test_objects_are_shown_by_their_type() -> None:
     built = Made(Device())
-    assert repr(built) == "Made(device=Device(...), num_reads=5)"
+    assert repr(built) == "Made(device=Device(...), num_reads=5, tags=[])"
     register("made", Made)
     assert diabat.sampler("made", **built.options).options == built.options
 
