@@ -53,15 +53,13 @@ class FusedLayer:
             return True
         return bridge.estimator == "exact" and not bridge.draws and bridge.sampler.capabilities.solution
 
-    def solution(
-        self, fields: Tensor, J: Tensor | None, visible: Tensor, differentiated: bool
-    ) -> Solution | None:
+    def solution(self, fields: Tensor, J: Tensor | None, visible: Tensor) -> Solution | None:
         """The solution of the backend; None if it has none for these problems."""
         odds = self.layout.weights == "odds"
         if self.bridge is None:
             return _Independent(fields, odds)
         problem = Ising(fields, J, visible, check=False)
-        return self.bridge.sampler.solution(problem, odds=odds, differentiated=differentiated)
+        return self.bridge.sampler.solution(problem, odds=odds)
 
 
 class _Independent(Solution):
@@ -118,7 +116,7 @@ def attend(
     if pairs is not None:
         J = F.pad(pairs.detach(), (0, 1))[:, None, _pair_numbers(layer.layout, window)]
     record(fields, J)
-    solution = layer.solution(fields, J, visible, differentiated)
+    solution = layer.solution(fields, J, visible)
     if solution is None:
         return None
     noise = F.dropout(torch.ones_like(fields), dropout) if dropout > 0 else None

@@ -210,13 +210,12 @@ class Sampler(WithOptions, nn.Module, ABC):
         """
         return analytic_log_odds(self.differentiable_moments, ising)
 
-    def solution(self, ising: Ising, *, odds: bool = False, differentiated: bool = True) -> Solution | None:
+    def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
         """Moments and their derivative outside autograd, for layers with a derivative of their own.
 
         Args:
             ising: The batch of problems, without a check of their shapes.
             odds: Request log P(s = +1) - log P(s = -1) in place of P(s = +1).
-            differentiated: Whether the derivative will be requested.
 
         Returns:
             None, the default, if the backend has no such form for these problems.

@@ -120,7 +120,7 @@ class ExactSampler(Sampler):
                     return found.attached(ising)[0]
         return super().differentiable_log_odds(ising)
 
-    def solution(self, ising: Ising, *, odds: bool = False, differentiated: bool = True) -> Solution | None:
+    def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
         """As in the base class, for problems that the kernel solves."""
         self._require(ising)
         small, others = self._divided(ising)

@@ -88,7 +88,7 @@ class MeanFieldSampler(Sampler):
             "without bound in single problems with strong couplings (docs/dqa.md)"
         )
 
-    def solution(self, ising: Ising, *, odds: bool = False, differentiated: bool = True) -> Solution | None:
+    def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
         """As in the base class, for batches that compiled code solves."""
         return CompiledSolution(ising, self._rules, odds=odds) if is_compiled(ising) else None
 
