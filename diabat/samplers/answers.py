@@ -134,10 +134,15 @@ class _Attached(torch.autograd.Function):
 
 
 class Lowest(NamedTuple):
-    """The state of lowest energy of each problem."""
+    """The state of lowest energy of each problem.
 
-    spins: Tensor  # int8 ±1, [*batch, n]; -1 for invisible spins
-    energy: Tensor  # [*batch]
+    Attributes:
+        spins: int8 ±1, [*batch, n]; -1 for invisible spins.
+        energy: [*batch].
+    """
+
+    spins: Tensor
+    energy: Tensor
 
 
 def lowest_state(ising: Ising, spins: Tensor) -> Lowest:
@@ -237,9 +242,13 @@ class Samples:
 class AdjointGradient(NamedTuple):
     """Derivative of a loss through the sampler's own law.
 
-    The energy is read as ½ Σ_{j≠k} J_jk s_j s_k, so that ∂L/∂J is symmetric.
+    Attributes:
+        fields: ∂L/∂h, [*batch, n].
+        couplings: ∂L/∂J in the shape of J, symmetric, the energy being read as ½ Σ_{j≠k} J_jk s_j s_k; None
+            without J.
+        parameters: ∂L/∂θ for each of the sampler's ``parameters``.
     """
 
-    fields: Tensor  # ∂L/∂h, [*batch, n]
-    couplings: Tensor | None  # ∂L/∂J in the shape of J; None without J
-    parameters: tuple[Tensor, ...] = ()  # ∂L/∂θ for each of the sampler's ``parameters``
+    fields: Tensor
+    couplings: Tensor | None
+    parameters: tuple[Tensor, ...] = ()

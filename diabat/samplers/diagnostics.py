@@ -24,14 +24,23 @@ LAWS = {
 
 @dataclass(frozen=True)
 class Watched:
-    """One entry of ``info`` and the limits of its good values; without limits it is only shown."""
+    """One entry of ``info`` and the limits of its good values; without limits it is only shown.
 
-    key: str  # in ``info``, with dots for nested mappings
+    Attributes:
+        key: Key in ``info``, with dots for nested mappings.
+        label: Name for reports.
+        least: Smallest good value.
+        most: Largest good value.
+        advice: What to do, or what it means, if the value is outside the limits.
+        pick: Which of several values is shown if there is no limit.
+    """
+
+    key: str
     label: str
     least: float | None = None
     most: float | None = None
-    advice: str = ""  # what to do, or what it means, if the value is outside the limits
-    pick: Literal["min", "max"] = "max"  # which of several values is shown if there is no limit
+    advice: str = ""
+    pick: Literal["min", "max"] = "max"
 
     def below(self, key: str, label: str) -> Watched:
         """The same entry if the ``info`` of the backend is nested at ``key`` in another one."""
@@ -39,13 +48,19 @@ class Watched:
 
 
 class Diagnostic(NamedTuple):
-    """The check of one entry of a result; ``key``, ``label`` and ``advice`` are those of `Watched`."""
+    """The check of one entry of a result; ``key``, ``label`` and ``advice`` are those of `Watched`.
+
+    Attributes:
+        value: The worst of its values.
+        ok: Whether all are within the limits; None without limits.
+        expected: The limits in words, or "".
+    """
 
     key: str
     label: str
-    value: float | bool  # the worst of its values
-    ok: bool | None  # whether all are within the limits; None without limits
-    expected: str  # the limits in words, or ""
+    value: float | bool
+    ok: bool | None
+    expected: str
     advice: str
 
 
