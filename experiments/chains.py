@@ -1,11 +1,13 @@
-"""Chains of coupled keys over the whole context: a value that stands any distance behind its key (docs/chains.md).
+"""Chains of coupled keys over the whole context, against softmax and convolutions (docs/chains.md).
 
     python -m experiments.chains FOLDER --only gaps     # trained on gaps to 5, tested on gaps to 40
+    python -m experiments.chains FOLDER --only anywhere # 6 to 64 pairs at random places, tested at twice the length
     python -m experiments.chains FOLDER --only law      # the kernel against enumeration
 
 A sequence of `gaps` is noise, then five pairs in random order with 0 to G random tokens of 16 between key and value,
 then four keys, whose values are asked for.  G grows from 0 to 5 in the first 800 of 3,000 steps of 128 sequences, at
-rates that fall to 0 by a cosine.  Numbers are those of 1,000 sequences for each G.  Every training is one file in the
+rates that fall to 0 by a cosine.  In `anywhere` a value is behind its key, and pairs stand at random places among
+noise; 1,000 steps.  Numbers are those of 1,000 sequences for each G, or length.  Every training is one file in the
 folder, and is not done again.  Language: experiments/recall_language.py; speed: python -m benchmarks --only '^chains/'.
 """
 
@@ -14,8 +16,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.progress import track
@@ -31,9 +35,11 @@ from diabat.models.transformer import Transformer, TransformerOptions
 from experiments.common import Row, calls, keep, kept, parser, report, same_settings
 from experiments.recall import Convolved
 
-SYMBOLS, NOISE, PAIRS, QUERIES = 16, 16, 5, 4
-GAP, GROWN, BATCH, RATE, COUPLING_RATE = 5, 800, 128, 2e-3, 1e-2
+VALUES, NOISE, PAIRS, QUERIES = 16, 16, 5, 4
+GAP, GROWN, RATE, COUPLING_RATE = 5, 800, 2e-3, 1e-2
 TESTED = (0, 5, 8, 12, 20, 40)
+PLACED = ((6, 48), (16, 96), (64, 256))
+"""Pairs and context of `anywhere`."""
 
 CHAIN: Row = {"relative": True, "couplings": "gates", "coupling_init": CouplingInit(mean=6.0)}
 SOFTMAX: Row = {"mode": "softmax"}
@@ -44,6 +50,7 @@ MODELS: dict[str, Row] = {
     "chain, gates, odds": {**CHAIN, "weights": "odds"},
     "softmax": {**SOFTMAX, "positions": "rope"},
     "softmax, two layers": {**SOFTMAX, "positions": "rope", "num_layers": 2},
+    "softmax, keys convolved, 2": {**SOFTMAX, "convolved": ("k", 2)},
     "softmax, keys convolved, 3": {**SOFTMAX, "convolved": ("k", 3)},
     "softmax, q, k, v convolved, 3": {**SOFTMAX, "convolved": ("qkv", 3)},
     "softmax, q, k, v convolved, 7": {**SOFTMAX, "convolved": ("qkv", 7)},
@@ -54,35 +61,83 @@ DECAYS = (0.01, 3.0)
 """Weight decay of all parameters but the couplings."""
 
 
-def draw(count: int, gap: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Sequences [B, L] and the symbols of the values, [B, queries]."""
-    keys = torch.rand(count, SYMBOLS, generator=generator).argsort(1)[:, :PAIRS]
-    values = torch.randint(SYMBOLS, (count, PAIRS), generator=generator)
-    gaps = torch.randint(gap + 1, (count, PAIRS), generator=generator)
-    length = PAIRS * (2 + gap) + QUERIES
-    found = 2 * SYMBOLS + torch.randint(NOISE, (count, length), generator=generator)
-    ends = length - QUERIES - (gaps + 2).flip(1).cumsum(1).flip(1)
-    found.scatter_(1, ends, keys)
-    found.scatter_(1, ends + gaps + 1, SYMBOLS + values)
-    asked = torch.rand(count, PAIRS, generator=generator).argsort(1)[:, :QUERIES]
-    found[:, -QUERIES:] = keys.gather(1, asked)
+class Study(NamedTuple):
+    """Sequences and steps of one training; ``keys`` is the number of symbols that keys are drawn from."""
+
+    name: str
+    keys: int
+    steps: int
+    batch: int
+    context: int
+    sizes: Callable[[int], int]
+    tested: Sequence[int]
+    draw: Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
+    title: str
+
+
+def drawn(
+    count: int, keys: int, pairs: int, length: int, first: Tensor, second: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Sequences [B, L] with keys and values at these places, [B, pairs], and the values asked for, [B, queries]."""
+    symbols = torch.rand(count, keys, generator=generator).argsort(1)[:, :pairs]
+    values = torch.randint(VALUES, (count, pairs), generator=generator)
+    found = keys + VALUES + torch.randint(NOISE, (count, length), generator=generator)
+    found.scatter_(1, first, symbols)
+    found.scatter_(1, second, keys + values)
+    asked = torch.rand(count, pairs, generator=generator).argsort(1)[:, :QUERIES]
+    found[:, -QUERIES:] = symbols.gather(1, asked)
     return found, values.gather(1, asked)
 
 
-def built(name: str, seed: int) -> Transformer:
+def with_gaps(count: int, gap: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Noise, then pairs with 0 to ``gap`` tokens between key and value."""
+    gaps = torch.randint(gap + 1, (count, PAIRS), generator=generator)
+    length = PAIRS * (2 + gap) + QUERIES
+    first = length - QUERIES - (gaps + 2).flip(1).cumsum(1).flip(1)
+    return drawn(count, VALUES, PAIRS, length, first, first + gaps + 1, generator)
+
+
+def placed(pairs: int, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Pairs at random places."""
+    free = length - QUERIES - pairs
+    first = torch.rand(count, free, generator=generator).argsort(1)[:, :pairs].sort(1).values
+    first = first + torch.arange(pairs)
+    return drawn(count, max(VALUES, 2 * pairs), pairs, length, first, first + 1, generator)
+
+
+def growing(step: int) -> int:
+    """The largest gap of a step."""
+    return min(GAP, step * GAP // GROWN)
+
+
+def constant(length: int, step: int) -> int:
+    """The same length in every step."""
+    return length
+
+
+def studies(names: Sequence[str], steps: int | None) -> Iterator[Study]:
+    """The studies of these names; ``steps`` in place of their own."""
+    if "gaps" in names:
+        context = PAIRS * (2 + TESTED[-1]) + QUERIES
+        yield Study("gaps", VALUES, steps or 3000, 128, context, growing, TESTED, with_gaps, "gaps to {}")
+    for pairs, length in PLACED if "anywhere" in names else ():
+        name, keys, batch = f"{pairs} pairs in {length}", max(VALUES, 2 * pairs), min(128, 4096 // length)
+        sizes, draw, tested = partial(constant, length), partial(placed, pairs), (length, 2 * length)
+        yield Study(name, keys, steps or 1000, batch, 2 * length, sizes, tested, draw, "{} tokens")
+
+
+def built(name: str, study: Study, seed: int) -> Transformer:
     """A model of width 64 without positions, unless the options say otherwise, with torch's own initial weights."""
     options = {"positions": "none", **MODELS[name]}
     convolved = options.pop("convolved", None)
     torch.manual_seed(seed)
     made = TransformerOptions(embed_dim=64, ffn_dim=128, dropout=0.0, **options)
-    context = PAIRS * (2 + max(TESTED)) + QUERIES
-    model = Transformer(
-        made, 2 * SYMBOLS + NOISE, SYMBOLS, context, "banded" if "relative" in options else "exact"
-    )
+    backend = "banded" if "relative" in options else "exact"
+    model = Transformer(made, study.keys + VALUES + NOISE, VALUES, study.context, backend)
     if convolved is not None:
         chain: Row = {} if "relative" not in options else {**CHAIN, "mode": "h+J"}
         for block in model.all_blocks():
-            window = None if chain else context
+            window = None if chain else study.context
             block.attention = Convolved(64, 1, window, *convolved, **{"rotary": False, **chain})
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -90,55 +145,60 @@ def built(name: str, seed: int) -> Transformer:
     return model
 
 
-def right(model: Transformer, gap: int, count: int = 1_000) -> float:
+def right(model: Transformer, study: Study, size: int, count: int = 1_000) -> float:
     """Share of right answers."""
-    generator = torch.Generator().manual_seed(7 + gap)
+    generator = torch.Generator().manual_seed(7 + size)
     with torch.no_grad():
-        parts = [draw(250, gap, generator) for _ in range(count // 250)]
+        parts = [study.draw(125, size, generator) for _ in range(count // 125)]
         found = [(model(x)[:, -QUERIES:].argmax(-1) == y).double().mean().item() for x, y in parts]
     return statistics.fmean(found)
 
 
-def one(folder: Path, name: str, decay: float, seed: int, steps: int) -> tuple[str, Row]:
+def groups(model: Transformer, decay: float) -> list[Row]:
+    """Couplings train at a rate of their own, and do not decay."""
+    chains = (module for module in model.modules() if isinstance(module, KeyCouplings))
+    couplings = [parameter for module in chains for parameter in module.parameters()]
+    own = {id(parameter) for parameter in couplings}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in own]
+    found: list[Row] = [{"params": others, "weight_decay": decay}]
+    return [*found, {"params": couplings, "lr": COUPLING_RATE, "weight_decay": 0.0}] if couplings else found
+
+
+def one(folder: Path, study: Study, name: str, decay: float, seed: int) -> tuple[str, Row]:
     """One training, unless its result is there."""
     title = f"{name}, decay {decay:g}"
-    path = folder / "gaps" / f"{title} {seed}.json"
+    path = folder / study.name / f"{title} {seed}.json"
     if not path.exists():
         torch.set_num_threads(1)
-        model, generator = built(name, seed), torch.Generator().manual_seed(seed)
-        chains = (module for module in model.modules() if isinstance(module, KeyCouplings))
-        couplings = [parameter for module in chains for parameter in module.parameters()]
-        own = {id(parameter) for parameter in couplings}
-        groups: list[Row] = [
-            {"params": [p for p in model.parameters() if id(p) not in own], "weight_decay": decay}
-        ]
-        if couplings:
-            groups.append({"params": couplings, "lr": COUPLING_RATE, "weight_decay": 0.0})
-        optimiser = torch.optim.AdamW(groups, RATE)
+        model, generator = built(name, study, seed), torch.Generator().manual_seed(seed)
+        optimiser = torch.optim.AdamW(groups(model, decay), RATE)
         falling = torch.optim.lr_scheduler.LambdaLR(
-            optimiser, lambda s: (1 + math.cos(math.pi * s / steps)) / 2
+            optimiser, lambda s: (1 + math.cos(math.pi * s / study.steps)) / 2
         )
         began = time.process_time()
-        for step in range(steps):
-            inputs, targets = draw(BATCH, min(GAP, step * GAP // GROWN), generator)
+        for step in range(study.steps):
+            inputs, targets = study.draw(study.batch, study.sizes(step), generator)
             optimiser.zero_grad()
             F.cross_entropy(model(inputs)[:, -QUERIES:].flatten(0, 1), targets.flatten()).backward()
             optimiser.step()
             falling.step()
-        row: Row = {"CPU ms a step": 1e3 * (time.process_time() - began) / steps}
+        row: Row = {"CPU ms a step": 1e3 * (time.process_time() - began) / study.steps}
         row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        keep(path, row | {f"gaps to {gap}": right(model.eval(), gap) for gap in TESTED})
+        model.eval()
+        keep(path, row | {study.title.format(size): right(model, study, size) for size in study.tested})
     return title, kept(path)
 
 
-def trained_gaps(folder: Path, names: list[str], seeds: int, workers: int, steps: int) -> Iterator[Row]:
-    """Means over seeds, with σ at the largest gap."""
-    jobs = [(folder, name, decay, seed, steps) for seed in range(seeds) for name in names for decay in DECAYS]
+def trained(
+    folder: Path, study: Study, names: Sequence[str], decays: Sequence[float], seeds: int, workers: int
+) -> Iterator[Row]:
+    """Means over seeds, with σ at the largest size."""
+    jobs = [(folder, study, name, decay, seed) for seed in range(seeds) for name in names for decay in decays]
     rows: dict[str, list[Row]] = {}
-    for title, row in track(calls(one, jobs, workers), "gaps", len(jobs)):
+    for title, row in track(calls(one, jobs, workers), study.name, len(jobs)):
         rows.setdefault(title, []).append(row)
     for title, found in rows.items():
-        last = [row[f"gaps to {TESTED[-1]}"] for row in found]
+        last = [row[study.title.format(study.tested[-1])] for row in found]
         mean = {key: statistics.fmean(row[key] for row in found) for key in found[0]}
         yield {"": title, "seeds": len(found), **mean, "σ": statistics.stdev(last) if len(last) > 1 else None}
 
@@ -195,14 +255,17 @@ def enumerated(law: ChainLayer, terms: list[Tensor]) -> Tensor:
 def main() -> None:
     """Run what was asked for, and print its tables."""
     made = parser(__doc__, study=True)
-    made.add_argument("--only", nargs="+", default=["gaps", "law"], choices=["gaps", "law"])
-    made.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), help="of gaps")
-    made.add_argument("--steps", type=int, default=3_000)
+    made.add_argument(
+        "--only", nargs="+", default=["gaps", "anywhere", "law"], choices=["gaps", "anywhere", "law"]
+    )
+    made.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    made.add_argument("--decays", nargs="+", type=float, default=DECAYS, help="of weights")
+    made.add_argument("--steps", type=int)
     options = made.parse_args()
-    same_settings(options.folder, {"steps": options.steps})
-    if "gaps" in options.only:
-        found = trained_gaps(options.folder, options.models, options.seeds, options.workers, options.steps)
-        report("gaps", list(found), as_json=options.json)
+    same_settings(options.folder, {"steps": options.steps or 3_000})
+    for study in studies(options.only, options.steps):
+        found = trained(options.folder, study, options.models, options.decays, options.seeds, options.workers)
+        report(study.name, list(found), as_json=options.json)
     if "law" in options.only:
         report("law", list(laws()), as_json=options.json)
 

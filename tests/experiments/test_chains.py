@@ -5,38 +5,62 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from experiments import chains
-from experiments.chains import PAIRS, QUERIES, SYMBOLS, draw
+from experiments.chains import PAIRS, PLACED, QUERIES, VALUES, placed, with_gaps
+
+
+def distances(found: Tensor, targets: Tensor, keys: int) -> set[int]:
+    """Tokens between keys and their values, after a check that the values asked for are those behind the keys."""
+    seen = set()
+    for row, answers in zip(found.tolist(), targets.tolist(), strict=True):
+        text, asked = row[:-QUERIES], row[-QUERIES:]
+        places = [i for i, symbol in enumerate(text) if symbol < keys]
+        assert len({text[i] for i in places}) == len(places)
+        values = {}
+        for i in places:
+            at = next(j for j in range(i + 1, len(text)) if keys <= text[j] < keys + VALUES)
+            assert all(symbol >= keys + VALUES for symbol in text[i + 1 : at])
+            seen.add(at - i - 1)
+            values[text[i]] = text[at] - keys
+        assert [values[key] for key in asked] == answers
+    return seen
 
 
 @pytest.mark.parametrize("gap", [0, 5, 40])
 def test_values_stand_behind_their_keys(gap: int) -> None:
-    found, targets = draw(50, gap, torch.Generator().manual_seed(1))
+    found, targets = with_gaps(50, gap, torch.Generator().manual_seed(1))
     assert found.shape == (50, PAIRS * (2 + gap) + QUERIES)
-    seen = set()
-    for row, answers in zip(found.tolist(), targets.tolist(), strict=True):
-        text, asked = row[:-QUERIES], row[-QUERIES:]
-        keys = [i for i, symbol in enumerate(text) if symbol < SYMBOLS]
-        assert len({text[i] for i in keys}) == PAIRS
-        values = {}
-        for i in keys:
-            place = next(j for j in range(i + 1, len(text)) if SYMBOLS <= text[j] < 2 * SYMBOLS)
-            assert all(symbol >= 2 * SYMBOLS for symbol in text[i + 1 : place])
-            seen.add(place - i - 1)
-            values[text[i]] = text[place] - SYMBOLS
-        assert [values[key] for key in asked] == answers
+    seen = distances(found, targets, VALUES)
     assert min(seen) == 0
     assert gap - 2 <= max(seen) <= gap
+
+
+@pytest.mark.parametrize(("pairs", "length"), PLACED)
+def test_pairs_stand_anywhere(pairs: int, length: int) -> None:
+    found, targets = placed(pairs, 50, length, torch.Generator().manual_seed(1))
+    keys = max(VALUES, 2 * pairs)
+    assert found.shape == (50, length)
+    assert distances(found, targets, keys) == {0}
+    assert ((found[:, :-QUERIES] < keys).sum(1) == pairs).all()
+    assert len({tuple(row) for row in (found[:, :-QUERIES] < keys).tolist()}) == 50
 
 
 def test_the_first_row_of_the_law() -> None:
     row = next(chains.laws())
     assert row["largest error"] < 1e-13
     assert row["of derivatives"] < 1e-13
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[Any]:
+    """The rows of all tables."""
+    lines = capsys.readouterr().out.splitlines()
+    return [json.loads(line)["rows"] for line in lines if line.startswith("{")]
 
 
 def test_a_training_is_kept(
@@ -48,6 +72,7 @@ def test_a_training_is_kept(
         str(tmp_path),
         "--only",
         "gaps",
+        "anywhere",
         "--steps",
         "2",
         "--seeds",
@@ -57,9 +82,11 @@ def test_a_training_is_kept(
         "--json",
     ]
     monkeypatch.setattr(sys, "argv", [*command, "--models", *names])
+    monkeypatch.setattr(chains, "PLACED", ((4, 16),))
+    monkeypatch.setattr(chains, "TESTED", (0, 3))
     chains.main()
-    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
-    assert [row["seeds"] for row in rows] == [1] * 6
-    monkeypatch.setattr(chains, "draw", None)  # nothing is trained again
+    tables = printed(capsys)
+    assert [[row["seeds"] for row in rows] for rows in tables] == [[1] * 6] * 2
+    monkeypatch.setattr(chains, "built", None)  # nothing is trained again
     chains.main()
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"] == rows
+    assert printed(capsys) == tables
