@@ -19,8 +19,8 @@ from transformers import StaticCache
 from diabat.attention.key_couplings import ChainOptions, KeyCouplings
 from diabat.huggingface import convert, parameter_groups
 from diabat.huggingface.boltzmann import BoltzmannHeads, BoltzmannOptions
+from diabat.huggingface.boltzmann.cached_couplings import CachedCouplings
 from diabat.huggingface.boltzmann.layer import boltzmann_attention, find_windows
-from diabat.huggingface.boltzmann.step_couplings import StepCouplings
 from diabat.ising import pack_couplings
 
 from .methods import (
@@ -304,7 +304,7 @@ def test_a_step_takes_over_the_couplings_of_the_last_pass(monkeypatch: pytest.Mo
 
     def after(change: Callable[[Tensor], object], *, queries: int = 1, inference: bool = False) -> int:
         """The number of tokens that the last of three passes computes."""
-        steps = StepCouplings()
+        steps = CachedCouplings()
         with torch.inference_mode() if inference else torch.no_grad():
             steps.of(chain, value[:, :, :7].clone(), torch.float32, 7)
             steps.of(chain, (cache := value[:, :, :8].clone()), torch.float32, 1)

@@ -27,8 +27,8 @@ from diabat.attention.head_axis import head_products
 from diabat.attention.key_couplings import chain_options
 from diabat.attention.windows import visible_keys as causal_keys
 from diabat.checks import ArgumentError, check_number, check_positive
+from diabat.huggingface.boltzmann.cached_couplings import CachedCouplings
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
-from diabat.huggingface.boltzmann.step_couplings import StepCouplings
 from diabat.huggingface.masks import refuse_others, repeated, visible_keys
 from diabat.ising import without_autocast
 from diabat.samplers.capabilities import UnsupportedError
@@ -65,7 +65,7 @@ class BoltzmannHeads(CoupledHeads):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self.options, self._steps = options, StepCouplings()
+        self.options, self._cached = options, CachedCouplings()
         assert options.sampler is not None
         backend = Backend(options.sampler, options.gradient, options.num_reads)
         chain = chain_options(options.window, options.couplings, options.rank, options.bandwidth)
@@ -126,7 +126,7 @@ class BoltzmannHeads(CoupledHeads):
     ) -> tuple[Tensor, Tensor | None]:
         """The same without a window; in one compiled call if no weights are needed and the mask is a plain one."""
         assert self.key_couplings is not None
-        band = self._steps.of(self.key_couplings, value, q.dtype, q.shape[2])
+        band = self._cached.of(self.key_couplings, value, q.dtype, q.shape[2])
         visible = visible_keys(mask)
         dropout = dropout if self.training else 0.0
         last = visible[:, 0, -1].expand(len(q), -1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from diabat.attention.key_couplings import KeyCouplings
 
 
-class StepCouplings:
+class CachedCouplings:
     """Couplings of the keys of the last pass, which a step takes over if it adds one key to the same ones.
 
     A cache holds values, from which couplings follow.  They are the same if values and parameters are: values are
