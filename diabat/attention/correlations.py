@@ -32,12 +32,14 @@ class QueryMoments:
         positions: Positions of the keys of the spins, ascending, int64 [m].
         probability: P(s_j = +1), float64 [H, m].
         correlations: C_jk, symmetric, float64 [H, m, m]; 1 - <s_j>² on the diagonal.
+        couplings: J_jk, symmetric, float64 [H, m, m], or None in modes without J.
         num_reads: Number of reads that the moments are estimated from, None if they are computed without reads.
     """
 
     positions: Tensor
     probability: Tensor
     correlations: Tensor
+    couplings: Tensor | None
     num_reads: int | None
 
 
@@ -104,8 +106,9 @@ def query_moments(
     pairs = moments.correlation[:, 0].double() - m[:, :, None] * m[:, None, :]
     pairs = pairs.masked_fill(own | own[:, None], 0)  # a spin that is certain is independent of all others
     probability = torch.where(own, 1, moments.probability.double())[:, 0]
+    seen, J = positions[visible], None if J is None else J[:, 0, visible][..., visible]
     correlations = pairs[:, visible][..., visible]
-    return QueryMoments(positions[visible], probability[:, visible], correlations, moments.num_reads)
+    return QueryMoments(seen, probability[:, visible], correlations, J, moments.num_reads)
 
 
 def _clamped_moments(

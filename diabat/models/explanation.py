@@ -95,6 +95,7 @@ class DecoderExplanation:
         alpha: P(s_j = +1) of these keys for the query, [L, H, m]; None without correlations.
         correlations: C_jk = <s_j s_k> - <s_j><s_k> of these keys, symmetric, 1 - <s_j>² on the diagonal,
             [L, H, m, m]; None without correlations.
+        couplings: J_jk between these keys, likewise; None also in modes without J.
         without_correlations: One sentence on why there are none; None if there are.
         num_reads: Number of reads that the correlations are estimated from, None if they are computed without reads.
     """
@@ -112,6 +113,7 @@ class DecoderExplanation:
     coupled: tuple[int, ...]
     alpha: Tensor | None
     correlations: Tensor | None
+    couplings: Tensor | None
     without_correlations: str | None
     num_reads: int | None
 
@@ -275,6 +277,7 @@ def explain_decoder(
         coupled=tuple(found[0].positions.tolist()) if found else (),
         alpha=stacked([moments.probability for moments in found]),
         correlations=stacked([moments.correlations for moments in found]),
+        couplings=stacked([moments.couplings for moments in found if moments.couplings is not None]),
         without_correlations=reason,
         num_reads=found[0].num_reads if found else None,
     )

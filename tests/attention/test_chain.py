@@ -497,7 +497,9 @@ def test_correlations_of_a_query_are_those_of_the_chain() -> None:
     found = query_moments(layer, 4, sequence=1)
     fields, J = layer.last_fields_and_couplings()
     assert J is not None
-    problem = Ising(fields[1, :, 4, :5], J[1, :, 0, :5, :5])
+    assert found.couplings is not None
+    assert torch.equal(found.couplings, J[1, :, 0, :5, :5])
+    problem = Ising(fields[1, :, 4, :5], found.couplings)
     exact = diabat.sampler("exact").moments(problem, correlations=True)
     assert exact.correlation is not None
     m = exact.magnetization

@@ -76,6 +76,12 @@ def test_modes_and_windows(window: str, mode: str) -> None:
     assert found.correlations.shape == (2, 3, len(coupled), len(coupled))
     diagonal = found.correlations.diagonal(dim1=-2, dim2=-1)
     assert (diagonal - 4 * found.alpha * (1 - found.alpha)).abs().max() < 1e-5
+    J = [layer.couplings(len(coupled)) for layer in model.attention_layers()]
+    if "J" not in mode:
+        assert found.couplings is None
+    else:
+        assert found.couplings is not None
+        assert torch.equal(found.couplings, torch.stack([one[:, 0] for one in J if one is not None]))
     if window != "far":  # far keys share in the sum
         weights = found.attention[:, :, 6, coupled[0] : 7]
         assert (weights - found.alpha / found.alpha.sum(-1, keepdim=True)).abs().max() < 1e-5
