@@ -29,7 +29,6 @@ from torch.nn import functional as F
 import diabat
 from diabat.attention import CouplingInit
 from diabat.attention.chain import ChainLayer, attend, by_operators
-from diabat.attention.key_couplings import KeyCouplings
 from diabat.attention.weights import masked_softmax, normalised_weights, odds_fields
 from diabat.models.transformer import Transformer, TransformerOptions
 from experiments.common import Row, calls, keep, kept, parser, report, same_settings
@@ -57,8 +56,8 @@ MODELS: dict[str, Row] = {
     "softmax, two layers, q, k, v convolved, 7": {**SOFTMAX, "convolved": ("qkv", 7), "num_layers": 2},
     "chain, gates, q, k, v convolved, 3": {**CHAIN, "convolved": ("qkv", 3)},
 }
-DECAYS = (0.01, 3.0)
-"""Weight decay of all parameters but the couplings."""
+DECAYS = {"decay 0.01": (0.01, 0.01), "decay 3": (3.0, 3.0), "decay 20 of q, k": (0.01, 20.0)}
+"""Weight decay of all parameters but the couplings and those of queries and keys, and of these."""
 
 
 class Study(NamedTuple):
@@ -154,24 +153,29 @@ def right(model: Transformer, study: Study, size: int, count: int = 1_000) -> fl
     return statistics.fmean(found)
 
 
-def groups(model: Transformer, decay: float) -> list[Row]:
-    """Couplings train at a rate of their own, and do not decay."""
-    chains = (module for module in model.modules() if isinstance(module, KeyCouplings))
-    couplings = [parameter for module in chains for parameter in module.parameters()]
-    own = {id(parameter) for parameter in couplings}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in own]
-    found: list[Row] = [{"params": others, "weight_decay": decay}]
-    return [*found, {"params": couplings, "lr": COUPLING_RATE, "weight_decay": 0.0}] if couplings else found
+def groups(model: Transformer, decay: tuple[float, float]) -> list[Row]:
+    """Couplings train at a rate of their own, and do not decay; queries and keys decay by a number of their own."""
+    parts: dict[str, list[nn.Parameter]] = {"couplings": [], "scores": [], "others": []}
+    for name, parameter in model.named_parameters():
+        scores = ".attention.query." in name or ".attention.key." in name
+        part = "couplings" if ".key_couplings." in name else "scores" if scores else "others"
+        parts[part].append(parameter)
+    options: dict[str, Row] = {
+        "couplings": {"lr": COUPLING_RATE, "weight_decay": 0.0},
+        "scores": {"weight_decay": decay[1]},
+        "others": {"weight_decay": decay[0]},
+    }
+    return [{"params": found, **options[part]} for part, found in parts.items() if found]
 
 
-def one(folder: Path, study: Study, name: str, decay: float, seed: int) -> tuple[str, Row]:
+def one(folder: Path, study: Study, name: str, decay: str, seed: int) -> tuple[str, Row]:
     """One training, unless its result is there."""
-    title = f"{name}, decay {decay:g}"
+    title = f"{name}, {decay}"
     path = folder / study.name / f"{title} {seed}.json"
     if not path.exists():
         torch.set_num_threads(1)
         model, generator = built(name, study, seed), torch.Generator().manual_seed(seed)
-        optimiser = torch.optim.AdamW(groups(model, decay), RATE)
+        optimiser = torch.optim.AdamW(groups(model, DECAYS[decay]), RATE)
         falling = torch.optim.lr_scheduler.LambdaLR(
             optimiser, lambda s: (1 + math.cos(math.pi * s / study.steps)) / 2
         )
@@ -190,7 +194,7 @@ def one(folder: Path, study: Study, name: str, decay: float, seed: int) -> tuple
 
 
 def trained(
-    folder: Path, study: Study, names: Sequence[str], decays: Sequence[float], seeds: int, workers: int
+    folder: Path, study: Study, names: Sequence[str], decays: Sequence[str], seeds: int, workers: int
 ) -> Iterator[Row]:
     """Means over seeds, with σ at the largest size."""
     jobs = [(folder, study, name, decay, seed) for seed in range(seeds) for name in names for decay in decays]
@@ -259,7 +263,7 @@ def main() -> None:
         "--only", nargs="+", default=["gaps", "anywhere", "law"], choices=["gaps", "anywhere", "law"]
     )
     made.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    made.add_argument("--decays", nargs="+", type=float, default=DECAYS, help="of weights")
+    made.add_argument("--decays", nargs="+", default=list(DECAYS), choices=list(DECAYS), help="of weights")
     made.add_argument("--steps", type=int)
     options = made.parse_args()
     same_settings(options.folder, {"steps": options.steps or 3_000})
