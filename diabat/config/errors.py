@@ -32,7 +32,6 @@ _WORDS = {
 """What pydantic says is expected, in the words of a configuration."""
 
 _SECTIONS = ("model_type", "dataclass_type", "model_attributes_type")
-_MEMBERS = {"int", "float", "str", "bool"}
 
 
 class ConfigError(ArgumentError):
@@ -42,10 +41,7 @@ class ConfigError(ArgumentError):
 def refused(error: Exception, section: str = "", elsewhere: Mapping[Any, str] = {}) -> ConfigError:
     """Turn an error about an argument into one about a key: ``section.argument``, or the section alone.
 
-    Args:
-        error: The error.
-        section: Section of the arguments, except of those in ``elsewhere``.
-        elsewhere: The whole key of other arguments; None stands for an error about no particular one.
+    ``elsewhere`` has the whole key of other arguments; None stands for an error about no particular one.
     """
     named = error if isinstance(error, ArgumentError) else ArgumentError(str(error))
     reason = " ".join(named.reason.split())
@@ -85,52 +81,41 @@ def shown(value: Any) -> str:
     return f"{cut(text)} ({names.get(type(value), type(value).__name__)})"
 
 
-def _nearest(key: str, known: Iterable[str]) -> list[str]:
-    """The valid dotted keys closest to ``key``: of the same section, or of the same name elsewhere."""
-    keys = sorted(known)
-    section, _, name = key.rpartition(".")
-    siblings = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == section}
-    if words := [full for last, full in siblings.items() if name in last.split("_")]:
-        return words[:3]
-    if close := difflib.get_close_matches(name, siblings, n=1):
-        return [siblings[close[0]]]
-    if longer := [full for last, full in siblings.items() if len(name) > 2 and name in last]:
-        return longer[:1]
-    if short := [full for full in siblings.values() if _initials(full) == name]:
-        return short[:1]
-    same = [full for full in keys if full.rpartition(".")[2] == name]
-    return same or [full for full in keys if _initials(full) == name][:1]
-
-
-def _initials(key: str) -> str:
-    """The first letters of the words of a key: "lr" for training.learning_rate."""
-    return "".join(word[:1] for word in key.rpartition(".")[2].split("_"))
-
-
 def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
-    """Error for an unknown key, with the nearest valid keys or the keys of its section."""
-    keys = sorted(known)
-    if near := _nearest(key, keys):
-        return ConfigError(key, f"unknown key. Did you mean {' or '.join(map(repr, near))}?")
-    section = key.rpartition(".")[0]
-    siblings = [k for k in keys if k.rpartition(".")[0] == section]
-    return ConfigError(key, f"unknown key. Valid keys here: {', '.join(siblings) or 'none'}.")
+    """Error for an unknown key, with the nearest of the valid dotted keys, or else the keys of its section."""
+    section, _, name = key.rpartition(".")
+    last = {full: full.rpartition(".")[2] for full in sorted(known)}
+    here = [full for full in last if full.rpartition(".")[0] == section]
+    initials = {full: "".join(word[:1] for word in part.split("_")) for full, part in last.items()}
+    close = difflib.get_close_matches(name, [last[full] for full in here], n=1)
+    near = (
+        [full for full in here if name in last[full].split("_")][:3]
+        or [full for full in here if last[full] in close]
+        or [full for full in here if len(name) > 2 and name in last[full]][:1]
+        or [full for full in here if initials[full] == name][:1]
+        or [full for full in last if last[full] == name]
+        or [full for full in last if initials[full] == name][:1]
+    )
+    hint = (
+        f"Did you mean {' or '.join(map(repr, near))}?"
+        if near
+        else f"Valid keys here: {', '.join(here) or 'none'}."
+    )
+    return ConfigError(key, f"unknown key. {hint}")
 
 
 def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str | int] = ()) -> ConfigError:
     """Turn the most informative of pydantic's errors into one sentence about its key.
 
-    Args:
-        error: Error raised by pydantic; validators may raise a nested ``ValidationError``.
-        known: All valid dotted keys, for the nearest one.
-        prefix: Key path of the object that was validated.
+    ``known`` are all valid dotted keys, for the nearest one, and ``prefix`` is the key path of the object that was
+    validated; validators may raise a nested ``ValidationError``.
     """
     # A misspelt key is often reported as a missing key as well; the unknown key is more useful.
     details = sorted(error.errors(include_url=False), key=lambda d: d["type"] not in _UNKNOWN)
     detail = details[0]
-    kind, given = detail["type"], detail["input"]
-    location = (*prefix, *_without_tags(detail))
-    key, inner = dotted(location), detail.get("ctx", {}).get("error")
+    kind, given, inner = detail["type"], detail["input"], detail.get("ctx", {}).get("error")
+    location = (*prefix, *_without_tags(detail["loc"]))
+    key = dotted(location)
     if kind in _SECTIONS and (keys := [k for k in known if k.startswith(f"{key}.")]):
         return ConfigError(key, f"expected a mapping with keys such as {keys[0]}, got {shown(given)}.")
     if isinstance(inner, ValidationError):
@@ -148,23 +133,16 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
         hint = did_you_mean(name, names.split(", "))
         return ConfigError(f"{key}.name", f"expected one of {names}, got {shown(name)}.{hint}")
     # A union such as "int | str" gives one error per member.
-    same = [d for d in details if _without_tags(d) == _without_tags(detail)]
-    expected = " or ".join(dict.fromkeys(map(_expected, same)))
-    return ConfigError(key, f"expected {expected}, got {shown(given)}.")
-
-
-def _expected(detail: Any) -> str:
-    text = str(detail["msg"])
+    same = [d["msg"] for d in details if _without_tags(d["loc"]) == _without_tags(detail["loc"])]
     for theirs, ours in _WORDS.items():
-        text = re.sub(theirs, ours, text)
-    return text
+        same = [re.sub(theirs, ours, text) for text in same]
+    return ConfigError(key, f"expected {' or '.join(dict.fromkeys(same))}, got {shown(given)}.")
 
 
-def _without_tags(detail: Any) -> tuple[str | int, ...]:
+def _without_tags(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """Key path without the members of unions: ("task", "brackets", "window"), ("steps", "int")."""
-    location = detail["loc"]
     if len(location) > 1 and location[0] in ("task", "model"):
         return (location[0], *location[2:])
-    while len(location) > 1 and location[-1] in _MEMBERS:
+    while len(location) > 1 and location[-1] in ("int", "float", "str", "bool"):
         location = location[:-1]
-    return tuple(location)
+    return location

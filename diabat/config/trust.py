@@ -72,19 +72,16 @@ def sampler_sections(document: dict[str, Any]) -> dict[KeyPath, Any]:
     """The sections of a document from which samplers are built, by their keys."""
     fidelity = document.get("fidelity")
     backends = fidelity.get("backends") if isinstance(fidelity, dict) else None
-    named = backends if isinstance(backends, dict) else {}
-    sections = {("sampler",): document.get("sampler")} | {
-        ("fidelity", "backends", label): section for label, section in named.items()
-    }
-    return {key: section for key, section in sections.items() if section is not None}
+    named = backends.items() if isinstance(backends, dict) else ()
+    sections: list[tuple[KeyPath, Any]] = [(("sampler",), document.get("sampler"))]
+    sections += [(("fidelity", "backends", label), section) for label, section in named]
+    return {key: section for key, section in sections if section is not None}
 
 
 def _leaves(value: Any, key: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _leaves(inner, (*key, str(name)))
-    elif isinstance(value, list):
-        for place, inner in enumerate(value):
-            yield from _leaves(inner, (*key, place))
-    else:
+    if not isinstance(value, dict | list):
         yield key, value
+        return
+    inner = ((str(k), v) for k, v in value.items()) if isinstance(value, dict) else enumerate(value)
+    for place, part in inner:
+        yield from _leaves(part, (*key, place))

@@ -16,17 +16,16 @@ import yaml
 from diabat.config.errors import ConfigError
 from diabat.files import read_file
 
-_TYPES = (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?[0-9]+", list("-+0123456789")),
-    (
-        "float",
-        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-        list("-+0123456789."),
-    ),
-)
-
+_TAG = "tag:yaml.org,2002:"
+_INT = r"[-+]?[0-9]+"
+_FLOAT = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+_TYPES = {
+    "null": ("~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": ("true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (_INT, list("-+0123456789")),
+    "float": (_FLOAT, list("-+0123456789.")),
+}
+"""Texts of a type, and the characters with which they begin."""
 
 MAX_BYTES = 1 << 24
 """Largest file that is read."""
@@ -82,6 +81,25 @@ class _Loader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
+    def construct_yaml_int(self, node: Any) -> int:
+        text = self._number(node, _INT)
+        digits = text.lstrip("+-0")  # Python converts at most 4300
+        if len(digits) > 19 or not -(2**63) <= int(text) < 2**63:
+            got = f"{text[:20]}{'...' * (len(text) > 20)} ({len(digits)} digits)"
+            raise _refused(f"expected an integer of 64 bits, got {got}", node.start_mark)
+        return int(text)  # "010" is ten, not eight
+
+    def construct_yaml_float(self, node: Any) -> float:
+        self._number(node, f"{_INT}|{_FLOAT}")
+        return super().construct_yaml_float(node)
+
+    def _number(self, node: Any, pattern: str) -> str:
+        """The text of a number, also of one that a tag makes one: !!int 1_0 is none."""
+        text = str(self.construct_scalar(node))
+        if not re.fullmatch(pattern, text):
+            raise _refused(f"expected a number, got {text!r:.60}", node.start_mark)
+        return text
+
 
 class _FastLoader(_Loader):
     """The same on the events of libyaml, in a third of the time."""
@@ -89,9 +107,8 @@ class _FastLoader(_Loader):
     def __init__(self, stream: Any) -> None:
         super().__init__("")
         events = yaml.CSafeLoader(stream)
-        vars(self).update(
-            {name: getattr(events, name) for name in ("check_event", "peek_event", "get_event")}
-        )
+        self.check_event, self.peek_event = events.check_event, events.peek_event  # type: ignore[method-assign]
+        self.get_event = events.get_event  # type: ignore[method-assign]
 
 
 # libyaml words syntax errors worse: PyYAML reads such a document again.  It also takes these where PyYAML does not.
@@ -108,69 +125,15 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _decimal(loader: _Loader, node: yaml.ScalarNode) -> int:
-    text = _written(loader, node, "int")
-    digits = text.lstrip("+-0")  # Python converts at most 4300
-    if len(digits) > 19 or not -(2**63) <= int(text) < 2**63:
-        got = f"{text[:20]}{'...' * (len(text) > 20)} ({len(digits)} digits)"
-        raise _refused(f"expected an integer of 64 bits, got {got}", node.start_mark)
-    return int(text)  # "010" is ten, not eight
-
-
-def _float(loader: _Loader, node: yaml.ScalarNode) -> Any:
-    _written(loader, node, "float")
-    return loader.construct_yaml_float(node)
-
-
-def _written(loader: _Loader, node: yaml.ScalarNode, kind: str) -> str:
-    """The text of a number, also of one that a tag makes one: !!int 1_0 is none."""
-    text = str(loader.construct_scalar(node))
-    patterns = {name: pattern for name, pattern, _ in _TYPES}
-    if not re.fullmatch(f"{patterns['int']}|{patterns[kind]}", text):
-        raise _refused(f"expected a number, got {text!r:.60}", node.start_mark)
-    return text
-
-
-for _tag, _pattern, _first in _TYPES:
+for _name, (_pattern, _first) in _TYPES.items():
     for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
-_Loader.add_constructor("tag:yaml.org,2002:int", _decimal)
-_Loader.add_constructor("tag:yaml.org,2002:float", _float)
+        _class.add_implicit_resolver(f"{_TAG}{_name}", re.compile(rf"^(?:{_pattern})$"), _first)
+_Loader.add_constructor(f"{_TAG}int", _Loader.construct_yaml_int)
+_Loader.add_constructor(f"{_TAG}float", _Loader.construct_yaml_float)
 # Short lists stay on one line, as people write them; mappings are always blocks.
 _Dumper.add_representer(
-    list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
+    list, lambda dumper, data: dumper.represent_sequence(f"{_TAG}seq", data, flow_style=True)
 )
-
-
-def parse_yaml(text: str, name: str) -> Any:
-    """Parse one YAML document.
-
-    Args:
-        text: The document.
-        name: Name of the document in errors, usually the file.
-
-    Raises:
-        ConfigError: If it is not valid YAML, or beyond a limit of size; the message names ``name`` and the line.
-    """
-    if len(text) > MAX_BYTES:
-        raise ConfigError(name, f"expected at most {MAX_BYTES} bytes of YAML, got more.")
-    try:
-        if yaml.__with_libyaml__ and not _ONLY_IN_LIBYAML.search(text):
-            with suppress(*_SYNTAX_ERRORS):
-                return yaml.load(text, Loader=_FastLoader)
-        return yaml.load(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f", line {mark.line + 1}" if mark else ""
-        reason = str(error.problem or error.context)
-        for theirs, ours in _WORDS.items():
-            reason = re.sub(theirs, ours, reason)
-        raise ConfigError(f"{name}{line}", f"{reason}.") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(name, f"not valid YAML ({' '.join(str(error).split())}).") from error
-    except RecursionError as error:
-        raise ConfigError(name, "nested too deeply.") from error
-
 
 _WORDS = {
     r"found character '\\t' that cannot start any token": "expected spaces, got a tab",
@@ -183,6 +146,32 @@ _WORDS = {
     r", but (?:got|found) ": ", got ",
 }
 """What PyYAML says is wrong, in other words."""
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """Parse one YAML document.
+
+    Raises:
+        ConfigError: If it is not valid YAML, or beyond a limit of size; the message names ``name``, usually the file,
+            and the line.
+    """
+    if len(text) > MAX_BYTES:
+        raise ConfigError(name, f"expected at most {MAX_BYTES} bytes of YAML, got more.")
+    try:
+        if yaml.__with_libyaml__ and not _ONLY_IN_LIBYAML.search(text):
+            with suppress(*_SYNTAX_ERRORS):
+                return yaml.load(text, Loader=_FastLoader)
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        reason = str(error.problem or error.context)
+        for theirs, ours in _WORDS.items():
+            reason = re.sub(theirs, ours, reason)
+        raise ConfigError(f"{name}, line {mark.line + 1}" if mark else name, f"{reason}.") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(name, f"not valid YAML ({' '.join(str(error).split())}).") from error
+    except RecursionError as error:
+        raise ConfigError(name, "nested too deeply.") from error
 
 
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
@@ -208,11 +197,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
         ConfigError: If the file is unreadable, not UTF-8 or YAML, empty, or something else than a mapping.
     """
     try:
-        text = read_bytes(path).decode("utf-8")
+        value = parse_yaml(read_bytes(path).decode("utf-8"), f"'{path}'")
     except UnicodeDecodeError as error:
         got = f"got other bytes at offset {error.start}."
         raise ConfigError(f"'{path}'", f"expected UTF-8 text, {got}") from error
-    value = parse_yaml(text, f"'{path}'")
     if value is None:
         raise ConfigError(f"'{path}'", "the file is empty.")
     if not isinstance(value, dict):

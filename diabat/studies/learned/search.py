@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,18 +29,13 @@ Watch = Callable[[float, TrotterPlan, float], None]
 class Objective:
     """Squared error of the moments, relative to the error of the J = 0 answer.
 
-    With f the families (one name and strength, all sizes), weights w_f, r the pair weight, and the J = 0 answer P⁰,
+    With f the families (one name and strength, all sizes), weights w_f, r = ``pair_weight``, and the J = 0 answer P⁰,
 
         L = Σ_f w_f/Σw · [ Σ (P - P*)² / Σ (P⁰ - P*)²  +  r Σ_{j<k} (C - C*)² / Σ_{j<k} (C⁰ - C*)² ],
 
-    P = P(s_j = +1) and C = <s_j s_k>, sums over the problems and spins of the family, * exact. L is 1 for J = 0
-    (r = 0) and 0 for a plan that samples exactly; √L is the part of the couplings' effect that is missed.
-
-    Args:
-        instances: Problems with exact moments.
-        engine: Runs the plans; needs a gradient.
-        pair_weight: r.
-        shared: Whether field and coupling angles are the same.
+    P = P(s_j = +1) and C = <s_j s_k>, sums over the problems and spins of the family, * exact.  L is 1 for J = 0
+    (r = 0) and 0 for a plan that samples exactly; √L is the part of the couplings' effect that is missed.  ``shared``
+    angles are the same for fields and couplings.
 
     Raises:
         ValueError: No instances, an engine without gradient, or couplings without any effect on the moments.
@@ -64,7 +59,7 @@ class Objective:
         self._scales = _scales(self.instances)
 
     def __call__(self, angles: FloatArray) -> tuple[float, FloatArray]:
-        """L and ∂L/∂angles (float64, as long as the angles) at the free angles of `to_plan`."""
+        """L and ∂L/∂angles, float64, at the free angles of :func:`to_plan`."""
         plan = to_plan(angles, self.shared)
         loss, cotangents, pairs = self._loss(plan)
         gradient = self.engine.gradient(plan, self.batches, cotangents, pairs)
@@ -100,16 +95,13 @@ def _scales(instances: list[Instances]) -> list[FloatArray]:
         m = 2 * alone - 1
         pairs = m[:, :, None] * m[:, None, :] - entry.correlation
         pairs[:, range(m.shape[1]), range(m.shape[1])] = 0
-        effects[entry.name, entry.strength] += (
-            ((alone - entry.probability) ** 2).sum(),
-            (pairs**2).sum() / 2,
-        )
-    for (name, strength), effect in effects.items():
-        if not effect.min() > _LEAST_EFFECT:
+        effect = ((alone - entry.probability) ** 2).sum(), (pairs**2).sum() / 2
+        effects[entry.name, entry.strength] += effect
+    for (name, strength), found in effects.items():
+        if not found.min() > _LEAST_EFFECT:
             got = f"got none in '{name}' at strength {strength:g}."
             raise ArgumentError("instances", f"expected couplings that change the marginals, {got}")
-    total = sum(weights.values())
-    places = [(entry.name, entry.strength) for entry in instances]
+    places, total = [(entry.name, entry.strength) for entry in instances], sum(weights.values())
     return [weights[place] / total / effects[place] for place in places]
 
 
@@ -123,11 +115,7 @@ def to_plan(angles: FloatArray, shared: bool, label: str = "") -> TrotterPlan:
 
 
 def from_plan(plan: TrotterPlan, shared: bool) -> FloatArray:
-    """The free angles of a plan, as `to_plan` takes them.
-
-    Raises:
-        ValueError: ``shared`` is set, but the field and coupling angles of the plan differ.
-    """
+    """The free angles of a plan; ValueError if they are ``shared``, but those of fields and couplings differ."""
     if not shared:
         return np.concatenate((plan.field_angles, plan.coupling_angles, plan.mixer_angles))
     if not np.array_equal(plan.field_angles, plan.coupling_angles):
@@ -159,10 +147,9 @@ def doubled(angles: FloatArray, shared: bool) -> FloatArray:
 
 
 def canonical(plan: TrotterPlan) -> TrotterPlan:
-    """Return the equivalent plan with mixer angles in (-π, π] whose sum over all layers is not negative.
+    """The equivalent plan with mixer angles in (-π, π] whose sum is not negative.
 
-    Two symmetries leave every P(s) unchanged: a change of a mixer angle by 2π (a global sign of the state), and
-    a change of the sign of all angles (the complex conjugate state).
+    No P(s) changes with a mixer angle by 2π (a global sign) or the sign of all angles (the complex conjugate state).
     """
     a = -((np.pi - plan.mixer_angles) % (2 * np.pi) - np.pi)
     sign = -1.0 if a.sum() < 0 else 1.0
@@ -177,33 +164,27 @@ def learn_plan(
     start: TrotterPlan | None = None,
     watch: Watch = lambda done, plan, loss: None,
 ) -> tuple[TrotterPlan, float]:
-    """The best plan found, and its loss.
+    """The best plan found, and its loss; deterministic for a seed.
 
-    `layers` is halved as long as it is even and above 4. The smallest problem is solved from `restarts` ramps.
-    Then, until all layers are there, the three best different solutions are doubled (interpolated angles,
-    problem angles halved) and solved again, as they are and perturbed, `restarts` times in all. The best
-    solution is polished. Everything is deterministic for a seed.
-
-    Args:
-        objective: The loss.
-        options: Layers, restarts, iterations and polish.
-        seed: Seed of the starts.
-        start: Begin with this plan in place of ramps; its steps must be `layers` over a power of two.
-        watch: Called after every iteration.  The best plan may still have fewer layers than requested.
+    ``layers`` is halved as long as it is even and above 4.  The smallest problem is solved from ``restarts`` ramps, or
+    from ``start``.  Then, until all layers are there, the three best different solutions are doubled and solved again,
+    as they are and perturbed, ``restarts`` times in all.  The best solution is polished.  ``watch`` is called after
+    every iteration; the best plan may still have fewer layers then.
 
     Raises:
-        ValueError: A start whose number of steps does not lead to `layers` by doubling.
+        ValueError: A start whose number of steps does not lead to ``layers`` by doubling.
     """
     steps = stages(options.layers, None if start is None else start.steps)
     random, restarts, shared = np.random.default_rng(seed), options.restarts, objective.shared
-    work = restarts * options.iterations * sum(steps) + options.polish * steps[-1]
-    run = _Run(objective, float(work), watch)
+    run = _Run(
+        objective, float(restarts * options.iterations * sum(steps) + options.polish * steps[-1]), watch
+    )
     found = [] if start is None else [(np.inf, from_plan(start, shared))]
     for stage, layers in enumerate(steps):
-        starts: Iterable[FloatArray] = (ramp_start(layers, shared, random) for _ in range(restarts))
-        if found:
-            centres = [doubled(x, shared) if stage else x for _, x in found]
-            starts = _around(centres, restarts, random)
+        centres = [doubled(x, shared) if stage else x for _, x in found]
+        starts = _around(centres, restarts, random)
+        if not found:
+            starts = (ramp_start(layers, shared, random) for _ in range(restarts))
         found = _distinct([run.solve(x, options.iterations, layers) for x in starts])
     loss, angles = found[0]
     if options.polish:
@@ -212,11 +193,7 @@ def learn_plan(
 
 
 def stages(layers: int, given: int | None = None) -> list[int]:
-    """Numbers of layers on the way to `layers`, from those of a given plan or from the fewest.
-
-    Raises:
-        ValueError: The given number is not `layers` over a power of two.
-    """
+    """Numbers of layers on the way to ``layers``, from those of a given plan (else ValueError) or from the fewest."""
     found = [layers]
     while found[0] != given and found[0] % 2 == 0 and (given is not None or found[0] > _FEWEST):
         found.insert(0, found[0] // 2)
@@ -226,7 +203,7 @@ def stages(layers: int, given: int | None = None) -> list[int]:
 
 
 def _around(centres: list[FloatArray], count: int, random: np.random.Generator) -> Iterator[FloatArray]:
-    """The centres themselves, then perturbed ones in turn, `count` in all."""
+    """The centres themselves, then perturbed ones in turn, ``count`` in all."""
     for i in range(count):
         centre = centres[i % len(centres)]
         yield centre if i < len(centres) else centre + _NOISE * random.standard_normal(centre.size)
@@ -250,11 +227,10 @@ class _Run:
 
     def plan(self, angles: FloatArray) -> TrotterPlan:
         shared = self.objective.shared
-        layers = angles.size // (2 if shared else 3)
-        return canonical(to_plan(angles.copy(), shared, f"learned, {layers} layers"))
+        return canonical(to_plan(angles.copy(), shared, f"learned, {angles.size // (3 - shared)} layers"))
 
     def solve(self, start: FloatArray, iterations: int, layers: int) -> tuple[float, FloatArray]:
-        """Loss and angles after at most `iterations` steps of L-BFGS."""
+        """Loss and angles after at most so many steps of L-BFGS."""
         from scipy.optimize import minimize
 
         before = self.done
