@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from diabat.cli import arguments
 from diabat.cli.output import print_json, print_table, require_writable
-
-if TYPE_CHECKING:
-    from diabat.runs.predict import Predictions
 
 PairsArgument = Annotated[
     Path,
@@ -47,14 +44,7 @@ def predict_pairs_of_file(
     """
     from diabat.progress import new_bar
     from diabat.runs import load_classifier
-    from diabat.runs.predict import (
-        SUFFIXES,
-        json_lines,
-        predict_pairs,
-        read_unlabelled,
-        require_table,
-        write_predictions,
-    )
+    from diabat.runs.predict import SUFFIXES, predict_pairs, read_unlabelled, require_table
     from diabat.tasks.nli_files import Columns
 
     require_writable(output, "output", SUFFIXES, new=not force)
@@ -68,18 +58,14 @@ def predict_pairs_of_file(
         task = bar.add_task("pairs", total=len(read))
         found = predict_pairs(classifier, read, split, lambda done: bar.advance(task, done))
     if output is not None:
-        write_predictions(found, output)
+        found.write(output)
     if as_json:
-        rows = None if output is not None else list(found.rows())
+        every = None if output is not None else list(found.rows())
         summary = {"run": run, "data": pairs, "output": output, "pairs": len(read), "counts": found.counts}
-        print_json(summary | {"classes": found.classes, "predictions": rows})
+        print_json(summary | {"classes": found.classes, "predictions": every})
     elif output is None:
-        sys.stdout.writelines(f"{line}\n" for line in json_lines(found))
+        sys.stdout.writelines(found.lines())
     else:
-        _print(found, output)
-
-
-def _print(found: Predictions, output: Path) -> None:
-    rows = [(name, f"{count:,}") for name, count in found.counts.items()]
-    print_table(f"Predictions, {len(found.pairs):,} pairs", ("label", "pairs"), rows)
-    typer.echo(f"Written: {output}")
+        rows = [(name, f"{count:,}") for name, count in found.counts.items()]
+        print_table(f"Predictions, {len(found.pairs):,} pairs", ("label", "pairs"), rows)
+        typer.echo(f"Written: {output}")

@@ -38,11 +38,7 @@ def use_threads(config: Config) -> None:
 
 
 def choose_device(config: Config) -> torch.device:
-    """Return the device of the configuration; under torchrun each process has another one.
-
-    Raises:
-        ConfigError: If the configuration requires a CUDA device and there is none.
-    """
+    """The device of the configuration, under torchrun one per process; ConfigError if CUDA is required but missing."""
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise ConfigError("device", "expected a CUDA device, got none; use device=cpu or device=auto.")
@@ -52,11 +48,7 @@ def choose_device(config: Config) -> torch.device:
 
 
 def build_sampler(choice: SamplerChoice, key: str = "sampler") -> Sampler:
-    """Build a backend; ``key`` is the dotted key of its section, for errors.
-
-    Raises:
-        ConfigError: If the backend refuses the value of an option.
-    """
+    """Build a backend; ConfigError, under the dotted key of its section, if it refuses the value of an option."""
     try:
         return sampler(choice.backend, **choice.options)
     except (ValueError, TypeError, OSError) as error:
@@ -64,12 +56,7 @@ def build_sampler(choice: SamplerChoice, key: str = "sampler") -> Sampler:
 
 
 def build_tokenizer(config: Config) -> Any:
-    """Load the tokenizer of a model of sentence pairs; None for other models.
-
-    Raises:
-        ConfigError: If it cannot be loaded.
-        ImportError: If it needs the extra ``hf`` and that is not installed.
-    """
+    """The tokenizer of a model of sentence pairs, None for other models; ConfigError if it cannot be loaded."""
     with of_section("model", ELSEWHERE):
         return config.model.load_tokenizer()
 
@@ -79,7 +66,7 @@ def build_task(config: Config) -> Task:
 
     Raises:
         DataError: If the data cannot be found, verified or downloaded.
-        ConfigError: If the task refuses an option, and as :func:`build_tokenizer`.
+        ConfigError: If the task refuses an option, or the tokenizer cannot be loaded.
     """
     tokenizer = build_tokenizer(config)
     with of_section("task", ELSEWHERE):
@@ -125,20 +112,15 @@ def run_training(config: Config, *, resume: bool = False, progress: bool = True)
     backend = build_sampler(config.sampler)  # first: it is quick and may refuse its options
     task = build_task(config)
     model = build_model(config, task, backend).to(device)
-    return train(
-        model, task, config.training, config.output, resume=resume, progress=progress,
-        extra_metadata=to_plain(config),
-    )  # fmt: skip
+    options = {"resume": resume, "progress": progress}
+    return train(model, task, config.training, config.output, **options, extra_metadata=to_plain(config))
 
 
 def require_same_run(config: Config) -> None:
-    """Refuse to resume a run under another configuration; limits and paths may change.
+    """Refuse to resume a run under another configuration, naming the key; limits and paths may change.
 
     The training loop itself compares its options (including those that depend on each other), the data and the
     shapes of the weights; the sampler and the estimator are compared only here.
-
-    Raises:
-        ConfigError: Names the key that differs.
     """
     stored = config.output / CONFIG
     if not stored.is_file():

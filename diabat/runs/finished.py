@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A trained model, with the chosen weights and in evaluation mode, its configuration and its task."""
+    """A trained model with its chosen weights, in evaluation mode, its configuration and its task."""
 
     config: Config
     task: Task
@@ -47,7 +48,7 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class TrainedClassifier:
-    """A classifier of sentence pairs without its data: configuration, options of the task, tokenizer and model."""
+    """A classifier of sentence pairs without its data, in evaluation mode."""
 
     config: Config
     task: PairOptions
@@ -57,14 +58,11 @@ class TrainedClassifier:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Outcome of an evaluation.
+    """Outcome of an evaluation on the examples ``split`` of a task.
 
     Attributes:
-        task: Name of the task.
-        split: Name of the examples.
         metric: ``perplexity`` or ``accuracy``.
-        value: The metric.
-        count: Predictions that it is the mean of.
+        count: Predictions that the value is the mean of.
         loss: Mean cross-entropy in nats.
         scores: Scores by class, for classifiers of pairs.
         dropped: Examples of the source that were left out because they have no agreed label.
@@ -102,18 +100,13 @@ def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = F
     except DataError as error:
         moved = "; if the data of the run have moved, give task.data=PATH" * ("task.data" not in str(error))
         raise DataError(f"{str(error).removesuffix('.')}{moved}.") from error
-    model = build_model(config, task)
-    _load(model, weights, config, path)
-    return Run(config, task, model)
+    return Run(config, task, _loaded(build_model(config, task), weights, config, path))
 
 
 def load_classifier(
     path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False
 ) -> TrainedClassifier:
-    """Load a classifier of sentence pairs for further sentences.
-
-    Arguments and errors are those of :func:`load_run`, without data; a run of another task is a ConfigError.
-    """
+    """As :func:`load_run`, without data, of a classifier of sentence pairs; another run is a ConfigError."""
     config, weights = _stored(path, overrides, trust)
     task = config.task
     if not isinstance(config.model, PairModelOptions) or not isinstance(task, PairOptions):
@@ -122,8 +115,7 @@ def load_classifier(
     tokenizer = build_tokenizer(config)
     model = build_model_of_sizes(config, len(tokenizer), len(task.class_names), task.window)
     assert isinstance(model, PairClassifier)
-    _load(model, weights, config, path)
-    return TrainedClassifier(config, task, tokenizer, model)
+    return TrainedClassifier(config, task, tokenizer, _loaded(model, weights, config, path))
 
 
 def explain_run(
@@ -131,16 +123,13 @@ def explain_run(
 ) -> PairExplanation:
     """Explain the prediction of a trained classifier for one pair of sentences; needs no data.
 
-    ``training.seed`` is the seed of coalitions and reads; other arguments are those of :func:`load_run`.
-
-    Raises:
-        ValueError: If a sentence is empty, and as :func:`load_classifier`.
+    ``training.seed`` is the seed of coalitions and reads.  Raises ValueError if a sentence is empty, and what
+    :func:`load_classifier` raises.
     """
     from diabat.models.explanation import explain_pair
 
     run = load_classifier(path, overrides, trust=trust)
-    training, device = run.config.training, next(run.model.parameters()).device
-    with own_random_numbers(run.model, training.seed), autocast(training.precision, device):
+    with _as_evaluated(run):
         return explain_pair(run.model, run.tokenizer, premise, hypothesis, run.task.class_names)
 
 
@@ -155,10 +144,10 @@ def explain_decoder_run(
     """Explain a trained decoder over a text of its task, of bracket matching a word such as ``(a(b)c)``.
 
     ``position`` is that of the query whose correlations are computed, None for the last one; ``training.seed`` is the
-    seed of reads.  Other arguments are those of :func:`load_run`.
+    seed of reads.  The data, which have the characters, are needed.
 
     Raises:
-        ConfigError: If the run is not that of a decoder, and as :func:`load_run`: the data have the characters.
+        ConfigError: If the run is not that of a decoder, and as :func:`load_run`.
         ValueError: If the text is empty or too long, has another character, or does not have this position.
     """
     from diabat.models.explanation import explain_decoder
@@ -167,33 +156,32 @@ def explain_decoder_run(
         raise ConfigError(f"'{path}'", "expected a run of a decoder, got one of a classifier of pairs.")
     run = load_run(path, overrides, trust=trust)
     assert isinstance(run.model, Transformer)
-    form, training, device = run.task.text, run.config.training, next(run.model.parameters()).device
+    form = run.task.text
     if form is None:
         got = f"got '{run.task.name}' with {run.task.vocab_size} symbols."
         raise ConfigError(f"'{path}'", f"expected a task whose symbols have characters, {got}")
     symbols = form.encode(text)
     names = dict(enumerate(form.classes))  # without a name: targets that are ignored or beyond the classes
     targets = [names.get(target) for target in form.targets(symbols[None])[0].tolist()]
-    chains, precision = reset_chains(run.model), autocast(training.precision, device)
-    with own_random_numbers(run.model, training.seed), chains, precision:
+    with _as_evaluated(run), reset_chains(run.model):
         return explain_decoder(run.model, symbols, text, form.classes, targets=targets, position=position)
 
 
-def examples_of_run(path: str | Path) -> ExampleKind:
-    """Kind of the examples that the model of a run takes: ``sequences`` or ``pairs``; builds nothing.
+@contextmanager
+def _as_evaluated(run: Run | TrainedClassifier) -> Iterator[None]:
+    """Random numbers and precision of the run's own evaluation."""
+    training, device = run.config.training, next(run.model.parameters()).device
+    with own_random_numbers(run.model, training.seed), autocast(training.precision, device):
+        yield
 
-    Raises:
-        ConfigError: If the folder holds no run.
-    """
+
+def examples_of_run(path: str | Path) -> ExampleKind:
+    """``sequences`` or ``pairs``, which the model of a run takes; ConfigError if the folder holds no run."""
     return load_config(_parts(Path(path))[0], trust=True).model.examples
 
 
 def evaluate_run(run: Run, split: str = "validation") -> Evaluation:
-    """Evaluate a run on one of its sets, ``train``, ``validation`` or ``test``.
-
-    Raises:
-        ValueError: If the task has no such set.
-    """
+    """Evaluate a run on one of its sets: ``train``, ``validation`` or ``test``; ArgumentError if it is not there."""
     task, training = run.task, run.config.training
     if split not in task.sets:
         there = ", ".join(task.sets)
@@ -216,10 +204,13 @@ def evaluate_run(run: Run, split: str = "validation") -> Evaluation:
     return Evaluation(task.name, split, task.metric, value, count, loss, scores, dropped, parts)
 
 
-def _load(model: Model, weights: dict[str, Tensor], config: Config, path: str | Path) -> None:
-    """Give the model these weights, on its device, in evaluation mode."""
+M = TypeVar("M", bound="Model")
+
+
+def _loaded(model: M, weights: dict[str, Tensor], config: Config, path: str | Path) -> M:
+    """The model with these weights, on its device, in evaluation mode."""
     copy_tensors(weights, weights_of(model), Path(path))
-    model.to(choose_device(config)).eval()
+    return model.to(choose_device(config)).eval()
 
 
 def _stored(path: str | Path, overrides: Iterable[str], trust: bool) -> tuple[Config, dict[str, Tensor]]:

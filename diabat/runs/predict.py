@@ -44,14 +44,30 @@ class Predictions:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Each pair with ``premise``, ``hypothesis``, ``label`` and ``probabilities`` by class."""
         columns = (self.pairs.premises, self.pairs.hypotheses, self.labels, self.probabilities.tolist())
-        for premise, hypothesis, label, chances in zip(*columns, strict=True):
-            probabilities = dict(zip(self.classes, chances, strict=True))
-            yield {
-                "premise": premise,
-                "hypothesis": hypothesis,
-                "label": label,
-                "probabilities": probabilities,
-            }
+        for *row, chances in zip(*columns, strict=True):
+            named = dict(zip(("premise", "hypothesis", "label"), row, strict=True))
+            yield {**named, "probabilities": dict(zip(self.classes, chances, strict=True))}
+
+    def lines(self) -> Iterator[str]:
+        """The rows as JSON, one object a line."""
+        for row in self.rows():
+            yield f"{json.dumps(row, ensure_ascii=False, allow_nan=False)}\n"
+
+    def table(self) -> Iterator[str]:
+        """The rows as tab-separated lines, with a column of probabilities for each class."""
+        require_table(self.pairs)
+        yield "\t".join(("premise", "hypothesis", "label", *self.classes)) + "\n"
+        for row in self.rows():
+            chances = [f"{chance:.6f}" for chance in row.pop("probabilities").values()]
+            yield "\t".join((*row.values(), *chances)) + "\n"
+
+    def write(self, path: Path) -> None:
+        """Write all predictions to a .jsonl or .tsv file, atomically; OSError leaves the previous file unchanged.
+
+        Raises:
+            ArgumentError: If a sentence does not fit into a table.
+        """
+        replace_file(path, "".join(self.lines() if path.suffix == ".jsonl" else self.table()).encode())
 
 
 def read_unlabelled(path: Path, run: TrainedClassifier, columns: Columns) -> tuple[Pairs, Any]:
@@ -75,32 +91,13 @@ def predict_pairs(
         UnsupportedError: If the sampler cannot answer pairs as long as these.
     """
     training, device = run.config.training, next(run.model.parameters()).device
-    logits, _ = predict(
-        run.model, split.to(device), seed=training.seed, precision=training.precision, advanced=advanced
-    )
+    options: dict[str, Any] = {"seed": training.seed, "precision": training.precision, "advanced": advanced}
+    logits, _ = predict(run.model, split.to(device), **options)
     return Predictions(pairs, run.task.class_names, logits.double().softmax(-1))
 
 
-def write_predictions(predictions: Predictions, path: Path) -> None:
-    """Write all predictions to a file, atomically.
-
-    ``.jsonl`` has the rows of :meth:`Predictions.rows`; ``.tsv`` the columns premise, hypothesis, label and one of
-    probabilities for each class, which may hold no tab or line break.
-
-    Raises:
-        ArgumentError: If a sentence does not fit into a table.
-        OSError: From the operating system; the previous file is unchanged.
-    """
-    lines = json_lines(predictions) if path.suffix == ".jsonl" else _table(predictions)
-    replace_file(path, "".join(f"{line}\n" for line in lines).encode())
-
-
 def require_table(pairs: Pairs) -> None:
-    """Refuse sentences that a tab-separated file cannot hold.
-
-    Raises:
-        ValueError: Naming the pair.
-    """
+    """Refuse sentences that a tab-separated file cannot hold, by an ArgumentError that names the pair."""
     for number, sentences in enumerate(zip(pairs.premises, pairs.hypotheses, strict=True), start=1):
         if any(mark in sentence for sentence in sentences for mark in "\t\n\r"):
             raise ArgumentError(
@@ -108,17 +105,3 @@ def require_table(pairs: Pairs) -> None:
                 f"expected sentences without tabs and line breaks for a .tsv file, got pair {number} with one; "
                 "write a .jsonl file.",
             )
-
-
-def json_lines(predictions: Predictions) -> Iterator[str]:
-    """The rows as JSON, one object a line."""
-    for row in predictions.rows():
-        yield json.dumps(row, ensure_ascii=False, allow_nan=False)
-
-
-def _table(predictions: Predictions) -> Iterator[str]:
-    require_table(predictions.pairs)
-    yield "\t".join(("premise", "hypothesis", "label", *predictions.classes))
-    for row in predictions.rows():
-        chances = (f"{chance:.6f}" for chance in row["probabilities"].values())
-        yield "\t".join((row["premise"], row["hypothesis"], row["label"], *chances))
