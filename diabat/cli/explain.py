@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -123,7 +123,11 @@ def _print_pair(explanation: PairExplanation, head: int | None, top: int, at_lea
     chances = ", ".join(f"{name} {chance:.3f}" for name, chance in explanation.probabilities.items())
     typer.echo(f"Predicted: {explanation.predicted} ({chances})")
     for name, value in explanation.facts.items():
-        typer.echo(f"{name.replace('_', ' ')}: {_shown(value)}")
+        parts = (
+            f"{v:.4g}" if isinstance(v, float) else str(v)
+            for v in (value if isinstance(value, list) else [value])
+        )
+        typer.echo(f"{name.replace('_', ' ')}: {', '.join(parts)}")
     typer.echo()
     quantities = {
         "α" if explanation.fields is not None else "weight": explanation.alpha,
@@ -142,10 +146,8 @@ def _print_pair(explanation: PairExplanation, head: int | None, top: int, at_lea
     print_table(f"Tokens, {explanation.pooling} pooling, {which}", ("token", "side", *there), rows)
     if explanation.interactions is None or not top:
         return
-    found = [
-        (*named[i], *named[j], formatted(J, "+.4f"), "together" if J > 0 else "one or the other")
-        for i, j, J in explanation.strongest(top, head, at_least)
-    ]
+    strongest = explanation.strongest(top, head, at_least)
+    found = [(*named[i], *named[j], formatted(J, "+.4f"), _signed(J)) for i, j, J in strongest]
     if found:
         columns = ("token", "side", "and token", "of side", "J/γ", "active")
         print_table(f"Strongest interactions, |J_ij|/γ of at least {at_least:g}", columns, found)
@@ -153,106 +155,94 @@ def _print_pair(explanation: PairExplanation, head: int | None, top: int, at_lea
         typer.echo(f"No interaction with |J_ij|/γ of at least {at_least:g}.")
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(_shown(v) for v in value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def _print_decoder(
     explanation: DecoderExplanation, layer: int | None, head: int | None, top: int, at_least: float
 ) -> None:
     """Print attention, correlations and predictions, of one layer and head or, for None, the mean over them."""
-    q = explanation.position
-    sampler = "" if explanation.sampler is None else f", sampler {explanation.sampler}"
-    typer.echo(f"Mode {explanation.mode}{sampler}")
-    typer.echo(f"Predicted at position {q} ({_token(explanation, q)}): {_classes(explanation, q)}\n")
+    from diabat.models.explanation import selected
+    from diabat.models.figures import shown
+    from diabat.studies.report import formatted
+
+    q, tokens = explanation.position, [shown(token) for token in explanation.tokens]
+    likely = [
+        ", ".join(f"{shown(name)} {chance:.3f}" for name, chance in explanation.most_probable(i, _NEXT))
+        for i in range(len(tokens))
+    ]
     heads = "mean over heads" if head is None else f"head {head}"
     which = f"layer {layer}, {heads}"
     if layer is None:
         which = "mean over layers and heads" if head is None else f"{heads}, mean over layers"
+    sampler = "" if explanation.sampler is None else f", sampler {explanation.sampler}"
+    typer.echo(f"Mode {explanation.mode}{sampler}")
+    typer.echo(f"Predicted at position {q} ({tokens[q]}): {likely[q]}\n")
     if top:
-        _print_weights(explanation, layer, head, top, which)
-        if explanation.without_correlations is not None:
-            typer.echo(f"{explanation.without_correlations}\n")
-        else:
-            found = explanation.strongest(top, layer, head, at_least)
-            _print_correlations(explanation, found, at_least, which)
-    _print_positions(explanation, layer, head, which)
-
-
-def _print_weights(
-    explanation: DecoderExplanation, layer: int | None, head: int | None, top: int, which: str
-) -> None:
-    from diabat.models.explanation import selected
-    from diabat.studies.report import formatted
-
-    weights = selected(explanation.attention, layer, head)[explanation.position]
-    columns, chances = ["position", "token", "weight"], {}
-    if explanation.alpha is not None:
-        columns.append("P(s = +1)")
-        alpha = selected(explanation.alpha, layer, head).tolist()
-        chances = {j: formatted(P, ".4f") for j, P in zip(explanation.coupled, alpha, strict=True)}
-    rows = [
-        [str(j), _token(explanation, j), formatted(float(weights[j]), ".4f"), chances.get(j, "")]
-        for j in weights.argsort(descending=True, stable=True)[:top].tolist()
-        if weights[j] > 0
-    ]
-    title = f"Attention of position {explanation.position}, {which}"
-    print_table(title, columns, [row[: len(columns)] for row in rows])
-
-
-def _print_correlations(
-    explanation: DecoderExplanation, found: list[tuple[int, int, float]], at_least: float, which: str
-) -> None:
-    if not found:
-        none = f"No pair with |C_jk| {f'>= {at_least:g}' if at_least else '> 0'}."
-        typer.echo(f"{'The query has only one spin.' if len(explanation.coupled) < 2 else none}\n")
-        return
-    rows = [
-        (str(j), _token(explanation, j), str(k), _token(explanation, k), f"{C:+#.3g}",
-         "together" if C > 0 else "one or the other")
-        for j, k, C in found
-    ]  # fmt: skip
-    columns = ("position", "token", "and position", "and token", "C_jk", "attended")
-    print_table(
-        f"Strongest connected correlations of position {explanation.position}, {which}", columns, rows
-    )
-    if explanation.num_reads is not None:
-        typer.echo(
-            f"Estimated from {explanation.num_reads} reads; the standard error of a correlation is about "
-            f"{explanation.num_reads**-0.5:.2g} in each layer and head if they are independent.\n"
+        weights, columns, chances = (
+            selected(explanation.attention, layer, head)[q],
+            ["position", "token", "weight"],
+            {},
         )
+        if explanation.alpha is not None:
+            columns.append("P(s = +1)")
+            alpha = selected(explanation.alpha, layer, head).tolist()
+            chances = {j: formatted(P, ".4f") for j, P in zip(explanation.coupled, alpha, strict=True)}
+        order = [j for j in weights.argsort(descending=True, stable=True)[:top].tolist() if weights[j] > 0]
+        rows = [(str(j), tokens[j], formatted(float(weights[j]), ".4f"), chances.get(j, "")) for j in order]
+        print_table(f"Attention of position {q}, {which}", columns, [row[: len(columns)] for row in rows])
+        _print_correlations(explanation, explanation.strongest(top, layer, head, at_least), at_least, which)
+    numbers = [
+        selected(values, layer, head).tolist() for values in (explanation.entropy, explanation.effective)
+    ]
+    _print_positions(explanation, tokens, likely, numbers, which)
 
 
 def _print_positions(
-    explanation: DecoderExplanation, layer: int | None, head: int | None, which: str
+    explanation: DecoderExplanation,
+    tokens: list[str],
+    likely: list[str],
+    numbers: list[list[float]],
+    which: str,
 ) -> None:
-    from diabat.models.explanation import selected
     from diabat.studies.report import formatted
 
-    entropy, effective = (
-        selected(values, layer, head).tolist() for values in (explanation.entropy, explanation.effective)
-    )
+    entropy, effective = numbers
     rows = []
     for i, expected in enumerate(explanation.targets):
         place = None if expected is None else explanation.classes.index(expected)
         chance = "" if place is None else formatted(float(explanation.probabilities[i, place]), ".4f")
-        numbers = formatted(entropy[i], ".4f"), f"{effective[i]:.2f}", str(int(explanation.visible[i]))
-        rows.append((str(i), _token(explanation, i), *numbers, _classes(explanation, i), chance))
+        seen = str(int(explanation.visible[i]))
+        rows.append(
+            (str(i), tokens[i], formatted(entropy[i], ".4f"), f"{effective[i]:.2f}", seen, likely[i], chance)
+        )
     columns = ("position", "token", "entropy", "effective", "of", "predicted", "P(expected)")
     title = f"Entropy of the weights in nats and effective positions, {which}; predictions"
     print_table(title, columns, rows)
 
 
-def _token(explanation: DecoderExplanation, position: int) -> str:
+def _signed(correlation: float) -> str:
+    return "together" if correlation > 0 else "one or the other"
+
+
+def _print_correlations(
+    explanation: DecoderExplanation, found: list[tuple[int, int, float]], at_least: float, which: str
+) -> None:
     from diabat.models.figures import shown
 
-    return shown(explanation.tokens[position])
-
-
-def _classes(explanation: DecoderExplanation, position: int) -> str:
-    from diabat.models.figures import shown
-
-    found = explanation.most_probable(position, _NEXT)
-    return ", ".join(f"{shown(name)} {chance:.3f}" for name, chance in found)
+    if explanation.without_correlations is not None:
+        typer.echo(f"{explanation.without_correlations}\n")
+        return
+    if not found:
+        none = f"No pair with |C_jk| {f'>= {at_least:g}' if at_least else '> 0'}."
+        typer.echo(f"{'The query has only one spin.' if len(explanation.coupled) < 2 else none}\n")
+        return
+    rows = [
+        [*(text for i in pair for text in (str(i), shown(explanation.tokens[i]))), f"{C:+#.3g}", _signed(C)]
+        for *pair, C in found
+    ]
+    columns = ("position", "token", "and position", "and token", "C_jk", "attended")
+    title = f"Strongest connected correlations of position {explanation.position}, {which}"
+    print_table(title, columns, rows)
+    if explanation.num_reads is not None:
+        typer.echo(
+            f"Estimated from {explanation.num_reads} reads; the standard error of a correlation is about "
+            f"{explanation.num_reads**-0.5:.2g} in each layer and head if they are independent.\n"
+        )

@@ -1,4 +1,4 @@
-"""``diabat sample``: marginals, log Z or reads of one problem from a file."""
+"""``diabat sample``: marginals, log Z or reads of one problem from a file, with the quality of the answer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from diabat.cli import arguments
 from diabat.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from diabat.ising import Ising
     from diabat.problem_files import Problem
     from diabat.samplers.answers import Moments, Samples
@@ -69,7 +71,7 @@ def sample_problem(
     """
     from diabat.problem_files import read_problem
     from diabat.runs import build_sampler
-    from diabat.runs.quality import compared, moments_of, tracking
+    from diabat.samplers.registry import sampler
 
     asked = {"lowest": lowest, "dry_run": dry_run, "samples": samples}
     given = [name for name, kind in asked.items() if kind]
@@ -84,13 +86,14 @@ def sample_problem(
         _report_dry_run(backend, ising, reads, seed, as_json)
         return
     if lowest or samples:
-        backend = tracking(backend) if lowest else backend
+        if lowest and backend.name == "tempering":
+            backend = sampler("tempering", **{**backend.options, "track_lowest": True})
         drawn = backend.sample(ising, reads, seed=seed)
         _report(loaded, backend, drawn, (_lowest if lowest else _reads)(loaded, drawn), as_json)
         return
-    other = None if compare is None else moments_of(compare, ising, seed)  # first: it may refuse
+    other = None if compare is None else _moments_of(compare, ising, seed)  # first: it may refuse
     moments = backend.moments(ising, correlations=correlations, num_reads=num_reads, seed=seed)
-    beside = None if other is None else compared(moments, *other)
+    beside = None if other is None else _compared(moments, *other)
     _report(loaded, backend, moments, _marginals(loaded, moments, beside), as_json)
     if beside is not None and not as_json:
         typer.echo(_against(beside))
@@ -106,6 +109,34 @@ def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int, a
         print_json(dataclasses.asdict(report))
     else:
         typer.echo(str(report))
+
+
+def _moments_of(name: str, ising: Ising, seed: int) -> tuple[Sampler, Moments]:
+    """A backend with its defaults, to compare with, and its moments; whatever it refuses is about ``compare``."""
+    from diabat.samplers.registry import sampler
+
+    try:
+        other = sampler(name)
+        return other, other.moments(ising, seed=seed)
+    except (ValueError, TypeError, ImportError) as error:
+        named = isinstance(error, ArgumentError) and error.argument == "sampler"
+        raise ArgumentError("compare", str(error.args[-1] if named else error)) from error
+
+
+def _compared(moments: Moments, other: Sampler, found: Moments) -> dict[str, Any]:
+    """Marginals of another backend, and the differences of the answer from them, which are errors if it is exact."""
+    difference = moments.probability.detach() - found.probability.detach().to(moments.probability)
+    seen = difference[moments.visible].abs()
+    return {
+        "backend": other.name,
+        "law": other.capabilities.law,
+        "exact": other.capabilities.exact and found.num_reads is None,
+        "probability": found.probability.detach(),
+        "difference": difference,
+        "largest": float(seen.max()) if len(seen) else 0.0,
+        "mean": float(seen.mean()) if len(seen) else 0.0,
+        "standard_error": found.standard_error,
+    }
 
 
 def _marginals(problem: Problem, moments: Moments, beside: dict[str, Any] | None) -> Found:
@@ -144,14 +175,17 @@ def _reads(problem: Problem, samples: Samples) -> Found:
     columns = (column.tolist() for column in (states, problem.energy(states), counts, shares))
     found = sorted(zip(*columns, strict=True), key=lambda row: (-row[3], row[1], row[0]))
     rows = [
-        [_drawn(problem, state), f"{energy:.6g}", str(count), f"{share:.4f}"]
-        for state, energy, count, share in found[:_SHOWN_STATES]
+        [f"{energy:.6g}", str(count), f"{share:.4f}"] for _, energy, count, share in found[:_SHOWN_STATES]
     ]
     more = len(found) - _SHOWN_STATES
     lines = [f"{more} more states; --json prints every read."] if more > 0 else []
-    document = {"states": problem.states(samples.spins), "energy": problem.energy(samples.spins)}
-    headings = ("state", "energy", "reads", "share")
-    return document | {"weights": None}, [(_order(problem, "Reads"), headings, rows)], lines
+    document = {
+        "states": problem.states(samples.spins),
+        "energy": problem.energy(samples.spins),
+        "weights": None,
+    }
+    drawn = [state for state, *_ in found[:_SHOWN_STATES]]
+    return document, [_states(problem, "Reads", drawn, ("energy", "reads", "share"), rows)], lines
 
 
 def _lowest(problem: Problem, samples: Samples) -> Found:
@@ -159,33 +193,46 @@ def _lowest(problem: Problem, samples: Samples) -> Found:
     spins = samples.lowest().spins
     energy = float(problem.energy(spins))
     place = "reads" if samples.tracked is None else "sweeps"
-    rows = [[_drawn(problem, spins.tolist()), f"{energy:.9g}", place]]
-    table = _order(problem, "Lowest energy"), ("state", "energy", "of all"), rows
+    rows = [[f"{energy:.9g}", place]]
+    table = _states(problem, "Lowest energy", [spins.tolist()], ("energy", "of all"), rows)
     return {"state": problem.states(spins), "energy": energy, "of": place}, [table], []
 
 
-def _order(problem: Problem, title: str) -> str:
-    """Title of a table of states, below the order of the spins in them."""
-    labels = " ".join(map(str, problem.labels))
-    return f"{'Variables' if problem.binary else 'Spins'} in order: {labels}\n{title}"
-
-
-def _drawn(problem: Problem, spins: Sequence[int]) -> str:
-    """A state as characters: + and -, or 1 and 0."""
+def _states(
+    problem: Problem, title: str, states: list[list[int]], columns: Sequence[str], rows: list[list[str]]
+) -> tuple[str, Sequence[str], list[list[str]]]:
+    """A table of states as characters, + and - or 1 and 0, below the order of the spins in them."""
     down, up = "01" if problem.binary else "-+"
-    return "".join(up if s > 0 else down for s in spins)
+    labels = f"{'Variables' if problem.binary else 'Spins'} in order: {' '.join(map(str, problem.labels))}"
+    drawn = ("".join(up if s > 0 else down for s in state) for state in states)
+    cells = [[state, *row] for state, row in zip(drawn, rows, strict=True)]
+    return f"{labels}\n{title}", ("state", *columns), cells
+
+
+def _quality(backend: Sampler, answer: Moments | Samples, errors: Tensor | None) -> dict[str, Any]:
+    """Law, expected error and diagnostics of an answer, as plain values for JSON."""
+    from diabat.samplers.diagnostics import diagnostics
+
+    able, reads, expected = backend.capabilities, answer.num_reads, backend.expected_error
+    if able.exact:
+        expected = "rounding" if reads is None else "the noise of independent reads"
+    return {
+        "law": able.law,
+        "exact": able.exact and reads is None,
+        "expected_error": expected,
+        "largest_standard_error": None if errors is None else float(errors.max()),
+        "diagnostics": [found._asdict() for found in diagnostics(backend.watched, answer.info)],
+    }
 
 
 def _report(
     problem: Problem, backend: Sampler, answer: Moments | Samples, found: Found, as_json: bool
 ) -> None:
     """Print what was found with the law of the backend, the expected error and diagnostics; bad ones are marked."""
-    from diabat.runs.quality import quality
     from diabat.samplers.diagnostics import LAWS
 
     (document, tables, lines), reads, info = found, answer.num_reads, answer.info
-    errors = document.get("standard_error")
-    known = quality(backend, info, reads, None if errors is None else float(errors.max()))
+    known = _quality(backend, answer, document.get("standard_error"))
     if as_json:
         labels = [v if isinstance(v, int | str) else str(v) for v in problem.labels]
         names = {"labels": labels, "vartype": "BINARY" if problem.binary else "SPIN", "beta": problem.beta}
