@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,11 +26,9 @@ from diabat.studies.ensembles import Ensemble, sk
 from diabat.studies.fidelity import fidelity_report
 from diabat.studies.report import Column, Report, Row
 
-MAX_SPINS = 16
-HELD_OUT_STRENGTHS, HELD_OUT_SPINS = (0.3, 0.6, 1.0), (6, 8, 10)
-RANDOM = ("strengths", "weights", "spins", "instances", "wide_fields", "wide_weight")
-"""Options of random problems."""
-
+_MAX_SPINS = 16
+_HELD_OUT_STRENGTHS, _HELD_OUT_SPINS = (0.3, 0.6, 1.0), (6, 8, 10)
+_RANDOM = ("strengths", "weights", "spins", "instances", "wide_fields", "wide_weight")
 _SCHEDULE, _TIME_NS, _STEPS = "Advantage2_system1", 5.0, 200
 _FIELD_ERROR = 0.02  # of P(s = +1) of one spin alone
 _COUPLING_ERROR = 0.05  # of P(s = +1), mean over neighbouring row norms
@@ -81,21 +80,11 @@ class AnnealOptions:
             check_count(name, getattr(self, name))
         check_count("polish", self.polish, least=0)
         for option in fields(self) if self.run is not None else ():
-            if option.name in RANDOM and (got := getattr(self, option.name)) != option.default:
+            if option.name in _RANDOM and (got := getattr(self, option.name)) != option.default:
                 wrong = f"cannot be combined with run, which provides the problems, got {got}."
                 raise ArgumentError(option.name, wrong)
         for n in self.spins:
-            check_count("spins", n, least=2, most=MAX_SPINS)
-        self._check_numbers()
-        if self.weights is not None and (len(self.weights) != len(self.strengths) or not sum(self.weights)):
-            wanted = f"{len(self.strengths)} numbers, one for each strength, not all 0"
-            raise ArgumentError("weights", f"expected {wanted}, got {list(self.weights)}.")
-        if self.wide_weight is not None and self.wide_fields is None:
-            wrong = f"must be combined with wide_fields, got {self.wide_weight:g} without it."
-            raise ArgumentError("wide_weight", wrong)
-
-    def _check_numbers(self) -> None:
-        """Refuse an empty list, and numbers that are not finite, or not > 0 where 0 means nothing."""
+            check_count("spins", n, least=2, most=_MAX_SPINS)
         for name in ("spins", "strengths", "weights", "pair_weight", "wide_fields", "wide_weight"):
             value, zero = getattr(self, name), name in ("weights", "pair_weight")
             numbers = () if value is None else value if isinstance(value, Sequence) else (value,)
@@ -104,25 +93,34 @@ class AnnealOptions:
             for x in numbers:
                 if not (math.isfinite(x) and (x > 0 or (zero and x == 0))):
                     raise ArgumentError(name, f"expected a finite number >{'=' * zero} 0, got {x!r}.")
+        if self.weights is not None and (len(self.weights) != len(self.strengths) or not sum(self.weights)):
+            wanted = f"{len(self.strengths)} numbers, one for each strength, not all 0"
+            raise ArgumentError("weights", f"expected {wanted}, got {list(self.weights)}.")
+        if self.wide_weight is not None and self.wide_fields is None:
+            wrong = f"must be combined with wide_fields, got {self.wide_weight:g} without it."
+            raise ArgumentError("wide_weight", wrong)
 
     def training(self, seed: int) -> list[Instances]:
         """Random problems for training."""
-        weights, entries = self.weights or [1.0] * len(self.strengths), []
         drawn = random_problems(self.strengths, self.spins, self.instances, seed=seed)
-        for i, ensemble in enumerate(drawn):  # by size, then by strength
-            entries += with_moments(ensemble, weight=weights[i % len(weights)])
+        weights = [*(self.weights or [1.0] * len(self.strengths))] * len(
+            self.spins
+        )  # by size, then by strength
         if self.wide_fields is not None:
-            for ensemble in wide_problems(self.wide_fields, self.spins, self.instances, seed=seed):
-                entries += with_moments(ensemble, weight=self.wide_weight or 1.0)
-        return entries
+            drawn += wide_problems(self.wide_fields, self.spins, self.instances, seed=seed)
+            weights += [self.wide_weight or 1.0] * len(self.spins)
+        return [e for one, w in zip(drawn, weights, strict=True) for e in with_moments(one, weight=w)]
 
     def judging(self, seed: int) -> list[Ensemble]:
         """Random problems that are never used for training."""
-        sizes, count = HELD_OUT_SPINS, self.held_out
-        found = random_problems(HELD_OUT_STRENGTHS, sizes, count, seed=seed, held_out=True)
-        if self.wide_fields is not None:
-            found += wide_problems(self.wide_fields, sizes, count, seed=seed, held_out=True)
-        return found
+        drawn: dict[str, Any] = {
+            "num_spins": _HELD_OUT_SPINS,
+            "instances": self.held_out,
+            "seed": seed,
+            "held_out": True,
+        }
+        found = random_problems(_HELD_OUT_STRENGTHS, **drawn)
+        return found if self.wide_fields is None else found + wide_problems(self.wide_fields, **drawn)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,9 +152,9 @@ class Instances:
 def random_problems(
     strengths: Sequence[float], num_spins: Sequence[int], instances: int, *, seed: int, held_out: bool = False
 ) -> list[Ensemble]:
-    """Sherrington-Kirkpatrick problems h ~ N(0, g), J ~ N(0, g/√n), each with its own J; one ensemble for each n and g.
+    """Problems of :func:`diabat.studies.ensembles.sk`, each with its own J; one ensemble for each n and g.
 
-    g and g/√n are standard deviations.  Held-out problems are never used for training, whatever the seeds.
+    Held-out problems are never used for training, whatever the seeds.
     """
     found = []
     for n in num_spins:
@@ -168,7 +166,7 @@ def random_problems(
 def wide_problems(
     max_field: float, num_spins: Sequence[int], instances: int, *, seed: int, held_out: bool = False
 ) -> list[Ensemble]:
-    """Problems with fields of every size: h uniform in [-max_field, max_field], J ~ N(0, 0.5/√n); one for each n.
+    """Problems with h uniform in [-max_field, max_field] and J ~ N(0, 0.5/√n), one ensemble for each n.
 
     A plan is a trigonometric polynomial in the fields: beyond the fields it was trained on, P(s) does not stay
     saturated.  Held-out problems are never used for training, whatever the seeds.
@@ -196,18 +194,16 @@ def with_moments(ensemble: Ensemble, *, weight: float = 1.0) -> list[Instances]:
     batch, n = ising.batch_shape, ising.num_spins
     mask = ising.visible_mask.reshape(-1, n)
     most = int(mask.sum(-1).max())
-    if most > MAX_SPINS:
+    if most > _MAX_SPINS:
         got = f"got {most} in '{name}'; every step of the training costs 2^n."
-        raise ArgumentError("ensemble", f"expected at most {MAX_SPINS} visible spins, {got}")
+        raise ArgumentError("ensemble", f"expected at most {_MAX_SPINS} visible spins, {got}")
     moments = ExactSampler().moments(ising, correlations=True)
     assert moments.correlation is not None
     J = ising.fields.new_zeros(n, n) if ising.couplings is None else ising.couplings
     values = ising.fields, moments.probability, J.expand(*batch, n, n), moments.correlation
     fields, probability, couplings, correlation = (value.flatten(0, len(batch) - 1) for value in values)
     found = []
-    for size in mask.sum(-1).unique().tolist():
-        if not size:
-            continue
+    for size in filter(None, mask.sum(-1).unique().tolist()):
         row = (mask.sum(-1) == size).nonzero()
         spins = mask[row[:, 0]].nonzero()[:, 1].view(-1, size)
         pairs = row[..., None], spins[:, :, None], spins[:, None, :]
@@ -219,11 +215,7 @@ def with_moments(ensemble: Ensemble, *, weight: float = 1.0) -> list[Instances]:
 
 
 def split_windows(ensemble: Ensemble) -> tuple[Ensemble, Ensemble]:
-    """Split the queries of trained attention by windows, the first axis, into a training half and a held-out half.
-
-    Raises:
-        ValueError: Fewer than two windows.
-    """
+    """Split the queries of trained attention by windows, the first axis, at least two, into training and held-out."""
     ising, batch = ensemble.ising, ensemble.ising.batch_shape
     if not batch or batch[0] < 2:
         raise ArgumentError("ensemble", f"expected at least two windows to divide, got {batch[:1].numel()}.")
@@ -269,11 +261,11 @@ def error_table(plan: TrotterPlan, ensembles: Sequence[Ensemble]) -> list[Row]:
     anneal = DQASampler(schedule=_SCHEDULE, annealing_time_ns=_TIME_NS, steps=_STEPS, grid="uniform")
     backends = {"learned": DQASampler(schedule=plan), "anneal": anneal, "mean_field": MeanFieldSampler()}
     found = fidelity_report(backends, ensembles).rows
+    names = {"ensemble": "name", "num_spins": "num_spins", "strength": "strength", "queries": "instances",
+             "independent_error": "independent"}  # fmt: skip
     rows: list[Row] = []
     for scores in zip(*(found[k :: len(backends)] for k in range(len(backends))), strict=True):
-        first = scores[0]
-        row = {"name": first["ensemble"], "num_spins": first["num_spins"], "strength": first["strength"]}
-        row |= {"instances": first["queries"], "independent": first["independent_error"]}
+        row = {name: scores[0][key] for key, name in names.items()}
         row |= {score["backend"]: score["marginal_mean"] for score in scores}
         rows.append(row | {f"{score['backend']}_pairs": score["pair_mean"] for score in scores[:2]})
     return rows
@@ -290,26 +282,22 @@ def trained_range(plan: TrotterPlan, instances: Sequence[Instances], engine: Eng
     fields = np.arange(1, max(2, int(np.ceil(most / _STEP)) + 1), dtype=np.float64) * _STEP
     (alone,) = engine.moments(plan, [Batch(fields[:, None], np.zeros((1, 1)))])
     error = np.abs(alone.probability[:, 0] - 1 / (1 + np.exp(-2 * fields)))
-    norms, missed = _rows(plan, instances, engine)
-    return PlanRange(
-        round(min(most, _first(fields, error, _FIELD_ERROR)), 2) or _STEP,
-        round(_first(norms, missed, _COUPLING_ERROR), 2) or _STEP,
-    )
-
-
-def _rows(plan: TrotterPlan, instances: Sequence[Instances], engine: Engine) -> tuple[FloatArray, FloatArray]:
-    """Row norms of all spins, ascending, and the error of the marginals around each."""
     norms, errors = [], []
     for entry, moments in zip(instances, engine.moments(plan, [e.batch for e in instances]), strict=True):
-        error = np.abs(moments.probability - entry.probability)
-        norms.append(np.broadcast_to(np.linalg.norm(entry.batch.couplings, axis=-1), error.shape).ravel())
-        errors.append(error.ravel())
+        missed = np.abs(moments.probability - entry.probability)
+        norms.append(np.broadcast_to(np.linalg.norm(entry.batch.couplings, axis=-1), missed.shape).ravel())
+        errors.append(missed.ravel())
     norm, missed = np.concatenate(norms), np.concatenate(errors)
     order = np.argsort(norm, kind="stable")
     width = min(_NEIGHBOURS, len(order))
     mean = np.convolve(missed[order], np.full(width, 1 / width), "valid")
-    # At both ends the mean of the outermost spins is used.
-    return norm[order], np.pad(mean, (width // 2, (width - 1) // 2), mode="edge")
+    mean = np.pad(
+        mean, (width // 2, (width - 1) // 2), mode="edge"
+    )  # at both ends the mean of the outermost spins
+    return PlanRange(
+        round(min(most, _first(fields, error, _FIELD_ERROR)), 2) or _STEP,
+        round(_first(norm[order], mean, _COUPLING_ERROR), 2) or _STEP,
+    )
 
 
 def _first(at: FloatArray, error: FloatArray, most: float) -> float:
