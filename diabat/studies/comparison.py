@@ -37,8 +37,7 @@ def compare(
 ) -> list[Row]:
     """Solve every ensemble exactly (``solve``), before any backend runs; then ``score`` every backend on each.
 
-    Returns:
-        The rows; ``refused`` is what a backend says that refuses an ensemble, or None.
+    In a row, ``refused`` is what a backend says that refuses an ensemble, or None.
 
     Raises:
         ArgumentError: If an ensemble has no exact answer, or there is nothing to compare.
@@ -53,17 +52,12 @@ def compare(
         for case, answer in zip(cases, answers, strict=True):
             for name, backend in backends.items():
                 bar.update(task, description=f"{name} on {case.name}, g = {case.strength:.2g}")
-                place: Row = {
-                    "ensemble": case.name,
-                    "strength": case.strength,
-                    "backend": name,
-                    "refused": None,
-                }
-                place |= {"num_spins": case.ising.num_spins, "queries": case.ising.num_problems}
+                place: Row = {"ensemble": case.name, "strength": case.strength, "backend": name}
+                size = {"num_spins": case.ising.num_spins, "queries": case.ising.num_problems}
                 try:
-                    rows += [place | row for row in score(backend, case.ising, answer)]
+                    rows += [place | {"refused": None} | size | r for r in score(backend, case.ising, answer)]
                 except UnsupportedError as refusal:
-                    rows.append(place | {"refused": str(refusal)})
+                    rows.append(place | {"refused": str(refusal)} | size)
                 bar.advance(task)
     return rows
 

@@ -18,12 +18,9 @@ DEFAULT_STRENGTHS = (0.1, 0.3, 0.6, 1.0, 1.5)
 
 @dataclass(frozen=True, eq=False)
 class Ensemble:
-    """One batch of problems with a name and a coupling strength.
+    """One batch of problems with the name of its family, which members of different strength share.
 
-    Attributes:
-        name: Name of the family; members of different strength share it.
-        strength: g of the family; for recorded attention sqrt(n · mean J²), the g of an SK model of that size.
-        ising: The problems.
+    ``strength`` is the g of the family; for recorded attention sqrt(n · mean J²), the g of an SK model of that size.
     """
 
     name: str
@@ -39,16 +36,9 @@ def sk(
     queries: int = 4,
     seed: int = 0,
 ) -> list[Ensemble]:
-    """Sherrington-Kirkpatrick models J ~ N(0, g/√n), h ~ N(0, g), standard deviations.
+    """Sherrington-Kirkpatrick models J ~ N(0, g/√n), h ~ N(0, g), standard deviations, g dimensionless.
 
-    The same random numbers are scaled for every strength, so that a curve over g is smooth.
-
-    Args:
-        strengths: Values of g, dimensionless.
-        num_spins: Number n of spins.
-        instances: Number of different J.
-        queries: Number of different h for each J.
-        seed: Seed of the ensemble.
+    The same random numbers are scaled for every strength g, so that a curve over g is smooth.
 
     Returns:
         One ensemble for each g, float64: fields [instances, queries, n], J [instances, 1, n, n].
@@ -67,9 +57,7 @@ def sk(
 def ferromagnet(
     strengths: Sequence[float] = DEFAULT_STRENGTHS, *, num_spins: int = 6, queries: int = 48, seed: int = 0
 ) -> list[Ensemble]:
-    """All-to-all ferromagnet J_jk = g/n in random fields h ~ N(0, g), g being the standard deviation.
-
-    Arguments and errors are those of :func:`sk`.
+    """All-to-all ferromagnet J_jk = g/n in random fields h ~ N(0, g), otherwise as :func:`sk`.
 
     Returns:
         One ensemble for each g, float64: fields [queries, n], J [n, n].
@@ -112,7 +100,7 @@ def from_attention(
     seed: int = 0,
     name: str = "attention",
 ) -> Ensemble:
-    """Take some queries of a trained attention layer: the last ones of some windows, heads and couplings as they are.
+    """Take some queries of a trained attention layer: the last ``rows`` of some windows; heads and couplings stay.
 
     Args:
         fields: h [windows, ..., T, T] as the layer computed it (rows are queries), e.g. [B, H, T, T].
@@ -120,7 +108,7 @@ def from_attention(
         visible: bool, broadcastable to the fields.
         three_body: K [*lead, T, T, T], or None.
         windows: Number of entries of the first axis to take, by ``seed``; all if there are fewer.
-        rows: Number of query rows to take, the last ones.
+        rows: Number of query rows to take.
         seed: Seed of the choice.
         name: Name of the ensemble.
 
@@ -133,7 +121,7 @@ def from_attention(
     if fields.ndim < 3:
         raise ArgumentError("fields", f"expected shape [windows, ..., T, T], got {list(fields.shape)}.")
     check_count("rows", rows)
-    generator = torch.Generator().manual_seed(seed)
+    generator, query = torch.Generator().manual_seed(seed), fields.ndim - 2
     picked = torch.randperm(fields.shape[0], generator=generator)[:windows].sort().values.to(fields.device)
 
     def choose(value: Tensor | None, trailing: int) -> Tensor | None:
@@ -141,8 +129,7 @@ def from_attention(
         if value is None:
             return None
         value = value.detach().reshape((1,) * (fields.ndim - 1 + trailing - value.ndim) + tuple(value.shape))
-        if value.shape[fields.ndim - 2] > 1:
-            value = value.movedim(fields.ndim - 2, 0)[-rows:].movedim(0, fields.ndim - 2)
+        value = value.narrow(query, max(0, value.shape[query] - rows), min(rows, value.shape[query]))
         return value if value.shape[0] == 1 else value.index_select(0, picked)
 
     h = choose(fields, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,15 +56,14 @@ class FidelityOptions:
 
     def problems(self, seed: int) -> list[Ensemble]:
         """The ensembles, named by their size if there are several sizes."""
-        found = []
+        found, queries = [], self.instances * self.queries
         for n in self.sizes:
+            drawn: dict[str, Any] = {"num_spins": n, "seed": seed}
             for family in self.ensembles:
                 if family == "sk":
-                    sizes = {"instances": self.instances, "queries": self.queries}
-                    made = sk(self.strengths, num_spins=n, **sizes, seed=seed)
+                    made = sk(self.strengths, instances=self.instances, queries=self.queries, **drawn)
                 else:
-                    queries = self.instances * self.queries
-                    made = ferromagnet(self.strengths, num_spins=n, queries=queries, seed=seed)
+                    made = ferromagnet(self.strengths, queries=queries, **drawn)
                 several = len(self.sizes) > 1
                 found += [replace(one, name=f"{one.name} n={n}") if several else one for one in made]
         return found
@@ -119,12 +118,16 @@ class FidelityReport(Report):
         refusing = [name for name, own in answered.items() if any(row["refused"] is not None for row in own)]
         ranked = {name: own for name, own in answered.items() if name not in refusing}
         errors = {name: sum(row["marginal_mean"] for row in own) / len(own) for name, own in ranked.items()}
-        sampled = {k: v for k, v in ranked.items() if all(row["marginal_floor"] is not None for row in v)}
+        best = [f"{name} ({errors[name]:.2g})" for name in sorted(errors, key=errors.__getitem__)]
+        noisy = []
+        for name, own in ranked.items():
+            if all(row["marginal_floor"] is not None for row in own):
+                count = sum(row["marginal_mean"] <= _NOISE * row["marginal_floor"] for row in own)
+                rows = "every row" if count == len(own) else f"{count} of {len(own)} rows"
+                noisy.append(f"{name} in {rows}")
         parts = {
-            "Mean |ΔP| over all problems, best first": [
-                f"{name} ({errors[name]:.2g})" for name in sorted(errors, key=errors.__getitem__)
-            ],
-            "Within read noise": [_within_noise(name, own) for name, own in sampled.items()],
+            "Mean |ΔP| over all problems, best first": best,
+            "Within read noise": noisy,
             "Not ranked, as they refused some problems": refusing,
         }
         return " ".join(f"{what}: {', '.join(names)}." for what, names in parts.items() if names)
@@ -142,11 +145,6 @@ class FidelityReport(Report):
         least = ", at least $10^{-6}$" * any(row["marginal_mean"] < _SMALLEST for row in rows)
         first = {**drawn[0].settings, "ylabel": f"mean |error| of P(s = +1){least}"}
         return lines([[replace(drawn[0], settings=first), *drawn[1:]]], path)
-
-
-def _within_noise(name: str, rows: list[Row]) -> str:
-    count = sum(row["marginal_mean"] <= _NOISE * row["marginal_floor"] for row in rows)
-    return f"{name} in {'every row' if count == len(rows) else f'{count} of {len(rows)} rows'}"
 
 
 def _panel(name: str, rows: list[Row], looks: Mapping[str, int]) -> Panel:
@@ -176,11 +174,11 @@ def fidelity_report(
     progress: bool = False,
     reference: Sampler | None = None,
 ) -> FidelityReport:
-    """Compare backends with exact enumeration.
+    """Compare backends, by the name that the report shows, with exact enumeration on problems such as ``sk()``.
 
     Args:
-        backends: Samplers by the name that the report shows.
-        ensembles: Problems, e.g. ``[*sk(), *ferromagnet()]``.
+        backends: The samplers.
+        ensembles: The problems.
         num_reads: Reads per problem for backends whose moments are sampled.
         seed: Seed of all draws.
         progress: Show a bar on standard error.
@@ -195,7 +193,6 @@ def fidelity_report(
     """
     check_count("num_reads", num_reads)
     seed = draw_seed(seed)
-
     reference = sampler("exact") if reference is None else reference
     if not reference.capabilities.exact:
         raise ArgumentError("reference", f"expected an exact sampler, got '{reference.name}'.")

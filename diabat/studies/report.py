@@ -27,12 +27,10 @@ _NUMBER = re.compile(rf"[-+]?\.?[0-9]|[-+]?inf|nan|any$|refused$|-?$|{MISSING}$"
 
 
 def formatted(value: Any, form: str = "") -> str:
-    """A value as tables show it.
+    """A value as tables show it: text, a number, or a dash for None.
 
-    Args:
-        value: Text, a number, or None for a dash.
-        form: Format; without one, a float has four significant digits and at most three decimals.  A number below 0.1
-            has three significant digits where decimals would show fewer.
+    Without a format, a float has four significant digits and at most three decimals.  A number below 0.1 has three
+    significant digits where decimals would show fewer.
     """
     if value is None:
         return MISSING
@@ -53,13 +51,9 @@ def with_error(value: float | None, error: float | None) -> str:
 
 
 def share(right: float, count: int) -> str:
-    """A share in per cent with its 95 % Wilson interval, ``100 (86 to 100) %`` for 24 of 24.
+    """A share ``right`` of ``count`` >= 1 trials in per cent with its 95 % interval: ``100 (86 to 100) %``.
 
-    Args:
-        right: Share of successes, in 0 .. 1.
-        count: Trials N, at least 1.
-
-    The interval holds the p with |right - p| <= z √(p (1 - p)/N), z = 1.96 (Wilson, JASA 22:209, 1927).
+    The interval holds the p with |right - p| <= z √(p (1 - p)/count), z = 1.96 (Wilson, JASA 22:209, 1927).
     """
     z = 1.959964
     centre = (right + z * z / (2 * count)) / (1 + z * z / count)
@@ -85,18 +79,19 @@ class Column:
     title: str | None = None
     show: Callable[[Row], str] | None = None
 
-    def cell(self, row: Row) -> str:
-        """Cell of the table for a row."""
+    def cell(self, row: Row, form: str = "") -> str:
+        """Cell of the table for a row; ``form`` is that of a float."""
         value = row.get(self.key)
-        return formatted(value) if self.show is None or value is None else self.show(row)
+        if self.show is not None and value is not None:
+            return self.show(row)
+        return format(value, form) if form and isinstance(value, float) else formatted(value)
 
 
 @dataclass(frozen=True)
 class Report(ABC):
     """Rows under columns; a study adds its facts as further fields, and defines its columns.
 
-    Attributes:
-        rows: Plain dicts.  A row with a sentence under ``refused`` has no values.
+    ``rows`` are plain dicts; one with a sentence under ``refused`` has no values.
     """
 
     rows: list[Row]
@@ -116,11 +111,7 @@ class Report(ABC):
         return ""
 
     def answered(self) -> list[Row]:
-        """The rows with values, which a figure draws.
-
-        Raises:
-            ArgumentError: If every backend refused every problem.
-        """
+        """The rows with values, which a figure draws; ArgumentError if every backend refused every problem."""
         if rows := [row for row in self.rows if row["refused"] is None]:
             return rows
         raise ArgumentError("report", "expected one with values, got one in which every backend refused.")
@@ -144,17 +135,11 @@ class Report(ABC):
             values = [c.cell(row) for c in columns]
             if row.get("refused") is not None:
                 values = ["refused", *[""] * (len(columns) - 1)]
-            cells.append([*map(_label, labels, [row] * len(labels)), *values])
+            cells.append([*(c.cell(row, ".4g") for c in labels), *values])
         group = [[row.get(c.key) for c in self.labels[:-1]] for row in self.rows]
         ends = {i for i, (one, following) in enumerate(pairwise(group)) if one != following}
         headings = [str(c.title) for c in (*labels, *columns)]
         return rich_table(self.title, headings, cells, ends)
-
-
-def _label(column: Column, row: Row) -> str:
-    """A label, which is given and not measured: without zeros at the end."""
-    value = row.get(column.key)
-    return f"{value:.4g}" if isinstance(value, float) and column.show is None else column.cell(row)
 
 
 def rich_table(
@@ -162,11 +147,7 @@ def rich_table(
 ) -> Table:
     """Build a table of texts in the one style of all tables; columns of numbers are aligned to the right.
 
-    Args:
-        title: Line above the table.
-        headings: One for each column; all empty for a table without.
-        rows: Cells of each row.
-        ends: Rows that end a group.
+    Headings that are all empty are left out; ``ends`` are the rows that end a group.
     """
     from rich import box
     from rich.table import Table
@@ -177,13 +158,10 @@ def rich_table(
     for i, heading in enumerate(headings):
         number = bool(heading) and all(_NUMBER.match(row[i]) for row in rows)
         longest = max(map(len, [*heading.splitlines(), *(row[i] for row in rows)]), default=0)
-        width = longest if number else min(longest, _FOLDED)
-        look: dict[str, Any] = {
-            "justify": "right" if number else "left",
-            "min_width": width,
-            "no_wrap": number,
-        }
-        table.add_column(heading, overflow="fold", **look)
+        table.add_column(
+            heading, overflow="fold", no_wrap=number, justify="right" if number else "left",
+            min_width=longest if number else min(longest, _FOLDED),
+        )  # fmt: skip
     for i, row in enumerate(rows):
         table.add_row(*map(Text, row), end_section=i in ends)  # Text: what stands in brackets is no markup
     return table
