@@ -135,25 +135,24 @@ class CalibrationReport(Report):
             betas.append(Line(times, predicted, f"{name}, predicted", look, style={"marker": "."}))
             betas.append(Line(times, fitted, f"{name}, fitted", look, margin, style))
             ratios.append(Line(shift * times, fitted / predicted, name, look, margin / predicted, style))
-        low, high = (f(of["predicted_beta_h"].tolist() + of["predicted_beta_J"].tolist()) for f in (min, max))
+        both = np.concatenate((of["predicted_beta_h"], of["predicted_beta_J"]))
         ticks = [digit * 10.0**power for power in range(-3, 5) for digit in (1, 2, 5)]
-        ticks = [tick for tick in ticks if 0.6 * low < tick < 1.2 * high]
+        ticks = [tick for tick in ticks if 0.6 * both.min() < tick < 1.2 * both.max()]
         grey = {"color": "0.4", "linestyle": ":"}
         distances = [
             Line(times, of["tv_before"], r"to the target, predicted $\beta$ programmed", 0),
             Line(times, of["tv_after"], r"to the target, fitted $\beta$ programmed", 1),
             Line(times, of["tv_own"], r"to Boltzmann at its own fitted $\beta$", 2, style=grey),
         ]
-
-        def panel(drawn: list[Line], label: str, **settings: Any) -> Panel:
-            axis = {"xscale": "log", "xticks": times, "xlabel": "annealing time $t_a$ (ns)", "xlim": ends}
-            return Panel(drawn, settings={**axis, "ylabel": label, **settings})
-
+        axis = {"xscale": "log", "xticks": times, "xlabel": "annealing time $t_a$ (ns)", "xlim": ends}
         logarithmic = {"yscale": "log", "yticks": ticks} if len(times) > 1 else {}
         panels = [
-            panel(betas, r"inverse temperature $\beta$", **logarithmic),
-            panel(ratios, "fitted / predicted"),
-            panel(distances, "total variation, mean over problems", ylim=(0, None)),
+            Panel(betas, settings={**axis, "ylabel": r"inverse temperature $\beta$", **logarithmic}),
+            Panel(ratios, settings={**axis, "ylabel": "fitted / predicted"}),
+            Panel(
+                distances,
+                settings={**axis, "ylabel": "total variation, mean over problems", "ylim": (0, None)},
+            ),
         ]
         title = self.title.replace("\n", "; ")
         return lines([panels], path, title=title, size=(4.2, 3.6), shared=False)
@@ -178,9 +177,11 @@ def calibrate(
         raise ArgumentError("schedule", f"{expected}, got '{of.schedule}': a plan of angles, which has none.")
     (ensemble,) = sk([of.strength], num_spins=of.spins, instances=of.instances, queries=of.queries, seed=seed)
     anneal: dict[str, Any] = {"engine": of.engine, "schedule": schedule, "steps": of.steps}
-    times = sorted(set(of.times_ns))
     try:
-        backends = [DQASampler(**anneal, annealing_time_ns=t, calibration="predicted") for t in times]
+        backends = [
+            DQASampler(**anneal, annealing_time_ns=time, calibration="predicted")
+            for time in sorted(set(of.times_ns))
+        ]
     except ArgumentError as refused:
         known = refused.argument != "annealing_time_ns"
         raise ArgumentError(refused.argument if known else "times_ns", refused.reason) from refused

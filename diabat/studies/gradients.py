@@ -107,20 +107,12 @@ def gradient_report(
 ) -> GradientReport:
     """Compare every gradient estimator that a backend supports with the exact gradient of a random linear loss.
 
-    Args:
-        backends: Samplers by the name that the report shows.
-        ensembles: Problems, e.g. ``sk()``.
-        num_reads: Reads per problem of one estimate, for backends and estimators that draw.
-        repeats: Independent estimates of those, at least 2.
-        seed: Seed of the losses and of all draws.
-        progress: Show a bar on standard error.
-        reference: A backend with exact marginals and the estimator ``exact``; None means ``exact``.
+    Arguments and errors are those of :func:`diabat.studies.fidelity.fidelity_report`; ``num_reads`` is of one estimate,
+    for backends and estimators that draw, ``repeats`` (at least 2) are independent estimates of those, and
+    ``reference`` needs exact marginals and the estimator ``exact``.
 
     Returns:
         One row for each ensemble, backend and estimator, also if the backend refuses the ensemble (key ``refused``).
-
-    Raises:
-        ArgumentError: As :func:`diabat.studies.fidelity.fidelity_report`.
     """
     check_count("num_reads", num_reads)
     check_count("repeats", repeats, least=2)
@@ -175,15 +167,9 @@ def gradient_of(
 
 
 def _score(
-    backend: Sampler,
-    estimator: Estimator,
-    ising: Ising,
-    cotangent: Tensor,
-    exact: Gradient,
-    own: Gradient,
-    num_reads: int,
-    seeds: Sequence[int],
-) -> Row:
+    backend: Sampler, estimator: Estimator, ising: Ising, cotangent: Tensor, exact: Gradient, own: Gradient,
+    num_reads: int, seeds: Sequence[int],
+) -> Row:  # fmt: skip
     """All metrics of one estimator; one call if nothing is drawn, else one per seed."""
     drawn = estimator == "covariance" or (estimator != "exact" and not is_analytic(backend))
     reads = num_reads if drawn else None
@@ -192,25 +178,25 @@ def _score(
     estimates = [first, *(estimate(seed=seed) for seed in (seeds[1:] if drawn else ()))]
     row: Row = {"num_reads": reads, "repeats": len(estimates)}
     for name in ("h", "J"):
-        scores = {}
+        scores: Row = {}
         if name in exact and exact[name].any():
-            got = torch.stack([one[name] for one in estimates])
-            scores = _compared(got, exact[name], own.get(name), reads)
+            got, true, norm = (
+                torch.stack([one[name] for one in estimates]),
+                exact[name],
+                float(exact[name].norm()),
+            )
+            scores = {"cosine": _cosine(got, true), "bias": float((got.mean(0) - true).norm()) / norm}
+            if reads is not None and len(got) > 1:
+                spread = float(got.var(0).sum())
+                scores |= {
+                    "variance": reads * spread / norm**2,
+                    "bias_floor": (spread / len(got)) ** 0.5 / norm,
+                }
+            if name in own and own[name].any():
+                scores["own_cosine"] = _cosine(got, own[name])
         keys = ("cosine", "bias", "bias_floor", "variance", "own_cosine")
         row |= {f"{name}_{key}": scores.get(key) for key in keys}
     return row | {"us_per_query": 1e6 * seconds / ising.num_problems}
-
-
-def _compared(got: Tensor, exact: Tensor, own: Tensor | None, reads: int | None) -> Row:
-    """Scores of estimates [repeats, components] of one gradient."""
-    norm = float(exact.norm())
-    scores = {"cosine": _cosine(got, exact), "bias": float((got.mean(0) - exact).norm()) / norm}
-    if reads is not None and len(got) > 1:
-        spread = float(got.var(0).sum())
-        scores |= {"variance": reads * spread / norm**2, "bias_floor": (spread / len(got)) ** 0.5 / norm}
-    if own is not None and own.any():
-        scores["own_cosine"] = _cosine(got, own)
-    return scores
 
 
 def _cosine(got: Tensor, to: Tensor) -> float:
