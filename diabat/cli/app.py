@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from diabat.cli import anneal, backends, config, evaluate, explain, heads, predict, sample, train
+from diabat.cli import anneal, arguments, backends, config, explain, heads, runs, sample
 from diabat.cli.failures import Command, handled
-from diabat.cli.studies import study
+from diabat.cli.output import print_report, require_writable
 from diabat.compute.loading import preparing
 from diabat.progress import compiling_bar
 
@@ -58,12 +59,38 @@ def options(
     """
 
 
+def study(function: str, text: str, default: str | None = None) -> Callable[..., None]:
+    """The command of a study, a function of :mod:`diabat.runs.studies` that makes a report from a configuration.
+
+    ``text`` is its help, ``default`` a shipped configuration in place of one that is left out.
+    """
+
+    def command(
+        config: arguments.ConfigArgument = None,
+        overrides: arguments.OverridesArgument = None,
+        figure: arguments.FigureOption = None,
+        progress: arguments.ProgressOption = True,
+        trust: arguments.TrustOption = False,
+        as_json: arguments.JsonOption = False,
+    ) -> None:
+        make = getattr(import_module("diabat.runs.studies"), function)
+        resolved = arguments.load(config, overrides, trust=trust, default=default)
+        require_writable(figure)
+        report = make(resolved, progress=progress, trust=trust)
+        if figure is not None:
+            report.plot(figure)
+        print_report(report, figure, as_json=as_json)
+
+    command.__doc__ = text
+    return command
+
+
 COMMANDS: dict[str, Callable[..., None]] = {
     "backends": backends.show_backends,
     "sample": sample.sample_problem,
-    "train": train.train_model,
-    "evaluate": evaluate.evaluate_model,
-    "predict": predict.predict_pairs_of_file,
+    "train": runs.train_model,
+    "evaluate": runs.evaluate_model,
+    "predict": runs.predict_pairs_of_file,
     "explain": explain.explain_prediction,
     "fidelity": study(
         "fidelity",

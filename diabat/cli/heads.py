@@ -50,8 +50,7 @@ def analyse_heads(
     folder = output or Path("runs") / f"heads-{Path(model).name}"
     figure = folder / "dividends.png"
     from diabat.config.errors import of_section
-    from diabat.runs.heads.analysis import STORE, analyse
-    from diabat.runs.heads.options import AnalysisOptions, read_options
+    from diabat.runs.heads.analysis import STORE, AnalysisOptions, analyse, read_options
     from diabat.studies.heads import HeadsReport, plot_dividends
 
     chosen = read_options(AnalysisOptions, options or ())
@@ -96,9 +95,8 @@ def calibrate_heads(
     require_writable(path, "output", (".json",), new=not force)
     from diabat.config.errors import of_section
     from diabat.huggingface.gac.config import write_gac
-    from diabat.runs.heads.analysis import read_analysis
-    from diabat.runs.heads.calibration import calibration_of, salient_groups
-    from diabat.runs.heads.options import CalibrationOptions, read_options
+    from diabat.runs.heads.analysis import read_analysis, read_options
+    from diabat.runs.heads.calibration import CalibrationOptions, calibration_of, salient_groups
 
     chosen = read_options(CalibrationOptions, options or ())
     with of_section("", {"analysis": "ANALYSIS"}):

@@ -7,6 +7,7 @@ dimod problems are energies to be minimised; they become probabilities through
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -20,10 +21,10 @@ from torch import Tensor
 from diabat.checks import ArgumentError
 from diabat.config.errors import ConfigError
 from diabat.config.yaml_files import parse_yaml, read_bytes
-from diabat.ising import Ising, from_bqm
-from diabat.problem_files.dimod_formats import COO_HEADER, coo_bqm, json_bqm
-from diabat.problem_files.writing import write_problem
-from diabat.problem_files.yaml_format import yaml_problem
+from diabat.files import replace_file
+from diabat.ising import Ising, from_bqm, to_bqm
+from diabat.problem_files.dimod_formats import COO_HEADER, coo_bqm, coo_lines, json_bqm
+from diabat.problem_files.yaml_format import yaml_lines, yaml_problem
 
 __all__ = ["Problem", "ProblemFileError", "read_problem", "write_problem"]
 
@@ -112,3 +113,39 @@ def _parse(data: bytes, name: str, beta: float | None) -> Problem:
         raise ArgumentError("the model has no variables")
     beta = 1.0 if beta is None else beta
     return Problem(*from_bqm(bqm, beta=beta), beta, bqm.vartype.name == "BINARY")
+
+
+_SUFFIXES = (".json", ".coo", ".yaml", ".yml")
+
+
+def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None = None) -> None:
+    """Write one problem; the suffix of the path names the format, and every number is read back exactly.
+
+    ``.json`` is dimod's JSON, ``.coo`` COO text, both with the biases that dimod
+    minimises at beta = 1; ``.yaml`` is diabat's own format, with the sign of the law, and the only one for three-body
+    terms and invisible spins.  COO has no offset.  The file is replaced as a whole.
+
+    Args:
+        path: The file.
+        ising: One problem, fields [n].
+        labels: The name of each spin; None for 0 .. n - 1, the only names that YAML has.  COO takes integers >= 0.
+
+    Raises:
+        ArgumentError: If the suffix is unknown, or the format cannot hold the problem or its labels.
+        OSError: If the file cannot be written.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise ArgumentError(
+            "path", f"expected a name that ends in {', '.join(_SUFFIXES)}, got '{path.name}'."
+        )
+    if ising.fields.ndim != 1:
+        raise ArgumentError("fields", f"expected one problem [n], got a batch {list(ising.fields.shape)}.")
+    if suffix in (".yaml", ".yml"):
+        content = "".join(yaml_lines(ising, labels)).encode()
+    elif suffix == ".coo":
+        content = "".join(coo_lines(ising, labels)).encode()
+    else:
+        content = json.dumps(to_bqm(ising, labels).to_serializable()).encode()
+    replace_file(path, content)

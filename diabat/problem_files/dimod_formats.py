@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Hashable, Iterator
 from typing import Any
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_integer
 from diabat.files import parse_json
+from diabat.ising import Ising, coupled_pairs, to_bqm, to_minimised
 
 COO_HEADER = re.compile(r"#.*?\bvartype[:=][ \t]*([A-Za-z]+)")
 _SCHEMAS = ("2.0.0", "3.0.0")
@@ -143,3 +145,21 @@ def _add_line(bqm: Any, line: str, number: int, seen: set[frozenset[int]]) -> No
         bqm.add_linear(u, float(found[3]))
     else:
         bqm.add_quadratic(u, v, float(found[3]))
+
+
+def coo_lines(ising: Ising, labels: list[Hashable] | None) -> Iterator[str]:
+    """The problem as COO text; ArgumentError if its labels are no integers >= 0, or it has an offset."""
+    names = list(to_bqm(ising, labels).variables)  # checked there
+    if any(not is_integer(name) or name < 0 for name in names):
+        wrong = next(name for name in names if not is_integer(name) or name < 0)
+        raise ArgumentError("labels", f"expected integers >= 0 for COO text, got {wrong!r}; use .json.")
+    if ising.offset is not None:
+        raise ArgumentError(
+            "offset", f"expected None for COO text, got {float(ising.offset):g}; use .json or .yaml."
+        )
+    yield "# vartype=SPIN\n"
+    for name, bias in zip(names, to_minimised(ising.fields).tolist(), strict=True):
+        yield f"{name} {name} {bias!r}\n"
+    pairs, values = coupled_pairs(ising)
+    for (a, b), bias in zip(pairs.tolist(), (-values).tolist(), strict=True):
+        yield f"{names[a]} {names[b]} {bias!r}\n"

@@ -13,7 +13,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from diabat.checks import ArgumentError, is_integer
 from diabat.compute.memory import require_memory
 from diabat.config.errors import shown, unknown_key
 from diabat.edges import Edges, best_form
-from diabat.ising import Ising
+from diabat.ising import Ising, coupled_pairs, triple_indices
 
 _KEYS = ("fields", "couplings", "three_body", "visible", "offset", "beta")
 
@@ -131,3 +133,23 @@ def _visible(values: Any, n: int) -> Tensor | None:
     if not isinstance(values, list) or len(values) != n or any(not isinstance(v, bool) for v in values):
         raise ArgumentError(f"visible: expected a list of {n} booleans, got {shown(values)}")
     return torch.tensor(values)
+
+
+def yaml_lines(ising: Ising, labels: list[Hashable] | None) -> Iterator[str]:
+    """The problem in this format; ArgumentError if its spins have names."""
+    if labels is not None and list(labels) != list(range(ising.num_spins)):
+        raise ArgumentError("labels", "expected None or 0 .. n - 1 for YAML, got other names; use .json.")
+    yield f"fields: {json.dumps(ising.fields.detach().double().tolist())}\n"
+    pairs, values = coupled_pairs(ising)
+    yield "couplings:" + (" []\n" if not len(values) else "\n")
+    for (a, b), value in zip(pairs.tolist(), values.tolist(), strict=True):
+        yield f"  - [{a}, {b}, {value!r}]\n"
+    if ising.three_body is not None:
+        where = triple_indices(ising.num_spins)
+        entries = ising.three_body.detach().double().cpu()[where].tolist()
+        triples = zip(*(index.tolist() for index in where), entries, strict=True)
+        yield f"three_body: {json.dumps([list(row) for row in triples if row[3]])}\n"
+    if ising.offset is not None:
+        yield f"offset: {float(ising.offset)!r}\n"
+    if ising.visible is not None:
+        yield f"visible: {json.dumps(ising.visible_mask.tolist())}\n"

@@ -30,8 +30,7 @@ from diabat.huggingface import (
 from diabat.huggingface.boltzmann.config import FOLDER_SAMPLERS
 from diabat.huggingface.gac import enabled_calibration
 from diabat.runs.heads.analysis import FILE, read_analysis
-from diabat.runs.heads.calibration import calibration_of, salient_groups
-from diabat.runs.heads.options import CalibrationOptions
+from diabat.runs.heads.calibration import CalibrationOptions, calibration_of, salient_groups
 from fuzz.decoders import HEADS, analyse, decoder
 from fuzz.files.mutations import damaged, other_tensors, tampered
 from fuzz.properties import demand, holds, naming

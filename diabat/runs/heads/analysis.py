@@ -2,28 +2,105 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 import diabat
 from diabat.attention.games.tables import MAX_PLAYERS
 from diabat.attention.heads.coalitions import HeadCoalitions
+from diabat.attention.heads.decoder import Groups
 from diabat.attention.heads.model_digest import ROUNDED, model_digest
 from diabat.attention.heads.summary import DividendSummary, summary_coalitions
 from diabat.checks import ArgumentError, check_count
+from diabat.config.errors import explain
+from diabat.config.loading import apply_overrides
 from diabat.config.sections import STRICT
 from diabat.extras import extra
 from diabat.files import parse_json, read_file, replace_file, to_json
 from diabat.huggingface.gac.config import load_gac, stored_calibration
 from diabat.huggingface.loading import DTYPES, check_adapter, load_adapter, load_decoder
 from diabat.progress import new_bar
-from diabat.runs.heads.options import AnalysisOptions
 from diabat.runs.heads.questions import default_value, read_questions
+
+OPTIONS = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Layers = tuple[Annotated[int, Field(ge=0)], ...]
+
+
+@dataclass(frozen=True, config=OPTIONS)
+class AnalysisOptions:
+    """What is analysed, and how.
+
+    Attributes:
+        layers: One game for each of these layers; None for all.
+        joint: One game of the players of all these layers.
+        heads_per_player: Players of so many consecutive heads; None for key/value groups.
+        players: One game of these groups of heads (layer, head), in place of layers.
+        value: Name of the value; None for ``log_odds`` with choices, ``f1`` with an answer alone, else ``perplexity``.
+        ablation: What an absent head gives: ``mean``, ``scaled`` or ``zero``.
+        epsilon: Factor of the logits with ``scaled``.
+        max_size: Dividends of coalitions of at most so many players; None for all, at most 20 players.
+        count: Questions drawn from the file; None for all.
+        seed: Of what is drawn, and of the bootstrap resamples.
+        resamples: Bootstrap resamples.
+        calibration: Analyse the model with this ``gac.json``, a file or its folder.
+        adapter: Analyse the model with this LoRA adapter of peft.
+        dtype: Of the model's parameters; half precision moves dividends.
+        device: As torch names it.
+        batch_size: Coalitions in one forward pass, which bounds memory.
+        local_files_only: Do not ask the hub.
+    """
+
+    layers: Layers | None = None
+    joint: bool = False
+    heads_per_player: Count | None = None
+    players: Groups | None = None
+    value: str | None = None
+    ablation: Literal["mean", "scaled", "zero"] = "mean"
+    epsilon: Annotated[float, Field(gt=0)] = 1e-5
+    max_size: Count | None = None
+    count: Count | None = None
+    seed: Seed = 0
+    resamples: Count = 1000
+    calibration: Path | None = None
+    adapter: Path | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "cpu"
+    batch_size: Count = 16
+    local_files_only: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "joint", "heads_per_player"):
+            if self.players is not None and getattr(self, name):
+                raise ArgumentError(
+                    name, f"expected none with players, which say it, got {getattr(self, name)}."
+                )
+
+
+Options = TypeVar("Options")
+
+
+def read_options(kind: type[Options], overrides: Iterable[str]) -> Options:
+    """Options from ``key=value``, values in YAML.
+
+    Raises:
+        ConfigError: If a key is unknown or a value is not valid; one sentence that names the key.
+    """
+    given: dict[str, Any] = apply_overrides({}, overrides)
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(given))
+    except ValidationError as error:
+        raise explain(error, get_type_hints(kind)) from error
+
 
 FILE = "analysis.json"
 STORE = "values.safetensors"

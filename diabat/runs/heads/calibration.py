@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from diabat.attention.heads.calibration import Calibration
 from diabat.attention.heads.decoder import Head
@@ -13,9 +16,41 @@ from diabat.attention.heads.dividends import common, max_dividend
 from diabat.attention.heads.search import surrogate
 from diabat.attention.heads.summary import DividendSummary
 from diabat.checks import ArgumentError
-from diabat.runs.heads.analysis import Analysis
-from diabat.runs.heads.options import CalibrationOptions
+from diabat.runs.heads.analysis import OPTIONS, Analysis, Count, Layers, Seed, Share
 from diabat.samplers.registry import sampler
+
+
+@pydantic_dataclass(frozen=True, config=OPTIONS)
+class CalibrationOptions:
+    """How salient groups are chosen, and what a calibration does to all other heads.
+
+    Attributes:
+        method: ``max_dividend``, ``common`` (to a share of the positive coalitions) or ``surrogate`` (a search).
+        min_size: Least number of players, of ``max_dividend``.
+        share: Share of the positive coalitions that hold the group, of ``common``.
+        penalty: λ, the price of a player in units of v, of ``surrogate``.
+        sampler: Name of the backend that proposes coalitions, of ``surrogate``.
+        evaluations: Coalitions that the search may look at.
+        seed: Of the search.
+        layers: Layers to calibrate; None for all that were analysed.
+        alpha: A column is focused above this average attention.
+        beta: What is left of a focused weight; 1 changes nothing.
+        rows: Rows that are averaged: ``running``, or ``prompt`` as in the paper.
+        redistribution: Of what is taken: ``proportional`` or ``uniform``.
+    """
+
+    method: Literal["max_dividend", "common", "surrogate"] = "max_dividend"
+    min_size: Count = 1
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    penalty: Annotated[float, Field(ge=0)] = 0.3
+    sampler: str = "exact"
+    evaluations: Annotated[int, Field(ge=8)] = 200
+    seed: Seed = 0
+    layers: Layers | None = None
+    alpha: Share = 0.1
+    beta: Share = 0.1
+    rows: Literal["running", "prompt"] = "running"
+    redistribution: Literal["proportional", "uniform"] = "proportional"
 
 
 @dataclass(frozen=True)
