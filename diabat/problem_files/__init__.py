@@ -75,9 +75,13 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
     """
     if beta is not None and not (math.isfinite(beta) and beta > 0):
         raise ProblemFileError("beta", f"expected a finite number > 0, got {beta}.")
-    name = "standard input" if str(path) == "-" else str(path)
+    piped = str(path) == "-"
+    name = "standard input" if piped else str(path)
     try:
-        return _parse(_read_piped() if str(path) == "-" else read_bytes(Path(path), _MAX_BYTES), name, beta)
+        data = sys.stdin.buffer.read(_MAX_BYTES + 1) if piped else read_bytes(Path(path), _MAX_BYTES)
+        if len(data) > _MAX_BYTES:
+            raise ArgumentError(f"expected at most {_MAX_BYTES} bytes, got more")
+        return _parse(data.decode("utf-8-sig"), name, beta)
     except UnicodeDecodeError as error:
         raise ProblemFileError(
             f"'{name}': expected text (dimod JSON, COO or YAML), got other bytes."
@@ -88,17 +92,8 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
         raise ProblemFileError(f"'{name}': {str(error).rstrip('.')}.") from error
 
 
-def _read_piped() -> bytes:
-    """Standard input, within the limit of files."""
-    data = sys.stdin.buffer.read(_MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise ArgumentError(f"expected at most {_MAX_BYTES} bytes, got more")
-    return data
-
-
-def _parse(data: bytes, name: str, beta: float | None) -> Problem:
+def _parse(text: str, name: str, beta: float | None) -> Problem:
     """Read the content of a file, whose refusals name the place in it."""
-    text = data.decode("utf-8-sig")
     first = next((s for line in text.splitlines() if (s := line.strip())), "")
     if not first:
         raise ArgumentError("the file is empty")
@@ -119,16 +114,11 @@ _SUFFIXES = (".json", ".coo", ".yaml", ".yml")
 
 
 def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None = None) -> None:
-    """Write one problem; the suffix of the path names the format, and every number is read back exactly.
+    """Write one problem, fields [n], whole; the suffix names the format, and every number is read back exactly.
 
-    ``.json`` is dimod's JSON, ``.coo`` COO text, both with the biases that dimod
-    minimises at beta = 1; ``.yaml`` is diabat's own format, with the sign of the law, and the only one for three-body
-    terms and invisible spins.  COO has no offset.  The file is replaced as a whole.
-
-    Args:
-        path: The file.
-        ising: One problem, fields [n].
-        labels: The name of each spin; None for 0 .. n - 1, the only names that YAML has.  COO takes integers >= 0.
+    ``.json`` is dimod's JSON, ``.coo`` COO text without offset, both with the biases that dimod minimises at beta = 1;
+    ``.yaml`` has the sign of the law, and alone holds three-body terms and invisible spins.  ``labels`` name the
+    spins; None for 0 .. n - 1, the only names that YAML has.  COO takes integers >= 0.
 
     Raises:
         ArgumentError: If the suffix is unknown, or the format cannot hold the problem or its labels.
@@ -142,10 +132,8 @@ def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None 
         )
     if ising.fields.ndim != 1:
         raise ArgumentError("fields", f"expected one problem [n], got a batch {list(ising.fields.shape)}.")
-    if suffix in (".yaml", ".yml"):
-        content = "".join(yaml_lines(ising, labels)).encode()
-    elif suffix == ".coo":
-        content = "".join(coo_lines(ising, labels)).encode()
+    if suffix == ".json":
+        content = json.dumps(to_bqm(ising, labels).to_serializable())
     else:
-        content = json.dumps(to_bqm(ising, labels).to_serializable()).encode()
-    replace_file(path, content)
+        content = "".join((coo_lines if suffix == ".coo" else yaml_lines)(ising, labels))
+    replace_file(path, content.encode())

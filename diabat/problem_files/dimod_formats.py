@@ -41,27 +41,21 @@ def json_bqm(text: str) -> Any:
     if document.get("type") != "BinaryQuadraticModel":
         got = f"type '{document['type']}'" if "type" in document else "no 'type'"
         raise ArgumentError(f"expected the JSON of dimod's BinaryQuadraticModel.to_serializable, got {got}")
-    _check_schema(document)
-    _check_lengths(document)
-    _check_interactions(document)
-    _check_labels(document["variable_labels"])
-    try:
-        return dimod.BinaryQuadraticModel.from_serializable(document)
-    except Exception as error:
-        raise ArgumentError(f"corrupt dimod JSON ({' '.join(str(error).split())[:120]})") from error
-
-
-def _check_schema(document: dict[str, Any]) -> None:
     version = document.get("version")
     schema = version.get("bqm_schema") if isinstance(version, dict) else None
     if schema not in _SCHEMAS:
         raise ArgumentError(f"version: expected bqm_schema {' or '.join(_SCHEMAS)}, got {schema!r:.60}")
     if document.get("use_bytes", False) is not False:
         raise ArgumentError(f"use_bytes: expected false, got {document['use_bytes']!r:.60}")
+    _check_vectors(document)
+    try:
+        return dimod.BinaryQuadraticModel.from_serializable(document)
+    except Exception as error:
+        raise ArgumentError(f"corrupt dimod JSON ({' '.join(str(error).split())[:120]})") from error
 
 
-def _check_lengths(document: dict[str, Any]) -> None:
-    # dimod broadcasts a list of one bias over all variables instead of refusing it.
+def _check_vectors(document: dict[str, Any]) -> None:
+    """Refuse what dimod would add up, broadcast (a list of one bias), or write to variables that are not there."""
     for total, names in (
         ("num_variables", ("linear_biases", "variable_labels")),
         ("num_interactions", ("quadratic_biases", "quadratic_head", "quadratic_tail")),
@@ -74,13 +68,8 @@ def _check_lengths(document: dict[str, Any]) -> None:
             if not isinstance(values, list) or len(values) != expected:
                 got = f"{len(values)}" if isinstance(values, list) else type(values).__name__
                 raise ArgumentError(f"{name}: expected a list of {total} = {expected} entries, got {got}")
-
-
-def _check_interactions(document: dict[str, Any]) -> None:
-    """Refuse variables that are not there, which dimod writes to all the same, and what it would add up."""
     n, seen = document["num_variables"], set[frozenset[int]]()
-    pairs = zip(document["quadratic_head"], document["quadratic_tail"], strict=True)
-    for place, pair in enumerate(pairs):
+    for place, pair in enumerate(zip(document["quadratic_head"], document["quadratic_tail"], strict=True)):
         for name, index in zip(("quadratic_head", "quadratic_tail"), pair, strict=True):
             if type(index) is not int or not 0 <= index < n:
                 raise ArgumentError(f"{name}[{place}]: expected a variable 0 to {n - 1}, got {index!r:.60}")
@@ -89,15 +78,11 @@ def _check_interactions(document: dict[str, Any]) -> None:
         if frozenset(pair) in seen:
             raise ArgumentError(f"quadratic_head[{place}]: the variables {sorted(pair)} are given twice")
         seen.add(frozenset(pair))
-
-
-def _check_labels(labels: list[Any]) -> None:
-    for place, label in enumerate(labels):
+    for place, label in enumerate(document["variable_labels"]):
         for part in label if isinstance(label, list) else [label]:
             if isinstance(part, int) and not -_MAX_LABEL <= part <= _MAX_LABEL:
-                raise ArgumentError(
-                    f"variable_labels[{place}]: expected integers below 2^63, got {part!s:.40}"
-                )
+                got = f"got {part!s:.40}"
+                raise ArgumentError(f"variable_labels[{place}]: expected integers below 2^63, {got}")
 
 
 def coo_bqm(text: str) -> Any:
@@ -122,12 +107,19 @@ def coo_bqm(text: str) -> Any:
         elif line and not line.startswith("#"):
             if bqm is None:
                 raise ArgumentError(_NO_HEADER)
-            _add_line(bqm, line, number, seen)
+            u, v, bias = _entry(line, number)
+            if frozenset((u, v)) in seen:
+                raise ArgumentError(f"line {number}: the bias of {u} {v} is given twice")
+            seen.add(frozenset((u, v)))
+            if u == v:
+                bqm.add_linear(u, bias)
+            else:
+                bqm.add_quadratic(u, v, bias)
     return bqm
 
 
-def _add_line(bqm: Any, line: str, number: int, seen: set[frozenset[int]]) -> None:
-    """Add a bias: of a pair, or of one variable that is named twice."""
+def _entry(line: str, number: int) -> tuple[int, int, float]:
+    """Two labels, the same for the bias of one variable, and the bias."""
     found = _LINE.fullmatch(line)
     if found is None:
         raise ArgumentError(f"line {number}: expected 'i j bias', got '{line[:60]}'")
@@ -138,13 +130,7 @@ def _add_line(bqm: Any, line: str, number: int, seen: set[frozenset[int]]) -> No
     u, v = (int(label) if len(label) < 20 else _MAX_LABEL + 1 for label in labels)
     if max(u, v) > _MAX_LABEL:
         raise ArgumentError(f"line {number}: expected labels below 2^63, got '{line[:60]}'")
-    if frozenset((u, v)) in seen:
-        raise ArgumentError(f"line {number}: the bias of {u} {v} is given twice")
-    seen.add(frozenset((u, v)))
-    if u == v:
-        bqm.add_linear(u, float(found[3]))
-    else:
-        bqm.add_quadratic(u, v, float(found[3]))
+    return u, v, float(found[3])
 
 
 def coo_lines(ising: Ising, labels: list[Hashable] | None) -> Iterator[str]:

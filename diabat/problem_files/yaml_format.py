@@ -31,14 +31,7 @@ _KEYS = ("fields", "couplings", "three_body", "visible", "offset", "beta")
 
 
 def yaml_problem(document: Any, beta: float | None) -> tuple[Ising, float]:
-    """Build the problem of a parsed document.
-
-    Args:
-        document: What the YAML file contains.
-        beta: Replaces the ``beta`` of the file unless None.
-
-    Returns:
-        One problem [n] in float64, and its beta.
+    """Build the problem [n], float64, of a parsed document, and its beta, replaced by ``beta`` unless that is None.
 
     Raises:
         ArgumentError: If a key is unknown or missing, or a value has the wrong form.
@@ -55,17 +48,17 @@ def yaml_problem(document: Any, beta: float | None) -> tuple[Ising, float]:
         raise ArgumentError(f"beta: expected a finite number > 0, got {scale}")
     if "fields" not in document:
         raise ArgumentError("fields: expected a list of numbers, got no such key")
-    fields = _numbers("fields", document["fields"])
-    n = len(fields)
-    couplings, three_body = document.get("couplings"), document.get("three_body")
-    ising = Ising(
-        scale * fields,
-        None if couplings is None else _couplings(couplings, n, scale),
-        _visible(document.get("visible"), n),
-        None if three_body is None else scale * _three_body(three_body, n),
-        scale * _number("offset", document.get("offset", 0.0)) or None,
-    )
-    return ising, scale
+    couplings, three_body, visible = map(document.get, ("couplings", "three_body", "visible"))
+    h = _numbers("fields", document["fields"])
+    n = len(h)
+    J = None if couplings is None else _couplings(couplings, n, scale)
+    if visible is not None and (
+        not isinstance(visible, list) or len(visible) != n or any(not isinstance(v, bool) for v in visible)
+    ):
+        raise ArgumentError(f"visible: expected a list of {n} booleans, got {shown(visible)}")
+    mask = None if visible is None else torch.tensor(visible)
+    K = None if three_body is None else scale * _three_body(three_body, n)
+    return Ising(scale * h, J, mask, K, scale * _number("offset", document.get("offset", 0.0)) or None), scale
 
 
 def _number(name: str, value: Any) -> float:
@@ -125,14 +118,6 @@ def _entries(name: str, rows: Any, n: int, *, order: int) -> tuple[Tensor, Tenso
         values.append(_number(f"{name}[{position}]", value))
     index = torch.tensor([row[:-1] for row in rows], dtype=torch.int64).reshape(-1, order)
     return index, torch.tensor(values, dtype=torch.float64)
-
-
-def _visible(values: Any, n: int) -> Tensor | None:
-    if values is None:
-        return None
-    if not isinstance(values, list) or len(values) != n or any(not isinstance(v, bool) for v in values):
-        raise ArgumentError(f"visible: expected a list of {n} booleans, got {shown(values)}")
-    return torch.tensor(values)
 
 
 def yaml_lines(ising: Ising, labels: list[Hashable] | None) -> Iterator[str]:

@@ -181,6 +181,7 @@ J4 = "fields: [0, 0]\ncouplings: "
             r"line 2: expected labels below 2\^63, got '0 9223372036854775808 1'",
         ),
         (f"# vartype=SPIN\n0 {'9' * 5000} 1\n", r"line 2: expected labels below 2\^63"),
+        (f"# vartype=SPIN\n0 1{'0' * 30} 1\n", r"line 2: expected labels below 2\^63"),
         ("fields: &a [*a]", "line 1: the document contains itself"),
         ("fields: [!!int 1_0]", "line 1: expected a number, got '1_0'"),
         ("# vartype=SPON\n0 1 2\n", "line 1: expected vartype SPIN or BINARY, got 'SPON'"),
