@@ -114,16 +114,9 @@ def _print_plan(
     betas = plan_betas(plan)
     kinds = {"field": plan.field_angles, "coupling": plan.coupling_angles, "mixer": plan.mixer_angles}
     if as_json:
-        document = {
-            "plan": name,
-            "label": plan.label,
-            "layers": plan.steps,
-            "beta_h": betas.beta_h,
-            "beta_J": betas.beta_J,
-            **{f"{name}_angles_rad": angle for name, angle in kinds.items()},
-            "metadata": metadata,
-        }
-        print_json(document)
+        document = {"plan": name, "label": plan.label, "layers": plan.steps} | betas._asdict()
+        document |= {f"{kind}_angles_rad": angle for kind, angle in kinds.items()}
+        print_json(document | {"metadata": metadata})
         return
     at = f"beta_h {betas.beta_h:.4f}, beta_J {betas.beta_J:.4f} at first order"
     typer.echo(f"{name}: {plan.label or 'plan'}, {at}")
@@ -135,10 +128,9 @@ def _print_plan(
         typer.echo(f"Range: {ends}")
     typer.echo()
     if angles:
-        columns = ("layer", "field b", "coupling c", "mixer a")
         layers = enumerate(zip(*kinds.values(), strict=True), start=1)
         cells = ((str(k), *(f"{x:+.6f}" for x in row)) for k, row in layers)
-        print_table("Angles (rad)", columns, cells)
+        print_table("Angles (rad)", ("layer", "field b", "coupling c", "mixer a"), cells)
     if rows := metadata.get("held_out", {}).get("rows"):
         print_report(ErrorTable(rows))
     else:

@@ -60,22 +60,21 @@ def learn_anneal(
     keeper = _Keeper(config, new_bar(percent=True, shown=progress))
     problems = "anneal.strengths" if options.run is None else "anneal.run"
     keys = {"plan": "anneal.start", "ensemble": problems, "instances": problems}
-    engine, output = NativeEngine(), config.output
+    engine = NativeEngine()
     try:
         with of_section("anneal", keys):
             start = None if options.start is None else find_plan(options.start)[0]
             training, held_out = _problems(options, config.seed, trust)
             objective = Objective(training, engine, pair_weight=options.pair_weight, shared=options.shared)
             plan, loss = learn_plan(objective, options, seed=config.seed, start=start, watch=keeper.watch)
-            trained = {TRAINED_RANGE: asdict(trained_range(plan, training, engine))}
-            keeper.save(plan, loss, **trained)
+            keeper.save(plan, loss, **{TRAINED_RANGE: asdict(trained_range(plan, training, engine))})
             rows = error_table(plan, held_out)
     except KeyboardInterrupt as error:
         if keeper.best is None:
             raise KeyboardInterrupt("Nothing was saved yet.") from error
         plan, loss = keeper.best
         keeper.save(plan, loss)
-        found = f"The best plan so far ({plan.steps} layers, loss {loss:.3g}) is saved in '{output}'"
+        found = f"The best plan so far ({plan.steps} layers, loss {loss:.3g}) is saved in '{config.output}'"
         raise LearningInterrupted(found) from error
     finally:
         if keeper.bar.live.is_started:  # to stop a bar that never started prints an empty line
@@ -86,13 +85,7 @@ def learn_anneal(
 
 
 def find_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
-    """A shipped plan by name, or a plan from a file; and its metadata.
-
-    Raises:
-        ArgumentError: There is no plan of this name.
-        FileNotFoundError: There is no such file.
-        ValueError: The file is not a plan file.
-    """
+    """A shipped plan by name (else ArgumentError), or a plan from a file (OSError or ValueError), and its metadata."""
     path = Path(name)
     # A name with a suffix or a folder, or of an existing file, is taken as a file.
     is_file = name not in available_plans() and (bool(path.suffix) or path.name != name or path.exists())

@@ -156,26 +156,19 @@ def analyse(
         stored_calibration(options.calibration)
     if options.adapter is not None:
         check_adapter(options.adapter)
-    loaded, tokenizer = load_decoder(
-        model, dtype=options.dtype, device=options.device, local_files_only=options.local_files_only
-    )
+    where = {"dtype": options.dtype, "device": options.device}
+    loaded, tokenizer = load_decoder(model, **where, local_files_only=options.local_files_only)
     if options.adapter is not None:
         loaded = load_adapter(loaded, options.adapter)
     if options.calibration is not None:
         load_gac(loaded, options.calibration)
     value = options.value or default_value(next(iter(questions.values())))
+    settings: dict[str, Any] = {
+        name: getattr(options, name) for name in ("ablation", "epsilon", "batch_size")
+    }
+    settings |= {"value": value, "dtype": DTYPES[options.dtype], "store": folder / STORE}
     try:
-        game = HeadCoalitions(
-            loaded,
-            questions.values(),
-            value=value,
-            tokenizer=tokenizer,
-            ablation=options.ablation,
-            epsilon=options.epsilon,
-            batch_size=options.batch_size,
-            dtype=DTYPES[options.dtype],
-            store=folder / STORE,
-        )
+        game = HeadCoalitions(loaded, questions.values(), tokenizer=tokenizer, **settings)
     except ArgumentError as error:  # a sample is named by its file and line
         found = re.fullmatch(r"samples\[(\d+)\](.*)", error.argument or "", re.DOTALL)
         if found is None:

@@ -102,21 +102,17 @@ def _players(game: DividendSummary, options: CalibrationOptions) -> tuple[int, .
         return max_dividend(game.mean_dividends, options.min_size)
     if options.method == "common":
         return common(game.mean_dividends, options.share)
-    table = game.table
+    table, count = game.table, len(game.players)
     if table is None:
         raise ArgumentError(
             "method",
             f"expected max_dividend or common for dividends of at most {game.max_size} players, got surrogate, which "
             "needs the values of all coalitions; analyse again without max_size.",
         )
-    bits = 1 << torch.arange(len(game.players))
+    bits, search = 1 << torch.arange(count), {"evaluations": options.evaluations, "seed": options.seed}
+    backend, penalty = sampler(options.sampler), options.penalty
     return surrogate(
-        lambda masks: table[(masks * bits).sum(-1)],
-        len(game.players),
-        sampler(options.sampler),
-        penalty=options.penalty,
-        evaluations=options.evaluations,
-        seed=options.seed,
+        lambda masks: table[(masks * bits).sum(-1)], count, backend, penalty=penalty, **search
     ).players
 
 
