@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from pathlib import Path
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -63,20 +63,14 @@ def list_configs(as_json: arguments.JsonOption = False) -> None:
     """List the configurations shipped with diabat, with a description and the time on one core."""
     from diabat.config import shipped_configs
 
-    found = [{"name": name, **described(path)} for name, path in shipped_configs().items()]
+    found = []
+    for name, path in shipped_configs().items():
+        head = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+        first, *more = [line.removeprefix("#").strip() for line in head]
+        time = next((line.removeprefix("Time:").strip() for line in more if line.startswith("Time:")), "")
+        found.append({"name": name, "description": first, "time": time})
     if as_json:
         print_json(found)
     else:
-        columns = ("name", "what", "time on one core")
-        print_table("Configurations", columns, [tuple(row.values()) for row in found])
-
-
-def described(path: Path) -> dict[str, str]:
-    """Description and expected time: the first line of the comment at the head, and its line ``Time: ...``."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").strip())
-    times = [line.removeprefix("Time:").strip() for line in lines if line.startswith("Time:")]
-    return {"description": lines[0] if lines else "", "time": times[0] if times else ""}
+        rows = [tuple(row.values()) for row in found]
+        print_table("Configurations", ("name", "what", "time on one core"), rows)

@@ -30,8 +30,7 @@ class Interrupted(KeyboardInterrupt):
 def handled(*, debug: bool) -> Iterator[None]:
     """Run a command; report what it raises in one sentence and exit with 1, 2 or 130.  Warnings are sentences, too.
 
-    Args:
-        debug: Print the traceback before the sentence.
+    ``debug`` prints the traceback before the sentence.
     """
     shown, warnings.showwarning = warnings.showwarning, _say
     try:
@@ -42,10 +41,12 @@ def handled(*, debug: bool) -> Iterator[None]:
         typer.echo(f"\nInterrupted. {error}".rstrip(), err=True)
         raise typer.Exit(INTERRUPTED) from None
     except Exception as error:
+        from diabat.config.errors import ConfigError  # help needs no pydantic
+
         if debug:
             traceback.print_exc()
         typer.echo(f"Error: {sentence(error)}", err=True)
-        raise typer.Exit(_code(error)) from None
+        raise typer.Exit(USAGE if isinstance(error, ConfigError) else FAILURE) from None
     finally:
         warnings.showwarning = shown
 
@@ -87,9 +88,3 @@ def sentence(error: Exception) -> str:
         return text
     name = type(error).__name__
     return f"unexpected {name}{f': {text}' if text else ''}. Run 'diabat --debug ...' for the traceback."
-
-
-def _code(error: Exception) -> int:
-    from diabat.config.errors import ConfigError  # help needs no pydantic
-
-    return USAGE if isinstance(error, ConfigError) else FAILURE

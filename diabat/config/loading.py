@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from diabat.checks import did_you_mean
 from diabat.config.errors import ConfigError, cut, explain, shown
 from diabat.config.schema import Config, valid_keys, with_defaults
 from diabat.config.trust import RUN_CONFIG, refuse_stored_secrets, refuse_untrusted
@@ -28,9 +28,7 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def find_config(name: str | Path) -> Path:
-    """Return the file behind a path, the folder of a run, or the name of a shipped configuration.
-
-    A path that exists takes precedence.
+    """The file behind a path that exists, the folder of a run, or the name of a shipped configuration.
 
     Raises:
         ConfigError: If there is none; the message suggests the nearest name.
@@ -43,14 +41,12 @@ def find_config(name: str | Path) -> Path:
                 f"'{name}'", f"expected a YAML file or a run folder, got a folder without {RUN_CONFIG}."
             )
         return stored if path.is_dir() else path
-    shipped = shipped_configs()
-    stem = str(name).removesuffix(".yaml")
+    shipped, stem = shipped_configs(), str(name).removesuffix(".yaml")
     if stem in shipped:
         return shipped[stem]
-    near = difflib.get_close_matches(stem, shipped, n=1)
-    hint = f"Did you mean '{near[0]}'?" if near else f"Shipped are {', '.join(shipped)}."
+    hint = did_you_mean(stem, shipped) or f" Shipped are {', '.join(shipped)}."
     raise ConfigError(
-        f"'{cut(str(name))}'", f"no such file, and no shipped configuration has this name. {hint}"
+        f"'{cut(str(name))}'", f"no such file, and no shipped configuration has this name.{hint}"
     )
 
 
@@ -106,33 +102,24 @@ def to_yaml(config: Config) -> str:
     return dump_yaml(to_plain(config))
 
 
-# Backends by labels that the user chooses; null omits one.
-_LABELLED = ("fidelity", "backends")
+_LABELLED = ("fidelity", "backends")  # by labels that the user chooses; null omits one
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
 
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
-    """Split ``a.b=value`` into its key path and a YAML value (scalar or list).
-
-    Raises:
-        ConfigError: If there is no ``=``, no valid key before it, or no YAML value after it.
-    """
+    """Split ``a.b=value`` into its key path and a YAML value, a scalar or a list; anything else is a ConfigError."""
     key, equals, value = text.partition("=")
-    safe = cut(without_secrets(text))
+    place = f"override '{cut(without_secrets(text))}'"
     if not equals or not _KEY.fullmatch(key):
-        raise ConfigError(f"override '{safe}': expected KEY=VALUE, for example sampler.backend=dqa.")
+        raise ConfigError(place, "expected KEY=VALUE, for example sampler.backend=dqa.")
     if not value.strip():
-        raise ConfigError(
-            f"override '{safe}': expected a value after '=', got nothing; write {key}=null for none."
-        )
+        raise ConfigError(place, f"expected a value after '=', got nothing; write {key}=null for none.")
     try:
         parsed = parse_yaml(value, "")
     except ConfigError as error:
-        raise ConfigError(f"override '{safe}'", error.reason) from error
+        raise ConfigError(place, error.reason) from error
     if isinstance(parsed, dict):
-        raise ConfigError(
-            f"override '{safe}': expected a scalar or a list, got a mapping; override one key each."
-        )
+        raise ConfigError(place, "expected a scalar or a list, got a mapping; override one key each.")
     return tuple(key.split(".")), parsed
 
 
@@ -148,27 +135,21 @@ def apply_overrides(document: dict[str, Any], overrides: Iterable[str]) -> dict[
     result = copy.deepcopy(document)
     parsed = [parse_override(text) for text in overrides]
     parsed.sort(key=lambda item: item[0][-1] != "backend")  # stable: the order is kept otherwise
-    for path, value in parsed:
-        _assign(result, path, value)
-    return result
-
-
-def _assign(document: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    section = document
-    for depth, part in enumerate(path[:-1]):
-        if section.get(part) is None:
-            section[part] = {}
-        section = section[part]
-        if not isinstance(section, dict):
-            key = ".".join(path[: depth + 1])
+    for (*sections, key), value in parsed:
+        section, place = result, f"override {'.'.join((*sections, key))}"
+        for depth, part in enumerate(sections, start=1):
+            if section.get(part) is None:
+                section[part] = {}
+            section = section[part]
+            if not isinstance(section, dict):
+                at = ".".join(sections[:depth])
+                raise ConfigError(place, f"expected a section at '{at}', got {shown(section)}.")
+        if value is None and tuple(sections) == _LABELLED and key not in section:
+            there = ", ".join(section) or "none"
             raise ConfigError(
-                f"override {'.'.join(path)}: expected a section at '{key}', got {shown(section)}."
+                f"{place}=null", f"no backend '{key}' to leave out; the configuration names {there}."
             )
-    if value is None and path[:-1] == _LABELLED and path[-1] not in section:
-        raise ConfigError(
-            f"override {'.'.join(path)}=null",
-            f"no backend '{path[-1]}' to leave out; the configuration names {', '.join(section) or 'none'}.",
-        )
-    if path[-1] == "backend" and section.get("backend", value) != value:
-        section.clear()
-    section[path[-1]] = value
+        if key == "backend" and section.get("backend", value) != value:
+            section.clear()
+        section[key] = value
+    return result

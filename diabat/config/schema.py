@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -21,8 +22,7 @@ from diabat.tasks import TASKS, ExampleKind
 from diabat.training.options import PROTOCOLS, TrainOptions
 
 Gradient = Literal["auto", "exact", "straight_through", "linear_response", "covariance", "adjoint"]
-_MOST_THREADS = 1024
-"""Largest number of threads; torch would start more of them until memory is full."""
+_MOST_THREADS = 1024  # torch would start more of them until memory is full
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,31 +99,28 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
     # A section whose keys are all commented out is read as null and means its defaults; a backend that an
     # override sets to null is left out.
     filled = {k: v for k, v in document.items() if v is not None or k not in (*_SECTIONS, "sampler")}
-    if isinstance(fidelity := filled.get("fidelity"), dict) and isinstance(
-        named := fidelity.get("backends"), dict
-    ):
+    fidelity = filled.get("fidelity")
+    if isinstance(fidelity, dict) and isinstance(named := fidelity.get("backends"), dict):
         filled["fidelity"] = {**fidelity, "backends": {k: v for k, v in named.items() if v is not None}}
     task, model = chosen(filled)
     if task not in TASKS:  # which is refused; what the model section should hold is not known then
         filled.pop("model", None)
         return filled
-    if isinstance(section := filled.setdefault("model", {}), dict):
-        filled["model"] = {"name": model, **section}
-    sampler = filled.get("sampler", {})
+    defaults: dict[str, Mapping[str, Any]] = {"model": {"name": model}}
+    sampler, protocol = filled.get("sampler", {}), PROTOCOLS.get(task, PROTOCOLS.get(model))
     if isinstance(sampler, dict) and "backend" not in sampler and model in MODELS:
-        filled["sampler"] = {**MODELS[model].sampler, **sampler}
-    training, protocol = filled.get("training", {}), PROTOCOLS.get(task, PROTOCOLS.get(model))
-    if protocol is not None and isinstance(training, dict):
+        defaults["sampler"] = MODELS[model].sampler
+    if protocol is not None:
         seed = {"seed": filled["seed"]} if "seed" in filled else {}
-        filled["training"] = {**dataclasses.asdict(protocol), **seed, **training}
+        defaults["training"] = dataclasses.asdict(protocol) | seed
+    for name, values in defaults.items():
+        if isinstance(given := filled.get(name, {}), dict):
+            filled[name] = {**values, **given}
     return filled
 
 
 def chosen(document: dict[str, Any]) -> tuple[str, str]:
-    """Names of the task and of the model of a document; a missing name gets its default.
-
-    A name that is not a string is returned as text, and refused later.
-    """
+    """Names of task and model of a document, or their defaults; one that is no string, as text, is refused later."""
     section, model = document.get("task"), document.get("model")
     task = str(section.get("name")) if isinstance(section, dict) else Config.model_fields["task"].default.name
     if isinstance(model, dict) and "name" in model:
@@ -148,9 +145,7 @@ def valid_keys(document: dict[str, Any]) -> list[str]:
             inner = [f"{name}.{field.name}" for part in parts for field in dataclasses.fields(part)]
             keys += [f"{section}.{key}" for key in (name, *inner)]
     for place, choice in ({("sampler",): None} | sampler_sections(document)).items():
-        backend = choice.get("backend", "exact") if isinstance(choice, dict) else "exact"
+        backend = str(choice.get("backend", "exact")) if isinstance(choice, dict) else "exact"
         with suppress(ValueError):  # an unknown backend has no options to suggest
-            keys += [
-                f"{dotted(place)}.{name}" for name in ("backend", *options_model(str(backend)).model_fields)
-            ]
+            keys += [f"{dotted(place)}.{name}" for name in ("backend", *options_model(backend).model_fields)]
     return keys

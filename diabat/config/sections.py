@@ -22,11 +22,7 @@ STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=Fals
 
 
 class Named:
-    """Annotation of a section whose key ``name`` chooses its options.
-
-    Args:
-        options: Dataclass of the options by name, each with a field ``name``.
-    """
+    """Annotation of a section whose key ``name`` chooses among ``options``, dataclasses by the field ``name``."""
 
     def __init__(self, options: Mapping[str, type]) -> None:
         self.options = options
@@ -73,8 +69,7 @@ class SamplerChoice(BaseModel):
             model = options_model(backend)
         except ArgumentError as error:  # no backend has this name
             raise ArgumentError("backend", error.reason) from None
-        options = {k: v for k, v in value.items() if k != "backend"}
-        checked = model.model_validate_json(json.dumps(options))
+        checked = model.model_validate_json(json.dumps({k: v for k, v in value.items() if k != "backend"}))
         return {"backend": backend, **json.loads(checked.model_dump_json())}
 
 
@@ -88,10 +83,9 @@ def options_model(backend: str) -> type[BaseModel]:
         signature = inspect.signature(factory)
     fields: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        annotated = parameter.annotation
-        kind = Any if annotated is parameter.empty or isinstance(annotated, str) else annotated
-        fields[name] = (kind, ... if parameter.default is parameter.empty else parameter.default)
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            annotated, default = parameter.annotation, parameter.default
+            kind = Any if annotated is parameter.empty or isinstance(annotated, str) else annotated
+            fields[name] = (kind, ... if default is parameter.empty else default)
     config = ConfigDict(**{**STRICT, "arbitrary_types_allowed": True, "protected_namespaces": ()})
     return create_model(f"{backend}_options", __config__=config, **fields)

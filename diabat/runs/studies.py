@@ -16,7 +16,6 @@ from diabat.ising import Ising
 from diabat.models import Transformer, TransformerOptions
 from diabat.runs.build import build_sampler, use_threads
 from diabat.runs.finished import load_run
-from diabat.samplers.base import Sampler
 from diabat.studies.calibration import CalibrationReport, calibrate
 from diabat.studies.ensembles import Ensemble, from_attention
 from diabat.studies.fidelity import FidelityReport, fidelity_report
@@ -35,20 +34,16 @@ def calibration(config: Config, *, progress: bool = False, trust: bool = False) 
 
 def fidelity(config: Config, *, progress: bool = False, trust: bool = False) -> FidelityReport:
     """Backends of the section ``fidelity`` against exact marginals; ``trust`` is that of its checkpoint."""
-    return fidelity_report(*_backends_and_problems(config, trust), **_reads(config), progress=progress)
+    return fidelity_report(**_compared(config, trust), progress=progress)
 
 
 def gradients(config: Config, *, progress: bool = False, trust: bool = False) -> GradientReport:
     """Gradients through the same backends against exact ones."""
-    return gradient_report(*_backends_and_problems(config, trust), **_reads(config), progress=progress)
+    return gradient_report(**_compared(config, trust), progress=progress)
 
 
-def _reads(config: Config) -> dict[str, Any]:
-    return {"num_reads": config.fidelity.num_reads, "seed": config.seed}
-
-
-def _backends_and_problems(config: Config, trust: bool) -> tuple[dict[str, Sampler], list[Ensemble]]:
-    """Backends and problems of the section ``fidelity``, with those of its checkpoint.
+def _compared(config: Config, trust: bool) -> dict[str, Any]:
+    """Backends and problems of the section ``fidelity``, with those of its checkpoint, and the reads.
 
     Raises:
         ConfigError: If a backend refuses its options, there are no problems, or the checkpoint is not a run of
@@ -56,11 +51,8 @@ def _backends_and_problems(config: Config, trust: bool) -> tuple[dict[str, Sampl
         CheckpointError: If the checkpoint is damaged.
     """
     use_threads(config)
-    options = config.fidelity
-    backends = {
-        label: build_sampler(choice, f"fidelity.backends.{label}")
-        for label, choice in options.backends.items()
-    }
+    options, named = config.fidelity, config.fidelity.backends.items()
+    backends = {label: build_sampler(choice, f"fidelity.backends.{label}") for label, choice in named}
     ensembles = options.problems(config.seed)
     if options.checkpoint is not None:
         ensembles += attention_ensembles(options.checkpoint, seed=config.seed, trust=trust)
@@ -68,7 +60,7 @@ def _backends_and_problems(config: Config, trust: bool) -> tuple[dict[str, Sampl
         raise ConfigError(
             "fidelity", "expected ensembles, strengths and sizes, or a checkpoint, got an empty list."
         )
-    return backends, ensembles
+    return {"backends": backends, "ensembles": ensembles, "num_reads": options.num_reads, "seed": config.seed}
 
 
 def attention_ensembles(
