@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from diabat.cli import arguments
 from diabat.cli.failures import Interrupted
 from diabat.cli.output import print_json, print_report, print_table, require_writable
-
-if TYPE_CHECKING:
-    from diabat.runs.heads.calibration import SalientGroup
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.")
@@ -97,6 +94,7 @@ def calibrate_heads(
     from diabat.huggingface.gac.config import write_gac
     from diabat.runs.heads.analysis import read_analysis, read_options
     from diabat.runs.heads.calibration import CalibrationOptions, calibration_of, salient_groups
+    from diabat.studies import heads as shown
 
     chosen = read_options(CalibrationOptions, options or ())
     with of_section("", {"analysis": "ANALYSIS"}):
@@ -108,20 +106,18 @@ def calibrate_heads(
         print_json({"path": path, "options": chosen, "calibration": calibration.as_dict(), "groups": groups})
         return
     columns = ("layer", "salient", "heads", "w", "v", "bootstrap frequency")
-    print_table(f"Salient groups of {found.model}", columns, map(_cells, groups))
+    rows = (
+        (
+            shown.shown_layers(group.layers),
+            shown.shown_players(group.players),
+            shown.shown_heads(group.heads) if group.heads else "none",
+            shown.shown_dividend(group.dividend, group.dividend_error),
+            "–" if group.value is None else f"{group.value:.3f}",
+            shown.shown_frequency(group.selection_frequency),
+        )
+        for group in groups
+    )
+    print_table(f"Salient groups of {found.model}", columns, rows)
     if any(group.selection_frequency is not None and group.selection_frequency < 0.5 for group in groups):
         typer.echo("? More often than not, another coalition has the largest dividend; use more questions.\n")
     typer.echo(f"Calibration: {path}")
-
-
-def _cells(group: SalientGroup) -> tuple[str, ...]:
-    from diabat.studies import heads
-
-    return (
-        heads.shown_layers(group.layers),
-        heads.shown_players(group.players),
-        heads.shown_heads(group.heads) if group.heads else "none",
-        heads.shown_dividend(group.dividend, group.dividend_error),
-        "–" if group.value is None else f"{group.value:.3f}",
-        heads.shown_frequency(group.selection_frequency),
-    )

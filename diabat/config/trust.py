@@ -22,13 +22,10 @@ KeyPath = tuple[str | int, ...]
 
 
 def refuse_untrusted(document: dict[str, Any], path: Path, given: Iterable[KeyPath] = ()) -> None:
-    """Refuse other backends than the local ones in a configuration that was read from a run folder.
+    """Refuse other backends than the local ones in a configuration from ``path``, if that is one of a run folder.
 
-    ``path`` is its file; all except ``config.json`` are trusted.  ``given`` are keys that the
-    caller has set; a sampler whose every key is the caller's is not refused.
-
-    Raises:
-        ConfigError: Names the key, and how to trust the folder.
+    ``given`` are keys that the caller has set; a sampler whose every key is the caller's is not refused.  The
+    ConfigError names the key, and how to trust the folder.
     """
     if path.name != RUN_CONFIG:
         return
@@ -51,8 +48,7 @@ def refuse_untrusted(document: dict[str, Any], path: Path, given: Iterable[KeyPa
 def refuse_stored_secrets(document: dict[str, Any]) -> None:
     """Refuse secrets in the options of samplers, and addresses with secrets anywhere: all of it is stored with a run.
 
-    Raises:
-        ConfigError: Names the key, never the value.
+    The ConfigError names the key, never the value.
     """
     from diabat.scrubbing import refuse_secrets
 

@@ -69,11 +69,6 @@ class FidelityOptions:
         return found
 
 
-def _tv(row: Row) -> str:
-    floor = row["tv_floor"]
-    return formatted(row["tv"]) + ("" if floor is None else f" ({formatted(floor)})")
-
-
 @dataclass(frozen=True)
 class FidelityReport(Report):
     """Fidelity of several backends at ``num_reads`` reads per problem: a row for each problem family and backend."""
@@ -89,7 +84,9 @@ class FidelityReport(Report):
         Column("marginal_floor", "marginal_mean that independent exact reads would show at this number of reads"),
         Column("pair_mean", "mean |<s_j s_k> - exact| over visible pairs"),
         Column("attention_mean", "mean error of the normalised attention weights"),
-        Column("tv", "total variation to the exact distribution over states, mean over problems", "TV", _tv),
+        Column("tv", "total variation to the exact distribution over states, mean over problems", "TV",
+               lambda row: formatted(row["tv"])
+               + ("" if row["tv_floor"] is None else f" ({formatted(row['tv_floor'])})")),
         Column("tv_floor", "tv that independent exact reads would show at this number of reads"),
         Column("beta_h", "scale of the fields by maximum pseudo-likelihood; 1 is right", "β_h"),
         Column("beta_J", "scale of the couplings, fitted together with beta_h; 1 is right", "β_J"),

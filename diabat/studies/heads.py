@@ -72,7 +72,27 @@ class HeadsReport(Report):
         cls, games: Sequence[DividendSummary], heading: str, analysis: dict[str, Any]
     ) -> HeadsReport:
         """Build the report of some games."""
-        return cls(rows=[_row(game) for game in games], heading=heading, analysis=analysis)
+        rows: list[Row] = []
+        for game in games:
+            mean, sums = game.mean_dividends, (*game.size_sums, 0.0, 0.0)
+            at, players = mean.largest(), max_dividend(mean)
+            rows.append({
+                "layers": shown_layers(game.layers),
+                "players": len(game.players),
+                "v_empty": game.v_empty,
+                "v_full": game.v_full,
+                "coalition": shown_players(players),
+                "heads": shown_heads(game.heads(players)),
+                "dividend": game.dividends[at],
+                "dividend_error": game.standard_errors[at],
+                "selection_frequency": game.frequency(at),
+                "singles": sums[1],
+                "pairs": sums[2],
+                "larger": game.v_full - game.v_empty - sums[1] - sums[2],
+                "positive": game.positive,
+                "negative": game.negative,
+            })  # fmt: skip
+        return cls(rows=rows, heading=heading, analysis=analysis)
 
 
 def shown_layers(layers: Sequence[int]) -> str:
@@ -82,12 +102,8 @@ def shown_layers(layers: Sequence[int]) -> str:
 
 def shown_heads(heads: Sequence[Head]) -> str:
     """Heads in few characters, by layer if there is more than one: 0-3, 8-11, or 5: 0-3; 6: 8-11."""
-    by_layer = {
-        layer: _runs([h for _, h in group]) for layer, group in groupby(sorted(heads), lambda h: h[0])
-    }
-    if len(by_layer) == 1:
-        return next(iter(by_layer.values()))
-    return "; ".join(f"{layer}: {text}" for layer, text in by_layer.items())
+    found = [(layer, _runs([h for _, h in of])) for layer, of in groupby(sorted(heads), lambda head: head[0])]
+    return found[0][1] if len(found) == 1 else "; ".join(f"{layer}: {text}" for layer, text in found)
 
 
 def shown_players(players: Sequence[int]) -> str:
@@ -102,28 +118,6 @@ def _runs(numbers: Sequence[int]) -> str:
         run = [number for _, number in group]
         parts += map(str, run) if len(run) < 3 else [f"{run[0]}-{run[-1]}"]
     return ", ".join(parts)
-
-
-def _row(game: DividendSummary) -> Row:
-    mean = game.mean_dividends
-    at, players = mean.largest(), max_dividend(mean)
-    sums = (*game.size_sums, 0.0, 0.0)
-    return {
-        "layers": shown_layers(game.layers),
-        "players": len(game.players),
-        "v_empty": game.v_empty,
-        "v_full": game.v_full,
-        "coalition": shown_players(players),
-        "heads": shown_heads(game.heads(players)),
-        "dividend": game.dividends[at],
-        "dividend_error": game.standard_errors[at],
-        "selection_frequency": game.frequency(at),
-        "singles": sums[1],
-        "pairs": sums[2],
-        "larger": game.v_full - game.v_empty - sums[1] - sums[2],
-        "positive": game.positive,
-        "negative": game.negative,
-    }
 
 
 def plot_dividends(games: Sequence[DividendSummary], path: str | Path, *, title: str = "") -> Path:

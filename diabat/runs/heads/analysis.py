@@ -27,7 +27,7 @@ from diabat.files import parse_json, read_file, replace_file, to_json
 from diabat.huggingface.gac.config import load_gac, stored_calibration
 from diabat.huggingface.loading import DTYPES, check_adapter, load_adapter, load_decoder
 from diabat.progress import new_bar
-from diabat.runs.heads.questions import default_value, read_questions
+from diabat.runs.heads.questions import read_questions
 
 OPTIONS = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=1)]
@@ -90,11 +90,7 @@ Options = TypeVar("Options")
 
 
 def read_options(kind: type[Options], overrides: Iterable[str]) -> Options:
-    """Options from ``key=value``, values in YAML.
-
-    Raises:
-        ConfigError: If a key is unknown or a value is not valid; one sentence that names the key.
-    """
+    """Options from ``key=value``, values in YAML; a ConfigError names a key that is unknown or has a bad value."""
     given: dict[str, Any] = apply_overrides({}, overrides)
     try:
         return TypeAdapter(kind).validate_json(json.dumps(given))
@@ -162,7 +158,10 @@ def analyse(
         loaded = load_adapter(loaded, options.adapter)
     if options.calibration is not None:
         load_gac(loaded, options.calibration)
-    value = options.value or default_value(next(iter(questions.values())))
+    first = next(iter(questions.values()))  # which says what the questions are meant for
+    value = options.value or (
+        "log_odds" if "choices" in first else "f1" if "answer" in first else "perplexity"
+    )
     settings: dict[str, Any] = {
         name: getattr(options, name) for name in ("ablation", "epsilon", "batch_size")
     }
@@ -191,12 +190,7 @@ def analyse(
 
 
 def read_analysis(path: Path) -> Analysis:
-    """Read the result of an analysis from its folder or its file.
-
-    Raises:
-        ArgumentError: There is none, or the file is none of ours.
-        OSError: It cannot be read.
-    """
+    """Read the result of an analysis from its folder or its file; ArgumentError if there is none, or it is not ours."""
     file = path / FILE if path.is_dir() else path
     if not file.exists():
         raise ArgumentError("analysis", f"expected a finished analysis, got '{path}' without {FILE}.")
@@ -206,10 +200,8 @@ def read_analysis(path: Path) -> Analysis:
         return Analysis.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ArgumentError(
-            "analysis", f"expected one of heads in {file}, got {place}: {first['msg']}."
-        ) from None
+        got = f"got {'.'.join(map(str, first['loc']))}: {first['msg']}."
+        raise ArgumentError("analysis", f"expected one of heads in {file}, {got}") from None
     except ValueError as error:  # also what is no JSON or no text
         raise ArgumentError("analysis", f"expected JSON in {file}, got {error}.") from None
 
@@ -237,6 +229,7 @@ def _summaries(
     games: list[HeadCoalitions], options: AnalysisOptions, progress: bool
 ) -> Iterator[DividendSummary]:
     """Evaluate one game after the other, with one bar; a deep layer runs fewer blocks."""
+    settings: dict[str, Any] = {name: getattr(options, name) for name in ("max_size", "resamples", "seed")}
     layers = [sorted({layer for group in game.groups for layer, _ in group}) for game in games]
     work = [
         len(summary_coalitions(game.num_players, options.max_size)) * (max(game.layers) + 1 - own[0])
@@ -249,8 +242,6 @@ def _summaries(
             game.progress = lambda done, total, start=before, planned=planned: bar.update(
                 task, completed=start + planned * done / total
             )
-            yield DividendSummary.of(
-                game, max_size=options.max_size, resamples=options.resamples, seed=options.seed
-            )
+            yield DividendSummary.of(game, **settings)
             before += planned
             bar.update(task, completed=before)

@@ -25,9 +25,8 @@ def read_questions(path: Path, count: int | None = None, seed: int = 0) -> dict[
     try:
         text = read_file(path, _MAX_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ArgumentError(
-            "data", f"expected UTF-8 text in '{path}', got other bytes at {error.start}."
-        ) from None
+        got = f"got other bytes at {error.start}."
+        raise ArgumentError("data", f"expected UTF-8 text in '{path}', {got}") from None
     questions = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
@@ -43,10 +42,3 @@ def read_questions(path: Path, count: int | None = None, seed: int = 0) -> dict[
     if count is not None and count < len(questions):
         questions = dict(random.Random(seed).sample(list(questions.items()), count))
     return questions
-
-
-def default_value(question: dict[str, Any]) -> str:
-    """The value that a question is meant for."""
-    if "choices" in question:
-        return "log_odds"
-    return "f1" if "answer" in question else "perplexity"
