@@ -1,3 +1,7 @@
+"""Tables of commands: folded to the width of the screen, or one line a row."""
+
+from __future__ import annotations
+
 import errno
 import os
 import subprocess
@@ -13,6 +17,7 @@ from cli_runs import run
 import diabat
 from diabat.cli import backends
 from diabat.cli.failures import sentence
+from diabat.cli.output import print_table
 from diabat.compute.loading import preparing
 from diabat.progress import compiling_bar
 
@@ -137,3 +142,30 @@ def test_the_console_script_calls_main() -> None:
 
     (script,) = entry_points(group="console_scripts", name="diabat")
     assert script.load() is diabat.cli.main
+
+
+def test_a_narrow_table_loses_no_character(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "31")
+    print_table("", ("name", "C", "attended", "µs"), [("a_name_that_is_long", "-9.98e-05", "[x]", "12.5")])
+    found = "".join(capsys.readouterr().out.split())
+    assert sorted(found.replace("─", "")) == sorted("nameCattendedµsa_name_that_is_long-9.98e-05[x]12.5")
+
+
+def test_a_long_table_is_one_line_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("Marginals", ("spin", "P"), [(str(i), "0.5") for i in range(1001)])
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[:2], lines[-2], len(lines)) == (["Marginals", "spin\tP"], "1000\t0.5", 1004)
+
+
+def test_no_empty_headings_and_a_title_as_wide_as_the_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table("A title wider than its [table]", ("", ""), [("loss", "1.4 nats")])
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "A title wider than its [table]",
+        "loss   1.4 nats",
+        "",
+    ]

@@ -1,3 +1,7 @@
+"""``model.name`` says which model; without it the task does."""
+
+from __future__ import annotations
+
 import dataclasses
 import json
 from collections.abc import Callable
@@ -18,10 +22,13 @@ from diabat.config import (
     to_plain,
     to_yaml,
 )
+from diabat.config.loading import apply_overrides, parse_override
+from diabat.config.schema import valid_keys
+from diabat.models import MODELS, PairModelOptions, TransformerOptions
 from diabat.runs import build_model, build_sampler, build_task
 from diabat.samplers import registry
 from diabat.samplers.dqa import DQASampler
-from diabat.tasks import BracketOptions, ShakespeareOptions
+from diabat.tasks import TASKS, BracketOptions, ShakespeareOptions, SickOptions
 from diabat.training import PROTOCOLS
 
 SMALL = {"task": {"name": "brackets", "window": 4, "num_train": 16, "num_validation": 8}}
@@ -147,7 +154,7 @@ def _register(monkeypatch: pytest.MonkeyPatch, factory: Callable[..., Any]) -> C
 
 
 def test_options_of_a_third_party_backend_come_from_its_signature(monkeypatch: pytest.MonkeyPatch) -> None:
-    def factory(path, *, depth: "Unresolvable" = 3, **unused):  # type: ignore[no-untyped-def, name-defined]  # noqa: F821 - that is the test
+    def factory(path, *, depth: Unresolvable = 3, **unused):  # type: ignore[no-untyped-def, name-defined]  # noqa: F821 - that is the test
         return diabat.sampler("exact")
 
     config = _register(monkeypatch, factory)
@@ -156,3 +163,94 @@ def test_options_of_a_third_party_backend_come_from_its_signature(monkeypatch: p
         make_config({"sampler": {"backend": "third_party"}})
     with pytest.raises(ConfigError, match=r"sampler\.dept: unknown key\. Did you mean 'sampler\.depth'"):
         make_config({"sampler": {"backend": "third_party", "path": "x", "dept": 1}})
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("sampler.backend=dqa", ("sampler", "backend"), "dqa"),
+        ("training.learning_rate=1e-3", ("training", "learning_rate"), 1e-3),
+        ("fidelity.sizes=[4, 8]", ("fidelity", "sizes"), [4, 8]),
+        ("training.max_steps=null", ("training", "max_steps"), None),
+        ("output=a=b", ("output",), "a=b"),
+        ('output="1"', ("output",), "1"),
+        ("fidelity.backends.dqa-5ns.steps=3", ("fidelity", "backends", "dqa-5ns", "steps"), 3),
+    ],
+)
+def test_an_override_is_a_key_and_a_yaml_value(text: str, path: tuple[str, ...], value: Any) -> None:
+    assert parse_override(text) == (path, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed", r"override 'seed': expected KEY=VALUE, for example"),
+        ("=3", r"override '=3': expected KEY=VALUE"),
+        ("a..b=3", r"override 'a\.\.b=3': expected KEY=VALUE"),
+        ("seed=", r"override 'seed=': expected a value after '=', got nothing; write seed=null"),
+        ("seed=[1", r"override 'seed=\[1': expected ',' or '\]', got the end of the text\."),
+        ("sampler={backend: dqa}", r"expected a scalar or a list, got a mapping"),
+        ("seed.deep=1", r"override seed\.deep: expected a section at 'seed', got 3 \(integer\)"),
+    ],
+)
+def test_a_malformed_override_is_one_sentence(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        apply_overrides({"seed": 3}, [text])
+    assert "\n" not in str(caught.value)
+
+
+def test_the_last_override_wins_and_the_document_is_left_alone() -> None:
+    document: dict[str, Any] = {"training": {"seed": 0}}
+    assert apply_overrides(document, ["training.seed=1", "training.seed=2"]) == {"training": {"seed": 2}}
+    assert document == {"training": {"seed": 0}}
+
+
+def test_overrides_make_missing_and_empty_sections() -> None:
+    assert apply_overrides({"model": None}, ["model.mode=h", "a.b.c=1"]) == {
+        "model": {"mode": "h"},
+        "a": {"b": {"c": 1}},
+    }
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_another_backend_drops_the_options_of_the_old_one(order: int) -> None:
+    overrides = ["sampler.backend=dqa", "sampler.annealing_time_ns=7"][::order]
+    document = {"sampler": {"backend": "exact", "memory_budget_mb": 64}}
+    assert apply_overrides(document, overrides) == {"sampler": {"backend": "dqa", "annealing_time_ns": 7}}
+
+
+def test_naming_the_same_backend_keeps_its_options() -> None:
+    document = {"sampler": {"backend": "exact", "memory_budget_mb": 64}}
+    assert apply_overrides(document, ["sampler.backend=exact"]) == document
+
+
+def test_the_shipped_dqa_configuration_runs_with_another_backend() -> None:
+    config = load_config("brackets-t4-dqa", ["sampler.backend=exact", "gradient=auto"])
+    assert config.sampler.backend == "exact"
+    assert "annealing_time_ns" not in config.sampler.options
+
+
+@pytest.mark.parametrize("kinds", [TASKS, MODELS], ids=["tasks", "models"])
+def test_options_have_the_name_of_their_entry(kinds: dict[str, Any]) -> None:
+    assert [options().name for options in kinds.values()] == list(kinds)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_model_follows_from_the_task_unless_it_is_named(task: str) -> None:
+    document = {"task": {"name": task}}
+    config = make_config(document)
+    assert config == make_config({**document, "model": {"name": config.model.name}})
+    assert to_plain(config)["model"]["name"] == config.model.name
+    assert MODELS[config.model.name].examples == TASKS[task].examples
+
+
+def test_options_that_do_not_fit_are_refused_in_python_too() -> None:
+    assert Config(task=SickOptions(), model=PairModelOptions()).model.name == "pairs"
+    for task, model in ((SickOptions(), TransformerOptions()), (BracketOptions(), PairModelOptions())):
+        with pytest.raises(ValueError, match=r"model\.name: expected"):
+            Config(task=task, model=model)
+
+
+def test_keys_are_those_of_the_named_model() -> None:
+    assert {"model.name", "model.pooling"} <= set(valid_keys({"model": {"name": "pairs"}}))
+    assert "model.pooling" not in valid_keys({})

@@ -9,14 +9,28 @@ import numpy as np
 import pytest
 import torch
 
-from diabat.circuits import Batch
+from diabat.circuits import (
+    Batch,
+    NativeEngine,
+    PlanRange,
+    TrotterPlan,
+    available_plans,
+    builtin_plan,
+    predicted_beta,
+    reference_probabilities,
+    schedule,
+    trotter_plan,
+)
+from diabat.circuits.problem import spin_table
 from diabat.ising import Ising
 from diabat.studies.ensembles import Ensemble, from_attention
 from diabat.studies.learned.problems import (
     AnnealOptions,
     Instances,
+    error_table,
     random_problems,
     split_windows,
+    trained_range,
     wide_problems,
     with_moments,
 )
@@ -159,3 +173,140 @@ def test_problems_that_no_plan_can_run_are_refused() -> None:
 def test_bad_options_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         AnnealOptions(**change)
+
+
+PLAN = TrotterPlan(*np.full((3, 3), 0.7))
+
+
+def test_plan_and_anneal_are_run_as_programmed() -> None:
+    problems = random_problems((0.5, 0.8), (3,), 2, seed=4)
+    rows = error_table(PLAN, problems)
+    assert [(r["name"], r["num_spins"], r["strength"], r["instances"]) for r in rows] == [
+        ("SK", 3, 0.5, 2),
+        ("SK", 3, 0.8, 2),
+    ]
+    [entry], row = with_moments(problems[1]), rows[1]
+    assert row["independent"] == pytest.approx(
+        np.abs(entry.independent_probability - entry.probability).mean()
+    )
+    table = schedule("Advantage2_system1")
+    plans = {"learned": (PLAN, (1, 1)), "anneal": (trotter_plan(table, 5.0, 200), predicted_beta(table, 5.0))}
+    states, above = spin_table(3), np.triu_indices(3, 1)
+    for name, (plan, (beta_h, beta_J)) in plans.items():
+        missed, pairs = [], []
+        for h, J, exact, correlation in zip(
+            entry.batch.fields, entry.batch.couplings, entry.probability, entry.correlation, strict=True
+        ):
+            reads = reference_probabilities(plan, h[None] / beta_h, J / beta_J)[0]
+            missed.append(reads @ (states > 0) - exact)
+            pairs.append((np.einsum("x,xj,xk->jk", reads, states, states) - correlation)[above])
+        assert row[name] == pytest.approx(np.abs(missed).mean(), rel=1e-9)
+        assert row[f"{name}_pairs"] == pytest.approx(np.abs(pairs).mean(), rel=1e-9)
+    assert 0 < row["mean_field"] < row["independent"]
+
+
+def alone(plan: TrotterPlan, fields: np.ndarray) -> np.ndarray:
+    """P(s = +1) of one spin, from 2x2 matrices."""
+    psi = np.full((len(fields), 2), 0.5**0.5, dtype=complex)  # s = -1, +1
+    for b, a in zip(plan.field_angles, plan.mixer_angles, strict=True):
+        psi = psi * np.exp(0.5j * b * fields[:, None] * np.array([-1, 1]))
+        psi = np.cos(a / 2) * psi + 1j * np.sin(a / 2) * psi[:, ::-1]
+    return np.abs(psi[:, 1]) ** 2
+
+
+def error_alone(plan: TrotterPlan, fields: np.ndarray) -> np.ndarray:
+    return np.abs(alone(plan, fields) - 1 / (1 + np.exp(-2 * fields)))
+
+
+@pytest.mark.parametrize("name", available_plans())
+def test_one_spin_is_right_within_the_stated_range_and_no_further(name: str) -> None:
+    plan, metadata = builtin_plan(name)
+    stated = PlanRange.of_metadata(metadata)
+    assert stated is not None
+    assert error_alone(plan, np.linspace(-stated.max_field, stated.max_field, 801)).max() < 0.0205
+    if name in ("boltzmann-4", "boltzmann-8"):  # those that end where the error begins, not the training
+        assert error_alone(plan, np.array([stated.max_field + 0.05])) > 0.02
+
+
+@pytest.mark.parametrize("name", available_plans())
+def test_the_stated_range_is_the_measured_one(name: str) -> None:
+    plan, metadata = builtin_plan(name)
+    made = metadata["ensemble"]
+    options = AnnealOptions(
+        strengths=made["strengths"],
+        spins=made["num_spins"],
+        instances=made["instances"],
+        wide_fields=6.0 if "anneal.wide_fields=6" in metadata["command"] else None,
+    )
+    seen = options.training(metadata["seed"])
+    measured = trained_range(plan, seen, NativeEngine())
+    assert PlanRange.of_metadata(metadata) == measured
+    assert measured.max_field <= max(float(np.abs(entry.batch.fields).max()) for entry in seen) + 0.005
+
+
+def test_the_wide_plans_saturate() -> None:
+    """Error below 0.03 to |h| = 6, where the others turn back."""
+    fields = np.linspace(-6, 6, 601)
+    for name in available_plans():
+        worst = error_alone(builtin_plan(name)[0], fields).max()
+        assert worst < 0.03 if name.endswith("-wide") else worst > 0.1, name
+
+
+def test_couplings_end_the_range_where_their_error_begins() -> None:
+    """A plan without turn by couplings answers J = 0: its error at row norm r is first order in r."""
+    plan = builtin_plan("boltzmann-16")[0]
+    deaf = TrotterPlan(plan.field_angles, 0 * plan.coupling_angles, plan.mixer_angles)
+    seen = AnnealOptions(strengths=(0.3, 0.6, 1.0), spins=(4, 6)).training(seed=1)
+    full, short = (trained_range(p, seen, NativeEngine()) for p in (plan, deaf))
+    assert short.max_field == full.max_field
+    assert short.max_row_norm < 0.5 * full.max_row_norm
+    entry = max(seen, key=lambda e: e.strength)
+    rows = np.sqrt((entry.batch.couplings**2).sum(-1))
+    missed = np.abs(entry.independent_probability - entry.probability)
+    assert missed[rows > short.max_row_norm].mean() > 0.05
+    small = [e for e in seen if e.strength == 0.3]
+    assert np.mean([np.abs(e.independent_probability - e.probability).mean() for e in small]) < 0.05
+
+
+STRENGTHS = (0.3, 0.6, 1.0)
+# Largest mean |P(s = +1) - exact|.
+TARGETS = {
+    "boltzmann-4": (0.0060, 0.020, 0.040),
+    "boltzmann-8": (0.0020, 0.007, 0.016),
+    "boltzmann-16": (0.0013, 0.005, 0.010),
+    "boltzmann-8-wide": (0.0020, 0.007, 0.016),
+    "boltzmann-16-wide": (0.0013, 0.005, 0.010),
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_shipped_plans_keep_their_promise_on_new_instances(name: str) -> None:
+    plan, metadata = builtin_plan(name)
+    assert plan.steps == int(name.split("-")[1])
+    assert metadata["finished"]
+    rows = error_table(plan, random_problems(STRENGTHS, (6, 8), 100, seed=20_251_120, held_out=True))
+    for row, target in zip(rows, TARGETS[name] * 2, strict=True):
+        assert row["learned"] <= target, row
+        assert row["learned"] < min(row["mean_field"], row["anneal"]), row
+        assert row["learned_pairs"] < row["anneal_pairs"], row
+
+
+@pytest.mark.parametrize(("name", "most"), [("boltzmann-8-wide", 0.010), ("boltzmann-16-wide", 0.003)])
+def test_wide_plans_answer_strong_fields(name: str, most: float) -> None:
+    """|h| up to 6, J ~ N(0, 0.5/√n); the plans that were not trained on them err by 0.018 and more."""
+    strong = wide_problems(6.0, (6, 8, 10), 100, seed=20_251_120, held_out=True)
+    for row in error_table(builtin_plan(name)[0], strong):
+        assert row["learned"] <= most, row
+        assert row["learned"] < row["anneal"], row
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_recorded_errors_are_those_of_the_plan(name: str) -> None:
+    plan, metadata = builtin_plan(name)
+    recorded = metadata["held_out"]["rows"]
+    held_out = random_problems(
+        STRENGTHS, (6,), recorded[0]["instances"], seed=metadata["seed"], held_out=True
+    )
+    for row, stored in zip(error_table(plan, held_out), recorded[:3], strict=True):
+        assert row["learned"] == pytest.approx(stored["learned"], rel=1e-6)
+        assert row["num_spins"] == stored["num_spins"] == 6

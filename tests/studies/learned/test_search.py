@@ -6,10 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from learned_fakes import AnswerEngine, central_difference, exact_answer, independent_answer
 
-from diabat.circuits import NativeEngine, TrotterPlan
-from diabat.studies.learned.problems import AnnealOptions
-from diabat.studies.learned.search import Objective, learn_plan, stages
+from diabat.circuits import AerEngine, Batch, NativeEngine, TrotterPlan, plan_betas, reference_probabilities
+from diabat.circuits.schedules import FloatArray
+from diabat.studies.learned.problems import AnnealOptions, Instances
+from diabat.studies.learned.search import (
+    Objective,
+    canonical,
+    doubled,
+    from_plan,
+    learn_plan,
+    ramp_start,
+    stages,
+    to_plan,
+)
 
 SMALL = AnnealOptions(
     layers=8, restarts=3, iterations=15, polish=5, strengths=(0.6,), spins=(3,), instances=8
@@ -91,3 +102,130 @@ def test_a_start_of_other_length_is_refused(layers: int, given: int) -> None:
         ValueError, match=rf"^start: expected {layers} steps over a power of two, got {given}"
     ):
         learn_plan(objective(), replace(SMALL, layers=layers), start=start)
+
+
+H, J = np.array([[0.7, -0.4, 0.2]]), np.array([[0, 0.5, -0.3], [0.5, 0, 0.8], [-0.3, 0.8, 0]])
+
+
+def test_angles_go_to_the_kind_of_layer_that_they_are_named_for() -> None:
+    plan = to_plan(np.arange(6.0), shared=False)
+    assert [x.tolist() for x in (plan.field_angles, plan.coupling_angles, plan.mixer_angles)] == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+    ]
+    plan = to_plan(np.arange(4.0), shared=True)
+    assert [x.tolist() for x in (plan.field_angles, plan.coupling_angles, plan.mixer_angles)] == [
+        [0, 1],
+        [0, 1],
+        [2, 3],
+    ]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_packing_and_unpacking_are_inverse(shared: bool) -> None:
+    angles = np.random.default_rng(0).normal(size=8 if shared else 12)
+    np.testing.assert_array_equal(from_plan(to_plan(angles, shared), shared), angles)
+
+
+def test_two_kinds_of_angles_are_not_shared() -> None:
+    with pytest.raises(ValueError, match=r"^shared: expected a plan with equal field and coupling angles"):
+        from_plan(TrotterPlan([1.0], [2.0], [3.0]), shared=True)  # type: ignore[arg-type]  # lists
+
+
+def test_ramps_look_like_an_anneal_and_follow_the_generator() -> None:
+    drawn = np.stack([ramp_start(8, False, np.random.default_rng(seed)).reshape(3, 8) for seed in range(200)])
+    b, c, a = drawn.mean(0)
+    assert (np.diff(b) > 0).all()
+    assert (np.diff(c) > 0).all()
+    assert (np.diff(a) < 0).all()
+    assert ramp_start(8, True, np.random.default_rng(0)).shape == (16,)
+    np.testing.assert_array_equal(ramp_start(8, False, np.random.default_rng(7)).reshape(3, 8), drawn[7])
+
+
+def test_doubling_halves_problem_angles_and_follows_the_curve() -> None:
+    b, a = np.array([1.0, 3.0]), np.array([2.0, 1.0])
+    finer = doubled(np.concatenate((b, 2 * b, a)), shared=False).reshape(3, 4)
+    np.testing.assert_allclose(finer[0], [0.5, 0.75, 1.25, 1.5])
+    np.testing.assert_allclose(finer[1], 2 * finer[0])
+    np.testing.assert_allclose(finer[2], [2, 1.75, 1.25, 1])
+    np.testing.assert_allclose(doubled(np.concatenate((b, a)), shared=True).reshape(2, 4), finer[[0, 2]])
+
+
+def test_canonical_angles_give_the_same_reads() -> None:
+    random = np.random.default_rng(1)
+    for _ in range(5):
+        b, c, a = random.normal(scale=5, size=(3, 6))
+        plan = TrotterPlan(b, c, a, "kept")
+        same = canonical(plan)
+        np.testing.assert_allclose(
+            reference_probabilities(same, H, J), reference_probabilities(plan, H, J), atol=1e-12
+        )
+        assert (np.abs(same.mixer_angles) <= np.pi).all()
+        assert same.mixer_angles.sum() >= 0
+        assert same.label == "kept"
+
+
+def test_canonical_angles_stay_as_they_are() -> None:
+    plan = TrotterPlan(np.ones(3), np.ones(3), np.array([np.pi, 1.0, -0.5]))
+    np.testing.assert_allclose(canonical(plan).mixer_angles, plan.mixer_angles, rtol=1e-15)
+    assert plan_betas(canonical(plan)) == pytest.approx(plan_betas(plan))
+
+
+OPTIONS = AnnealOptions(strengths=(0.5, 1.0), spins=(3, 4), instances=3, weights=(3.0, 1.0))
+PLAN = TrotterPlan(np.ones(2), np.ones(2), np.ones(2))
+
+
+def instances() -> list[Instances]:
+    """Two strengths, two sizes, one entry with shared couplings."""
+    drawn = OPTIONS.training(seed=0)
+    entry = drawn[0]
+    shared = Batch(entry.batch.fields, entry.batch.couplings[0])
+    return [Instances("shared", 0.5, shared, entry.probability, entry.correlation), *drawn]
+
+
+@pytest.mark.parametrize("pair_weight", [0.0, 0.7])
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_gradient_is_that_of_the_loss(shared: bool, pair_weight: float) -> None:
+    objective = Objective(instances(), NativeEngine(), pair_weight=pair_weight, shared=shared)
+    angles = np.random.default_rng(0).normal(size=6 if shared else 9)
+
+    def loss(x: FloatArray) -> float:
+        return objective(x)[0]
+
+    np.testing.assert_allclose(objective(angles)[1], central_difference(loss, angles), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("pair_weight", [0.0, 0.7])
+def test_exact_answers_cost_nothing_and_the_j_0_answer_costs_one(pair_weight: float) -> None:
+    drawn = instances()
+    exact = Objective(drawn, AnswerEngine([exact_answer(e) for e in drawn]), pair_weight=pair_weight)
+    assert exact.loss(PLAN) == 0
+    alone = Objective(drawn, AnswerEngine([independent_answer(e) for e in drawn]), pair_weight=pair_weight)
+    assert alone.loss(PLAN) == pytest.approx(1 + pair_weight, rel=1e-12)
+
+
+def test_each_family_and_strength_counts_by_its_weight() -> None:
+    drawn = OPTIONS.training(seed=0)
+    answers = [exact_answer(e) if e.strength == 0.5 else independent_answer(e) for e in drawn]
+    assert Objective(drawn, AnswerEngine(answers)).loss(PLAN) == pytest.approx(1 / 4, rel=1e-12)
+
+
+def test_the_loss_is_relative_to_the_effect_of_the_couplings() -> None:
+    [entry] = AnnealOptions(strengths=(0.5,), spins=(3,), instances=4).training(seed=0)
+    halfway = type(exact_answer(entry))((entry.probability + entry.independent_probability) / 2)
+    assert Objective([entry], AnswerEngine([halfway])).loss(PLAN) == pytest.approx(1 / 4, rel=1e-12)
+
+
+def test_what_cannot_be_learned_is_refused() -> None:
+    [entry] = AnnealOptions(strengths=(0.5,), spins=(3,), instances=4).training(seed=0)
+    with pytest.raises(ValueError, match=r"^instances: expected at least one, got none"):
+        Objective([], NativeEngine())
+    with pytest.raises(ValueError, match=r"^engine: expected one with an exact gradient, got 'aer'"):
+        Objective([entry], AerEngine())
+    batch = Batch(entry.batch.fields, np.zeros((3, 3)))
+    alone = Instances("free", 0.0, batch, *vars(independent_answer(entry)).values())
+    with pytest.raises(
+        ValueError, match=r"^instances: expected couplings that change the marginals, got none in 'free'"
+    ):
+        Objective([alone], NativeEngine())
