@@ -188,19 +188,19 @@ def predict_pairs_of_file(
     columns = Columns(premise or own.premise, hypothesis or own.hypothesis)
     read, split = read_unlabelled(pairs, classifier, columns)
     if output is not None and output.suffix == ".tsv":
-        require_table(read)
+        require_table(zip(read.premises, read.hypotheses, strict=True))
     with new_bar(shown=progress) as bar:
         task = bar.add_task("pairs", total=len(read))
         found = predict_pairs(classifier, read, split, lambda done: bar.advance(task, done))
     if output is not None:
         found.write(output)
     if as_json:
-        every = None if output is not None else list(found.rows())
         summary = {"run": run, "data": pairs, "output": output, "pairs": len(read), "counts": found.counts}
+        every = None if output is not None else found.rows
         print_json(summary | {"classes": found.classes, "predictions": every})
     elif output is None:
         sys.stdout.writelines(found.lines())
     else:
         rows = [(name, f"{count:,}") for name, count in found.counts.items()]
-        print_table(f"Predictions, {len(found.pairs):,} pairs", ("label", "pairs"), rows)
+        print_table(f"Predictions, {len(found.rows):,} pairs", ("label", "pairs"), rows)
         typer.echo(f"Written: {output}")

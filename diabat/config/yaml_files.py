@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,14 @@ class _Loader(yaml.SafeLoader):
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012  # PyYAML's own protocol
 
-    def __init__(self, stream: Any) -> None:
-        super().__init__(stream)
+    def __init__(self, stream: Any, *, fast: bool = False) -> None:
+        super().__init__("" if fast else stream)
         self._values = self._depth = 0
         self._sizes: dict[int, int] = {}  # values of complete nodes with an anchor
+        if fast:  # the same on the events of libyaml, in a third of the time
+            events = yaml.CSafeLoader(stream)
+            names = ("check_event", "peek_event", "get_event")
+            vars(self).update({name: getattr(events, name) for name in names})
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event, before = self.peek_event(), self._values
@@ -101,16 +106,6 @@ class _Loader(yaml.SafeLoader):
         return text
 
 
-class _FastLoader(_Loader):
-    """The same on the events of libyaml, in a third of the time."""
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__("")
-        events = yaml.CSafeLoader(stream)
-        self.check_event, self.peek_event = events.check_event, events.peek_event  # type: ignore[method-assign]
-        self.get_event = events.get_event  # type: ignore[method-assign]
-
-
 # libyaml words syntax errors worse: PyYAML reads such a document again.  It also takes these where PyYAML does not.
 _SYNTAX_ERRORS = (yaml.reader.ReaderError, yaml.scanner.ScannerError, yaml.parser.ParserError)
 _ONLY_IN_LIBYAML = re.compile("[\t?\ufeff]")
@@ -160,7 +155,7 @@ def parse_yaml(text: str, name: str) -> Any:
     try:
         if yaml.__with_libyaml__ and not _ONLY_IN_LIBYAML.search(text):
             with suppress(*_SYNTAX_ERRORS):
-                return yaml.load(text, Loader=_FastLoader)
+                return yaml.load(text, Loader=partial(_Loader, fast=True))  # type: ignore[arg-type]
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from diabat.checks import ArgumentError
 from diabat.files import replace_file
@@ -22,44 +20,34 @@ SUFFIXES = (".jsonl", ".tsv")
 """Supported suffixes of files of predictions."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Predictions:
-    """Pairs in the order of the file, and the probability of every class for each, float64 [N, C]."""
+    """Predicted pairs in the order of the file.
 
-    pairs: Pairs
+    ``rows`` have ``premise``, ``hypothesis``, ``label``, the most probable class, and ``probabilities`` by class.
+    """
+
     classes: tuple[str, ...]
-    probabilities: Tensor
-
-    @property
-    def labels(self) -> list[str]:
-        """Most probable class of every pair."""
-        return [self.classes[c] for c in self.probabilities.argmax(-1).tolist()]
+    rows: list[dict[str, Any]]
 
     @property
     def counts(self) -> dict[str, int]:
         """How many pairs have each label."""
-        found = Counter(self.labels)
+        found = Counter(row["label"] for row in self.rows)
         return {name: found[name] for name in self.classes}
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """Each pair with ``premise``, ``hypothesis``, ``label`` and ``probabilities`` by class."""
-        columns = (self.pairs.premises, self.pairs.hypotheses, self.labels, self.probabilities.tolist())
-        for *row, chances in zip(*columns, strict=True):
-            named = dict(zip(("premise", "hypothesis", "label"), row, strict=True))
-            yield {**named, "probabilities": dict(zip(self.classes, chances, strict=True))}
 
     def lines(self) -> Iterator[str]:
         """The rows as JSON, one object a line."""
-        for row in self.rows():
+        for row in self.rows:
             yield f"{json.dumps(row, ensure_ascii=False, allow_nan=False)}\n"
 
     def table(self) -> Iterator[str]:
         """The rows as tab-separated lines, with a column of probabilities for each class."""
-        require_table(self.pairs)
+        require_table((row["premise"], row["hypothesis"]) for row in self.rows)
         yield "\t".join(("premise", "hypothesis", "label", *self.classes)) + "\n"
-        for row in self.rows():
-            chances = [f"{chance:.6f}" for chance in row.pop("probabilities").values()]
-            yield "\t".join((*row.values(), *chances)) + "\n"
+        for row in self.rows:
+            *texts, chances = row.values()
+            yield "\t".join((*texts, *(f"{chance:.6f}" for chance in chances.values()))) + "\n"
 
     def write(self, path: Path) -> None:
         """Write all predictions to a .jsonl or .tsv file, atomically; OSError leaves the previous file unchanged.
@@ -93,12 +81,17 @@ def predict_pairs(
     training, device = run.config.training, next(run.model.parameters()).device
     options: dict[str, Any] = {"seed": training.seed, "precision": training.precision, "advanced": advanced}
     logits, _ = predict(run.model, split.to(device), **options)
-    return Predictions(pairs, run.task.class_names, logits.double().softmax(-1))
+    found, classes, rows = logits.double().softmax(-1), run.task.class_names, []
+    columns = pairs.premises, pairs.hypotheses, found.argmax(-1).tolist(), found.tolist()
+    for premise, hypothesis, best, chances in zip(*columns, strict=True):
+        row = {"premise": premise, "hypothesis": hypothesis, "label": classes[best]}
+        rows.append(row | {"probabilities": dict(zip(classes, chances, strict=True))})
+    return Predictions(classes, rows)
 
 
-def require_table(pairs: Pairs) -> None:
+def require_table(pairs: Iterable[tuple[str, str]]) -> None:
     """Refuse sentences that a tab-separated file cannot hold, by an ArgumentError that names the pair."""
-    for number, sentences in enumerate(zip(pairs.premises, pairs.hypotheses, strict=True), start=1):
+    for number, sentences in enumerate(pairs, start=1):
         if any(mark in sentence for sentence in sentences for mark in "\t\n\r"):
             raise ArgumentError(
                 "output",

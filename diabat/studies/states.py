@@ -75,10 +75,8 @@ def _decoupled(ising: Ising) -> Ising:
         return ising
     v = ising.visible.to(ising.fields)
     J, K = ising.couplings, ising.three_body
-    if J is not None:
-        J = J * v[..., :, None] * v[..., None, :]
-    if K is not None:
-        K = K * v[..., :, None, None] * v[..., None, :, None] * v[..., None, None, :]
+    J = None if J is None else J * v[..., :, None] * v[..., None, :]
+    K = None if K is None else K * v[..., :, None, None] * v[..., None, :, None] * v[..., None, None, :]
     return Ising(ising.fields * v, J, None, K, check=False)
 
 
