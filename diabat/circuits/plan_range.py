@@ -53,7 +53,7 @@ class PlanRange:
 
     @classmethod
     def of_metadata(cls, metadata: Mapping[str, Any]) -> PlanRange | None:
-        """The range in the metadata of a plan, from `studies.learned.problems.trained_range`; None without an entry.
+        """The range in the metadata of a plan, from `studies.learned.search.trained_range`; None without an entry.
 
         Raises:
             ValueError: The entry has another form.

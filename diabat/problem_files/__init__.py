@@ -1,8 +1,7 @@
 """Read one Ising problem from a file, or write it: dimod JSON, COO text, or a small YAML.
 
-dimod problems are energies to be minimised; they become probabilities through
-:func:`diabat.ising.from_bqm`, where the sign flips.  The YAML format is diabat's own, see
-:mod:`diabat.problem_files.yaml_format`, and is written in the convention of the law, without a flip.
+dimod problems are energies to be minimised; the sign flips in :func:`diabat.ising.from_bqm`.  The YAML of
+:mod:`diabat.problem_files.yaml_format` is in the convention of the law, without a flip.
 """
 
 from __future__ import annotations
@@ -37,13 +36,9 @@ class ProblemFileError(ArgumentError):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A problem of a file, which it describes in its own units and values.
+    """A problem of a file: ``ising`` has the numbers of the file times beta, and ``labels`` name the spins.
 
-    Attributes:
-        ising: The problem at the inverse temperature: the numbers of the file times beta.
-        labels: The name of each spin.
-        beta: The inverse temperature.
-        binary: Whether the variables of the file are 0 and 1, for spins -1 and +1.
+    The variables of the file are 0 and 1, for spins -1 and +1, if it is ``binary``.
     """
 
     ising: Ising
@@ -61,14 +56,9 @@ class Problem:
 
 
 def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
-    """Read a problem, telling the format by its content.
+    """Read a problem, fields [n] in float64, from a file, or from standard input for ``-``; its content is the format.
 
-    Args:
-        path: The file; ``-`` for standard input.
-        beta: Inverse temperature folded into the problem.  None takes the one of a YAML file, or 1.
-
-    Returns:
-        Fields [n] in float64, with the label of each spin.
+    ``beta`` is the inverse temperature folded into the problem; None takes the one of a YAML file, or 1.
 
     Raises:
         ProblemFileError: If the file is unreadable or not a valid problem.

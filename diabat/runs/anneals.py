@@ -25,10 +25,9 @@ from diabat.studies.learned.problems import (
     Instances,
     error_table,
     split_windows,
-    trained_range,
     with_moments,
 )
-from diabat.studies.learned.search import Objective, learn_plan
+from diabat.studies.learned.search import Objective, learn_plan, trained_range
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -83,11 +83,9 @@ class Evaluation:
 def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = False) -> Run:
     """Load a run with its data.
 
-    Args:
-        path: Folder of a run (its weights with the lowest validation loss are loaded), or one of its checkpoints.
-            ``latest.safetensors`` gives the averaged weights if the run averages weights.
-        overrides: Changes of the configuration, e.g. of the path of the data.
-        trust: As for :func:`diabat.config.load_config`.
+    The path is the folder of a run, of which the weights with the lowest validation loss are loaded, or one of its
+    checkpoints; ``latest.safetensors`` gives the averaged weights if the run averages weights.  Overrides change the
+    configuration, e.g. the path of the data; ``trust`` is as for :func:`diabat.config.load_config`.
 
     Raises:
         ConfigError: If the folder holds no run, or one that would have to be trusted.

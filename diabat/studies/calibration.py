@@ -205,11 +205,9 @@ def _row(backend: DQASampler, ising: Ising, num_reads: int | None, seed: int) ->
 def measure(backend: Sampler, ising: Ising, *, num_reads: int | None = None, seed: int = 0) -> Row:
     """Fit a sampler's inverse temperatures, and measure what programming them gains.
 
-    Args:
-        backend: Any sampler.  Distances are those of its law, whose state probabilities they require.
-        ising: The problems, fields [instances, ..., n]; problems of one instance vary together.
-        num_reads: Reads per problem behind the fit; None fits the state probabilities.
-        seed: Seed of the reads.
+    Distances are those of its law, whose state probabilities they require.  The fields are [instances, ..., n];
+    problems of one instance vary together.  ``num_reads`` per problem, by ``seed``, are behind the fit; None fits the
+    state probabilities.
 
     Returns:
         beta_h and beta_J relative to the problems (1 is right), beta_h_margin and beta_J_margin, half their confidence

@@ -100,15 +100,15 @@ def from_attention(
     seed: int = 0,
     name: str = "attention",
 ) -> Ensemble:
-    """Take some queries of a trained attention layer: the last ``rows`` of some windows; heads and couplings stay.
+    """Take some queries of a trained attention layer: the last ``rows`` of ``windows`` entries of the first axis.
 
     Args:
-        fields: h [windows, ..., T, T] as the layer computed it (rows are queries), e.g. [B, H, T, T].
+        fields: h [B, ..., T, T] as the layer computed it (rows are queries), e.g. [B, H, T, T].
         couplings: J [*lead, T, T], ``lead`` broadcasting against the fields' leading shape, e.g. [H, 1, T, T].
         visible: bool, broadcastable to the fields.
         three_body: K [*lead, T, T, T], or None.
-        windows: Number of entries of the first axis to take, by ``seed``; all if there are fewer.
-        rows: Number of query rows to take.
+        windows: Number of windows, drawn by ``seed``; all if there are fewer.
+        rows: Number of query rows.
         seed: Seed of the choice.
         name: Name of the ensemble.
 

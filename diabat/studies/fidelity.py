@@ -173,16 +173,9 @@ def fidelity_report(
 ) -> FidelityReport:
     """Compare backends, by the name that the report shows, with exact enumeration on problems such as ``sk()``.
 
-    Args:
-        backends: The samplers.
-        ensembles: The problems.
-        num_reads: Reads per problem for backends whose moments are sampled.
-        seed: Seed of all draws.
-        progress: Show a bar on standard error.
-        reference: An exact backend; None means ``exact``.
-
-    Returns:
-        One row for each ensemble and backend, also if the backend refuses the ensemble (key ``refused``).
+    ``num_reads`` are the reads per problem of backends whose moments are sampled, ``seed`` is that of all draws, and
+    ``reference`` an exact backend, None for ``exact``.  ``progress`` shows a bar on standard error.  There is one row
+    for each ensemble and backend, also if the backend refuses the ensemble (key ``refused``).
 
     Raises:
         ArgumentError: If an ensemble has no exact answer (raised before any backend runs), there is nothing to

@@ -65,13 +65,10 @@ def share(right: float, count: int) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """One quantity of a report.
+    """One quantity of a report: its key in the rows, and its definition with unit, empty if the key needs none.
 
-    Attributes:
-        key: Key in the rows.
-        meaning: Definition, with unit; empty if the key needs none.
-        title: Heading in the table; None for values that are only in the JSON.
-        show: Text of the cell of a row that has the value; None for :func:`formatted`.
+    ``title`` is its heading in the table, None for values that are only in the JSON; ``show`` makes the text of the
+    cell of a row that has the value, None for :func:`formatted`.
     """
 
     key: str

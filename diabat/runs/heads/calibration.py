@@ -71,22 +71,14 @@ class SalientGroup:
 
 
 def salient_groups(analysis: Analysis, options: CalibrationOptions) -> list[SalientGroup]:
-    """Choose the salient group of every game.
-
-    Raises:
-        ArgumentError: If a layer was not analysed, or the method does not apply.
-    """
+    """The salient group of every game; ArgumentError if a layer was not analysed, or the method does not apply."""
     known = sorted({layer for game in analysis.games for layer in game.layers})
     wanted = known if options.layers is None else options.layers
     for layer in wanted:
         if layer not in known:
             raise ArgumentError("layers", f"expected layers that were analysed, {known}, got {layer}.")
-    found = []
-    for game in analysis.games:
-        here = tuple(layer for layer in game.layers if layer in wanted)
-        if here:
-            found.append(_described(game, here, _players(game, options), options))
-    return found
+    chosen = ((game, tuple(layer for layer in game.layers if layer in wanted)) for game in analysis.games)
+    return [_described(game, here, _players(game, options), options) for game, here in chosen if here]
 
 
 def calibration_of(groups: Sequence[SalientGroup], options: CalibrationOptions) -> Calibration:

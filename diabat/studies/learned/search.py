@@ -1,4 +1,4 @@
-"""Search for the angles of a plan: the loss, its gradient by any engine with an adjoint gradient, and L-BFGS."""
+"""Search for the angles of a plan: the loss, its gradient by any engine with an adjoint gradient, L-BFGS, its range."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.circuits.engines.engine import Engine
+from diabat.circuits.engines.engine import Batch, Engine
 from diabat.circuits.plan import TrotterPlan
+from diabat.circuits.plan_range import PlanRange
 from diabat.circuits.schedules import FloatArray
 from diabat.studies.learned.problems import AnnealOptions, Instances
 
@@ -20,6 +21,10 @@ _FEWEST = 4  # layers; halving stops here
 _KEPT = 3  # solutions that are doubled
 _NOISE = 0.4  # radians, of a perturbed start
 _MEMORY = 30  # pairs of vectors of L-BFGS
+_FIELD_ERROR = 0.02  # of P(s = +1) of one spin alone
+_COUPLING_ERROR = 0.05  # of P(s = +1), mean over neighbouring row norms
+_NEIGHBOURS = 100
+_STEP = 0.01
 _SAME = 1e-4  # relative difference of the losses of one solution found twice
 
 Watch = Callable[[float, TrotterPlan, float], None]
@@ -250,3 +255,38 @@ class _Run:
         if found.fun < self.loss:
             self.loss, self.best = float(found.fun), self.plan(found.x)
         self.watch(min(1.0, done / self.work), self.best, self.loss)
+
+
+def trained_range(plan: TrotterPlan, instances: Sequence[Instances], engine: Engine) -> PlanRange:
+    """The strongest fields and couplings that a plan was trained on and for which its error is small.
+
+    max_field is the largest |h| of the instances, or the smallest one at which the error of P(s = +1) of a single spin
+    reaches 0.02.  max_row_norm is the largest √Σ_k J_jk² of the instances, or the smallest one at which the error of
+    P(s = +1), averaged over 100 spins of neighbouring row norm, reaches 0.05.
+    """
+    most = max(float(np.abs(entry.batch.fields).max()) for entry in instances)
+    fields = np.arange(1, max(2, int(np.ceil(most / _STEP)) + 1), dtype=np.float64) * _STEP
+    (alone,) = engine.moments(plan, [Batch(fields[:, None], np.zeros((1, 1)))])
+    error = np.abs(alone.probability[:, 0] - 1 / (1 + np.exp(-2 * fields)))
+    norms, errors = [], []
+    for entry, moments in zip(instances, engine.moments(plan, [e.batch for e in instances]), strict=True):
+        missed = np.abs(moments.probability - entry.probability)
+        norms.append(np.broadcast_to(np.linalg.norm(entry.batch.couplings, axis=-1), missed.shape).ravel())
+        errors.append(missed.ravel())
+    norm, missed = np.concatenate(norms), np.concatenate(errors)
+    order = np.argsort(norm, kind="stable")
+    width = min(_NEIGHBOURS, len(order))
+    mean = np.convolve(missed[order], np.full(width, 1 / width), "valid")
+    mean = np.pad(
+        mean, (width // 2, (width - 1) // 2), mode="edge"
+    )  # at both ends the mean of the outermost spins
+    return PlanRange(
+        round(min(most, _first(fields, error, _FIELD_ERROR)), 2) or _STEP,
+        round(_first(norm[order], mean, _COUPLING_ERROR), 2) or _STEP,
+    )
+
+
+def _first(at: FloatArray, error: FloatArray, most: float) -> float:
+    """The last value before the error first exceeds the bound."""
+    bad = np.flatnonzero(error > most)
+    return float(at[max(0, bad[0] - 1)] if len(bad) else at[-1])

@@ -30,10 +30,10 @@ from diabat.studies.learned.problems import (
     error_table,
     random_problems,
     split_windows,
-    trained_range,
     wide_problems,
     with_moments,
 )
+from diabat.studies.learned.search import trained_range
 
 
 def enumerated(h: np.ndarray, J: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
