@@ -45,23 +45,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_no_command_prints_help_as_usage_error() -> None:
-    assert run().exit_code == 2
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nope"],
-        ["sample"],
-        ["train"],
-        ["sample", "x", "--num-reads", "0"],
-        ["train", "x", "--nope"],
-        ["config"],
-    ],
-)
-def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout if arguments != ["config"] else "") == (2, "")
+    assert [run(*words).exit_code for words in ((), ("config",))] == [2, 2]
 
 
 def test_debug_adds_the_traceback(tmp_path: Path) -> None:

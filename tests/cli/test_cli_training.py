@@ -1,6 +1,4 @@
-import errno
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +97,3 @@ def test_an_interrupt_at_any_other_moment(
     result = train(folder)
     assert result.exit_code == 130
     assert ("--resume" if saved else "Nothing was saved yet.") in result.stderr
-
-
-def test_a_full_disk_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/x")
-    monkeypatch.setattr(diabat.runs.build, "train", _failing(error))
-    result = train(tmp_path / "run", "--json")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "Error: 'runs/x': No space left on device.\n"

@@ -224,12 +224,6 @@ def test_naming_the_same_backend_keeps_its_options() -> None:
     assert apply_overrides(document, ["sampler.backend=exact"]) == document
 
 
-def test_the_shipped_dqa_configuration_runs_with_another_backend() -> None:
-    config = load_config("brackets-t4-dqa", ["sampler.backend=exact", "gradient=auto"])
-    assert config.sampler.backend == "exact"
-    assert "annealing_time_ns" not in config.sampler.options
-
-
 @pytest.mark.parametrize("kinds", [TASKS, MODELS], ids=["tasks", "models"])
 def test_options_have_the_name_of_their_entry(kinds: dict[str, Any]) -> None:
     assert [options().name for options in kinds.values()] == list(kinds)

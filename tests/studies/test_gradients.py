@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from diabat.ising import Ising, pack_couplings
-from diabat.samplers import Capabilities, Sampler, sampler
+from diabat.samplers import Sampler, sampler
 from diabat.studies.ensembles import Ensemble, from_attention, sk
 from diabat.studies.gradients import GradientReport, gradient_report
 from diabat.testing import RecorderSampler, ReferenceSampler
@@ -91,21 +91,6 @@ def test_seeds_reach_the_backend_and_repeat_the_report() -> None:
     for a, b, c in zip(first.rows, again.rows, other.rows, strict=True):
         assert {**a, "us_per_query": 0} == {**b, "us_per_query": 0}
         assert a["h_cosine"] != c["h_cosine"]
-
-
-class _Quadratic(ReferenceSampler):
-    @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(**{**super().capabilities.__dict__, "three_body": False})
-
-
-def test_a_refusal_is_a_row() -> None:
-    (plain,) = sk([0.4], **SMALL)
-    K = torch.zeros(4, 4, 4, dtype=torch.float64)
-    cubic = Ensemble("cubic", 0.4, Ising(plain.ising.fields, plain.ising.couplings, three_body=K))
-    rows = gradient_report({"q": _Quadratic(), "e": EXACT}, [cubic], num_reads=8, repeats=2).rows
-    assert "fields and couplings only" in rows[0]["refused"]
-    assert [row["refused"] for row in rows[1:]] == [None] * len(EXACT.capabilities.gradients)
 
 
 def test_refusals_before_any_backend_runs() -> None:
