@@ -19,15 +19,6 @@ EXTRAS = {
     "eval": (("lm_eval",), "language-model evaluation"),
     "bench": (("dwave.samplers", "openjij", "shapiq"), "peers in the benchmarks"),
 }
-# Capabilities, and what the table calls them.
-_OFFERS = {
-    "exact": "exact moments",
-    "samples": "samples",
-    "correlations": "correlations",
-    "log_partition": "log Z",
-    "three_body": "three-body terms",
-    "edges": "edges",
-}
 
 
 def show_backends(as_json: arguments.JsonOption = False) -> None:
@@ -36,22 +27,8 @@ def show_backends(as_json: arguments.JsonOption = False) -> None:
     if as_json:
         print_json({"backends": backends, "extras": extras})
         return
-    print_table(
-        "Backends",
-        ("backend", "law", "largest n", "offers", "gradients, best first"),
-        [
-            (
-                row["backend"],
-                row["law"],
-                "any" if row["max_spins"] is None else str(row["max_spins"]),
-                ", ".join(text for key, text in _OFFERS.items() if row[key]),
-                ", ".join(row["gradients"]),
-            )
-            if row["available"]
-            else (row["backend"], "not available", "", "", "")
-            for row in backends
-        ],
-    )
+    columns = ("backend", "law", "largest n", "offers", "gradients, best first")
+    print_table("Backends", columns, (_backend_cells(row) for row in backends))
     for row in backends:
         if row["reason"]:
             typer.echo(f"{row['backend']} is not available: {row['reason']}\n")
@@ -82,6 +59,26 @@ def extra_rows() -> list[dict[str, Any]]:
         row = {"extra": extra, "purpose": purpose, "installed": not missing, "missing": missing}
         rows.append(row | {"install": f"pip install 'diabat[{extra}]'"})
     return rows
+
+
+def _backend_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    if not row["available"]:
+        return (row["backend"], "not available", "", "", "")
+    offers = {
+        "exact": "exact moments",
+        "samples": "samples",
+        "correlations": "correlations",
+        "log_partition": "log Z",
+        "three_body": "three-body terms",
+        "edges": "edges",
+    }
+    return (
+        row["backend"],
+        row["law"],
+        "any" if row["max_spins"] is None else str(row["max_spins"]),
+        ", ".join(text for key, text in offers.items() if row[key]),
+        ", ".join(row["gradients"]),
+    )
 
 
 def _is_installed(module: str) -> bool:

@@ -186,10 +186,9 @@ def learn_plan(
     )
     found = [] if start is None else [(np.inf, from_plan(start, shared))]
     for stage, layers in enumerate(steps):
+        ramps = (ramp_start(layers, shared, random) for _ in range(restarts))
         centres = [doubled(x, shared) if stage else x for _, x in found]
-        starts = _around(centres, restarts, random)
-        if not found:
-            starts = (ramp_start(layers, shared, random) for _ in range(restarts))
+        starts = _around(centres, restarts, random) if found else ramps
         found = _distinct([run.solve(x, options.iterations, layers) for x in starts])
     loss, angles = found[0]
     if options.polish:
