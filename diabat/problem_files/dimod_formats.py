@@ -108,9 +108,9 @@ def coo_bqm(text: str) -> Any:
             if bqm is None:
                 raise ArgumentError(_NO_HEADER)
             u, v, bias = _entry(line, number)
-            if frozenset((u, v)) in seen:
+            if (pair := frozenset((u, v))) in seen:
                 raise ArgumentError(f"line {number}: the bias of {u} {v} is given twice")
-            seen.add(frozenset((u, v)))
+            seen.add(pair)
             if u == v:
                 bqm.add_linear(u, bias)
             else:
