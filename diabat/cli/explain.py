@@ -123,10 +123,8 @@ def _print_pair(explanation: PairExplanation, head: int | None, top: int, at_lea
     chances = ", ".join(f"{name} {chance:.3f}" for name, chance in explanation.probabilities.items())
     typer.echo(f"Predicted: {explanation.predicted} ({chances})")
     for name, value in explanation.facts.items():
-        parts = (
-            f"{v:.4g}" if isinstance(v, float) else str(v)
-            for v in (value if isinstance(value, list) else [value])
-        )
+        values = value if isinstance(value, list) else [value]
+        parts = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
         typer.echo(f"{name.replace('_', ' ')}: {', '.join(parts)}")
     typer.echo()
     quantities = {
@@ -176,11 +174,8 @@ def _print_decoder(
     typer.echo(f"Mode {explanation.mode}{sampler}")
     typer.echo(f"Predicted at position {q} ({tokens[q]}): {likely[q]}\n")
     if top:
-        weights, columns, chances = (
-            selected(explanation.attention, layer, head)[q],
-            ["position", "token", "weight"],
-            {},
-        )
+        weights, chances = selected(explanation.attention, layer, head)[q], {}
+        columns = ["position", "token", "weight"]
         if explanation.alpha is not None:
             columns.append("P(s = +1)")
             alpha = selected(explanation.alpha, layer, head).tolist()

@@ -174,18 +174,13 @@ def _reads(problem: Problem, samples: Samples) -> Found:
     shares = samples.weights.new_zeros(len(states)).index_add(0, place, samples.weights)
     columns = (column.tolist() for column in (states, problem.energy(states), counts, shares))
     found = sorted(zip(*columns, strict=True), key=lambda row: (-row[3], row[1], row[0]))
-    rows = [
-        [f"{energy:.6g}", str(count), f"{share:.4f}"] for _, energy, count, share in found[:_SHOWN_STATES]
-    ]
-    more = len(found) - _SHOWN_STATES
-    lines = [f"{more} more states; --json prints every read."] if more > 0 else []
-    document = {
-        "states": problem.states(samples.spins),
-        "energy": problem.energy(samples.spins),
-        "weights": None,
-    }
-    drawn = [state for state, *_ in found[:_SHOWN_STATES]]
-    return document, [_states(problem, "Reads", drawn, ("energy", "reads", "share"), rows)], lines
+    shown = found[:_SHOWN_STATES]
+    rows = [(state, f"{energy:.6g}", str(count), f"{share:.4f}") for state, energy, count, share in shown]
+    more = len(found) - len(shown)
+    lines = [f"{more} more states; --json prints every read."] if more else []
+    document = {"states": problem.states(samples.spins), "energy": problem.energy(samples.spins)}
+    headings = ("energy", "reads", "share")
+    return document | {"weights": None}, [_states(problem, "Reads", headings, rows)], lines
 
 
 def _lowest(problem: Problem, samples: Samples) -> Found:
@@ -193,19 +188,18 @@ def _lowest(problem: Problem, samples: Samples) -> Found:
     spins = samples.lowest().spins
     energy = float(problem.energy(spins))
     place = "reads" if samples.tracked is None else "sweeps"
-    rows = [[f"{energy:.9g}", place]]
-    table = _states(problem, "Lowest energy", [spins.tolist()], ("energy", "of all"), rows)
+    rows = [(spins.tolist(), f"{energy:.9g}", place)]
+    table = _states(problem, "Lowest energy", ("energy", "of all"), rows)
     return {"state": problem.states(spins), "energy": energy, "of": place}, [table], []
 
 
 def _states(
-    problem: Problem, title: str, states: list[list[int]], columns: Sequence[str], rows: list[list[str]]
+    problem: Problem, title: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]
 ) -> tuple[str, Sequence[str], list[list[str]]]:
-    """A table of states as characters, + and - or 1 and 0, below the order of the spins in them."""
+    """A table whose rows begin with a state, + and - or 1 and 0, below the order of the spins in them."""
     down, up = "01" if problem.binary else "-+"
     labels = f"{'Variables' if problem.binary else 'Spins'} in order: {' '.join(map(str, problem.labels))}"
-    drawn = ("".join(up if s > 0 else down for s in state) for state in states)
-    cells = [[state, *row] for state, row in zip(drawn, rows, strict=True)]
+    cells = [["".join(up if s > 0 else down for s in state), *texts] for state, *texts in rows]
     return f"{labels}\n{title}", ("state", *columns), cells
 
 

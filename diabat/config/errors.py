@@ -96,12 +96,9 @@ def unknown_key(key: str, known: Iterable[str]) -> ConfigError:
         or [full for full in last if last[full] == name]
         or [full for full in last if initials[full] == name][:1]
     )
-    hint = (
-        f"Did you mean {' or '.join(map(repr, near))}?"
-        if near
-        else f"Valid keys here: {', '.join(here) or 'none'}."
-    )
-    return ConfigError(key, f"unknown key. {hint}")
+    if near:
+        return ConfigError(key, f"unknown key. Did you mean {' or '.join(map(repr, near))}?")
+    return ConfigError(key, f"unknown key. Valid keys here: {', '.join(here) or 'none'}.")
 
 
 def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str | int] = ()) -> ConfigError:

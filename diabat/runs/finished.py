@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from diabat.models import Model
     from diabat.models.explanation import DecoderExplanation, PairExplanation
 
+M = TypeVar("M", bound="Model")
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -200,9 +202,6 @@ def evaluate_run(run: Run, split: str = "validation") -> Evaluation:
             parts[name] = task.metric_value(total / number, right / number)
     value, dropped = task.metric_value(loss, accuracy), task.dropped.get(split, 0)
     return Evaluation(task.name, split, task.metric, value, count, loss, scores, dropped, parts)
-
-
-M = TypeVar("M", bound="Model")
 
 
 def _loaded(model: M, weights: dict[str, Tensor], config: Config, path: str | Path) -> M:

@@ -146,14 +146,12 @@ class CalibrationReport(Report):
         ]
         axis = {"xscale": "log", "xticks": times, "xlabel": "annealing time $t_a$ (ns)", "xlim": ends}
         logarithmic = {"yscale": "log", "yticks": ticks} if len(times) > 1 else {}
-        panels = [
-            Panel(betas, settings={**axis, "ylabel": r"inverse temperature $\beta$", **logarithmic}),
-            Panel(ratios, settings={**axis, "ylabel": "fitted / predicted"}),
-            Panel(
-                distances,
-                settings={**axis, "ylabel": "total variation, mean over problems", "ylim": (0, None)},
-            ),
-        ]
+        described: tuple[tuple[list[Line], dict[str, Any]], ...] = (
+            (betas, {"ylabel": r"inverse temperature $\beta$", **logarithmic}),
+            (ratios, {"ylabel": "fitted / predicted"}),
+            (distances, {"ylabel": "total variation, mean over problems", "ylim": (0, None)}),
+        )
+        panels = [Panel(drawn, settings={**axis, **own}) for drawn, own in described]
         title = self.title.replace("\n", "; ")
         return lines([panels], path, title=title, size=(4.2, 3.6), shared=False)
 

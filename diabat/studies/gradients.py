@@ -180,18 +180,13 @@ def _score(
     for name in ("h", "J"):
         scores: Row = {}
         if name in exact and exact[name].any():
-            got, true, norm = (
-                torch.stack([one[name] for one in estimates]),
-                exact[name],
-                float(exact[name].norm()),
-            )
+            got, true = torch.stack([one[name] for one in estimates]), exact[name]
+            norm = float(true.norm())
             scores = {"cosine": _cosine(got, true), "bias": float((got.mean(0) - true).norm()) / norm}
             if reads is not None and len(got) > 1:
                 spread = float(got.var(0).sum())
-                scores |= {
-                    "variance": reads * spread / norm**2,
-                    "bias_floor": (spread / len(got)) ** 0.5 / norm,
-                }
+                scores["variance"] = reads * spread / norm**2
+                scores["bias_floor"] = (spread / len(got)) ** 0.5 / norm
             if name in own and own[name].any():
                 scores["own_cosine"] = _cosine(got, own[name])
         keys = ("cosine", "bias", "bias_floor", "variance", "own_cosine")

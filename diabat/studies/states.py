@@ -30,7 +30,7 @@ class StateBackend(Protocol):
 
 
 def countable(ising: Ising) -> bool:
-    """Whether a table over all states is allowed."""
+    """Whether a table over all states is allowed: n <= 16 and at most 2^24 entries."""
     return ising.num_spins <= MAX_SPINS and ising.num_problems << ising.num_spins <= _MAX_CELLS
 
 

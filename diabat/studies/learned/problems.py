@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -98,9 +97,8 @@ class AnnealOptions:
     def training(self, seed: int) -> list[Instances]:
         """Random problems for training."""
         drawn = random_problems(self.strengths, self.spins, self.instances, seed=seed)
-        weights = [*(self.weights or [1.0] * len(self.strengths))] * len(
-            self.spins
-        )  # by size, then by strength
+        each = self.weights or (1.0,) * len(self.strengths)
+        weights = [*each] * len(self.spins)  # by size, then by strength
         if self.wide_fields is not None:
             drawn += wide_problems(self.wide_fields, self.spins, self.instances, seed=seed)
             weights += [self.wide_weight or 1.0] * len(self.spins)
@@ -108,14 +106,11 @@ class AnnealOptions:
 
     def judging(self, seed: int) -> list[Ensemble]:
         """Random problems that are never used for training."""
-        drawn: dict[str, Any] = {
-            "num_spins": _HELD_OUT_SPINS,
-            "instances": self.held_out,
-            "seed": seed,
-            "held_out": True,
-        }
-        found = random_problems(_HELD_OUT_STRENGTHS, **drawn)
-        return found if self.wide_fields is None else found + wide_problems(self.wide_fields, **drawn)
+        sizes, count = _HELD_OUT_SPINS, self.held_out
+        found = random_problems(_HELD_OUT_STRENGTHS, sizes, count, seed=seed, held_out=True)
+        if self.wide_fields is not None:
+            found += wide_problems(self.wide_fields, sizes, count, seed=seed, held_out=True)
+        return found
 
 
 @dataclass(frozen=True, eq=False)

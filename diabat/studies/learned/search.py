@@ -181,9 +181,8 @@ def learn_plan(
     """
     steps = stages(options.layers, None if start is None else start.steps)
     random, restarts, shared = np.random.default_rng(seed), options.restarts, objective.shared
-    run = _Run(
-        objective, float(restarts * options.iterations * sum(steps) + options.polish * steps[-1]), watch
-    )
+    work = restarts * options.iterations * sum(steps) + options.polish * steps[-1]
+    run = _Run(objective, float(work), watch)
     found = [] if start is None else [(np.inf, from_plan(start, shared))]
     for stage, layers in enumerate(steps):
         ramps = (ramp_start(layers, shared, random) for _ in range(restarts))
@@ -276,9 +275,8 @@ def trained_range(plan: TrotterPlan, instances: Sequence[Instances], engine: Eng
     order = np.argsort(norm, kind="stable")
     width = min(_NEIGHBOURS, len(order))
     mean = np.convolve(missed[order], np.full(width, 1 / width), "valid")
-    mean = np.pad(
-        mean, (width // 2, (width - 1) // 2), mode="edge"
-    )  # at both ends the mean of the outermost spins
+    # At both ends the mean of the outermost spins is used.
+    mean = np.pad(mean, (width // 2, (width - 1) // 2), mode="edge")
     return PlanRange(
         round(min(most, _first(fields, error, _FIELD_ERROR)), 2) or _STEP,
         round(_first(norm[order], mean, _COUPLING_ERROR), 2) or _STEP,
