@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,6 @@ import typer
 
 from diabat.checks import ArgumentError
 from diabat.cli import arguments
-from diabat.cli.failures import Interrupted
 from diabat.cli.output import print_figure, print_json, print_report, print_table, require_writable
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ def learn(
     it at all times; Ctrl-C keeps it.
     """
     from diabat.config.errors import of_section
-    from diabat.runs.anneals import LearningInterrupted, learn_anneal
+    from diabat.runs.anneals import learn_anneal
 
     resolved = arguments.load(config, overrides, trust=trust)
     with of_section():
@@ -44,11 +42,7 @@ def learn(
                 "output", "expected the file of the plan, such as output=plan.json, got none."
             )
         require_writable(resolved.output, "output", (".json",), new=not force)
-    try:
-        plan, metadata = learn_anneal(resolved, progress=progress, trust=trust)
-    except LearningInterrupted as error:
-        again = shlex.join([f"anneal.start={resolved.output}", "--force"])
-        raise Interrupted(f"{error}; to begin with it, repeat the command with {again}.") from error
+    plan, metadata = learn_anneal(resolved, progress=progress, trust=trust)
     _print_plan(plan, metadata, str(resolved.output), as_json=as_json, angles=False)
 
 

@@ -22,15 +22,12 @@ _PARSER_ERROR: type[BaseException] = next(
 )
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C; the message states what is saved and how to continue."""
-
-
 @contextmanager
 def handled(*, debug: bool) -> Iterator[None]:
     """Run a command; report what it raises in one sentence and exit with 1, 2 or 130.  Warnings are sentences, too.
 
-    ``debug`` prints the traceback before the sentence.
+    A KeyboardInterrupt of a command says what is saved and how to continue.  ``debug`` prints the traceback of an
+    error before the sentence.
     """
     shown, warnings.showwarning = warnings.showwarning, _say
     try:

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from diabat.cli import arguments
-from diabat.cli.failures import Interrupted
 from diabat.cli.output import print_json, print_report, print_table, require_writable
 
 ModelArgument = Annotated[
@@ -56,7 +55,7 @@ def analyse_heads(
             found = analyse(model, data, folder, chosen, progress=progress)
     except KeyboardInterrupt as error:
         saved = f"The values so far are in '{folder}'; repeat the command to continue."
-        raise Interrupted(saved if (folder / STORE).exists() else "Nothing was saved yet.") from error
+        raise KeyboardInterrupt(saved if (folder / STORE).exists() else "Nothing was saved yet.") from error
     require_writable(figure)
     plot_dividends(found.games, figure, title=found.heading)
     report = HeadsReport.of_games(found.games, found.heading, found.model_dump(mode="json"))

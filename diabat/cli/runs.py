@@ -11,7 +11,6 @@ import typer
 
 from diabat.checks import ArgumentError
 from diabat.cli import arguments
-from diabat.cli.failures import Interrupted
 from diabat.cli.output import print_figure, print_json, print_table, require_writable
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def train_model(
         again = shlex.join(["diabat", "train", *words, "--resume"])
         saved = isinstance(error, TrainingInterrupted) or (resolved.output / "latest.safetensors").exists()
         how = f"The run is saved in '{resolved.output}'; continue with: {again}"
-        raise Interrupted(how if saved else "Nothing was saved yet.") from error
+        raise KeyboardInterrupt(how if saved else "Nothing was saved yet.") from error
     except OutputError as error:
         said = str(error).replace("run_dir:", "output:")
         said = said.replace(

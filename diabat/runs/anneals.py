@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 _SAVE_EVERY_S = 1.0
 
 
-class LearningInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a search that has found a plan; the message names the file where it is saved."""
-
-
 def learn_anneal(
     config: Config, *, progress: bool = True, trust: bool = False
 ) -> tuple[TrotterPlan, dict[str, Any]]:
@@ -51,7 +47,7 @@ def learn_anneal(
         The plan and its metadata, as they are in the file.
 
     Raises:
-        LearningInterrupted: Ctrl-C; the best plan so far is in the file.
+        KeyboardInterrupt: Ctrl-C; the message says that the best plan so far is in the file, or that there is none.
         ConfigError: A value out of range, or a plan or a run that cannot be used.
     """
     began, options = time.perf_counter(), config.anneal
@@ -74,7 +70,9 @@ def learn_anneal(
         plan, loss = keeper.best
         keeper.save(plan, loss)
         found = f"The best plan so far ({plan.steps} layers, loss {loss:.3g}) is saved in '{config.output}'"
-        raise LearningInterrupted(found) from error
+        again = shlex.join([f"anneal.start={config.output}", "--force"])
+        how = f"{found}; to begin with it, repeat the command with {again}."
+        raise KeyboardInterrupt(how) from error
     finally:
         if keeper.bar.live.is_started:  # to stop a bar that never started prints an empty line
             keeper.bar.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -191,7 +191,7 @@ def fidelity_report(
         ising = case.ising.detach().to(torch.float64)
         moments = reference.moments(ising, correlations=True)
         alone = _errors(torch.sigmoid(2 * ising.fields), moments.probability, ising.visible_mask)[0]
-        return _Truth(moments, states.law_of(reference, ising), alone)
+        return moments, states.law_of(reference, ising), alone
 
     def score(backend: Sampler, ising: Ising, exact: _Truth) -> list[Row]:
         return [_score(backend, ising, exact, num_reads, seed)]
@@ -199,12 +199,8 @@ def fidelity_report(
     return FidelityReport(compare(backends, ensembles, truth, score, progress=progress), num_reads, seed)
 
 
-class _Truth(NamedTuple):
-    """Exact moments with pair correlations, the law over states if there are few, and the error of the J = 0 answer."""
-
-    moments: Moments
-    law: Tensor | None
-    independent_error: float
+_Truth = tuple[Moments, Tensor | None, float]
+"""Exact moments with pair correlations, the law over states if there are few, and the error of the J = 0 answer."""
 
 
 def _score(backend: Sampler, ising: Ising, truth: _Truth, num_reads: int, seed: int) -> Row:
@@ -212,8 +208,8 @@ def _score(backend: Sampler, ising: Ising, truth: _Truth, num_reads: int, seed: 
 
     Calls ``sample`` if the moments of the backend are sampled, ``moments`` if they are analytic.
     """
-    able, mask, reads = backend.capabilities, ising.visible_mask, None
-    fit, exact, alone = BetaFit(), truth.moments, truth.independent_error
+    able, mask, reads, fit = backend.capabilities, ising.visible_mask, None, BetaFit()
+    exact, true_law, alone = truth
     if able.samples and not is_analytic(backend):
         reads = num_reads
         seconds, samples = timed(lambda: backend.sample(ising, num_reads, seed=seed))
@@ -229,11 +225,8 @@ def _score(backend: Sampler, ising: Ising, truth: _Truth, num_reads: int, seed: 
             law = states.states_of_marginals(got.probability)  # its law is the product of its marginals
         if law is not None:
             fit = fit_state_betas(ising, law)
-    row: Row = {
-        "num_reads": reads,
-        "independent_error": alone,
-        "us_per_query": 1e6 * seconds / ising.num_problems,
-    }
+    row: Row = {"num_reads": reads, "independent_error": alone}
+    row["us_per_query"] = 1e6 * seconds / ising.num_problems
     row["marginal_mean"], row["marginal_max"] = _errors(got.probability, exact.probability, mask)
     # Couplings without any effect (no J, or no field) have no share that could be captured.
     row["capture"] = None if alone < 1e-12 else 1 - row["marginal_mean"] / alone
@@ -244,10 +237,10 @@ def _score(backend: Sampler, ising: Ising, truth: _Truth, num_reads: int, seed: 
     if got.correlation is not None and exact.correlation is not None:
         pairs = (mask[..., :, None] & mask[..., None, :]).triu(1)
         row["pair_mean"] = _errors(got.correlation, exact.correlation, pairs)[0]
-    if truth.law is not None and law is not None:
-        row["tv"] = _mean(states.total_variation(law, truth.law))
-    if truth.law is not None and reads is not None:
-        row["tv_floor"] = _mean(states.mean_deviation(truth.law, reads).sum(-1) / 2)
+    if true_law is not None and law is not None:
+        row["tv"] = _mean(states.total_variation(law, true_law))
+    if true_law is not None and reads is not None:
+        row["tv_floor"] = _mean(states.mean_deviation(true_law, reads).sum(-1) / 2)
     names = ("beta_h", "beta_h_error", "beta_J", "beta_J_error", "beta_K", "beta_K_error")
     return row | dict(zip(names, astuple(fit), strict=False))  # further fields say how the fit was made
 

@@ -126,7 +126,8 @@ def test_an_interruption_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(anneals, "learn_plan", interrupted(3))
     result = run("anneal", "learn", f"output={output}", *RANDOM)
     assert result.exit_code == 130
-    assert f"The best plan so far (2 layers, loss 0.25) is saved in '{output}'" in result.stderr
+    assert f"The best plan so far (2 layers, loss 0.25) is saved in '{output}'; to begin" in result.stderr
+    assert result.stderr.endswith(f" repeat the command with anneal.start={output} --force.\n")
     plan, metadata = load_plan(output)
     assert plan.mixer_angles.tolist() == [3, 3]
     assert not metadata["finished"]
