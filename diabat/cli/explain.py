@@ -183,7 +183,9 @@ def _print_decoder(
         order = [j for j in weights.argsort(descending=True, stable=True)[:top].tolist() if weights[j] > 0]
         rows = [(str(j), tokens[j], formatted(float(weights[j]), ".4f"), chances.get(j, "")) for j in order]
         print_table(f"Attention of position {q}, {which}", columns, [row[: len(columns)] for row in rows])
-        _print_correlations(explanation, explanation.strongest(top, layer, head, at_least), at_least, which)
+        strongest = explanation.strongest(top, layer, head, at_least)
+        J = [explanation.coupling(j, k, layer, head) for j, k, _ in strongest]
+        _print_correlations(explanation, [*zip(strongest, J, strict=True)], at_least, which)
     numbers = [
         selected(values, layer, head).tolist() for values in (explanation.entropy, explanation.effective)
     ]
@@ -218,9 +220,13 @@ def _signed(correlation: float) -> str:
 
 
 def _print_correlations(
-    explanation: DecoderExplanation, found: list[tuple[int, int, float]], at_least: float, which: str
+    explanation: DecoderExplanation,
+    found: list[tuple[tuple[int, int, float], float | None]],
+    at_least: float,
+    which: str,
 ) -> None:
     from diabat.models.figures import shown
+    from diabat.studies.report import formatted
 
     if explanation.without_correlations is not None:
         typer.echo(f"{explanation.without_correlations}\n")
@@ -229,11 +235,11 @@ def _print_correlations(
         none = f"No pair with |C_jk| {f'>= {at_least:g}' if at_least else '> 0'}."
         typer.echo(f"{'The query has only one spin.' if len(explanation.coupled) < 2 else none}\n")
         return
-    rows = [
-        [*(text for i in pair for text in (str(i), shown(explanation.tokens[i]))), f"{C:+#.3g}", _signed(C)]
-        for *pair, C in found
-    ]
-    columns = ("position", "token", "and position", "and token", "C_jk", "attended")
+    rows = []
+    for (*pair, C), J in found:
+        named = [text for i in pair for text in (str(i), shown(explanation.tokens[i]))]
+        rows.append([*named, f"{C:+#.3g}", _signed(C), formatted(J, "+.4f")])
+    columns = ("position", "token", "and position", "and token", "C_jk", "attended", "J_jk")
     title = f"Strongest connected correlations of position {explanation.position}, {which}"
     print_table(title, columns, rows)
     if explanation.num_reads is not None:

@@ -53,9 +53,11 @@ def find_config(name: str | Path) -> Path:
 def load_config(path: str | Path | None, overrides: Iterable[str] = (), *, trust: bool = False) -> Config:
     """Read, override and validate a configuration.
 
-    The path is that of a YAML (or JSON) file, the folder of a run, or the name of a shipped configuration; None takes
-    the defaults.  Overrides are ``dotted.key=value``, values in YAML.  ``trust`` lets a run folder name any backend,
-    also one that imports a module or connects to a machine (:mod:`diabat.config.trust`).
+    Args:
+        path: YAML (or JSON) file, the folder of a run, or the name of a shipped configuration; None for the defaults.
+        overrides: ``dotted.key=value``, values in YAML.
+        trust: Let a run folder name any backend, also one that imports a module or connects to a machine; see
+            :mod:`diabat.config.trust`.
 
     Raises:
         ConfigError: If the file or an override is not valid; one sentence that names the key.

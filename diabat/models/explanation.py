@@ -137,6 +137,12 @@ class DecoderExplanation:
         found = _strongest(self.correlations, (layer, head), count, at_least)
         return [(self.coupled[j], self.coupled[k], C) for j, k, C in found]
 
+    def coupling(self, j: int, k: int, layer: int | None = None, head: int | None = None) -> float | None:
+        """J between two coupled positions; None without J.  ``layer`` and ``head`` as in :meth:`strongest`."""
+        if self.couplings is None:
+            return None
+        return float(selected(self.couplings, layer, head)[self.coupled.index(j), self.coupled.index(k)])
+
 
 def selected(values: Tensor, *indices: int | None) -> Tensor:
     """One layer, head, ... of the first dimensions of a tensor; None takes the mean over one."""

@@ -56,9 +56,11 @@ class Problem:
 
 
 def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
-    """Read a problem, fields [n] in float64, from a file, or from standard input for ``-``; its content is the format.
+    """Read a problem, fields [n] in float64, telling the format by its content.
 
-    ``beta`` is the inverse temperature folded into the problem; None takes the one of a YAML file, or 1.
+    Args:
+        path: The file; ``-`` for standard input.
+        beta: Inverse temperature folded into the problem.  None takes the one of a YAML file, or 1.
 
     Raises:
         ProblemFileError: If the file is unreadable or not a valid problem.
@@ -104,11 +106,15 @@ _SUFFIXES = (".json", ".coo", ".yaml", ".yml")
 
 
 def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None = None) -> None:
-    """Write one problem, fields [n], whole; the suffix names the format, and every number is read back exactly.
+    """Write one problem atomically; every number is read back exactly.
 
     ``.json`` is dimod's JSON, ``.coo`` COO text without offset, both with the biases that dimod minimises at beta = 1;
-    ``.yaml`` has the sign of the law, and alone holds three-body terms and invisible spins.  ``labels`` name the
-    spins; None for 0 .. n - 1, the only names that YAML has.  COO takes integers >= 0.
+    ``.yaml`` has the sign of the law, and alone holds three-body terms and invisible spins.
+
+    Args:
+        path: The file, whose suffix names the format.
+        ising: One problem, fields [n].
+        labels: The name of each spin; None for 0 .. n - 1, the only names that YAML has.  COO takes integers >= 0.
 
     Raises:
         ArgumentError: If the suffix is unknown, or the format cannot hold the problem or its labels.

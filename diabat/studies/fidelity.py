@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -171,11 +171,18 @@ def fidelity_report(
     progress: bool = False,
     reference: Sampler | None = None,
 ) -> FidelityReport:
-    """Compare backends, by the name that the report shows, with exact enumeration on problems such as ``sk()``.
+    """Compare backends with exact enumeration.
 
-    ``num_reads`` are the reads per problem of backends whose moments are sampled, ``seed`` is that of all draws, and
-    ``reference`` an exact backend, None for ``exact``.  ``progress`` shows a bar on standard error.  There is one row
-    for each ensemble and backend, also if the backend refuses the ensemble (key ``refused``).
+    Args:
+        backends: Samplers by the name that the report shows.
+        ensembles: Problems, e.g. ``[*sk(), *ferromagnet()]``.
+        num_reads: Reads per problem for backends whose moments are sampled.
+        seed: Seed of all draws.
+        progress: Show a bar on standard error.
+        reference: An exact backend; None means ``exact``.
+
+    Returns:
+        One row for each ensemble and backend, also if the backend refuses the ensemble (key ``refused``).
 
     Raises:
         ArgumentError: If an ensemble has no exact answer (raised before any backend runs), there is nothing to
@@ -191,7 +198,7 @@ def fidelity_report(
         ising = case.ising.detach().to(torch.float64)
         moments = reference.moments(ising, correlations=True)
         alone = _errors(torch.sigmoid(2 * ising.fields), moments.probability, ising.visible_mask)[0]
-        return moments, states.law_of(reference, ising), alone
+        return _Truth(moments, states.law_of(reference, ising), alone)
 
     def score(backend: Sampler, ising: Ising, exact: _Truth) -> list[Row]:
         return [_score(backend, ising, exact, num_reads, seed)]
@@ -199,8 +206,12 @@ def fidelity_report(
     return FidelityReport(compare(backends, ensembles, truth, score, progress=progress), num_reads, seed)
 
 
-_Truth = tuple[Moments, Tensor | None, float]
-"""Exact moments with pair correlations, the law over states if there are few, and the error of the J = 0 answer."""
+class _Truth(NamedTuple):
+    """Exact moments with pair correlations, the law over states if there are few, and the error of the J = 0 answer."""
+
+    moments: Moments
+    law: Tensor | None
+    independent_error: float
 
 
 def _score(backend: Sampler, ising: Ising, truth: _Truth, num_reads: int, seed: int) -> Row:
@@ -208,8 +219,8 @@ def _score(backend: Sampler, ising: Ising, truth: _Truth, num_reads: int, seed: 
 
     Calls ``sample`` if the moments of the backend are sampled, ``moments`` if they are analytic.
     """
-    able, mask, reads, fit = backend.capabilities, ising.visible_mask, None, BetaFit()
-    exact, true_law, alone = truth
+    able, mask, reads = backend.capabilities, ising.visible_mask, None
+    fit, exact, alone = BetaFit(), truth.moments, truth.independent_error
     if able.samples and not is_analytic(backend):
         reads = num_reads
         seconds, samples = timed(lambda: backend.sample(ising, num_reads, seed=seed))
@@ -225,8 +236,11 @@ def _score(backend: Sampler, ising: Ising, truth: _Truth, num_reads: int, seed: 
             law = states.states_of_marginals(got.probability)  # its law is the product of its marginals
         if law is not None:
             fit = fit_state_betas(ising, law)
-    row: Row = {"num_reads": reads, "independent_error": alone}
-    row["us_per_query"] = 1e6 * seconds / ising.num_problems
+    row: Row = {
+        "num_reads": reads,
+        "independent_error": alone,
+        "us_per_query": 1e6 * seconds / ising.num_problems,
+    }
     row["marginal_mean"], row["marginal_max"] = _errors(got.probability, exact.probability, mask)
     # Couplings without any effect (no J, or no field) have no share that could be captured.
     row["capture"] = None if alone < 1e-12 else 1 - row["marginal_mean"] / alone
@@ -237,10 +251,10 @@ def _score(backend: Sampler, ising: Ising, truth: _Truth, num_reads: int, seed: 
     if got.correlation is not None and exact.correlation is not None:
         pairs = (mask[..., :, None] & mask[..., None, :]).triu(1)
         row["pair_mean"] = _errors(got.correlation, exact.correlation, pairs)[0]
-    if true_law is not None and law is not None:
-        row["tv"] = _mean(states.total_variation(law, true_law))
-    if true_law is not None and reads is not None:
-        row["tv_floor"] = _mean(states.mean_deviation(true_law, reads).sum(-1) / 2)
+    if truth.law is not None and law is not None:
+        row["tv"] = _mean(states.total_variation(law, truth.law))
+    if truth.law is not None and reads is not None:
+        row["tv_floor"] = _mean(states.mean_deviation(truth.law, reads).sum(-1) / 2)
     names = ("beta_h", "beta_h_error", "beta_J", "beta_J_error", "beta_K", "beta_K_error")
     return row | dict(zip(names, astuple(fit), strict=False))  # further fields say how the fit was made
 

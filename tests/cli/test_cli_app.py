@@ -1,4 +1,4 @@
-"""Tables of commands: folded to the width of the screen, or one line a row."""
+"""The command line as a whole: versions, help, wrong usage, and tables folded to the width of the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``diabat warm-up``: what it prints, and that there is nothing to do twice."""
+"""The commands backends, sample, config and warm-up."""
 
 import importlib.util
 import math

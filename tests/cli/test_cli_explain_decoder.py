@@ -24,6 +24,7 @@ def test_tables_name_weights_correlations_and_positions(trained: Path, tmp_path:
     assert "Predicted at position 6 ())" in shown.stdout
     assert "Attention of position 6, mean over layers and heads" in " ".join(shown.stdout.split())
     assert "Strongest connected correlations of position 6" in shown.stdout
+    assert "J_jk" in shown.stdout
     assert f"Figure: {figure}" in shown.stdout
     assert figure.stat().st_size > 10_000
     chosen = run("explain", str(trained), "(a(b)c)", "--layer", "1", "--head", "0", "--position", "0")

@@ -1,4 +1,4 @@
-"""``model.name`` says which model; without it the task does."""
+"""Configurations: files, overrides, defaults, and the model that follows from the task."""
 
 from __future__ import annotations
 

@@ -104,6 +104,9 @@ def test_strongest_pairs_are_named_by_position() -> None:
         assert len(pairs) == 6
         assert sizes == sorted(sizes, reverse=True)
         for j, k, value in pairs:
+            assert found.couplings is not None
+            place = found.coupled.index(j), found.coupled.index(k)
+            assert found.coupling(j, k, layer, head) == float(selected(found.couplings, layer, head)[place])
             assert 4 <= j < k <= 7
             assert value == float(C[j - 4, k - 4])
         assert found.strongest(6, layer, head, sizes[2]) == pairs[:3]
