@@ -35,7 +35,7 @@ from experiments.common import Row, calls, keep, kept, parser, report, same_sett
 from experiments.recall import Convolved
 
 VALUES, NOISE, PAIRS, QUERIES = 16, 16, 5, 4
-GAP, GROWN, RATE, COUPLING_RATE = 5, 800, 2e-3, 1e-2
+GAP, GROWN, COUPLING_RATE = 5, 800, 1e-2
 TESTED = (0, 5, 8, 12, 20, 40)
 PLACED = ((6, 48), (16, 96), (64, 256))
 """Pairs and context of `anywhere`."""
@@ -56,8 +56,13 @@ MODELS: dict[str, Row] = {
     "softmax, two layers, q, k, v convolved, 7": {**SOFTMAX, "convolved": ("qkv", 7), "num_layers": 2},
     "chain, gates, q, k, v convolved, 3": {**CHAIN, "convolved": ("qkv", 3)},
 }
-DECAYS = {"decay 0.01": (0.01, 0.01), "decay 3": (3.0, 3.0), "decay 20 of q, k": (0.01, 20.0)}
-"""Weight decay of all parameters but the couplings and those of queries and keys, and of these."""
+RECIPES = {
+    "decay 0.01": (2e-3, 0.01, 0.01, 1),
+    "decay 3": (2e-3, 3.0, 3.0, 1),
+    "decay 30 of q, k": (8e-3, 0.01, 30.0, 1),
+    "decay 30 of q, k, three times the steps": (8e-3, 0.01, 30.0, 3),
+}
+"""Rate and weight decay of all parameters but the couplings, the decay of queries and keys, and a factor of steps."""
 
 
 class Study(NamedTuple):
@@ -153,7 +158,7 @@ def right(model: Transformer, study: Study, size: int, count: int = 1_000) -> fl
     return statistics.fmean(found)
 
 
-def groups(model: Transformer, decay: tuple[float, float]) -> list[Row]:
+def groups(model: Transformer, decay: float, decay_of_scores: float) -> list[Row]:
     """Couplings train at a rate of their own, and do not decay; queries and keys decay by a number of their own."""
     parts: dict[str, list[nn.Parameter]] = {"couplings": [], "scores": [], "others": []}
     for name, parameter in model.named_parameters():
@@ -162,31 +167,33 @@ def groups(model: Transformer, decay: tuple[float, float]) -> list[Row]:
         parts[part].append(parameter)
     options: dict[str, Row] = {
         "couplings": {"lr": COUPLING_RATE, "weight_decay": 0.0},
-        "scores": {"weight_decay": decay[1]},
-        "others": {"weight_decay": decay[0]},
+        "scores": {"weight_decay": decay_of_scores},
+        "others": {"weight_decay": decay},
     }
     return [{"params": found, **options[part]} for part, found in parts.items() if found]
 
 
-def one(folder: Path, study: Study, name: str, decay: str, seed: int) -> tuple[str, Row]:
+def one(folder: Path, study: Study, name: str, recipe: str, seed: int) -> tuple[str, Row]:
     """One training, unless its result is there."""
-    title = f"{name}, {decay}"
+    title = f"{name}, {recipe}"
     path = folder / study.name / f"{title} {seed}.json"
     if not path.exists():
         torch.set_num_threads(1)
         model, generator = built(name, study, seed), torch.Generator().manual_seed(seed)
-        optimiser = torch.optim.AdamW(groups(model, DECAYS[decay]), RATE)
+        rate, decay, decay_of_scores, longer = RECIPES[recipe]
+        steps = longer * study.steps
+        optimiser = torch.optim.AdamW(groups(model, decay, decay_of_scores), rate)
         falling = torch.optim.lr_scheduler.LambdaLR(
-            optimiser, lambda s: (1 + math.cos(math.pi * s / study.steps)) / 2
+            optimiser, lambda s: (1 + math.cos(math.pi * s / steps)) / 2
         )
         began = time.process_time()
-        for step in range(study.steps):
+        for step in range(steps):
             inputs, targets = study.draw(study.batch, study.sizes(step), generator)
             optimiser.zero_grad()
             F.cross_entropy(model(inputs)[:, -QUERIES:].flatten(0, 1), targets.flatten()).backward()
             optimiser.step()
             falling.step()
-        row: Row = {"CPU ms a step": 1e3 * (time.process_time() - began) / study.steps}
+        row: Row = {"CPU ms a step": 1e3 * (time.process_time() - began) / steps}
         row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
         model.eval()
         keep(path, row | {study.title.format(size): right(model, study, size) for size in study.tested})
@@ -194,10 +201,12 @@ def one(folder: Path, study: Study, name: str, decay: str, seed: int) -> tuple[s
 
 
 def trained(
-    folder: Path, study: Study, names: Sequence[str], decays: Sequence[str], seeds: int, workers: int
+    folder: Path, study: Study, names: Sequence[str], recipes: Sequence[str], seeds: int, workers: int
 ) -> Iterator[Row]:
     """Means over seeds, with σ at the largest size."""
-    jobs = [(folder, study, name, decay, seed) for seed in range(seeds) for name in names for decay in decays]
+    jobs = [
+        (folder, study, name, recipe, seed) for seed in range(seeds) for name in names for recipe in recipes
+    ]
     rows: dict[str, list[Row]] = {}
     for title, row in track(calls(one, jobs, workers), study.name, len(jobs)):
         rows.setdefault(title, []).append(row)
@@ -263,12 +272,16 @@ def main() -> None:
         "--only", nargs="+", default=["gaps", "anywhere", "law"], choices=["gaps", "anywhere", "law"]
     )
     made.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    made.add_argument("--decays", nargs="+", default=list(DECAYS), choices=list(DECAYS), help="of weights")
+    made.add_argument(
+        "--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES), help="rates and decays"
+    )
     made.add_argument("--steps", type=int)
     options = made.parse_args()
     same_settings(options.folder, {"steps": options.steps or 3_000})
     for study in studies(options.only, options.steps):
-        found = trained(options.folder, study, options.models, options.decays, options.seeds, options.workers)
+        found = trained(
+            options.folder, study, options.models, options.recipes, options.seeds, options.workers
+        )
         report(study.name, list(found), as_json=options.json)
     if "law" in options.only:
         report("law", list(laws()), as_json=options.json)

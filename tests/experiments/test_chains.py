@@ -86,7 +86,7 @@ def test_a_training_is_kept(
     monkeypatch.setattr(chains, "TESTED", (0, 3))
     chains.main()
     tables = printed(capsys)
-    assert [[row["seeds"] for row in rows] for rows in tables] == [[1] * 9] * 2
+    assert [[row["seeds"] for row in rows] for rows in tables] == [[1] * 12] * 2
     monkeypatch.setattr(chains, "built", None)  # nothing is trained again
     chains.main()
     assert printed(capsys) == tables
