@@ -31,6 +31,7 @@ from diabat.attention import CouplingInit
 from diabat.attention.chain import ChainLayer, attend, by_operators
 from diabat.attention.weights import masked_softmax, normalised_weights, odds_fields
 from diabat.models.transformer import Transformer, TransformerOptions
+from diabat.plots import REFERENCE, Line, Panel, lines
 from experiments.common import Row, calls, keep, kept, parser, report, same_settings
 from experiments.recall import Convolved
 
@@ -63,6 +64,17 @@ RECIPES = {
     "decay 30 of q, k, three times the steps": (8e-3, 0.01, 30.0, 3),
 }
 """Rate and weight decay of all parameters but the couplings, the decay of queries and keys, and a factor of steps."""
+
+
+FIGURE = {
+    "chain, gates": "chain, gates, decay 30 of q, k",
+    "chain, tokens": "chain, tokens, decay 30 of q, k",
+    "softmax, two layers": "softmax, two layers, decay 0.01",
+    "convolutions of 7, one layer": "softmax, q, k, v convolved, 7, decay 0.01",
+    "convolutions of 7, two layers": "softmax, two layers, q, k, v convolved, 7, decay 0.01",
+    "softmax": "softmax, decay 0.01",
+}
+"""Trainings of the figure by their labels."""
 
 
 class Study(NamedTuple):
@@ -216,6 +228,19 @@ def trained(
         yield {"": title, "seeds": len(found), **mean, "σ": statistics.stdev(last) if len(last) > 1 else None}
 
 
+def draw_gaps(folder: Path, path: Path) -> Path:
+    """Draw right answers by the largest gap, mean ± σ over the seeds in the folder, of the models of the figure."""
+    drawn: list[Line] = [Line((GAP, GAP), (0, 100), "longest in training", style=REFERENCE)]
+    for label, title in FIGURE.items():
+        found = [kept(one) for one in sorted((folder / "gaps").glob(f"{title} [0-9].json"))]
+        rows = [[100 * row[f"gaps to {gap}"] for row in found] for gap in TESTED]
+        if found:
+            spread = [statistics.pstdev(row) for row in rows]
+            drawn.append(Line(TESTED, [statistics.fmean(row) for row in rows], label, len(drawn) - 1, spread))
+    settings = {"xlabel": "largest gap between key and value", "ylabel": "right answers, %", "ylim": (0, 103)}
+    return lines([[Panel(drawn, settings=settings)]], path, size=(6.4, 3.6))
+
+
 def laws() -> Iterator[Row]:
     """Largest error of weights against enumeration, and of derivatives against the scan in float64, by strength."""
     for strength in (0.1, 1.0, 5.0, 15.0, 40.0):
@@ -276,6 +301,7 @@ def main() -> None:
         "--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES), help="rates and decays"
     )
     made.add_argument("--steps", type=int)
+    made.add_argument("--figure", type=Path, help="draw right answers by gap")
     options = made.parse_args()
     same_settings(options.folder, {"steps": options.steps or 3_000})
     for study in studies(options.only, options.steps):
@@ -283,6 +309,8 @@ def main() -> None:
             options.folder, study, options.models, options.recipes, options.seeds, options.workers
         )
         report(study.name, list(found), as_json=options.json)
+    if options.figure:
+        print(draw_gaps(options.folder, options.figure))
     if "law" in options.only:
         report("law", list(laws()), as_json=options.json)
 

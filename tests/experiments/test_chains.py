@@ -81,12 +81,14 @@ def test_a_training_is_kept(
         "1",
         "--json",
     ]
-    monkeypatch.setattr(sys, "argv", [*command, "--models", *names])
+    figure = tmp_path / "gaps.png"
+    monkeypatch.setattr(sys, "argv", [*command, "--models", *names, "--figure", str(figure)])
     monkeypatch.setattr(chains, "PLACED", ((4, 16),))
     monkeypatch.setattr(chains, "TESTED", (0, 3))
     chains.main()
     tables = printed(capsys)
     assert [[row["seeds"] for row in rows] for rows in tables] == [[1] * 12] * 2
+    assert figure.stat().st_size > 5_000
     monkeypatch.setattr(chains, "built", None)  # nothing is trained again
     chains.main()
     assert printed(capsys) == tables
