@@ -301,16 +301,18 @@ def main() -> None:
         "--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES), help="rates and decays"
     )
     made.add_argument("--steps", type=int)
-    made.add_argument("--figure", type=Path, help="draw right answers by gap")
+    made.add_argument("--figure", type=Path, help="draw right answers of gaps there")
     options = made.parse_args()
+    if options.figure:
+        options.figure.parent.mkdir(parents=True, exist_ok=True)
     same_settings(options.folder, {"steps": options.steps or 3_000})
     for study in studies(options.only, options.steps):
         found = trained(
             options.folder, study, options.models, options.recipes, options.seeds, options.workers
         )
         report(study.name, list(found), as_json=options.json)
-    if options.figure:
-        print(draw_gaps(options.folder, options.figure))
+        if options.figure and study.name == "gaps":
+            draw_gaps(options.folder, options.figure)
     if "law" in options.only:
         report("law", list(laws()), as_json=options.json)
 

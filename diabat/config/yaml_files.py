@@ -155,7 +155,7 @@ def parse_yaml(text: str, name: str) -> Any:
     try:
         if yaml.__with_libyaml__ and not _ONLY_IN_LIBYAML.search(text):
             with suppress(*_SYNTAX_ERRORS):
-                return yaml.load(text, Loader=partial(_Loader, fast=True))  # type: ignore[arg-type]
+                return yaml.load(text, Loader=partial(_Loader, fast=True))  # type: ignore[arg-type]  # stubs want a class
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

@@ -23,7 +23,7 @@ def torchrun(folder: Path) -> Iterator[str]:
     """Two processes share a run; one is killed (rank 1, then rank 0), torchrun ends, and the run is resumed by two."""
     straight = folder / "straight"
     if _wait(_start(straight)):
-        yield f"the undisturbed run failed: {_end(straight)}"
+        yield f"the undisturbed run failed: {_said(straight)}"
         return
     for victim in (1, 0):
         run = folder / f"killed-{victim}"
@@ -36,7 +36,7 @@ def torchrun(folder: Path) -> Iterator[str]:
         elif saved_step(run) < _STEPS // 3:
             yield f"rank {victim}: the checkpoint is gone"
         else:
-            yield f"does not resume: {_end(run)}" if _wait(_start(run)) else difference(run, straight)
+            yield f"does not resume: {_said(run)}" if _wait(_start(run)) else difference(run, straight)
 
 
 def _start(run: Path) -> subprocess.Popen[bytes]:
@@ -52,9 +52,9 @@ def _log(run: Path) -> Path:
     return run.with_suffix(".stderr")
 
 
-def _end(run: Path) -> str:
-    """The end of what its workers said."""
-    return _log(run).read_text(errors="replace")[-3000:]
+def _said(run: Path) -> str:
+    """What its workers said first; torchrun adds its own words behind."""
+    return _log(run).read_text(errors="replace")[:3000]
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
