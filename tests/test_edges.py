@@ -46,7 +46,6 @@ def test_energies_of_many_reads_are_computed_in_parts(monkeypatch: pytest.Monkey
 def test_sparse_tensors_are_edges(layout: str) -> None:
     ising = sparse_problem((2,), 8, 12)
     J = ising.couplings
-    assert J is not None
     with warnings.catch_warnings():  # torch calls its CSR tensors a beta
         warnings.simplefilter("ignore", UserWarning)
         sparse = {"csr": J.to_sparse_csr, "csc": J.to_sparse_csc}.get(layout, J.to_sparse)()
@@ -57,7 +56,6 @@ def test_sparse_tensors_are_edges(layout: str) -> None:
                 check_invariants=True,
             )  # fmt: skip
         got = Ising(ising.fields, sparse)
-    assert got.edges is not None
     assert got.matrix is None
     assert got.edges.count == 12
     assert got.couplings is not None
@@ -67,13 +65,10 @@ def test_sparse_tensors_are_edges(layout: str) -> None:
 def test_a_sparse_tensor_has_a_symmetric_gradient() -> None:
     ising = sparse_problem((2,), 6, 8)
     J = ising.couplings
-    assert J is not None
     leaf = J.to_sparse().requires_grad_()
     matrix = J.clone().requires_grad_()
     for one in (leaf, matrix):
         diabat.spin_probabilities(ising.fields, one, "exact").square().sum().backward()
-    assert leaf.grad is not None
-    assert matrix.grad is not None
     torch.testing.assert_close(leaf.grad.to_dense(), matrix.grad * (J != 0))
 
 
@@ -87,7 +82,6 @@ def test_arrays_and_lists_get_the_dtype_of_the_fields() -> None:
     for dtype in (torch.float32, torch.float64):
         for index, given in forms:
             ising = Ising(torch.zeros(3, dtype=dtype), diabat.Edges(index, given))
-            assert ising.edges is not None
             assert torch.equal(ising.edges.values, torch.tensor(values, dtype=torch.float64).to(dtype))
             assert ising.edges.index.tolist() == [list(pair) for pair in pairs]
     assert Ising([0.0, 0.0], diabat.Edges([], [])).edges is not None
@@ -151,7 +145,6 @@ def test_bad_sparse_tensors_are_refused(J: Tensor, message: str) -> None:
 
 def test_an_explicit_zero_on_the_diagonal_is_no_loop() -> None:
     ising = Ising(torch.zeros(3), sparse((0, 0, 0.0), (0, 1, 1.0), (1, 0, 1.0)))
-    assert ising.edges is not None
     assert ising.edges.index.tolist() == [[0, 1]]
 
 
@@ -168,17 +161,14 @@ def test_a_clamped_problem_keeps_its_edges() -> None:
 
 def test_conversion_and_detachment_keep_edges() -> None:
     ising = sparse_problem((2,), 8, 12)
-    assert ising.edges is not None
     assert ising.detach() is ising
     assert ising.to(torch.float64) is ising
     leaf = ising.edges.values.clone().requires_grad_()
     attached = Ising(ising.fields, diabat.Edges(ising.edges.index, leaf))
     single = attached.to(torch.float32)
-    assert single.edges is not None
     assert single.edges.values.dtype == torch.float32
     assert single.edges.values.requires_grad
     detached = attached.detach().edges
-    assert detached is not None
     assert not detached.values.requires_grad
 
 

@@ -44,4 +44,4 @@ def test_invalid_inputs_are_refused(layer: str, x: Any, told: str) -> None:
 
 def test_causal_is_true_or_false() -> None:
     with pytest.raises(ValueError, match="causal: expected True or False, got 'no'"):
-        diabat.BoltzmannAttention(4, 1, 3, causal="no")  # type: ignore[arg-type]
+        diabat.BoltzmannAttention(4, 1, 3, causal="no")

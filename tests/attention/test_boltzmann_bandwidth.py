@@ -32,8 +32,6 @@ def inputs(window: int, batch: int = 3) -> torch.Tensor:
 def test_only_couplings_in_the_band_are_parameters(bandwidth: int) -> None:
     layer = built(8, bandwidth=bandwidth)
     J = layer.couplings()
-    assert layer.coupling_pairs is not None
-    assert J is not None
     reach = min(bandwidth, 7)
     assert layer.coupling_pairs.shape == (2, sum(8 - d for d in range(1, reach + 1)))
     apart = (torch.arange(8)[:, None] - torch.arange(8)).abs()
@@ -49,7 +47,6 @@ def test_without_a_bandwidth_checkpoints_keep_their_layout() -> None:
     wide.load_state_dict(whole.state_dict())
     J = whole.couplings()
     assert whole.coupling_pairs is not None
-    assert J is not None
     assert torch.equal(J[:, 0, *torch.triu_indices(5, 5, 1)], whole.coupling_pairs)
     assert torch.equal(whole(inputs(5)), wide(inputs(5)))
 
@@ -79,7 +76,6 @@ def test_couplings_train_from_zero() -> None:
     """At J = 0 the band cannot be read off J; the layer tells its sampler."""
     layer = BoltzmannAttention(8, 1, 12, sampler="banded", bandwidth=3)
     layer(inputs(12).float()).square().sum().backward()
-    assert layer.coupling_pairs is not None
     assert layer.coupling_pairs.grad is not None
     assert (layer.coupling_pairs.grad != 0).all()
 
@@ -89,7 +85,6 @@ def test_shorter_sequences_and_long_windows() -> None:
     short = built(20, sampler="exact", bandwidth=3)
     state = layer.state_dict()
     J = layer.couplings(20)
-    assert J is not None
     upper = torch.triu_indices(20, 20, 1)
     state["coupling_pairs"] = J[:, 0, upper[0], upper[1]][:, upper[1] - upper[0] <= 3]
     short.load_state_dict(state)
@@ -105,8 +100,6 @@ def test_a_band_is_not_expanded() -> None:
         out, _ = layer(x[:2], x, x)
         out.square().sum().backward()
     assert largest.numel <= 2 * 1000 * 8
-    assert layer.coupling_pairs is not None
-    assert layer.coupling_pairs.grad is not None
     assert layer.coupling_pairs.grad.abs().sum() > 0
     recorded, built = layer.last_fields_and_couplings()[1], layer.couplings()
     assert recorded is not None

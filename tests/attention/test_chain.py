@@ -280,7 +280,6 @@ def built(
     torch.manual_seed(1)
     options = {"relative": True, "coupling_init": CouplingInit(mean=0.4, std=0.3), **options}
     layer = BoltzmannAttention(embed_dim, num_heads, None, **options).to(dtype)
-    assert layer.key_couplings is not None
     if layer.key_couplings.second is not None:
         torch.nn.init.normal_(layer.key_couplings.second, std=0.4)
     if options.get("couplings") == "gates":
@@ -323,17 +322,14 @@ def test_the_layer_in_its_own_terms(name: str, monkeypatch: pytest.MonkeyPatch) 
 def test_couplings_are_those_of_the_tokens(name: str) -> None:
     layer = built(F64, **OPTIONS[name])
     chain, x = layer.key_couplings, torch.randn(2, 6, 12, dtype=F64)
-    assert chain is not None
     layer(x)
     _, J = layer.last_fields_and_couplings()
-    assert J is not None
     expected = torch.zeros(2, 2, 6, 6, dtype=F64)
     for d in range(1, chain.bandwidth + 1):
         for j in range(d, 6):
             for h in range(2):
                 value = chain.distance[h, d - 1].expand(2)
                 if chain.first is not None:
-                    assert chain.second is not None
                     rank = len(chain.first) // 2
                     a = x[:, j - d] @ chain.first[h * rank : (h + 1) * rank].T
                     row = (h * chain.bandwidth + d - 1) * rank
@@ -378,7 +374,6 @@ def test_one_query_by_its_kernel(batch: int, keys: int, weights: str, dtype: tor
     for mask in (visible, visible.logical_not()):
         for added in (None, bias):
             found = attend_once(weights, 0.4, q, k, v, J, mask, added)
-            assert found is not None
             scores = 0.4 * q.double() @ k.double().repeat_interleave(2, 1).mT
             scores = scores if added is None else scores + bias.double()[:, None, None]
             seen = mask[:, None, None]
@@ -398,7 +393,6 @@ def test_one_query_beyond_the_range_of_its_kernel() -> None:
     assert attend_once("odds", 1.0, q, k, v, J, visible) is not None
     layer = built(couplings="distance").eval()
     chain = layer.key_couplings
-    assert chain is not None
     with torch.no_grad():
         for strength in (20.0, 200.0):
             chain.distance.fill_(strength)
@@ -469,7 +463,6 @@ def test_a_pass_in_inference_mode_leaves_nothing_that_training_cannot_use() -> N
     with torch.inference_mode():
         layer(x)
     layer(x).sum().backward()
-    assert layer.key_couplings is not None
     assert layer.key_couplings.distance.grad is not None
 
 
@@ -477,17 +470,13 @@ def test_couplings_start_at_the_given_ones_and_train() -> None:
     layer = BoltzmannAttention(
         8, 2, None, relative=True, weights="odds", coupling_init=CouplingInit(mean=0.7)
     )
-    assert layer.key_couplings is not None
     assert coupling_parameters(layer) == [layer.key_couplings.distance]
     x = torch.randn(1, 10, 8)
     layer(x)
     _, J = layer.last_fields_and_couplings()
-    assert J is not None
     torch.testing.assert_close(J[0, 0, 0].diagonal(1), torch.full((9,), 0.7))
     layer(x).square().sum().backward()
     assert all(p.grad is not None for p in layer.parameters())
-    assert layer.key_couplings.second is not None
-    assert layer.key_couplings.second.grad is not None
     assert float(layer.key_couplings.second.grad.abs().max()) > 0
 
 
@@ -496,12 +485,10 @@ def test_correlations_of_a_query_are_those_of_the_chain() -> None:
     layer(torch.randn(2, 6, 12, dtype=F64))
     found = query_moments(layer, 4, sequence=1)
     fields, J = layer.last_fields_and_couplings()
-    assert J is not None
     assert found.couplings is not None
     assert torch.equal(found.couplings, J[1, :, 0, :5, :5])
     problem = Ising(fields[1, :, 4, :5], found.couplings)
     exact = diabat.sampler("exact").moments(problem, correlations=True)
-    assert exact.correlation is not None
     m = exact.magnetization
     torch.testing.assert_close(found.correlations, exact.correlation - m[:, :, None] * m[:, None])
 
@@ -566,8 +553,6 @@ def test_multihead_attention_couples_its_keys(weights: str, is_causal: bool) -> 
     """As self-attention it is BoltzmannAttention; masks that are no prefix go by the operators."""
     layer = built(F64, weights=weights, causal=is_causal)
     other = BoltzmannMultiheadAttention(12, 2, batch_first=True, window=None, weights=weights, dtype=F64)
-    assert layer.key_couplings is not None
-    assert other.key_couplings is not None
     other.key_couplings.load_state_dict(layer.key_couplings.state_dict())
     with torch.no_grad():
         parts = layer.query, layer.key, layer.value

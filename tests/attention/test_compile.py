@@ -109,7 +109,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
 def test_relative_couplings_in_one_graph_for_all_lengths(name: str) -> None:
     """With padding, and once without: one graph of each for the first length, one more for all others."""
     net = BoltzmannAttention(8, 2, 3, relative=True, **WINDOWS[name])
-    torch.nn.init.normal_(net.coupling_pairs, std=0.3)  # type: ignore[arg-type]  # a parameter in this mode
+    torch.nn.init.normal_(net.coupling_pairs, std=0.3)
     graphs, backend = count_graphs("eager")
     compiled = torch.compile(net, fullgraph=True, backend=backend)
     for length in (7, 9, 12):
@@ -128,8 +128,6 @@ def test_reads_of_clamped_couplings_break_the_graph() -> None:
     outputs, slopes = [], []
     for function in (compiled, net):
         outputs.append(step(function, net, x)[0])
-        assert net.coupling_pairs is not None
-        assert net.coupling_pairs.grad is not None
         slopes.append(net.coupling_pairs.grad.clone())
     assert (outputs[0] - outputs[1]).abs().max() < 1e-6
     assert (slopes[0] - slopes[1]).abs().max() < 1e-5
@@ -151,7 +149,7 @@ def test_batches_of_other_sizes() -> None:
 def test_layers_of_torch_with_our_attention(mask: str) -> None:
     layer = nn.TransformerEncoderLayer(16, 4, batch_first=True, dropout=0.0)
     layer.self_attn = diabat.BoltzmannMultiheadAttention(16, 4, batch_first=True, window=6)
-    nn.init.normal_(layer.self_attn.coupling_pairs, std=0.3)  # type: ignore[arg-type]  # a parameter in this mode
+    nn.init.normal_(layer.self_attn.coupling_pairs, std=0.3)
     x = torch.randn(3, 6, 16)
     options: dict[str, Any] = {
         "none": {},

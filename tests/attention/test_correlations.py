@@ -168,4 +168,4 @@ def test_wrong_queries_are_refused() -> None:
     built(inputs())
     for query in (-1, 6, 1.0):
         with pytest.raises(ValueError, match=r"query: expected a position in 0 .. 5, got"):
-            query_moments(built, query)  # type: ignore[arg-type]  # on purpose
+            query_moments(built, query)

@@ -14,7 +14,6 @@ from diabat.ising import pair_indices
 def pairs_of(**options: Any) -> torch.Tensor:
     torch.manual_seed(3)
     layer = diabat.BoltzmannAttention(8, 2, 12, coupling_init=CouplingInit(**options), bandwidth=4)
-    assert layer.coupling_pairs is not None
     return layer.coupling_pairs.detach()
 
 
@@ -33,7 +32,7 @@ def test_multihead_attention_and_models_take_it_and_softmax_leaves_it_unused() -
     start = CouplingInit(mean=0.5, distance=1)
     layer = diabat.BoltzmannMultiheadAttention(8, 2, window=4, coupling_init=start)
     wanted = torch.tensor([0.5, 0.0, 0.0, 0.5, 0.0, 0.5])  # (0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)
-    assert torch.equal(layer.coupling_pairs.detach(), wanted.expand(2, -1))  # type: ignore[union-attr]  # mode h+J
+    assert torch.equal(layer.coupling_pairs.detach(), wanted.expand(2, -1))
     model = {"name": "transformer", "coupling_init": {"mean": 0.5, "distance": 1}}
     config = make_config({"task": {"name": "brackets"}, "model": model})
     assert config.model.coupling_init == start  # type: ignore[attr-defined]  # a transformer

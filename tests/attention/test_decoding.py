@@ -94,7 +94,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"state: expected keys \[1, 2, S, 4\] .* got \[2, 2, 1, 4\]"):
         built.step(x[:1, 0], state)
     with pytest.raises(TypeError, match="state: expected a DecodingState or None, got dict"):
-        built.step(x[:, 0], {})  # type: ignore[arg-type]  # on purpose
+        built.step(x[:, 0], {})
     with pytest.raises(ValueError, match=r"rows: expected int64 \[B\], got torch.float32 \[2\]"):
         state.reorder(torch.zeros(2))
 

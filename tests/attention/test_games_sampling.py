@@ -148,14 +148,12 @@ def test_standard_errors_are_calibrated(case: str) -> None:
 def test_effective_samples_are_those_of_the_weights() -> None:
     game, _ = replicas(6, 2)
     uniform = games.sample_shapley(game, 10, seed=5)
-    assert uniform.effective_samples is not None
     assert (uniform.effective_samples - 10).abs().max() < 1e-10
     for sampled, options in GIBBS.values():
         hot, cold = (
             sampled(game, 10, weighting="gibbs", temperature=t, seed=5, **options).effective_samples
             for t in (1e9, 1e-3)
         )
-        assert hot is not None
         assert cold is not None
         # The best context takes all; coalitions that differ in the player only share it.
         assert 1 <= float(off_diagonal(cold).mean()) < 4
@@ -176,7 +174,6 @@ def test_a_single_draw_has_no_standard_error() -> None:
         assert estimate.standard_error is not None
         assert torch.isinf(estimate.standard_error).all()
     pairs = games.sample_interaction(game, 1).standard_error
-    assert pairs is not None
     assert torch.isinf(off_diagonal(pairs)).all()
     assert not pairs.diagonal(dim1=-2, dim2=-1).any()
 
@@ -202,7 +199,6 @@ def test_gram_arithmetic_against_norms_from_scratch(case: str, weighting: str, f
         (ours.standard_error, scratch.standard_error),
         (ours.effective_samples, scratch.effective_samples),
     ):
-        assert a is not None
         assert b is not None
         assert (a - b).abs().max() < 1e-11
 
@@ -296,8 +292,16 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "players: expected a bool",
     ),
     (lambda: games.NormGame(torch.zeros(21, 2)).table(), ValueError, "vectors: expected at most 20 players"),
-    (lambda: games.FunctionGame(3, 2), TypeError, "value: expected a function of masks, got int"),  # type: ignore[arg-type]  # the mistake under test
-    (lambda: games.FunctionGame(len, 0), ValueError, "num_players: expected an integer >= 1, got 0"),  # type: ignore[arg-type]  # refused before it is called
+    (
+        lambda: games.FunctionGame(3, 2),
+        TypeError,
+        "value: expected a function of masks, got int",
+    ),
+    (
+        lambda: games.FunctionGame(len, 0),
+        ValueError,
+        "num_players: expected an integer >= 1, got 0",
+    ),
 ]
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_samples": 0}, ValueError, "num_samples: expected an integer >= 1, got 0"),
@@ -335,6 +339,6 @@ def test_bad_options_are_refused(options: dict[str, Any], kind: type[Exception],
 def test_bad_options_of_pairs_are_refused() -> None:
     game, _ = replicas(4, 1)
     with pytest.raises(ValueError, match="index: expected one of banzhaf, shapley, got 'myerson'"):
-        games.sample_interaction(game, 4, index="myerson")  # type: ignore[arg-type]  # the mistake under test
+        games.sample_interaction(game, 4, index="myerson")
     with pytest.raises(ValueError, match="stratified: expected False with index='banzhaf'"):
         games.sample_interaction(game, 4, stratified=True)

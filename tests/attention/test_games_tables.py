@@ -250,7 +250,7 @@ def test_value_table_of_a_function() -> None:
 BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: games.mobius(torch.zeros(6)), ValueError, r"table: expected shape \[..., 2\^n\], got \[6\]"),
     (lambda: games.mobius(torch.zeros(8, dtype=torch.int64)), TypeError, "table: expected a floating tensor"),
-    (lambda: games.shapley([0.0, 1.0]), TypeError, "table: expected a floating tensor, got list"),  # type: ignore[arg-type]  # the mistake under test
+    (lambda: games.shapley([0.0, 1.0]), TypeError, "table: expected a floating tensor, got list"),
     (lambda: games.shapley(torch.zeros(1 << 21)), ValueError, "table: expected at most 20 players, got 21"),
     (lambda: games.k_sii(torch.zeros(8), 4), ValueError, "order: expected an integer in 1 .. 3, got 4"),
     (lambda: games.k_sii(torch.zeros(8), True), ValueError, "order: expected an integer in 1 .. 3, got True"),

@@ -103,10 +103,10 @@ def test_it_starts_as_torch_does() -> None:
         assert list(state) == list(theirs)
         assert all(torch.equal(state[name], theirs[name]) for name in theirs)
         with torch.no_grad():
-            ours.coupling_pairs.fill_(0.5)  # type: ignore[union-attr]
+            ours.coupling_pairs.fill_(0.5)
         missing, unexpected = ours.load_state_dict(theirs, strict=False)
         assert (missing, unexpected) == (["coupling_pairs"], [])
-        assert bool((ours.coupling_pairs == 0.5).all())  # type: ignore[union-attr]
+        assert bool((ours.coupling_pairs == 0.5).all())
 
 
 @pytest.mark.parametrize("mode", ["h+J", "h", "J", "h+J+K", "softmax"])
@@ -150,8 +150,6 @@ def test_float_masks_add_to_the_fields_and_hide() -> None:
     query, key, value = (x.double() for x in tensors(batch_first=True))
     numbers = masks("float 3d")
     mask, of_keys = numbers["attn_mask"], numbers["key_padding_mask"]
-    assert mask is not None
-    assert of_keys is not None
     weights = built(query, key, value, of_keys, True, mask, False)[1]
     built(query, key, value)
     fields, J = built.last_fields_and_couplings()
@@ -193,7 +191,6 @@ def test_a_float_mask_is_learned() -> None:
     mask.requires_grad_()
     built, given = boltzmann(), [x.double() for x in tensors(batch_first=True)]
     built(*given, attn_mask=mask)[0].square().sum().backward()
-    assert mask.grad is not None
     assert mask.grad[0, 1] == 0
     assert bool((mask.grad.flatten()[[0, *range(2, L * S)]] != 0).all())
 
@@ -203,7 +200,6 @@ def test_a_nan_in_a_mask_hides_nothing() -> None:
         (1, 1, 1, 2), None, torch.tensor([[math.nan, -math.inf]]), False, torch.device("cpu")
     )
     assert visible.tolist() == [[True, False]]
-    assert added is not None
     assert bool(added.isnan()[0, 0])
 
 
@@ -333,7 +329,6 @@ def test_nested_inputs_are_padded_ones() -> None:
 
 def test_a_band_of_couplings() -> None:
     built = BoltzmannMultiheadAttention(E, H, window=40, sampler="banded", bandwidth=2)
-    assert built.coupling_pairs is not None
     assert built.coupling_pairs.shape == (H, 39 + 38)
     x = torch.randn(40, B, E)
     built(x, x, x)[0].square().sum().backward()

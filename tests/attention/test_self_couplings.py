@@ -32,7 +32,6 @@ def weights_of(built: BoltzmannAttention, x: Tensor, mask: Tensor | None = None)
 def correlated(J: Tensor, visible: Tensor, own: int) -> Tensor:
     """(1 + <s_own s_j>)/2 of visible spins without fields, normalised."""
     found = brute_force(Ising(torch.zeros(len(visible), dtype=F64), J, visible)).correlation
-    assert found is not None
     alpha = torch.where(visible, (1 + found[own]) / 2, 0)
     return alpha / alpha.sum()
 
@@ -42,7 +41,6 @@ def correlated(J: Tensor, visible: Tensor, own: int) -> Tensor:
 def test_weights_are_correlations_without_fields(backend: str, causal: bool) -> None:
     built, x = layer(causal=causal, sampler=backend), inputs(2, 5)
     found, J = weights_of(built, x), built.couplings()
-    assert J is not None
     for head in range(2):
         for i in range(5):
             visible = torch.arange(5) <= i if causal else torch.ones(5, dtype=torch.bool)
@@ -55,7 +53,6 @@ def test_padding() -> None:
     built, x = layer(causal=False), inputs(2, 5)
     mask = torch.tensor([[False, False, True, False, True], [True] * 5])
     found, J = weights_of(built, x, mask), built.couplings()
-    assert J is not None
     for i in (0, 1, 3):
         assert (found[0, 0, i] - correlated(J[0, 0].detach(), ~mask[0], i)).abs().max() < 1e-12
     assert torch.allclose(found[0, :, 2], (~mask[0]).to(F64) / 3)  # its own spin is hidden
@@ -116,8 +113,6 @@ def test_mode_j_is_uniform_and_modes_j_and_h_call_no_sampler(causal: bool) -> No
     seen = torch.ones(5, 5, dtype=F64).tril() if causal else torch.ones(5, 5, dtype=F64)
     assert torch.equal(weights_of(built, x), (seen / seen.sum(-1, keepdim=True)).expand(2, 2, 5, 5))
     built(x).sum().backward()
-    assert built.coupling_pairs is not None
-    assert built.coupling_pairs.grad is not None
     assert not built.coupling_pairs.grad.any()
     BoltzmannAttention(8, 2, 5, mode="h", causal=causal, sampler=recorder).to(F64)(x)
     assert not recorder.calls

@@ -92,7 +92,7 @@ def test_invisible_spins_stay_down(form: str) -> None:
     plan = random_plan(3, seed=1)
     fields, couplings = random_problem(3, 1, seed=1)
     seen = np.array([True, False, True])
-    circuit = anneal_circuit(plan, fields[0], couplings, form, visible=seen)  # type: ignore[arg-type]  # a parameter
+    circuit = anneal_circuit(plan, fields[0], couplings, form, visible=seen)
     p = Statevector(circuit).probabilities().reshape(2, 2, 2)
     assert not p[:, 1].any()
     two = np.array([0, 2])
@@ -119,7 +119,7 @@ def test_openqasm_refuses_the_diagonal_form() -> None:
 
 def test_unknown_form() -> None:
     with pytest.raises(ValueError, match="expected form 'gates' or 'diagonal', got 'matrix'"):
-        anneal_circuit(random_plan(1, seed=0), [0.0], [[0.0]], "matrix")  # type: ignore[arg-type]  # on purpose or by keyword
+        anneal_circuit(random_plan(1, seed=0), [0.0], [[0.0]], "matrix")
 
 
 @pytest.mark.parametrize(

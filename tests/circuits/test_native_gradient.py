@@ -224,7 +224,6 @@ def test_batches_of_several_sizes_add_up(precision: Any) -> None:
 def test_a_problem_does_not_depend_on_the_batch_around_it(kind: str) -> None:
     plan, batch, engine = turning(4, 0, seed=4), make_batch(5, 21, kind, seed=3), NativeEngine()
     v, w = cotangents(batch, True)
-    assert w is not None
     whole = gradient_of(engine, plan, batch, v, w).batches[0]
     for rows in (np.arange(21)[::-1], np.array([20]), np.array([3, 11])):
         J = batch.couplings if batch.shared else batch.couplings[rows]

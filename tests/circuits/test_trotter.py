@@ -66,7 +66,7 @@ def test_suzuki_steps_run_back_in_time() -> None:
 
 
 def test_plan_distance_is_the_total_variation_distance() -> None:
-    one, none = TrotterPlan([np.pi / 2], [0.0], [np.pi / 2]), TrotterPlan([0.0], [0.0], [0.0])  # type: ignore[arg-type]  # lists
+    one, none = TrotterPlan([np.pi / 2], [0.0], [np.pi / 2]), TrotterPlan([0.0], [0.0], [0.0])
     # A unit field turns the spin to +1 (P = 1) after a quarter turn of both layers; without it P = 1/2.
     assert plan_distance(one, none, [[1.0], [0.0]], [[0.0]]) == pytest.approx([0.5, 0.0])
 
@@ -218,7 +218,7 @@ def test_absurd_numbers_of_steps() -> None:
 
 def test_unknown_order() -> None:
     with pytest.raises(ValueError, match="order: expected 'first', 'strang' or 'suzuki4', got 'second'"):
-        trotter_plan(RAMP, 1.0, 100, "second")  # type: ignore[arg-type]  # on purpose or by keyword
+        trotter_plan(RAMP, 1.0, 100, "second")
 
 
 @pytest.mark.parametrize(

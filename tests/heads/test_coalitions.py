@@ -43,7 +43,6 @@ def test_it_takes_part_in_games(llama: Any) -> None:
     table = game.table()
     torch.testing.assert_close(games.shapley(table).sum(), table[-1] - table[0])
     estimate = games.sample_shapley(game, 400, antithetic=True, seed=0)
-    assert estimate.standard_error is not None
     assert bool(((estimate.value - games.shapley(table)).abs() < 5 * estimate.standard_error + 1e-9).all())
     assert games.sample_interaction(game, 200, seed=0).value.shape == (GROUPS, GROUPS)
 

@@ -47,8 +47,6 @@ def test_interactions_from_their_definitions(name: str, peft: bool) -> None:
     (-log_p[:, :-1].gather(-1, inputs["labels"][:, 1:, None]).sum()).backward()
     hook.remove()
     o, y = kept["o"], kept["y"]
-    assert o.grad is not None
-    assert y.grad is not None
     size = o.shape[-1] // HEADS
     W = module.base_layer.weight + module.get_delta_weight("default") if peft else module.weight
     W = W.T if name == "gpt2" else W
@@ -92,8 +90,6 @@ def test_what_does_not_depend_on_the_basis_inside_a_head(orthogonal: bool) -> No
         torch.testing.assert_close(two.written, one.written, rtol=0, atol=1e-9)
         torch.testing.assert_close(two.reachable, one.reachable, rtol=0, atol=1e-9)
         assert two.invariant_gamma == pytest.approx(one.invariant_gamma, abs=5e-9)
-        assert one.information is not None
-        assert two.information is not None
         found, expected = two.information.total_correlation, one.information.total_correlation
         assert found == pytest.approx(expected, abs=1e-7)
     assert max(abs(before[layer].gamma - after[layer].gamma) for layer in before) > 0.01

@@ -192,7 +192,7 @@ OTHERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: Dividends.of_tables(torch.zeros(2, 8).long()), "table: expected a floating tensor"),
     (lambda: Dividends.of_small(torch.zeros(2, 5), 4, 2), r"values: expected shape \[samples, 11\]"),
     (lambda: Dividends.of_small(torch.zeros(0, 11), 4, 2), "values: expected one row per sample"),
-    (lambda: Dividends.of_small([1.0], 4, 2), "values: expected a floating tensor, got list"),  # type: ignore[arg-type]
+    (lambda: Dividends.of_small([1.0], 4, 2), "values: expected a floating tensor, got list"),
     (lambda: small_coalitions(4, 5), "max_size: expected at most 4, got 5"),
     (lambda: small_coalitions(4, 0), "max_size: expected an integer >= 1"),
     (lambda: small_coalitions(64, 6), "max_size: expected at most 65536 coalitions, got 83278001"),
@@ -223,8 +223,8 @@ OTHERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: cross_head_barlow_twins(ONES(1, 3, 2, 2), mask=torch.zeros(1, 3)), "mask: expected 2 or more tokens"),
     (lambda: cross_head_barlow_twins(ONES(1, 3, 2, 2), mask=ONES(3, 1)), r"mask: expected \[1, 3\], got \[3, 1\]"),
     (lambda: cross_head_barlow_twins(ONES(1, 3, 2, 2), ONES(3, 3)), r"weights: expected \[2, 2\], got \[3, 3\]"),
-    (lambda: cross_head_barlow_twins(ONES(1, 3, 2, 2), target="one"), "target: expected one of"),  # type: ignore[arg-type]
-    (lambda: pair_weights(EYE(2), "adaptiv"), "weighting: .* Did you mean 'adaptive'"),  # type: ignore[arg-type]
+    (lambda: cross_head_barlow_twins(ONES(1, 3, 2, 2), target="one"), "target: expected one of"),
+    (lambda: pair_weights(EYE(2), "adaptiv"), "weighting: .* Did you mean 'adaptive'"),
     (lambda: negative_entropy(ONES(2, 2)), r"logits: expected \[B, T, V\], got \[2, 2\]"),
     (lambda: weight_coupling(ONES(3, 4)), r"slices: expected a floating tensor \[H, hidden, d\]"),
     (lambda: gradient_coupling(ONES(2, 3, 4).long()), "gradients: expected a floating"),
@@ -241,17 +241,17 @@ OTHERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: HeadOutputs(decoder(), [-1]), "layers: expected a layer with attention, .* got -1"),
     (lambda: HeadOutputs(decoder(), [0, 0]), "layers: expected different layers"),
     (lambda: HeadOutputs(decoder(), []), "layers: expected a list of one layer or more"),
-    (lambda: HeadOutputs(decoder(), 1), "layers: expected a list of one layer or more, got 1"),  # type: ignore[arg-type]
+    (lambda: HeadOutputs(decoder(), 1), "layers: expected a list of one layer or more, got 1"),
     (lambda: HeadOutputs(decoder(num_attention_heads=1, num_key_value_heads=1)), "model: expected two heads or more"),
     (lambda: HeadOutputs(adapted(decoder(), use_dora=True)), "model: expected plain LoRA .* DoraLinearVariant"),
     (lambda: HeadOutputs(int8()), "model: .* layer 1, got Int8Linear; load the model without quantization"),
-    (lambda: HeadInteractions(decoder(), information=1), "information: expected True or False"),  # type: ignore[arg-type]
+    (lambda: HeadInteractions(decoder(), information=1), "information: expected True or False"),
     (lambda: HeadInteractions(torch.nn.Linear(2, 2)), "model: expected a model of transformers"),
     (lambda: measured([]), "batches: expected one batch or more"),
     (lambda: measured(3), "batches: expected a mapping or several, got int"),
     (lambda: measured({"input_ids": batch()["input_ids"]}), "batch: expected labels"),
     (lambda: measured(batch(), infinite()), "batch: expected finite gradients at the heads"),
-    (lambda: counted_tokens([1]), "batch: expected a mapping of tensors"),  # type: ignore[arg-type]
+    (lambda: counted_tokens([1]), "batch: expected a mapping of tensors"),
     *(
         (lambda change=change: counted_tokens(batch() | change), sentence)
         for change, sentence in [

@@ -149,6 +149,6 @@ def test_a_text_needs_a_tokenizer(sample: Any) -> None:
 def test_samples_are_a_sequence() -> None:
     for wrong in ({"input_ids": [1]}, "text", b"text", 3, torch.tensor(1), np.array(1.0)):
         with pytest.raises(ValueError, match="samples: expected a sequence of dicts"):
-            read_samples(wrong, None, VOCABULARY)  # type: ignore[arg-type]
+            read_samples(wrong, None, VOCABULARY)
     with pytest.raises(ValueError, match="samples: expected at least one, got none"):
         read()

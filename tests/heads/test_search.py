@@ -78,7 +78,7 @@ def test_the_common_group_of_many_players() -> None:
 def test_a_share_is_a_number_up_to_one() -> None:
     for share in (0, 1.5, float("nan"), True, "half"):
         with pytest.raises(ValueError, match=r"share: expected a number in \(0, 1\]"):
-            common(of(2, p0=1.0), share)  # type: ignore[arg-type]
+            common(of(2, p0=1.0), share)
 
 
 def pairwise(n: int, seed: int = 0, higher: float = 0.0) -> Tensor:

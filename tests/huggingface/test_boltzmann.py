@@ -120,7 +120,6 @@ def test_rows_without_a_visible_key_are_uniform_as_in_eager(weights: str, dtype:
     assert torch.allclose(found[:, :, 0], torch.tensor(0.25, dtype=dtype))
     (found.float().square().sum() + out.float().square().sum()).backward()
     for tensor in (q, k, v, *couplings(module).values()):
-        assert tensor.grad is not None
         assert tensor.grad.isfinite().all()
 
 

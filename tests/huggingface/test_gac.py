@@ -142,7 +142,6 @@ def test_half_precision_is_rounded_after_calibration(dtype: torch.dtype) -> None
     out, weights = gac.gac_attention(module, query, key, value, mask, **given)
     scores = query @ key.mT * 16**-0.5 + mask
     expected, sums = calibrate(scores.softmax(-1, torch.float32), visible, SETTING)
-    assert weights is not None
     assert torch.equal(weights, expected.to(dtype))
     assert torch.equal(out, (weights @ value).transpose(1, 2))
     kept = vars(cache)[gac.SUMS][0].sums.total

@@ -103,7 +103,7 @@ METHODS: list[tuple[Call, str]] = [
      r"salient: expected layers among 0, 1, 2 of this model, got 3\."),
     (lambda: enable_gac(decoder(), Calibration({1: [8]})),
      r"salient: expected heads below 8 in layer 1 of this model, got 8\."),
-    (lambda: enable_gac(decoder(), {}), "calibration: expected a Calibration, got dict"),  # type: ignore[arg-type]
+    (lambda: enable_gac(decoder(), {}), "calibration: expected a Calibration, got dict"),
 ]  # fmt: skip
 
 
@@ -194,7 +194,7 @@ LOSSES: list[tuple[Call, str]] = [
     (wrong_mask, r"attention_mask: expected a tensor \[B, T\], got \[4, 1, 12, 12\]"),
     (lambda: game().load_state_dict(game(ldb_weight=0.5).state_dict()),
      "game_state: expected the options of the run, ldb_weight 0.352, got 0.5"),
-    (lambda: GameLoss(tiny.adapted(), {}, 5), "options: expected GameOptions, got dict"),  # type: ignore[arg-type]
+    (lambda: GameLoss(tiny.adapted(), {}, 5), "options: expected GameOptions, got dict"),
     (lambda: GameLoss(tiny.adapted(), tiny.options(), 0), "total_steps: expected an integer >= 1"),
 ]  # fmt: skip
 

@@ -43,7 +43,7 @@ def test_logits_do_not_depend_on_padding_or_on_the_rest_of_the_batch(
     model = tiny_model(encoder, task, pooling=pooling).double().eval()
     # Coalitions belong to a place in the batch, so the pairs keep their places.
     if pooling == "boltzmann":
-        torch.nn.init.normal_(model.pooling.coupling_pairs, std=0.1)  # type: ignore[arg-type]  # a parameter
+        torch.nn.init.normal_(model.pooling.coupling_pairs, std=0.1)
     batch, _ = task.train.batch(torch.arange(5))
     torch.manual_seed(1)
     logits = model(batch)
@@ -114,11 +114,11 @@ def test_boltzmann_pooling_has_the_marginals_of_its_fields_and_couplings() -> No
     hidden[0, 2:] = True
     alpha = pooling.probabilities(x, hidden)
     h, J = pooling.last_fields_and_couplings()
-    assert (h.shape, J.shape) == ((3, 2, 4), (2, 4, 4))  # type: ignore[union-attr]  # it has couplings
+    assert (h.shape, J.shape) == ((3, 2, 4), (2, 4, 4))
     for b in range(3):
         for head in range(2):
             n = int((~hidden[b]).sum())
-            one = diabat.Ising(h[b, head, :n], J[head, :n, :n])  # type: ignore[index]  # as above
+            one = diabat.Ising(h[b, head, :n], J[head, :n, :n])
             assert_close(alpha[b, head, :n], diabat.sampler("exact").moments(one).probability)
     weights = pooling.weights(x, hidden)
     assert_close(weights.sum(-1), torch.ones(3, 2, dtype=torch.float64))

@@ -199,7 +199,7 @@ def test_a_half_precision_step_that_overflows_is_left_out(
 ) -> None:
     model = tiny_model(encoder, task, pooling="mean")
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    model.classifier[-1].weight.register_hook(lambda grad: grad * math.inf)  # type: ignore[operator]  # a Linear
+    model.classifier[-1].weight.register_hook(lambda grad: grad * math.inf)
     train(model, task, replace(OPTIONS, precision="float16", max_steps=3), tmp_path / "run", progress=False)
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
     # Each of them halves the scale, which a resumed run goes on with.

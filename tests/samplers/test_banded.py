@@ -57,7 +57,6 @@ def test_sixteen_spins_against_the_exact_backend(width: int, dtype: torch.dtype)
 
 
 def _double(ising: Ising) -> torch.Tensor:
-    assert ising.couplings is not None
     return ising.couplings.double()
 
 
@@ -78,7 +77,6 @@ def test_few_queries_per_coupling_matrix() -> None:
     """Lanes with couplings of their own, some of them equal: 12 problems, 6 J."""
     base = banded_problem((6, 2), 6, 3, lead="heads", seed=2)
     J = banded_problem((6,), 6, 3, lead="per_problem", seed=3).couplings
-    assert J is not None
     check(Ising(base.fields, J[:, None]), 3, "native")
 
 
@@ -146,7 +144,6 @@ def test_hundreds_of_spins(dtype: torch.dtype) -> None:
 def test_strong_problems(fields: float, couplings: float, arithmetic: str, dtype: torch.dtype) -> None:
     """|h| or |J| all equal in size: messages leave the range of the narrower types, and nothing is lost."""
     signs = banded_problem((16,), 12, 4, seed=8, dtype=dtype)
-    assert signs.couplings is not None
     h, J = fields * signs.fields.sign() + signs.fields, couplings * signs.couplings.sign()
     got = BandedSampler(bandwidth=4).moments(Ising(h, J), correlations=True)
     assert got.info["arithmetic"] == arithmetic
@@ -170,7 +167,6 @@ def test_every_problem_has_the_arithmetic_that_it_needs(dtype: torch.dtype, own:
     got = sampler.moments(ising, correlations=True)
     assert got.info["arithmetic"] == "logarithms"
     assert_equal(got, brute_force(ising), dtype)
-    assert ising.couplings is not None
     for row, arithmetic in enumerate((str(dtype).removeprefix("torch."), "float64", "logarithms")):
         alone = sampler.moments(Ising(ising.fields[row], ising.couplings[row]), correlations=True)
         assert alone.info["arithmetic"] == arithmetic
@@ -180,7 +176,6 @@ def test_every_problem_has_the_arithmetic_that_it_needs(dtype: torch.dtype, own:
 def test_reads_of_problems_beside_strong_ones_are_theirs() -> None:
     """The first problems have the streams of the first places, whatever stands behind them."""
     ising, sampler = mixed_problem(torch.float64), BandedSampler(bandwidth=3)
-    assert ising.couplings is not None
     drawn = sampler.sample(ising, 40, seed=3)
     assert drawn.info["arithmetic"] == "logarithms"
     alone = sampler.sample(Ising(ising.fields[:1], ising.couplings[:1]), 40, seed=3)
@@ -195,14 +190,12 @@ def test_reads_of_problems_beside_strong_ones_are_theirs() -> None:
 @pytest.mark.parametrize("own", [False, True])
 def test_gradients_of_mixed_strengths_are_those_of_logarithms(own: bool) -> None:
     ising = mixed_problem(torch.float64, own=own)
-    assert ising.couplings is not None
     ising.fields[:, 2] *= 1000  # problems of one J that need different arithmetic
     weights = torch.randn(3, 5, 9, generator=torch.Generator().manual_seed(1), dtype=F64)
     found = []
     for engine in ("native", "torch"):
         h, J = ising.fields.clone().requires_grad_(), ising.couplings.clone().requires_grad_()
         moments = BandedSampler(bandwidth=3, engine=engine).moments(Ising(h, J))
-        assert moments.log_partition is not None
         ((weights * moments.probability).sum() + 0.1 * moments.log_partition.sum()).backward()
         assert h.grad is not None
         assert J.grad is not None
@@ -242,7 +235,6 @@ def test_threads_change_no_bit() -> None:
             torch.set_num_threads(threads)
             h, J = ising.fields.clone().requires_grad_(), _grad(ising)
             moments = BandedSampler(bandwidth=4).moments(Ising(h, J, ising.visible), correlations=True)
-            assert moments.log_partition is not None
             (moments.probability.square().sum() + moments.log_partition.sum()).backward()
             reads = BandedSampler(bandwidth=4).sample(ising, 5, seed=11).spins
             found.append((moments.probability.detach(), moments.correlation, h.grad, J.grad, reads))
@@ -255,7 +247,6 @@ def test_threads_change_no_bit() -> None:
 
 
 def _grad(ising: Ising) -> torch.Tensor:
-    assert ising.couplings is not None
     return ising.couplings.clone().requires_grad_()
 
 
@@ -263,7 +254,6 @@ def _grad(ising: Ising) -> torch.Tensor:
 def test_a_coupling_outside_the_band_is_named(far: int) -> None:
     """The first place outside counts as well: spins 1 and 4 are 3 apart."""
     ising = banded_problem((2,), 8, 2, seed=12)
-    assert ising.couplings is not None
     J = ising.couplings.clone()
     J[1, far] = J[far, 1] = 0.5
     message = rf"^couplings: .* for \|j - k\| > bandwidth = 2, got a coupling of spins 1 and {far}\.$"

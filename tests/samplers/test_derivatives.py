@@ -95,7 +95,7 @@ def test_second_derivatives_of_problems_beyond_float64() -> None:
         pairs = (400 * torch.randn(20, 6, dtype=F64)).requires_grad_()
         p, log_z = answers(name, h, pack_couplings(pairs, 4))
         first = torch.autograd.grad(log_z.sum() + p[:, 0].sum(), (h, pairs), create_graph=True)
-        found[name] = torch.autograd.grad(sum(g.square().sum() for g in first), (h, pairs))  # type: ignore[arg-type]  # a tensor
+        found[name] = torch.autograd.grad(sum(g.square().sum() for g in first), (h, pairs))
     for a, b in zip(*found.values(), strict=True):
         assert torch.isfinite(a).all()
         assert torch.allclose(a, b, atol=1e-9)

@@ -197,7 +197,6 @@ def test_a_configuration_names_the_sampler() -> None:
     assert isinstance(sampler, DimodSampler)
     assert type(sampler.target).__name__ == "StrictMockQPU"
     assert sampler.betas == (2.0, 3.0)
-    assert sampler.qpu is not None
     assert sampler.qpu.parameters == {"fast_anneal": True, "annealing_time": 0.007}
 
 

@@ -150,7 +150,6 @@ def test_the_same_call_is_answered_from_the_cache(tmp_path: Path) -> None:
 def test_anything_else_is_another_submission(change: str, tmp_path: Path) -> None:
     ising = make_problem((2,), 3, seed=1)
     h, J = ising.fields, ising.couplings
-    assert J is not None
     backend(Scripted(annealed, "label"), cache_dir=tmp_path).sample(ising, 10, seed=0)
     problem = {"fields": Ising(h + 1e-9, J), "couplings": Ising(h, J * (1 + 1e-12))}.get(change, ising)
     fake = Scripted(annealed, "label", **({"chip": 2} if change == "properties" else {}))

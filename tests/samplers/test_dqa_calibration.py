@@ -50,7 +50,6 @@ def test_predicted_is_the_default() -> None:
 def test_none_programs_the_numbers_as_they_are() -> None:
     plain, calibrated = quick(calibration="none"), quick()
     ising = make_problem((3,), 4, seed=3)
-    assert ising.couplings is not None
     beta_h, beta_J = plain.predicted_betas
     rescaled = Ising(ising.fields / beta_h, ising.couplings / beta_J)
     assert (plain.state_probabilities(rescaled) - calibrated.state_probabilities(ising)).abs().max() < 1e-12
@@ -65,7 +64,6 @@ def test_betas_of_ones_own() -> None:
     assert sampler.betas == Betas(8.0, 16.0)
     info = sampler.moments(ising).info
     (batch,) = engine.taken()
-    assert ising.couplings is not None
     assert (batch.fields == ising.fields.numpy() / 8).all()
     assert (batch.couplings == ising.couplings.numpy() / 16).all()
     assert (info["calibration"], info["programmed_with"]) == ("given", (8.0, 16.0))

@@ -60,7 +60,6 @@ def test_invisible_spins_have_no_gate_and_read_as_down() -> None:
     }
     assert acting == {0, 2, 3}
     seen = torch.tensor([0, 2, 3])
-    assert ising.couplings is not None
     visible = Ising(ising.fields[seen], ising.couplings[seen][:, seen])
     table = sampler.state_probabilities(visible).numpy()
     p = Statevector(sampler.circuit(ising)).probabilities().reshape(2, 2, 2, 2)  # spin 3 first

@@ -72,10 +72,8 @@ def test_couplings_of_their_own(
     assert precise[-1]
     by_halves(monkeypatch)
     for problem, one, ratio in zip(problems, found, odds, strict=True):
-        assert problem.couplings is not None
         doubled = Ising(problem.fields.double(), problem.couplings.double(), problem.visible)
         want = ExactSampler().moments(doubled)
-        assert one.log_partition is not None
         error = (one.probability - want.probability).abs() / want.probability.clamp(min=1e-300)
         assert error.max() < tolerance
         torch.testing.assert_close(
@@ -88,10 +86,8 @@ def test_couplings_of_their_own(
 
 def solve(ising: Ising) -> list[Tensor]:
     """Probabilities, log Z, <s_j s_k>, and the gradients of a function of the first two by h and J."""
-    assert ising.couplings is not None
     h, J = ising.fields.clone().requires_grad_(), ising.couplings.clone().requires_grad_()
     moments = ExactSampler().moments(Ising(h, J, ising.visible), correlations=True)
-    assert moments.log_partition is not None
     assert moments.correlation is not None
     dh, dJ = torch.autograd.grad(moments.probability.square().sum() + moments.log_partition.sum(), (h, J))
     return [moments.probability.detach(), moments.log_partition.detach(), moments.correlation, dh, dJ]
@@ -153,7 +149,6 @@ def test_the_range_of_a_precision(
     found, want = ExactSampler().moments(problem), brute_force(Ising(h.double(), J.double()))
     assert precise == expected
     assert found.info["float64_escalation"] == (expected == [False, True])
-    assert found.log_partition is not None
     assert want.log_partition is not None
     # Probabilities below 1e-37 are not numbers of float32.
     error = (found.probability - want.probability).abs() / want.probability.clamp(min=1e-37)
@@ -176,7 +171,6 @@ def by_definition(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Probabilities or log-odds, log Z and the gradients of Σ v result + Σ u log Z, by autograd through all states."""
     n, seen = ising.num_spins, ising.visible_mask.double()
-    assert ising.couplings is not None
     h, J = ising.fields.double().requires_grad_(), ising.couplings.double().requires_grad_()
     states = ((torch.arange(1 << n)[:, None] >> torch.arange(n)) & 1).double() * 2 - 1
     spins = states * seen[..., None, :]
@@ -225,7 +219,6 @@ def test_the_gradient_of_independent_spins() -> None:
     h = torch.linspace(-3, 3, 5 * 7, dtype=torch.float64).view(5, 7).requires_grad_()
     J = torch.zeros(5, 7, 7, dtype=torch.float64, requires_grad=True)
     found = ExactSampler().moments(Ising(h, J))
-    assert found.log_partition is not None
     m = torch.tanh(h.detach())
     v, u = torch.arange(35.0, dtype=torch.float64).view(5, 7).sin(), torch.arange(5.0, dtype=torch.float64)
     assert (found.probability - (1 + m) / 2).abs().max() < 1e-14
@@ -262,13 +255,10 @@ def test_cotangents_of_any_size(size: float) -> None:
     """They are scaled within the range of float32 and back."""
     ising = make_problem((5,), 9, lead="per_problem", seed=14, couplings=1.0, dtype=torch.float32)
     solved = ExactSampler().solution(ising)
-    assert solved is not None
     v = torch.linspace(-1, 1, 45).view(5, 9)
     for one, scaled in zip(
         solved.gradient(v, pairs=True), solved.gradient(size * v, pairs=True), strict=True
     ):
-        assert one is not None
-        assert scaled is not None
         torch.testing.assert_close(scaled.double(), size * one.double(), rtol=1e-5, atol=1e-6 * size)
 
 
@@ -280,7 +270,6 @@ def test_correlations(precise: list[bool], n: int, dtype: torch.dtype, tolerance
     for ising in (whole, masked(whole)):
         found, want = ExactSampler().moments(ising, correlations=True), brute_force(ising)
         plain = ExactSampler().moments(ising)
-        assert found.correlation is not None
         assert want.correlation is not None
         assert (found.correlation - want.correlation).abs().max() < tolerance
         assert torch.equal(found.probability, plain.probability)
@@ -302,7 +291,6 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPat
         make_problem((9, 11), 8, lead="heads", seed=17, dtype=torch.float32),
         torch.get_num_threads(),
     )
-    assert ising.couplings is not None
     results = []
     try:
         for count in (1, 3):
@@ -320,7 +308,6 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPat
 def log_odds_by_definition(ising: Ising) -> tuple[Tensor, list[Tensor]]:
     """log Σ_{s_k = +1} exp E - log Σ_{s_k = -1} exp E of one J, and the gradient of its sum of sines by h and J."""
     n, J = ising.num_spins, ising.couplings
-    assert J is not None
     h, J = ising.fields.double().requires_grad_(), J.double().requires_grad_()
     states = ((torch.arange(1 << n)[:, None] >> torch.arange(n)) & 1).double() * 2 - 1
     exponent = h @ states.T + torch.einsum("xj,jk,xk->x", states, J.triu(1) + J.tril(-1), states) / 2
@@ -340,7 +327,6 @@ def test_log_odds_and_their_gradient_from_one_enumeration(
 ) -> None:
     """Also where P rounds to 0 and 1 for all spins, as it does above ±9 in float32, and ±19 in float64."""
     ising = make_problem((21,), n, seed=8, fields=strength, couplings=0.8, dtype=dtype)
-    assert ising.couplings is not None
     h, J = ising.fields.clone().requires_grad_(), ising.couplings.clone().requires_grad_()
     want, slopes = log_odds_by_definition(ising)
     with monkeypatch.context() as patch:
@@ -374,7 +360,6 @@ def test_a_link_against_strong_couplings_keeps_both_ground_states(link: float) -
         J[:, j, k] = J[:, k, j] = value
     moments = ExactSampler().moments(Ising(torch.zeros(9, 6, dtype=torch.float64), J))
     assert (moments.probability - 0.5).abs().max() < 1e-12
-    assert moments.log_partition is not None
     # Two ground states and three free spins.
     assert (moments.log_partition - (4000 - link + 4 * math.log(2))).abs().max() < 1e-9
 

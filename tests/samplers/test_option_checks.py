@@ -68,7 +68,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 def test_a_gradient_that_is_no_name_is_refused() -> None:
     for value in (ARRAY, None, "a\nb"):
         with pytest.raises(ValueError, match=r"gradient: expected [^\n]*, got [^\n]*$"):
-            diabat.spin_probabilities(torch.zeros(2), None, "exact", gradient=value)  # type: ignore[arg-type]
+            diabat.spin_probabilities(torch.zeros(2), None, "exact", gradient=value)
 
 
 def test_a_plan_with_a_bad_range_is_named(tmp_path: Path) -> None:

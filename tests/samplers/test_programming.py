@@ -64,19 +64,14 @@ def test_a_single_problem_has_no_phase_table_of_its_own_per_lane() -> None:
     ising = make_problem((), 4, lead="per_problem", seed=2)
     (batch,) = program(ising, BETAS, QUIET, 0).batches
     assert (batch.fields.shape, batch.couplings.shape) == ((1, 4), (4, 4))
-    assert ising.couplings is not None
     twice = Ising(ising.fields.expand(2, 4), ising.couplings.reshape(1, 4, 4).repeat(2, 1, 1))
     (own,) = program(twice, BETAS, QUIET, 0).batches
     assert not own.shared
     sampler, v = quick(RecordingEngine()), torch.tensor([0.3, -1.0, 0.5, 2.0], dtype=torch.float64)
     one, two = (sampler.moments(problem, correlations=True) for problem in (ising, twice))
-    assert one.correlation is not None
-    assert two.correlation is not None
     assert (one.probability - two.probability[0]).abs().max() < 1e-12
     assert (one.correlation - two.correlation[0]).abs().max() < 1e-12
     gradient, among = sampler.adjoint(ising, v, seed=0), sampler.adjoint(twice, v.expand(2, 4), seed=0)
-    assert gradient.couplings is not None
-    assert among.couplings is not None
     assert gradient.couplings.shape == ising.couplings.shape
     assert (gradient.fields - among.fields[0]).abs().max() < 1e-12
     assert (gradient.couplings - among.couplings[0]).abs().max() < 1e-12
@@ -99,7 +94,6 @@ def test_numbers_go_back_where_the_problems_came_from(whole: bool) -> None:
     want = torch.where(seen, ising.fields, 0)
     assert torch.allclose(programmed.per_spin(fields), want)
     assert all(np.allclose(cut, one) for cut, one in zip(programmed.cut(ising.fields), fields, strict=True))
-    assert ising.couplings is not None
     matrices = [np.broadcast_to(5 * b.couplings, (b.num_problems, *b.couplings.shape[-2:])).copy()
                 for b in programmed.batches]  # fmt: skip
     both = seen[..., :, None] & seen[..., None, :]

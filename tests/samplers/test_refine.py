@@ -176,7 +176,6 @@ def test_a_problem_s_reads_do_not_depend_on_the_others() -> None:
 
 def test_float32_fields_give_the_draw_of_the_same_numbers_in_float64() -> None:
     single = make_problem((2, 3), 5, lead="heads", seed=13, dtype=torch.float32)
-    assert single.couplings is not None
     double = Ising(single.fields.double(), single.couplings.double())
     backend = RefineSampler(AllUp())
     drawn = [backend.sample(ising, 200, seed=1).spins for ising in (single, double)]

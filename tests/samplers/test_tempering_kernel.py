@@ -151,7 +151,6 @@ def simulation(
     track: bool = False,
 ) -> Simulation:
     """Problems [P, n] with one J."""
-    assert ising.couplings is not None
     count = ising.num_problems
     K = None if ising.three_body is None else ising.three_body.numpy()[None]
     return Simulation(
@@ -178,7 +177,6 @@ def up_probability(j: int, s: Array, h: Array, J: Array, K: Array | None) -> flo
 
 def swept(spins: Array, ising: Ising, seed: int, sweeps: int) -> Array:
     """Sweeps of spins [P, C, n] by plain loops, on the random numbers that the kernel draws."""
-    assert ising.couplings is not None
     h, J = ising.fields.numpy(), ising.couplings.numpy()
     K = None if ising.three_body is None else ising.three_body.numpy()
     s = spins.copy()

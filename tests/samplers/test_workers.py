@@ -116,7 +116,6 @@ def test_a_killed_program_leaves_no_worker_behind(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdout is not None
         worker = int(program.stdout.readline())
         program.kill()
     for _ in range(600):
