@@ -16,8 +16,8 @@ from typing import Any
 
 from diabat.circuits.engines.native.kernel import GAP, evolve, fold_pairs, job_inputs, signed_sums, table
 from diabat.circuits.engines.native.kernel_inputs import FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
-from diabat.circuits.engines.native.passes import Complex, mixer_of
-from diabat.circuits.engines.native.steps import Tables, make_phases, phase_tables, turn_array
+from diabat.circuits.engines.native.passes import mixer_of
+from diabat.circuits.engines.native.steps import Complex, Tables, make_phases, phase_tables, turn_array
 from diabat.circuits.engines.native.undo import Pair, backward_step
 from diabat.compute.jit import inner, jit
 from diabat.compute.simd import add, address, constant, entry, fma, fnma, load, mul, skip, splat, store, sub
@@ -149,7 +149,7 @@ def run_gradient(
         gradient, folded = address(table(work, GRADIENT, n)), table(work, FOLDED, n)
         exponents = address(table(work, EXPONENTS, n))
         tables = phase_tables(work[TABLES * ((1 << n) + GAP) :], small, n, own)
-        evolve(pair.psi.re, pair.psi.im, tables, turn_array(small, n), h, J, own, plan, n)
+        evolve(pair.psi, tables, turn_array(small, n), h, J, own, plan, n)
         w = pair_cotangents[first : first + count] if pair_cotangents.shape[0] else pair_cotangents
         scratch = address(folded)
         start_adjoint(pair, gradient, scratch, address(cotangents[at : at + n]), w, flip, row, n)

@@ -19,13 +19,15 @@ from diabat.circuits.engines.native.kernel_inputs import (
     SPINS,
 )
 from diabat.circuits.engines.native.narrow import evolve_few
-from diabat.circuits.engines.native.passes import Complex, forward_step, mixer_of
+from diabat.circuits.engines.native.passes import forward_step, mixer_of
 from diabat.circuits.engines.native.steps import (
     GROUP,
+    Complex,
     Tables,
     make_phases,
     phase_tables,
     shared_turns,
+    store_one,
     turn_array,
 )
 from diabat.compute.jit import inner, jit
@@ -62,13 +64,12 @@ def coupling_sums(sums: Any, pairs: Any, own: bool, n: int) -> None:
 
 @inner
 def evolve(
-    re: Any, im: Any, tables: Tables, turns: Any, fields: Any, pairs: Any, own: bool, plan: Any, n: int
+    state: Complex, tables: Tables, turns: Any, fields: Any, pairs: Any, own: bool, plan: Any, n: int
 ) -> None:
     """All steps on |+>^n.
 
     Args:
-        re: Real part of the state, `Rows`, overwritten.
-        im: Imaginary part.
+        state: `Rows`, overwritten.
         tables: Phase tables, of which ``sums`` and ``turns`` are kept for a walk back.
         turns: The array of ``turns`` of the tables.
         fields: h, [n, lanes].
@@ -81,12 +82,11 @@ def evolve(
         shared_turns(turns, pairs, n)
     coupling_sums(tables.sums, pairs, own, n)
     amplitude = constant(load(tables.sums, 0), 0.5 ** (0.5 * n))
-    zero = constant(amplitude, 0.0)
+    start = Complex(amplitude, constant(amplitude, 0.0))
     for x in range(1 << n):
-        store(re, x, amplitude)
-        store(im, x, zero)
+        store_one(state, x, start)
     h, J, lanes = address(fields), address(pairs), fields.shape[1]
-    plus, state = fields.dtype.type(1), Complex(re, im)
+    plus = fields.dtype.type(1)
     for k in range(plan.shape[1]):
         make_phases(tables, h, J, own, plan[0, k], plan[1, k], n, lanes)
         forward_step(state, tables, own, mixer_of(plan, k, plus), n)
@@ -202,7 +202,7 @@ def run_plan(
             coupling_sums(phases.sums, J, own, n)
             evolve_few(weights, free, phases, small, h, plan, n, problems)
         else:
-            evolve(re, im, phases, turns, h, J, own, plan, n)
+            evolve(Complex(re, im), phases, turns, h, J, own, plan, n)
             weigh(re, im, n)
         if tables.shape[0]:
             last = (1 << n) - 1

@@ -11,28 +11,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.circuits.engines.native.passes import Area, Complex, Mixer, group, mixer_of
+from diabat.circuits.engines.native.passes import Area, Mixer, group, mixer_of
 from diabat.circuits.engines.native.steps import (
     GROUP,
+    Complex,
     Tables,
+    entry_one,
     field_phases,
-    rotated,
+    load_one,
     shared_phases,
+    skip_rows,
+    store_one,
     turn_rows,
+    turned,
 )
 from diabat.compute.jit import inner
 from diabat.compute.simd import (
     add,
     address,
     constant,
-    entry,
     exchange,
     fused,
     fused_negative,
     load,
     parity,
     product,
-    skip,
     store,
     sub,
     where_less,
@@ -44,59 +47,55 @@ _THIRD, _FOURTH, _BOTH_HIGH, _AGREE_HIGH = exchange(4), exchange(8), exchange(12
 
 
 @inner
-def _mixed(
-    xr: Any, xi: Any, fr: Any, fi: Any, sr: Any, si: Any, br: Any, bi: Any, agree: Any, mixer: Mixer
-) -> Any:
+def _mixed(own: Complex, first: Complex, second: Complex, both: Complex, agree: Any, mixer: Mixer) -> Complex:
     """`passes.mixed` of two spins of the lane number.
 
     Args:
-        xr: Amplitudes, real parts.
-        xi: Imaginary parts.
-        fr: Amplitudes of the lanes with the first spin flipped.
-        fi: Imaginary parts.
-        sr: With the second flipped.
-        si: Imaginary parts.
-        br: With both flipped.
-        bi: Imaginary parts.
+        own: Amplitudes.
+        first: Those of the lanes with the first spin flipped.
+        second: With the second flipped.
+        both: With both flipped.
         agree: 1 where both spins are equal (ψ_00 and ψ_11), else -1.
         mixer: The mixer.
     """
-    zero, t, half = constant(xr, 0.0), mixer.tangent, mixer.half_sine
-    own_r, own_i, other_r, other_i = add(xr, br), add(xi, bi), add(fr, sr), add(fi, si)
-    sigma_r, sigma_i = where_less(agree, zero, other_r, own_r), where_less(agree, zero, other_i, own_i)
-    pi_r, pi_i = where_less(agree, zero, own_r, other_r), where_less(agree, zero, own_i, other_i)
-    ui = product(half, fused_negative(t, pi_i, sigma_r))
-    ur = product(half, fused(t, pi_r, sigma_i))
-    vr, vi = add(pi_i, ui), sub(pi_r, ur)
+    zero, t, half = constant(agree, 0.0), mixer.tangent, mixer.half_sine
+    same = Complex(add(own.re, both.re), add(own.im, both.im))
+    other = Complex(add(first.re, second.re), add(first.im, second.im))
+    s, p = _chosen(agree, same, other), _chosen(agree, other, same)
+    u = Complex(product(half, fused(t, p.re, s.im)), product(half, fused_negative(t, p.im, s.re)))
+    v = Complex(add(p.im, u.im), sub(p.re, u.re))
     # A product by 1 in place of two sums to choose from: compilers would move the choice inside, and round differently.
-    factor = where_less(agree, zero, constant(xr, 1.0), t)
-    change_r, change_i = where_less(agree, zero, ur, vr), where_less(agree, zero, ui, vi)
-    return fused_negative(factor, change_r, xr), fused(factor, change_i, xi)
+    factor = where_less(agree, zero, constant(agree, 1.0), t)
+    change = _chosen(agree, v, u)
+    return Complex(fused_negative(factor, change.re, own.re), fused(factor, change.im, own.im))
 
 
 @inner
-def _first_group(re: Any, im: Any, tables: Tables, zr: Any, zi: Any, mixer: Mixer, rows: int) -> None:
-    """Phase table, field phases ``zr`` + i ``zi`` of the states of the lanes, and mixer of the first four spins."""
-    low, high = _AGREE_LOW(zr), _AGREE_HIGH(zr)
+def _chosen(agree: Any, a: Complex, b: Complex) -> Complex:
+    """The first where ``agree`` is 1, the second where it is -1."""
+    zero = constant(agree, 0.0)
+    return Complex(where_less(agree, zero, b.re, a.re), where_less(agree, zero, b.im, a.im))
+
+
+@inner
+def _first_group(state: Complex, phase: Complex, z: Complex, mixer: Mixer, rows: int) -> None:
+    """Phase table, field phases ``z`` of the states of the lanes, and mixer of the first four spins."""
+    low, high = _AGREE_LOW(z.re), _AGREE_HIGH(z.re)
     for x in range(rows):
-        pr, pi = rotated(zr, zi, load(tables.tr, x), load(tables.ti, x))
-        ar, ai = rotated(load(re, x), load(im, x), pr, pi)
-        ar, ai = _mixed(
-            ar, ai, _FIRST(ar), _FIRST(ai), _SECOND(ar), _SECOND(ai), _BOTH_LOW(ar), _BOTH_LOW(ai), low, mixer
-        )  # fmt: skip
-        ar, ai = _mixed(
-            ar, ai, _THIRD(ar), _THIRD(ai), _FOURTH(ar), _FOURTH(ai), _BOTH_HIGH(ar), _BOTH_HIGH(ai), high, mixer
-        )  # fmt: skip
-        store(re, x, ar)
-        store(im, x, ai)
+        a = turned(load_one(state, x), turned(z, load_one(phase, x)))
+        first, second = Complex(_FIRST(a.re), _FIRST(a.im)), Complex(_SECOND(a.re), _SECOND(a.im))
+        a = _mixed(a, first, second, Complex(_BOTH_LOW(a.re), _BOTH_LOW(a.im)), low, mixer)
+        third, fourth = Complex(_THIRD(a.re), _THIRD(a.im)), Complex(_FOURTH(a.re), _FOURTH(a.im))
+        a = _mixed(a, third, fourth, Complex(_BOTH_HIGH(a.re), _BOTH_HIGH(a.im)), high, mixer)
+        store_one(state, x, a)
 
 
 @inner
 def _own_phases(tables: Tables, small: Any, q: int, n: int) -> None:
     """Spread the field phases of problem q.
 
-    Those of the first group go to the lanes of row 0 of ``er`` and ``ei``; each of the others to all lanes of a row of
-    ``fr`` and ``fi``, which start at spin GROUP.
+    Those of the first group go to the lanes of row 0 of ``unit``; each of the others to all lanes of a row of
+    ``factor``, which starts at spin GROUP.
     """
     lanes = small.shape[1]
     first = (1 + 2 * GROUP) * n + turn_rows(n, lanes)
@@ -106,20 +105,12 @@ def _own_phases(tables: Tables, small: Any, q: int, n: int) -> None:
     for j in range(GROUP, n, GROUP):
         for u in range(1 << min(GROUP, n - j)):
             row, place = GROUP * (j - GROUP) + u, (GROUP * j + u) * lanes + q
-            store(tables.fr, row, entry(tables.zr, place))
-            store(tables.fi, row, entry(tables.zi, place))
+            store_one(tables.factor, row, entry_one(tables.field, place))
 
 
 @inner
 def evolve_few(
-    weights: Any,
-    free: Any,
-    tables: Tables,
-    small: Any,
-    fields: Any,
-    plan: Any,
-    n: int,
-    problems: int,
+    weights: Any, free: Any, tables: Tables, small: Any, fields: Any, plan: Any, n: int, problems: int
 ) -> None:
     """As `kernel.evolve` for the first lanes of a block, n >= 4: |ψ|² into ``weights``; other lanes are cleared.
 
@@ -136,13 +127,12 @@ def evolve_few(
     h, lanes = address(fields), fields.shape[1]
     none = n - n  # not the literal 0, for which numba would compile other functions anew
     rows = (1 << n) // lanes
-    re, im = address(free), address(weights)
+    state = Complex(address(free), address(weights))
     amplitude = constant(load(tables.sums, 0), 0.5 ** (0.5 * n))
-    zero = constant(amplitude, 0.0)
+    start = Complex(amplitude, constant(amplitude, 0.0))
     for x in range(problems * rows):
-        store(re, x, amplitude)
-        store(im, x, zero)
-    plus, phases = fields.dtype.type(1), Complex(tables.fr, tables.fi)
+        store_one(state, x, start)
+    plus = fields.dtype.type(1)
     for k in range(plan.shape[1]):
         b, c = plan[0, k], plan[1, k]
         field_phases(tables, h, b, c, n)
@@ -150,13 +140,13 @@ def evolve_few(
         mixer = mixer_of(plan, k, plus)
         for q in range(problems):
             _own_phases(tables, small, q, n)
-            own = Complex(skip(re, q * rows), skip(im, q * rows))
-            _first_group(own.re, own.im, tables, load(tables.er, none), load(tables.ei, none), mixer, rows)
+            own = skip_rows(state, q * rows)
+            _first_group(own, tables.phase, load_one(tables.unit, none), mixer, rows)
             for j in range(none, n - GROUP, GROUP):
-                group(own, phases, mixer, j, n - GROUP, Area(none, rows, none, 1 << j, 1 << j))
+                group(own, tables.factor, mixer, j, n - GROUP, Area(none, rows, none, 1 << j, 1 << j))
     for x in range(problems * rows):
-        a, b = load(re, x), load(im, x)
-        store(re, x, fused(a, a, product(b, b)))
+        a = load_one(state, x)
+        store(state.re, x, fused(a.re, a.re, product(a.im, a.im)))
     weights[:] = 0
     for q in range(problems):
         for x in range(1 << n):

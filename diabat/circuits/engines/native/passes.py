@@ -17,22 +17,23 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.circuits.engines.native.steps import GROUP, Tables, rotated
+from diabat.circuits.engines.native.steps import (
+    GROUP,
+    Complex,
+    Tables,
+    entry_one,
+    load_one,
+    store_one,
+    turned,
+)
 from diabat.compute.jit import inner
-from diabat.compute.simd import add, entry, fused, fused_negative, load, product, splat, store, sub
+from diabat.compute.simd import add, fused, fused_negative, product, splat, sub
 
 # Log2 of the rows of a chunk, which passes through all its qubits before the next; a multiple of GROUP.  2^8 rows of
 # two vectors are 32 KiB, the first-level cache of a core.
 CHUNK = 8
 # Rows of a chunk that pass through all higher qubits together.
 STRIP = 32
-
-
-class Complex(NamedTuple):
-    """Real and imaginary part, both vectors or both `Rows`."""
-
-    re: Any
-    im: Any
 
 
 class Area(NamedTuple):
@@ -73,19 +74,6 @@ def mixer_of(plan: Any, k: int, sign: Any) -> Mixer:
 
 
 @inner
-def load_one(rows: Complex, x: int) -> Complex:
-    """Row x."""
-    return Complex(load(rows.re, x), load(rows.im, x))
-
-
-@inner
-def store_one(rows: Complex, x: int, value: Complex) -> None:
-    """Write row x."""
-    store(rows.re, x, value.re)
-    store(rows.im, x, value.im)
-
-
-@inner
 def load_four(rows: Complex, x: int, a: int) -> Any:
     """Rows x, x + a, x + 2a and x + 3a: ψ_00, ψ_01, ψ_10, ψ_11 of two qubits."""
     return load_one(rows, x), load_one(rows, x + a), load_one(rows, x + 2 * a), load_one(rows, x + 3 * a)
@@ -101,24 +89,11 @@ def store_four(rows: Complex, x: int, a: int, four: Any) -> None:
 
 
 @inner
-def entry_one(rows: Complex, x: int) -> Complex:
-    """Number x of a table, the same in all lanes."""
-    return Complex(entry(rows.re, x), entry(rows.im, x))
-
-
-@inner
 def phase_four(table: Complex, own: bool, x: int) -> Any:
     """Entries x to x + 3 of a phase table."""
     if own:
         return load_four(table, x, 1)
     return entry_one(table, x), entry_one(table, x + 1), entry_one(table, x + 2), entry_one(table, x + 3)
-
-
-@inner
-def turned(a: Complex, z: Complex) -> Complex:
-    """a·z."""
-    re, im = rotated(a.re, a.im, z.re, z.im)
-    return Complex(re, im)
 
 
 @inner
@@ -165,11 +140,10 @@ def first_two(
     state: Complex, tables: Tables, own: bool, mixer: Mixer, bits: int, start: int, stop: int
 ) -> None:
     """Phase table, field phases of the first ``bits`` qubits, mixer of qubits 0 and 1; rows ``start`` to ``stop``."""
-    table, z = Complex(tables.tr, tables.ti), Complex(tables.zr, tables.zi)
     for u in range(0, 1 << bits, 4):
-        fields = load_four(z, u, 1)
+        fields = load_four(tables.field, u, 1)
         for x in range(start + u, stop, 1 << bits):
-            phases = turned_four(fields, phase_four(table, own, x))
+            phases = turned_four(fields, phase_four(tables.phase, own, x))
             store_four(state, x, 1, mixed(turned_four(load_four(state, x, 1), phases), mixer))
 
 
@@ -232,7 +206,7 @@ def group(state: Complex, z: Complex, mixer: Mixer, j: int, n: int, area: Area) 
 @inner
 def forward_step(state: Complex, tables: Tables, own: bool, mixer: Mixer, n: int) -> None:
     """One Trotter step on a state of n >= 2 qubits."""
-    z = Complex(tables.zr, tables.zi)
+    z = tables.field
     inside, bits = min(n, CHUNK), min(n, GROUP)
     # Not the literals 0 and 4: numba compiles a function again for every literal argument.
     none, four = n - n, n - n + 4

@@ -38,37 +38,61 @@ from diabat.compute.simd import (
 GROUP = 4
 
 
+class Complex(NamedTuple):
+    """Real and imaginary part, both vectors or both `Rows`."""
+
+    re: Any
+    im: Any
+
+
 class Tables(NamedTuple):
-    """Phase tables of a step and their inputs, all `Rows`.
+    """Phase tables of a step and their inputs, `Rows`.
 
     Attributes:
-        tr: Phase table, real parts: entry x in row x if every lane has couplings of its own, else at number x.
-        ti: Imaginary parts.
-        fr: Scratch like ``tr``.
-        fi: Likewise.
-        zr: Field phases, see `field_phases`.
-        zi: Imaginary parts.
+        phase: Phase table: entry x in row x if every lane has couplings of its own, else at number x.
+        factor: Scratch like ``phase``.
+        field: Field phases, see `field_phases`.
         sums: R_j, n rows.
         turns: From `shared_turns`.
-        er: Scratch like ``turns``.
-        ei: Likewise.
+        unit: Scratch like ``turns``.
     """
 
-    tr: Any
-    ti: Any
-    fr: Any
-    fi: Any
-    zr: Any
-    zi: Any
+    phase: Complex
+    factor: Complex
+    field: Complex
     sums: Any
     turns: Any
-    er: Any
-    ei: Any
+    unit: Complex
 
 
 @inner
-def unit_phase(angle: Any) -> Any:
-    """(cos, sin) of a vector of angles: reduction to a turn, Taylor series at a quarter, doubled twice."""
+def load_one(rows: Complex, x: int) -> Complex:
+    """Row x."""
+    return Complex(load(rows.re, x), load(rows.im, x))
+
+
+@inner
+def store_one(rows: Complex, x: int, value: Complex) -> None:
+    """Write row x."""
+    store(rows.re, x, value.re)
+    store(rows.im, x, value.im)
+
+
+@inner
+def entry_one(rows: Complex, x: int) -> Complex:
+    """Number x of a table, the same in all lanes."""
+    return Complex(entry(rows.re, x), entry(rows.im, x))
+
+
+@inner
+def skip_rows(rows: Complex, count: int) -> Complex:
+    """The rows from ``count`` on."""
+    return Complex(skip(rows.re, count), skip(rows.im, count))
+
+
+@inner
+def unit_phase(angle: Any) -> Complex:
+    """exp(i angle) of a vector of angles: reduction to a turn, Taylor series at a quarter, doubled twice."""
     turns = nearest(product(angle, constant(angle, 0.15915494309189535)))
     # 2π in two parts, the first exact in float32.
     rest = fused_negative(turns, constant(angle, 6.28125), angle)
@@ -102,48 +126,43 @@ def unit_phase(angle: Any) -> Any:
         k = fused(k, y2, constant(angle, c))
     two, one = constant(angle, 2.0), constant(angle, 1.0)
     s, k = product(two, product(s, k)), fused_negative(product(two, s), s, one)
-    return fused_negative(product(two, s), s, one), product(two, product(s, k))
+    return Complex(fused_negative(product(two, s), s, one), product(two, product(s, k)))
 
 
 @inner
-def rotated(ar: Any, ai: Any, zr: Any, zi: Any) -> Any:
+def turned(a: Complex, z: Complex) -> Complex:
     """a·z."""
-    return fused_negative(ai, zi, product(ar, zr)), fused(ai, zr, product(ar, zi))
+    return Complex(fused_negative(a.im, z.im, product(a.re, z.re)), fused(a.im, z.re, product(a.re, z.im)))
 
 
 @inner
-def double(re: Any, im: Any, size: int, zr: Any, zi: Any) -> None:
+def double(rows: Complex, size: int, z: Complex) -> None:
     """Rows size + x = z times row x, for x < size."""
     for x in range(size):
-        xr, xi = rotated(load(re, x), load(im, x), zr, zi)
-        store(re, size + x, xr)
-        store(im, size + x, xi)
+        store_one(rows, size + x, turned(load_one(rows, x), z))
 
 
 @inner
-def extend(re: Any, im: Any, fr: Any, fi: Any, size: int) -> None:
+def extend(rows: Complex, factor: Complex, size: int) -> None:
     """Rows size + x = row x of the factor times row x, for x < size."""
     for x in range(size):
-        xr, xi = rotated(load(re, x), load(im, x), load(fr, x), load(fi, x))
-        store(re, size + x, xr)
-        store(im, size + x, xi)
+        store_one(rows, size + x, turned(load_one(rows, x), load_one(factor, x)))
 
 
 @inner
 def field_phases(tables: Tables, fields: Any, b: Any, c: Any, n: int) -> None:
     """exp(i Σ_j (b h_j - c R_j) β_j) over the qubits j of every group, for all values of their bits.
 
-    Rows 4j to 4j + 2^m - 1 of ``zr``, ``zi`` belong to the group of the m qubits from j on; row 4j is 1.
+    Rows 4j to 4j + 2^m - 1 of ``tables.field`` belong to the group of the m qubits from j on; row 4j is 1.
     """
     vb, vc = splat(b), splat(c)
-    one, zero = constant(vb, 1.0), constant(vb, 0.0)
+    one = Complex(constant(vb, 1.0), constant(vb, 0.0))
     for first in range(0, n, GROUP):
-        zr, zi = skip(tables.zr, GROUP * first), skip(tables.zi, GROUP * first)
-        store(zr, 0, one)
-        store(zi, 0, zero)
+        rows = skip_rows(tables.field, GROUP * first)
+        store_one(rows, 0, one)
         for j in range(first, min(first + GROUP, n)):
-            k, s = unit_phase(fused_negative(vc, load(tables.sums, j), product(vb, load(fields, j))))
-            double(zr, zi, 1 << (j - first), k, s)
+            angle = fused_negative(vc, load(tables.sums, j), product(vb, load(fields, j)))
+            double(rows, 1 << (j - first), unit_phase(angle))
 
 
 @inner
@@ -197,44 +216,36 @@ def shared_turns(turns: Any, pairs: Any, n: int) -> None:
 @inner
 def shared_phases(tables: Tables, angle: Any, n: int, lanes: int) -> None:
     """Phase table exp(2i c Σ J β β) of all 2^n states at angle 2c, for couplings that the lanes share."""
-    tr, ti, fr, fi, er, ei = tables.tr, tables.ti, tables.fr, tables.fi, tables.er, tables.ei
+    phase, factor, unit = tables.phase, tables.factor, tables.unit
     bits = lane_bits(lanes)
     va = splat(angle)
     for r in range(turn_rows(n, lanes)):
-        k, s = unit_phase(product(va, load(tables.turns, r)))
-        store(er, r, k)
-        store(ei, r, s)
-    store(tr, 0, load(er, 0))
-    store(ti, 0, load(ei, 0))
+        store_one(unit, r, unit_phase(product(va, load(tables.turns, r))))
+    store_one(phase, 0, load_one(unit, 0))
     p = (1 + max(0, n - bits)) * lanes
     for m in range(bits, n):
         # The factor of spin m: the lowest spins by lane, then one doubling for each higher spin below m.
-        store(fr, 0, load(er, 1 + m - bits))
-        store(fi, 0, load(ei, 1 + m - bits))
+        store_one(factor, 0, load_one(unit, 1 + m - bits))
         for j in range(bits, m):
-            double(fr, fi, 1 << (j - bits), entry(er, p), entry(ei, p))
+            double(factor, 1 << (j - bits), entry_one(unit, p))
             p += 1
-        extend(tr, ti, fr, fi, 1 << (m - bits))
+        extend(phase, factor, 1 << (m - bits))
 
 
 @inner
 def own_phases(tables: Tables, pairs: Any, angle: Any, n: int) -> None:
     """Phase table for lanes with different couplings, n(n-1)/2 rows."""
-    tr, ti, fr, fi = tables.tr, tables.ti, tables.fr, tables.fi
     va = splat(angle)
-    one, zero = constant(va, 1.0), constant(va, 0.0)
+    one = Complex(constant(va, 1.0), constant(va, 0.0))
     for x in range(2):
-        store(tr, x, one)
-        store(ti, x, zero)
+        store_one(tables.phase, x, one)
     p = 0
     for m in range(1, n):
-        store(fr, 0, one)
-        store(fi, 0, zero)
+        store_one(tables.factor, 0, one)
         for j in range(m):
-            er, ei = unit_phase(product(va, load(pairs, p)))
-            double(fr, fi, 1 << j, er, ei)
+            double(tables.factor, 1 << j, unit_phase(product(va, load(pairs, p))))
             p += 1
-        extend(tr, ti, fr, fi, 1 << m)
+        extend(tables.phase, tables.factor, 1 << m)
 
 
 @inner
@@ -270,9 +281,13 @@ def phase_tables(work: Any, small: Any, n: int, own: bool) -> Tables:
     w, s = address(work), address(small)
     turns = skip(s, n + 2 * field_rows)
     return Tables(
-        w, skip(w, size), skip(w, 2 * size), skip(w, 3 * size),
-        skip(s, n), skip(s, n + field_rows), s, turns, skip(turns, count), skip(turns, 2 * count),
-    )  # fmt: skip
+        Complex(w, skip(w, size)),
+        Complex(skip(w, 2 * size), skip(w, 3 * size)),
+        Complex(skip(s, n), skip(s, n + field_rows)),
+        s,
+        turns,
+        Complex(skip(turns, count), skip(turns, 2 * count)),
+    )
 
 
 @inner

@@ -15,19 +15,16 @@ from diabat.circuits.engines.native.passes import (
     CHUNK,
     STRIP,
     Area,
-    Complex,
     Mixer,
     load_four,
-    load_one,
     mixed,
     mixed_one,
     phase_four,
     store_four,
-    store_one,
     sums_of,
     turned_four,
 )
-from diabat.circuits.engines.native.steps import GROUP, Tables
+from diabat.circuits.engines.native.steps import GROUP, Complex, Tables, load_one, store_one
 from diabat.compute.jit import inner
 from diabat.compute.simd import add, constant, fma, fnma, load, mul, store, sub
 
@@ -142,11 +139,10 @@ def undo_first(
     Returns:
         Total + Im λ (X_0 + X_1) ψ*; Σ v Σ J s s; Σ v s_0; Σ v s_1.
     """
-    table, z = Complex(tables.tr, tables.ti), Complex(tables.zr, tables.zi)
     zero = constant(total, 0.0)
     coupling, lowest, second = zero, zero, zero
     for u in range(0, 1 << bits, 4):
-        fields = load_four(z, u, 1)
+        fields = load_four(tables.field, u, 1)
         for x in range(start + u, stop, 1 << bits):
             four = load_four(pair.psi, x, 1)
             own_sums = sums_of(four)
@@ -166,7 +162,7 @@ def undo_first(
             lowest = add(lowest, add(sub(vb, va), sub(vd, vc)))
             second = add(second, sub(up, down))
             store(sums, x >> 2, add(down, up))
-            phases = turned_four(fields, phase_four(table, own, x))
+            phases = turned_four(fields, phase_four(tables.phase, own, x))
             store_four(pair.psi, x, 1, unturned_four(psi, phases))
             store_four(pair.lam, x, 1, unturned_four(lam, phases))
     return total, coupling, lowest, second
@@ -204,7 +200,7 @@ def backward_step(
     gradient: Any, exponents: Any, sums: Any, n: int,
 ) -> Any:  # fmt: skip
     """Inverse of `forward_step` on ψ and λ; the other arguments and the result as of `undo_first`."""
-    z = Complex(tables.zr, tables.zi)
+    z = tables.field
     zero = constant(c, 0.0)
     total, coupling, lowest, second = zero, zero, zero, zero
     inside, bits = min(n, CHUNK), min(n, GROUP)
