@@ -80,10 +80,11 @@ class NativeEngine(Engine):
         size = max(self._width, _MAX_TABLE >> n)
         for start in range(0, whole.num_problems, size):
             batch = _part(whole, slice(start, start + size))
-            lanes = self._lanes(plan, [batch], [1 << max(2, n)])
-            tables = np.empty((lanes.jobs.shape[0] << max(2, n), self._width), self._dtype)
+            states = [1 << max(2, n)]
+            lanes = self._lanes(plan, [batch], states)
+            tables = np.empty((len(lanes.jobs) * states[0], self._width), self._dtype)
             self._answer(plan, lanes, "states", tables=tables)
-            [table] = lanes.outputs(tables, [batch])
+            [table] = lanes.unpack(tables, states)
             table = table[:, : 1 << n] if n > 1 else table.reshape(-1, 2, 2).sum(1)
             out[start : start + size] = table / table.sum(axis=1, keepdims=True)
         return out
@@ -97,32 +98,28 @@ class NativeEngine(Engine):
             if batch.shared and 0 < len(batch.fields) <= self._width:
                 self._require_supported(plan, batches)
                 return [BatchMoments(marginals_of_block(plan, batch, self._dtype))]
-        pairs_of = [0] * len(batches)
-        if correlations:
-            pairs_of = [n * (n - 1) // 2 for n in (max(2, b.num_spins) for b in batches)]
+        pairs_of = _pairs_of(batches) if correlations else [0] * len(batches)
         lanes = self._lanes(plan, batches, pairs_of)
-        ups = np.empty_like(lanes.fields)
+        ups, pairs = np.empty_like(lanes.fields), self._none
         totals = np.empty((len(lanes.jobs), self._width), self._dtype)
-        pairs = self._none
         if correlations:
-            rows = sum(b * p for b, p in zip(lanes.blocks, pairs_of, strict=True))
-            pairs = np.empty((rows, self._width), self._dtype)
+            pairs = self._outputs(lanes, pairs_of)
         self._answer(plan, lanes, "pairs" if correlations else "states", ups=ups, totals=totals, pairs=pairs)
-        sums = _by_batch(totals, lanes, batches)
-        up = [u / total for u, total in zip(lanes.per_spin(ups, batches), sums, strict=True)]
+        sums = lanes.unpack(totals, [1] * len(batches))
+        up = [u / total for u, total in zip(_per_spin(lanes, ups, batches), sums, strict=True)]
         if not correlations:
             return [BatchMoments(p) for p in up]
-        found = lanes.outputs(pairs, batches)
         return [
-            BatchMoments(p, _symmetric(c / total, b.num_spins, 1.0))
-            for p, c, total, b in zip(up, found, sums, batches, strict=True)
+            BatchMoments(p, _symmetric(c / total, p.shape[1], 1.0))
+            for p, c, total in zip(up, lanes.unpack(pairs, pairs_of), sums, strict=True)
         ]
 
     def sample(
         self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
     ) -> list[NDArray[np.int8]]:
         """Independent measurements, as `Engine.sample`."""
-        lanes = self._lanes(plan, batches, [num_reads] * len(batches))
+        reads = [num_reads] * len(batches)
+        lanes = self._lanes(plan, batches, reads)
         uniforms = np.zeros((len(lanes.jobs) * num_reads, self._width))
         states = np.empty(uniforms.shape, np.int64)
         row = 0
@@ -136,7 +133,7 @@ class NativeEngine(Engine):
             row += blocks * num_reads
         self._answer(plan, lanes, "states", uniforms=uniforms, states=states)
         found = []
-        for batch, index in zip(batches, lanes.outputs(states, batches), strict=True):
+        for batch, index in zip(batches, lanes.unpack(states, reads), strict=True):
             bits = (index.astype(np.int64).T[..., None] >> np.arange(batch.num_spins)) & 1  # [R, Q, n]
             found.append((2 * bits - 1).astype(np.int8).reshape(num_reads, *batch.fields.shape))
         return found
@@ -153,26 +150,28 @@ class NativeEngine(Engine):
         """Exact derivative by the adjoint method, as `Engine.gradient`; derivatives of angles are optional."""
         from diabat.circuits.engines.native.adjoint import run_gradient
 
-        pairs_of = [n * (n - 1) // 2 for n in (max(2, b.num_spins) for b in batches)]
         check_cotangents(batches, cotangents, pair_cotangents)
+        pairs_of = _pairs_of(batches)
         lanes = self._lanes(plan, batches, pairs_of)
-        rows = sum(b * p for b, p in zip(lanes.blocks, pairs_of, strict=True))
-        v = lanes.pack(cotangents)
-        w = np.zeros((0, self._width), self._dtype)
+        v, w = lanes.pack(cotangents, lanes.spins), self._none
         if pair_cotangents is not None:
             w = lanes.pack([2 * lower_pairs(c) for c in pair_cotangents], pairs_of)
-        field_part, pair_part = np.empty_like(lanes.fields), np.empty((rows, self._width), self._dtype)
+        field_part, pair_part = np.empty_like(lanes.fields), self._outputs(lanes, pairs_of)
         by_job = np.zeros((len(lanes.jobs) if angles else 0, 3, plan.steps))
         self._run(run_gradient, plan, lanes, "gradient", v, w, field_part, pair_part, by_job)
-        dh, dJ = lanes.per_spin(field_part, batches), lanes.outputs(pair_part, batches)
+        dh, dJ = _per_spin(lanes, field_part, batches), lanes.unpack(pair_part, pairs_of)
         parts = []
         for batch, fields, pairs in zip(batches, dh, dJ, strict=True):
-            matrices = (
-                _symmetric(pairs.sum(0, keepdims=True) if batch.shared else pairs, batch.num_spins, 0.0) / 2
-            )
+            shares = pairs.sum(0, keepdims=True) if batch.shared else pairs
+            matrices = _symmetric(shares, batch.num_spins, 0.0) / 2
             parts.append(BatchGradient(fields, matrices[0] if batch.shared else matrices))
         turned = by_job.sum(0)
         return PlanGradient(parts, native_plan(plan, self._dtype).signs * turned[0], turned[1], turned[2])
+
+    def _outputs(self, lanes: Lanes, rows: Sequence[int]) -> NDArray[np.floating]:
+        """An array for the outputs of all jobs, ``rows`` of a job of each batch."""
+        total = sum(blocks * count for blocks, count in zip(lanes.blocks, rows, strict=True))
+        return np.empty((total, self._width), self._dtype)
 
     def _lanes(self, plan: TrotterPlan, batches: Sequence[Batch], out_rows: Sequence[int]) -> Lanes:
         self._require_supported(plan, batches)
@@ -206,8 +205,8 @@ class NativeEngine(Engine):
         """Run all jobs; threads share the arrays of ``out`` that are indexed by job."""
         if not len(lanes.jobs):
             return
-        n, own = max(lanes.spins), any(lanes.own)
-        rows, small = scratch_of(n, own, self._width, _STATE_TABLES[tables])
+        n = max(lanes.spins)
+        rows, small = scratch_of(n, lanes.own, self._width, _STATE_TABLES[tables])
         threads = self.threads() if callable(self.threads) else self.threads
         parts = [slice(0, len(lanes.jobs))]
         if threads > 1 and len(lanes.jobs) > 1:
@@ -233,14 +232,14 @@ def _part(batch: Batch, rows: slice) -> Batch:
     return Batch(batch.fields[rows], batch.couplings if batch.shared else batch.couplings[rows])
 
 
-def _by_batch(totals: NDArray[np.floating], lanes: Lanes, batches: Sequence[Batch]) -> list[FloatArray]:
-    """Rows of one number per problem, [jobs, width], as [Q, 1] of each batch."""
-    found, start = [], 0
-    for batch, blocks in zip(batches, lanes.blocks, strict=True):
-        flat = totals[start : start + blocks].reshape(-1, 1).astype(np.float64)
-        found.append(flat[: batch.num_problems])
-        start += blocks
-    return found
+def _pairs_of(batches: Sequence[Batch]) -> list[int]:
+    """Pairs of spins of each batch as the kernels see them."""
+    return [n * (n - 1) // 2 for n in (max(2, batch.num_spins) for batch in batches)]
+
+
+def _per_spin(lanes: Lanes, rows: NDArray[np.floating], batches: Sequence[Batch]) -> list[FloatArray]:
+    """Convert rows like the fields to [Q, n] of each batch, without idle spins."""
+    return [u[:, : b.num_spins] for u, b in zip(lanes.unpack(rows, lanes.spins), batches, strict=True)]
 
 
 def _symmetric(pairs: FloatArray, n: int, diagonal: float) -> FloatArray:

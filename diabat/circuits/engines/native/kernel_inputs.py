@@ -63,51 +63,37 @@ class Lanes:
     """Problems in blocks of lanes: spin-major rows, one problem per lane, the last block padded with zeros.
 
     Attributes:
-        width: Lanes of a block.
+        problems: Problems of each batch.
         spins: Spins of each batch as the kernels see them: 2 for problems of one spin, which get an idle second.
         blocks: Blocks of each batch.
-        own: Whether the problems of each batch have different couplings.
-        out_rows: Rows of output of a block of each batch.
+        own: Whether the problems of a batch have different couplings.
         jobs: int64 [jobs, COLUMNS].
-        fields: [rows, width].
-        couplings: J_jm at m(m-1)/2 + j, one row each if the lanes have their own, else packed; [rows, width].
+        fields: [rows, lanes].
+        couplings: J_jm at m(m-1)/2 + j, one row each if the lanes have their own, else packed; [rows, lanes].
     """
 
-    width: int
+    problems: list[int]
     spins: list[int]
     blocks: list[int]
-    own: list[bool]
-    out_rows: list[int]
+    own: bool
     jobs: NDArray[np.int64]
     fields: Floats
     couplings: Floats
 
-    def pack(self, values: Sequence[FloatArray], rows: Sequence[int] | None = None) -> Floats:
-        """Convert values per problem [Q, m] to rows of the jobs, m padded to ``rows`` (the spins if None)."""
-        counts = self.spins if rows is None else rows
-        return np.concatenate(
-            [np.zeros((0, self.width), self.fields.dtype)]
-            + [
-                _pack(v, m, blocks, self.width, self.fields.dtype.type)
-                for v, m, blocks in zip(values, counts, self.blocks, strict=True)
-            ]
-        )
+    def pack(self, values: Sequence[FloatArray], counts: Sequence[int]) -> Floats:
+        """Convert values per problem [Q, m] of each batch to rows of the jobs, m padded to ``counts``."""
+        parts = [
+            _pack(v, m, blocks, self.fields.shape[1], self.fields.dtype.type)
+            for v, m, blocks in zip(values, counts, self.blocks, strict=True)
+        ]
+        return _stacked(parts, self.fields.shape[1], self.fields.dtype.type)
 
-    def per_spin(self, rows: Floats, batches: Sequence[Batch]) -> list[FloatArray]:
-        """Convert rows like ``fields`` to [Q, n] of each batch."""
+    def unpack(self, rows: NDArray[Any], counts: Sequence[int]) -> list[FloatArray]:
+        """Convert rows of the jobs, ``counts`` of one job of each batch, to [Q, counts] of each batch."""
         found, start = [], 0
-        for batch, n, blocks in zip(batches, self.spins, self.blocks, strict=True):
-            stop = start + blocks * n
-            found.append(_unpack(rows[start:stop], blocks, n, batch.num_problems)[:, : batch.num_spins])
-            start = stop
-        return found
-
-    def outputs(self, rows: NDArray[Any], batches: Sequence[Batch]) -> list[FloatArray]:
-        """Convert output rows of every job to [Q, rows of a job] of each batch."""
-        found, start = [], 0
-        for batch, blocks, count in zip(batches, self.blocks, self.out_rows, strict=True):
+        for problems, blocks, count in zip(self.problems, self.blocks, counts, strict=True):
             stop = start + blocks * count
-            found.append(_unpack(rows[start:stop], blocks, count, batch.num_problems))
+            found.append(_unpack(rows[start:stop], blocks, count, problems))
             start = stop
         return found
 
@@ -130,25 +116,21 @@ def _lower_cells(n: int) -> NDArray[np.int64]:
 def in_lanes(
     batches: Sequence[Batch], dtype: type[np.floating], width: int, out_rows: Sequence[int]
 ) -> Lanes:
-    """Lay out batches.
-
-    Args:
-        batches: Programmed problems.
-        dtype: float32 or float64.
-        width: Lanes of a block.
-        out_rows: Number of output rows of a job of each batch.
-    """
+    """Lay out batches in blocks of ``width`` lanes, with ``out_rows`` rows of output of a job of each batch."""
     kinds = tuple((len(batch.fields), max(2, batch.num_spins), not batch.shared) for batch in batches)
     jobs = job_table(kinds, tuple(out_rows), width)
-    spins, own = [n for _, n, _ in kinds], [alone for _, _, alone in kinds]
-    blocks = [-(-problems // width) for problems, _, _ in kinds]
-    fields = [
-        _pack(batch.fields, n, count, width, dtype)
-        for batch, n, count in zip(batches, spins, blocks, strict=True)
-    ]
-    couplings = [_couplings(batch, count, width, dtype) for batch, count in zip(batches, blocks, strict=True)]
+    problems, spins, own = [[kind[i] for kind in kinds] for i in range(3)]
+    blocks = [-(-count // width) for count in problems]
+    fields, couplings = [], []
+    for batch, n, count in zip(batches, spins, blocks, strict=True):
+        fields.append(_pack(batch.fields, n, count, width, dtype))
+        if batch.shared:
+            couplings.append(packed_couplings(batch.couplings, width, dtype))
+        else:
+            pairs = lower_pairs(batch.couplings)
+            couplings.append(_pack(pairs, pairs.shape[-1], count, width, dtype))
     rows = _stacked(fields, width, dtype), _stacked(couplings, width, dtype)
-    return Lanes(width, spins, blocks, own, list(out_rows), jobs, *rows)
+    return Lanes(problems, spins, blocks, any(own), jobs, *rows)
 
 
 @lru_cache(maxsize=64)
@@ -176,14 +158,6 @@ def job_table(
 
 def _stacked(parts: list[Floats], width: int, dtype: type[np.floating]) -> Floats:
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros((0, width), dtype), *parts])
-
-
-def _couplings(batch: Batch, blocks: int, width: int, dtype: type[np.floating]) -> Floats:
-    """Rows of couplings: those of every block, or packed ones that all share."""
-    if not batch.shared:
-        pairs = lower_pairs(batch.couplings)
-        return _pack(pairs, pairs.shape[-1], blocks, width, dtype)
-    return packed_couplings(batch.couplings, width, dtype)
 
 
 def packed_couplings(couplings: FloatArray, width: int, dtype: type[np.floating]) -> Floats:
