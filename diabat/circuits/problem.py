@@ -20,9 +20,7 @@ def check_fields(fields: ArrayLike, ndim: int) -> FloatArray:
     if array.ndim != ndim or array.shape[-1] < 1:
         shape = "[n]" if ndim == 1 else "[Q, n]"
         raise ArgumentError("fields", f"expected shape {shape} with n >= 1, got {array.shape}")
-    if not np.isfinite(array).all():
-        at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-        raise ArgumentError("fields", f"expected finite values, got {array[at]} at {at}")
+    _check_finite("fields", array)
     return array
 
 
@@ -33,18 +31,12 @@ def check_couplings(couplings: ArrayLike, n: int | None = None) -> FloatArray:
         ValueError: Wrong shape, a value that is not finite, an asymmetric matrix or a non-zero diagonal.
     """
     array = np.asarray(couplings, dtype=np.float64)
-    if (
-        array.ndim != 2
-        or array.shape[0] != array.shape[1]
-        or not len(array)
-        or len(array) != (n or len(array))
-    ):
+    size = n or (len(array) if array.ndim else 0)
+    if not size or array.shape != (size, size):
         raise ArgumentError(
             "couplings", f"expected shape {'[n, n]' if n is None else (n, n)}, got {array.shape}"
         )
-    if not np.isfinite(array).all():
-        at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-        raise ArgumentError("couplings", f"expected finite values, got {array[at]} at {at}")
+    _check_finite("couplings", array)
     if np.diagonal(array).any():
         at_spin = int(np.flatnonzero(np.diagonal(array))[0])
         raise ArgumentError(
@@ -60,6 +52,12 @@ def check_couplings(couplings: ArrayLike, n: int | None = None) -> FloatArray:
             f"and {array[j, i]:g} at ({j}, {i}); use (J + J.T) / 2, or U + U.T of an upper triangle U",
         )
     return (array + array.T) / 2
+
+
+def _check_finite(name: str, array: FloatArray) -> None:
+    if not np.isfinite(array).all():
+        at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        raise ArgumentError(name, f"expected finite values, got {array[at]} at {at}")
 
 
 def check_batch(fields: ArrayLike, couplings: ArrayLike) -> tuple[FloatArray, FloatArray]:

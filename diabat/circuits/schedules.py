@@ -10,16 +10,14 @@ with A and B in GHz and t in ns: a term of E GHz changes a phase by 2π·E·dt r
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from diabat.checks import ArgumentError, check_choice
+from diabat.checks import ArgumentError, check_choice, is_positive
 
 FloatArray = NDArray[np.float64]
 
@@ -136,7 +134,7 @@ def linear_ramp(A0_GHz: float, B1_GHz: float, B0_GHz: float = 0.0) -> AnnealingS
         ValueError: A0 or B1 is not a positive finite number, or B0 is negative or not finite.
     """
     for key, value in (("A0_GHz", A0_GHz), ("B1_GHz", B1_GHz)):
-        if not (_is_number(value) and value > 0):
+        if not is_positive(value):
             raise ArgumentError("linear_ramp", f"expected {key} > 0 in GHz, got {value!r}")
     name = f"linear_ramp({A0_GHz:g}, {B1_GHz:g})"
     ends = np.array([0.0, 1.0]), np.array([A0_GHz, 0.0]), np.array([B0_GHz, B1_GHz])
@@ -183,16 +181,8 @@ def check_annealing_time(annealing_time_ns: float) -> float:
     Raises:
         ValueError: It is not a positive finite number.
     """
-    if not (_is_number(annealing_time_ns) and annealing_time_ns > 0):
+    if not is_positive(annealing_time_ns):
         raise ArgumentError(
             "annealing_time_ns", f"expected a positive finite time in ns, got {annealing_time_ns!r}"
         )
     return float(annealing_time_ns)
-
-
-def _is_number(value: Any) -> bool:
-    return (
-        isinstance(value, (int, float, np.number))
-        and not isinstance(value, bool)
-        and math.isfinite(float(value))
-    )

@@ -146,22 +146,18 @@ class PlanGradient:
     mixer_angles: FloatArray
 
 
-def largest_phase(angles: tuple[float, float], batches: Sequence[Batch]) -> float:
-    """Largest rotation of a spin in a step, in rad; ``angles`` are the largest |b| and |c| of the plan."""
-    return max([_phase(angles, batch.strength) for batch in batches], default=0.0)
+def largest_phase(angles: tuple[float, float], strength: Strength) -> float:
+    """Bound of the rotation of a spin in a step, in rad; ``angles`` are the largest |b| and |c| of the plan."""
+    return angles[0] * strength.field + angles[1] * strength.row_sum
 
 
 def phases_within(angles: tuple[float, float], batches: Sequence[Batch], most: float) -> bool:
-    """Whether no spin is rotated by more than ``most`` rad in a step; arguments as in `largest_phase`."""
-    for batch in batches:
-        # The margin covers the rounding of the sums.
-        if not 1.01 * _phase(angles, batch.bounds) <= most and not _phase(angles, batch.strength) <= most:
-            return False
-    return True
-
-
-def _phase(angles: tuple[float, float], strength: Strength) -> float:
-    return angles[0] * strength.field + angles[1] * strength.row_sum
+    """Whether no spin is rotated by more than ``most`` rad in a step; ``angles`` as in `largest_phase`."""
+    # The margin covers the rounding of the sums.
+    return all(
+        1.01 * largest_phase(angles, batch.bounds) <= most or largest_phase(angles, batch.strength) <= most
+        for batch in batches
+    )
 
 
 def most_phase(precision: Precision) -> float:

@@ -184,7 +184,7 @@ class NativeEngine(Engine):
                 raise ArgumentError("fields", f"expected at most {MAX_SPINS} spins, got {batch.num_spins}.")
         most = most_phase(self.precision)
         if not phases_within(plan.largest_angles, batches, most):
-            largest = largest_phase(plan.largest_angles, batches)
+            largest = max(largest_phase(plan.largest_angles, batch.strength) for batch in batches)
             raise ArgumentError(
                 "fields",
                 f"expected fields and couplings that rotate a spin by at most {most:.1g} rad per step, the limit of "

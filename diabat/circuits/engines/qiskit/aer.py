@@ -65,19 +65,10 @@ class AerEngine(Engine):
         self._last: tuple[TrotterPlan, FloatArray, ParameterisedCircuit] | None = None
 
     def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
-        """Probabilities of all spin states; see `Engine.probabilities`.
-
-        Args:
-            plan: Angles of the Trotter steps.
-            fields: Programmed fields in diabat's sign, [Q, n], n <= 20.
-            couplings: Programmed couplings in diabat's sign, [n, n] shared by the Q problems, or [Q, n, n].
-
-        Returns:
-            float64 [Q, 2^n]; bit j of the state index is spin j, bit 1 means +1; rows sum to 1.
+        """Probabilities of all spin states, as `Engine.probabilities`, n <= 20.
 
         Raises:
-            ValueError: Arrays of wrong shape, not finite, n too large, or couplings not symmetric with zero
-                diagonal.
+            ValueError: As there.
             RuntimeError: Aer could not run the circuit.
         """
         h, coupled = check_batch(fields, couplings)

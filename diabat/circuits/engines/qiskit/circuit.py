@@ -65,10 +65,13 @@ def anneal_circuit(
     if form not in ("gates", "diagonal"):
         raise ArgumentError("anneal_circuit", f"expected form 'gates' or 'diagonal', got {form!r}")
     for k in range(plan.steps):
+        fields_k, couplings_k = plan.field_angles[k] * h, plan.coupling_angles[k] * coupled
         if form == "gates":
-            _gate_layer(circuit, plan.field_angles[k] * h, plan.coupling_angles[k] * coupled)
+            for j in np.flatnonzero(fields_k):
+                circuit.rz(float(fields_k[j]), int(j))
+            _coupling_gates(circuit, couplings_k)
         else:
-            _diagonal_layer(circuit, plan.field_angles[k] * h, plan.coupling_angles[k] * coupled)
+            _phases(circuit, spin_table(n) @ fields_k + coupling_exponents(couplings_k))
         circuit.rx(-plan.mixer_angles[k], np.flatnonzero(seen).tolist())
     if measure:
         circuit.measure_all()
@@ -94,18 +97,16 @@ def prepared(
     return circuit, seen
 
 
-def _gate_layer(circuit: QuantumCircuit, h: FloatArray, couplings: FloatArray) -> None:
-    for j in np.flatnonzero(h):
-        circuit.rz(float(h[j]), int(j))
+def _coupling_gates(circuit: QuantumCircuit, couplings: FloatArray) -> None:
     for i, j in np.argwhere(np.triu(couplings)):
         circuit.rzz(-float(couplings[i, j]), int(i), int(j))
 
 
-def _diagonal_layer(circuit: QuantumCircuit, h: FloatArray, couplings: FloatArray) -> None:
+def _phases(circuit: QuantumCircuit, twice: FloatArray) -> None:
+    """One gate with the phases of all states, given doubled."""
     from qiskit.circuit.library import DiagonalGate
 
-    phase = (spin_table(len(h)) @ h + coupling_exponents(couplings)) / 2  # [2^n]
-    circuit.append(DiagonalGate(np.exp(1j * phase).tolist()), range(len(h)))
+    circuit.append(DiagonalGate(np.exp(0.5j * twice).tolist()), circuit.qubits)
 
 
 def to_qasm3(circuit: QuantumCircuit) -> str:
@@ -191,25 +192,15 @@ def parameterised_circuit(
     parameters = tuple(tuple(Parameter(f"phi_{k}_{j}") for j in range(n)) for k in range(plan.steps))
     exponents = coupling_exponents(coupled) if plan.steps << n <= _MAX_PHASES else None
     for k, layer in enumerate(parameters):
-        if coupled.any():
-            _coupling_layer(circuit, float(plan.coupling_angles[k]), coupled, exponents)
+        if exponents is not None and coupled.any():
+            _phases(circuit, plan.coupling_angles[k] * exponents)
+        else:
+            _coupling_gates(circuit, plan.coupling_angles[k] * coupled)
         for j, parameter in enumerate(layer):
             circuit.u(-float(plan.mixer_angles[k]), -np.pi / 2, parameter, j)
     if measure:
         circuit.measure_all()
     return ParameterisedCircuit(circuit, parameters, plan)
-
-
-def _coupling_layer(
-    circuit: QuantumCircuit, angle: float, couplings: FloatArray, exponents: FloatArray | None
-) -> None:
-    from qiskit.circuit.library import DiagonalGate
-
-    if exponents is not None:
-        circuit.append(DiagonalGate(np.exp(0.5j * angle * exponents).tolist()), range(len(couplings)))
-        return
-    for i, j in np.argwhere(np.triu(couplings)):
-        circuit.rzz(-angle * float(couplings[i, j]), int(i), int(j))
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,7 +71,12 @@ class PrimitiveEngine(Engine):
         Raises:
             ValueError: An invalid argument, or both a backend and a pass manager.
         """
-        _check_primitive(primitive)
+        if primitive is not None:
+            from qiskit.primitives import BaseSamplerV2
+
+            if not isinstance(primitive, BaseSamplerV2):
+                got = type(primitive).__name__
+                raise ArgumentError("primitive", f"expected a qiskit.primitives.BaseSamplerV2, got {got}.")
         _check_compiler(backend, pass_manager, optimization_level)
         if max_spins is not None and (not is_integer(max_spins) or max_spins < 1):
             raise ArgumentError("max_spins", f"expected an integer >= 1, got {max_spins!r}.")
@@ -88,11 +93,7 @@ class PrimitiveEngine(Engine):
         self._kept: dict[tuple[bytes, int, tuple[tuple[int, int], ...]], IsingCircuit] = {}
 
     def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
-        """Not available.
-
-        Raises:
-            EngineError: Always; a primitive returns shots.
-        """
+        """Raise EngineError: a primitive returns shots."""
         raise EngineError(
             "probabilities",
             "engine 'primitive' returns shots only; call sample, or use 'native', 'torch' or 'aer'.",
@@ -101,11 +102,7 @@ class PrimitiveEngine(Engine):
     def moments(
         self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
     ) -> list[BatchMoments]:
-        """Not available: the sampler averages reads and computes their errors.
-
-        Raises:
-            EngineError: Always.
-        """
+        """Raise EngineError: the sampler averages reads and computes their errors."""
         raise EngineError(
             "moments",
             "engine 'primitive' returns shots only; average those of sample, or use another engine.",
@@ -114,16 +111,7 @@ class PrimitiveEngine(Engine):
     def sample(
         self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
     ) -> list[NDArray[np.int8]]:
-        """Measurements, in one job; see `Engine.sample`.
-
-        Args:
-            plan: Angles of the Trotter steps.
-            batches: Programmed problems.
-            num_reads: Shots R of each problem, at least 1.
-            random: Seeds the built-in sampler; ignored by a primitive of the caller.
-
-        Returns:
-            Spins ±1, int8 [R, Q, n] for each batch.
+        """Measurements, in one job, as `Engine.sample`; ``random`` seeds the built-in sampler only.
 
         Raises:
             ValueError: An invalid number of reads, or too many spins.
@@ -177,17 +165,6 @@ def _built_in_sampler(random: np.random.Generator, works: list[Work]) -> BaseSam
             stacklevel=2,
         )
     return SamplerV2(seed=int(random.integers(2**63)))
-
-
-def _check_primitive(primitive: Any) -> None:
-    if primitive is None:
-        return
-    from qiskit.primitives import BaseSamplerV2
-
-    if not isinstance(primitive, BaseSamplerV2):
-        raise ArgumentError(
-            "primitive", f"expected a qiskit.primitives.BaseSamplerV2, got {type(primitive).__name__}."
-        )
 
 
 def _check_compiler(backend: Any, pass_manager: Any, level: Any) -> None:
@@ -256,15 +233,11 @@ def run_job(primitive: BaseSamplerV2, works: list[Work]) -> list[NDArray[np.bool
         results = primitive.run([work.pub for work in works]).result()
         return [work.bits(result) for work, result in zip(works, results, strict=True)]
     except Exception as error:
-        _fail(primitive, works, error)
-
-
-def _fail(primitive: BaseSamplerV2, works: list[Work], error: Exception) -> NoReturn:
-    """Re-raise in one sentence, without the original traceback, which may contain a token."""
-    problems = sum(len(work.values) for work in works)
-    circuits = "1 circuit" if len(works) == 1 else f"{len(works)} circuits"
-    # The class only: the repr of a primitive may contain an account.
-    raise RuntimeError(
-        f"engine 'primitive': {type(primitive).__name__} failed on {circuits} "
-        f"({problems} problems, {works[0].reads} shots each): {type(error).__name__}: {scrubbed(str(error))}"
-    ) from None
+        problems = sum(len(work.values) for work in works)
+        circuits = "1 circuit" if len(works) == 1 else f"{len(works)} circuits"
+        # Without the original traceback, which may contain a token.  The class only: the repr of a primitive may
+        # contain an account.
+        raise RuntimeError(
+            f"engine 'primitive': {type(primitive).__name__} failed on {circuits} "
+            f"({problems} problems, {works[0].reads} shots each): {type(error).__name__}: {scrubbed(str(error))}"
+        ) from None

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_number
 from diabat.circuits.engines.engine import (
     Batch,
     BatchGradient,
@@ -64,11 +64,7 @@ class TorchEngine(Engine):
         """
         if precision not in _DTYPES:
             raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
-        if (
-            isinstance(memory_gib, bool)
-            or not isinstance(memory_gib, (int, float))
-            or not 0 < memory_gib < 1e9
-        ):
+        if not is_number(memory_gib) or not 0 < memory_gib < 1e9:
             raise ArgumentError("memory_gib", f"expected a positive number of GiB, got {memory_gib!r}.")
         self.device, self.precision, self.memory_gib = _usable_device(device), precision, float(memory_gib)
         self._amplitudes = max(2, int(self.memory_gib * 2**30) // _BYTES[precision])
@@ -140,15 +136,14 @@ class TorchEngine(Engine):
         for part, steps in self._parts(plan, batch):
             pairs = None if w is None else self._tensor(w[part])
             operator = observable(steps.states, self._tensor(v[part]), pairs)
-            found = part_gradient(steps, operator, with_angles=total is not None)
-            fields[part] = found.fields.cpu().numpy()
-            block = found.couplings.cpu().numpy()
+            dh, dJ, turned = part_gradient(steps, operator, with_angles=total is not None)
+            fields[part] = dh.cpu().numpy()
             if batch.shared:
-                couplings += block[0]
+                couplings += dJ[0].cpu().numpy()
             else:
-                couplings[part] = block
+                couplings[part] = dJ.cpu().numpy()
             if total is not None:
-                total += found.angles
+                total += turned
         return BatchGradient(fields, couplings)
 
     def _spins(self, batch: Batch) -> int:
