@@ -454,6 +454,9 @@ def test_phases_beyond_the_precision_are_refused(precision: Any, most: float) ->
         batch = Batch(np.array([[strong, 0.3]]), np.array([[0, coupled], [coupled, 0]]))
         with pytest.raises(ValueError, match=message):
             engine.moments(plan, [batch])
+    silent = TrotterPlan(np.ones(1), np.zeros(1), np.ones(1))  # 0 times the infinite sum of a row
+    with pytest.raises(ValueError, match=message), np.errstate(over="ignore", invalid="ignore"):
+        engine.moments(silent, [Batch(np.zeros((1, 3)), 1.7e308 * (1 - np.eye(3)))])
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

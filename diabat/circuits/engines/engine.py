@@ -153,11 +153,12 @@ def largest_phase(angles: tuple[float, float], strength: Strength) -> float:
 
 def phases_within(angles: tuple[float, float], batches: Sequence[Batch], most: float) -> bool:
     """Whether no spin is rotated by more than ``most`` rad in a step; ``angles`` as in `largest_phase`."""
-    # The margin covers the rounding of the sums.
-    return all(
-        1.01 * largest_phase(angles, batch.bounds) <= most or largest_phase(angles, batch.strength) <= most
-        for batch in batches
-    )
+    for batch in batches:  # a generator in `all` would take longer than the sums
+        # The margin covers the rounding of the sums; `not ... <=` also holds for NaN, which is 0 times infinity.
+        weak = 1.01 * largest_phase(angles, batch.bounds) <= most
+        if not weak and not largest_phase(angles, batch.strength) <= most:
+            return False
+    return True
 
 
 def most_phase(precision: Precision) -> float:
