@@ -58,6 +58,11 @@ class Edges:
         """Leading dimensions of the values, which broadcast against the batch."""
         return self.values.shape[:-1]
 
+    @property
+    def bandwidth(self) -> int:
+        """Largest distance |j - i| of two coupled spins, 0 without edges."""
+        return int(self.index.diff().abs().max()) if self.count else 0
+
     def with_values(self, values: Tensor) -> Edges:
         """The same pairs with other values [*lead, E], unchecked; they may be those of a transform of torch.func."""
         made = object.__new__(Edges)

@@ -9,7 +9,9 @@ import torch
 from dwave.system import EmbeddingComposite
 
 from diabat.circuits import predicted_beta, schedule
+from diabat.edges import Edges
 from diabat.ising import Ising
+from diabat.samplers.banded import BandedSampler
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dimod.options import QPU
@@ -170,13 +172,27 @@ def test_answers_of_an_anneal_arrive_as_dqa_gives_them(fields: Any, time: float)
         assert g_test(spins, law(betas=(beta_J, beta_J))) < ALPHA
 
 
+@pytest.mark.parametrize("fields", ["direct", "gauge"])
+def test_a_chain_is_placed_as_a_chain(fields: str) -> None:
+    """64 coupled neighbours, one qubit each with direct fields; N = 4000, five standard errors of P for each spin."""
+    n = 64 if fields == "direct" else 8
+    h, J = 0.4 * torch.randn(2, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ising = Ising(h, Edges([[j, j + 1] for j in range(n - 1)], J[1:]))
+    protocol = {"protocol": "standard", "annealing_time_ns": 20_000.0} if fields == "direct" else {}
+    sampler = DimodSampler(chip(sweeps=100), beta=10.0, qpu={"fields": fields, **protocol})
+    assert fields == "gauge" or sampler.dry_run(ising, 4000).longest_chain == 1
+    found = (sampler.sample(ising, 4000, seed=1).spins > 0).double().mean(0)
+    exact = BandedSampler().moments(ising).probability
+    assert ((found - exact).abs() < 5 * (exact * (1 - exact) / 4000).sqrt()).all()
+
+
 def test_an_estimate_is_made_in_tiles_of_the_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer chains anneal more slowly: six spins would tell the temperature of other chains than three have."""
     sizes: list[int] = []
 
-    def counted(graph: Any, spins: int, **options: Any) -> Any:
-        sizes.append(spins)
-        return find_tiling(graph, spins, **options)
+    def counted(graph: Any, logical: Any, **options: Any) -> Any:
+        sizes.append(len(logical))
+        return find_tiling(graph, logical, **options)
 
     monkeypatch.setattr("diabat.samplers.dimod.qpu_packing.find_tiling", counted)
     sampler = DimodSampler(annealer(), beta="estimate", qpu={"spins": 3})
@@ -191,9 +207,9 @@ def test_an_estimate_is_made_in_tiles_of_the_problems(monkeypatch: pytest.Monkey
 def test_a_tiling_is_searched_for_once_per_size(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def counted(graph: Any, spins: int, **options: Any) -> Any:
-        sizes.append(spins)
-        return find_tiling(graph, spins, **options)
+    def counted(graph: Any, logical: Any, **options: Any) -> Any:
+        sizes.append(len(logical))
+        return find_tiling(graph, logical, **options)
 
     monkeypatch.setattr("diabat.samplers.dimod.qpu_packing.find_tiling", counted)
     sampler = DimodSampler(chip(), beta=10.0, qpu={})

@@ -15,7 +15,7 @@ from diabat.ising import Ising
 from diabat.samplers.dimod.options import QPU
 from diabat.samplers.dimod.packing import Packed, Problem, logical_spins, program
 from diabat.samplers.dimod.qpu_packing import chain_strength, pack_tiles
-from diabat.samplers.dimod.qpu_tiles import Tiling, find_tiling
+from diabat.samplers.dimod.qpu_tiles import Tiling, find_tiling, logical_graph
 from diabat.testing.problems import causal_problem, make_problem, with_visible
 
 ZEPHYR = graphs.zephyr_graph(2, 4)
@@ -37,7 +37,7 @@ def chains_of(tiling: Tiling) -> list[list[set[int]]]:
 @pytest.mark.parametrize("spins", [2, 5])
 def test_tiles_are_disjoint_connected_cliques(chip: str, spins: int) -> None:
     graph, least = CHIPS[chip]
-    tiling = find_tiling(graph, spins)
+    tiling = find_tiling(graph, logical_graph(spins, spins - 1, False))
     assert tiling.tiles >= least
     used: set[int] = set()
     for tile in chains_of(tiling):
@@ -58,22 +58,36 @@ def test_tiles_are_disjoint_connected_cliques(chip: str, spins: int) -> None:
 def test_missing_qubits_are_left_out() -> None:
     graph = ZEPHYR.copy()
     graph.remove_nodes_from([q for q in ZEPHYR if q % 3 == 0])
-    tiling = find_tiling(graph, 4)
+    tiling = find_tiling(graph, logical_graph(4, 3, False))
     assert tiling.tiles > 3
     assert set(tiling.qubits[:, 2].tolist()) <= set(graph)
     for _, _, _, u, v in tiling.couplers:
         assert graph.has_edge(u, v)
 
 
+@pytest.mark.parametrize(("band", "extra"), [(1, False), (2, False), (1, True), (4, True)])
+def test_a_tile_couples_up_to_its_band(band: int, extra: bool) -> None:
+    tiling = find_tiling(ZEPHYR, logical_graph(5, band, extra), most=4)
+    wanted = {(i, j) for i, j in combinations(range(5), 2) if j - i <= band}
+    wanted |= {(i, 5) for i in range(5) if extra}
+    for t in range(tiling.tiles):
+        here = tiling.couplers[tiling.couplers[:, 0] == t]
+        assert wanted <= {(i, j) for _, i, j, _, _ in here.tolist()}
+    assert extra or band > 1 or max(len(chain) for tile in chains_of(tiling) for chain in tile) == 1
+
+
 def test_the_search_is_deterministic_and_stops_when_told() -> None:
-    first, again = find_tiling(ZEPHYR, 5, seed=3), find_tiling(ZEPHYR, 5, seed=3)
+    five = logical_graph(5, 4, False)
+    first, again = find_tiling(ZEPHYR, five, seed=3), find_tiling(ZEPHYR, five, seed=3)
     assert (first.qubits == again.qubits).all()
-    assert find_tiling(ZEPHYR, 5, most=2).tiles == 2
+    assert find_tiling(ZEPHYR, five, most=2).tiles == 2
 
 
 def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="got 12 spins with 11 coupled pairs"):
+        find_tiling(graphs.chimera_graph(1, 1, 4), logical_graph(12, 1, False))
     with pytest.raises(ValueError, match=r"qpu\.spins: expected problems that fit on the chip, got 12 spins"):
-        find_tiling(graphs.chimera_graph(1, 1, 4), 12)
+        find_tiling(graphs.chimera_graph(1, 1, 4), logical_graph(12, 11, False))
 
 
 def packed_problems(
@@ -81,7 +95,7 @@ def packed_problems(
 ) -> tuple[list[Packed], list[Problem]]:
     problems = program(ising, Betas(2.0, 3.0))
     width = int(ising.visible_mask.sum(-1).max()) + (qpu.fields != "direct")
-    tiling = find_tiling(ZEPHYR, width, most=3)
+    tiling = find_tiling(ZEPHYR, logical_graph(width, width - 1, False), most=3)
     return pack_tiles(problems, tiling, qpu, strongest, len(ZEPHYR)), problems
 
 

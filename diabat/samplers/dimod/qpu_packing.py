@@ -12,7 +12,7 @@ from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.dimod.limits import stated_ranges
 from diabat.samplers.dimod.options import QPU
 from diabat.samplers.dimod.packing import FloatArray, IntArray, Packed, Problem
-from diabat.samplers.dimod.qpu_tiles import Tiling, find_tiling
+from diabat.samplers.dimod.qpu_tiles import Tiling, find_tiling, logical_graph
 from diabat.samplers.dimod.target import DimodLike, accepted_parameters, device_properties, missing_package
 
 # Ocean's uniform_torque_compensation.
@@ -163,7 +163,7 @@ def chain_strength(couplings: FloatArray, qpu: QPU, strongest: float | None) -> 
 
 
 class Placement:
-    """Packs problems into tiles of a chip; the tiling is searched once per problem size.
+    """Packs problems into tiles of a chip; the tiling is searched once per problem size and distance of couplings.
 
     Args:
         qpu: Options of the placement.
@@ -188,10 +188,14 @@ class Placement:
         self.num_qubits = int(properties["num_qubits"])
         allowed = stated_ranges(properties).J
         self.strongest = None if allowed is None or allowed[0] >= 0 else -allowed[0]
-        self._tilings: dict[int, Tiling] = {}
+        self._tilings: dict[tuple[int, int], Tiling] = {}
 
-    def pack(self, problems: Sequence[Problem]) -> list[Packed]:
+    def pack(self, problems: Sequence[Problem], band: int | None = None) -> list[Packed]:
         """Pack problems into as few submissions as the tiles allow.
+
+        Args:
+            problems: The problems.
+            band: Largest distance of two coupled spins; None if all may couple.
 
         Raises:
             UnsupportedError: If a problem is larger than ``qpu.spins``, or does not fit on the chip.
@@ -200,20 +204,23 @@ class Placement:
             return []
         largest = max(len(problem.spins) for problem in problems)
         # The reference problems of an estimate may be larger than qpu.spins.
-        tiling = self.tiling(max(self.qpu.spins or 0, largest))
+        spins = max(self.qpu.spins or 0, largest)
+        tiling = self.tiling(spins, spins - 1 if band is None else min(band, spins - 1))
         return pack_tiles(problems, tiling, self.qpu, self.strongest, self.num_qubits)
 
-    def tiling(self, spins: int) -> Tiling:
-        """Tiles for problems of ``spins`` spins, searched at the first call."""
-        width = spins + (self.qpu.fields != "direct")
-        if width not in self._tilings:
+    def tiling(self, spins: int, band: int) -> Tiling:
+        """Tiles for problems of ``spins`` spins coupled up to the distance ``band``, searched at the first call."""
+        if (spins, band) not in self._tilings:
             graph = self.sampler.to_networkx_graph()  # type: ignore[attr-defined]  # checked on construction
             try:
-                self._tilings[width] = find_tiling(
-                    graph, width, most=self.qpu.tiles, seed=self.qpu.embedding_seed
+                self._tilings[spins, band] = find_tiling(
+                    graph,
+                    logical_graph(spins, band, self.qpu.fields != "direct"),
+                    most=self.qpu.tiles,
+                    seed=self.qpu.embedding_seed,
                 )
             except ImportError as error:
                 raise ValueError(missing_package(error, "qpu: the search for tiles")) from None
             except ValueError as error:
                 raise UnsupportedError(str(error)) from None
-        return self._tilings[width]
+        return self._tilings[spins, band]

@@ -1,6 +1,7 @@
-"""Embedding of many small cliques on one chip: searched once, reused for all queries.
+"""Embedding of many small problems on one chip: searched once, reused for all queries.
 
-A tile is an embedding of the complete graph of K logical spins; tiles share no qubit.  The search goes through the
+A tile is an embedding of K logical spins that couple up to a distance: all to all, or in a band, such as a chain,
+whose spins are one qubit each on the topologies of today.  Tiles share no qubit.  The search goes through the
 chip by windows (the smallest sublattice of its topology that can contain a tile) and fills each window with as many
 tiles as fit, so that missing qubits cost only the tiles that need them.
 """
@@ -43,12 +44,23 @@ class Tiling:
     shares: FloatArray
 
 
-def find_tiling(graph: Any, spins: int, *, most: int | None = None, seed: int = 0) -> Tiling:
-    """Search for disjoint cliques.
+def logical_graph(spins: int, band: int, extra: bool) -> Any:
+    """``spins`` nodes that couple up to the distance ``band``, and with ``extra`` one more that couples to all."""
+    import networkx
+
+    nodes = range(spins + extra)
+    made = networkx.Graph()
+    made.add_nodes_from(nodes)
+    made.add_edges_from((i, j) for i, j in combinations(nodes, 2) if j - i <= band or j == spins)
+    return made
+
+
+def find_tiling(graph: Any, logical: Any, *, most: int | None = None, seed: int = 0) -> Tiling:
+    """Search for disjoint embeddings.
 
     Args:
         graph: The working graph of the chip, from ``to_networkx_graph()``.
-        spins: K, logical spins of a tile.
+        logical: Graph of the K logical spins of a tile, from `logical_graph`.
         most: Stop after this many tiles.
         seed: Seed of the heuristic search.
 
@@ -56,24 +68,29 @@ def find_tiling(graph: Any, spins: int, *, most: int | None = None, seed: int = 
         ValueError: If not even one tile fits.
     """
     found: list[Chains] = []
-    for tile in _search(graph, spins, seed):
+    for tile in _search(graph, logical, seed):
         found.append(tile)
         if most is not None and len(found) == most:
             break
     if not found:
         raise ArgumentError(
             "qpu.spins",
-            f"expected problems that fit on the chip, got {spins} spins that all couple to each other "
+            f"expected problems that fit on the chip, got {len(logical)} spins {_coupled(logical)} "
             "(ancilla or gauge included), for which no embedding was found.",
         )
     return _tabulate(graph, found)
 
 
-def _search(graph: Any, spins: int, seed: int) -> Iterator[Chains]:
+def _coupled(logical: Any) -> str:
+    pairs, most = len(logical.edges), len(logical) * (len(logical) - 1) // 2
+    return "that all couple to each other" if pairs == most else f"with {pairs} coupled pairs"
+
+
+def _search(graph: Any, logical: Any, seed: int) -> Iterator[Chains]:
     longest: int | None = None
     free = set(graph.nodes)
-    for window in _windows(graph, spins, seed):
-        while (tile := _embed(graph.subgraph(free.intersection(window)), spins, seed)) is not None:
+    for window in _windows(graph, logical, seed):
+        while (tile := _embed(graph.subgraph(free.intersection(window)), logical, seed)) is not None:
             length = max(len(chain) for chain in tile)
             longest = length if longest is None else longest
             if length > longest + 1:  # the last tile of a full window has long chains
@@ -82,22 +99,22 @@ def _search(graph: Any, spins: int, seed: int) -> Iterator[Chains]:
             yield tile
 
 
-def _embed(graph: Any, spins: int, seed: int) -> Chains | None:
+def _embed(graph: Any, logical: Any, seed: int) -> Chains | None:
     """One embedding, or None if none is found."""
     import minorminer
-    import networkx
 
-    if len(graph) < spins:
+    if len(graph) < len(logical):
         return None
-    clique = networkx.complete_graph(spins)
     try:
-        found = minorminer.find_embedding(clique, graph, random_seed=seed, tries=_TRIES, max_no_improvement=5)
+        found = minorminer.find_embedding(
+            logical, graph, random_seed=seed, tries=_TRIES, max_no_improvement=5
+        )
     except RuntimeError:  # the remaining graph has only components that are too small
         return None
-    return [tuple(sorted(found[i])) for i in range(spins)] if found else None
+    return [tuple(sorted(found[i])) for i in range(len(logical))] if found else None
 
 
-def _windows(graph: Any, spins: int, seed: int) -> Iterator[list[int]]:
+def _windows(graph: Any, logical: Any, seed: int) -> Iterator[list[int]]:
     """Qubits of each window of the chip; the whole chip if its topology is unknown."""
     from dwave import graphs
 
@@ -108,7 +125,7 @@ def _windows(graph: Any, spins: int, seed: int) -> Iterator[list[int]]:
         for size in range(2 if family == "pegasus" else 1, rows):
             shape = {"chimera": (size, size, tile), "pegasus": (size,), "zephyr": (size, tile)}[family]
             source = make(*shape)
-            if size <= columns and _embed(source, spins, seed) is not None:
+            if size <= columns and _embed(source, logical, seed) is not None:
                 for place in getattr(graphs, f"{family}_sublattice_mappings")(source, graph):
                     yield [place(node) for node in source]
                 return
@@ -123,7 +140,7 @@ def _tabulate(graph: Any, tiles: list[Chains]) -> Tiling:
             linked = combinations(chains[i], 2) if i == j else product(chains[i], chains[j])
             here = [(t, i, j, u, v) for u, v in linked if graph.has_edge(u, v)]
             couplers += here
-            shares += [1.0 if i == j else 1 / len(here)] * len(here)
+            shares += [1.0 if i == j else 1 / len(here) for _ in here]
     return Tiling(
         spins=len(tiles[0]),
         tiles=len(tiles),

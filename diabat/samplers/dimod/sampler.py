@@ -222,7 +222,10 @@ class DimodSampler(Sampler):
     def _works(self, ising: Ising, betas: Betas, num_reads: int, seed: int) -> list[Work]:
         """Program, pack, scale and check; nothing is submitted."""
         problems = program(ising, betas)
-        packed = pack_plain(problems, self.together) if self.qpu is None else self._placement.pack(problems)
+        if self.qpu is None:
+            packed = pack_plain(problems, self.together)
+        else:
+            packed = self._placement.pack(problems, None if ising.edges is None else ising.edges.bandwidth)
         parameters, properties = self._submitter.parameters, device_properties(self.target)
         ranges = stated_ranges(properties)
         factor = self._scale if not isinstance(self._scale, str) else ranges.fitting(packed)
