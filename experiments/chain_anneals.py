@@ -2,12 +2,15 @@
 
     python -m experiments.chain_anneals law                # about two minutes
     python -m experiments.chain_anneals training           # about fifteen
+    python -m experiments.chain_anneals processor          # seconds
 
 `law`: anneals of random chains, h ~ N(0, .5²) and J ~ N(0, .5²), one problem for each size, by Aer on one thread: bond
 dimension and seconds, the largest and the mean error of P(s_j = +1) against `banded`, and the beta of 2,000 reads
 (pseudolikelihood; 1 would be the Boltzmann law).
 `training`: recall of 16 pairs, 32 keys, by one layer whose query is the key that is asked for: accuracy on 128
 sequences, with the sampler that it was trained on and with the others in its place.
+`processor`: the same chains, 2,000 reads by dimod: of a simulated annealer held at beta = 1, and of the strict stand-in
+of a processor with a Zephyr graph of 576 qubits, anneals of 20 microseconds with fields on the qubits.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from torch.nn import functional
 import diabat
 from diabat.attention import CouplingInit
 from diabat.circuits import MatrixProductEngine, OutOfRangeWarning
+from diabat.edges import Edges
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.programming import ControlNoise, program
 from diabat.samplers.pseudolikelihood import fit_betas
@@ -145,7 +149,38 @@ def training() -> Titled:
         yield "training", {**row, "right, 5 ns anneal": right(model)}
 
 
-SECTIONS = {"law": law, "training": training}
+def processor() -> Titled:
+    """One row for each size and dimod sampler."""
+    chip = {"topology_type": "zephyr", "topology_shape": [4, 4], "beta": 10.0}
+    stand_in = {
+        "sampler": "diabat.strict_qpu:StrictMockQPU",
+        "options": chip,
+        "beta": 10.0,
+        "qpu": {"fields": "direct", "protocol": "standard", "annealing_time_ns": 20_000.0},
+    }
+    for name, options in {"simulated annealer": {}, "strict stand-in": stand_in}.items():
+        for n in (32, 128, 256):
+            h, J = problem(n).fields[0], problem(n).couplings
+            neighbours = Edges([[j, j + 1] for j in range(n - 1)], J.diagonal(1))
+            ising, sampler = diabat.Ising(h, neighbours), diabat.sampler("dimod", **options)
+            planned = sampler.dry_run(ising, 2000)
+            found = (sampler.sample(ising, 2000, seed=1).spins > 0).double().mean(0)
+            exact = diabat.sampler("banded").moments(ising).probability
+            error, expected = (found - exact).abs(), (exact * (1 - exact) / 2000).sqrt()
+            yield (
+                "processor",
+                {
+                    "": f"{name}, {n} spins",
+                    "qubits": planned.qubits,
+                    "longest chain": planned.longest_chain,
+                    "access s": planned.access_s,
+                    "largest error of P": error.max().item(),
+                    "in standard errors": (error / expected).max().item(),
+                },
+            )
+
+
+SECTIONS = {"law": law, "training": training, "processor": processor}
 
 
 def main() -> None:
