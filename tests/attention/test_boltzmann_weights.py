@@ -66,52 +66,22 @@ def test_weights_are_the_normalised_marginals(mode: str, causal: bool) -> None:
     assert (out - built.output(mixed)).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_weights_sum_to_one_for_every_backend(sampler: str, dtype: torch.dtype) -> None:
-    out, weights = run(layer(sampler=SAMPLERS[sampler](), dtype=dtype), inputs(dtype=dtype))
-    assert out.shape == (3, 5, 6)
-    assert weights.shape == (3, 2, 5, 5)
-    assert out.dtype == weights.dtype == dtype
-    assert (weights.sum(-1) - 1).abs().max() < 1e-5
-    assert (weights[..., torch.ones(5, 5).triu(1).bool()] == 0).all()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_future_token_changes_no_earlier_output(mode: str) -> None:
-    built, x = layer(mode), inputs()
-    changed = x.clone()
-    changed[:, 3] += 5.0
-    before, after = built(x), built(changed)
-    assert (before[:, :3] - after[:, :3]).abs().max() < 1e-13
-    assert (before[:, 3:] - after[:, 3:]).abs().max() > 1e-3
-    free = layer(mode, causal=False)
-    assert (free(x)[:, :3] - free(changed)[:, :3]).abs().max() > 1e-3
-
-
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("mode", MODES)
-def test_padding_at_the_end_equals_the_shorter_sequence(mode: str, causal: bool) -> None:
-    built, x = layer(mode, causal=causal), inputs()
-    mask = (torch.arange(5) >= 3).expand(3, 5)
-    x = torch.where(mask[..., None], 30.0, x)
-    out, weights = run(built, x, mask)
-    assert not weights[..., 3:].any()
-    short_out, short_weights = run(built, x[:, :3])
-    assert (out[:, :3] - short_out).abs().max() < 1e-12
-    assert (weights[:, :, :3, :3] - short_weights).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("sampler", ["exact", "mean_field"])
-def test_padding_differs_by_sequence(sampler: str) -> None:
-    built, x = layer(causal=False, sampler=sampler), inputs()
+@pytest.mark.parametrize(
+    ("mode", "sampler", "tolerance"),
+    [*((mode, "exact", 1e-12) for mode in MODES), ("h+J", "mean_field", 1e-5)],
+)
+def test_padding_at_the_end_equals_the_shorter_sequence(
+    mode: str, sampler: str, tolerance: float, causal: bool
+) -> None:
+    built, x = layer(mode, causal=causal, sampler=sampler), inputs()
     lengths = torch.tensor([5, 2, 4])
     mask = torch.arange(5) >= lengths[:, None]
-    out, weights = run(built, x, mask)
+    out, weights = run(built, torch.where(mask[..., None], 30.0, x), mask)
     for row, length in enumerate(lengths.tolist()):
         alone, alone_weights = run(built, x[row : row + 1, :length])
-        assert (out[row, :length] - alone[0]).abs().max() < 1e-5
-        assert (weights[row, :, :length, :length] - alone_weights[0]).abs().max() < 1e-5
+        assert (out[row, :length] - alone[0]).abs().max() < tolerance
+        assert (weights[row, :, :length, :length] - alone_weights[0]).abs().max() < tolerance
         assert not weights[row, :, :, length:].any()
 
 
@@ -145,50 +115,9 @@ def test_nothing_visible_gives_zeros_and_finite_gradients(mode: str, sampler: st
     assert torch.equal(out[0], built.output.bias.expand(5, 6))
     assert torch.isfinite(out).all()
     (1e3 * out).pow(2).sum().backward()
-    assert x.grad is not None
     assert torch.isfinite(x.grad).all()
     for parameter in built.parameters():
         assert parameter.grad is None or torch.isfinite(parameter.grad).all()
-
-
-def test_without_couplings_it_is_normalised_sigmoid_attention() -> None:
-    built, x = layer("h+J", scale=0.0, causal=False), inputs()
-    _, weights = run(built, x)
-    q, k = (f(x).view(3, 5, 2, 3).transpose(1, 2) for f in (built.query, built.key))
-    alpha = torch.sigmoid(2 * q @ k.mT / 3**0.5)
-    assert (weights - alpha / alpha.sum(-1, keepdim=True)).abs().max() < 1e-13
-    fresh = BoltzmannAttention(6, 2, 5)
-    assert not fresh.coupling_pairs.any()
-
-
-@pytest.mark.parametrize("mode", ["h+J", "h+J+K", "softmax"])
-def test_heads_are_interchangeable(mode: str) -> None:
-    """Swapping all parameters of two heads swaps their weights and leaves the output."""
-    built, x = layer(mode), inputs()
-    swapped = layer(mode)
-    rows = torch.tensor([3, 4, 5, 0, 1, 2])
-    with torch.no_grad():
-        for linear in (swapped.query, swapped.key, swapped.value):
-            linear.weight.copy_(linear.weight[rows].clone())
-            linear.bias.copy_(linear.bias[rows].clone())
-        swapped.output.weight.copy_(swapped.output.weight[:, rows].clone())
-        for parameter in (swapped.coupling_pairs, swapped.coupling_triples):
-            if parameter is not None:
-                parameter.copy_(parameter.flip(0).clone())
-    out, weights = run(built, x)
-    swapped_out, swapped_weights = run(swapped, x)
-    assert (swapped_weights - weights.flip(1)).abs().max() < 1e-13
-    assert (weights - weights.flip(1)).abs().max() > 1e-3
-    assert (swapped_out - out).abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("mode", ["h+J", "h+J+K", "softmax"])
-def test_a_short_sequence_uses_the_first_positions(mode: str) -> None:
-    built, x = layer(mode), inputs()
-    assert (built(x[:, :2]) - built(x)[:, :2]).abs().max() < 1e-12
-    J, K = built.couplings(2), built.three_body(4)
-    assert J is None or J.shape == (2, 1, 2, 2)
-    assert K is None or K.shape == (2, 1, 4, 4, 4)
 
 
 @pytest.mark.parametrize("value", [5.5, 20.0])
@@ -204,6 +133,5 @@ def test_underflowing_probabilities_give_uniform_weights_and_no_nan(value: float
     out, weights = run(built, x)
     assert torch.allclose(weights, torch.full((1, 1, 3, 3), 1 / 3))
     (100 * out).pow(2).sum().backward()
-    assert x.grad is not None
     assert torch.isfinite(x.grad).all()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in built.parameters())

@@ -22,26 +22,17 @@ from diabat.testing.problems import make_problem
 
 F64 = torch.float64
 PLAN = TrotterPlan(*np.random.default_rng(3).normal(size=(3, 4)))
-SAMPLERS: dict[str, Sampler] = {
-    "exact": ExactSampler(),
-    "mean_field": MeanFieldSampler(),
-    "dqa": DQASampler(annealing_time_ns=2.0, steps=60),
-    "dqa_reads": DQASampler(annealing_time_ns=2.0, steps=60, num_reads=64),
-    "dqa_aer": DQASampler(annealing_time_ns=2.0, steps=60, engine="aer"),
-    "dqa_primitive": DQASampler(schedule=PLAN, engine="primitive", num_reads=64),
-    "dqa_learned": DQASampler(schedule=PLAN, learn_schedule=True),
-    "reference": ReferenceSampler(num_reads=64),
+BEST: dict[str, tuple[Sampler, str]] = {
+    "exact": (ExactSampler(), "exact"),
+    "mean_field": (MeanFieldSampler(), "exact"),
+    "dqa": (DQASampler(annealing_time_ns=2.0, steps=60), "straight_through"),
+    "dqa_reads": (DQASampler(annealing_time_ns=2.0, steps=60, num_reads=64), "straight_through"),
+    "dqa_aer": (DQASampler(annealing_time_ns=2.0, steps=60, engine="aer"), "straight_through"),
+    "dqa_primitive": (DQASampler(schedule=PLAN, engine="primitive", num_reads=64), "straight_through"),
+    "dqa_learned": (DQASampler(schedule=PLAN, learn_schedule=True), "adjoint"),
+    "reference": (ReferenceSampler(num_reads=64), "straight_through"),
 }
-BEST = {
-    "exact": "exact",
-    "mean_field": "exact",
-    "dqa": "straight_through",
-    "dqa_reads": "straight_through",
-    "dqa_aer": "straight_through",
-    "dqa_primitive": "straight_through",
-    "dqa_learned": "adjoint",
-    "reference": "straight_through",
-}
+SAMPLERS = {name: sampler for name, (sampler, _) in BEST.items()}
 
 
 def problem(lead: Any = "heads", three_body: float = 0.0) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -50,9 +41,9 @@ def problem(lead: Any = "heads", three_body: float = 0.0) -> tuple[Tensor, Tenso
     return ising.fields.clone().requires_grad_(), ising.couplings.clone().requires_grad_(), K
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_auto_takes_the_best_that_the_backend_supports(name: str) -> None:
-    assert choose_estimator(SAMPLERS[name], "auto") == BEST[name]
+@pytest.mark.parametrize(("sampler", "best"), BEST.values(), ids=list(BEST))
+def test_auto_takes_the_best_that_the_backend_supports(sampler: Sampler, best: str) -> None:
+    assert choose_estimator(sampler, "auto") == best
 
 
 @pytest.mark.parametrize("gradient", get_args(Estimator))
@@ -170,23 +161,10 @@ def test_gradients_sum_over_the_broadcast_dimensions(gradient: str, lead: tuple[
             seed=6,
         )
         (v * alpha).sum().backward()
-    assert K.grad is not None
     assert J.grad.abs().max() > 1e-3
     # The uniforms behind the reads do not depend on how J is shared, so that even sampled gradients agree.
     assert torch.allclose(J.grad, J_each.grad.sum_to_size(J.shape), atol=1e-12)
     assert torch.allclose(K.grad, K_each.grad.sum_to_size(K.shape), atol=1e-12)
-
-
-def test_straight_through_is_exact_without_couplings_and_still_trains_them() -> None:
-    h, J, _ = problem()
-    zero = torch.zeros_like(J).requires_grad_()
-    grads = {}
-    for gradient in ("exact", "straight_through"):
-        alpha = spin_probabilities(h, zero, "exact", gradient=gradient)
-        grads[gradient] = torch.autograd.grad(alpha.pow(2).sum(), (h, zero))
-    for got, want in zip(grads["straight_through"], grads["exact"], strict=True):
-        assert torch.allclose(got, want, atol=1e-12)
-        assert want.any()
 
 
 @pytest.mark.parametrize("gradient", ["exact", "straight_through", "linear_response", "covariance"])
@@ -207,7 +185,6 @@ def test_without_couplings_only_fields_are_differentiated() -> None:
     h = torch.randn(2, 3, dtype=F64, requires_grad=True)
     for gradient in ("exact", "straight_through", "linear_response", "covariance"):
         spin_probabilities(h, None, "exact", gradient=gradient, num_reads=None).sum().backward()
-    assert h.grad is not None
     assert torch.isfinite(h.grad).all()
 
 
@@ -304,33 +281,10 @@ def test_adjoint_sees_the_noise_of_the_forward_pass_when_no_seed_is_given() -> N
     assert (first[0].fields != second[0].fields).all()
 
 
-@pytest.mark.parametrize("name", ["exact", "mean_field", "dqa_aer", "dqa_primitive", "reference"])
-def test_adjoint_is_refused_by_what_has_none(name: str) -> None:
-    supported = ", ".join(SAMPLERS[name].capabilities.gradients)
-    with pytest.raises(
-        UnsupportedError,
-        match=f"gradient: sampler '{SAMPLERS[name].name}' supports {supported}, got 'adjoint'",
-    ):
-        spin_probabilities(torch.zeros(2, 3), None, SAMPLERS[name], gradient="adjoint")
-
-
 @pytest.mark.parametrize("name", ["exact", "mean_field"])
 def test_samplers_without_adjoint_say_so_themselves(name: str) -> None:
     with pytest.raises(UnsupportedError, match=f"gradient: sampler '{name}' has no adjoint gradient"):
         SAMPLERS[name].adjoint(Ising(torch.zeros(3)), torch.ones(3), seed=0)
-
-
-def test_adjoint_beats_straight_through_towards_the_derivative_of_the_anneal() -> None:
-    """What it is for: the estimator that ignores the dynamics misses by far."""
-    h, J, _ = problem()
-    v = torch.randn(2, 3, 4, dtype=F64)
-    grads = {
-        gradient: torch.autograd.grad(
-            (v * spin_probabilities(h, J, ADJOINT["native"], gradient=gradient)).sum(), J
-        )[0]
-        for gradient in ("adjoint", "straight_through")
-    }
-    assert (grads["adjoint"] - grads["straight_through"]).norm() > 0.1 * grads["adjoint"].norm()
 
 
 def test_straight_through_of_an_own_law_vanishes_at_strong_fields() -> None:

@@ -168,14 +168,6 @@ def test_saturated_messages_stay_finite() -> None:
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_without_couplings_odds_are_softmax(law: ChainLayer) -> None:
-    q, k, v, J = inputs((2, 3, 50, 50, 24), torch.float32)
-    found = attend(law, q, k, v, 0 * J, None)
-    softmax = F.scaled_dot_product_attention(q, k, v, is_causal=law.causal)
-    assert (law.weights == "odds") == torch.allclose(found, softmax, rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("padded", [True, False])
 def test_gradients_three_ways(law: ChainLayer, padded: bool) -> None:
     """The compiled adjoint, autograd through the operators, and finite differences."""
@@ -283,7 +275,6 @@ def built(
     if layer.key_couplings.second is not None:
         torch.nn.init.normal_(layer.key_couplings.second, std=0.4)
     if options.get("couplings") == "gates":
-        assert layer.key_couplings.first is not None
         torch.nn.init.normal_(layer.key_couplings.first, std=0.4)
     return layer
 
@@ -447,14 +438,6 @@ def test_what_works_with_an_ordinary_module_works_here() -> None:
     torch.testing.assert_close(
         copy.deepcopy(layer).bfloat16()(x.bfloat16()).float(), expected, rtol=0, atol=0.05
     )
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_a_trace_of_one_length_is_refused() -> None:
-    with pytest.raises(
-        diabat.UnsupportedError, match=r"torch\.jit\.trace: cannot be combined with a sampler"
-    ):
-        torch.jit.trace(built(), torch.randn(1, 5, 12), check_trace=False)
 
 
 def test_a_pass_in_inference_mode_leaves_nothing_that_training_cannot_use() -> None:

@@ -243,9 +243,13 @@ def test_export_of_a_backend_that_draws_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("name", ["exact", "mean_field", "tempering", "dqa"])
-def test_a_trace_would_freeze_the_answers(name: str) -> None:
-    layer = BoltzmannAttention(8, 2, 5, sampler=name)
+@pytest.mark.parametrize(
+    "options",
+    [*({"sampler": name} for name in ("exact", "mean_field", "tempering", "dqa")),
+     {"window": None, "relative": True}], ids=str,
+)  # fmt: skip
+def test_a_trace_would_freeze_the_answers(options: dict[str, Any]) -> None:
+    layer = BoltzmannAttention(8, 2, **{"window": 5} | options)
     with pytest.raises(
         diabat.UnsupportedError, match=r"torch\.jit\.trace: cannot be combined with a sampler"
     ):

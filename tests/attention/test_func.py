@@ -115,7 +115,6 @@ def test_eight_models_at_once_equal_a_loop(backend: str) -> None:
         model.zero_grad()
         model(x).square().mean().backward()
         for name, p in model.named_parameters():
-            assert p.grad is not None
             assert torch.allclose(got[name][i], p.grad, atol=1e-9), name
 
 

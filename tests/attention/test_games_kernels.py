@@ -43,8 +43,6 @@ def everything(sampled: Sampled, V: Tensor, there: Tensor | None, f: str, **opti
     estimate = sampled(games.NormGame(V, f, there), temperature=gamma, seed=3, **options)
     u = torch.randn(estimate.value.shape, generator=torch.Generator().manual_seed(2), dtype=F64).to(V)
     gradients = torch.autograd.grad((estimate.value * u).sum(), (V, gamma), allow_unused=True)
-    assert estimate.standard_error is not None
-    assert estimate.effective_samples is not None
     found = [estimate.value, estimate.standard_error, estimate.effective_samples, *gradients]
     return [part.detach() for part in found if part is not None]
 
@@ -65,54 +63,6 @@ def test_compiled_code_and_torch_agree(
         finite = torch.isfinite(b)
         assert torch.equal(finite, torch.isfinite(a))
         assert float((a - b)[finite].abs().max()) < 1e-11
-
-
-@pytest.mark.parametrize("f", FUNCTIONS)
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("index", ["banzhaf", "shapley"])
-def test_pairs_from_vectors_without_the_gram_matrix(index: Any, weighting: Any, f: str) -> None:
-    """Norms of sums of vectors, differentiated by autograd; both games draw the same coalitions."""
-    V, gamma = token_vectors(1, 11, 4, seed=41, scale=0.5), torch.tensor(0.7, dtype=F64)
-    u = torch.randn(11, 11, generator=torch.Generator().manual_seed(5), dtype=F64)
-    results = []
-    for of_vectors in (True, False):
-        leaves = V[0].clone().requires_grad_(), gamma.clone().requires_grad_()
-
-        def worth(masks: Tensor, V: Tensor = leaves[0]) -> Tensor:
-            square = (masks.to(V) @ V).square().sum(-1)
-            norm = torch.where(square > 0, torch.where(square > 0, square, 1).sqrt(), 0)
-            return torch.tanh(norm) if f == "tanh" else norm
-
-        game = games.FunctionGame(worth, 11) if of_vectors else games.NormGame(leaves[0], f)
-        value = games.sample_interaction(
-            game, 5, index=index, weighting=weighting, temperature=leaves[1], seed=6, diagnostics=False
-        ).value
-        wanted = leaves if weighting == "gibbs" else leaves[:1]
-        results.append([value.detach(), *torch.autograd.grad((value * u).sum(), wanted)])
-    for a, b in zip(*results, strict=True):
-        assert float((a - b).abs().max()) < 1e-12
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_two_players_have_a_closed_form(weighting: Any) -> None:
-    """J = ‖a + b‖ - ‖a‖ - ‖b‖ for any weights, since every context is empty; also among 30 that are no players."""
-    V = token_vectors(1, 32, 3, seed=42)[0]
-    there = torch.zeros(32, dtype=torch.bool)
-    there[[4, 29]] = True
-    leaf = V.clone().requires_grad_()
-    game = games.NormGame(leaf, players=there)
-    value = games.sample_interaction(game, 3, weighting=weighting, temperature=0.5, seed=1).value
-    a, b = V[4], V[29]
-    assert float(value[4, 29].detach()) == pytest.approx(
-        float((a + b).norm() - a.norm() - b.norm()), rel=1e-13
-    )
-    assert torch.equal(value, value.mT)
-    assert int((value != 0).sum()) == 2
-    (gradient,) = torch.autograd.grad(value[29, 4], leaf)
-    both = (a + b) / (a + b).norm()
-    expected = torch.zeros_like(V)
-    expected[4], expected[29] = both - a / a.norm(), both - b / b.norm()
-    assert float((gradient - expected).abs().max()) < 1e-13
 
 
 @pytest.mark.parametrize("exponent", [-50, 44])

@@ -80,23 +80,6 @@ def test_chains_that_continue_draw_in_evaluation() -> None:
     assert not torch.equal(answer(layer, x), different)
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-def test_copies_and_states_are_independent(kind: str) -> None:
-    learned = diabat.sampler("dqa", schedule="boltzmann-4", learn_schedule=True)
-    layer, x = built(kind, learned).eval(), inputs()
-    before = answer(layer, x)
-    twin, other = copy.deepcopy(layer), built(kind, learned, seed=1).eval()
-    assert not torch.equal(answer(other, x), before)
-    other.load_state_dict(layer.state_dict())
-    assert torch.equal(answer(other, x), before)
-    assert torch.equal(answer(twin, x), before)
-    with torch.no_grad():
-        for p in twin.parameters():
-            p.mul_(1.5)
-    assert torch.equal(answer(layer, x), before)
-    assert not torch.equal(answer(twin, x), before)
-
-
 IDLE = {"own spin": {"query", "key"}, "odds": {"key.bias"}}
 """What has no gradient: scores without fields, and a shift of all scores."""
 

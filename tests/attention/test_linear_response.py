@@ -38,8 +38,6 @@ def test_without_couplings_it_is_straight_through() -> None:
     want = straight_through(v, p, seen, **options)
     for effective in (None, torch.zeros(4, 4, dtype=F64)):
         for got, expected in zip(linear_response(v, p, seen, effective, **options), want, strict=True):
-            assert got is not None
-            assert expected is not None
             assert torch.allclose(got, expected, atol=1e-14)
 
 
@@ -49,7 +47,6 @@ def test_errors_are_of_second_order_where_those_of_straight_through_are_of_first
     errors: dict[str, list[list[float]]] = {"linear_response": [], "straight_through": []}
     for strength in (1.0, 0.5):
         J = scaled(ising, 1, strength).couplings
-        assert J is not None
         exact = gradients(ising.fields, J, "exact", "exact")
         for name, found in errors.items():
             got = gradients(ising.fields, J, "exact", name)
@@ -59,17 +56,6 @@ def test_errors_are_of_second_order_where_those_of_straight_through_are_of_first
             assert whole / half == pytest.approx(order, rel=0.2), name
     for ours, plain in zip(errors["linear_response"][0], errors["straight_through"][0], strict=True):
         assert ours < 0.2 * plain
-
-
-def test_two_spins_by_hand() -> None:
-    """χ_12 = c sqrt(D_1 D_2) with c/(1 - c²) = J sqrt(D_1 D_2), the diagonal staying 1 - m²."""
-    p, v, J = torch.tensor([0.9, 0.4], dtype=F64), torch.tensor([1.0, -3.0], dtype=F64), 0.7
-    D = [1 - 0.8**2, 1 - 0.2**2]
-    s = J * (D[0] * D[1]) ** 0.5
-    cross = ((1 + 4 * s * s) ** 0.5 - 1) / (2 * s) * (D[0] * D[1]) ** 0.5
-    effective = pack_couplings(torch.tensor([J], dtype=F64), 2)
-    got = linear_response(v, p, torch.ones(2, dtype=torch.bool), effective, **WITHOUT_K)
-    assert got.fields.tolist() == pytest.approx([(D[0] - 3 * cross) / 2, (cross - 3 * D[1]) / 2])
 
 
 class _CorrectedMeanField:
@@ -112,30 +98,6 @@ def test_it_is_the_derivative_of_mean_field_with_its_reaction_term() -> None:
             assert float(got.couplings[j, k]) == pytest.approx(float(want / 2), abs=1e-6)
             assert got.couplings[j, k] == got.couplings[k, j]
     assert not got.couplings.diagonal().any()
-
-
-def test_at_a_fixed_point_of_mean_field_it_is_implicit_differentiation_to_first_order() -> None:
-    """Naive mean field has no reaction: its own derivative differs by J² for fields, J for couplings."""
-    ising = make_problem((16,), 5, seed=6, couplings=0.02)
-    backend, errors = sampler("mean_field", tolerance=1e-12), []
-    for strength in (1.0, 0.5):
-        J = scaled(ising, 1, strength).couplings
-        assert J is not None
-        got, own = (gradients(ising.fields, J, backend, name) for name in ("linear_response", "exact"))
-        errors.append([float((a - b).norm()) for a, b in zip(got, own, strict=True)])
-    assert errors[0][0] / errors[1][0] == pytest.approx(4, rel=0.2)
-    assert errors[0][1] / errors[1][1] == pytest.approx(2, rel=0.2)
-
-
-def test_renaming_the_spins_renames_the_gradient() -> None:
-    ising, order = make_problem((3,), 5, seed=7), [3, 0, 4, 1, 2]
-    J = ising.couplings
-    of_h, of_J = gradients(ising.fields, J, "exact", "linear_response")
-    v = drawn(3, 5, seed=9)
-    p = spin_probabilities(ising.fields, J, "exact")[:, order]
-    got = linear_response(v[:, order], p, torch.ones(3, 5, dtype=torch.bool), J[order][:, order], **WITHOUT_K)
-    assert torch.allclose(got.fields, of_h[:, order], atol=1e-9)
-    assert torch.allclose(got.couplings.sum(0), of_J[order][:, order], atol=1e-9)
 
 
 def test_three_body_terms_act_as_effective_couplings() -> None:
@@ -188,8 +150,6 @@ def test_a_spin_that_freezes_is_the_limit_of_one_that_nearly_does() -> None:
         found.append(linear_response(v, p, seen, J, **WITHOUT_K))
     for got in found[1:]:
         assert torch.allclose(got.fields, found[0].fields, atol=1e-5)
-        assert got.couplings is not None
-        assert found[0].couplings is not None
         assert torch.allclose(got.couplings, found[0].couplings, atol=1e-5)
 
 
@@ -197,7 +157,6 @@ def test_rounding_above_one_is_a_frozen_spin() -> None:
     p = torch.tensor([0.3, 1 + 1e-7], dtype=torch.float32)
     J = torch.tensor([[0.0, 0.4], [0.4, 0.0]])
     got = linear_response(torch.ones(2), p, torch.ones(2, dtype=torch.bool), J, **WITHOUT_K)
-    assert got.couplings is not None
     assert torch.isfinite(got.couplings).all()
     assert float(got.fields[0]) == pytest.approx(2 * 0.3 * 0.7)
     assert not got.fields[1]

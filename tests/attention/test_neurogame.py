@@ -178,7 +178,6 @@ def test_estimates_are_those_of_the_explanation() -> None:
         strict=True,
     ):
         assert torch.equal(mine.value, theirs.value)
-        assert mine.effective_samples is not None
         assert torch.equal(mine.effective_samples, theirs.effective_samples)
 
 
@@ -300,7 +299,6 @@ def test_temperatures() -> None:
     assert torch.equal(restored.temperature, built.temperature)
     trained = layer(temperature=0.5, learn_temperature=True)
     trained(inputs()).square().sum().backward()
-    assert trained.log_temperature.grad is not None
     assert bool((trained.log_temperature.grad != 0).all())
 
 

@@ -70,18 +70,6 @@ def test_log_odds_against_enumeration(name: str, spins: int) -> None:
     assert (found - p.logit())[visible.expand(found.shape)].abs().max() < 1e-10
 
 
-def test_log_odds_with_three_body_terms() -> None:
-    """Flipping all spins turns the sign of K as well."""
-    from diabat.ising import pack_three_body
-
-    h = torch.randn(3, 2, 5, 4, generator=torch.Generator().manual_seed(2), dtype=F64)
-    K = pack_three_body(torch.randn(2, 4, generator=torch.Generator().manual_seed(5), dtype=F64), 4)[:, None]
-    J = couplings(4, 0.5)
-    found = log_odds(bridge("exact"), h, J, torch.ones(4, dtype=torch.bool), K)
-    want = brute_force(Ising(h, J, None, K)).probability.logit()
-    assert (found - want).abs().max() < 1e-12
-
-
 @pytest.mark.parametrize("spins", [4, 11])
 def test_probabilities_that_round_to_one(spins: int) -> None:
     """Where 1 - P is 0 in float32, the log-odds are right to seven digits and have their derivatives."""

@@ -48,24 +48,6 @@ def test_equal_couplings_have_a_closed_form(coupling: float) -> None:
     assert float(c / ((1 - c) * (1 + 29 * c))) == pytest.approx(coupling, rel=1e-5)
 
 
-def test_two_spins_have_a_closed_form() -> None:
-    """c/(1 - c²) = s."""
-    s = torch.tensor([-40.0, -1.0, -0.1, 0.3, 2.0, 90.0], dtype=F64)
-    c = consistent_correlations(pack_couplings(s[:, None], 2))[:, 0, 1]
-    assert torch.allclose(c, ((1 + 4 * s**2).sqrt() - 1) / (2 * s), atol=1e-8)
-
-
-def test_onsager_term_to_second_order() -> None:
-    """C_jk = S_jk + (S²)_jk off the diagonal up to third order: an eighth of the error at half of S."""
-    errors = []
-    for strength in (0.1, 0.05):
-        S = scaled(6, strength)
-        C = consistent_correlations(S) - S - S @ S
-        C.diagonal(dim1=-2, dim2=-1).zero_()
-        errors.append(float(C.norm()))
-    assert errors[0] / errors[1] == pytest.approx(8, rel=0.1)
-
-
 def test_a_spin_without_couplings_stands_alone() -> None:
     S = scaled(5, 2.0)
     S[:, 2], S[:, :, 2] = 0, 0
