@@ -106,13 +106,10 @@ def test_a_band_is_not_expanded() -> None:
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"bandwidth": 0}, ValueError, r"^bandwidth: expected None or an integer >= 1, got 0\.$"),
     ({"bandwidth": True}, ValueError, r"^bandwidth: expected None or an integer >= 1, got True\.$"),
-    (
-        {"bandwidth": 4, "sampler": BandedSampler(bandwidth=3)},
-        UnsupportedError,
-        r"^bandwidth: expected at least 4, the range of the couplings, got sampler 'banded' with 3\.$",
-    ),
+    ({"bandwidth": 4, "sampler": BandedSampler(bandwidth=3)}, UnsupportedError,
+     r"^bandwidth: expected at least 4, the range of the couplings, got sampler 'banded' with 3\.$"),
     ({"sampler": "banded"}, UnsupportedError, "bandwidth of 63 with 64 spins .* give a smaller bandwidth"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("options", "error", "message"), BAD)

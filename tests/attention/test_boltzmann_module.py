@@ -54,37 +54,22 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_heads": 0}, ValueError, "num_heads: expected an integer >= 1, got 0"),
     ({"window": 2.0}, ValueError, "window: expected an integer >= 1, got 2.0"),
     ({"window": -1}, ValueError, "window: expected an integer >= 1, got -1"),
-    (
-        {"mode": "h+j"},
-        ValueError,
-        r"mode: expected one of softmax, h\+J, .*, got 'h\+j'\. Did you mean 'h\+J'\?",
-    ),
+    ({"mode": "h+j"}, ValueError,
+     r"mode: expected one of softmax, h\+J, .*, got 'h\+j'\. Did you mean 'h\+J'\?"),
     ({"sampler": "exat"}, ValueError, r"Did you mean 'exact'\?"),
     ({"sampler": 3}, TypeError, "sampler: expected a diabat Sampler or its name, got int"),
     ({"gradient": "adjont"}, UnsupportedError, "gradient: expected auto, .*, adjoint, got 'adjont'"),
-    (
-        {"gradient": "adjoint"},
-        UnsupportedError,
-        "gradient: sampler 'exact' supports exact, .*, got 'adjoint'",
-    ),
-    (
-        {"sampler": "mean_field", "gradient": "covariance"},
-        UnsupportedError,
-        "sampler 'mean_field' supports exact, ",
-    ),
-    (
-        {"sampler": "dqa", "mode": "h+J+K"},
-        UnsupportedError,
-        "mode: sampler 'dqa' does not support three-body terms",
-    ),
-    (
-        {"sampler": "dqa", "window": 40},
-        UnsupportedError,
-        "window: sampler 'dqa' accepts at most .* spins, got 40",
-    ),
+    ({"gradient": "adjoint"}, UnsupportedError,
+     "gradient: sampler 'exact' supports exact, .*, got 'adjoint'"),
+    ({"sampler": "mean_field", "gradient": "covariance"}, UnsupportedError,
+     "sampler 'mean_field' supports exact, "),
+    ({"sampler": "dqa", "mode": "h+J+K"}, UnsupportedError,
+     "mode: sampler 'dqa' does not support three-body terms"),
+    ({"sampler": "dqa", "window": 40}, UnsupportedError,
+     "window: sampler 'dqa' accepts at most .* spins, got 40"),
     ({"num_reads": 0}, ValueError, "num_reads: expected an integer >= 1, got 0"),
     ({"dropout": 1.5}, ValueError, "dropout"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

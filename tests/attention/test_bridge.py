@@ -75,11 +75,8 @@ def test_support_matrix(name: str, gradient: str) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
-    (
-        {"gradient": "reinforce"},
-        UnsupportedError,
-        "gradient: expected auto, exact, straight_through, linear_response, covariance, adjoint, got 'reinforce'",
-    ),
+    ({"gradient": "reinforce"}, UnsupportedError,
+     "gradient: expected auto, exact, straight_through, linear_response, covariance, adjoint, got 'reinforce'"),
     ({"fields": torch.tensor([float("nan")])}, IsingError, "fields: expected finite values"),
     ({"sampler": None}, TypeError, "sampler: expected a diabat Sampler or its name, got NoneType"),
     ({"gradient": "covariance", "num_reads": 1}, ValueError, "expects at least 2 reads, got 1"),
@@ -87,7 +84,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"gradient": name, "num_reads": 0}, ValueError, "num_reads: expected an integer >= 1, got 0")
         for name in ("exact", "straight_through", "linear_response", "covariance")
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("options", "kind", "message"), REFUSED)

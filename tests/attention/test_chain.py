@@ -488,43 +488,29 @@ def test_other_backends_answer(sampler: str) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (
-            {"window": 4, "rank": 2},
-            "rank: expected None unless neighbouring keys are coupled (window=None), got 2.",
-        ),
-        (
-            {"window": 4, "couplings": "tokens"},
-            "couplings: expected None unless neighbouring keys are coupled (window=None), ",
-        ),
+        ({"window": 4, "rank": 2},
+         "rank: expected None unless neighbouring keys are coupled (window=None), got 2."),
+        ({"window": 4, "couplings": "tokens"},
+         "couplings: expected None unless neighbouring keys are coupled (window=None), "),
         ({"rank": 0}, "rank: expected an integer >= 1, got 0."),
         ({"rank": 10**12}, "rank: features of rank = 1000000000000 need "),
         ({"rank": 2, "couplings": "distance"}, "rank: expected None with couplings='distance', got 2."),
         ({"couplings": "words"}, "couplings: expected one of distance, tokens, gates, got 'words'."),
         ({"bandwidth": 0}, "bandwidth: expected an integer >= 1, got 0."),
-        (
-            {"relative": False},
-            "relative: expected True to couple neighbouring keys (window=None), got False.",
-        ),
+        ({"relative": False},
+         "relative: expected True to couple neighbouring keys (window=None), got False."),
         ({"mode": "h"}, "mode: expected 'h+J' to couple neighbouring keys (window=None), got 'h'."),
-        (
-            {"far": "independent"},
-            "far: expected 'none' with window=None, where all keys are coupled, got 'independent'.",
-        ),
+        ({"far": "independent"},
+         "far: expected 'none' with window=None, where all keys are coupled, got 'independent'."),
         ({"offset_bias": True}, "offset_bias: expected False with window=None, got True."),
-        (
-            {"sampler": "exact"},
-            "sampler: expected one that takes edges without a window, as 'banded' does, got 'exact'.",
-        ),
-        (
-            {"coupling_init": CouplingInit(mean=1.0, distance=2)},
-            "coupling_init: expected a distance of at most bandwidth = 1, got 2.",
-        ),
-        (
-            {"sampler": diabat.sampler("banded", bandwidth=1), "bandwidth": 2},
-            "bandwidth: expected at least 2, the range",
-        ),
+        ({"sampler": "exact"},
+         "sampler: expected one that takes edges without a window, as 'banded' does, got 'exact'."),
+        ({"coupling_init": CouplingInit(mean=1.0, distance=2)},
+         "coupling_init: expected a distance of at most bandwidth = 1, got 2."),
+        ({"sampler": diabat.sampler("banded", bandwidth=1), "bandwidth": 2},
+         "bandwidth: expected at least 2, the range"),
     ],
-)
+)  # fmt: skip
 def test_bad_options(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(sentence)):
         BoltzmannAttention(8, 2, **{"window": None, "relative": True, **options})

@@ -270,37 +270,25 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: games.NormGame(torch.zeros(3, 2, dtype=torch.int64)), TypeError, "vectors: expected a floating"),
     (lambda: games.NormGame(torch.zeros(3)), ValueError, r"vectors: expected shape \[\*batch, n, d\]"),
     (lambda: games.NormGame(torch.zeros(3, 2), "sin"), ValueError, "f: expected one of identity, relu, tanh"),
-    (
-        lambda: games.NormGame(torch.zeros(3, 2), players=torch.ones(4, dtype=torch.bool)),
-        ValueError,
-        r"players: expected a shape that broadcasts to \[3\], got \[4\]",
-    ),
-    (
-        lambda: games.NormGame(torch.zeros(3, 2), players=torch.ones(3)),
-        ValueError,
-        "players: expected a bool",
-    ),
+    (lambda: games.NormGame(torch.zeros(3, 2), players=torch.ones(4, dtype=torch.bool)), ValueError,
+     r"players: expected a shape that broadcasts to \[3\], got \[4\]"),
+    (lambda: games.NormGame(torch.zeros(3, 2), players=torch.ones(3)), ValueError,
+     "players: expected a bool"),
     (lambda: games.NormGame(torch.zeros(21, 2)).table(), ValueError, "vectors: expected at most 20 players"),
     (lambda: games.FunctionGame(3, 2), TypeError, "value: expected a function of masks, got int"),
     (lambda: games.FunctionGame(len, 0), ValueError, "num_players: expected an integer >= 1, got 0"),
-]
+]  # fmt: skip
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_samples": 0}, ValueError, "num_samples: expected an integer >= 1, got 0"),
     ({"num_samples": True}, ValueError, "num_samples: expected an integer >= 1, got True"),
-    (
-        {"num_samples": 3, "antithetic": True},
-        ValueError,
-        "num_samples: expected an even number with antithetic",
-    ),
+    ({"num_samples": 3, "antithetic": True}, ValueError,
+     "num_samples: expected an even number with antithetic"),
     ({"weighting": "gips"}, ValueError, "weighting: expected one of uniform, gibbs, got 'gips'"),
-    (
-        {"weighting": "gibbs", "temperature": -1.0},
-        ValueError,
-        "temperature: expected a positive finite number",
-    ),
+    ({"weighting": "gibbs", "temperature": -1.0}, ValueError,
+     "temperature: expected a positive finite number"),
     ({"weighting": "gibbs", "temperature": float("nan")}, ValueError, "temperature: expected a positive"),
     ({"seed": -1}, ValueError, "seed: expected an integer between 0"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "kind", "message"), BAD)

@@ -237,28 +237,16 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: games.k_sii(torch.zeros(8), 4), ValueError, "order: expected an integer in 1 .. 3, got 4"),
     (lambda: games.k_sii(torch.zeros(8), True), ValueError, "order: expected an integer in 1 .. 3, got True"),
     (lambda: games.all_coalitions(21), ValueError, "n: expected an integer in 0 .. 20, got 21"),
-    (
-        lambda: games.gibbs_marginal(torch.zeros(8), 0.0),
-        ValueError,
-        "temperature: expected a positive finite",
-    ),
-    (
-        lambda: games.gibbs_marginal(torch.zeros(8), True),
-        ValueError,
-        "temperature: expected a positive finite number, got True",
-    ),
-    (
-        lambda: games.gibbs_marginal(torch.zeros(2, 8), torch.tensor([1.0, -1.0])),
-        ValueError,
-        "temperature: expected positive finite numbers, got a smallest of -1",
-    ),
+    (lambda: games.gibbs_marginal(torch.zeros(8), 0.0), ValueError,
+     "temperature: expected a positive finite"),
+    (lambda: games.gibbs_marginal(torch.zeros(8), True), ValueError,
+     "temperature: expected a positive finite number, got True"),
+    (lambda: games.gibbs_marginal(torch.zeros(2, 8), torch.tensor([1.0, -1.0])), ValueError,
+     "temperature: expected positive finite numbers, got a smallest of -1"),
     (lambda: games.value_table(lambda m: m.sum(-1), 3), TypeError, "value: expected a function that returns"),
-    (
-        lambda: games.value_table(lambda m: m.sum().float(), 3),
-        ValueError,
-        r"value: expected values \[..., 8\] of 8 coalitions, got \[\]",
-    ),
-]
+    (lambda: games.value_table(lambda m: m.sum().float(), 3), ValueError,
+     r"value: expected values \[..., 8\] of 8 coalitions, got \[\]"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "kind", "message"), BAD)

@@ -344,14 +344,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"key": INPUT[0]}, r"key: expected 3 dimensions .* got \[5, 8\]"),
     ({"key": INPUT[:, :0]}, r"key: .* none of them empty, got \[3, 0, 8\]"),
     ({"value": INPUT[:, :4]}, r"value: expected the positions of the keys, \[3, 5\], got \[3, 4\]"),
-    (
-        {"key": torch.zeros(B, 7, E), "value": torch.zeros(B, 7, E)},
-        "key: expected at most window = 6 positions, got 7",
-    ),
+    ({"key": torch.zeros(B, 7, E), "value": torch.zeros(B, 7, E)},
+     "key: expected at most window = 6 positions, got 7"),
     ({"attn_mask": torch.zeros(5, 4)}, r"attn_mask: expected shape \[5, 5\] or \[6, 5, 5\], got \[5, 4\]"),
     ({"attn_mask": torch.zeros(5, 5).int()}, "attn_mask: expected dtype bool or float, got torch.int32"),
     ({"key_padding_mask": torch.zeros(5)}, r"key_padding_mask: expected shape \[3, 5\], got \[5\]"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "message"), REFUSED)

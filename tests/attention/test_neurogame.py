@@ -350,14 +350,11 @@ def test_bad_options(options: dict[str, Any], kind: type[Exception], message: st
         (torch.zeros(2, 3, 7), None, r"x: expected shape \[B, T, 8\] with B, T >= 1, got \[2, 3, 7\]"),
         (torch.zeros(2, 0, 8), None, "x: expected shape"),
         (torch.zeros(3, 8), None, "x: expected shape"),
-        (
-            torch.zeros(2, 3, 8),
-            torch.zeros(2, 3),
-            r"key_padding_mask: expected bool \[2, 3\], got torch.float32",
-        ),
+        (torch.zeros(2, 3, 8), torch.zeros(2, 3),
+         r"key_padding_mask: expected bool \[2, 3\], got torch.float32"),
         (torch.zeros(2, 3, 8), torch.zeros(2, 4, dtype=torch.bool), "key_padding_mask: expected bool"),
     ],
-)
+)  # fmt: skip
 def test_bad_inputs(x: Tensor, pad: Tensor | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         NeuroGameAttention(8, 2)(x, pad)

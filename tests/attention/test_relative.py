@@ -175,24 +175,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"causal": False}, "relative: expected causal=True, since windows end at the query, got causal=False"),
     ({"relative": 1}, "relative: expected True or False, got 1"),
     ({"far": "all"}, "far: expected one of none, independent, got 'all'"),
-    (
-        {"relative": False, "far": "independent"},
-        "far: expected 'none' without relative=True, got 'independent'",
-    ),
+    ({"relative": False, "far": "independent"},
+     "far: expected 'none' without relative=True, got 'independent'"),
     ({"weights": "odd"}, "weights: expected one of probability, odds, got 'odd'"),
-    (
-        {"weights": "odds", "mode": "J-self"},
-        "weights: expected 'probability' in mode 'J-self', .* got 'odds'",
-    ),
+    ({"weights": "odds", "mode": "J-self"},
+     "weights: expected 'probability' in mode 'J-self', .* got 'odds'"),
     ({"rotary": True, "embed_dim": 6}, "rotary: expected an even embed_dim / num_heads, got 6 / 2"),
     ({"offset_bias": 1}, "offset_bias: expected True or False, got 1"),
     ({"relative": False, "offset_bias": True}, "offset_bias: expected False without relative=True, got True"),
-    (
-        {"mode": "J+K", "offset_bias": True},
-        "offset_bias: expected a mode with fields, got True in mode 'J.K'",
-    ),
+    ({"mode": "J+K", "offset_bias": True},
+     "offset_bias: expected a mode with fields, got True in mode 'J.K'"),
     ({"window": 40}, "window: sampler 'exact' accepts at most .* spins, got 40"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("options", "message"), BAD)

@@ -182,19 +182,13 @@ def test_an_interrupt_says_how_to_continue(
 def test_files_are_checked_before_a_model_is_loaded(place: Path, tmp_path: Path) -> None:
     bad = write(tmp_path / "bad.jsonl", [QUESTIONS[0], {**QUESTIONS[0], "answer": "great"}])
     cases: list[tuple[Path, list[str], str]] = [
-        (
-            bad,
-            [],
-            f"'{bad}', line 2.answer: expected one of the choices ['good', 'bad', 'fine'] or its position, got",
-        ),
+        (bad, [],
+         f"'{bad}', line 2.answer: expected one of the choices ['good', 'bad', 'fine'] or its position, got"),
         (tmp_path / "none.jsonl", [], f"'{tmp_path / 'none.jsonl'}': No such file or directory."),
         (place / "q.jsonl", [f"adapter={tmp_path}"], "adapter: expected a folder with adapter_config.json"),
-        (
-            place / "q.jsonl",
-            [f"calibration={tmp_path}"],
-            f"{tmp_path / 'gac.json'}: no such file, expected a calibrat",
-        ),
-    ]
+        (place / "q.jsonl", [f"calibration={tmp_path}"],
+         f"{tmp_path / 'gac.json'}: no such file, expected a calibrat"),
+    ]  # fmt: skip
     assert "--output: expected a folder, got the file" in run("analyse", "m", bad, "--output", bad).stderr
     for data, options, sentence in cases:
         result = run("analyse", "no/such-model", data, *options, "--output", tmp_path / "o")

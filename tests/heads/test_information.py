@@ -15,13 +15,6 @@ def random_covariance(features: int, seed: int = 0) -> Tensor:
     return A @ A.T
 
 
-def test_independent_heads_share_nothing() -> None:
-    blocks = [random_covariance(3, seed) for seed in range(4)]
-    found = head_information(torch.block_diag(*blocks), 4)
-    assert found.total_correlation == pytest.approx(0, abs=1e-10)
-    assert found.redundancy.abs().max() < 1e-10
-
-
 def test_identical_heads_share_everything() -> None:
     block = random_covariance(3)
     found = head_information(block.repeat(2, 2), 2)

@@ -166,21 +166,6 @@ def test_nash_weights_are_kept_between_solutions() -> None:
     assert seen[0] == seen[1] == seen[2] != seen[3]
 
 
-def test_padding_changes_nothing() -> None:
-    """Left padding of more positions, of tokens that no one sees."""
-    model, batch = trained(), tiny.batch()
-    longer = {
-        key: torch.cat([torch.full((4, 2), fill), batch[key]], 1)
-        for key, fill in (("input_ids", 0), ("attention_mask", 0), ("labels", -100))
-    }
-    longer["labels"][:, 2] = -100  # which the padding would predict
-    positions = {"position_ids": (longer["attention_mask"].cumsum(1) - 1).clamp(min=0)}
-    wanted = gradients(model, GameLoss(model, options(), 10), batch)
-    found = gradients(model, GameLoss(model, options(), 10), longer | positions)
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, rtol=2e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "changes", [{}, {"combination": "sum"}, {"rho": "last_step"}, {"nash_every": 2}], ids=str
 )
@@ -261,21 +246,6 @@ def test_all_losses_together_and_several_layers() -> None:
     weights = {f"weight_{name}" for name in names - {"gamma", "opposed"}}
     assert {name.removeprefix("game/") for name in game.metrics()} == names | weights
     assert everything.measured() == (0, 1, 2)
-
-
-def test_a_second_forward_without_gradients_is_ignored() -> None:
-    model, batch = trained(), tiny.batch()
-    plain, twice = (GameLoss(model, options(), 10) for _ in range(2))
-    wanted = gradients(model, plain, batch)
-    with twice.capture(batch):
-        with torch.no_grad():
-            model(**tiny.batch(seed=9))
-        ce = model(**batch).loss
-        with torch.no_grad():
-            model(**tiny.batch(seed=9))
-    twice.loss(ce).backward()
-    found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    assert tiny.gap(wanted, found) == 0
 
 
 def test_the_schedule_by_hand() -> None:

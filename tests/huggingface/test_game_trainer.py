@@ -191,12 +191,9 @@ def test_a_spoiled_checkpoint_is_refused(tmp_path: Path) -> None:
         ("", {}, whole),
         ("{}", {}, whole),
         (json.dumps(content | {"global_step": 2}), {}, "expected a game state of step 2, got one of step 1"),
-        (
-            json.dumps(content),
-            {"abt_weight": 0.5},
-            "expected the options of the run, abt_weight 0.5, got 0.179",
-        ),
-    ]
+        (json.dumps(content), {"abt_weight": 0.5},
+         "expected the options of the run, abt_weight 0.5, got 0.179"),
+    ]  # fmt: skip
     for text, changes, message in cases:
         file.write_text(text)
         second = tiny.trainer(tmp_path, tiny.adapted(), tiny.options(**changes), max_steps=3)

@@ -124,8 +124,12 @@ METHODS: list[tuple[Call, str]] = [
         ({"gradient": "adjoint"}, "gradient: sampler 'exact' supports"),
         ({"num_reads": 5}, "num_reads: gradient 'exact' differentiates"),
         ({"bandwidth": 0}, "bandwidth: expected an integer >= 1 or None, got 0"),
+        ({"window": 4, "rank": 2},
+         r"rank: expected None unless neighbouring keys are coupled \(window=None\), got 2"),
+        ({"window": None, "far": "none"}, "far: expected 'independent' with window=None"),
+        ({"window": None, "sampler": "exact"}, "sampler: expected one that takes edges without a window"),
     ],
-)
+)  # fmt: skip
 def test_a_refused_option_leaves_the_model_as_it_is(options: dict[str, Any], sentence: str) -> None:
     model = decoder("llama")
     names = [name for name, _ in model.named_parameters()]
@@ -248,14 +252,11 @@ REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"
         ({"examples": IGNORED}, ArgumentError, "labels: expected one target or more in the batch"),
         ({"examples": UNLABELLED}, ArgumentError, "labels: expected labels in the batch"),
         ({"torch_compile": True}, UnsupportedError, "args.torch_compile: expected False"),
-        (
-            REENTRANT,
-            UnsupportedError,
-            "model: expected checkpointing with use_reentrant=False, got reentrant",
-        ),
+        (REENTRANT, UnsupportedError,
+         "model: expected checkpointing with use_reentrant=False, got reentrant"),
     ],
     ids=range(5),
-)
+)  # fmt: skip
 def test_trainings(arguments: dict[str, Any], error: type[Exception], sentence: str, tmp_path: Any) -> None:
     with pytest.raises(error, match=f"^{sentence}"):
         tiny.trainer(tmp_path, tiny.adapted(), **{"game": tiny.options()} | arguments).train()
