@@ -88,8 +88,7 @@ def test_one_graph_compiled_once_with_the_answers_of_eager_mode(name: str) -> No
     compiled = torch.compile(net, fullgraph=True, backend=backend)
     for batch in (3, 3):
         x = torch.randn(batch, 5, 8)
-        for got, want in zip(step(compiled, net, x), step(net, net, x), strict=True):
-            assert torch.allclose(got, want, rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(step(compiled, net, x), step(net, net, x), rtol=1e-5, atol=2e-6)
     assert len(graphs) == 1
     net.eval()
     with torch.no_grad():
@@ -116,8 +115,7 @@ def test_relative_couplings_in_one_graph_for_all_lengths(name: str) -> None:
         x, mask = torch.randn(2, length, 8), torch.arange(length) < torch.tensor([[0], [4]])
         for padding in (mask, None) if name == "probability" else (mask,):
             got, want = (step(partial(f, key_padding_mask=padding), net, x) for f in (compiled, net))
-            for a, b in zip(got, want, strict=True):
-                assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
     assert len(graphs) <= (4 if name == "probability" else 2)
 
 
@@ -140,8 +138,7 @@ def test_batches_of_other_sizes() -> None:
     compiled = torch.compile(net, fullgraph=True, backend=backend)
     for batch, length in ((4, 5), (7, 5), (2, 5), (3, 4), (5, 3), (2, 2)):
         x = torch.randn(batch, length, 8)
-        for got, want in zip(step(compiled, net, x), step(net, net, x), strict=True):
-            assert torch.allclose(got, want, rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(step(compiled, net, x), step(net, net, x), rtol=1e-5, atol=2e-6)
     assert len(graphs) <= 3
 
 
@@ -159,15 +156,15 @@ def test_layers_of_torch_with_our_attention(mask: str) -> None:
     }[mask]
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     pair = [step(lambda x, f=f: f(x, **options), layer, x) for f in (compiled, layer)]
-    for got, want in zip(*pair, strict=True):
-        assert torch.allclose(got, want, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(*pair, rtol=1e-6, atol=1e-6)
 
 
 def test_the_default_compiler() -> None:
     net = Net("exact")
     x = torch.randn(3, 5, 8)
-    for got, want in zip(step(torch.compile(net, fullgraph=True), net, x), step(net, net, x), strict=True):
-        assert torch.allclose(got, want, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        step(torch.compile(net, fullgraph=True), net, x), step(net, net, x), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_gradients_wanted_of_some_terms_only() -> None:
@@ -217,8 +214,7 @@ def test_around_what_no_graph_holds(function: str) -> None:
     compiled = torch.compile(f, backend=backend)
     for _ in range(4):
         x = torch.randn(2, 5, 4)
-        for got, want in zip(step(compiled, layer, x), step(f, layer, x), strict=True):
-            assert torch.allclose(got, want, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(step(compiled, layer, x), step(f, layer, x), rtol=1e-5, atol=1e-6)
     assert len(graphs) <= 2
 
 
@@ -264,8 +260,7 @@ def test_deepcopies_have_bridges_of_their_own(name: str) -> None:
     for p in net.parameters():
         p.data.zero_()
     compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
-    for got, want in zip(step(compiled, twin, x), step(twin, twin, x), strict=True):
-        assert torch.allclose(got, want, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(step(compiled, twin, x), step(twin, twin, x), rtol=1e-6, atol=1e-6)
 
 
 def test_another_backend_in_place() -> None:

@@ -50,8 +50,7 @@ def test_gradients_are_those_through_the_matrix(
             seed=3,
         )
         found.append((p.detach(), *torch.autograd.grad((p * v).sum(), (h, J))))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
 def test_mean_field_on_edges_by_finite_differences() -> None:

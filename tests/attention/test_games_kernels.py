@@ -75,8 +75,7 @@ def test_pairs_of_tiny_and_huge_vectors(exponent: int) -> None:
         value = games.sample_interaction(games.NormGame(leaf), 4, seed=2).value
         (gradient,) = torch.autograd.grad(value.sum(), leaf)
         results.append((value / scale, gradient))
-    for a, b in zip(*results, strict=True):
-        assert torch.equal(a, b)
+    torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -98,8 +97,7 @@ def test_threads_change_nothing(weighting: Any, dtype: torch.dtype, monkeypatch:
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
-            assert torch.equal(a, b)
+        torch.testing.assert_close(results[0], other, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
