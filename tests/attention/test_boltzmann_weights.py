@@ -45,9 +45,10 @@ def inputs(batch: int = 3, length: int = 5, dtype: torch.dtype = F64) -> Tensor:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("mode", MODES)
-def test_weights_are_the_normalised_marginals(mode: str, causal: bool) -> None:
-    """Against plain enumeration with fields q·k/sqrt(d), term by term of the mode."""
-    built, x = layer(mode, causal=causal), inputs()
+@pytest.mark.parametrize("kind", ["probability", "odds"])
+def test_weights_are_the_normalised_marginals(kind: str, mode: str, causal: bool) -> None:
+    """Against plain enumeration with fields q·k/sqrt(d) or those of odds, term by term of the mode."""
+    built, x = layer(mode, causal=causal, weights=kind), inputs()
     out, weights = run(built, x)
     q, k, v = (f(x).view(3, 5, 2, 3).transpose(1, 2) for f in (built.query, built.key, built.value))
     h = q @ k.mT / 3**0.5
@@ -57,8 +58,10 @@ def test_weights_are_the_normalised_marginals(mode: str, causal: bool) -> None:
     if mode == "softmax":
         want = torch.softmax(h.masked_fill(~seen, -torch.inf), -1)
     else:
-        fields = h if "h" in terms else torch.zeros_like(h)
+        fields = h.masked_fill(~seen, -1e300).log_softmax(-1) / 2 if kind == "odds" else h
+        fields = fields.masked_fill(~seen, 0) if "h" in terms else torch.zeros_like(h)
         alpha = brute_force(Ising(fields.detach(), built.couplings(), seen, built.three_body())).probability
+        alpha = alpha / (1 - alpha) if kind == "odds" else alpha
         want = alpha / alpha.sum(-1, keepdim=True)
     assert (built.couplings() is not None, built.three_body() is not None) == ("J" in terms, "K" in terms)
     assert (weights - want).abs().max() < 1e-12

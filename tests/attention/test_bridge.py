@@ -111,14 +111,6 @@ def test_analytic_values_are_not_smoothed() -> None:
 
 
 @pytest.mark.parametrize("gradient", ["straight_through", "linear_response", "covariance"])
-def test_reads_of_one_sign_leave_every_sum_of_alphas_positive(gradient: str) -> None:
-    down = -torch.ones(20, 3, 4, dtype=torch.int8)
-    alpha = spin_probabilities(torch.zeros(3, 4), None, FIFOSampler([down]), gradient=gradient, num_reads=20)
-    assert (alpha.sum(-1) > 0).all()
-    assert torch.allclose(alpha, torch.tensor(0.5 / 21))
-
-
-@pytest.mark.parametrize("gradient", ["straight_through", "linear_response", "covariance"])
 def test_num_reads_and_seed_reach_the_sampler(gradient: str) -> None:
     recorder = RecorderSampler(ReferenceSampler())
     h, J, _ = problem()

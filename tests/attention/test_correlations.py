@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +11,8 @@ from torch import Tensor
 
 from diabat import BoltzmannAttention, UnsupportedError
 from diabat.attention.correlations import query_moments, reason_without_correlations
+from diabat.ising import Ising
+from diabat.testing import brute_force
 
 F64 = torch.float64
 T = 4
@@ -46,7 +47,7 @@ def inputs(length: int = 6, dtype: torch.dtype = F64) -> Tensor:
 
 @torch.no_grad()
 def enumerated(built: BoltzmannAttention, x: Tensor, i: int, head: int) -> tuple[list[int], Tensor, Tensor]:
-    """Positions, <s_j> and C_jk of the coupled keys of query i of a sequence x [L, D], state by state."""
+    """Positions, <s_j> and C_jk of the coupled keys of query i of a sequence x [L, D], by enumeration."""
     q, k = (linear(x).unflatten(-1, (2, -1))[:, head] for linear in (built.query, built.key))
     seen = range(i + 1) if built.causal else range(len(x))
     scores = k @ q[i] / math.sqrt(4)
@@ -61,22 +62,14 @@ def enumerated(built: BoltzmannAttention, x: Tensor, i: int, head: int) -> tuple
     if "h" not in built.mode:
         scores = torch.zeros_like(scores)
     J, K = built.couplings(), built.three_body()
-    total, mean, pairs = 0.0, torch.zeros(len(coupled), dtype=F64), torch.zeros(len(coupled), len(coupled))
-    pairs = pairs.double()
-    for state in product((-1.0, 1.0), repeat=len(coupled)):
-        s = dict(zip((j - first for j in coupled), state, strict=True))
-        if built.mode == "J-self" and s[i - first] < 0:
-            continue
-        exponent = sum(float(scores[j + first]) * s[j] for j in s)
-        slots = sorted(s)
-        for number, a in enumerate(slots):
-            for later, b in enumerate(slots[number + 1 :], number + 1):
-                exponent += 0.0 if J is None else float(J[head, 0, a, b]) * s[a] * s[b]
-                for c in slots[later + 1 :]:
-                    exponent += 0.0 if K is None else float(K[head, 0, a, b, c]) * s[a] * s[b] * s[c]
-        weight, values = math.exp(exponent), torch.tensor(state, dtype=F64)
-        total, mean, pairs = total + weight, mean + weight * values, pairs + weight * values.outer(values)
-    return coupled, mean / total, pairs / total - (mean / total).outer(mean / total)
+    slots = [j - first for j in coupled]
+    pair = None if J is None else J[head, 0][slots][:, slots]
+    triple = None if K is None else K[head, 0][slots][:, slots][:, :, slots]
+    found = brute_force(Ising(scores[coupled], pair, None, triple))
+    mean, pairs = found.magnetization, found.correlation
+    if built.mode == "J-self":  # given s_i = +1, where the law without fields is even
+        mean = pairs[coupled.index(i)]
+    return coupled, mean, pairs - mean.outer(mean)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -77,26 +77,6 @@ def test_uniform_estimates_are_unbiased(case: str) -> None:
     demand_mean(off_diagonal(values), off_diagonal(exact(table)), alpha=1e-6)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_uniform_estimates_converge_as_one_over_root_k(case: str) -> None:
-    """n = 10, 40 replicas, K = 32 ... 2048: slope of log rms error against log K within -0.5 ± 0.06 (5 sigma).
-
-    The log of an rms over 40 replicas has a standard error below 0.11, the slope of four points over a factor of 64
-    one below 0.035 with fully dependent entries, about 0.012 with the ten and more entries there are.
-    Stratified sizes may converge faster in part, but the variation within sizes keeps the rate.
-    """
-    sampled, exact, options = CASES[case]
-    game, table = replicas(10, 40)
-    counts = torch.tensor([32, 128, 512, 2048])
-    errors = []
-    for count in counts.tolist():
-        value = sampled(game, count, seed=2, diagnostics=False, **options).value
-        errors.append((off_diagonal(value) - off_diagonal(exact(table))).square().mean().sqrt())
-    x = counts.double().log()
-    slope = float(((x - x.mean()) * torch.stack(errors).log()).sum() / (x - x.mean()).square().sum())
-    assert -0.56 < slope < -0.44
-
-
 @pytest.mark.parametrize("case", GIBBS)
 def test_gibbs_estimates_converge_to_the_gibbs_weighted_contribution(case: str) -> None:
     """n = 6, K = 8000, 20 replicas; alpha = 1e-6 of a t-test.  φ and β have the same limit, which is neither index.

@@ -13,7 +13,7 @@ from diabat.attention.estimators import effective_couplings, linear_response, st
 from diabat.attention.susceptibility import consistent_correlations
 from diabat.ising import pack_couplings, pack_three_body
 from diabat.samplers import sampler
-from diabat.testing import FIFOSampler, RecorderSampler, ReferenceSampler, scaled
+from diabat.testing import FIFOSampler, scaled
 from diabat.testing.problems import make_problem
 
 F64 = torch.float64
@@ -203,9 +203,6 @@ def test_the_bridge_hands_over_reads_and_differentiates_at_their_magnetization()
     want = linear_response(drawn(2, 4, seed=9), p, torch.ones(2, 4, dtype=torch.bool), J, **WITHOUT_K)
     assert torch.allclose(of_h, want.fields, atol=1e-12)
     assert torch.allclose(of_J, want.couplings.sum(0), atol=1e-12)
-    recorder = RecorderSampler(ReferenceSampler())
-    gradients(drawn(2, 4), J, recorder, "linear_response", num_reads=37, seed=12)
-    assert [(c.method, c.num_reads, c.seed) for c in recorder.calls] == [("sample", 37, 12)]
 
 
 def test_of_an_own_law_it_vanishes_at_strong_fields() -> None:

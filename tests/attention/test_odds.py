@@ -121,17 +121,3 @@ def test_fields_of_odds() -> None:
     assert torch.allclose(h[0, 1] - h[0, 0], torch.tensor(0.5, dtype=F64))
     assert h[0, 2] == 0
     assert not h[1].any()
-
-
-def test_absolute_couplings_have_odds_too() -> None:
-    torch.manual_seed(0)
-    layer, x = (
-        BoltzmannAttention(8, 2, 5, weights="odds", causal=False).to(F64),
-        torch.randn(3, 4, 8, dtype=F64),
-    )
-    soft = BoltzmannAttention(8, 2, 5, mode="softmax", causal=False).to(F64)
-    soft.load_state_dict({k: v for k, v in layer.state_dict().items() if k != "coupling_pairs"})
-    mask = torch.arange(4) >= torch.tensor([[4], [2], [3]])
-    assert (layer(x, mask) - soft(x, mask)).abs().max() < 1e-12
-    torch.nn.init.normal_(layer.coupling_pairs, std=0.3)
-    assert (layer(x, mask) - soft(x, mask)).abs().max() > 1e-3

@@ -22,7 +22,7 @@ from diabat.huggingface import disable_gac, enable_gac, register_gac
 from diabat.huggingface.gac import layer as gac
 from diabat.samplers.capabilities import UnsupportedError
 
-from .methods import SETTING, SUPPORTED, assert_close, in_pieces
+from .methods import SETTING, SUPPORTED, assert_close
 
 every_model = pytest.mark.parametrize("name", SUPPORTED["gac"])
 
@@ -97,25 +97,6 @@ def test_only_the_chosen_layers_and_heads_change(name: str) -> None:
     differ = (inputs[1] != inputs[LAYERS + 1]).unflatten(-1, (HEADS, -1)).any(-1)[real].any(0)
     assert differ.nonzero().flatten().tolist() == [5]
     assert not torch.equal(inputs[2][real], inputs[LAYERS + 2][real])
-
-
-@every_model
-def test_uniform_shares_are_the_same_in_pieces(name: str) -> None:
-    model, batch = decoder(name), prompts()
-    enable_gac(model, Calibration(SETTING.salient, redistribution="uniform"))
-    assert_close(in_pieces(model, batch, [4, 8, 9], DynamicCache()), logits(model, batch))
-
-
-def test_sequences_of_a_cache_are_repeated_with_their_sums() -> None:
-    model, batch = calibrated("mistral"), prompts((0, 0))
-    ids, cache = batch["input_ids"], DynamicCache(config=model.config)
-    index = torch.tensor([1, 0, 1])
-    with torch.no_grad():
-        model(ids[:, :9], past_key_values=cache)
-        cache = model._reorder_cache(cache, index)
-        end = model(ids[index, 9:], past_key_values=cache).logits
-        whole = model(ids[index]).logits
-    assert_close(end, whole[:, 9:])
 
 
 def test_sums_go_with_their_cache() -> None:
