@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -75,15 +74,6 @@ def test_covariance_of_three_reads_by_hand(weights: Tensor | None) -> None:
     assert not got.couplings.diagonal().any()
     assert abs(float(got.fields[2])) < 1e-15  # a spin that never moves has no covariance
     assert (got.fields[:2].abs() > 0.1).all()
-
-
-def test_covariance_normalises_by_n_minus_one() -> None:
-    v, s = torch.tensor([2.0, -1.0, 0.5], dtype=F64), READS.double()
-    want = np.cov(((s * v).sum(-1) / 2).numpy(), s[:, 0].numpy(), ddof=1)[0, 1]
-    got = covariance(v, READS, SEEN, couplings=False, three_body=False)
-    assert float(got.fields[0]) == pytest.approx(want)
-    assert got.couplings is None
-    assert got.three_body is None
 
 
 def test_one_read_has_no_covariance() -> None:

@@ -236,11 +236,12 @@ def test_stratified_sizes_cover_all_sizes_evenly() -> None:
     ("sampled", "exact", "option", "factor"),
     [
         (games.sample_shapley, games.shapley, "antithetic", 0.5),
+        (games.sample_banzhaf, games.banzhaf, "antithetic", 0.5),
         (shapley_pairs, games.shapley_interaction, "stratified", 1.0),
     ],
 )
 def test_variance_reduction_is_one(sampled: Sampled, exact: Any, option: str, factor: float) -> None:
-    """100 replicas at n = 10, K = 64: antithetic permutations halve the error, stratified sizes lessen it."""
+    """100 replicas at n = 10, K = 64: antithetic draws halve the error of players, stratified sizes lessen it."""
     game, table = replicas(10, 100)
     plain, reduced = (sampled(game, 64, seed=12, **{option: on}).value - exact(table) for on in (False, True))
     assert float(reduced.square().mean()) < factor * float(plain.square().mean())

@@ -133,21 +133,6 @@ def test_transforms_leave_their_input_alone() -> None:
     assert torch.equal(v, kept)
 
 
-def test_unanimity_games_have_one_dividend() -> None:
-    """u_T(C) = [T ⊆ C]: dividend 1 at T; φ_i = 1/|T|, β_i = 2^(1-|T|), pairs 1/(|T|-1) and 2^(2-|T|) inside T."""
-    n, T = 6, (0, 2, 5)
-    v = games.all_coalitions(n)[:, list(T)].all(-1).to(F64)
-    dividends = torch.zeros(1 << n, dtype=F64)
-    dividends[code(*T)] = 1
-    assert torch.equal(games.harsanyi_dividends(v), dividends)
-    inside = torch.tensor([1.0, 0, 1, 0, 0, 1], dtype=F64)
-    pairs = inside[:, None] * inside * (1 - torch.eye(n, dtype=F64))
-    assert (games.shapley(v) - inside / 3).abs().max() < 1e-14
-    assert (games.banzhaf(v) - inside / 4).abs().max() < 1e-14
-    assert (games.shapley_interaction(v) - pairs / 2).abs().max() < 1e-14
-    assert (games.banzhaf_interaction(v) - pairs / 2).abs().max() < 1e-14
-
-
 @pytest.mark.parametrize("order", [1, 2, 3, 6])
 def test_k_sii_distributes_the_worth_of_all(order: int) -> None:
     v = random_table(6, 2, seed=10)

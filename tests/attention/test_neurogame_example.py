@@ -6,6 +6,7 @@ Three decimals throughout.  docs/games.md has the table of all numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ F64 = torch.float64
 # v of ∅, {1}, {2}, {1,2}, {3}, {1,3}, {2,3}, {1,2,3}
 TABLE = torch.tensor([0, 0.2, 0.5, 1.2, 0.4, 0.8, 1.0, 1.8], dtype=F64)
 SAMPLED = [{1}, {0, 2}, {1, 2}]  # C_1, C_2, C_3 with tokens from 0
+ROUNDED = (0.25, 0.34, 0.41)  # the weights of the three, as the paper has them
 FIELDS = torch.tensor([0.423, 0.711, 0.512], dtype=F64)
 PAIRS = torch.tensor([[0, 0.466, 0.312], [0.466, 0, 0.278], [0.312, 0.278, 0]], dtype=F64)
 
@@ -32,6 +34,10 @@ def second_difference(coalition: set[int], i: int, j: int) -> float:
     return v(B | {i, j}) - v(B | {i}) - v(B | {j}) + v(B)
 
 
+def mean(weights: Sequence[float], terms: Sequence[float]) -> float:
+    return sum(w * x for w, x in zip(weights, terms, strict=True))
+
+
 def spins(iterations: int) -> list[float]:
     """Eq. 25 from 0, undamped."""
     h, J = token_ising(FIELDS, PAIRS, 1.0)
@@ -41,21 +47,26 @@ def spins(iterations: int) -> list[float]:
     return m.tolist()
 
 
-def test_weights_of_the_three_coalitions() -> None:
+def test_weighted_marginals_of_the_second_token() -> None:
     raw = [math.exp(v(C)) for C in SAMPLED]
     assert raw == pytest.approx([1.649, 2.226, 2.718], abs=5e-4)  # paper: 1.65, 2.23, 2.72
     assert sum(raw) == pytest.approx(6.593, abs=5e-4)  # paper: 6.60, the sum of the rounded numbers
     weights = [w / sum(raw) for w in raw]
     assert weights == pytest.approx([0.250, 0.338, 0.412], abs=5e-4)  # paper: 0.25, 0.34, 0.41
-
-
-def test_marginals_of_the_second_token() -> None:
     terms = [v(C | {1}) - v(C - {1}) for C in SAMPLED]
     assert terms == pytest.approx([0.5, 1.0, 0.6])
     # With the weights as the paper rounds them 0.711; unrounded 0.710.
-    assert sum(w * x for w, x in zip((0.25, 0.34, 0.41), terms, strict=True)) == pytest.approx(0.711)
-    raw = [math.exp(v(C)) for C in SAMPLED]
-    assert sum(w * x for w, x in zip(raw, terms, strict=True)) / sum(raw) == pytest.approx(0.710, abs=5e-4)
+    assert mean(ROUNDED, terms) == pytest.approx(0.711)
+    assert mean(weights, terms) == pytest.approx(0.710, abs=5e-4)
+    assert mean((0.6, 0.4), (0.711, 0.711)) == pytest.approx(0.711)  # J_2, with the gate 0.6
+
+
+def test_interaction_of_the_first_two_tokens() -> None:
+    """The context of C_3 = {2,3} is {3}, where eq. 8 gives 0.4; the paper writes the 0.5 of the empty context."""
+    terms = [second_difference(C, 0, 1) for C in SAMPLED]
+    assert terms == pytest.approx([0.5, 0.4, 0.4])
+    assert mean(ROUNDED, [0.5, 0.4, 0.5]) == pytest.approx(0.466)
+    assert mean(ROUNDED, terms) == pytest.approx(0.425)
 
 
 def test_weights_of_equation_33_belong_to_the_context() -> None:
@@ -82,21 +93,6 @@ def test_exact_indices_of_the_example() -> None:
     assert games.gibbs_interaction(TABLE, 1.0)[i, j].tolist() == pytest.approx(
         [0.440, 0.138, 0.045], abs=5e-4
     )
-
-
-def test_interaction_of_the_first_two_tokens() -> None:
-    """The context of C_3 = {2,3} is {3}, where eq. 8 gives 0.4; the paper writes the 0.5 of the empty context."""
-    assert [second_difference(C, 0, 1) for C in SAMPLED] == pytest.approx([0.5, 0.4, 0.4])
-    printed, follows = (
-        sum(w * x for w, x in zip((0.25, 0.34, 0.41), (0.5, 0.4, last), strict=True)) for last in (0.5, 0.4)
-    )
-    assert printed == pytest.approx(0.466)
-    assert follows == pytest.approx(0.425)
-
-
-def test_field_of_the_second_token() -> None:
-    gate, phi, beta = 0.6, 0.711, 0.711
-    assert gate * phi + (1 - gate) * beta == pytest.approx(0.711)
 
 
 def test_first_two_mean_field_iterations() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention import susceptibility
-from diabat.attention.susceptibility import consistent_correlations, multiplier_gradient
+from diabat.attention.susceptibility import consistent_correlations
 from diabat.ising import pack_couplings
 
 F64 = torch.float64
@@ -48,15 +48,6 @@ def test_equal_couplings_have_a_closed_form(coupling: float) -> None:
     assert float(c / ((1 - c) * (1 + 29 * c))) == pytest.approx(coupling, rel=1e-5)
 
 
-def test_a_spin_without_couplings_stands_alone() -> None:
-    S = scaled(5, 2.0)
-    S[:, 2], S[:, :, 2] = 0, 0
-    C = consistent_correlations(S)
-    others = [0, 1, 3, 4]
-    assert torch.allclose(C[:, 2], torch.eye(5, dtype=F64)[2].expand(6, 5), atol=1e-15)
-    assert torch.allclose(C[:, others][:, :, others], consistent_correlations(S[:, others][:, :, others]))
-
-
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("strength", [1e2, 1e6, 1e30])
 def test_any_strength_gives_a_correlation_matrix(strength: float, sign: int) -> None:
@@ -76,20 +67,3 @@ def test_batch_shape_and_neighbours_do_not_matter(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(susceptibility, "_CHUNK_CELLS", 20)  # one problem at a time
     assert torch.allclose(together, consistent_correlations(S), rtol=0, atol=1e-14)
     assert consistent_correlations(torch.zeros(0, 3, 3)).shape == (0, 3, 3)
-
-
-def test_gradient_of_the_multipliers_by_central_differences() -> None:
-    S = scaled(5, 1.2, batch=())
-    g = torch.randn(5, generator=torch.Generator().manual_seed(1), dtype=F64)
-
-    def weighed(S: Tensor) -> float:
-        """Σ g Λ, Λ being the diagonal of C⁻¹ + S."""
-        return float(g @ torch.linalg.inv(consistent_correlations(S)).diagonal())
-
-    got = multiplier_gradient(consistent_correlations(S), g)
-    for j in range(5):
-        for k in range(j):
-            step = torch.zeros(5, 5, dtype=F64)
-            step[j, k] = step[k, j] = 1e-4
-            want = (weighed(S + step) - weighed(S - step)) / 2e-4
-            assert float(got[j, k] + got[k, j]) == pytest.approx(want, abs=1e-5)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_decoders import DECODERS, GROUPS, HEADS, WINDOW, decoder
+from tiny_decoders import DECODERS, GROUPS, HEADS, decoder
 from torch import Tensor
 
 from diabat.attention.heads import HeadCoalitions
-from diabat.attention.heads.decoder import given_groups, key_value_groups
+from diabat.attention.heads.decoder import key_value_groups
 from diabat.attention.heads.replay import Replay
 from diabat.samplers.capabilities import UnsupportedError
 
@@ -83,21 +83,6 @@ def test_all_present_is_the_model_itself(name: str, attention: str, ablation: An
     found = game.sample_values(torch.ones(1, GROUPS if name != "gpt2" else HEADS, dtype=torch.bool))[:, 0]
     expected = torch.stack([log_odds(model, one["input_ids"]) for one in asked])
     torch.testing.assert_close(found, expected, rtol=0, atol=0 if attention == "eager" else 2e-6)
-
-
-def test_a_sequence_longer_than_the_window_sees_only_the_window() -> None:
-    """The mean is over the visible keys: an absent head of a one-layer suffix sees nothing outside the window."""
-    replay = Replay(decoder("mistral", dtype=torch.float64), "mean", 1e-5)
-    replay.groups = given_groups(replay.decoder.attention, [[(2, head) for head in range(HEADS)]])
-    tokens, nobody = torch.arange(LENGTH), torch.zeros(1, 1, dtype=torch.bool)
-    with replay.ablation.applied():
-        states = replay.prefix(tokens)
-        near, far = states.clone(), states.clone()
-        near[:, LENGTH - WINDOW] += 1
-        far[:, LENGTH - WINDOW - 1] += 1
-        first, moved, same = (replay.suffix(s, tokens, nobody, LAST) for s in (states, near, far))
-    assert torch.equal(first, same)
-    assert not torch.allclose(first, moved)
 
 
 @pytest.mark.parametrize("name", DECODERS)
