@@ -125,13 +125,6 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(built(x), built(x))
 
 
-def test_weights_are_returned_on_request_only() -> None:
-    built, x = layer(), inputs()
-    out, weights = built(x, need_weights=True)
-    assert torch.equal(built(x), out)
-    assert weights.shape == (3, 2, 5, 5)
-
-
 def test_options_show_in_the_representation() -> None:
     shown = repr(layer("h", sampler=DQASampler(annealing_time_ns=2.0, steps=60), bias=False))
     sampled = "(sampler): DQASampler(engine='native', schedule='Advantage2_system1', annealing_time_ns=2.0,"

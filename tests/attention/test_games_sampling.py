@@ -139,13 +139,6 @@ def test_effective_samples_are_those_of_the_weights() -> None:
             assert float((hot - 10).abs().max()) < 1e-6
 
 
-def test_every_permutation_distributes_the_worth_of_all() -> None:
-    game, table = replicas(8, 3)
-    for count, antithetic in ((1, False), (2, True), (7, False)):
-        value = games.sample_shapley(game, count, antithetic=antithetic, seed=6).value
-        assert (value.sum(-1) - table[:, -1]).abs().max() < 1e-12
-
-
 def test_a_single_draw_has_no_standard_error() -> None:
     game, _ = replicas(5, 1)
     for estimate in (games.sample_shapley(game, 1), games.sample_banzhaf(game, 2, antithetic=True)):

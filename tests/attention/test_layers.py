@@ -1,4 +1,4 @@
-"""What holds for every layer: seeds of training and evaluation, copies and states, gradients, autocast."""
+"""What holds for every layer: seeds of training and evaluation, gradients, autocast, refused inputs."""
 
 from __future__ import annotations
 
@@ -127,3 +127,25 @@ def test_an_evaluation_of_a_split_draws_for_every_batch_by_its_seed() -> None:
     assert loss(twice, 1) != loss(twice, 2)
     assert loss(twice, 1) != loss(one, 1)
     assert layer.eval_seed == 0
+
+
+@pytest.mark.parametrize("kind", ["attention", "neurogame", "multihead"])
+@pytest.mark.parametrize(
+    ("x", "told"),
+    [
+        ([[[0.0] * 4] * 3], "expected a torch.Tensor, got list"),
+        (torch.zeros(1, 3, 4, dtype=torch.int64), "expected a floating dtype, got torch.int64"),
+        (torch.zeros(1, 3, 4).to_sparse(), "expected a dense tensor, got the layout torch.sparse_coo"),
+        (torch.zeros(1, 3, 4).double(), "expected dtype torch.float32 as the layer, got torch.float64"),
+        (torch.zeros(1, 3, 4, device="meta"), "expected a tensor on cpu as the layer, got one on meta"),
+    ],
+    ids=["list", "integers", "sparse", "float64", "meta"],
+)
+def test_what_is_given_instead_of_tokens_is_refused(kind: str, x: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{'query' if kind == 'multihead' else 'x'}: {told}"):
+        answer(LAYERS[kind](4, 1, 3), x)
+
+
+def test_causal_is_true_or_false() -> None:
+    with pytest.raises(ValueError, match="causal: expected True or False, got 'no'"):
+        diabat.BoltzmannAttention(4, 1, 3, causal="no")

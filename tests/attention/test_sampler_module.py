@@ -25,8 +25,8 @@ LAYERS: dict[str, Any] = {
 }
 
 
-def angles() -> diabat.Sampler:
-    return diabat.sampler("dqa", schedule="boltzmann-4", learn_schedule=True)
+def angles(**options: Any) -> diabat.Sampler:
+    return diabat.sampler("dqa", schedule="boltzmann-4", learn_schedule=True, **options)
 
 
 def chains(**options: Any) -> diabat.Sampler:
@@ -156,9 +156,14 @@ def test_a_gradient_reaches_the_angles_by_functional_call() -> None:
         assert torch.allclose(by_hand, p.grad, atol=1e-6), name
 
 
+def model(num_layers: int, sampler: Any) -> Transformer:
+    torch.manual_seed(0)
+    options = TransformerOptions(embed_dim=8, num_heads=2, ffn_dim=0, num_layers=num_layers, dropout=0.0)
+    return Transformer(options, 11, 7, 4, sampler)
+
+
 def test_a_model_shows_its_sampler_once() -> None:
-    options = TransformerOptions(embed_dim=8, num_heads=2, ffn_dim=0, num_layers=1)
-    shown = repr(Transformer(options, 11, 7, 4, angles()))
+    shown = repr(model(1, angles()))
     assert shown.count("DQASampler(") == 1
     assert "(sampler): DQASampler(engine='native', schedule='boltzmann-4'" in shown
     assert "learn_schedule=True)" in shown
@@ -182,3 +187,73 @@ def test_a_sampler_that_is_assigned_is_bound_like_the_first() -> None:
         cubic.sampler = "banded"
     with pytest.raises(TypeError, match="sampler: expected a diabat Sampler or its name, got int"):
         layer.sampler = 3
+
+
+@pytest.mark.parametrize("engine", ["native", "torch"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_gradient_of_the_angles_equals_central_differences_of_the_loss(engine: str, padded: bool) -> None:
+    layer, x = built("attention", angles(engine=engine)).double(), inputs().double()
+    mask = torch.zeros(3, 4, dtype=torch.bool)
+    mask[1, 2:] = mask[2] = padded
+
+    def loss(own: Tensor) -> Tensor:
+        return functional_call(layer, {"sampler.schedule_angles": own}, (x, mask)).square().sum()
+
+    (own,) = sampler_parameters(layer)
+    assert (own.dtype, own.shape) == (torch.float64, (3, 4))
+    assert torch.autograd.gradcheck(loss, own, eps=1e-4, rtol=1e-5, atol=1e-7)
+
+
+def test_each_layer_has_its_own_angles() -> None:
+    sampler, x = angles(), inputs()
+    start = [p.clone() for p in sampler.parameters()]
+    first, second = built("attention", sampler), built("attention", sampler)
+    before, one = answer(second, x), answer(first, x)
+    with torch.no_grad():
+        sampler_parameters(first)[0].mul_(0.5)
+    assert torch.equal(answer(second, x), before)
+    assert not torch.allclose(answer(first, x), one, atol=1e-4)
+    assert all(torch.equal(p, old) for p, old in zip(sampler.parameters(), start, strict=True))
+    stacked = model(3, sampler)
+    found = sampler_parameters(stacked)
+    assert len({id(p) for p in found}) == 3
+    stacked(torch.tensor([[1, 2, 3, 4]])).square().sum().backward()
+    assert all(bool((p.grad != 0).any()) for p in found)
+    assert not torch.equal(found[0].grad, found[1].grad)
+
+
+def test_angles_that_are_replaced_are_the_ones_used() -> None:
+    """``load_state_dict(assign=True)`` and ``functional_call`` put other tensors in place of the parameters."""
+    source, target, x = built("attention", angles()), built("attention", angles()), inputs()
+    with torch.no_grad():
+        sampler_parameters(source)[0].mul_(0.5)
+    want = source(x)
+    assert torch.equal(functional_call(target, dict(source.named_parameters()), (x,)), want)
+    target.load_state_dict(copy.deepcopy(source.state_dict()), assign=True)
+    assert torch.equal(target(x), want)
+    target(x).square().sum().backward()
+    assert sampler_parameters(target)[0].grad is not None
+
+
+def test_initialisation_changes_no_angles_and_angles_change_no_weights() -> None:
+    sampler = angles()
+    own, plain = (dict(model(2, backend).named_parameters()) for backend in (sampler, "exact"))
+    names = {f"blocks.{k}.attention.sampler.schedule_angles" for k in range(2)}
+    assert own.keys() - plain.keys() == names
+    (start,) = sampler.parameters()
+    assert all(torch.equal(own[name], start) for name in names)
+    assert all(torch.equal(own[name], p) for name, p in plain.items())
+
+
+def test_reads_forward_train_the_angles_as_well() -> None:
+    layer = diabat.BoltzmannAttention(8, 2, 4, sampler=angles(), num_reads=30)
+    nn.init.normal_(layer.coupling_pairs, std=0.5)
+    answer(layer, inputs()).square().sum().backward()
+    assert bool(sampler_parameters(layer)[0].grad.any())
+
+
+def test_softmax_layers_have_no_angles_in_their_output() -> None:
+    layer = diabat.BoltzmannAttention(8, 2, 4, sampler=angles(), mode="softmax")
+    layer(inputs()).square().sum().backward()
+    for name, p in layer.named_parameters():
+        assert (p.grad is None) == (name == "sampler.schedule_angles")

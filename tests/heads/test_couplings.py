@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from diabat.attention.heads.couplings import (
     gradient_coupling,
-    gradient_products,
     interaction,
     interaction_strength,
-    normalised,
     reachable_coupling,
     weight_coupling,
     written_coupling,
@@ -82,12 +80,6 @@ def test_gradients_of_the_couplings() -> None:
     torch.autograd.gradcheck(lambda w: written_coupling(w, M @ M.T), (W,))
     S = torch.randn(4, 4, dtype=torch.float64)
     torch.autograd.gradcheck(lambda w: reachable_coupling(w, S @ S.T), (W,))
-
-
-def test_sums_of_batches_are_those_of_their_tokens() -> None:
-    g = torch.randn(2, 7, 4, 3)
-    parts = gradient_products(g[0]) + gradient_products(g[1])
-    torch.testing.assert_close(normalised(parts), gradient_coupling(g))
 
 
 def test_a_basis_inside_a_head_moves_the_paper_s_couplings_only() -> None:

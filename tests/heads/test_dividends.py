@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention import games
-from diabat.attention.heads import Dividends, harsanyi_dividends, small_coalitions
+from diabat.attention.heads import Dividends, small_coalitions
 
 F64 = torch.float64
 
@@ -39,32 +39,6 @@ def test_dividends_are_the_alternating_sums() -> None:
         members = tuple(i for i, there in enumerate(mask) if there)
         expected = naive(v.mean(0), members) if members else 0
         assert float(found.value[code]) == pytest.approx(expected, abs=1e-12)
-
-
-def test_the_value_of_nobody_changes_its_own_dividend_only() -> None:
-    v = tables(3, 5)
-    shifted = v + torch.tensor([[2.0], [-1.0], [5.0]], dtype=F64)
-    torch.testing.assert_close(Dividends.of_tables(shifted).by_sample, Dividends.of_tables(v).by_sample)
-    torch.testing.assert_close(Dividends.of_tables(v).value[1:], harsanyi_dividends(v.mean(0))[1:])
-    # Overwriting v(∅) would shift every dividend by ∓v(∅).
-    overwritten = v.clone()
-    overwritten[:, 0] = 0
-    sizes = Dividends.of_tables(v).sizes
-    difference = harsanyi_dividends(overwritten) - harsanyi_dividends(v)
-    torch.testing.assert_close(difference, -((-1.0) ** sizes) * v[:, :1])
-
-
-def test_a_toy_with_dividends_in_closed_form() -> None:
-    """v(S) = b + Π_{i ∈ S} (1 + a_i) has w(S) = Π_{i ∈ S} a_i, whatever b is."""
-    a = torch.tensor([0.5, -0.3, 2.0, 0.1, -1.0], dtype=F64)
-    masks = games.all_coalitions(5)
-    product = torch.where(masks, 1 + a, 1).prod(-1)
-    expected = torch.where(masks, a, 1).prod(-1)
-    expected[0] = 0
-    found = Dividends.of_tables((product + 7)[None])
-    torch.testing.assert_close(found.value, expected, rtol=0, atol=1e-12)
-    low = Dividends.of_small((product + 7)[None, codes(small_coalitions(5, 3))], 5, 3)
-    torch.testing.assert_close(low.value, expected[codes(low.coalitions)], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("n", "size"), [(1, 1), (5, 1), (7, 3), (5, 5), (12, 4)])

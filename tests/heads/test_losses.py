@@ -1,10 +1,13 @@
-"""Losses on heads: by hand, by gradcheck, and wrong forms of them that must be told apart."""
+"""Losses on heads by hand and by gradcheck, and Nash weights over all scales, against an independent solver."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +16,7 @@ from diabat.attention.heads.losses import (
     cross_head_barlow_twins,
     disagreement,
     log_det_barrier,
+    nash_weights,
     negative_entropy,
     pair_weights,
 )
@@ -58,18 +62,6 @@ def test_log_det_barrier_gradient() -> None:
     assert log_det_barrier(torch.ones(2, 2)).dtype == torch.float64
     factor = torch.linalg.slogdet(coupling() + 0.01 * torch.eye(4).double())
     assert log_det_barrier(g).item() == pytest.approx(-factor.logabsdet.item(), abs=1e-10)
-
-
-@pytest.mark.parametrize("target", ["identity", "zero"])
-def test_barlow_twins_of_two_heads_by_hand(target: str) -> None:
-    """One feature each: C is the correlation r of the two, the loss w (r - 1)² or w r²."""
-    a, b = torch.tensor([1.0, 2.0, 4.0, 5.0]), torch.tensor([2.0, 1.0, 4.0, 3.0])
-    r = torch.corrcoef(torch.stack([a, b]))[0, 1].item()
-    values = torch.stack([a, b], 1).view(1, 4, 2, 1)
-    weights = torch.full((2, 2), 0.5)
-    wanted = 0.5 * ((r - 1) ** 2 if target == "identity" else r**2)
-    found = cross_head_barlow_twins(values, weights, target=target)
-    assert found.item() == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.mark.parametrize("target", ["identity", "zero"])
@@ -132,3 +124,69 @@ def test_baselines_by_hand() -> None:
     assert negative_entropy(logits).item() == pytest.approx((wanted - math.log(2)) / 2)
     assert torch.autograd.gradcheck(disagreement, outputs(1, 3, 2, 2).requires_grad_())
     assert torch.autograd.gradcheck(negative_entropy, outputs(1, 3, 4).requires_grad_())
+
+
+def gradients(tasks: int, size: int, seed: int, scale: float = 0.0) -> Tensor:
+    """Random task gradients [K, P] with norms of e^±scale."""
+    g = torch.Generator().manual_seed(seed)
+    sizes = ((2 * torch.rand(tasks, generator=g, dtype=torch.float64) - 1) * scale).exp()
+    return torch.randn(tasks, size, generator=g, dtype=torch.float64) * sizes[:, None]
+
+
+@pytest.mark.parametrize("scale", [0.0, 3.0, 10.0])
+@pytest.mark.parametrize("tasks", [1, 2, 3, 5])
+def test_residual_over_scales(tasks: int, scale: float) -> None:
+    for seed in range(50):
+        rows = gradients(tasks, 4, seed, scale)
+        alpha, opposed = nash_weights(rows @ rows.T)
+        if opposed is not None:  # 5 random vectors of 4 numbers can cancel
+            assert tasks == 5
+            continue
+        assert (alpha > 0).all()
+        assert (alpha * (rows @ rows.T @ alpha)).sub(1).abs().max() <= 1e-6
+        # The norm of the step is that of √K unit vectors, whatever the losses are multiplied by.
+        assert (rows.T @ alpha).norm().item() == pytest.approx(tasks**0.5, rel=1e-6)
+
+
+def test_the_update_is_free_of_scale() -> None:
+    rows = gradients(3, 6, 1)
+    factors = torch.tensor([1e4, 1.0, 3e-5], dtype=torch.float64)[:, None]
+    update = rows.T @ nash_weights(rows @ rows.T)[0]
+    scaled = (rows * factors).T @ nash_weights((rows * factors) @ (rows * factors).T)[0]
+    torch.testing.assert_close(update, scaled)
+
+
+def test_two_tasks_in_closed_form() -> None:
+    """a = 1/√(1 + c) for both, c the cosine."""
+    c = -0.8
+    found, _ = nash_weights(torch.tensor([[4.0, 6 * c], [6 * c, 9.0]]))
+    assert found.tolist() == pytest.approx([0.5 / (1 + c) ** 0.5, 1 / 3 / (1 + c) ** 0.5])
+
+
+def test_a_task_without_gradient_gets_weight_zero() -> None:
+    rows = gradients(3, 6, 2)
+    rows[1] = 0
+    found, opposed = nash_weights(rows @ rows.T)
+    assert (float(found[1]), opposed) == (0, None)
+    others, _ = nash_weights(rows[[0, 2]] @ rows[[0, 2]].T)
+    torch.testing.assert_close(found[[0, 2]], others)
+
+
+def test_opposed_tasks_are_reported() -> None:
+    rows = gradients(3, 6, 3)
+    rows[2] = -2 * rows[0]
+    found, opposed = nash_weights(rows @ rows.T)
+    assert opposed == (0, 2)
+    assert found.tolist() == pytest.approx([1 / rows[0].norm().item(), 0, 0])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchjd") is None, reason="needs torchjd")
+def test_an_independent_solver_agrees() -> None:
+    solver = importlib.import_module("torchjd.aggregation").FairGradWeighting(1.0)
+    for seed in range(20):
+        rows = gradients(3, 6, seed, 10.0)
+        norms = rows.norm(dim=1)
+        cosines = (rows / norms[:, None]) @ (rows / norms[:, None]).T
+        np.testing.assert_allclose(
+            (nash_weights(rows @ rows.T)[0] * norms).numpy(), solver(cosines).numpy(), rtol=1e-5
+        )
