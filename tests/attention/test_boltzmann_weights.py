@@ -34,11 +34,6 @@ def layer(
     return built
 
 
-def run(built: BoltzmannAttention, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    out, weights = built(x, mask, need_weights=True)
-    return out, weights
-
-
 def inputs(batch: int = 3, length: int = 5, dtype: torch.dtype = F64) -> Tensor:
     return torch.randn(batch, length, 6, generator=torch.Generator().manual_seed(2), dtype=dtype)
 
@@ -49,7 +44,7 @@ def inputs(batch: int = 3, length: int = 5, dtype: torch.dtype = F64) -> Tensor:
 def test_weights_are_the_normalised_marginals(kind: str, mode: str, causal: bool) -> None:
     """Against plain enumeration with fields q·k/sqrt(d) or those of odds, term by term of the mode."""
     built, x = layer(mode, causal=causal, weights=kind), inputs()
-    out, weights = run(built, x)
+    out, weights = built(x, None, True)
     q, k, v = (f(x).view(3, 5, 2, 3).transpose(1, 2) for f in (built.query, built.key, built.value))
     h = q @ k.mT / 3**0.5
     seen = torch.ones(5, 5, dtype=torch.bool)
@@ -80,9 +75,9 @@ def test_padding_at_the_end_equals_the_shorter_sequence(
     built, x = layer(mode, causal=causal, sampler=sampler), inputs()
     lengths = torch.tensor([5, 2, 4])
     mask = torch.arange(5) >= lengths[:, None]
-    out, weights = run(built, torch.where(mask[..., None], 30.0, x), mask)
+    out, weights = built(torch.where(mask[..., None], 30.0, x), mask, True)
     for row, length in enumerate(lengths.tolist()):
-        alone, alone_weights = run(built, x[row : row + 1, :length])
+        alone, alone_weights = built(x[row : row + 1, :length], None, True)
         assert (out[row, :length] - alone[0]).abs().max() < tolerance
         assert (weights[row, :, :length, :length] - alone_weights[0]).abs().max() < tolerance
         assert not weights[row, :, :, length:].any()
@@ -96,11 +91,11 @@ def test_one_visible_position_has_weight_exactly_one(mode: str, sampler: str) ->
         dtype=torch.float32
     )  # fields of either sign in the hundreds: P underflows, the weight must not
     x = x if sampler in ("exact", "mean_field") else x / 40
-    _, weights = run(built, x[:, :1])
+    _, weights = built(x[:, :1], None, True)
     assert (weights == 1).all()
     only_last = torch.tensor([[True, True, True, True, False]]).expand(3, 5)
-    _, weights = run(
-        layer(mode, causal=False, sampler=SAMPLERS[sampler](), dtype=torch.float32), x / 40, only_last
+    _, weights = layer(mode, causal=False, sampler=SAMPLERS[sampler](), dtype=torch.float32)(
+        x / 40, only_last, True
     )
     assert (weights[..., 4] == 1).all()
 
@@ -112,7 +107,7 @@ def test_nothing_visible_gives_zeros_and_finite_gradients(mode: str, sampler: st
     mask = torch.zeros(3, 5, dtype=torch.bool)
     mask[0] = True  # a whole sequence of padding
     mask[1, 0] = True  # the first query of a causal window sees only itself, and that is padding
-    out, weights = run(built, x, mask)
+    out, weights = built(x, mask, True)
     assert not weights[0].any()
     assert not weights[1, :, 0].any()
     assert torch.equal(out[0], built.output.bias.expand(5, 6))
@@ -133,7 +128,7 @@ def test_underflowing_probabilities_give_uniform_weights_and_no_nan(value: float
         built.query.bias.zero_()
         built.key.bias.zero_()
     x = torch.full((1, 3, 4), value, requires_grad=True)
-    out, weights = run(built, x)
+    out, weights = built(x, None, True)
     assert torch.allclose(weights, torch.full((1, 1, 3, 3), 1 / 3))
     (100 * out).pow(2).sum().backward()
     assert torch.isfinite(x.grad).all()

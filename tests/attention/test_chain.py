@@ -23,7 +23,6 @@ from diabat.attention.chain import (
     attend_once,
     by_operators,
     fields_of,
-    log_odds,
     weights_of,
 )
 from diabat.attention.correlations import query_moments
@@ -200,13 +199,6 @@ def test_gradients_of_many_queries(law: ChainLayer) -> None:
         expected = torch.autograd.grad(operated(law, doubles), doubles, g.double())
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=0, atol=tolerance * float(other.abs().max()))
-
-
-def test_the_scan_is_differentiated_to_any_order() -> None:
-    h, J = inputs((1, 2, 3, 6, 1))[0][..., 0], inputs((1, 2, 3, 4, 1))[3][..., :2]
-    terms = h.requires_grad_(), J.requires_grad_()
-    assert torch.autograd.gradcheck(log_odds, terms)
-    assert torch.autograd.gradgradcheck(log_odds, terms)
 
 
 def test_dropout_is_differentiated_as_drawn() -> None:

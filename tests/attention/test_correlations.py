@@ -86,16 +86,6 @@ def test_moments_are_those_of_the_problem_of_the_query(name: str, query: int) ->
         assert (found.correlations[head] - pairs).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("name", ["relative", "far odds", "without fields", "J-self"])
-def test_weights_follow_from_the_probabilities(name: str) -> None:
-    """The problem is the one that the layer has solved."""
-    built = layer(**{**CASES[name], "weights": "probability", "far": "none"})
-    _, weights = built(inputs(), need_weights=True)
-    found = query_moments(built, 4)
-    alpha = found.probability / found.probability.sum(-1, keepdim=True)
-    assert (weights[0, :, 4, found.positions] - alpha).abs().max() < 1e-12
-
-
 @pytest.mark.parametrize("name", ["relative", "absolute J-self", "J-self"])
 def test_reads_estimate_the_correlations(name: str) -> None:
     """N = 20,000 independent reads, 6/sqrt(N): the deviation of a covariance of spins is at most 1.2/sqrt(N).

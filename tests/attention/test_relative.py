@@ -56,11 +56,6 @@ def inputs(batch: int = 2, length: int = 11, dtype: torch.dtype = F64) -> Tensor
     return torch.randn(batch, length, 8, generator=torch.Generator().manual_seed(2), dtype=dtype)
 
 
-def run(built: BoltzmannAttention, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    out, weights = built(x, mask, need_weights=True)
-    return out, weights
-
-
 def expected_row(built: BoltzmannAttention, scores: Tensor, seen: Tensor, head: int, i: int) -> Tensor:
     """Weights of query i over all keys, by enumeration of the keys that it sees, far ones included.
 
@@ -119,7 +114,7 @@ def expected(built: BoltzmannAttention, x: Tensor, mask: Tensor | None = None) -
 @pytest.mark.parametrize("length", [1, 3, 11])
 def test_every_row_is_its_own_problem(name: str, length: int) -> None:
     built, x = layer(**OPTIONS[name]), inputs(length=length)
-    out, weights = run(built, x)
+    out, weights = built(x, None, True)
     want = expected(built, x)
     assert (weights - want).abs().max() < 1e-12
     v = built.value(x).unflatten(-1, (2, 4)).transpose(1, 2)
@@ -133,9 +128,9 @@ def test_padding_on_either_side_and_inside(name: str) -> None:
     mask[0, :5] = True
     mask[1, 8:] = True
     mask[2, [0, 3, 4, 9]] = True
-    out, weights = run(built, x, mask)
+    out, weights = built(x, mask, True)
     assert (weights - expected(built, x, mask)).abs().max() < 1e-12
-    alone, _ = run(built, x[:1, 5:])
+    alone, _ = built(x[:1, 5:], None, True)
     assert (out[0, 5:] - alone[0]).abs().max() < 1e-12
     assert torch.isfinite(out).all()
 
@@ -157,7 +152,7 @@ def test_other_backends(name: str, weights: str) -> None:
     options: dict[str, Any] = {"sampler": name, "weights": weights} | backends[name]
     built = layer(scale=0.2, **options)
     torch.manual_seed(3)
-    _, found = run(built, x)
+    _, found = built(x, None, True)
     assert (found.sum(-1) - 1).abs().max() < 1e-6
     error = (found - expected(built, x)).abs()
     if name == "banded":

@@ -19,7 +19,7 @@ from diabat.attention.key_couplings import ChainOptions, KeyCouplings
 from diabat.huggingface import convert, parameter_groups
 from diabat.huggingface.boltzmann import BoltzmannHeads, BoltzmannOptions
 from diabat.huggingface.boltzmann.cached_couplings import CachedCouplings
-from diabat.huggingface.boltzmann.layer import boltzmann_attention
+from diabat.huggingface.boltzmann.layer import boltzmann_attention, find_windows
 
 from .methods import (
     COUPLED,
@@ -88,6 +88,23 @@ def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     assert (out - mixed.transpose(1, 2)).abs().max() < 1e-10
     # A bool mask means the same.
     assert torch.equal(attention(module, q, k, v, visible)[1], found)
+
+
+@pytest.mark.parametrize("window", [3, 20])
+def test_windows_are_the_last_visible_keys(window: int) -> None:
+    visible = torch.rand(3, 1, 7, 12, generator=torch.Generator().manual_seed(window)) < 0.5
+    visible[0, 0, 2] = False
+    found, size = find_windows(visible, window, torch.float32, far=True), min(window, 12)
+    for b in range(3):
+        for i in range(7):
+            last = visible[b, 0, i].nonzero().flatten()[-size:].tolist()
+            keys, filled = found.keys[b, 0, i].tolist(), found.filled[b, 0, i].tolist()
+            assert keys[size - len(last) :] == last
+            assert filled == [False] * (size - len(last)) + [True] * len(last)
+            assert len(set(keys)) == size
+    later = visible.flip(-1).cumsum(-1).flip(-1)
+    near = find_windows(visible, window, torch.float32, far=False).bias == 0
+    assert torch.equal(near, visible & (later <= size))
 
 
 @pytest.mark.parametrize("weights", ["odds", "probability"])

@@ -82,8 +82,7 @@ def test_the_weighted_sum_has_the_naive_gradient() -> None:
     found = gradients(model, game, batch)
     ema = 0.1 * parts["abt"]["value"].item() + 0.9 * 20
     wanted = combined(parts, {"ce": 1, "ldb": 0.352, "abt": 0.179 * 20 / ema})
-    for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=2e-4, atol=1e-6)
+    torch.testing.assert_close(found, wanted, rtol=2e-4, atol=1e-6)
     metrics = game.metrics()
     assert metrics["game/abt"] == pytest.approx(parts["abt"]["value"].item(), rel=1e-5)
     assert metrics["game/ldb"] == pytest.approx(parts["ldb"]["value"].item(), rel=1e-5)
@@ -104,8 +103,7 @@ def test_nash_has_the_naive_gradient(multipliers: str) -> None:
     factors = (1, 0.352, 0.179 * 20 / ema) if multipliers == "after" else (1, 1, 1)
     weights = {t: f * float(a / alpha[0]) for t, f, a in zip(parts, factors, alpha, strict=True)}
     found = gradients(model, GameLoss(model, options(multipliers=multipliers), 10), batch)
-    for name, value in combined(parts, weights).items():
-        torch.testing.assert_close(found[name], value, rtol=5e-4, atol=2e-6)
+    torch.testing.assert_close(found, combined(parts, weights), rtol=5e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +145,7 @@ def test_last_step_takes_the_coupling_of_the_step_before() -> None:
     )
     for _ in range(3):  # the first measures afresh, and the second uses that
         wanted, found = gradients(model, fresh, batch), gradients(model, last, batch)
-    for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
     # Another batch: it still has the coupling of the first.
     gradients(model, last, tiny.batch(seed=5))
     gradients(model, fresh, tiny.batch(seed=5))
@@ -183,8 +180,7 @@ def test_two_micro_batches_give_the_gradient_of_the_whole_batch(changes: dict[st
         found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         model.zero_grad()
         two.step()
-        for name, value in wanted.items():
-            torch.testing.assert_close(found[name], value, rtol=5e-4, atol=2e-6)
+        torch.testing.assert_close(found, wanted, rtol=5e-4, atol=2e-6)
     assert one.metrics() == pytest.approx(two.metrics(), rel=1e-4)
     assert one.state_dict()["ema"] == pytest.approx(two.state_dict()["ema"], rel=1e-6)
 
