@@ -69,9 +69,7 @@ def test_weights_are_the_normalised_marginals(kind: str, mode: str, causal: bool
     ("mode", "sampler", "tolerance"),
     [*((mode, "exact", 1e-12) for mode in MODES), ("h+J", "mean_field", 1e-5)],
 )
-def test_padding_at_the_end_equals_the_shorter_sequence(
-    mode: str, sampler: str, tolerance: float, causal: bool
-) -> None:
+def test_padding_is_the_shorter_sequence(mode: str, sampler: str, tolerance: float, causal: bool) -> None:
     built, x = layer(mode, causal=causal, sampler=sampler), inputs()
     lengths = torch.tensor([5, 2, 4])
     mask = torch.arange(5) >= lengths[:, None]

@@ -54,10 +54,8 @@ def test_support_matrix(name: str, gradient: str) -> None:
     visible = torch.tensor([True, True, False, True])
     supported = sampler.capabilities.gradients
     if gradient not in supported:
-        with pytest.raises(
-            UnsupportedError,
-            match=f"gradient: sampler '{sampler.name}' supports {', '.join(supported)}, got '{gradient}'",
-        ):
+        sentence = f"gradient: sampler '{sampler.name}' supports {', '.join(supported)}, got '{gradient}'"
+        with pytest.raises(UnsupportedError, match=sentence):
             spin_probabilities(h, J, sampler, gradient=gradient)
         return
     alpha = spin_probabilities(h, J, sampler, gradient=gradient, visible=visible, seed=1)
@@ -234,9 +232,7 @@ def test_adjoint_with_reads_is_sampled_forward_and_exact_backward() -> None:
         assert all(torch.equal(a, b) for a, b in zip(got, grads[0], strict=True))
 
 
-def test_adjoint_sees_the_noise_of_the_forward_pass_when_no_seed_is_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_adjoint_sees_the_noise_of_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """The seed that the bridge draws goes to both passes: the gradient is that of the value returned."""
     sampler, seeds = ADJOINT["noise"], list[Any]()
 
@@ -278,9 +274,8 @@ def test_second_derivatives_are_refused_rather_than_left_out() -> None:
     h, J, _ = problem()
     alpha = spin_probabilities(h, J, SAMPLERS["dqa"], gradient="straight_through")
     (first,) = torch.autograd.grad((alpha**2).sum(), h, create_graph=True)
-    with pytest.raises(
-        UnsupportedError, match="estimator 'straight_through' of sampler 'dqa' has first derivatives only"
-    ):
+    sentence = "estimator 'straight_through' of sampler 'dqa' has first derivatives only"
+    with pytest.raises(UnsupportedError, match=sentence):
         first.sum().backward()
 
 

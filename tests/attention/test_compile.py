@@ -232,9 +232,8 @@ def test_an_exported_program_finds_its_backend_by_its_options(name: str) -> None
 
 
 def test_export_of_a_backend_that_draws_is_refused() -> None:
-    with pytest.raises(
-        Exception, match=r"torch\.export: expected a registered sampler with the estimator 'exact'"
-    ):
+    sentence = r"torch\.export: expected a registered sampler with the estimator 'exact'"
+    with pytest.raises(Exception, match=sentence):
         torch.export.export(Net("tempering"), (torch.randn(3, 5, 8),))
 
 
@@ -246,9 +245,8 @@ def test_export_of_a_backend_that_draws_is_refused() -> None:
 )  # fmt: skip
 def test_a_trace_would_freeze_the_answers(options: dict[str, Any]) -> None:
     layer = BoltzmannAttention(8, 2, **{"window": 5} | options)
-    with pytest.raises(
-        diabat.UnsupportedError, match=r"torch\.jit\.trace: cannot be combined with a sampler"
-    ):
+    sentence = r"torch\.jit\.trace: cannot be combined with a sampler"
+    with pytest.raises(diabat.UnsupportedError, match=sentence):
         torch.jit.trace(layer, torch.randn(3, 5, 8), check_trace=False)
 
 

@@ -88,9 +88,8 @@ def test_refusals() -> None:
     for call in (lambda: absolute.step(x[:, 0]), lambda: absolute.prefill(x[:, :4])):
         with pytest.raises(ValueError, match="relative: expected True to decode token by token, got False"):
             call()
-    with pytest.raises(
-        ValueError, match=r"x: expected one token of every sequence, \[B, 8\], got \[2, 3, 8\]"
-    ):
+    sentence = r"x: expected one token of every sequence, \[B, 8\], got \[2, 3, 8\]"
+    with pytest.raises(ValueError, match=sentence):
         built.step(x[:, :3], state)
     with pytest.raises(ValueError, match=r"state: expected keys \[1, 2, S, 4\] .* got \[2, 2, 1, 4\]"):
         built.step(x[:1, 0], state)

@@ -77,9 +77,8 @@ def test_covariance_of_three_reads_by_hand(weights: Tensor | None) -> None:
 
 
 def test_one_read_has_no_covariance() -> None:
-    with pytest.raises(
-        ValueError, match="num_reads: the covariance estimator expects at least 2 reads, got 1"
-    ):
+    sentence = "num_reads: the covariance estimator expects at least 2 reads, got 1"
+    with pytest.raises(ValueError, match=sentence):
         covariance(torch.ones(3), READS[:1], SEEN, couplings=True, three_body=False)
 
 

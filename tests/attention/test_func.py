@@ -87,9 +87,8 @@ def test_a_vectorised_hessian_of_mean_field() -> None:
 @pytest.mark.parametrize("name", ["straight_through", "linear_response", "adjoint", "covariance"])
 def test_second_derivatives_of_estimators_are_refused(name: str) -> None:
     h, J = torch.randn(2, 3, dtype=F64), torch.zeros(3, 3, dtype=F64)
-    with pytest.raises(
-        UnsupportedError, match=f"estimator '{name}' .* has first derivatives only, got a second"
-    ):
+    sentence = f"estimator '{name}' .* has first derivatives only, got a second"
+    with pytest.raises(UnsupportedError, match=sentence):
         grad(lambda h: grad(lambda h: alpha(name, h, J).square().sum())(h).sum())(h)
 
 

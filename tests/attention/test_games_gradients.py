@@ -66,9 +66,7 @@ def test_gradcheck_at_fixed_coalitions(
 
 @pytest.mark.parametrize("weighting", ["uniform", "gibbs"])
 @pytest.mark.parametrize("index", ["banzhaf", "shapley"])
-def test_tiles_change_nothing_but_rounding(
-    index: Any, weighting: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiles_change_rounding_only(index: Any, weighting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     V = token_vectors(3, 6, 4, seed=31).requires_grad_()
     results = []
     for tile in (1, 100, 1 << 18):

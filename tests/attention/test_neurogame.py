@@ -418,9 +418,7 @@ def test_more_tokens_than_spins_are_refused() -> None:
     assert built(inputs(1, 6), padding()[1:2]).shape == (1, 8)  # padding is not counted
 
 
-def test_enumeration_of_long_sequences_is_refused_before_anything_is_computed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_enumeration_of_long_sequences_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sequence and head has a J of its own: 32 x 4 x 2^26 states would take minutes."""
     built = NeuroGameAttention(8, 4, sampler="exact")
 

@@ -181,9 +181,8 @@ def test_a_sampler_that_is_assigned_is_bound_like_the_first() -> None:
     assert layer.gradient == "auto"
     assert not chain_state(layer)
     cubic: Any = diabat.BoltzmannAttention(8, 2, 4, mode="h+K")
-    with pytest.raises(
-        diabat.UnsupportedError, match="mode: sampler 'banded' does not support three-body terms"
-    ):
+    sentence = "mode: sampler 'banded' does not support three-body terms"
+    with pytest.raises(diabat.UnsupportedError, match=sentence):
         cubic.sampler = "banded"
     with pytest.raises(TypeError, match="sampler: expected a diabat Sampler or its name, got int"):
         layer.sampler = 3

@@ -88,9 +88,7 @@ def test_equals_a_loop_over_the_equations(setting: Calibration, window: int | No
     window=st.sampled_from([None, 1, 3, 5]),
     how=st.sampled_from(module.REDISTRIBUTIONS),
 )
-def test_running_rows_in_pieces_equal_all_at_once(
-    cuts: list[int], padding: int, window: int | None, how: str
-) -> None:
+def test_running_rows_in_pieces(cuts: list[int], padding: int, window: int | None, how: str) -> None:
     """With a window, a piece is given the keys that its rows can see, as a sliding cache does."""
     length = 11
     visible = causal(2, length, [0, padding], window)
@@ -128,9 +126,7 @@ def test_the_first_token_of_every_document_of_a_packed_batch_is_exempt() -> None
         *((setting, slice(0, 6), slice(6, 9), 1e-15) for setting in SETTINGS[:4]),
     ],
 )
-def test_padding_stays_as_it_is_and_enters_no_average(
-    setting: Calibration, real: slice, padded: slice, tolerance: float
-) -> None:
+def test_padding_stays_as_it_is(setting: Calibration, real: slice, padded: slice, tolerance: float) -> None:
     """On the right its rows see the tokens before them, but not themselves."""
     visible = causal(1, 9, [real.start])
     visible[..., real.stop :] = False

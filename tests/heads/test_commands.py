@@ -92,9 +92,7 @@ def test_table_and_json(place: Path) -> None:
     assert "selection_frequency" in found["definitions"]
 
 
-def test_a_second_run_evaluates_nothing_and_a_changed_model_is_refused(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_evaluates_nothing(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A finished analysis is held against the model, too: the weights of the folder may have changed."""
     (tmp_path / "model").mkdir()
     for file in (place / "model").iterdir():
@@ -162,9 +160,7 @@ def test_the_value_follows_from_the_questions(place: Path, tmp_path: Path, line:
     assert json.loads(found.stdout)["analysis"]["value"] == value
 
 
-def test_an_interrupt_says_how_to_continue(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupts_say_how_to_go_on(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = DividendSummary.of
 
     def interrupted(game: HeadCoalitions, **options: Any) -> Any:
@@ -211,9 +207,7 @@ LINES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_a_line_that_is_no_question_is_refused_with_its_number(
-    place: Path, tmp_path: Path, name: str
-) -> None:
+def test_lines_that_are_no_questions_are_refused(place: Path, tmp_path: Path, name: str) -> None:
     content, sentence = LINES[name]
     (tmp_path / "x.jsonl").write_bytes(content)
     result = run(
@@ -323,9 +317,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_refusals_name_the_key(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_refusals_name_keys(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     (command, *options), sentence = WRONG[name]
     given = [place / "model", place / "q.jsonl"] if command == "analyse" else [place / "done"]

@@ -111,9 +111,8 @@ def test_blocks_that_take_more_than_states_are_refused() -> None:
         return (given[0] + kept[-1], *given[1:])
 
     model.model.layers[2].register_forward_pre_hook(add)
-    with pytest.raises(
-        UnsupportedError, match="model: expected blocks that receive the states of the block before"
-    ):
+    sentence = "model: expected blocks that receive the states of the block before"
+    with pytest.raises(UnsupportedError, match=sentence):
         HeadCoalitions(model, questions(1), layer=1).table()
     whole = HeadCoalitions(model, questions(1), layer=0)
     whole.table()  # a replay of everything

@@ -30,9 +30,7 @@ def read(*given: Any, words: Any = None) -> Any:
         ("the man : ", [], "the man : "),
     ],
 )
-def test_white_space_stays_with_the_prompt_where_the_tokens_allow_it(
-    prompt: str, choices: list[Any], kept: str
-) -> None:
+def test_white_space_stays_with_the_prompt_where_it_can(prompt: str, choices: list[Any], kept: str) -> None:
     words = bpe()
     answer = {"answer": 1} if choices else {}
     (sample,) = read({"prompt": prompt, "choices": choices, **answer}, words=words)
@@ -140,9 +138,8 @@ def test_what_is_no_sample_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("sample", [{"prompt": "the man"}, IDS | {"choices": ["a", "b"], "answer": 0}])
 def test_a_text_needs_a_tokenizer(sample: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"^tokenizer: expected that of the model, since samples\[0\].* is a text"
-    ):
+    sentence = r"^tokenizer: expected that of the model, since samples\[0\].* is a text"
+    with pytest.raises(ValueError, match=sentence):
         read(sample)
 
 

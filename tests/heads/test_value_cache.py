@@ -48,9 +48,7 @@ def test_a_store_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_kill_leaves_goes_on_to_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_kill_leaves_goes_on_to_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file as it is between two batches, in the second sample."""
     monkeypatch.setattr(value_cache, "_SECONDS_BETWEEN_SAVES", 0.0)
     whole, killed, rest = tmp_path / "whole", tmp_path / "killed", list[tuple[int, int]]()
@@ -102,9 +100,8 @@ def test_a_store_of_another_model_is_refused(tmp_path: Path, name: str) -> None:
     kind = "mistral" if name == "sliding window" else "llama"
     game(tmp_path / "v", decoder(kind)).value(all_coalitions(4)[3:4])
     make, what = MODELS[name]
-    with pytest.raises(
-        ValueError, match=f"store: expected values of this game, got .*{what}.*; name another file"
-    ):
+    sentence = f"store: expected values of this game, got .*{what}.*; name another file"
+    with pytest.raises(ValueError, match=sentence):
         game(tmp_path / "v", make(), dtype=None)
 
 

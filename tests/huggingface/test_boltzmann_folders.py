@@ -161,9 +161,8 @@ def test_a_checkpoint_without_couplings_is_refused(name: str, tmp_path: Path) ->
     file = tmp_path / "model.safetensors"
     kept = {k: v.clone() for k, v in load_file(file).items() if ".1." not in k or "boltzmann" not in k}
     save_file(kept, file, metadata={"format": "pt"})
-    with pytest.raises(
-        ArgumentError, match=r"expected a checkpoint with couplings, got one without .*boltzmann"
-    ):
+    sentence = r"expected a checkpoint with couplings, got one without .*boltzmann"
+    with pytest.raises(ArgumentError, match=sentence):
         load(tmp_path)
     save_file({k: v for k, v in kept.items() if "boltzmann" not in k}, file, metadata={"format": "pt"})
     with pytest.raises(ArgumentError, match="and 2 others; load it as"):
@@ -179,9 +178,8 @@ def test_an_adapter_beside_a_model_is_not_loaded(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "megatron_config": {"a": 1}}')
     for loading in (load, type(model).from_pretrained):
-        with pytest.raises(
-            ArgumentError, match=r"^model: expected a model without adapter, got .*adapter_config"
-        ):
+        sentence = r"^model: expected a model without adapter, got .*adapter_config"
+        with pytest.raises(ArgumentError, match=sentence):
             loading(tmp_path)
 
 

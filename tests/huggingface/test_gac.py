@@ -170,9 +170,8 @@ def test_models_with_sinks_are_eager_when_off_and_refused_when_on() -> None:
     model.set_attn_implementation("gac")
     assert torch.equal(logits(model, batch), eager)
     enable_gac(model, Calibration({0: ()}))
-    with pytest.raises(
-        UnsupportedError, match=r"^s_aux: expected None with attn_implementation 'gac', .*\.$"
-    ):
+    sentence = r"^s_aux: expected None with attn_implementation 'gac', .*\.$"
+    with pytest.raises(UnsupportedError, match=sentence):
         logits(model, batch)
     disable_gac(model)
     assert torch.equal(logits(model, batch), eager)
@@ -263,7 +262,6 @@ def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "transformers", None)
     importlib.reload(huggingface)  # imports, and registers nothing
     for call in (register_gac, lambda: enable_gac(model, SETTING), lambda: disable_gac(model)):
-        with pytest.raises(
-            ImportError, match=r"transformers: expected the package .* pip install 'diabat\[hf\]'"
-        ):
+        sentence = r"transformers: expected the package .* pip install 'diabat\[hf\]'"
+        with pytest.raises(ImportError, match=sentence):
             call()

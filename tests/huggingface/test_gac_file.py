@@ -68,7 +68,7 @@ ROPE = {"rope_type": "default", "rope_theta": 5e5}
         (tuned, "weights"),
     ],
 )
-def test_the_calibration_of_another_model_is_refused(
+def test_calibrations_of_other_models_are_refused(
     other: Callable[[], Any], what: str, tmp_path: Path
 ) -> None:
     saved(tmp_path)
@@ -84,9 +84,8 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     sentence = r"folder: expected the folder of a model, got '.*nowhere', which is not a folder"
     with pytest.raises(ArgumentError, match=sentence):
         load_gac(model, nowhere)
-    with pytest.raises(
-        FileNotFoundError, match=r"gac\.json: no such file, expected a calibration that save_gac"
-    ):
+    sentence = r"gac\.json: no such file, expected a calibration that save_gac"
+    with pytest.raises(FileNotFoundError, match=sentence):
         load_gac(model, tmp_path)
     with pytest.raises(ArgumentError, match="model: expected a model with a calibration enabled, got one"):
         save_gac(model, tmp_path)

@@ -71,9 +71,7 @@ def test_without_losses_it_is_the_trainer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "mean"), [({}, False), ({"combination": "sum", "rho": "last_step"}, True)], ids=str
 )
-def test_accumulation_gives_the_steps_of_the_whole_batch(
-    tmp_path: Path, changes: dict[str, Any], mean: bool
-) -> None:
+def test_accumulation_is_that_of_the_whole_batch(tmp_path: Path, changes: dict[str, Any], mean: bool) -> None:
     """Every four examples twice, so that the statistics of Barlow Twins are those of the whole batch.
 
     Where the model takes no number of items, the loss is a mean, which training_step divides by the micro-batches.
@@ -129,9 +127,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(("file", "at"), [("adapter_model.safetensors", 1), ("trainer_state.json", 2)])
-def test_a_training_killed_while_it_saves_goes_on(
-    tmp_path: Path, file: str, at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_save_goes_on(tmp_path: Path, file: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the checkpoint before, or anew if there is none; one file is cut, and those behind it are missing."""
     from transformers import Trainer
 

@@ -159,9 +159,7 @@ def test_every_parameter_is_trained_also_with_checkpointing(method: str, name: s
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_saved_model_is_loaded_bit_by_bit(
-    method: str, name: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_saved_models_are_loaded_bitwise(method: str, name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     first = model_of(method, name)
     first.save_pretrained(tmp_path / "first")
     if method == "gac":
