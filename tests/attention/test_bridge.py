@@ -136,16 +136,10 @@ def test_gradients_sum_over_the_broadcast_dimensions(gradient: str, lead: tuple[
     J_each = J.detach().expand(2, 3, 4, 4).clone().requires_grad_()
     K_each = K.detach().expand(2, 3, 4, 4, 4).clone().requires_grad_()
     v = torch.randn(2, 3, 4, dtype=F64)
+    options: dict[str, Any] = {"gradient": gradient, "seed": 6}
+    options |= {"num_reads": 50} if gradient == "covariance" else {}
     for couplings, cubic in ((J, K), (J_each, K_each)):
-        alpha = spin_probabilities(
-            h,
-            couplings,
-            "exact",
-            gradient=gradient,
-            three_body=cubic,
-            num_reads=50 if gradient == "covariance" else None,
-            seed=6,
-        )
+        alpha = spin_probabilities(h, couplings, "exact", three_body=cubic, **options)
         (v * alpha).sum().backward()
     assert J.grad.abs().max() > 1e-3
     # The uniforms behind the reads do not depend on how J is shared, so that even sampled gradients agree.

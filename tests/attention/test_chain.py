@@ -225,14 +225,10 @@ def test_dropout_is_differentiated_as_drawn() -> None:
 def test_results_do_not_depend_on_threads_batch_or_layout() -> None:
     law = ChainLayer(True, "odds")
     q, k, v, J = inputs((6, 4, 64, 64, 16), torch.float32)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        found = attend(law, q, k, v, J, None)
-        torch.set_num_threads(1)
-        assert torch.equal(found, attend(law, q, k, v, J, None))
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(3)
+    found = attend(law, q, k, v, J, None)
+    torch.set_num_threads(1)
+    assert torch.equal(found, attend(law, q, k, v, J, None))
     assert torch.equal(found[2:4], attend(law, q[2:4], k[2:4], v[2:4], J[2:4], None))
     moved = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
     assert torch.equal(found, solved(law, [*moved, J]))

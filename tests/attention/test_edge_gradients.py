@@ -41,14 +41,9 @@ def test_gradients_are_those_through_the_matrix(
     found = []
     for as_edges in (True, False):
         h, J = fields.clone().requires_grad_(), edges.values.clone().requires_grad_()
-        held = edges.with_values(J)
-        p = diabat.spin_probabilities(
-            h,
-            held if as_edges else held.matrix(6),
-            diabat.sampler(backend, **options),
-            gradient=gradient,
-            seed=3,
-        )
+        held = edges.with_values(J) if as_edges else edges.with_values(J).matrix(6)
+        sampler = diabat.sampler(backend, **options)
+        p = diabat.spin_probabilities(h, held, sampler, gradient=gradient, seed=3)
         found.append((p.detach(), *torch.autograd.grad((p * v).sum(), (h, J))))
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 

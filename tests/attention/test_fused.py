@@ -75,13 +75,8 @@ def results(layer: BoltzmannAttention, x: Tensor, mask: Tensor | None) -> list[T
     out, weights = layer(x, mask, need_weights=True)
     loss = out.sin().sum() + (weights * torch.arange(weights.shape[-1])).square().sum()
     leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
-    recorded = layer.last_fields_and_couplings() if layer._recorded else ()
-    return [
-        out.detach(),
-        weights.detach(),
-        *(t for t in recorded if t is not None),
-        *torch.autograd.grad(loss, leaves),
-    ]
+    recorded = [t for t in layer.last_fields_and_couplings() if t is not None] if layer._recorded else []
+    return [out.detach(), weights.detach(), *recorded, *torch.autograd.grad(loss, leaves)]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 1e-5)])
@@ -158,33 +153,17 @@ def test_any_part_may_be_frozen(passes: list[bool]) -> None:
 def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the projections, which are torch's."""
     monkeypatch.setattr(fused, "_WORK_PER_THREAD", 1)
-    layer, x, threads = (
-        built(torch.float32, relative=True),
-        tokens(40, torch.float32),
-        torch.get_num_threads(),
-    )
+    layer, x = built(torch.float32, relative=True), tokens(40, torch.float32)
     q, k, v = (x.detach().roll(shift, 1).requires_grad_() for shift in range(3))
+    options: dict[str, Any] = {"slots": True, "dropout": 0.0, "record": layer._record}
     found = []
-    try:
-        for number in (1, 3):
-            torch.set_num_threads(number)
-            both = fused.attend(
-                layer._small,
-                q,
-                k,
-                v,
-                layer.coupling_pairs,
-                None,
-                slots=True,
-                dropout=0.0,
-                record=layer._record,
-            )
-            assert both is not None
-            slopes = torch.autograd.grad(both, [q, k, v, layer.coupling_pairs], [t.detach() for t in both])
-            found.append([*both, *slopes])
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    for number in (1, 3):
+        torch.set_num_threads(number)
+        both = fused.attend(layer._small, q, k, v, layer.coupling_pairs, None, **options)
+        assert both is not None
+        slopes = torch.autograd.grad(both, [q, k, v, layer.coupling_pairs], [t.detach() for t in both])
+        found.append([*both, *slopes])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -85,17 +85,14 @@ def test_threads_change_nothing(weighting: Any, dtype: torch.dtype, monkeypatch:
     monkeypatch.setattr(compiled_pairs, "_PLAYERS_PER_RANGE", 20)
     V, there = token_vectors(3, 70, 4, seed=44, scale=0.3, dtype=dtype), players(3, 70)
     positions = torch.rand(3, 4, 70, generator=torch.Generator().manual_seed(3)).argsort(-1)
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            found = everything(games.sample_interaction, V, there, "tanh", num_samples=4, weighting=weighting)
-            gram = (V @ V.mT).requires_grad_()
-            dots = predecessors.predecessor_dots(gram, positions)
-            (gradient,) = torch.autograd.grad(dots, gram, positions.to(dtype))
-            results.append([*found, dots, gradient])
-    finally:
-        torch.set_num_threads(before)
+    results = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        found = everything(games.sample_interaction, V, there, "tanh", num_samples=4, weighting=weighting)
+        gram = (V @ V.mT).requires_grad_()
+        dots = predecessors.predecessor_dots(gram, positions)
+        (gradient,) = torch.autograd.grad(dots, gram, positions.to(dtype))
+        results.append([*found, dots, gradient])
     for other in results[1:]:
         torch.testing.assert_close(results[0], other, rtol=0, atol=0)
 

@@ -110,32 +110,22 @@ def test_shapes_of_both_outputs_and_their_relation() -> None:
 def test_explanation() -> None:
     built = layer(sampler="mean_field").eval()
     x, pad = inputs(), padding()
-    explanation = built.explain(x, pad, seed=4)
-    assert isinstance(explanation, NeuroGameExplanation)
+    found = built.explain(x, pad, seed=4)
+    assert isinstance(found, NeuroGameExplanation)
     _, again = built(x, pad, need_explanation=True, seed=4)
-    assert torch.equal(explanation.alpha, again.alpha)
-    assert not explanation.alpha.requires_grad
+    assert torch.equal(found.alpha, again.alpha)
+    assert not found.alpha.requires_grad
     assert again.alpha.requires_grad
-    for tensor in (
-        explanation.alpha,
-        explanation.fields,
-        explanation.gate,
-        explanation.shapley.value,
-        explanation.banzhaf.value,
-    ):
+    for tensor in (found.alpha, found.fields, found.gate, found.shapley.value, found.banzhaf.value):
         assert tensor.shape == (3, 2, 6)
         assert not tensor.transpose(1, 2)[pad].any()
-    assert explanation.interactions.shape == (3, 2, 6, 6)
-    assert torch.equal(explanation.interactions, explanation.interactions.mT)
-    assert (explanation.expected_active - explanation.alpha.sum(-1)).abs().max() < 1e-13
-    assert explanation.temperature.tolist() == pytest.approx([0.25, 0.25])
-    assert (explanation.num_coalitions, explanation.seed, explanation.info["backend"]) == (
-        25,
-        4,
-        "mean_field",
-    )
-    assert explanation.info["converged"] == (float(explanation.residual.max()) < 1e-4)
-    for estimate in (explanation.shapley, explanation.banzhaf, explanation.pairs):
+    assert found.interactions.shape == (3, 2, 6, 6)
+    assert torch.equal(found.interactions, found.interactions.mT)
+    assert (found.expected_active - found.alpha.sum(-1)).abs().max() < 1e-13
+    assert found.temperature.tolist() == pytest.approx([0.25, 0.25])
+    assert (found.num_coalitions, found.seed, found.info["backend"]) == (25, 4, "mean_field")
+    assert found.info["converged"] == (float(found.residual.max()) < 1e-4)
+    for estimate in (found.shapley, found.banzhaf, found.pairs):
         assert estimate.standard_error is not None
         assert float(estimate.effective_samples.max()) <= 25 + 1e-9
 
@@ -172,11 +162,8 @@ def test_controls_leave_terms_out_of_the_law() -> None:
 def test_estimates_are_those_of_the_explanation() -> None:
     built, x, pad = layer(sampler=Never()).eval(), inputs(), padding()
     explanation = layer(sampler="exact").eval().explain(x, pad, seed=4)
-    for mine, theirs in zip(
-        built.estimates(x, pad, seed=4),
-        (explanation.shapley, explanation.banzhaf, explanation.pairs),
-        strict=True,
-    ):
+    expected = explanation.shapley, explanation.banzhaf, explanation.pairs
+    for mine, theirs in zip(built.estimates(x, pad, seed=4), expected, strict=True):
         assert torch.equal(mine.value, theirs.value)
         assert torch.equal(mine.effective_samples, theirs.effective_samples)
 

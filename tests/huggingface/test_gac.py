@@ -226,12 +226,8 @@ def test_caches_that_calibration_has_not_followed_are_refused() -> None:
         enable_gac(model, SETTING)
         return cache
 
-    plain, other, cropped, repeated = (
-        filled(None),
-        filled(Calibration({0: [4]})),
-        filled(SETTING),
-        filled(SETTING),
-    )
+    settings = None, Calibration({0: [4]}), SETTING, SETTING
+    plain, other, cropped, repeated = map(filled, settings)
     cropped.crop(-2)
     repeated.batch_repeat_interleave(2)
     for cache, rows, sentence in (

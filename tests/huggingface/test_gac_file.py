@@ -84,8 +84,8 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     sentence = r"folder: expected the folder of a model, got '.*nowhere', which is not a folder"
     with pytest.raises(ArgumentError, match=sentence):
         load_gac(model, nowhere)
-    sentence = r"gac\.json: no such file, expected a calibration that save_gac"
-    with pytest.raises(FileNotFoundError, match=sentence):
+    missing = r"gac\.json: no such file, expected a calibration that save_gac"
+    with pytest.raises(FileNotFoundError, match=missing):
         load_gac(model, tmp_path)
     with pytest.raises(ArgumentError, match="model: expected a model with a calibration enabled, got one"):
         save_gac(model, tmp_path)

@@ -228,13 +228,8 @@ def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
 
 
 def test_all_losses_together_and_several_layers() -> None:
-    everything = options(
-        layers=[0, 2],
-        abt_layers=[1],
-        losses=["ldb", "abt", "disagreement", "entropy"],
-        target="zero",
-        weighting="inverse",
-    )
+    losses = ["ldb", "abt", "disagreement", "entropy"]
+    everything = options(layers=[0, 2], abt_layers=[1], losses=losses, target="zero", weighting="inverse")
     model = trained()
     game = GameLoss(model, everything, 10)
     gradients(model, game, tiny.batch(padding=2))
