@@ -49,13 +49,11 @@ def inputs(
 
 
 def solved(law: ChainLayer, terms: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
-    """By the kernel."""
     q, k, v, J = terms
     return attend(law, q, k, v, J, mask)
 
 
 def operated(law: ChainLayer, terms: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
-    """By operators."""
     q, k, v, J = terms
     return by_operators(law, q, k, v, J, mask)[0]
 
@@ -68,7 +66,6 @@ def padding(batch: int, keys: int, seed: int = 0) -> Tensor:
 
 
 def between(J: Tensor, mask: Tensor) -> Tensor:
-    """Couplings between visible keys only."""
     return J.masked_fill(~(mask[:, None, 1:] & mask[:, None, :-1]), 0)
 
 
@@ -251,7 +248,6 @@ def test_memory_is_linear_in_the_length() -> None:
 def built(
     dtype: torch.dtype = torch.float32, embed_dim: int = 12, num_heads: int = 2, **options: Any
 ) -> BoltzmannAttention:
-    """A layer whose couplings are not 0."""
     torch.manual_seed(1)
     options = {"relative": True, "coupling_init": CouplingInit(mean=0.4, std=0.3), **options}
     layer = BoltzmannAttention(embed_dim, num_heads, None, **options).to(dtype)

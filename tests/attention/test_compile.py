@@ -56,7 +56,6 @@ def step(model: Callable[..., Any], owner: nn.Module, x: Tensor) -> list[Tensor]
 
 
 def count_graphs(backend: str = "aot_eager") -> tuple[list[int], Callable[..., Any]]:
-    """A compiler backend that counts the graphs that it is given."""
     graphs: list[int] = []
 
     def compiler(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:

@@ -67,11 +67,9 @@ def logged(trainer: Any) -> list[dict[str, float]]:
 
 
 def adapters(model: Any) -> dict[str, Tensor]:
-    """Copies of the trained parameters."""
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """Largest difference between two sets of parameters."""
     assert a.keys() == b.keys()
     return max(float((a[name] - b[name]).abs().max()) for name in a)

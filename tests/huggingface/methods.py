@@ -45,7 +45,6 @@ def coupled(name: str = "llama", window: int = COUPLED, *, changes: Any = None, 
 
 
 def randomised(model: Any, seed: int = 5) -> Any:
-    """The same model with random couplings."""
     generator = torch.Generator().manual_seed(seed)
     for name, J in couplings(model).items():
         scale = 0.15 if name.endswith(("first", "second")) else 0.4

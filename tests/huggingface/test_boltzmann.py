@@ -56,13 +56,6 @@ def with_heads(number: int, options: BoltzmannOptions, dtype: torch.dtype = torc
     return randomised(module)
 
 
-def attention(*given: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """Outputs and weights."""
-    out, weights = boltzmann_attention(*given, **options)
-    assert weights is not None
-    return out, weights
-
-
 @every_form
 def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     """Random masks with holes, grouped queries, random J; every row, float64."""
@@ -76,7 +69,7 @@ def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(
         ~visible, torch.finfo(torch.float64).min
     )
-    out, found = attention(module, q, k, v, mask)
+    out, found = boltzmann_attention(module, q, k, v, mask)
     scores = q @ k.repeat_interleave(2, 1).mT / d**0.5
     J = module.boltzmann.couplings()[:, 0]
     assert J.dtype == torch.float64
@@ -87,7 +80,7 @@ def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     mixed = expected @ v.repeat_interleave(2, 1)
     assert (out - mixed.transpose(1, 2)).abs().max() < 1e-10
     # A bool mask means the same.
-    assert torch.equal(attention(module, q, k, v, visible)[1], found)
+    assert torch.equal(boltzmann_attention(module, q, k, v, visible)[1], found)
 
 
 @pytest.mark.parametrize("window", [3, 20])
@@ -114,7 +107,7 @@ def test_rows_without_a_visible_key_are_uniform_as_in_eager(weights: str, dtype:
     q, k, v = (torch.randn(1, 2, 4, 3).to(dtype).requires_grad_() for _ in range(3))
     mask = torch.full((1, 1, 4, 4), torch.finfo(dtype).min, dtype=dtype).triu(1)
     mask[..., 0, :] = torch.finfo(dtype).min
-    out, found = attention(module, q, k, v, mask)
+    out, found = boltzmann_attention(module, q, k, v, mask)
     assert torch.allclose(found[:, :, 0], torch.tensor(0.25, dtype=dtype))
     (found.float().square().sum() + out.float().square().sum()).backward()
     for tensor in (q, k, v, *couplings(module).values()):
@@ -157,8 +150,8 @@ def test_autocast_does_not_reach_the_scores() -> None:
     q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
     mask = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        _, found = attention(module, q, k, v, mask)
-    assert torch.equal(found, attention(module, q, k, v, mask)[1])
+        _, found = boltzmann_attention(module, q, k, v, mask)
+    assert torch.equal(found, boltzmann_attention(module, q, k, v, mask)[1])
 
 
 def test_models_that_share_a_configuration_stay_as_they_are() -> None:
@@ -254,7 +247,7 @@ def test_chains_by_the_kernel_and_by_operators(couplings: str, weights: str) -> 
     randomised(module)
     out, none = boltzmann_attention(module, q, k, v, visible, output_attentions=False)
     assert none is None
-    again, shown = attention(module, q, k, v, visible, output_attentions=True)
+    again, shown = boltzmann_attention(module, q, k, v, visible, output_attentions=True)
     torch.testing.assert_close(out[0], again[0])
     torch.testing.assert_close(out[1, 3:], again[1, 3:])
     torch.testing.assert_close(shown.sum(-1), torch.ones(2, 4, 9))
