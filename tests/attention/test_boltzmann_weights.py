@@ -136,11 +136,6 @@ def test_underflowing_probabilities_give_uniform_weights_and_no_nan(value: float
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in built.parameters())
 
 
-def weights_of(built: BoltzmannAttention, x: Tensor, mask: Tensor | None = None) -> Tensor:
-    weights: Tensor = built(x, mask, need_weights=True)[1]
-    return weights
-
-
 def correlated(J: Tensor, visible: Tensor, own: int) -> Tensor:
     """(1 + <s_own s_j>)/2 of visible spins without fields, normalised."""
     found = brute_force(Ising(torch.zeros(len(visible), dtype=F64), J, visible)).correlation
@@ -152,7 +147,7 @@ def correlated(J: Tensor, visible: Tensor, own: int) -> Tensor:
 @pytest.mark.parametrize("backend", ["exact", "banded"])
 def test_weights_are_correlations_without_fields(backend: str, causal: bool) -> None:
     built, x = layer("J-self", causal=causal, sampler=backend), inputs(2, 5)
-    found, J = weights_of(built, x), built.couplings()
+    found, J = built(x, None, True)[1], built.couplings()
     for head in range(2):
         for i in range(5):
             visible = torch.arange(5) <= i if causal else torch.ones(5, dtype=torch.bool)
@@ -164,7 +159,7 @@ def test_weights_are_correlations_without_fields(backend: str, causal: bool) -> 
 def test_padding_without_fields() -> None:
     built, x = layer("J-self", causal=False), inputs(2, 5)
     mask = torch.tensor([[False, False, True, False, True], [True] * 5])
-    found, J = weights_of(built, x, mask), built.couplings()
+    found, J = built(x, mask, True)[1], built.couplings()
     for i in (0, 1, 3):
         assert (found[0, 0, i] - correlated(J[0, 0].detach(), ~mask[0], i)).abs().max() < 1e-12
     assert torch.allclose(found[0, :, 2], (~mask[0]).to(F64) / 3)  # its own spin is hidden
@@ -188,7 +183,7 @@ def test_reads_without_fields_and_their_covariances(backend: str, relative: bool
     options = {"gradient": "covariance"} if backend == "exact" else {}
     drawn = layer("J-self", relative=relative, sampler=backend, num_reads=5_000, **options)
     torch.manual_seed(5)
-    assert (weights_of(drawn, x) - weights_of(exact, x)).abs().max() < 0.04
+    assert (drawn(x, None, True)[1] - exact(x, None, True)[1]).abs().max() < 0.04
     slopes = []
     for built in (drawn, exact):
         cotangent = torch.randn(1, 5, 6, generator=torch.Generator().manual_seed(6), dtype=F64)
@@ -199,7 +194,7 @@ def test_reads_without_fields_and_their_covariances(backend: str, relative: bool
 def test_the_own_spin_is_certain_in_every_read() -> None:
     """Weights of the own position: 1 of Σ alpha, whatever the reads."""
     built = layer("J-self", sampler="tempering", num_reads=3)
-    found = weights_of(built, inputs(1, 5))[0, 0].detach()
+    found = built(inputs(1, 5), None, True)[1][0, 0].detach()
     smoothed = {(n + 0.5) / 4 for n in range(4)}
     for i in range(1, 5):
         ratios = found[i, :i] / found[i, i]
@@ -211,7 +206,7 @@ def test_mode_j_is_uniform_and_modes_j_and_h_call_no_sampler(causal: bool) -> No
     recorder, x = RecorderSampler(sampler("exact")), inputs(2, 5)
     built = layer("J", causal=causal, sampler=recorder)
     seen = torch.ones(5, 5, dtype=F64).tril() if causal else torch.ones(5, 5, dtype=F64)
-    assert torch.equal(weights_of(built, x), (seen / seen.sum(-1, keepdim=True)).expand(2, 2, 5, 5))
+    assert torch.equal(built(x, None, True)[1], (seen / seen.sum(-1, keepdim=True)).expand(2, 2, 5, 5))
     built(x).sum().backward()
     assert not built.coupling_pairs.grad.any()
     BoltzmannAttention(6, 2, 5, mode="h", causal=causal, sampler=recorder).to(F64)(x)
