@@ -244,6 +244,15 @@ def test_initialisation_changes_no_angles_and_angles_change_no_weights() -> None
     assert all(torch.equal(own[name], p) for name, p in plain.items())
 
 
+@pytest.mark.parametrize("gradient", ["straight_through", "covariance", "exact"])
+def test_other_estimators_are_refused(gradient: str) -> None:
+    with pytest.raises(
+        diabat.UnsupportedError, match=f"gradient: sampler 'dqa' supports adjoint, got '{gradient}'"
+    ):
+        diabat.BoltzmannAttention(8, 2, 4, sampler=angles(), gradient=gradient)
+    assert diabat.BoltzmannAttention(8, 2, 4, sampler=angles(), gradient="adjoint").gradient == "adjoint"
+
+
 def test_reads_forward_train_the_angles_as_well() -> None:
     layer = diabat.BoltzmannAttention(8, 2, 4, sampler=angles(), num_reads=30)
     nn.init.normal_(layer.coupling_pairs, std=0.5)
