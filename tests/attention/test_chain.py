@@ -27,6 +27,7 @@ from diabat.attention.chain import (
 )
 from diabat.attention.correlations import query_moments
 from diabat.attention.coupled import CoupledHeads
+from diabat.attention.key_couplings import ChainOptions, KeyCouplings
 
 F64 = torch.float64
 LAWS = [ChainLayer(causal, weights) for causal in (True, False) for weights in ("odds", "probability")]
@@ -157,6 +158,14 @@ def test_saturated_messages_stay_finite() -> None:
         out = solved(law, terms)
         gradients = torch.autograd.grad(out.sum(), terms)
         assert all(bool(t.isfinite().all()) for t in (out, *gradients))
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_without_couplings_odds_are_softmax(law: ChainLayer) -> None:
+    q, k, v, J = inputs((2, 3, 50, 50, 24), torch.float32)
+    found = attend(law, q, k, v, 0 * J, None)
+    softmax = F.scaled_dot_product_attention(q, k, v, is_causal=law.causal)
+    assert (law.weights == "odds") == torch.allclose(found, softmax, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -369,6 +378,22 @@ def test_one_query_beyond_the_range_of_its_kernel() -> None:
             x = torch.randn(1, 12, 12)
             _, state = layer.prefill(x[:, :11])
             torch.testing.assert_close(layer.step(x[:, 11], state)[0], layer(x)[:, -1], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("bandwidth", [1, 3])
+@pytest.mark.parametrize("source", ["tokens", "gates"])
+def test_couplings_of_one_token_by_their_kernel(source: str, bandwidth: int) -> None:
+    chain = KeyCouplings(12, 2, ChainOptions(source, 3, bandwidth), dtype=F64)
+    x = torch.randn(3, 6, 12, dtype=F64)
+    for parameter in chain.parameters():
+        torch.nn.init.normal_(parameter)
+    band, features = chain(x)
+    for t in range(6):
+        before = features[:, :, max(0, t - bandwidth) : t].detach()
+        with torch.no_grad():
+            found = chain(x[:, t : t + 1], before)
+        for one, row in zip(found, (band[:, :, t], features[:, :, t]), strict=True):
+            torch.testing.assert_close(one[:, :, 0], row.detach(), rtol=0, atol=1e-13)
 
 
 def test_states_of_other_layers_are_refused() -> None:

@@ -211,11 +211,40 @@ def test_a_query_without_a_visible_key_gets_nothing() -> None:
     assert all(torch.isfinite(x.grad).all() for x in given if x.grad is not None)
 
 
-def encoder_layer() -> Any:
+def transformer_layer(kind: str, **options: Any) -> Any:
     torch.manual_seed(7)
-    layer: Any = nn.TransformerEncoderLayer(E, H, 16, dropout=0.0, batch_first=True)
-    layer.self_attn = BoltzmannMultiheadAttention(E, H, **WHOLE, batch_first=True)
+    if kind == "encoder":
+        layer: Any = nn.TransformerEncoderLayer(E, H, 16, dropout=0.0, **options)
+        layer.self_attn = BoltzmannMultiheadAttention(E, H, **WHOLE, **options)
+    else:
+        layer = nn.TransformerDecoderLayer(E, H, 16, dropout=0.0, **options)
+        layer.multihead_attn = BoltzmannMultiheadAttention(E, H, **WHOLE, **options)
     return layer
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_it_trains_in_the_layers_of_torch(kind: str, batch_first: bool) -> None:
+    layer = transformer_layer(kind, batch_first=batch_first)
+    x, memory, target = torch.randn(3, 5, 4, E).unbind()
+    padding = torch.zeros((5 if batch_first else 4, 4 if batch_first else 5), dtype=torch.bool)
+    padding[0, -1] = True
+    causal = nn.Transformer.generate_square_subsequent_mask(padding.shape[1])
+    optimiser = torch.optim.AdamW(layer.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(40):
+        if kind == "encoder":
+            out = layer(x, causal, torch.zeros(padding.shape).masked_fill(padding, -math.inf), is_causal=True)
+        else:
+            out = layer(x, memory, memory_key_padding_mask=padding)
+        loss = (out - target).square().mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.8 * losses[0]
+    attention = layer.self_attn if kind == "encoder" else layer.multihead_attn
+    assert float(attention.coupling_pairs.detach().abs().max()) > 1e-3
 
 
 def refuse(*_: Any, **__: Any) -> Any:
@@ -236,15 +265,17 @@ def test_inference_is_never_that_of_softmax(when: str, padded: bool) -> None:
     """An encoder whose layers were replaced after it was built packs padded sequences into nested tensors."""
     if when == "before":
         with pytest.warns(UserWarning, match="enable_nested_tensor is True"):
-            encoder = nn.TransformerEncoder(encoder_layer(), 2)
+            encoder = nn.TransformerEncoder(transformer_layer("encoder", batch_first=True), 2)
     elif when == "nested switched off":
-        encoder = nn.TransformerEncoder(encoder_layer(), 2, enable_nested_tensor=False)
+        encoder = nn.TransformerEncoder(
+            transformer_layer("encoder", batch_first=True), 2, enable_nested_tensor=False
+        )
     else:
         plain = nn.TransformerEncoderLayer(E, H, 16, dropout=0.0, batch_first=True)
         encoder = nn.TransformerEncoder(plain, 2)
     for layer in encoder.layers:
         if when == "after":
-            layer.self_attn = encoder_layer().self_attn
+            layer.self_attn = transformer_layer("encoder", batch_first=True).self_attn
         nn.init.normal_(layer.self_attn.coupling_pairs, std=0.5)
     x, padding = torch.randn(B, S, E), torch.zeros(B, S, dtype=torch.bool)
     padding[0, 3:], padding[2, 4:] = True, True
