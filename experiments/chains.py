@@ -58,13 +58,11 @@ MODELS: dict[str, Row] = {
     "chain, gates, q, k, v convolved, 3": {**CHAIN, "convolved": ("qkv", 3)},
 }
 RECIPES = {
-    "decay 0.01": (2e-3, 0.01, 0.01, 1),
-    "decay 3": (2e-3, 3.0, 3.0, 1),
-    "decay 30 of q, k": (8e-3, 0.01, 30.0, 1),
-    "decay 30 of q, k, three times the steps": (8e-3, 0.01, 30.0, 3),
+    "decay 0.01": (2e-3, 0.01, 1),
+    "decay 30 of q, k": (8e-3, 30.0, 1),
+    "decay 30 of q, k, three times the steps": (8e-3, 30.0, 3),
 }
-"""Rate and weight decay of all parameters but the couplings, the decay of queries and keys, and a factor of steps."""
-
+"""Rate of all parameters but the couplings, weight decay of queries and keys (.01 of all others), factor of steps."""
 
 FIGURE = {
     "chain, gates": "chain, gates, decay 30 of q, k",
@@ -170,7 +168,7 @@ def right(model: Transformer, study: Study, size: int, count: int = 1_000) -> fl
     return statistics.fmean(found)
 
 
-def groups(model: Transformer, decay: float, decay_of_scores: float) -> list[Row]:
+def groups(model: Transformer, decay_of_scores: float) -> list[Row]:
     """Couplings train at a rate of their own, and do not decay; queries and keys decay by a number of their own."""
     parts: dict[str, list[nn.Parameter]] = {"couplings": [], "scores": [], "others": []}
     for name, parameter in model.named_parameters():
@@ -180,7 +178,7 @@ def groups(model: Transformer, decay: float, decay_of_scores: float) -> list[Row
     options: dict[str, Row] = {
         "couplings": {"lr": COUPLING_RATE, "weight_decay": 0.0},
         "scores": {"weight_decay": decay_of_scores},
-        "others": {"weight_decay": decay},
+        "others": {"weight_decay": 0.01},
     }
     return [{"params": found, **options[part]} for part, found in parts.items() if found]
 
@@ -192,9 +190,9 @@ def one(folder: Path, study: Study, name: str, recipe: str, seed: int) -> tuple[
     if not path.exists():
         torch.set_num_threads(1)
         model, generator = built(name, study, seed), torch.Generator().manual_seed(seed)
-        rate, decay, decay_of_scores, longer = RECIPES[recipe]
+        rate, decay_of_scores, longer = RECIPES[recipe]
         steps = longer * study.steps
-        optimiser = torch.optim.AdamW(groups(model, decay, decay_of_scores), rate)
+        optimiser = torch.optim.AdamW(groups(model, decay_of_scores), rate)
         falling = torch.optim.lr_scheduler.LambdaLR(
             optimiser, lambda s: (1 + math.cos(math.pi * s / steps)) / 2
         )

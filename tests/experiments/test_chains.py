@@ -67,27 +67,14 @@ def test_a_training_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ["chain, gates", "chain, gates, q, k, v convolved, 3", "softmax, q, k, v convolved, 7"]
-    command = [
-        "chains",
-        str(tmp_path),
-        "--only",
-        "gaps",
-        "anywhere",
-        "--steps",
-        "2",
-        "--seeds",
-        "1",
-        "--workers",
-        "1",
-        "--json",
-    ]
+    command = f"chains {tmp_path} --only gaps anywhere --steps 2 --seeds 1 --workers 1 --json".split()
     figure = tmp_path / "gaps.png"
     monkeypatch.setattr(sys, "argv", [*command, "--models", *names, "--figure", str(figure)])
     monkeypatch.setattr(chains, "PLACED", ((4, 16),))
     monkeypatch.setattr(chains, "TESTED", (0, 3))
     chains.main()
     tables = printed(capsys)
-    assert [[row["seeds"] for row in rows] for rows in tables] == [[1] * 12] * 2
+    assert [[row["seeds"] for row in rows] for rows in tables] == [[1] * 3 * len(chains.RECIPES)] * 2
     assert figure.stat().st_size > 5_000
     monkeypatch.setattr(chains, "built", None)  # nothing is trained again
     chains.main()
