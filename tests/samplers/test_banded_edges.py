@@ -46,7 +46,6 @@ def results(sampler: BandedSampler, ising: Ising, J: Tensor | diabat.Edges) -> l
 @pytest.mark.parametrize("engine", ENGINES)
 def test_edges_and_a_matrix_give_the_same_bits(engine: Engine, pattern: str, lead: Lead) -> None:
     ising = banded_problem((2, 6), 6, 2, lead=lead, seed=5, visible=PATTERNS[pattern])
-    assert ising.couplings is not None
     sampler, edges = BandedSampler(bandwidth=2, engine=engine), as_edges(ising.couplings, 2)
     *got, of_values = results(sampler, ising, edges)
     *want, of_matrix = results(sampler, ising, ising.couplings)
@@ -59,7 +58,6 @@ def test_two_hundred_thousand_spins_in_linear_memory() -> None:
     """20,000 times the same ten spins, which a matrix would hold in 4e10 numbers."""
     copies, reach = 20_000, 3
     small = banded_problem((2,), 10, reach, seed=3)
-    assert small.couplings is not None
     one = as_edges(small.couplings, reach)
     first = 10 * torch.arange(copies)[:, None, None]
     edges = diabat.Edges((first + one.index).reshape(-1, 2), one.values.repeat(copies))

@@ -64,7 +64,6 @@ def test_answers_of_no_temperature_are_refused() -> None:
 def test_calibration_error_sees_a_law_without_a_temperature() -> None:
     """Reads of J -> -J fitted with J's own sign have conditionals that are off by tenths."""
     ising = make_problem((8,), 4, seed=3)
-    assert ising.couplings is not None
     right = ReferenceSampler().sample(ising, 2000, seed=1)
     wrong = ReferenceSampler().sample(Ising(ising.fields, -ising.couplings), 2000, seed=1)
     errors = [calibration_error(ising, Samples(s.spins, s.visible), (1.0, 1.0, 1.0)) for s in (right, wrong)]

@@ -144,8 +144,6 @@ def test_only_what_is_asked_is_differentiated() -> None:
     h, J = ising.fields.clone().requires_grad_(), ising.couplings.clone().requires_grad_()
     (v * ExactSampler().moments(Ising(h, ising.couplings)).probability).sum().backward()
     (v * ExactSampler().moments(Ising(ising.fields, J)).probability).sum().backward()
-    assert h.grad is not None
-    assert J.grad is not None
     assert torch.allclose(h.grad, want[0])
     assert torch.allclose(J.grad, want[1])
 
@@ -154,7 +152,6 @@ def test_the_gradient_of_log_z_is_the_magnetization_and_the_correlation() -> Non
     ising = make_problem((), 5, seed=26)
     parts = leaves(ising)
     moments = ExactSampler().moments(rebuilt(parts, None), correlations=True)
-    assert moments.log_partition is not None
     dh, dJ = torch.autograd.grad(moments.log_partition, parts)
     off_diagonal = moments.correlation - torch.eye(5, dtype=F64)
     assert torch.allclose(dh, moments.magnetization)

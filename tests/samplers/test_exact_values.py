@@ -74,8 +74,6 @@ def test_every_visibility(pattern: str, lead: Lead) -> None:
 def test_a_query_that_sees_nothing(n: int) -> None:
     ising = with_visible(make_problem((2,), n, lead="none"), torch.zeros(n, dtype=torch.bool))
     moments = ExactSampler().moments(ising, correlations=True)
-    assert moments.correlation is not None
-    assert moments.log_partition is not None
     for value in (moments.probability, moments.correlation, moments.log_partition):
         assert not value.any()
 
@@ -91,7 +89,6 @@ def test_a_larger_causal_window_of_several_heads() -> None:
         alone = sampler.moments(
             Ising(ising.fields[:, :, i, first], ising.couplings[:, 0, first, first].contiguous())
         )
-        assert alone.log_partition is not None
         assert (moments.probability[:, :, i, first] - alone.probability).abs().max() < 1e-12
         assert (moments.log_partition[:, :, i] - alone.log_partition).abs().max() < 1e-11
         assert not moments.probability[:, :, i, i + 1 :].any()

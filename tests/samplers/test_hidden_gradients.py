@@ -16,5 +16,4 @@ def test_couplings_that_nothing_depends_on_have_no_gradient(backend: str) -> Non
     ising = Ising(torch.randn(3, 4, dtype=torch.float64), pack_couplings(pairs, 4), hidden)
     moments = diabat.sampler(backend).moments(ising)
     (moments.probability.sum() + (pairs**2).sum()).backward()
-    assert pairs.grad is not None
     assert torch.equal(pairs.grad, 2 * pairs)

@@ -110,8 +110,6 @@ def test_chunks_and_kept_tables_change_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_log_pseudolikelihood_is_the_mean_of_the_log_conditionals() -> None:
     problem, scales = make_problem((2,), 4, seed=6, three_body=0.3), (0.7, 1.2, 0.9)
     p = brute_force_states(problem)
-    assert problem.couplings is not None
-    assert problem.three_body is not None
     law = Ising(0.7 * problem.fields, 1.2 * problem.couplings, None, 0.9 * problem.three_body)
     q = brute_force_states(law)
     want = 0.0
@@ -172,8 +170,6 @@ def test_intervals_over_groups_cover_the_ensemble() -> None:
         ising, law = _mixed(1 + seed, 10)
         fits.append(fit_state_betas(ising, law, groups=torch.arange(10)[:, None]))
     assert fits[0].groups == 10
-    assert truth.field is not None
-    assert truth.coupling is not None
     assert _coverage(fits, "field", truth.field) >= stats.binom.ppf(ALPHA, 200, 0.95)
     assert _coverage(fits, "coupling", truth.coupling) >= stats.binom.ppf(ALPHA, 200, 0.95)
     widths = [fit.field_error for fit in fits if fit.field_error is not None]
@@ -212,7 +208,6 @@ def test_reads_that_are_all_the_same_count_as_one() -> None:
     spins = torch.where(torch.rand(1, 12, 4, generator=torch.Generator().manual_seed(1)) > 0.5, 1, -1)
     one = fit_betas(problem, spins, torch.ones(1, 12))
     ten = fit_betas(problem, spins.expand(10, -1, -1), torch.full((10, 12), 0.1))
-    assert one.field_error is not None
     assert one.field_error > 0.01
     for name in ("field", "field_error", "coupling", "coupling_error"):
         assert getattr(ten, name) == pytest.approx(getattr(one, name), rel=1e-6)
@@ -275,7 +270,6 @@ def test_shapes_are_checked() -> None:
 def test_pairs_of_terms_are_not_mixed_up() -> None:
     """Each of the three scales moves its own number only."""
     problem = make_problem((5,), 4, seed=10, three_body=0.4)
-    assert problem.couplings is not None
     assert problem.three_body is not None
     for a, b in combinations(range(3), 2):
         scales = [1.5 if i == a else 0.6 if i == b else 1.0 for i in range(3)]

@@ -43,7 +43,6 @@ def pvalue(backend: TemperingSampler, ising: Ising, *, seed: int = 1) -> float:
 def sampling_z(backend: TemperingSampler, ising: Ising, *, seed: int = 1) -> Tensor:
     """Errors of P(s = +1) in reported standard errors, visible spins only."""
     moments = backend.moments(ising, seed=seed)
-    assert moments.standard_error is not None
     exact = diabat.sampler("exact").moments(ising)
     seen = ising.visible_mask
     return ((moments.probability - exact.probability)[seen] / moments.standard_error[seen]).double()
@@ -75,7 +74,6 @@ def test_reads_with_three_body_terms(options: dict[str, Any]) -> None:
 def test_these_tests_see_a_wrong_beta() -> None:
     """Everything 10 % too large is refused at the same N."""
     ising = make_problem((6,), 5, seed=3)
-    assert ising.couplings is not None
     spins = tempering().sample(Ising(1.1 * ising.fields, 1.1 * ising.couplings), READS, seed=1).spins
     assert g_test(spins, brute_force_states(ising)) < ALPHA
 
@@ -109,13 +107,11 @@ def test_strong_fields_are_safe(method: str) -> None:
     assert torch.equal(moments.probability[[0, 2]], torch.ones(2))
     assert (moments.probability[[1, 3]] < 1e-20).all()
     for value in (moments.probability, moments.standard_error, moments.correlation, moments.log_partition):
-        assert value is not None
         assert torch.isfinite(value).all()
 
 
 def test_float32_fields_give_the_draw_of_the_same_numbers_in_float64() -> None:
     single = make_problem((2, 3), 5, lead="heads", seed=9, dtype=torch.float32)
-    assert single.couplings is not None
     double = Ising(single.fields.double(), single.couplings.double())
     one, other = (tempering().sample(ising, 100, seed=1).spins for ising in (single, double))
     assert torch.equal(one, other)
@@ -174,7 +170,6 @@ def test_standard_errors_are_honest() -> None:
     exact = brute_force(ising)
     z = (moments.probability - exact.probability) / moments.info["measured_error"]
     assert float((z**2).mean()) == pytest.approx(1.07, abs=0.35)
-    assert moments.standard_error is not None
     assert (moments.standard_error >= moments.info["measured_error"] - 1e-15).all()
 
 
@@ -189,7 +184,6 @@ def test_errors_hold_where_modes_are_deep() -> None:
 
     def shares(**options: Any) -> tuple[float, float, bool]:
         moments = TemperingSampler(**options).moments(ising, seed=1)
-        assert moments.standard_error is not None
         z = ((moments.probability - exact) / moments.standard_error).abs()
         wrong = (moments.probability - exact).abs().amax(-1) > 0.1
         seen = bool((moments.info["rhat"][wrong] > 1.05).all())
@@ -240,7 +234,6 @@ def test_diagnostics_of_free_spins() -> None:
     assert moments.info["rhat_max"] == pytest.approx(1, abs=0.02)
     assert (moments.info["effective_sample_size"] > 1e6).all()
     assert moments.num_reads == 64 * 64
-    assert moments.standard_error is not None
     binomial = (moments.probability * (1 - moments.probability) / (64 * 64)).sqrt()
     assert moments.standard_error == pytest.approx(2 / 3 * binomial, rel=1e-2)
 
@@ -250,8 +243,6 @@ def test_correlations() -> None:
     ising = make_problem((2, 4), 6, lead="heads", seed=12)
     moments = tempering(num_chains=200).moments(ising, correlations=True, seed=6)
     exact = brute_force(ising)
-    assert moments.correlation is not None
-    assert exact.correlation is not None
     j, k = torch.triu_indices(6, 6, offset=1)
     got, want = moments.correlation[..., j, k], exact.correlation[..., j, k]
     z = (got - want) / ((1 - want**2) / (200 * 64 / 2)).sqrt()
@@ -265,8 +256,6 @@ def test_log_partition_lies_within_its_error() -> None:
     ising = with_visible(make_problem((2, 6), 6, seed=13, couplings=0.8), ising.visible_mask)
     moments = TemperingSampler(num_replicas=6, num_chains=64).moments(ising, seed=7)
     exact = brute_force(ising).log_partition
-    assert moments.log_partition is not None
-    assert exact is not None
     error = moments.info["log_partition_error"]
     assert ((moments.log_partition - exact).abs() < 5.5 * error + 1e-6).all()
     assert (error < 0.05).all()
@@ -282,7 +271,6 @@ def test_stored_chains() -> None:
     assert chain.dtype == torch.int8
     assert (chain[:, :, ~ising.visible_mask] == -1).all()
     s = torch.where(ising.visible_mask, chain, 0).double()
-    assert moments.correlation is not None
     assert torch.allclose(moments.correlation.double(), torch.einsum("tc...j,tc...k->...jk", s, s) / 210)
 
 
@@ -305,7 +293,6 @@ def test_seeds_threads_and_replay() -> None:
 def test_a_draw_does_not_depend_on_the_rest_of_the_batch(lead: Lead) -> None:
     """Tuned ladders included: the first problem of five, alone, among others, and among others it sees less of."""
     five = make_problem((5,), 6, lead=lead, seed=16)
-    assert five.couplings is not None
     J = five.couplings if lead == "shared" else five.couplings[:1]
     alone = Ising(five.fields[:1], J)
     mask = torch.ones(5, 6, dtype=torch.bool)
@@ -345,18 +332,15 @@ def test_a_checkpoint_of_the_chains_replays_what_followed() -> None:
     ising = causal_problem(5, seed=18)
     sampler = tempering(persistent=True, num_replicas=1)
     sampler.moments(ising, seed=1)
-    saved = sampler.chains
-    assert saved is not None
+    saved: Any = sampler.chains
     expected = sampler.moments(ising, seed=2).probability
     other = tempering(persistent=True, num_replicas=1)
     other.chains = saved
     saved.fill_(1)  # what was set is a copy
     assert torch.equal(other.moments(ising, seed=2).probability, expected)
     out = other.chains
-    assert out is not None
     out.fill_(-1)  # what was got is a copy
     again = other.chains
-    assert again is not None
     assert (again == 1).any()
 
 
@@ -451,7 +435,6 @@ def test_few_chains_and_sweeps(num_chains: int, sweeps: int) -> None:
     for options in ({}, {"num_replicas": 1}):
         sampler = tempering(num_chains=num_chains, sweeps=sweeps, burn_in=3, **options)
         moments = sampler.moments(ising, correlations=True, seed=1)
-        assert moments.standard_error is not None
         assert torch.isfinite(moments.standard_error).all()
         assert (moments.standard_error > 0).all()
         assert moments.num_reads == num_chains * sweeps
@@ -459,12 +442,10 @@ def test_few_chains_and_sweeps(num_chains: int, sweeps: int) -> None:
 
 def test_gradients_reach_the_fields_and_couplings() -> None:
     J = make_problem((), 4, seed=24).couplings
-    assert J is not None
     for estimator in ("straight_through", "covariance"):
         h, couplings = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True), J.clone().requires_grad_()
         p = diabat.spin_probabilities(h, couplings, tempering(num_reads=64), gradient=estimator, seed=1)
         p[:, 0].sum().backward()
-        assert h.grad is not None
         assert couplings.grad is not None
         assert (h.grad[:, 0] > 0).all()
         assert (couplings.grad != 0).any()
@@ -476,7 +457,6 @@ AUTO: dict[str, Any] = {"num_replicas": "auto"}
 def mixed_batch() -> Ising:
     """Weak couplings, two double wells at beta = 3 that plain chains do not leave, weak ones again; n = 16."""
     weak = make_problem((2,), 16, lead="per_problem", seed=3, couplings=0.1)
-    assert weak.couplings is not None
     deep = [frustrated(seed) for seed in (5, 30)]
     fields = [weak.fields[:1], *(d.fields for d in deep), weak.fields[1:]]
     couplings = [weak.couplings[:1], *(d.couplings[None] for d in deep if d.couplings is not None)]
@@ -563,13 +543,9 @@ def test_auto_is_each_sampler_for_its_problems(correlations: bool) -> None:
             (moments[0].standard_error, moments[other].standard_error),
             (reads[0].tracked, reads[other].tracked),
         ):
-            assert a is not None
-            assert b is not None
             assert torch.equal(a[rows], b[rows])
         if correlations:
             a, b = moments[0].correlation, moments[other].correlation
-            assert a is not None
-            assert b is not None
             assert torch.equal(a[rows], b[rows])
         assert torch.equal(reads[0].spins[:, rows], reads[other].spins[:, rows])
     info = reads[0].info
@@ -591,7 +567,6 @@ def test_auto_decides_by_problem_seed_and_place_only() -> None:
         TemperingSampler(**AUTO, burn_in=3, num_chains=2).sample(ising, 2, seed=3),
     ):
         assert torch.equal(other.info["pilot"]["rhat"], pilot)
-    assert ising.couplings is not None
     alone = Ising(ising.fields[:1], ising.couplings[:1])
     assert torch.equal(TemperingSampler(**AUTO).sample(alone, 2, seed=3).info["pilot"]["rhat"], pilot[:1])
     assert not torch.equal(TemperingSampler(**AUTO).sample(ising, 2, seed=4).info["pilot"]["rhat"], pilot)
@@ -637,13 +612,11 @@ def test_the_lowest_state_with_invisible_spins_in_parts_and_in_workers() -> None
     ising = causal_problem(6, seed=19)
     options: dict[str, Any] = {"num_replicas": 2, "burn_in": 200, "track_lowest": True}
     whole = TemperingSampler(**options).sample(ising, 3, seed=1)
-    assert whole.tracked is not None
     assert (whole.tracked[~ising.visible_mask] == -1).all()
     parts = diabat.sampler(
         "distributed", sampler="tempering", options=options, workers=1, chunk=2, read_chunk=2
     )
     found = parts.sample(ising, 3, seed=1)
-    assert found.tracked is not None
     assert torch.equal(found.lowest().energy, whole.lowest().energy)
     assert torch.equal(ising.energy(found.tracked), ising.energy(whole.tracked))
 

@@ -215,7 +215,6 @@ def rung_pvalues(ising: Ising, spins: Array) -> list[float]:
     """G-test of the states on every rung against P^β, from spins [P, C, R, n]."""
     found = []
     for r, beta in enumerate(LADDER):
-        assert ising.couplings is not None
         K = None if ising.three_body is None else beta * ising.three_body
         law = brute_force_states(Ising(beta * ising.fields, beta * ising.couplings, three_body=K))
         found.append(g_test(torch.from_numpy(spins[:, :, r].swapaxes(0, 1).copy()), law))
@@ -351,7 +350,6 @@ def test_more_replicas_than_lanes_of_a_strip() -> None:
 def test_phantom_spins_change_nothing(n: int, order: Any, fields: Fields) -> None:
     """Spins without field and couplings at the end, as padding adds them: not a bit of the averages."""
     ising = make_problem((3,), n, seed=6, couplings=0.5)
-    assert ising.couplings is not None
     padded = Ising(
         torch.nn.functional.pad(ising.fields, (0, 3)), torch.nn.functional.pad(ising.couplings, (0, 3, 0, 3))
     )

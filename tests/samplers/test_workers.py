@@ -81,7 +81,6 @@ def _interrupt(workers: Workers) -> None:
 
     start = time.monotonic()
     main = threading.main_thread().ident
-    assert main is not None
     threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
