@@ -27,6 +27,7 @@ import diabat
 from diabat.attention import CouplingInit
 from diabat.circuits import MatrixProductEngine, OutOfRangeWarning
 from diabat.edges import Edges
+from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.programming import ControlNoise, program
 from diabat.samplers.pseudolikelihood import fit_betas
@@ -46,11 +47,17 @@ PAIRS, WIDTH, STEPS, BATCH = 16, 32, 400, 32
 PRODUCTS: Row = {"engine": "aer", "method": "matrix_product_state", "max_bond_dimension": 4}
 
 
-def problem(n: int) -> diabat.Ising:
-    """One random chain."""
+def terms(n: int) -> tuple[Tensor, Tensor]:
+    """Fields [n] and couplings of neighbours [n - 1] of one random chain."""
     generator = torch.Generator().manual_seed(n)
     h, J = 0.5 * torch.randn(2, n, generator=generator, dtype=torch.float64)
-    upper = torch.diag(J[1:], 1)
+    return h, J[1:]
+
+
+def problem(n: int) -> diabat.Ising:
+    """That chain with a matrix."""
+    h, J = terms(n)
+    upper = torch.diag(J, 1)
     return diabat.Ising(h[None], upper + upper.T)
 
 
@@ -152,17 +159,18 @@ def training() -> Titled:
 def processor() -> Titled:
     """One row for each size and dimod sampler."""
     chip = {"topology_type": "zephyr", "topology_shape": [4, 4], "beta": 10.0}
-    stand_in = {
+    stand_in: Row = {
         "sampler": "diabat.strict_qpu:StrictMockQPU",
         "options": chip,
         "beta": 10.0,
         "qpu": {"fields": "direct", "protocol": "standard", "annealing_time_ns": 20_000.0},
     }
-    for name, options in {"simulated annealer": {}, "strict stand-in": stand_in}.items():
+    devices: dict[str, Row] = {"simulated annealer": {}, "strict stand-in": stand_in}
+    for name, options in devices.items():
         for n in (32, 128, 256):
-            h, J = problem(n).fields[0], problem(n).couplings
-            neighbours = Edges([[j, j + 1] for j in range(n - 1)], J.diagonal(1))
-            ising, sampler = diabat.Ising(h, neighbours), diabat.sampler("dimod", **options)
+            h, J = terms(n)
+            ising = diabat.Ising(h, Edges([[j, j + 1] for j in range(n - 1)], J))
+            sampler = DimodSampler(**options)
             planned = sampler.dry_run(ising, 2000)
             found = (sampler.sample(ising, 2000, seed=1).spins > 0).double().mean(0)
             exact = diabat.sampler("banded").moments(ising).probability
