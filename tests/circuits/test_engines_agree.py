@@ -96,7 +96,8 @@ def test_the_plans_of_this_file_flip_and_do_not_flip() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "name"), [*((3, name) for name in PLANS), *((n, "one step") for n in (1, 2, 4, 5, 6))]
+    ("n", "name"),
+    [*((3, name) for name in PLANS), *((n, "angles apart, both signs") for n in (1, 2, 4, 5, 6))],
 )
 def test_aer_equals_the_reference(n: int, name: str) -> None:
     for kind in KINDS:
@@ -128,7 +129,7 @@ def test_a_small_probability_keeps_its_digits(engine: Engine) -> None:
     plan = TrotterPlan(np.array([1.0]), np.array([0.0]), np.array([np.pi / 2]))
     tilt = 1e-9  # P(+1) = sin²(tilt/2), b h a quarter turn less the tilt
     (moments,) = engine.moments(plan, [Batch(np.array([[tilt - np.pi / 2]]), np.zeros((1, 1)))])
-    assert moments.probability[0, 0] == pytest.approx(np.sin(tilt / 2) ** 2, rel=1e-5)
+    assert moments.probability[0, 0] == pytest.approx(np.sin(tilt / 2) ** 2, rel=1e-5, abs=0)
 
 
 @pytest.mark.parametrize("engine", [NativeEngine(), TorchEngine()])
