@@ -26,7 +26,6 @@ from torch.nn import functional
 import diabat
 from diabat.attention import CouplingInit
 from diabat.circuits import MatrixProductEngine, OutOfRangeWarning
-from diabat.edges import Edges
 from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.programming import ControlNoise, program
@@ -47,18 +46,11 @@ PAIRS, WIDTH, STEPS, BATCH = 16, 32, 400, 32
 PRODUCTS: Row = {"engine": "aer", "method": "matrix_product_state", "max_bond_dimension": 4}
 
 
-def terms(n: int) -> tuple[Tensor, Tensor]:
-    """Fields [n] and couplings of neighbours [n - 1] of one random chain."""
+def problem(n: int) -> diabat.Ising:
+    """One random chain."""
     generator = torch.Generator().manual_seed(n)
     h, J = 0.5 * torch.randn(2, n, generator=generator, dtype=torch.float64)
-    return h, J[1:]
-
-
-def problem(n: int) -> diabat.Ising:
-    """That chain with a matrix."""
-    h, J = terms(n)
-    upper = torch.diag(J, 1)
-    return diabat.Ising(h[None], upper + upper.T)
+    return diabat.Ising(h[None], diabat.Edges([[j, j + 1] for j in range(n - 1)], J[1:]))
 
 
 def law() -> Titled:
@@ -168,9 +160,7 @@ def processor() -> Titled:
     devices: dict[str, Row] = {"simulated annealer": {}, "strict stand-in": stand_in}
     for name, options in devices.items():
         for n in (32, 128, 256):
-            h, J = terms(n)
-            ising = diabat.Ising(h, Edges([[j, j + 1] for j in range(n - 1)], J))
-            sampler = DimodSampler(**options)
+            ising, sampler = problem(n), DimodSampler(**options)
             planned = sampler.dry_run(ising, 2000)
             found = (sampler.sample(ising, 2000, seed=1).spins > 0).double().mean(0)
             exact = diabat.sampler("banded").moments(ising).probability

@@ -81,10 +81,10 @@ def band_width(ising: Ising, bandwidth: int | None) -> int:
     if J is None or (bandwidth is not None and bandwidth >= n - 1):
         return min(bandwidth or 0, n - 1)
     if bandwidth is None and torch.is_grad_enabled() and _values(J).requires_grad:
-        return _range(J.index) if isinstance(J, Edges) else n - 1
+        return J.bandwidth if isinstance(J, Edges) else n - 1
     coupled = _coupled(J)
     if bandwidth is None:
-        return _range(coupled)
+        return int(_distance(coupled).max()) if len(coupled) else 0
     far = coupled[_distance(coupled) > bandwidth].sort(1).values
     if len(far):
         j, k = far[(far[:, 0] * n + far[:, 1]).argmin()].tolist()
@@ -130,10 +130,6 @@ def _coupled(J: Tensor | Edges) -> Tensor:
 
 def _distance(pairs: Tensor) -> Tensor:
     return (pairs[:, 0] - pairs[:, 1]).abs()
-
-
-def _range(pairs: Tensor) -> int:
-    return int(_distance(pairs).max()) if len(pairs) else 0
 
 
 def _patterns(ising: Ising) -> tuple[Tensor, Tensor, Tensor]:
