@@ -27,8 +27,8 @@ class Processes:
         if self.count > 1 and not distributed.is_initialized():
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            # Its functions keep the group of the moment of their import as a default, so it comes before the group
-            # exists: a group that is kept is not destroyed at the exit, and its threads may abort the process then.
+            # This module, which torch.optim imports, keeps the process group of its import as a default argument.
+            # Imported after the group is made, it would keep it alive, and a thread of gloo may abort the exit.
             from torch.distributed.nn import functional  # noqa: F401
 
             distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")

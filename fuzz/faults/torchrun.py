@@ -67,10 +67,10 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 
 def _refuse_threads_left() -> None:
-    """End with 3 where a thread of the group of processes outlives it: such a thread aborts some exits."""
+    """Exit with 3 where a thread of the process group still runs after its end: it aborts some exits."""
     names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     if left := [name for name in names if "gloo" in name]:
-        print("threads of the group of processes are left:", *left, file=sys.stderr, flush=True)
+        print("threads of the process group still run after its end:", *left, file=sys.stderr, flush=True)
         os._exit(3)
 
 
