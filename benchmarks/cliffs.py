@@ -1,0 +1,84 @@
+"""Cliffs: how much longer a call takes with one spin more, or one problem more.
+
+python -m benchmarks.cliffs [PATTERN]
+
+Least CPU time of five rounds, in which all sizes of a line take turns.  A line is printed with its largest ratios of
+neighbours, time of n + 1 over n or B + 1 over B, and their places; a backend that visits all 2^n states may double.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.case import Work
+from benchmarks.problems import gradients, in_a_band, moments, problem
+from benchmarks.runner import EFFORTS, Line
+from diabat.progress import new_bar
+
+FEW: dict[str, Any] = {"num_replicas": 1, "num_chains": 16, "burn_in": 16, "sweeps": 16, "threads": 1}
+
+
+def lines() -> Iterator[tuple[str, str, range, Callable[[int], Work]]]:
+    """Name, what grows, its sizes, and the call at a size."""
+    for what, call in (("moments", moments), ("gradients", gradients)):
+        for own, J in ((False, "one J"), (True, "a J each")):
+            yield f"exact, {what}, 64 problems with {J}", "n", range(2, 20), partial(_spins, call, own)
+    yield "exact, moments, 1 problem", "n", range(2, 25), lambda n: moments("exact", problem(n))
+    yield "dqa, moments, 8 problems", "n", range(2, 13), lambda n: moments("dqa", problem(n, 8))
+    yield (
+        "mean_field, moments, 64 problems",
+        "n",
+        range(2, 73),
+        lambda n: moments("mean_field", problem(n, 64)),
+    )
+    yield (
+        "tempering, moments, 8 problems",
+        "n",
+        range(2, 137),
+        lambda n: moments("tempering", problem(n, 8), **FEW),
+    )
+    yield "banded, w = 3, 8 problems", "n", range(4, 137), lambda n: moments("banded", in_a_band(8, n, 3))
+    for backend, options in (("exact", {}), ("mean_field", {}), ("dqa", {}), ("tempering", FEW)):
+        yield f"{backend}, moments, n = 8", "B", range(1, 131), partial(_batch, backend, options)
+
+
+def _spins(call: Callable[..., Work], own: bool, n: int) -> Work:
+    return call("exact", problem(n, 64, own=own))
+
+
+def _batch(backend: str, options: dict[str, Any], number: int) -> Work:
+    return moments(backend, problem(8, number), **options)
+
+
+def measured(name: str, sizes: range, build: Callable[[int], Work]) -> list[float]:
+    """Least seconds of a call at each size."""
+    effort = EFFORTS["quick"]
+    made = [Line(lambda n: Work(build(n).call), n, "cpu", effort) for n in sizes]
+    with new_bar() as bar:
+        for _ in bar.track(range(5), description=name):
+            for line in made:
+                line.take_turn()
+    return [min(line.times) for line in made]
+
+
+def main() -> None:
+    """Measure the lines whose names match, and print their largest steps."""
+    torch.set_num_threads(1)
+    pattern = sys.argv[1] if len(sys.argv) > 1 else ""
+    for name, what, sizes, build in lines():
+        if re.search(pattern, name):
+            times = measured(name, sizes, build)
+            steps = sorted(
+                ((b / a, n) for n, a, b in zip(sizes, times, times[1:], strict=False)), reverse=True
+            )
+            print(f"{name}: " + ", ".join(f"{r:.2f} at {what} = {n} -> {n + 1}" for r, n in steps[:3]))
+
+
+if __name__ == "__main__":
+    main()
