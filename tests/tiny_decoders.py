@@ -45,6 +45,13 @@ _KINDS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 6},  # heads of another size than hidden / H, and a norm of their queries
     "mistral": {"sliding_window": WINDOW},  # every layer sees a window
     "gpt2": _DROPOUT,  # one projection for queries, keys and values; no groups
+    "phi3": {},  # one projection for queries, keys and values
+    "gemma": {"head_dim": 8},  # heads of another size than hidden / H
+    "gemma3_text": {
+        "head_dim": 8,
+        "query_pre_attn_scalar": 2,
+        **_MIXED,
+    },  # norms of queries and keys, two rotary bases
     "gemma2": {"head_dim": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": None, **_MIXED},
     "gpt_oss": {"head_dim": 8, "rope_parameters": _ROPE, **_EXPERTS, **_MIXED},  # attention sinks
 }
@@ -87,7 +94,7 @@ def adapted(model: Any, *, trained: bool = True, **options: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
     fused = "gpt2" in model.config.model_type
-    names = ["c_attn", "attn.c_proj"] if fused else ["q_proj", "k_proj", "v_proj", "o_proj"]
+    names = ["c_attn", "attn.c_proj"] if fused else ["q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"]
     config: dict[str, Any] = {
         "r": 4,
         "lora_alpha": 8,

@@ -35,7 +35,7 @@ _ADAPTER_KEYS = frozenset({
 
 
 def load_decoder(
-    name: str, *, dtype: str = "float32", device: str = "cpu", local_files_only: bool = False
+    name: str | Path, *, dtype: str = "float32", device: str = "cpu", local_files_only: bool = False
 ) -> tuple[Any, Any]:
     """Load a causal language model in evaluation mode, and its tokenizer.
 
@@ -56,6 +56,7 @@ def load_decoder(
         ImportError: If the extra ``hf`` is not installed.
     """
     check_choice("dtype", dtype, DTYPES)
+    name = str(name)
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):  # unknown, not compiled in, or not there

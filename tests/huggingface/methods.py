@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from diabat.attention.heads import Calibration
 from diabat.huggingface import convert, enable_gac
 from diabat.huggingface.boltzmann import BoltzmannHeads
+from diabat.huggingface.boltzmann.model import FAMILIES
 
 COUPLED = 4
 SETTING = Calibration({0: [0, 1], 1: [], 2: [3]})
 SUPPORTED = {
-    "boltzmann": ("llama", "qwen2", "gpt2"),
-    "chain": ("llama", "qwen2", "gpt2"),
+    "boltzmann": FAMILIES,
+    "chain": ("llama", "qwen2", "gpt2", "gemma2", "gemma3_text"),
     "gac": ("llama", "qwen2", "qwen3", "mistral", "gpt2", "gemma2"),
 }
 CASES = [(method, name) for method, names in SUPPORTED.items() for name in names]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_decoders import decoder, logits, prompts
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import diabat
 from diabat.checks import ArgumentError
@@ -21,7 +21,7 @@ from diabat.huggingface import convert, load_decoder
 from diabat.huggingface.boltzmann import model as models
 from diabat.samplers.capabilities import UnsupportedError
 
-from .methods import FIRST, SUPPORTED, coupled, couplings, randomised
+from .methods import FIRST, SUPPORTED, assert_close, coupled, couplings, randomised
 
 every_architecture = pytest.mark.parametrize("name", SUPPORTED["boltzmann"])
 load = AutoModelForCausalLM.from_pretrained
@@ -63,17 +63,17 @@ def test_a_folder_names_only_backends_that_compute(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever loads it; nothing is imported, built or connected to before the refusal."""
-    coupled().save_pretrained(tmp_path)
+    model = coupled()
+    model.save_pretrained(tmp_path)
     changed(tmp_path, {"window": 4, **settings})
     (tmp_path / "somebody_elses.py").write_text("raise RuntimeError('code of somebody else was run')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("diabat.samplers.registry.backend_factory", lambda name: pytest.fail(f"built {name}"))
     sentence = r"^config.boltzmann: expected sampler exact, banded, mean_field in the configuration of a model, got .*"
-    kind: Any = models.kinds()["llama"].model
     config = AutoConfig.from_pretrained(tmp_path)
     for loading in (
         lambda: load(tmp_path),
-        lambda: kind.from_pretrained(tmp_path),
+        lambda: type(model).from_pretrained(tmp_path),
         lambda: AutoModelForCausalLM.from_config(config),
         lambda: load_decoder(str(tmp_path)),
     ):
@@ -195,6 +195,34 @@ def test_no_other_attention_runs(tmp_path: Path) -> None:
     before = logits(model, prompts())
     model.set_attn_implementation("boltzmann")
     assert torch.equal(logits(model, prompts()), before)
+
+
+@every_architecture
+def test_classes_of_sequences_are_converted_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    """Equal at J = 0, and trained; the card of the folder says how to load it, and one that is there stays.
+
+    What is below the head is a model of its own.
+    """
+    plain = AutoModelForSequenceClassification.from_config(decoder(name).config).eval()
+    batch = {key: value for key, value in prompts().items() if key != "position_ids"}
+    with torch.no_grad():
+        before = plain(**batch).logits
+        model = convert(plain, 4)
+        assert_close(model(**batch).logits, before)
+    randomised(model)(**batch, labels=torch.tensor([0, 1, 1])).loss.backward()
+    assert all(J.grad.abs().max() > 0 for J in couplings(model).values())
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch).logits, model(**batch).logits)
+        body = AutoModel.from_pretrained(tmp_path)
+        below = model.base_model(**batch).last_hidden_state
+        assert torch.equal(body(**batch).last_hidden_state, below)
+    card = tmp_path / "README.md"
+    assert "AutoModelForSequenceClassification.from_pretrained(folder)" in card.read_text()
+    card.write_text("mine")
+    model.save_pretrained(tmp_path)
+    assert card.read_text() == "mine"
 
 
 def test_models_are_pickled() -> None:

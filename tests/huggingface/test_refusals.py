@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,12 @@ def attended(mask: Any, **arguments: Any) -> Any:
     return boltzmann_attention(coupled().model.layers[0].self_attn, q, k, k, mask, **arguments)
 
 
+def quantised() -> Any:
+    model = decoder("llama")
+    model.hf_quantizer = SimpleNamespace(quantization_config=SimpleNamespace(quant_method="gguf"))
+    return model
+
+
 def unconverted() -> Any:
     model = decoder("llama")
     model.set_attn_implementation("boltzmann")
@@ -66,9 +73,10 @@ def bool_mask() -> Any:
 
 
 METHODS: list[tuple[Call, str]] = [
-    (lambda: convert(decoder("mistral"), 3), "model: expected one of LlamaForCausalLM, .*Mistral"),
-    (lambda: convert(decoder("llama").model, 3), "model: .* got LlamaModel"),
-    (lambda: convert("llama", 3), "model: expected one of .*got str"),
+    (lambda: convert(decoder("gpt_oss"), 3), "model: expected a decoder .* of one of gemma, .*got GptOss"),
+    (lambda: convert(decoder("llama").model.layers[0], 3), "model: .* got LlamaDecoderLayer"),
+    (lambda: convert("llama", 3), "model: expected a decoder .*got str"),
+    (lambda: convert(quantised(), 3), "model: expected weights that are not quantised, got those of 'gguf'"),
     (lambda: convert(decoder("gpt2", add_cross_attention=True), 3),
      "model: expected a decoder without cross-attention"),
     (lambda: convert(coupled(), 3), "model: expected a model without couplings, got BoltzmannLlama"),
@@ -78,7 +86,7 @@ METHODS: list[tuple[Call, str]] = [
     (lambda: attended(None), r"attention_mask: expected a mask \[B, 1, Q, K\].*got None"),
     *(
         (lambda name=name: attended(MASK, **{name: 2.0}), f"{name}: expected None with .*'boltzmann'")
-        for name in ("softcap", "s_aux", "position_bias")
+        for name in ("s_aux", "position_bias")
     ),
     (lambda: parameter_groups(coupled(), 0, 1e-2), "lr: expected a positive"),
     (lambda: parameter_groups(coupled(), 1e-3, float("nan")), "coupling_lr: expected a positive"),

@@ -91,6 +91,7 @@ class BoltzmannHeads(CoupledHeads):
         *,
         dropout: float = 0.0,
         need_weights: bool | None = None,
+        softcap: float | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Mix values, and compute normalised weights, [B, H, Q, K], in float32 or float64.
 
@@ -103,14 +104,15 @@ class BoltzmannHeads(CoupledHeads):
             mask: bool [B or 1, 1 or H, Q, K], True where a key is visible, or floating, added to the scores.
             dropout: Probability of dropout of the weights.
             need_weights: Whether weights are needed; None if the module does not say.
+            softcap: c; the scores s become c tanh(s / c) before all else.
         """
         key = key.to(q.dtype)
         if self.key_couplings is not None:
             shown = self.always_weights if need_weights is None else need_weights
-            return self._over_chain(q, key, value, mask, dropout, shown)
+            return self._over_chain(q, key, value, mask, dropout, shown, softcap)
         assert self.window is not None
         windows = find_windows(mask, self.window, q.dtype, far=self.options.far == "independent")
-        scores = head_products(q, key.mT) + windows.bias
+        scores = _scores(q, key, softcap) + windows.bias
         weights = self._weights_with_far(scores, windows.keys, windows.filled, windows.visible)
         return self._mixed(weights, value, dropout)
 
@@ -122,10 +124,18 @@ class BoltzmannHeads(CoupledHeads):
             self.key_couplings.initialise(functions)
 
     def _over_chain(
-        self, q: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, need_weights: bool
+        self,
+        q: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor,
+        dropout: float,
+        need_weights: bool,
+        softcap: float | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """The same without a window; in one compiled call if no weights are needed and the mask is a plain one."""
+        """The same without a window; in one compiled call of q and k unless weights, a mask or a cap need scores."""
         assert self.key_couplings is not None
+        need_weights = need_weights or softcap is not None
         band = self._cached.of(self.key_couplings, value, q.dtype, q.shape[2])
         visible = visible_keys(mask)
         dropout = dropout if self.training else 0.0
@@ -140,7 +150,7 @@ class BoltzmannHeads(CoupledHeads):
             groups = q.shape[1] // key.shape[1]
             k, v = repeated(key, groups), repeated(value, groups)
             return self._chained(q * q.shape[-1] ** 0.5, k, v, band, last, dropout=dropout)
-        scores = head_products(q, key.mT)
+        scores = _scores(q, key, softcap)
         if mask.is_floating_point():
             scores = scores + torch.where(visible, mask, 0).to(scores)
         seen = visible | ~visible.any(-1, keepdim=True)
@@ -217,7 +227,7 @@ def boltzmann_attention(
 
     Queries are [B, H, Q, D], keys and values, past and present, [B, H_kv, K, D] with H a multiple of H_kv.  The mask
     [B or 1, 1 or H, Q, K] is bool, True where a key is visible, or floating, added to the scores.  The submodule
-    ``boltzmann`` has the couplings.  ``scaling`` is 1/√D if None.
+    ``boltzmann`` has the couplings.  ``scaling`` is 1/√D if None, and a ``softcap`` among the arguments limits scores.
 
     Returns:
         Outputs [B, Q, H, D] and weights [B, H, Q, K]; without a window None unless ``output_attentions`` asks for them.
@@ -232,7 +242,7 @@ def boltzmann_attention(
             f"expected a model with couplings for {NAME!r}, got {type(module).__name__} without; call "
             "diabat.huggingface.convert(model).",
         )
-    refuse_others(NAME, kwargs, "softcap")
+    refuse_others(NAME, kwargs)
     if attention_mask is None:
         raise UnsupportedError(
             "attention_mask",
@@ -244,9 +254,21 @@ def boltzmann_attention(
         scaled = query.to(wide) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
         # Called, since peft may have wrapped the couplings (modules_to_save).
         mixed, weights = heads(
-            scaled, key, value, attention_mask, dropout=dropout, need_weights=kwargs.get("output_attentions")
+            scaled,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            need_weights=kwargs.get("output_attentions"),
+            softcap=kwargs.get("softcap"),
         )
     return mixed.transpose(1, 2).contiguous(), weights
+
+
+def _scores(q: Tensor, key: Tensor, softcap: float | None) -> Tensor:
+    """Scores [B, H, Q, K], soft-capped as Gemma 2 does."""
+    scores = head_products(q, key.mT)
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 def _is_plain(mask: Tensor, visible: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Models with couplings: :func:`convert`, and types ``boltzmann_llama``, ``boltzmann_qwen2``, ``boltzmann_gpt2``.
+"""Models with couplings: :func:`convert`, and types ``boltzmann_llama``, ``boltzmann_gpt2`` and others.
 
 A type of its own keeps the couplings: plain transformers refuses a saved model instead of loading it without J, and a
 loaded model never runs another attention than ``boltzmann``.
@@ -7,8 +7,10 @@ loaded model never runs another attention than ``boltzmann``.
 from __future__ import annotations
 
 import warnings
+from contextvars import ContextVar
 from functools import cache
 from inspect import signature
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,17 +21,35 @@ from diabat.attention.heads.pretrained import attention_modules, query_heads, re
 from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
 from diabat.extras import extra
+from diabat.files import replace_file
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import NAME, BoltzmannHeads, boltzmann_attention
 from diabat.huggingface.loading import first_and_others, refuse_embedded_adapter
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
 
-_PLAIN = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "gpt2": "GPT2LMHeadModel"}
+# Model types of transformers whose attention is a softmax of scores, soft caps included; each is tested.
+FAMILIES = ("gemma", "gemma2", "gemma3_text", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3")
+_TASKS = ("AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
+# Of the model that is being built: one for classes of sequences builds what is below its head by AutoModel.
+_BUILT: ContextVar[BoltzmannOptions | None] = ContextVar("built", default=None)
+_CARD = """---
+library_name: transformers
+tags: [diabat]
+---
+{plain} with couplings of Boltzmann attention; config.json has their settings. It needs the package diabat:
+
+    import diabat.huggingface  # makes the model type known
+    from transformers import {auto}
+
+    model = {auto}.from_pretrained(folder)
+"""
 
 
 class Kind(NamedTuple):
-    """The classes of one architecture; ``plain`` is the model of transformers."""
+    """The classes of one architecture for one task; ``plain`` is the model of transformers, ``auto`` finds both."""
+
+    auto: Any
 
     plain: Any
     config: Any
@@ -49,7 +69,9 @@ def convert(
     model type ``boltzmann_...``.  With ``weights="odds"`` and an analytic backend it computes what it did before.
 
     Args:
-        model: A LlamaForCausalLM, Qwen2ForCausalLM or GPT2LMHeadModel.  Convert before adapters of peft are added.
+        model: A decoder of one of `FAMILIES`, with a head for tokens, for classes of sequences, or none
+            (``LlamaForCausalLM``, ``Qwen3ForSequenceClassification``, ``GemmaModel``).  Convert before adapters of peft
+            are added.
         window: T, the number of last keys that are coupled; None couples neighbours over the whole context.
         sampler: Backend of the marginals, or its name: ``exact``, ``banded`` or ``mean_field``; None takes ``exact``,
             or ``banded`` without a window.  Others give softmax at
@@ -63,7 +85,7 @@ def convert(
 
     Raises:
         ArgumentError: If an option is invalid, or the model is converted already.
-        UnsupportedError: If the architecture, or the window for this backend, is not supported.
+        UnsupportedError: If the architecture, quantised weights, or the window for this backend, is not supported.
         ImportError: If the extra ``hf`` is not installed.
     """
     chosen = BoltzmannOptions(window, sampler, weights, **options)
@@ -84,7 +106,7 @@ def convert(
 
 
 class BoltzmannMixin:
-    """What a model with couplings adds to a causal language model of transformers.
+    """What a model with couplings adds to a decoder of transformers.
 
     A configuration names only backends that compute (`FOLDER_SAMPLERS`), since it may come from somebody else.  Any
     other is given in code: ``from_pretrained(folder, sampler=diabat.sampler("dqa"))``, also with the Auto classes.
@@ -93,12 +115,19 @@ class BoltzmannMixin:
     _keep_in_fp32_modules_strict = (NAME,)  # for versions of transformers that load at the dtype of the model
     _plain: Any = None
     """The class of transformers without couplings."""
+    _auto: Any = None
+    """The class that finds the model type."""
 
     def __init__(self, config: Any, *args: Any, sampler: Sampler | str | None = None, **kwargs: Any) -> None:
-        options = BoltzmannOptions.from_config(config, sampler)
+        options = _BUILT.get() or BoltzmannOptions.from_config(config, sampler)
         base: Any = super()
-        base.__init__(config, *args, **kwargs)
-        attach(self, options)
+        token = _BUILT.set(options)
+        try:
+            base.__init__(config, *args, **kwargs)
+        finally:
+            _BUILT.reset(token)
+        if not any(isinstance(part, BoltzmannHeads) for part in cast(nn.Module, self).modules()):
+            attach(self, options)
         config.boltzmann = options.as_dict()
 
     @classmethod
@@ -122,6 +151,15 @@ class BoltzmannMixin:
                 f"{cls._plain.__name__} and call diabat.huggingface.convert.",
             )
         return (model, info) if output_loading_info else model
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as transformers does, with a card README.md that says how to load it; a card that is there stays."""
+        base: Any = super()
+        base.save_pretrained(save_directory, *args, **kwargs)
+        card = Path(save_directory) / "README.md"
+        if kwargs.get("is_main_process", True) and not card.exists():
+            text = _CARD.format(plain=self._plain.__name__, auto=self._auto.__name__)
+            replace_file(card, text.encode())
 
     def train(self, mode: bool = True) -> Any:
         """Switch training on or off, and warn if adapters of peft leave the couplings frozen."""
@@ -163,18 +201,30 @@ class BoltzmannMixin:
 
 
 @cache
-def kinds() -> dict[str, Kind]:
-    """The classes by the model type of transformers."""
-    return {name: _kind(name, plain) for name, plain in _PLAIN.items()}
+def kinds() -> tuple[Kind, ...]:
+    """The classes of all families and tasks that this version of transformers has."""
+    transformers = extra("transformers")
+    found = []
+    for family in FAMILIES:
+        if family in transformers.CONFIG_MAPPING:
+            plain = transformers.CONFIG_MAPPING[family]
+            config = _config(family, plain)
+            autos = [getattr(transformers, task) for task in _TASKS]
+            found += [
+                _kind(auto, auto._model_mapping[plain], config)
+                for auto in autos
+                if plain in auto._model_mapping
+            ]
+    return tuple(found)
 
 
 def register_boltzmann() -> None:
     """Make the attention and the model types known to transformers; calling it twice does no harm."""
     transformers = extra("transformers")
     register_attention(NAME, boltzmann_attention, boolean=True)
-    for kind in kinds().values():
+    for kind in kinds():
         transformers.AutoConfig.register(kind.config.model_type, kind.config, exist_ok=True)
-        transformers.AutoModelForCausalLM.register(kind.config, kind.model, exist_ok=True)
+        kind.auto.register(kind.config, kind.model, exist_ok=True)
 
 
 def attach(model: Any, options: BoltzmannOptions) -> None:
@@ -216,23 +266,26 @@ def _value_features(module: Any) -> int:
     return size // getattr(module, "num_key_value_groups", 1)
 
 
-def _kind(name: str, plain_name: str) -> Kind:
-    plain = getattr(extra("transformers"), plain_name)
+def _config(family: str, plain: Any) -> Any:
     own: dict[str, Any] = {
-        "__doc__": f"Configuration of {plain_name} with couplings; ``boltzmann`` has their settings.",
+        "__doc__": f"{plain.__name__} with couplings; ``boltzmann`` has their settings.",
         "__module__": __name__,
         "__annotations__": {"boltzmann": dict[str, Any] | None},
-        "model_type": f"boltzmann_{name}",
+        "model_type": f"boltzmann_{family}",
         "boltzmann": None,
     }
-    config = type(f"Boltzmann{plain.config_class.__name__}", (plain.config_class,), own)
-    own = {
-        "__doc__": f"{plain_name} with couplings between the last keys of every query.",
+    return type(f"Boltzmann{plain.__name__}", (plain,), own)
+
+
+def _kind(auto: Any, plain: Any, config: Any) -> Kind:
+    own: dict[str, Any] = {
+        "__doc__": f"{plain.__name__} with couplings between the last keys of every query.",
         "__module__": __name__,
         "config_class": config,
         "_plain": plain,
+        "_auto": auto,
     }
-    return Kind(plain, config, type(f"Boltzmann{plain_name}", (BoltzmannMixin, plain), own))
+    return Kind(auto, plain, config, type(f"Boltzmann{plain.__name__}", (BoltzmannMixin, plain), own))
 
 
 def _kind_of(model: Any) -> Kind:
@@ -244,12 +297,16 @@ def _kind_of(model: Any) -> Kind:
             f"expected a model without adapters, got {type(model).__name__}; convert it before they are added, with "
             f"modules_to_save=[{NAME!r}].",
         )
-    for kind in kinds().values():
-        if type(model) is kind.plain:
-            return kind
-    raise UnsupportedError(
-        "model", f"expected one of {', '.join(_PLAIN.values())}, got {type(model).__name__}."
-    )
+    kind = next((kind for kind in kinds() if type(model) is kind.plain), None)
+    if kind is None:
+        raise UnsupportedError(
+            "model",
+            f"expected a decoder of transformers of one of {', '.join(FAMILIES)}, got {type(model).__name__}.",
+        )
+    if getattr(model, "hf_quantizer", None) is not None:
+        method = str(model.hf_quantizer.quantization_config.quant_method)
+        raise UnsupportedError("model", f"expected weights that are not quantised, got those of {method!r}.")
+    return kind
 
 
 def _retype(model: Any, kind: Kind, options: BoltzmannOptions) -> None:
@@ -268,7 +325,7 @@ def _retype(model: Any, kind: Kind, options: BoltzmannOptions) -> None:
 def __getattr__(name: str) -> Any:
     """The classes by their names, made on first use; pickle finds them here."""
     if name.startswith("Boltzmann"):
-        for kind in kinds().values():
+        for kind in kinds():
             for found in (kind.config, kind.model):
                 if found.__name__ == name:
                     return found

