@@ -7,7 +7,13 @@ With transformers installed (the extra ``hf``), importing this package registers
 from importlib.util import find_spec
 from typing import Any
 
-from diabat.huggingface.boltzmann import convert, parameter_groups, register_boltzmann
+from diabat.huggingface.boltzmann import (
+    convert,
+    load_couplings,
+    parameter_groups,
+    register_boltzmann,
+    save_couplings,
+)
 from diabat.huggingface.gac import disable_gac, enable_gac, load_gac, read_gac, register_gac, save_gac
 from diabat.huggingface.game import GameLoss, GameMixin, GameOptions, game_trainer
 from diabat.huggingface.loading import load_adapter, load_decoder
@@ -21,12 +27,14 @@ __all__ = [
     "disable_gac",
     "enable_gac",
     "load_adapter",
+    "load_couplings",
     "load_decoder",
     "load_gac",
     "parameter_groups",
     "read_gac",
     "register_boltzmann",
     "register_gac",
+    "save_couplings",
     "save_gac",
 ]
 

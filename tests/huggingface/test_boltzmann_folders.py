@@ -17,9 +17,10 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 import diabat
 from diabat.checks import ArgumentError
-from diabat.huggingface import convert, load_decoder
+from diabat.huggingface import convert, load_couplings, load_decoder, save_couplings
 from diabat.huggingface.boltzmann import model as models
 from diabat.samplers.capabilities import UnsupportedError
+from diabat.training.folder import CheckpointError
 
 from .methods import FIRST, SUPPORTED, assert_close, coupled, couplings, randomised
 
@@ -228,3 +229,27 @@ def test_classes_of_sequences_are_converted_saved_and_loaded(name: str, tmp_path
 def test_models_are_pickled() -> None:
     model = coupled()
     assert torch.equal(logits(pickle.loads(pickle.dumps(model)), prompts()), logits(model, prompts()))
+
+
+@pytest.mark.parametrize("window", [4, None])
+def test_couplings_alone_are_saved_and_given_to_the_plain_model(window: int | None, tmp_path: Path) -> None:
+    """Also to one that was loaded in half precision; another model refuses them."""
+    model = randomised(convert(decoder("llama"), window))
+    path = save_couplings(model, tmp_path / "new")
+    assert path.stat().st_size < 40_000  # the model has 170,000
+    loaded = load_couplings(decoder("llama"), path.parent)
+    assert type(loaded) is type(model)
+    assert torch.equal(logits(loaded, prompts()), logits(model, prompts()))
+    half = load_couplings(decoder("llama").bfloat16(), path.parent)
+    for name, J in couplings(half).items():
+        assert torch.equal(J, couplings(model)[name])
+    with pytest.raises(
+        ArgumentError, match=r"folder: expected couplings of this model in .* of other weights"
+    ):
+        load_couplings(decoder("llama", seed=1), path.parent)
+    with pytest.raises(ArgumentError, match="model: expected a model without couplings"):
+        load_couplings(model, path.parent)
+    with pytest.raises(ArgumentError, match="model: expected a model with couplings"):
+        save_couplings(decoder("llama"), tmp_path)
+    with pytest.raises(CheckpointError, match="expected the file"):
+        load_couplings(decoder("llama"), tmp_path)

@@ -19,13 +19,14 @@ _INCIDENTAL = {
 }  # fmt: skip
 
 
-def model_digest(model: Any, fields: tuple[str, ...] = ("weights",)) -> dict[str, str]:
+def model_digest(model: Any, fields: tuple[str, ...] = ("weights",), *, without: str = "") -> dict[str, str]:
     """Checksums of a decoder of transformers, possibly wrapped by peft, with all its weights: a second for 2 GB.
 
     Args:
         model: The model.
         fields: ``weights`` as they are, and those in :data:`ROUNDED` for weights rounded to this dtype: for files that
             copies of the model in another dtype may use.
+        without: A submodule whose weights do not count, wherever it stands.
 
     Returns:
         ``configuration``, without names and versions; ``dtype``, the narrowest of the parameters; ``adapters``, the
@@ -33,6 +34,7 @@ def model_digest(model: Any, fields: tuple[str, ...] = ("weights",)) -> dict[str
         adapters.  A field is empty if weights are not in memory, or are quantised and asked for rounded.
     """
     own, adapted, scales = _tensors(model)
+    own = {name: tensor for name, tensor in own.items() if not without or without not in name.split(".")}
     config = json.dumps(_essential(model.config.to_dict()), sort_keys=True, default=str)
     plain = all(parameter.is_floating_point() for parameter in model.parameters())
     found = {
@@ -47,7 +49,7 @@ def model_digest(model: Any, fields: tuple[str, ...] = ("weights",)) -> dict[str
     return found
 
 
-def differences(model: Any, saved: Mapping[str, Any]) -> list[str]:
+def differences(model: Any, saved: Mapping[str, Any], *, without: str = "") -> list[str]:
     """In what a model is not that of a file, which has its digest with all fields; empty if in nothing.
 
     Weights of the same dtype are compared exactly, of another one after rounding to the narrower of both; quantised
@@ -55,7 +57,7 @@ def differences(model: Any, saved: Mapping[str, Any]) -> list[str]:
     """
     dtype, theirs = _dtype(model), saved.get("dtype")
     field = "weights" if dtype == theirs else dtype if dtype in ROUNDED else str(theirs)
-    ours = model_digest(model, (field,) if field in saved else ())
+    ours = model_digest(model, (field,) if field in saved else (), without=without)
     names = [name for name in ("configuration", "adapters") if ours[name] != saved.get(name)]
     known = ours.get(field) and saved.get(field)
     return [*names, "weights"] if known and ours[field] != saved[field] else names

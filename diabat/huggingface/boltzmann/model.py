@@ -89,10 +89,7 @@ def convert(
         ImportError: If the extra ``hf`` is not installed.
     """
     chosen = BoltzmannOptions(window, sampler, weights, **options)
-    kind = _kind_of(model)
-    register_boltzmann()
-    attach(model, chosen)
-    _retype(model, kind, chosen)
+    couple(model, kind_of(model), chosen)
     backend = cast(Sampler, chosen.sampler)
     analytic = "exact" in backend.capabilities.gradients and chosen.num_reads is None
     if chosen.weights == "odds" and not analytic:
@@ -288,7 +285,8 @@ def _kind(auto: Any, plain: Any, config: Any) -> Kind:
     return Kind(auto, plain, config, type(f"Boltzmann{plain.__name__}", (BoltzmannMixin, plain), own))
 
 
-def _kind_of(model: Any) -> Kind:
+def kind_of(model: Any) -> Kind:
+    """The classes of a model without couplings, or a refusal."""
     if isinstance(model, BoltzmannMixin):
         raise ArgumentError("model", f"expected a model without couplings, got {type(model).__name__}.")
     if isinstance(model, nn.Module) and any(vars(part).get("peft_config") for part in model.modules()):
@@ -309,8 +307,10 @@ def _kind_of(model: Any) -> Kind:
     return kind
 
 
-def _retype(model: Any, kind: Kind, options: BoltzmannOptions) -> None:
-    """Give a model its class and a configuration of its own; other models may share the old one."""
+def couple(model: Any, kind: Kind, options: BoltzmannOptions) -> None:
+    """Give a model couplings J = 0, its class and a configuration of its own; other models may share the old one."""
+    register_boltzmann()
+    attach(model, options)
     old = model.config
     settings = {key: value for key, value in old.to_dict().items() if key != "model_type"}
     new = kind.config.from_dict(settings | {NAME: options.as_dict(), "architectures": [kind.model.__name__]})
