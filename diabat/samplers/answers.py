@@ -126,7 +126,8 @@ class _Attached(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         ctx.save_for_backward(fields, J)
         ctx.solution = solution
-        return solution.result, solution.log_partition
+        # Another tensor than that of the solution: it would hold the graph, and the graph it.
+        return solution.result.detach(), solution.log_partition
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:

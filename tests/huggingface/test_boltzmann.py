@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from left_behind import left_behind
 from tiny_decoders import LAYERS, adapted, decoder, logits, prompts
 from torch import Tensor, nn
 from transformers import StaticCache
@@ -316,3 +317,9 @@ def test_features_of_couplings_train_at_the_rate_of_the_model() -> None:
     assert {id(p) for chain in chains for p in (chain.first, chain.second)} <= {
         id(p) for p in groups["decayed"]
     }
+
+
+@pytest.mark.parametrize("window", [COUPLED, None])
+def test_a_training_step_leaves_nothing_behind(window: int | None) -> None:
+    model, batch = convert(decoder("llama"), window), prompts()
+    assert left_behind(lambda: model(**batch, labels=batch["input_ids"]).loss.backward()) == 0

@@ -165,11 +165,12 @@ class HalfMoments(torch.autograd.Function):
         """Solve the group; the tables of the queries are kept for the backward pass."""
         energies = HalfEnergies(left, right, cross, three_body, single)
         found = half_products(fields, energies, fields.dtype)
-        p = found.probability.clamp_(max=1)
+        # Other tensors than those of the tables, which would hold the graph, and the graph them.
+        p, lost = found.probability.clamp_(max=1).detach(), found.lost.detach()
         ctx.products, ctx.kinds = found, (three_body, single)
         ctx.save_for_backward(p, fields, left, right, cross)
-        ctx.mark_non_differentiable(found.lost)
-        return p, found.log_partition.to(fields.dtype), found.lost
+        ctx.mark_non_differentiable(lost)
+        return p, found.log_partition.to(fields.dtype), lost
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
