@@ -18,7 +18,7 @@ COUPLED = 4
 SETTING = Calibration({0: [0, 1], 1: [], 2: [3]})
 SUPPORTED = {
     "boltzmann": FAMILIES,
-    "chain": ("llama", "qwen2", "gpt2", "gemma2", "gemma3_text"),
+    "chain": FAMILIES,
     "gac": ("llama", "qwen2", "qwen3", "mistral", "gpt2", "gemma2"),
 }
 CASES = [(method, name) for method, names in SUPPORTED.items() for name in names]

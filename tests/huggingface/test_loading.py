@@ -34,7 +34,7 @@ def cut(file: Path) -> None:
 
 
 def test_a_decoder_and_its_tokenizer(folder: Path) -> None:
-    model, none = load_decoder(str(folder), dtype="bfloat16")
+    model, none = load_decoder(folder, dtype="bfloat16")
     assert none is None  # models on token ids need no tokenizer
     assert model.dtype == torch.bfloat16
     tiny.tokenizer().save_pretrained(folder)

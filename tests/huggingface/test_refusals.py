@@ -44,7 +44,8 @@ def attended(mask: Any, **arguments: Any) -> Any:
 
 def quantised() -> Any:
     model = decoder("llama")
-    model.hf_quantizer = SimpleNamespace(quantization_config=SimpleNamespace(quant_method="gguf"))
+    method = transformers.utils.quantization_config.QuantizationMethod.GPTQ
+    model.hf_quantizer = SimpleNamespace(quantization_config=SimpleNamespace(quant_method=method))
     return model
 
 
@@ -76,7 +77,7 @@ METHODS: list[tuple[Call, str]] = [
     (lambda: convert(decoder("gpt_oss"), 3), "model: expected a decoder .* of one of gemma, .*got GptOss"),
     (lambda: convert(decoder("llama").model.layers[0], 3), "model: .* got LlamaDecoderLayer"),
     (lambda: convert("llama", 3), "model: expected a decoder .*got str"),
-    (lambda: convert(quantised(), 3), "model: expected weights that are not quantised, got those of 'gguf'"),
+    (lambda: convert(quantised(), 3), "model: expected weights that are not quantised, got those of 'gptq'"),
     (lambda: convert(decoder("gpt2", add_cross_attention=True), 3),
      "model: expected a decoder without cross-attention"),
     (lambda: convert(coupled(), 3), "model: expected a model without couplings, got BoltzmannLlama"),

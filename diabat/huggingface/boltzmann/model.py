@@ -50,7 +50,6 @@ class Kind(NamedTuple):
     """The classes of one architecture for one task; ``plain`` is the model of transformers, ``auto`` finds both."""
 
     auto: Any
-
     plain: Any
     config: Any
     model: Any
@@ -302,8 +301,9 @@ def kind_of(model: Any) -> Kind:
             f"expected a decoder of transformers of one of {', '.join(FAMILIES)}, got {type(model).__name__}.",
         )
     if getattr(model, "hf_quantizer", None) is not None:
-        method = str(model.hf_quantizer.quantization_config.quant_method)
-        raise UnsupportedError("model", f"expected weights that are not quantised, got those of {method!r}.")
+        method = model.hf_quantizer.quantization_config.quant_method
+        name = getattr(method, "value", method)
+        raise UnsupportedError("model", f"expected weights that are not quantised, got those of {name!r}.")
     return kind
 
 
