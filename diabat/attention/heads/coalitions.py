@@ -167,27 +167,17 @@ class HeadCoalitions(FunctionGame):
             UnsupportedError: If a block of the model needs more than the states of the block before it.
             ValueError: If the coalitions have another shape, or a value is not finite.
         """
-        if not isinstance(coalitions, Tensor) or coalitions.dtype != torch.bool:
-            got = coalitions.dtype if isinstance(coalitions, Tensor) else type(coalitions).__name__
-            raise ArgumentTypeError("coalitions", f"expected a bool tensor, got {got}.")
-        shape, n = list(coalitions.shape), self.num_players
-        if len(shape) != 2 or shape[1] != n:
-            raise ArgumentError("coalitions", f"expected shape [M, {n}], got {shape}.")
-        size = 16 * len(self.samples) * len(coalitions)
-        require_memory(size, "values of all samples and coalitions", "coalitions")
-        columns = self._cache.columns(self._keys(coalitions))
-        missing = [np.unique(columns[np.isnan(row[columns])]) for row in self._cache.values]
-        total = sum(map(len, missing))
-        if total:
-            found, at = np.unique(columns, return_index=True)
-            masks = {int(column): coalitions[int(row)].cpu() for column, row in zip(found, at, strict=True)}
-            try:
-                with self._replay.ablation.applied():
-                    self._replay.check(self.samples[0].tokens)
-                    self._fill(missing, masks, total)
-            finally:
-                self._cache.save()
+        columns = self._columns(coalitions)
         return torch.from_numpy(self._cache.values[:, columns])
+
+    def values_on(self, coalitions: Tensor, samples: Tensor) -> Tensor:
+        """Value of each coalition, bool [M, n], on one sample, whose position is in int64 [M]: float64 [M].
+
+        Errors are those of :meth:`sample_values`.
+        """
+        wanted = samples.cpu().numpy()
+        columns = self._columns(coalitions, wanted)
+        return torch.from_numpy(self._cache.values[wanted, columns])
 
     def dividends(self, max_size: int | None = None) -> Dividends:
         """Harsanyi dividends with standard errors: of all coalitions, or of those of at most ``max_size`` players.
@@ -201,6 +191,33 @@ class HeadCoalitions(FunctionGame):
             return Dividends.of_tables(self.sample_table())
         masks = small_coalitions(self.num_players, max_size)
         return Dividends.of_small(self.sample_values(masks), self.num_players, max_size)
+
+    def _columns(self, coalitions: Tensor, wanted: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Columns [M] of coalitions, evaluated on all samples, or each on the ``wanted`` one only."""
+        if not isinstance(coalitions, Tensor) or coalitions.dtype != torch.bool:
+            got = coalitions.dtype if isinstance(coalitions, Tensor) else type(coalitions).__name__
+            raise ArgumentTypeError("coalitions", f"expected a bool tensor, got {got}.")
+        shape, n = list(coalitions.shape), self.num_players
+        if len(shape) != 2 or shape[1] != n:
+            raise ArgumentError("coalitions", f"expected shape [M, {n}], got {shape}.")
+        size = 16 * len(self.samples) * len(coalitions)
+        require_memory(size, "values of all samples and coalitions", "coalitions")
+        columns = self._cache.columns(self._keys(coalitions))
+        missing = [
+            np.unique(columns[np.isnan(row[columns]) & (True if wanted is None else wanted == index)])
+            for index, row in enumerate(self._cache.values)
+        ]
+        total = sum(map(len, missing))
+        if total:
+            found, at = np.unique(columns, return_index=True)
+            masks = {int(column): coalitions[int(row)].cpu() for column, row in zip(found, at, strict=True)}
+            try:
+                with self._replay.ablation.applied():
+                    self._replay.check(self.samples[0].tokens)
+                    self._fill(missing, masks, total)
+            finally:
+                self._cache.save()
+        return columns
 
     def _set_players(
         self,

@@ -100,14 +100,14 @@ class DividendSummary:
             max_size,
             len(values),
             empty,
-            _finite(errors)[0],
+            finite(errors)[0],
             full,
-            _finite(errors)[1],
+            finite(errors)[1],
             tuple(found.value.tolist()),
-            _finite(found.standard_error),
+            finite(found.standard_error),
             tuple(_selected(found, size, resamples, seed) for size in range(1, most + 1)),
             tuple(sums.tolist()),
-            _finite(sum_errors),
+            finite(sum_errors),
             *significant(found),
         )
 
@@ -181,5 +181,6 @@ def _selected(found: Dividends, min_size: int, resamples: int, seed: int) -> tup
     return tuple(sorted(((at, float(frequency[at])) for at in won), key=lambda pair: (-pair[1], pair[0])))
 
 
-def _finite(errors: Tensor) -> Errors:
+def finite(errors: Tensor) -> Errors:
+    """Standard errors as numbers."""
     return tuple(error if math.isfinite(error) else None for error in errors.tolist())
