@@ -124,6 +124,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "config show": config.show_config,
     "config list": config.list_configs,
     "heads analyse": heads.analyse_heads,
+    "heads attribute": heads.attribute_heads,
     "heads calibrate": heads.calibrate_heads,
 }
 _GROUPS = {

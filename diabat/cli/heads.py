@@ -1,7 +1,9 @@
-"""``diabat heads analyse`` and ``calibrate``: Harsanyi dividends of the heads of a model, and the calibration."""
+"""``diabat heads analyse``, ``attribute`` and ``calibrate``: dividends and scores of heads, and the calibration."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -45,23 +47,58 @@ def analyse_heads(
     """
     folder = output or Path("runs") / f"heads-{Path(model).name}"
     figure = folder / "dividends.png"
-    from diabat.config.errors import of_section
-    from diabat.runs.heads.analysis import STORE, AnalysisOptions, analyse, read_options
+    from diabat.runs.heads.analysis import AnalysisOptions, analyse, read_options
     from diabat.studies.heads import HeadsReport, plot_dividends
 
     chosen = read_options(AnalysisOptions, options or ())
-    try:
-        with of_section("", NAMES):
-            found = analyse(model, data, folder, chosen, progress=progress)
-    except KeyboardInterrupt as error:
-        saved = f"The values so far are in '{folder}'; repeat the command to continue."
-        raise KeyboardInterrupt(saved if (folder / STORE).exists() else "Nothing was saved yet.") from error
+    with _interruptible(folder):
+        found = analyse(model, data, folder, chosen, progress=progress)
     require_writable(figure)
     plot_dividends(found.games, figure, title=found.heading)
     report = HeadsReport.of_games(found.games, found.heading, found.model_dump(mode="json"))
     print_report(report, figure, as_json=as_json)
     if not as_json:
         typer.echo(f"Analysis: {folder}")
+
+
+def attribute_heads(
+    model: ModelArgument,
+    data: DataArgument,
+    options: OptionsArgument = None,
+    output: FolderOption = None,
+    progress: arguments.ProgressOption = True,
+    as_json: arguments.JsonOption = False,
+) -> None:
+    """Score every single head: Shapley value and Banzhaf index by sampling, leave-one-out, and pairs of the largest.
+
+    The folder keeps every value, as that of 'diabat heads analyse' does: repeat the command to continue.
+    """
+    folder = output or Path("runs") / f"heads-{Path(model).name}"
+    figure = folder / "scores.png"
+    from diabat.runs.heads.analysis import read_options
+    from diabat.runs.heads.attribution import AttributionOptions, attribute
+    from diabat.studies.head_scores import plot_scores
+
+    chosen = read_options(AttributionOptions, options or ())
+    with _interruptible(folder):
+        report = attribute(model, data, folder, chosen, progress=progress)
+    require_writable(figure)
+    plot_scores(report, figure)
+    print_report(report, figure, as_json=as_json)
+
+
+@contextmanager
+def _interruptible(folder: Path) -> Iterator[None]:
+    """Name arguments as the command line does, and say how to go on after Ctrl-C."""
+    from diabat.config.errors import of_section
+    from diabat.runs.heads.analysis import STORE
+
+    try:
+        with of_section("", NAMES):
+            yield
+    except KeyboardInterrupt as error:
+        saved = f"The values so far are in '{folder}'; repeat the command to continue."
+        raise KeyboardInterrupt(saved if (folder / STORE).exists() else "Nothing was saved yet.") from error
 
 
 AnalysisArgument = Annotated[

@@ -1,8 +1,9 @@
-"""``diabat heads analyse`` and ``calibrate``: files, results against the library, and refusals that name the key."""
+"""Commands ``diabat heads``: files, results against the library, and refusals that name the key."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,17 @@ from typer.testing import CliRunner, Result
 
 from diabat.attention.games import all_coalitions
 from diabat.attention.heads import Calibration, DividendSummary, HeadCoalitions, common, max_dividend
+from diabat.attention.heads.attribution import (
+    leave_one_out,
+    sampled_banzhaf,
+    sampled_interactions,
+    sampled_shapley,
+)
 from diabat.cli import app
 from diabat.huggingface import disable_gac, enable_gac, load_gac, save_gac
 from diabat.runs.heads.analysis import read_analysis
+from diabat.studies import head_scores
+from diabat.studies.heads import shown_dividend
 
 FILMS = {
     "good film": "good",
@@ -158,6 +167,58 @@ def test_the_value_follows_from_the_questions(place: Path, tmp_path: Path, line:
     )
     assert found.exit_code == 0, found.stderr
     assert json.loads(found.stdout)["analysis"]["value"] == value
+
+
+DRAWS = ("permutations=10", "coalitions=4", "contexts=6", "pairs=3")
+
+
+def test_scores_are_those_of_the_library(place: Path, tmp_path: Path) -> None:
+    given = (place / "model", place / "q.jsonl", "layers=[2,1]", *DRAWS, "--output", tmp_path, "--json")
+    found = json.loads(run("attribute", *given).stdout)
+    game = of_library(layer=[2, 1], heads_per_player=1)
+    ends = game.sample_values(torch.tensor([[False], [True]]).expand(-1, 16)).mean(0)
+    assert [found["v_empty"], found["v_full"]] == pytest.approx(ends.tolist(), abs=2e-6)
+    expected = {
+        "shapley": sampled_shapley(game, 10).value,
+        "banzhaf": sampled_banzhaf(game, 4).value,
+        "leave_one_out": leave_one_out(game).mean(0),
+    }
+    names = [f"{layer}.{head}" for ((layer, head),) in game.groups]
+    for key, scores in expected.items():
+        flat = json.loads((tmp_path / f"{key}.json").read_text())
+        assert flat == pytest.approx(dict(zip(names, scores.tolist(), strict=True)), abs=4e-6)
+        assert {f"{row['layer']}.{row['head']}": row[key] for row in found["rows"]} == flat
+    assert found == json.loads((tmp_path / "scores.json").read_text())
+    ranked = [row["shapley"] for row in found["rows"]]
+    assert ranked == sorted(ranked, reverse=True)
+    top = expected["shapley"].abs().argsort(descending=True)[:3].tolist()
+    pairs = sampled_interactions(game, top, 6).value
+    assert len(found["pairs"]) == 3
+    for pair in found["pairs"]:
+        i, j = (top.index(names.index(name)) for name in pair["heads"])
+        assert pair["interaction"] == pytest.approx(float(pairs[i, j]), abs=8e-6)
+    assert found["rows"][0]["group"] is None
+
+
+def test_scores_stand_beside_the_analysis_and_its_values(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(place / "done", tmp_path / "a")
+    drawn: list[Any] = []
+    monkeypatch.setattr(head_scores, "save_figure", lambda figure, path: drawn.append(figure))
+    result = run("attribute", place / "model", place / "q.jsonl", *DRAWS, "--output", tmp_path / "a")
+    assert result.exit_code == 0, result.stderr
+    monkeypatch.delattr(HeadCoalitions, "_fill")  # all is known
+    again = run("attribute", place / "model", place / "q.jsonl", *DRAWS, "--output", tmp_path / "a", "--json")
+    rows = {(row["layer"], row["head"]): row for row in json.loads(again.stdout)["rows"]}
+    assert len(rows) == 24
+    game = read_analysis(tmp_path / "a").games[1]
+    assert (rows[1, 5]["group"], rows[1, 5]["dividend"]) == ("4, 5", game.dividends[1 << 2])
+    assert shown_dividend(rows[1, 5]["shapley"], rows[1, 5]["shapley_error"]) in result.stdout
+    assert [axis.get_title() for axis in drawn[0].axes[:3]] == ["Shapley", "Banzhaf", "leave one out"]
+    image = drawn[0].axes[2].images[0]
+    assert image.get_array()[1, 5] == rows[1, 5]["leave_one_out"]
+    assert image.get_clim()[0] == -image.get_clim()[1]
 
 
 def test_interrupts_say_how_to_go_on(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +366,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "dtype": (["analyse", "dtype=int8"], "dtype: expected 'float32', 'bfloat16' or 'float16'"),
     "device": (["analyse", "device=nowhere"], "device: expected a device"),
     "gac": (["analyse", "calibration={}/other"], "calibration: expected the calibration of this model"),
+    "odd": (["attribute", "permutations=3"], "permutations: expected a multiple of 2, got 3 (integer)."),
+    "joint": (["attribute", "joint=true"], "joint: unknown key."),
     "alpha": (["calibrate", "alpha=1.5"], "alpha: expected a number <= 1, got 1.5 (number)."),
     "rows": (["calibrate", "rows=all"], "rows: expected 'running' or 'prompt', got 'all' (string)."),
     "method": (["calibrate", "method=best"], "method: expected 'max_dividend', 'common' or 'surrogate'"),
@@ -320,8 +383,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
 def test_refusals_name_keys(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     (command, *options), sentence = WRONG[name]
-    given = [place / "model", place / "q.jsonl"] if command == "analyse" else [place / "done"]
-    named = [] if "--output" in options else ["--output", "a" if command == "analyse" else "a.json"]
+    given = [place / "model", place / "q.jsonl"] if command != "calibrate" else [place / "done"]
+    named = [] if "--output" in options else ["--output", "a" if command != "calibrate" else "a.json"]
     result = run(command, *given, *named, *(option.format(place) for option in options))
     assert (result.exit_code, result.stdout) == (2, ""), result.stderr
     assert result.stderr.startswith(f"Error: {sentence}"), result.stderr

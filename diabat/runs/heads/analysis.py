@@ -37,23 +37,18 @@ Layers = tuple[Annotated[int, Field(ge=0)], ...]
 
 
 @dataclass(frozen=True, config=OPTIONS)
-class AnalysisOptions:
-    """What is analysed, and how.
+class GameOptions:
+    """The model and the questions of games, and how coalitions are evaluated.
 
     Attributes:
-        layers: One game for each of these layers; None for all.
-        joint: One game of the players of all these layers.
-        heads_per_player: Players of so many consecutive heads; None for key/value groups.
-        players: One game of these groups of heads (layer, head), in place of layers.
+        layers: Those of the players; None for all.
         value: Name of the value; None for ``log_odds`` with choices, ``f1`` with an answer alone, else ``perplexity``.
         ablation: What an absent head gives: ``mean``, ``scaled`` or ``zero``.
         epsilon: Factor of the logits with ``scaled``.
-        max_size: Dividends of coalitions of at most so many players; None for all, at most 20 players.
         count: Questions drawn from the file; None for all.
-        seed: Of what is drawn, and of the bootstrap resamples.
-        resamples: Bootstrap resamples.
-        calibration: Analyse the model with this ``gac.json``, a file or its folder.
-        adapter: Analyse the model with this LoRA adapter of peft.
+        seed: Of what is drawn.
+        calibration: Take the model with this ``gac.json``, a file or its folder.
+        adapter: Take the model with this LoRA adapter of peft.
         dtype: Of the model's parameters; half precision moves dividends.
         device: As torch names it.
         batch_size: Coalitions in one forward pass, which bounds memory.
@@ -61,22 +56,36 @@ class AnalysisOptions:
     """
 
     layers: Layers | None = None
-    joint: bool = False
-    heads_per_player: Count | None = None
-    players: Groups | None = None
     value: str | None = None
     ablation: Literal["mean", "scaled", "zero"] = "mean"
     epsilon: Annotated[float, Field(gt=0)] = 1e-5
-    max_size: Count | None = None
     count: Count | None = None
     seed: Seed = 0
-    resamples: Count = 1000
     calibration: Path | None = None
     adapter: Path | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: str = "cpu"
     batch_size: Count = 16
     local_files_only: bool = False
+
+
+@dataclass(frozen=True, config=OPTIONS)
+class AnalysisOptions(GameOptions):
+    """What is analysed, and how; one game for each layer, unless something else is said.
+
+    Attributes:
+        joint: One game of the players of all these layers.
+        heads_per_player: Players of so many consecutive heads; None for key/value groups.
+        players: One game of these groups of heads (layer, head), in place of layers.
+        max_size: Dividends of coalitions of at most so many players; None for all, at most 20 players.
+        resamples: Bootstrap resamples.
+    """
+
+    joint: bool = False
+    heads_per_player: Count | None = None
+    players: Groups | None = None
+    max_size: Count | None = None
+    resamples: Count = 1000
 
     def __post_init__(self) -> None:
         for name in ("layers", "joint", "heads_per_player"):
@@ -102,7 +111,7 @@ FILE = "analysis.json"
 STORE = "values.safetensors"
 _MAX_BYTES = 1 << 30
 # Seconds over which the speed is averaged: a batch of coalitions of a large model takes many.
-_WINDOW = 600.0
+WINDOW = 600.0
 
 
 class Analysis(BaseModel):
@@ -123,10 +132,14 @@ class Analysis(BaseModel):
     @property
     def heading(self) -> str:
         """What was analysed, in two lines."""
-        calibrated = "" if self.options.calibration is None else ", calibrated"
-        adapted = "" if self.options.adapter is None else f", adapter {self.options.adapter}"
-        facts = f"{self.data} ({self.games[0].samples}); {self.value}, ablation {self.options.ablation}"
-        return f"{self.model}{adapted}{calibrated}\n{facts}"
+        return heading(self.model, self.data, self.games[0].samples, self.value, self.options)
+
+
+def heading(model: str, data: str, samples: int, value: str, options: GameOptions) -> str:
+    """What was evaluated, in two lines."""
+    calibrated = "" if options.calibration is None else ", calibrated"
+    adapted = "" if options.adapter is None else f", adapter {options.adapter}"
+    return f"{model}{adapted}{calibrated}\n{data} ({samples}); {value}, ablation {options.ablation}"
 
 
 def analyse(
@@ -143,6 +156,28 @@ def analyse(
         UnsupportedError: If the attention of the model cannot be switched, or its parameters have another dtype.
         OSError: If a file cannot be read or written.
         ImportError: If the extra ``hf`` is not installed.
+    """
+    loaded, game, value = open_game(model, data, folder, options)
+    games = _games(game, options)
+    folder.mkdir(parents=True, exist_ok=True)
+    analysis = Analysis(
+        model=model,
+        digest=model_digest(loaded, ("weights", *ROUNDED)),
+        data=str(data),
+        value=value,
+        options=options,
+        versions={"diabat": diabat.__version__, "torch": str(torch.__version__),
+                  "transformers": extra("transformers").__version__},
+        games=tuple(_summaries(games, options, progress)),
+    )  # fmt: skip
+    replace_file(folder / FILE, to_json(analysis.model_dump(mode="json")))
+    return analysis
+
+
+def open_game(model: str, data: Path, folder: Path, options: GameOptions) -> tuple[Any, HeadCoalitions, str]:
+    """The model, its game on the questions of a file with the values in a folder, and the name of the value.
+
+    Errors are those of :func:`analyse`.
     """
     # Whatever can be refused without a model.
     if folder.exists() and not folder.is_dir():
@@ -167,26 +202,12 @@ def analyse(
     }
     settings |= {"value": value, "dtype": DTYPES[options.dtype], "store": folder / STORE}
     try:
-        game = HeadCoalitions(loaded, questions.values(), tokenizer=tokenizer, **settings)
+        return loaded, HeadCoalitions(loaded, questions.values(), tokenizer=tokenizer, **settings), value
     except ArgumentError as error:  # a sample is named by its file and line
         found = re.fullmatch(r"samples\[(\d+)\](.*)", error.argument or "", re.DOTALL)
         if found is None:
             raise
         raise ArgumentError(f"{list(questions)[int(found[1])]}{found[2]}", error.reason) from error
-    games = _games(game, options)
-    folder.mkdir(parents=True, exist_ok=True)
-    analysis = Analysis(
-        model=model,
-        digest=model_digest(loaded, ("weights", *ROUNDED)),
-        data=str(data),
-        value=value,
-        options=options,
-        versions={"diabat": diabat.__version__, "torch": str(torch.__version__),
-                  "transformers": extra("transformers").__version__},
-        games=tuple(_summaries(games, options, progress)),
-    )  # fmt: skip
-    replace_file(folder / FILE, to_json(analysis.model_dump(mode="json")))
-    return analysis
 
 
 def read_analysis(path: Path) -> Analysis:
@@ -235,7 +256,7 @@ def _summaries(
         len(summary_coalitions(game.num_players, options.max_size)) * (max(game.layers) + 1 - own[0])
         for game, own in zip(games, layers, strict=True)
     ]
-    with new_bar(percent=True, window=_WINDOW, shown=progress) as bar:
+    with new_bar(percent=True, window=WINDOW, shown=progress) as bar:
         task, before = bar.add_task("", total=sum(work)), 0
         for game, own, planned in zip(games, layers, work, strict=True):
             bar.update(task, description=f"layer {own[0]}" if len(own) == 1 else f"{len(own)} layers")

@@ -1,0 +1,131 @@
+"""Scores of the single heads of a decoder, in one game of all of them, and interactions of the largest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from diabat.attention.heads.attribution import (
+    leave_one_out,
+    sampled_banzhaf,
+    sampled_interactions,
+    sampled_shapley,
+)
+from diabat.attention.heads.coalitions import HeadCoalitions
+from diabat.attention.heads.decoder import Head
+from diabat.attention.heads.dividends import standard_error
+from diabat.attention.heads.summary import finite
+from diabat.files import replace_file, to_json
+from diabat.progress import new_bar
+from diabat.runs.heads.analysis import FILE, OPTIONS, WINDOW, GameOptions, heading, open_game, read_analysis
+from diabat.studies.head_scores import HeadScoresReport
+from diabat.studies.heads import shown_heads
+from diabat.studies.report import Row
+
+RESULT = "scores.json"
+Even = Annotated[int, Field(ge=2, multiple_of=2)]
+
+
+@dataclass(frozen=True, config=OPTIONS)
+class AttributionOptions(GameOptions):
+    """How the n heads of ``layers`` are scored, in one game of all of them.
+
+    Attributes:
+        permutations: Behind the Shapley values, in pairs with their reverses; each takes n + 1 evaluations.
+        coalitions: Behind the Banzhaf indices, in pairs with their complements; each takes n + 1 evaluations.
+        pairs: Interactions among m heads, those of the largest Shapley values of either sign.
+        contexts: Coalitions behind these, in pairs with their complements; each takes 1 + m (m + 1)/2 evaluations.
+    """
+
+    permutations: Even = 32
+    coalitions: Even = 32
+    pairs: Annotated[int, Field(ge=2)] = 10
+    contexts: Even = 64
+
+
+def attribute(
+    model: str, data: Path, folder: Path, options: AttributionOptions, *, progress: bool = False
+) -> HeadScoresReport:
+    """Score every head of a model on the questions of a file; the results are also written to the folder.
+
+    Shapley values, Banzhaf indices and pairs are sampled; leave-one-out is exact.  Folder, ``progress`` and errors are
+    those of :func:`~diabat.runs.heads.analysis.analyse`.
+    """
+    _, every, value = open_game(model, data, folder, options)
+    game = every.of(options.layers, heads_per_player=1)
+    folder.mkdir(parents=True, exist_ok=True)
+    scores, pairs = _evaluate(game, options, progress)
+    ends, end_errors = scores.pop("ends")
+    rows, groups = [], _groups(folder)
+    for player, (head,) in enumerate(game.groups):
+        row: Row = {"layer": head[0], "head": head[1]}
+        for key, (numbers, errors) in scores.items():
+            row |= {key: float(numbers[player]), f"{key}_error": finite(errors)[player]}
+        rows.append(row | groups.get(head, {"group": None, "dividend": None, "dividend_error": None}))
+    report = HeadScoresReport(
+        rows=sorted(rows, key=lambda row: -row["shapley"]),
+        heading=heading(model, str(data), len(game.samples), value, options),
+        v_empty=float(ends[0]), v_empty_error=finite(end_errors)[0],
+        v_full=float(ends[1]), v_full_error=finite(end_errors)[1],
+        pairs=pairs,
+    )  # fmt: skip
+    for key in scores:
+        flat = {f"{row['layer']}.{row['head']}": row[key] for row in rows}
+        replace_file(folder / f"{key}.json", to_json(flat))
+    replace_file(folder / RESULT, report.to_json().encode())
+    return report
+
+
+def _evaluate(
+    game: HeadCoalitions, options: AttributionOptions, progress: bool
+) -> tuple[dict[str, tuple[Tensor, Tensor]], list[Row]]:
+    """Scores [n] with standard errors, ``ends`` v(∅) and v(N) as well; and the interactions, the strongest first."""
+    seed = options.seed
+    with new_bar(percent=True, window=WINDOW, shown=progress) as bar:
+
+        def stage(name: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+            task = bar.add_task(name, total=1)
+            game.progress = lambda done, total: bar.update(task, completed=done, total=total)
+            found = call(game, *given, **named)
+            bar.update(task, completed=1, total=1)
+            return found
+
+        everyone = torch.ones(1, game.num_players, dtype=torch.bool)
+        ends = stage("no head, all", HeadCoalitions.sample_values, torch.cat((~everyone, everyone)))
+        without = stage("leave one out", leave_one_out)
+        shapley = stage("Shapley", sampled_shapley, options.permutations, seed=seed)
+        banzhaf = stage("Banzhaf", sampled_banzhaf, options.coalitions, seed=seed)
+        largest = shapley.value.abs().argsort(descending=True, stable=True)[: options.pairs].tolist()
+        pairs = stage("pairs", sampled_interactions, largest, options.contexts, seed=seed)
+    found = {
+        "shapley": (shapley.value, shapley.standard_error),
+        "banzhaf": (banzhaf.value, banzhaf.standard_error),
+        "leave_one_out": (without.mean(0), standard_error(without)),
+        "ends": (ends.mean(0), standard_error(ends)),
+    }
+    names = ["{}.{}".format(*game.groups[player][0]) for player in largest]
+    rows: list[Row] = [
+        {"heads": [names[i], names[j]], "interaction": float(pairs.value[i, j]), "error": errors[j]}
+        for i, errors in enumerate(map(finite, pairs.standard_error))
+        for j in range(i + 1, len(names))
+    ]
+    return found, sorted(rows, key=lambda row: -abs(row["interaction"]))
+
+
+def _groups(folder: Path) -> dict[Head, Row]:
+    """The player of a head and its dividend, by the analysis in the folder if there is one."""
+    found: dict[Head, Row] = {}
+    for game in read_analysis(folder).games if (folder / FILE).exists() else ():
+        at = {tuple(mask.nonzero()[:, 0].tolist()): k for k, mask in enumerate(game.coalitions)}
+        for player, group in enumerate(game.players):
+            single = at[player,]
+            w, error = game.dividends[single], game.standard_errors[single]
+            row = {"group": shown_heads(group), "dividend": w, "dividend_error": error}
+            found |= dict.fromkeys(group, row)
+    return found
