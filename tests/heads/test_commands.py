@@ -360,8 +360,9 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "divisor": (["analyse", "heads_per_player=3"], "heads_per_player: expected a divisor of 8"),
     "players": (["analyse", "players=[[[0,0]],[[0,0],[1,1]]]"], "players: expected groups without a common head"),
     "both": (["analyse", "players=[[[0,0]]]", "joint=true"], "joint: expected none with players"),
-    "ablation": (["analyse", "ablation=gone"], "ablation: expected 'mean', 'scaled' or 'zero', got 'gone' (string)."),
+    "ablation": (["analyse", "ablation=gone"], "ablation: expected 'uniform', 'scaled', 'zero', 'mean' or 'corrupted'"),
     "epsilon": (["analyse", "epsilon=0"], "epsilon: expected a number > 0, got 0 (integer)."),
+    "corrupted": (["analyse", "ablation=corrupted"], "'{0}/q.jsonl', line 1.corrupted: expected a prompt for"),
     "value": (["analyse", "value=loss"], "value: expected one of log_odds"),
     "dtype": (["analyse", "dtype=int8"], "dtype: expected 'float32', 'bfloat16' or 'float16'"),
     "device": (["analyse", "device=nowhere"], "device: expected a device"),
@@ -387,7 +388,7 @@ def test_refusals_name_keys(place: Path, tmp_path: Path, monkeypatch: pytest.Mon
     named = [] if "--output" in options else ["--output", "a" if command != "calibrate" else "a.json"]
     result = run(command, *given, *named, *(option.format(place) for option in options))
     assert (result.exit_code, result.stdout) == (2, ""), result.stderr
-    assert result.stderr.startswith(f"Error: {sentence}"), result.stderr
+    assert result.stderr.startswith(f"Error: {sentence.format(place)}"), result.stderr
     assert result.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

@@ -98,6 +98,10 @@ def on(value: str, **sample: Any) -> HeadCoalitions:
     return game(samples=[{"input_ids": [5, 6]} | sample], value=value)
 
 
+def corrupted(tokens: list[int]) -> HeadCoalitions:
+    return game(ablation="corrupted", samples=[{"input_ids": [5, 6, 7], "corrupted": tokens}])
+
+
 def int8() -> Any:
     class Int8Linear(torch.nn.Linear):
         pass
@@ -148,7 +152,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "head": (lambda: game(players=[[(0, 8)]]), "players: expected heads 0 .. 7 of layer 0, got 8."),
     "depth": (lambda: game(players=[[(7, 0)]]), "players: expected a layer with attention"),
     "flat": (lambda: game(players=[0, 1]), "players: expected groups of (layer, head), got [0, 1]."),
-    "ablation": (lambda: game(ablation="man"), "ablation: expected one of mean, scaled, zero, got 'man'. Did you mean"),
+    "ablation": (lambda: game(ablation="man"), "ablation: expected one of uniform, scaled, zero, mean, corrupted, got"),
+    "written": (lambda: game(ablation="corrupted", samples=[ASKED[0] | {"corrupted": [4, 5, 6]}], value="f1",
+                             tokenizer=bpe()), "ablation: expected another one with value='f1', which generates text"),
     "epsilon": (lambda: game(epsilon=0), "epsilon: expected a positive finite number, got 0."),
     "batch": (lambda: game(batch_size=0), "batch_size: expected an integer >= 1, got 0."),
     "value": (lambda: game(value="logodds"), "value: expected one of log_odds, option_log_odds, "),
@@ -183,6 +189,9 @@ OTHERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: on("option_log_odds", choices=[3, [3]], answer=1), "samples.0..choices: expected different choices"),
     (lambda: on("option_log_likelihood"), "samples.0..choices: expected 1 or more"),
     (lambda: on("perplexity", input_ids=[4]), "samples.0.: expected two tokens or more for a perplexity"),
+    (lambda: game(ablation="corrupted"), "samples.0..corrupted: expected a prompt for ablation=corrupted, got none"),
+    (lambda: corrupted([5, 6]), "samples.0..corrupted: expected 3 tokens, as many as the input_ids, got 2"),
+    (lambda: corrupted([5, 6, 99]), "samples.0..corrupted.input_ids: expected token ids in 0 .. 47, got"),
     (lambda: game(value="f1", tokenizer=bpe()), "samples.0..answer: expected one text or more for value='f1'"),
     (lambda: game(value=lambda z, sample: z).table(), r"value: expected a function that returns \[16\] values, got"),
     (lambda: game(heads_per_player=1, layer=None).table(), "players: expected at most 20 for a full table, got 24"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from diabat.samplers.capabilities import UnsupportedError
 
 from .games import LENGTH, log_odds, questions, without
 
-ABLATIONS: tuple[Any, ...] = ("mean", "scaled", "zero")
+ABLATIONS: tuple[Any, ...] = ("uniform", "scaled", "zero")
 LAST = torch.tensor([-1])
 
 
@@ -49,7 +51,7 @@ def test_replay_is_the_whole_pass(name: str, layers: Any) -> None:
 def test_absent_heads_are_those_of_changed_weights(name: str, ablation: Any) -> None:
     """The mean of the values is attention with W_q = 0, a head of zeros that of W_o = 0."""
     # All but GPT-2 round the weights of attention to float32, which makes 1/K of theirs another one.
-    tolerance = 1e-6 if ablation == "mean" and name != "gpt2" else 1e-11
+    tolerance = 1e-6 if ablation == "uniform" and name != "gpt2" else 1e-11
     model = decoder(name, attn_implementation="eager", dtype=torch.float64)
     asked = questions(2)
     game = HeadCoalitions(model, asked, layer=[1, 2], ablation=ablation, dtype=torch.float64)
@@ -61,13 +63,81 @@ def test_absent_heads_are_those_of_changed_weights(name: str, ablation: Any) -> 
         )
 
 
+@pytest.mark.parametrize("value", ["log_odds", "option_log_likelihood"])
+@pytest.mark.parametrize("ablation", ["mean", "corrupted"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2"])
+def test_absent_heads_give_what_they_give_elsewhere(name: str, ablation: Any, value: str) -> None:
+    """On average over all tokens, or for another prompt with the same choice: put in before the output projection."""
+    model = decoder(name, attn_implementation="eager", dtype=torch.float64)
+    asked = [
+        {**one, "corrupted": one["input_ids"][::-1], "choices": [[17, 4, 9], [3, 5]], "answer": 0}
+        for one in questions(2)
+    ]
+    game = HeadCoalitions(
+        model, asked, layer=[1, 2], heads_per_player=2, value=value, ablation=ablation, dtype=torch.float64
+    )
+    found = game.sample_values(masks(game.num_players, 5))
+    shared = torch.cat([outputs(model, one["input_ids"]) for one in asked], 1).mean(1, keepdim=True)
+    for q, one in enumerate(asked):
+        behind = [17, 4] if value != "log_odds" else []
+        given = shared if ablation == "mean" else outputs(model, one["corrupted"] + behind)
+        for row, mask in zip(found[q], masks(game.num_players, 5), strict=True):
+            absent = game.heads([k for k in range(game.num_players) if not mask[k]])
+            with replaced(model, given, absent):
+                logits = model(input_ids=torch.tensor([one["input_ids"] + behind])).logits[0]
+            if value == "log_odds":
+                expected = logits[-1, 17] - logits[-1, 3]
+            else:
+                expected = logits[-3:].log_softmax(-1)[range(3), [17, 4, 9]].sum()
+            assert float(row) == pytest.approx(float(expected), abs=1e-6)
+
+
+def projections(model: Any) -> list[Any]:
+    if model.config.model_type == "gpt2":
+        return [block.attn.c_proj for block in model.transformer.h]
+    return [block.self_attn.o_proj for block in model.model.layers]
+
+
+@torch.no_grad()
+def outputs(model: Any, tokens: list[int]) -> Tensor:
+    """What enters the output projections, [layers, T, H d]."""
+    kept: list[Tensor] = []
+    hooks = [
+        part.register_forward_pre_hook(lambda _, given: kept.append(given[0][0]))
+        for part in projections(model)
+    ]
+    model(input_ids=torch.tensor([tokens]))
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(kept)
+
+
+@contextmanager
+def replaced(model: Any, given: Tensor, heads: list[tuple[int, int]]) -> Iterator[None]:
+    """Put outputs [layers, 1 or T, H d] in the place of those of some heads (layer, head)."""
+    hooks = []
+    for layer, part in enumerate(projections(model)):
+        columns = torch.zeros(HEADS, dtype=torch.bool)
+        columns[[head for own, head in heads if own == layer]] = True
+        columns = columns.repeat_interleave(given.shape[-1] // HEADS)
+
+        def put(_: Any, entered: Any, columns: Tensor = columns, layer: int = layer) -> Any:
+            return (torch.where(columns, given[layer], entered[0]),)
+
+        hooks.append(part.register_forward_pre_hook(put))
+    with torch.no_grad():
+        yield
+    for hook in hooks:
+        hook.remove()
+
+
 def test_players_across_layers_and_with_single_heads() -> None:
     model = decoder("llama", attn_implementation="eager", dtype=torch.float64)
     players = [[(2, 0), (1, 5)], [(2, 7)], [(1, 0), (1, 1), (0, 0)]]
     game = HeadCoalitions(model, questions(1), players=players, dtype=torch.float64)
     for code, value in enumerate(game.table()):
         absent = game.heads([k for k in range(3) if not code >> k & 1])
-        expected = log_odds(without(model, absent, "mean"), questions(1)[0]["input_ids"])
+        expected = log_odds(without(model, absent, "uniform"), questions(1)[0]["input_ids"])
         assert float(value) == pytest.approx(float(expected), abs=1e-6)
 
 
@@ -125,7 +195,7 @@ def test_generated_tokens_of_a_batch_are_those_one_by_one(name: str) -> None:
     """With a cache, and rows that differ after the first token; against generation without a cache."""
     model = decoder(name, seed=2)
     model.generation_config.eos_token_id = None
-    replay = Replay(model, "mean", 1e-5)
+    replay = Replay(model, "uniform", 1e-5)
     replay.groups = key_value_groups(replay.decoder.attention, [0, 2])
     tokens, present = torch.tensor([5, 6, 7, 8, 2]), masks(len(replay.groups))
     with replay.ablation.applied():

@@ -137,6 +137,7 @@ def test_a_store_of_another_calibration_is_refused(tmp_path: Path) -> None:
     ("changes", "what"),
     [
         ({"ablation": "zero"}, "ablation"),
+        ({"ablation": "mean"}, "ablation"),
         ({"ablation": "scaled"}, "ablation"),
         ({"value": "option_log_odds"}, "value"),
         ({"samples": questions(2, seed=5)}, "samples"),

@@ -4,9 +4,11 @@ While an :class:`Ablation` is applied, every attention of its model passes throu
 computed by the implementation that the model had before, whatever it does (soft caps, sinks, calibration).  Absent ones
 get
 
-    mean      ĥ = Σ_k v_k [k visible] / Σ_k [k visible]
-    scaled    ĥ = softmax(ε q kᵀ/√d + mask) v      (GAC, eq. 4), by the model's own implementation
-    zero      ĥ = 0
+    uniform     ĥ = Σ_k v_k [k visible] / Σ_k [k visible]
+    scaled      ĥ = softmax(ε q kᵀ/√d + mask) v      (GAC, eq. 4), by the model's own implementation
+    zero        ĥ = 0
+    mean        ĥ = mean of the head's output over all positions of all samples
+    corrupted   ĥ = the head's output at this position of another sequence
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from diabat.checks import check_choice, check_positive
 from diabat.extras import extra
 from diabat.samplers.capabilities import UnsupportedError
 
-Kind = Literal["mean", "scaled", "zero"]
+Kind = Literal["uniform", "scaled", "zero", "mean", "corrupted"]
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 NAME = "diabat_ablation"
 
@@ -49,6 +51,8 @@ class Ablation:
 
     Attributes:
         present: bool [C, H] by attention module: which heads the C rows of the batch have.  All, where there is none.
+        replacements: What absent heads give with ``mean`` and ``corrupted``, [1, 1 or Q, H, D] by attention module.
+        recorded: Outputs [1, Q, H, D] by attention module are put here while it is not None; all heads are present.
         alike: The attention module whose inputs are the same in all rows, if there is one: computed for one row.
         former: The attention that the model had before, by the identity of a configuration.
 
@@ -56,12 +60,14 @@ class Ablation:
         ValueError: If an option is out of range, or the model is none of transformers.
     """
 
-    def __init__(self, model: Any, kind: Kind = "mean", epsilon: float = 1e-5) -> None:
+    def __init__(self, model: Any, kind: Kind = "uniform", epsilon: float = 1e-5) -> None:
         check_choice("ablation", kind, get_args(Kind))
         check_positive("epsilon", epsilon)
         self.base = pretrained_model(model)
         self.model, self.kind, self.epsilon = model, kind, epsilon
         self.present: dict[nn.Module, Tensor] = {}
+        self.replacements: dict[nn.Module, Tensor] = {}
+        self.recorded: dict[nn.Module, Tensor] | None = None
         self.alike: nn.Module | None = None
         self.former: dict[int, str] = {}
 
@@ -140,15 +146,20 @@ def _attend(
     attention: Attention = eager(module) if name == "eager" else interface[name]
     present = ablation.present.get(module)
     if present is None:
-        return attention(module, query, key, value, mask, **options)
+        heads, weights = attention(module, query, key, value, mask, **options)
+        if ablation.recorded is not None:
+            ablation.recorded[module] = heads
+        return heads, weights
     if module is ablation.alike:
         query, key, value = query[:1], key[:1], value[:1]
         mask = None if mask is None else mask[:1]
     heads, _ = attention(module, query, key, value, mask, **options)
-    if ablation.kind == "mean":
+    if ablation.kind == "uniform":
         absent = mean_of_visible(query, value, mask)
     elif ablation.kind == "scaled":
         absent, _ = attention(module, ablation.epsilon * query, key, value, mask, **options)
-    else:
+    elif ablation.kind == "zero":
         absent = torch.zeros_like(heads)
+    else:
+        absent = ablation.replacements[module].to(heads)
     return torch.where(present[:, None, :, None].to(heads.device), heads, absent), None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions
 from diabat.attention.games.value_games import FunctionGame
@@ -22,9 +22,9 @@ from diabat.attention.heads.dividends import Dividends, small_coalitions
 from diabat.attention.heads.model_digest import model_digest
 from diabat.attention.heads.pretrained import query_heads
 from diabat.attention.heads.replay import Replay
-from diabat.attention.heads.samples import digest, read_samples
+from diabat.attention.heads.samples import Sample, digest, read_samples
 from diabat.attention.heads.value_cache import ValueCache
-from diabat.attention.heads.values import Value, value_of
+from diabat.attention.heads.values import AnswerF1, Value, value_of
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.compute.memory import require_memory
 from diabat.samplers.capabilities import UnsupportedError
@@ -50,8 +50,9 @@ class HeadCoalitions(FunctionGame):
             :class:`~diabat.attention.heads.values.Value`, or a function of the logits [C, T, vocabulary] and the sample
             that returns C values.
         tokenizer: That of the model, for texts.
-        ablation: What an absent head gives: the mean of the visible values (``mean``), attention with logits times
-            ``epsilon`` (``scaled``), or nothing (``zero``).
+        ablation: What an absent head gives: the mean of the visible values (``uniform``), attention with logits times
+            ``epsilon`` (``scaled``), nothing (``zero``), its mean output over all positions of all samples (``mean``),
+            or its output for the ``corrupted`` prompt of the sample.
         epsilon: ε.
         heads_per_player: With ``layer``: players of so many consecutive heads instead of key/value groups.
         batch_size: Coalitions in one forward pass, which is what bounds the memory.
@@ -81,7 +82,7 @@ class HeadCoalitions(FunctionGame):
         players: Iterable[Iterable[Head]] | None = None,
         value: str | Value | Callable[[Tensor, Mapping[str, Any]], Tensor] = "log_odds",
         tokenizer: Any = None,
-        ablation: Kind = "mean",
+        ablation: Kind = "uniform",
         epsilon: float = 1e-5,
         heads_per_player: int | None = None,
         batch_size: int = 16,
@@ -101,8 +102,13 @@ class HeadCoalitions(FunctionGame):
                 "dividends), or pass dtype=None.",
             )
         self._set_players(layer, players, heads_per_player)
-        self.samples = read_samples(samples, tokenizer, self._replay.decoder.vocabulary)
+        corrupted = ablation == "corrupted"
+        self.samples = read_samples(samples, tokenizer, self._replay.decoder.vocabulary, corrupted=corrupted)
         self._value_of_sample = value_of(value, tokenizer)
+        if corrupted and isinstance(self._value_of_sample, AnswerF1):
+            raise ArgumentError(
+                "ablation", "expected another one with value='f1', which generates text, got 'corrupted'."
+            )
         for index, sample in enumerate(self.samples):
             self._value_of_sample.check(sample, f"samples[{index}]")
         self._batch_size, self.progress = batch_size, progress
@@ -213,7 +219,6 @@ class HeadCoalitions(FunctionGame):
             masks = {int(column): coalitions[int(row)].cpu() for column, row in zip(found, at, strict=True)}
             try:
                 with self._replay.ablation.applied():
-                    self._replay.check(self.samples[0].tokens)
                     self._fill(missing, masks, total)
             finally:
                 self._cache.save()
@@ -257,9 +262,11 @@ class HeadCoalitions(FunctionGame):
 
     def _fill(self, missing: list[NDArray[np.int64]], masks: dict[int, Tensor], total: int) -> None:
         """Evaluate the columns that each sample lacks."""
-        done = 0
+        done, ablation = 0, self._replay.ablation
+        if ablation.kind == "mean" and not ablation.replacements:
+            ablation.replacements = self._replay.average(sample.tokens for sample in self.samples)
         for index, (sample, columns) in enumerate(zip(self.samples, missing, strict=True)):
-            forward = _OnSample(self._replay)
+            forward = _OnSample(self._replay, sample)
             for start in range(0, len(columns), self._batch_size):
                 part = columns[start : start + self._batch_size]
                 forward.present = torch.stack([masks[int(column)] for column in part])
@@ -287,21 +294,31 @@ class HeadCoalitions(FunctionGame):
             "attention": "; ".join(attention),
             "samples": digest(self.samples),
             "value": self._value_of_sample.name,
-            "ablation": f"{ablation.kind} {ablation.epsilon}" if ablation.kind == "scaled" else ablation.kind,
+            "ablation": {"scaled": f"scaled {ablation.epsilon}", "mean": "mean over samples"}.get(
+                ablation.kind, ablation.kind
+            ),
         }
 
 
 class _OnSample:
-    """The model on batches of coalitions of one sample; the prefix of a sequence is kept."""
+    """The model on batches of coalitions of one sample; the prefix of a sequence is kept, and its counterpart."""
 
-    def __init__(self, replay: Replay) -> None:
-        self._replay = replay
+    def __init__(self, replay: Replay, sample: Sample) -> None:
+        self._replay, self._sample = replay, sample
         self._prefixes: dict[tuple[int, ...], Tensor] = {}
+        self._replacements: dict[tuple[int, ...], dict[nn.Module, Tensor]] = {}
         self.present = torch.empty(0)
 
     def logits(self, tokens: Tensor, keep: Tensor) -> Tensor:
-        key = tuple(tokens.tolist())
+        key, corrupted = tuple(tokens.tolist()), self._sample.corrupted
+        if corrupted is not None:
+            if key not in self._replacements:
+                behind = tokens[len(corrupted) :]  # of a choice
+                counterpart = torch.cat((corrupted, behind))[: len(tokens)]
+                self._replacements[key] = self._replay.outputs(counterpart)
+            self._replay.ablation.replacements = self._replacements[key]
         if key not in self._prefixes:
+            self._replay.check(tokens)
             self._prefixes[key] = self._replay.prefix(tokens)
         return self._replay.suffix(self._prefixes[key], tokens, self.present, keep)
 

@@ -7,7 +7,7 @@ for it (masks differ per type of layer), and what follows the blocks needs no na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,6 +82,25 @@ class Replay:
         # All rows are copies of one sequence until the first player acts.
         self.ablation.alike = self.decoder.attention[self.first]
         return self._logits(tokens.expand(len(present), -1), keep)
+
+    def outputs(self, tokens: Tensor) -> dict[nn.Module, Tensor]:
+        """Outputs [1, T, H, D] of the heads for tokens [T] by attention module, all of them present."""
+        self.ablation.present, self.ablation.recorded = {}, {}
+        try:
+            self._logits(tokens[None], torch.tensor([-1]))
+            return self.ablation.recorded
+        finally:
+            self.ablation.recorded = None
+
+    def average(self, sequences: Iterable[Tensor]) -> dict[nn.Module, Tensor]:
+        """Mean output [1, 1, H, D] of the heads over all positions of sequences of tokens, likewise."""
+        sums: dict[nn.Module, Tensor] = {}
+        count = 0
+        for tokens in sequences:
+            for module, heads in self.outputs(tokens).items():
+                sums[module] = sums.get(module, 0) + heads.float().sum(1, keepdim=True)
+            count += len(tokens)
+        return {module: total / count for module, total in sums.items()}
 
     def check(self, tokens: Tensor) -> None:
         """Hold a replay of tokens [T] against the whole pass, once, with all players and with none.

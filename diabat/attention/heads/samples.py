@@ -7,14 +7,15 @@ A sample is a dict with one of
     input_ids    token ids
 
 and optionally ``choices`` (texts or token ids) with ``answer`` (a choice or its position), or ``answer`` alone: the
-text that would be right, or a list of them.  Other keys are kept for values that know them.
+text that would be right, or a list of them.  ``corrupted``, in the form of the prompt, is a counterfactual one of as
+many tokens.  Other keys are kept for values that know them.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class Sample:
         answer: Position of the right choice; None if there are no choices.
         texts: Texts that would be right, for values of generated answers.
         given: The sample as it was given.
+        corrupted: Tokens of the counterfactual prompt, int64 [T]; None if it was not asked for.
     """
 
     tokens: Tensor
@@ -43,9 +45,12 @@ class Sample:
     answer: int | None
     texts: tuple[str, ...]
     given: Mapping[str, Any]
+    corrupted: Tensor | None = None
 
 
-def read_samples(samples: Iterable[Mapping[str, Any]], tokenizer: Any, vocabulary: int) -> tuple[Sample, ...]:
+def read_samples(
+    samples: Iterable[Mapping[str, Any]], tokenizer: Any, vocabulary: int, *, corrupted: bool = False
+) -> tuple[Sample, ...]:
     """Read samples; see the module.
 
     Choices that follow a text are tokenised behind it.  White space at the end of the text stays there if the tokens of
@@ -56,6 +61,7 @@ def read_samples(samples: Iterable[Mapping[str, Any]], tokenizer: Any, vocabular
         samples: At least one.
         tokenizer: Of Hugging Face; needed for whatever is a text.
         vocabulary: Number of tokens that the model knows.
+        corrupted: Every sample needs a counterfactual prompt, which is read as well.
 
     Raises:
         ValueError: If a sample is none of these; the message says which, counted from 0.
@@ -64,6 +70,10 @@ def read_samples(samples: Iterable[Mapping[str, Any]], tokenizer: Any, vocabular
     if isinstance(samples, Mapping | str | bytes | Tensor | np.ndarray) or not isinstance(samples, Iterable):
         raise ArgumentError("samples", f"expected a sequence of dicts, got {type(samples).__name__}.")
     read = tuple(_read(given, tokenizer, vocabulary, f"samples[{k}]") for k, given in enumerate(samples))
+    if corrupted:
+        read = tuple(
+            _with_corrupted(sample, tokenizer, vocabulary, f"samples[{k}]") for k, sample in enumerate(read)
+        )
     if not read:
         raise ArgumentError("samples", "expected at least one, got none.")
     return read
@@ -74,6 +84,8 @@ def digest(samples: Iterable[Sample]) -> str:
     content = hashlib.sha256()
     for sample in samples:
         parts = [sample.tokens.tolist(), [c.tolist() for c in sample.choices], sample.answer, sample.texts]
+        if sample.corrupted is not None:
+            parts.append(sample.corrupted.tolist())
         content.update(repr(parts).encode())
     return content.hexdigest()
 
@@ -135,6 +147,20 @@ def _read(given: Any, tokenizer: Any, vocabulary: int, name: str) -> Sample:
         if bool(((part < 0) | (part >= vocabulary)).any()):
             raise ArgumentError(place, f"expected token ids in 0 .. {vocabulary - 1}, got {part.tolist()}.")
     return Sample(ids[0], tuple(ids[1:]), answer, texts, given)
+
+
+def _with_corrupted(sample: Sample, tokenizer: Any, vocabulary: int, name: str) -> Sample:
+    given, count = sample.given, len(sample.tokens)
+    if "corrupted" not in given:
+        raise ArgumentError(f"{name}.corrupted", "expected a prompt for ablation=corrupted, got none.")
+    kind = next(kind for kind in KINDS if kind in given)
+    other = {**given, kind: given["corrupted"]}
+    tokens = _read(other, tokenizer, vocabulary, f"{name}.corrupted").tokens
+    if len(tokens) != count:
+        raise ArgumentError(
+            f"{name}.corrupted", f"expected {count} tokens, as many as the {kind}, got {len(tokens)}."
+        )
+    return replace(sample, corrupted=tokens)
 
 
 def _tokenised(

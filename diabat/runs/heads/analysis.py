@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 import diabat
 from diabat.attention.games.tables import MAX_PLAYERS
+from diabat.attention.heads.ablation import Kind
 from diabat.attention.heads.coalitions import HeadCoalitions
 from diabat.attention.heads.decoder import Groups
 from diabat.attention.heads.model_digest import ROUNDED, model_digest
@@ -43,7 +44,7 @@ class GameOptions:
     Attributes:
         layers: Those of the players; None for all.
         value: Name of the value; None for ``log_odds`` with choices, ``f1`` with an answer alone, else ``perplexity``.
-        ablation: What an absent head gives: ``mean``, ``scaled`` or ``zero``.
+        ablation: What an absent head gives: ``uniform``, ``scaled``, ``zero``, ``mean`` or ``corrupted``.
         epsilon: Factor of the logits with ``scaled``.
         count: Questions drawn from the file; None for all.
         seed: Of what is drawn.
@@ -57,7 +58,7 @@ class GameOptions:
 
     layers: Layers | None = None
     value: str | None = None
-    ablation: Literal["mean", "scaled", "zero"] = "mean"
+    ablation: Kind = "uniform"
     epsilon: Annotated[float, Field(gt=0)] = 1e-5
     count: Count | None = None
     seed: Seed = 0
