@@ -166,3 +166,22 @@ def test_questions_of_a_task_are_samples_of_a_game(local: Path, capsys: pytest.C
         assert len(found) == 3
         samples = read_samples(found, tokenizer(), len(WORDS))
         assert all(sample.choices if kind == "choices" else sample.texts for sample in samples)
+
+
+def test_errors_of_sampled_values_beside_shapiq(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("shapiq", reason="the extra 'bench' is not installed")
+    from experiments.heads import sampled
+
+    monkeypatch.setattr(sampled, "NAMES", WORDS[4:14])
+    sampled.main(
+        [str(model), "--questions", str(tmp_path / "q.jsonl"), "--layer", "1", "--seeds", "2", "--json"]
+    )
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["coalitions"] for row in rows] == [20, 40, 80, 160]
+    for name in ("diabat", *sampled.APPROXIMATORS):
+        assert 0 < rows[-1][name] < rows[0][name]
+    asked = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
+    assert len({one["prompt"] for one in asked}) == len(asked) == 16
+    assert all(len(one["prompt"].split()) == len(one["corrupted"].split()) for one in asked)

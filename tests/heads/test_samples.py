@@ -58,6 +58,24 @@ def test_a_chat_is_written_by_its_template() -> None:
     assert words.decode(continued.tokens) == "<s>man\nthe man\nanswer\na dog"
 
 
+def test_a_counterfactual_prompt_is_read_like_the_prompt() -> None:
+    words = bpe(chat=True)
+    choices = {"choices": ["good", "bad"], "answer": 0}
+    asked = [
+        {"prompt": "the man : ", "corrupted": "man the : ", **choices},
+        {
+            "messages": [{"role": "user", "content": "the man"}],
+            "corrupted": [{"role": "user", "content": "man the"}],
+        },
+    ]
+    text, chat = found = read_samples(asked, words, VOCABULARY, corrupted=True)
+    assert text.corrupted is not None
+    assert words.decode(text.corrupted) == "man the :"  # the space goes to the choices
+    assert chat.corrupted is not None
+    assert words.decode(chat.corrupted) == "<s>man\nman the\nanswer\n"
+    assert digest(found) != digest(read(*asked, words=words))
+
+
 @pytest.mark.parametrize(
     ("choices", "answer", "position"),
     [
