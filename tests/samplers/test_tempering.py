@@ -551,6 +551,7 @@ def test_auto_is_each_sampler_for_its_problems(correlations: bool) -> None:
     info = reads[0].info
     assert torch.equal(info["betas"][[1, 2]], reads[2].info["betas"][[1, 2]])
     assert info["betas"][0].isnan().tolist() == [True] * 7 + [False]
+    assert info["betas"][0, -1] == 1
     assert info["swap_rates"][[0, 3]].unique().tolist() == [1.0]
     per_problem = 16 * 5 * 64 * (1 + 8) * 2
     assert info["updates"] == per_problem + info["pilot"]["updates"]
