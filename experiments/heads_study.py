@@ -24,7 +24,6 @@ from diabat.huggingface import disable_gac, enable_gac
 from experiments.common import Row, calls, keep, kept, parser, print_tables, same_settings
 from experiments.heads_tables import TARGETS, tables
 from experiments.heads_tasks import (
-    CHOICES,
     HEADS,
     LAYERS,
     LENGTHS,
@@ -114,7 +113,7 @@ def answers(
     right, odds = [], []
     for part in parts:
         found = model(part.tokens, logits_to_keep=1, use_cache=False)
-        logits, label = found.logits[:, -1, list(CHOICES[part.task])].double(), part.labels[:, None]
+        logits, label = found.logits[:, -1].gather(1, part.choices).double(), part.labels[:, None]
         others = logits.scatter(1, label, -torch.inf).logsumexp(-1)
         right.append(logits.argmax(-1) == part.labels)
         odds.append(logits.gather(1, label)[:, 0] - others)
@@ -134,14 +133,16 @@ def compared(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> dic
     return row
 
 
-def random_groups(salient: Groups, count: int, seed: int) -> list[dict[int, tuple[int, ...]]]:
+def random_groups(
+    salient: Groups, count: int, seed: int, heads: int = HEADS
+) -> list[dict[int, tuple[int, ...]]]:
     """Different groups of as many players in each layer, none of them the salient one; fewer if there are no more."""
-    most = prod(comb(HEADS, len(players)) for players in salient.values()) - 1
+    most = prod(comb(heads, len(players)) for players in salient.values()) - 1
     generator = torch.Generator().manual_seed(seed)
     found: list[dict[int, tuple[int, ...]]] = []
     while len(found) < min(count, most):
         drawn = {
-            layer: tuple(sorted(torch.randperm(HEADS, generator=generator)[: len(players)].tolist()))
+            layer: tuple(sorted(torch.randperm(heads, generator=generator)[: len(players)].tolist()))
             for layer, players in salient.items()
         }
         if drawn not in found and any(set(drawn[layer]) != set(salient[layer]) for layer in drawn):

@@ -38,18 +38,19 @@ _SOLVED = 0.3
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions of one length: tokens int64 [B, T], labels as positions among the choices of the task, int64 [B]."""
+    """Questions of one length: tokens int64 [B, T], tokens of choices [B, C], labels as positions among them [B]."""
 
-    task: str
     tokens: Tensor
+    choices: Tensor
     labels: Tensor
 
     def samples(self) -> list[dict[str, Any]]:
         """The questions as `HeadCoalitions` takes them."""
-        choices = list(CHOICES[self.task])
         return [
             {"input_ids": tokens, "choices": choices, "answer": choices[label]}
-            for tokens, label in zip(self.tokens, self.labels.tolist(), strict=True)
+            for tokens, choices, label in zip(
+                self.tokens, self.choices.tolist(), self.labels.tolist(), strict=True
+            )
         ]
 
 
@@ -100,7 +101,8 @@ def questions(task: str, reach: str, count: int, seed: int) -> list[Questions]:
     found = []
     for length in lengths:
         tokens, _ = TASKS[task](-(-count // len(lengths)), length, 1, generator)
-        found.append(Questions(task, tokens[:, :-1], tokens[:, -1] - CHOICES[task][0]))
+        choices = torch.tensor(CHOICES[task]).expand(len(tokens), -1)
+        found.append(Questions(tokens[:, :-1], choices, tokens[:, -1] - CHOICES[task][0]))
     return found
 
 
