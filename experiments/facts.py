@@ -126,12 +126,26 @@ def probes(world: World, kind: str) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def deviations(model: Any, world: World) -> dict[str, Tensor]:
-    """E(x) of a causal language model by kind of probe, float64 [N]."""
+def deviations(model: Any, world: World, names: Tensor | None = None) -> dict[str, Tensor]:
+    """E(x) of a causal language model by kind of probe, float64 [N].
+
+    ``names`` are the model's tokens for those of the world, int64 [vocabulary]; what it gives to others is wrong.
+    """
     found = {}
     model.eval()
     for kind in KINDS:
         prompts, truth = probes(world, kind)
-        predicted = model(input_ids=prompts).logits[:, -1].double().softmax(-1)
-        found[kind] = (predicted - truth).abs().sum(1) / 2
+        prompts = prompts if names is None else names[prompts]
+        predicted = model(input_ids=prompts, logits_to_keep=1).logits[:, -1].double().softmax(-1)
+        named = predicted if names is None else predicted[:, names]
+        found[kind] = ((named - truth).abs().sum(1) + 1 - named.sum(1)) / 2
     return found
+
+
+def renamed(rows: list[dict[str, Tensor]], names: Tensor) -> list[dict[str, Tensor]]:
+    """Documents in the tokens of a model, given for those of the world, int64 [vocabulary]."""
+    return [
+        {**row, "input_ids": names[row["input_ids"]],
+         "labels": names[row["labels"].clamp(min=0)].where(row["labels"] >= 0, -100)}
+        for row in rows
+    ]  # fmt: skip

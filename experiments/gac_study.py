@@ -55,7 +55,7 @@ class Study:
     def asked(self, name: str, part: str) -> list[Questions]:
         """Questions of a set by length."""
         if (name, part) not in self._asked:
-            rows = read_questions(self.sets / f"{name}-{part}.jsonl", None, 0)
+            rows = [*read_questions(self.sets / f"{name}-{part}.jsonl", None, 0).values()]
             model, tokenizer = self.decoder
             self._asked[name, part] = batches(rows, tokenizer, model.config.vocab_size)
         return self._asked[name, part]
@@ -124,7 +124,7 @@ def grid(study: Study, name: str) -> list[Row]:
 
 
 def act(study: Study, name: str) -> Heads:
-    """Heads that ACT leaves alone: those whose calibration loses accuracy, or else log-odds, on validation questions."""
+    """Heads that ACT leaves alone: those whose calibration loses accuracy, or else log-odds, on validation."""
     before, every = study.answers(name, "validation"), range(study.decoder[0].config.num_attention_heads)
     spared: dict[int, tuple[int, ...]] = {}
     for layer in study.layers:
@@ -182,6 +182,17 @@ def tables(study: Study) -> Titled:
             yield f"{what} on test questions, and changes ± standard error of the paired difference", row
 
 
+def run(study: Study) -> None:
+    """Compute what is missing in the folder."""
+    torch.set_num_threads(1)
+    same_settings(study.folder, {"layers": list(study.layers)})
+    for stage, compute in STAGES.items():
+        for name in SETS:
+            if not study.path(stage, name).exists():
+                keep(study.path(stage, name), compute(study, name))
+                print(f"{stage}, {name}", file=sys.stderr)
+
+
 def main() -> None:
     """Compute what is missing, and print the tables."""
     command = parser(__doc__)
@@ -191,13 +202,7 @@ def main() -> None:
     command.add_argument("--layers", type=int, nargs="+", default=[5, 11, 17, 23, 29])
     options = command.parse_args()
     study = Study(options.folder, options.model, options.sets, tuple(options.layers))
-    torch.set_num_threads(1)
-    same_settings(study.folder, {"layers": options.layers})
-    for stage, compute in STAGES.items():
-        for name in SETS:
-            if not study.path(stage, name).exists():
-                keep(study.path(stage, name), compute(study, name))
-                print(f"{stage}, {name}", file=sys.stderr)
+    run(study)
     print_tables(tables(study), as_json=options.json)
 
 

@@ -1,8 +1,10 @@
-"""A grouped-query decoder trained here, then fine-tuned with each loss of GAME-LoRA: coupling, redundancy, truth.
+"""A grouped-query decoder fine-tuned with each loss of GAME-LoRA: coupling, redundancy, truth.
 
     python -m experiments.game_lora_study FOLDER [--seeds 3] [--steps 300] [--base-steps 4000] [--workers 2] [--json]
+    python -m experiments.game_lora_study FOLDER --model MODEL --steps 40 --workers 1 [--arms plain ...]
 
-Goes on where it stopped.
+The decoder is trained here on half of the facts, or it is a pretrained one, which knows none of them; E of capitals is
+then the truth on facts that it knew.  Goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from __future__ import annotations
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -21,7 +25,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.runner import peak_memory
 from diabat.attention.heads import HeadInteractions
+from diabat.huggingface.loading import load_decoder
 from experiments.common import (
     Row,
     Titled,
@@ -34,11 +40,13 @@ from experiments.common import (
     print_tables,
     same_settings,
 )
-from experiments.facts import World, deviations, documents
+from experiments.facts import World, deviations, documents, renamed
+from experiments.heads.sets import CAPITALS, NAMES, WORDS, batches
 
 LAYERS, HEADS, GROUPS, WIDTH = 4, 8, 2, 128
 WORLD = World()
-LAYER = 2  # (19 + 1) / 24 of the depth
+SMALL = World(entities=12, relations=2, values=6, facts=4)
+"""The world that a pretrained model is taught."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "plain": {"losses": []},
     "abt identity, sum": {"losses": ["abt"], "combination": "sum"},
@@ -54,11 +62,45 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 }
 """Options of GAME-LoRA by arm."""
 HEAD_VALUES = ("Γ", "Γ'", "TC", "diag", "text")
-TRUTH_VALUES = tuple(
-    f"{what} {kind}"
-    for what in ("E", "Pr")
-    for kind in ("old", "new", "unseen", "contradicted", "probabilistic")
-)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A folder of results, the steps of each fine-tuning, and the pretrained model, or None to train the base here."""
+
+    folder: Path
+    steps: int = 300
+    model: str | None = None
+
+    @property
+    def world(self) -> World:
+        """The facts."""
+        return WORLD if self.model is None else SMALL
+
+    @cached_property
+    def names(self) -> Tensor | None:
+        """Tokens of a pretrained model for those of the world: each a word."""
+        if self.model is None:
+            return None
+        tokenizer, world = load_decoder(self.model)[1], self.world
+        people, things = NAMES.split()[: world.entities], WORDS.split()[: world.relations * world.values]
+        words = (".", " Note", *(f" {word}" for word in (*people, "likes", "owns", *things)))
+        found = [tokenizer(word).input_ids for word in words]
+        assert all(len(tokens) == 1 for tokens in found)
+        return torch.tensor([tokenizer.eos_token_id, tokenizer.bos_token_id, *(one for (one,) in found)])
+
+    def documents(self, count: int, seed: int) -> list[dict[str, Tensor]]:
+        """Documents in the tokens of the model."""
+        found = documents(self.world, count, seed)
+        return found if self.names is None else renamed(found, self.names)
+
+    def held_out(self) -> dict[str, Tensor]:
+        """Documents that no model was trained on; more tokens than the features of all heads."""
+        return batch(self.documents(256 if self.model is None else 40, 9_000_000))
+
+    def path(self, arm: str, seed: int) -> Path:
+        """File of the results of an arm with a seed."""
+        return self.folder / f"seed-{seed}" / f"{arm.replace(', ', '-').replace(' ', '-')}.json"
 
 
 def decoder() -> Any:
@@ -79,7 +121,7 @@ def decoder() -> Any:
     return model
 
 
-def train_base(folder: Path, steps: int) -> str:
+def train_base(study: Study, steps: int) -> None:
     """Train on half of the facts, first on short documents that all have a note; keep the weights and the scores."""
     torch.manual_seed(0)
     model = decoder().train()
@@ -91,9 +133,7 @@ def train_base(folder: Path, steps: int) -> str:
         return model(**batch(documents(world, 64 if reading else 32, 1_000_000 + step, old))).loss
 
     fit(model, loss, steps, 1.5e-3)
-    save_file(model.state_dict(), folder / "base.safetensors")
-    keep(folder / "before.json", scores(adapted(folder, seed=0)))
-    return "base model"
+    save_file(model.state_dict(), study.folder / "base.safetensors")
 
 
 def batch(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -101,60 +141,64 @@ def batch(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
 
 
-def adapted(folder: Path, seed: int) -> Any:
+def adapted(study: Study, seed: int) -> Any:
     """The base model with new adapters, those of the paper."""
     from peft import LoraConfig, get_peft_model
 
-    model = decoder()
-    model.load_state_dict(load_file(folder / "base.safetensors"))
+    if study.model is None:
+        model = decoder()
+        model.load_state_dict(load_file(study.folder / "base.safetensors"))
+    else:
+        model = load_decoder(study.model)[0]
     torch.manual_seed(seed)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
     return get_peft_model(model, LoraConfig(r=16, lora_alpha=32, lora_dropout=0.1, target_modules=targets))
 
 
-def path(folder: Path, arm: str, seed: int) -> Path:
-    """File of the results of an arm with a seed."""
-    return folder / f"seed-{seed}" / f"{arm.replace(', ', '-').replace(' ', '-')}.json"
+def layer_of(model: Any) -> int:
+    """The layer of the losses: that at (19 + 1) / 24 of the depth."""
+    return round(20 / 24 * model.config.num_hidden_layers) - 1
 
 
-def fine_tune(folder: Path, arm: str, seed: int, steps: int) -> str:
+def fine_tune(study: Study, arm: str, seed: int) -> str:
     """Fine-tune on all facts, measure, and keep the result."""
     from transformers import PrinterCallback, TrainingArguments
 
     from diabat.huggingface import GameOptions, GameTrainer
 
     warnings.simplefilter("ignore")
-    model = adapted(folder, seed)
+    model = adapted(study, seed)
+    size, rate = (16, 3e-3) if study.model is None else (4, 1e-3)
     with tempfile.TemporaryDirectory() as scratch:
         arguments = TrainingArguments(
-            scratch, max_steps=steps, per_device_train_batch_size=16, learning_rate=3e-3, weight_decay=0.1,
+            scratch, max_steps=study.steps, per_device_train_batch_size=size, learning_rate=rate, weight_decay=0.1,
             lr_scheduler_type="cosine", warmup_steps=0.02, save_strategy="no", report_to=[], use_cpu=True,
             logging_strategy="no", disable_tqdm=True, seed=seed,
         )  # fmt: skip
         trainer = GameTrainer(
-            model, arguments, train_dataset=documents(WORLD, 16 * steps, 2_000_000 + seed),
-            game=GameOptions(layers=[LAYER], **ARMS[arm]),
+            model, arguments, train_dataset=study.documents(size * study.steps, 2_000_000 + seed),
+            game=GameOptions(layers=[layer_of(model)], **ARMS[arm]),
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
+        before = process_time()
         trainer.train()
-    keep(path(folder, arm, seed), scores(model))
+        cost = {"seconds": (process_time() - before) / study.steps, "MB": peak_memory()}
+    keep(study.path(arm, seed), scores(study, model) | cost)
     return f"{arm}, seed {seed}"
 
 
-def held_out() -> dict[str, Tensor]:
-    """Documents that no model was trained on."""
-    return batch(documents(WORLD, 256, 9_000_000))
-
-
 @torch.no_grad()
-def scores(model: Any) -> Row:
+def scores(study: Study, model: Any) -> Row:
     """Coupling of the heads of the layer on held-out text, its loss, and deviations from the truth."""
-    text = held_out()
-    found = HeadInteractions(model, [LAYER], information=True).measure(text)[LAYER]
-    truth, information = deviations(model, WORLD), found.information
+    text, layer = study.held_out(), layer_of(model)
+    found = HeadInteractions(model, [layer], information=True).measure(text)[layer]
+    truth, information = deviations(model, study.world, study.names), found.information
     assert information is not None
     seen = truth.pop("seen")
-    truth = {"old": seen[::2], "new": seen[1::2], **truth}
+    if study.model is None:
+        truth = {"old": seen[::2], "new": seen[1::2], **truth}
+    else:
+        truth = {"new": seen, **truth, "capitals": capitals(study.model, model)}
     diagonal = of_pairs(found.diagonal_correlation)
     return {
         "Γ": found.gamma, "Γ'": found.invariant_gamma, "TC": information.total_correlation,
@@ -165,22 +209,34 @@ def scores(model: Any) -> Row:
     }  # fmt: skip
 
 
+def capitals(folder: str, model: Any) -> Tensor:
+    """E(x) of the first token of the capitals of countries, float64 [N]: facts that no document states."""
+    pairs = [pair.split(":") for pair in CAPITALS.split()]
+    asked = [
+        {"prompt": f"The capital of {a} is", "choices": [f" {b}", " the"], "answer": 0} for a, b in pairs
+    ]
+    parts = batches(asked, load_decoder(folder)[1], model.config.vocab_size)
+    laws = [model(part.tokens, logits_to_keep=1).logits[:, -1].double().softmax(-1) for part in parts]
+    return torch.cat([1 - law.gather(1, one.choices)[:, 0] for law, one in zip(laws, parts, strict=True)])
+
+
 def of_pairs(matrix: Tensor) -> list[float]:
     """Entries above the diagonal."""
-    upper = torch.triu_indices(HEADS, HEADS, 1)
+    upper = torch.triu_indices(len(matrix), len(matrix), 1)
     return matrix[upper[0], upper[1]].tolist()
 
 
-def tables(folder: Path, seeds: int) -> Titled:
+def tables(study: Study, seeds: int, arms: Collection[str]) -> Titled:
     """Every arm, mean over seeds ± σ, and less plain LoRA of the same seed, ± half of the 95 % t interval."""
-    results = {arm: [kept(path(folder, arm, seed)) for seed in range(seeds)] for arm in ARMS}
-    before = kept(folder / "before.json")
+    results = {arm: [kept(study.path(arm, seed)) for seed in range(seeds)] for arm in arms}
+    before = kept(study.folder / "before.json")
+    truth = tuple(name for name in before if name.startswith(("E ", "Pr ")))
     for run in (run for runs in results.values() for run in runs):
         run["pairs up"] = fmean(b > a for a, b in zip(before["pairs"], run["pairs"], strict=True))
-    for title, names in (("Heads and text", HEAD_VALUES), ("Truth", TRUTH_VALUES)):
+    for title, names in (("Heads and text", HEAD_VALUES), ("Truth", truth)):
         yield f"{title}, before", {name: before[name] for name in names}
         for arm, runs in results.items():
-            own = (*names, "pairs up") if names is HEAD_VALUES else names
+            own = (*names, "pairs up", "seconds", "MB") if names is HEAD_VALUES else names
             yield title, {"arm": arm, **{name: _spread(runs, name) for name in own}}
             if seeds > 1 and arm != "plain":
                 row = {name: _difference(runs, results["plain"], name) for name in names}
@@ -205,16 +261,22 @@ def main() -> None:
     command = parser(__doc__, study=True)
     command.add_argument("--steps", type=int, default=300, help="of each fine-tuning")
     command.add_argument("--base-steps", type=int, default=4000, help="of the training of the base")
+    command.add_argument("--model", help="a pretrained one, in place of the base")
+    command.add_argument("--arms", nargs="+", choices=ARMS, default=[*ARMS], metavar="ARM")
     options = command.parse_args()
-    folder = options.folder
+    study = Study(options.folder, options.steps, options.model)
     torch.set_num_threads(1)
-    same_settings(folder, {"steps": options.steps, "base_steps": options.base_steps})
-    if not (folder / "before.json").exists():
-        print(train_base(folder, options.base_steps), file=sys.stderr)
-    runs = [(folder, arm, seed, options.steps) for seed in range(options.seeds) for arm in ARMS]
-    for done in calls(fine_tune, [run for run in runs if not path(*run[:3]).exists()], options.workers):
+    names = ("steps", "base_steps") if options.model is None else ("steps", "model")
+    same_settings(study.folder, {name: getattr(options, name) for name in names})
+    if not (study.folder / "before.json").exists():
+        if study.model is None:
+            train_base(study, options.base_steps)
+        keep(study.folder / "before.json", scores(study, adapted(study, seed=0)))
+        print("base model", file=sys.stderr)
+    runs = [(study, arm, seed) for seed in range(options.seeds) for arm in options.arms]
+    for done in calls(fine_tune, [run for run in runs if not study.path(*run[1:]).exists()], options.workers):
         print(done, file=sys.stderr)
-    print_tables(tables(folder, options.seeds), as_json=options.json)
+    print_tables(tables(study, options.seeds, options.arms), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from experiments import game_lora_study as study
-from experiments.common import kept
-from experiments.facts import BEGIN, KINDS, NOTE, PAD, World, documents, probes
+from experiments.common import keep, kept
+from experiments.facts import BEGIN, KINDS, NOTE, PAD, World, deviations, documents, probes, renamed
 
 WORLD = World(entities=6, relations=3, values=4, facts=3)
 
@@ -58,18 +59,51 @@ def test_probes_and_their_truth() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of libraries, as in the script
 def test_a_tiny_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = study.batch(documents(study.WORLD, 16, 0))
-    monkeypatch.setattr(study, "held_out", lambda: text)
-    monkeypatch.setattr(study, "ARMS", {arm: study.ARMS[arm] for arm in ("plain", "ldb, nash")})
-    study.train_base(tmp_path, 2)
-    for arm in study.ARMS:
+    text, arms = study.batch(documents(study.WORLD, 16, 0)), ("plain", "ldb, nash")
+    monkeypatch.setattr(study.Study, "held_out", lambda _: text)
+    place = study.Study(tmp_path, steps=2)
+    study.train_base(place, 2)
+    keep(tmp_path / "before.json", study.scores(place, study.adapted(place, 0)))
+    for arm in arms:
         for seed in (0, 1):
-            study.fine_tune(tmp_path, arm, seed, 2)
-    tables = list(study.tables(tmp_path, 2))
+            study.fine_tune(place, arm, seed)
+    tables = list(study.tables(place, 2, arms))
     assert [row["arm"] for title, row in tables if title == "Truth"] == ["plain", "ldb, nash"]
     (difference,) = (row for title, row in tables if title.startswith("Heads and text less plain LoRA"))
-    runs = [[kept(study.path(tmp_path, arm, seed)) for seed in (0, 1)] for arm in study.ARMS]
+    runs = [[kept(place.path(arm, seed)) for seed in (0, 1)] for arm in arms]
     mean = sum(b["Γ"] - a["Γ"] for a, b in zip(*runs, strict=True)) / 2
     assert difference["Γ"].startswith(f"{mean:+.3f}")
     before = kept(tmp_path / "before.json")
     assert 0.5 < before["E old"] <= 1
+
+
+def test_a_model_with_other_tokens_has_the_same_loss_and_deviations() -> None:
+    torch.manual_seed(0)
+    plain, other = study.decoder().eval(), study.decoder().eval()
+    count = study.WORLD.vocabulary
+    names = torch.randperm(count)
+    other.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        for table in (other.get_input_embeddings().weight, other.get_output_embeddings().weight):
+            table[names] = table.clone()
+    rows = documents(study.WORLD, 4, seed=0)
+    losses = [
+        model(**study.batch(found)).loss for model, found in ((plain, rows), (other, renamed(rows, names)))
+    ]
+    torch.testing.assert_close(*losses)
+    found = deviations(other, study.WORLD, names)
+    for kind, wanted in deviations(plain, study.WORLD).items():
+        torch.testing.assert_close(found[kind], wanted, atol=1e-6, rtol=0)
+
+
+def test_what_a_model_gives_to_words_outside_the_world_is_wrong() -> None:
+    """All tokens alike: with N tokens a known value has 1/N, and the values of an unseen pair have 6/N."""
+    world, count = study.SMALL, 1000
+
+    class Uniform(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor, logits_to_keep: int) -> SimpleNamespace:
+            return SimpleNamespace(logits=torch.zeros(len(input_ids), logits_to_keep, count))
+
+    found = deviations(Uniform(), world, torch.arange(world.vocabulary))
+    torch.testing.assert_close(found["seen"], torch.full_like(found["seen"], 1 - 1 / count))
+    torch.testing.assert_close(found["unseen"], torch.full_like(found["unseen"], 1 - world.values / count))

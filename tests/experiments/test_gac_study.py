@@ -1,0 +1,124 @@
+"""``experiments.heads.sets`` and ``experiments.gac_study``: rightness of the questions, and a tiny study."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_decoders import decoder
+
+pytest.importorskip("peft", reason="the extra 'hf' is not installed")
+
+from diabat.attention.heads import Calibration
+from diabat.checks import ArgumentError
+from experiments import gac_study
+from experiments.gac_study import Study
+from experiments.heads import sets
+from experiments.heads_study import answers
+
+
+def tokenizer() -> Any:
+    """One token per word and per digit."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    texts = [sets.NAMES, sets.WORDS, sets.EVENTS, sets.GOOD, sets.BAD, sets.THINGS, sets.CAPITALS]
+    texts += [
+        *sets.PLACES,
+        *sets.VISITS,
+        "The was Review Sentiment positive negative lasted from the year to",
+    ]
+    words = dict.fromkeys(re.findall(r"\w+|[^\w\s]", " ".join(texts) + " 0 1 2 3 4 5 6 7 8 9"))
+    plain = Tokenizer(models.WordLevel({word: k for k, word in enumerate(["<unk>", *words])}, "<unk>"))
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    plain.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), digits])
+    return PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>")
+
+
+def right(name: str, prompt: str) -> str:
+    """The answer, from the text of the question."""
+    words = prompt.split()
+    if name == "indirect-objects":
+        first, giver = words[1], prompt.split(", ")[1].split()[0]
+        pair = {first, prompt.split(" and ")[1].split()[0]}
+        return (pair - {giver}).pop()
+    if name == "induction":
+        return words[words.index(words[-1]) + 1]
+    if name == "capitals":
+        pairs = dict(pair.split(":") for pair in sets.CAPITALS.split())
+        return next(city for country, city in pairs.items() if country in prompt)
+    return "positive" if any(word in prompt for word in sets.GOOD.split()) else "negative"
+
+
+@pytest.mark.parametrize("name", sets.SETS)
+def test_answers_are_right_and_parts_and_prompts_differ(name: str) -> None:
+    words, parts = tokenizer(), {}
+    for part in ("validation", "test"):
+        asked = sets.questions(name, part, 20, 0, words)
+        assert asked == sets.questions(name, part, 20, 0, words)
+        parts[part] = {question["prompt"] for question in asked}
+        for question in asked:
+            choices = [choice.strip() for choice in question["choices"]]
+            if name == "greater-than":
+                year = int(re.findall(r"\d+", question["prompt"])[0])
+                assert int(choices[1]) < year // 10 % 10 < int(choices[0])
+            else:
+                assert choices[0] == right(name, question["prompt"])
+            assert len(words(question["corrupted"]).input_ids) == len(words(question["prompt"]).input_ids)
+            assert question["corrupted"] != question["prompt"]
+    assert len(parts["test"]) == 20
+    assert not parts["test"] & parts["validation"]
+
+
+def test_questions_that_say_nothing_are_refused() -> None:
+    for choices in ([" red"], [" red", " red dog"]):
+        with pytest.raises(ArgumentError, match=r"question 0\.choices: expected"):
+            sets.batches([{"prompt": "dog", "choices": choices, "answer": 0}], tokenizer(), 1000)
+    with pytest.raises(ValueError, match="count: expected at most"):
+        sets.questions("capitals", "validation", 1000, 0, tokenizer())
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """A study of a random decoder, run twice."""
+    folder: Path = tmp_path_factory.mktemp("gac")
+    words = tokenizer()
+    decoder(vocab_size=len(words), num_hidden_layers=2).save_pretrained(folder / "model")
+    words.save_pretrained(folder / "model")
+    sets.main([str(folder / "model"), str(folder / "sets"), "--validation", "4", "--test", "6"])
+    made = Study(folder / "study", str(folder / "model"), folder / "sets", (0, 1))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gac_study, "SETS", ("sentiment", "greater-than"))
+        patched.setattr(gac_study, "ALPHAS", (0.1,))
+        gac_study.run(made)
+        before = {path: path.stat().st_mtime_ns for path in made.folder.rglob("*.json")}
+        gac_study.run(made)
+        assert {path: path.stat().st_mtime_ns for path in made.folder.rglob("*.json")} == before
+        tables = list(gac_study.tables(made))
+    assert len({title for title, _ in tables}) == 4
+    return made
+
+
+def test_rows_are_direct_evaluations(study: Study) -> None:
+    salient = study.heads(study.group("sentiment", "all"))
+    players = study.read("games", "sentiment")[0]["players"]
+    assert salient[0] == tuple(head for player in players for head in (2 * player, 2 * player + 1))
+    paper = next(row for row in study.read("test", "sentiment") if row["kind"] == "salient")
+    _, odds = answers(study.decoder[0], study.asked("sentiment", "test"), Calibration(salient, 0.1, 0.1))
+    assert paper["v"] == pytest.approx(float(odds.mean()), abs=1e-5)
+
+
+def test_act_spares_the_heads_that_lose_and_scales_with_the_length(study: Study) -> None:
+    spared, (asked,) = study.read("act", "greater-than"), study.asked("greater-than", "test")
+    options = {"alpha": 5 / asked.tokens.shape[1], "beta": 0.4, "rows": "prompt"}
+    _, wanted = answers(study.decoder[0], [asked], Calibration({0: (1, 2), 1: ()}, **options))
+    torch.testing.assert_close(study.act("greater-than", "test", {0: (1, 2), 1: ()})[1], wanted)
+    before = study.answers("greater-than", "validation")[1].mean()
+    for layer, head in ((0, 3), (1, 6)):
+        alone = study.act("greater-than", "validation", {layer: tuple(k for k in range(8) if k != head)})
+        right_before = study.answers("greater-than", "validation")[0].sum()
+        loses = (alone[0].sum() - right_before, alone[1].mean() - before) < (0, 0)
+        assert (head in spared[str(layer)]) == bool(loses)
