@@ -96,7 +96,7 @@ class Study:
 
     def held_out(self) -> dict[str, Tensor]:
         """Documents that no model was trained on; more tokens than the features of all heads."""
-        return batch(self.documents(256 if self.model is None else 40, 9_000_000))
+        return batch(self.documents(256 if self.model is None else 80, 9_000_000))
 
     def path(self, arm: str, seed: int) -> Path:
         """File of the results of an arm with a seed."""

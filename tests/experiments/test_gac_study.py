@@ -15,9 +15,10 @@ pytest.importorskip("peft", reason="the extra 'hf' is not installed")
 from diabat.attention.heads import Calibration
 from diabat.checks import ArgumentError
 from experiments import gac_study
+from experiments.common import kept
 from experiments.gac_study import Study
 from experiments.heads import sets
-from experiments.heads_study import answers
+from experiments.heads_study import answers, compared
 
 
 def tokenizer() -> Any:
@@ -104,21 +105,21 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 def test_rows_are_direct_evaluations(study: Study) -> None:
     salient = study.heads(study.group("sentiment", "all"))
-    players = study.read("games", "sentiment")[0]["players"]
+    players = kept(study.path("games", "sentiment"))[0]["players"]
     assert salient[0] == tuple(head for player in players for head in (2 * player, 2 * player + 1))
-    paper = next(row for row in study.read("test", "sentiment") if row["kind"] == "salient")
-    _, odds = answers(study.decoder[0], study.asked("sentiment", "test"), Calibration(salient, 0.1, 0.1))
+    paper = next(row for row in kept(study.path("test", "sentiment")) if row["arm"] == "salient, 0.1")
+    _, odds = answers(study.loaded[0], study.loaded[1]["sentiment", "test"], Calibration(salient, 0.1, 0.1))
     assert paper["v"] == pytest.approx(float(odds.mean()), abs=1e-5)
 
 
 def test_act_spares_the_heads_that_lose_and_scales_with_the_length(study: Study) -> None:
-    spared, (asked,) = study.read("act", "greater-than"), study.asked("greater-than", "test")
-    options = {"alpha": 5 / asked.tokens.shape[1], "beta": 0.4, "rows": "prompt"}
-    _, wanted = answers(study.decoder[0], [asked], Calibration({0: (1, 2), 1: ()}, **options))
-    torch.testing.assert_close(study.act("greater-than", "test", {0: (1, 2), 1: ()})[1], wanted)
-    before = study.answers("greater-than", "validation")[1].mean()
+    spared, (asked,) = kept(study.path("act", "greater-than")), study.loaded[1]["greater-than", "test"]
+    setting = Calibration({0: (1, 2), 1: ()}, 5 / asked.tokens.shape[1], 0.4, "prompt")
+    _, wanted = answers(study.loaded[0], [asked], setting)
+    torch.testing.assert_close(study.answers("greater-than", "test", {0: (1, 2), 1: ()})[1], wanted)
+    before = study.answers("greater-than", "validation")
     for layer, head in ((0, 3), (1, 6)):
-        alone = study.act("greater-than", "validation", {layer: tuple(k for k in range(8) if k != head)})
-        right_before = study.answers("greater-than", "validation")[0].sum()
-        loses = (alone[0].sum() - right_before, alone[1].mean() - before) < (0, 0)
-        assert (head in spared[str(layer)]) == bool(loses)
+        alone = {layer: tuple(k for k in range(8) if k != head)}
+        row = compared(before, study.answers("greater-than", "validation", alone))
+        loses = (row["accuracy change"], row["v change"]) < (0, 0)
+        assert (head in spared[str(layer)]) == loses
