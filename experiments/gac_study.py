@@ -135,7 +135,8 @@ STAGES: dict[str, Callable[[Study, str], Any]] = {"games": games, "grid": grid, 
 def run(study: Study) -> None:
     """Compute what is missing in the folder."""
     torch.set_num_threads(1)
-    same_settings(study.folder, {"layers": list(study.layers)})
+    given = {"model": study.model, "sets": str(study.sets), "layers": list(study.layers)}
+    same_settings(study.folder, given)
     for stage, name in product(STAGES, SETS):
         if not study.path(stage, name).exists():
             keep(study.path(stage, name), STAGES[stage](study, name))
@@ -155,10 +156,8 @@ def tables(study: Study) -> Titled:
             row = Row(set=name, off=found[0][what])
             for arm in dict.fromkeys(one["arm"] for one in found[1:]):
                 own = [one for one in found if one["arm"] == arm]
-                change, error = (
-                    fmean(one[f"{what} {column}"] for one in own) for column in ("change", "error")
-                )
-                row[arm] = f"{change:+.2f} ± {error:.2f}"
+                means = [fmean(one[f"{what} {column}"] for one in own) for column in ("change", "error")]
+                row[arm] = "{:+.2f} ± {:.2f}".format(*means)
             yield f"Test questions: {what}, and its changes ± standard error of the paired difference", row
 
 

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 from statistics import fmean, stdev
 from time import process_time
@@ -78,11 +79,18 @@ class Study:
         return WORLD if self.model is None else SMALL
 
     @cached_property
+    def tokenizer(self) -> Any:
+        """That of the pretrained model."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.model)
+
+    @cached_property
     def names(self) -> Tensor | None:
         """Tokens of a pretrained model for those of the world: each a word."""
         if self.model is None:
             return None
-        tokenizer, world = load_decoder(self.model)[1], self.world
+        tokenizer, world = self.tokenizer, self.world
         people, things = NAMES.split()[: world.entities], WORDS.split()[: world.relations * world.values]
         words = (".", " Note", *(f" {word}" for word in (*people, "likes", "owns", *things)))
         found = [tokenizer(word).input_ids for word in words]
@@ -95,8 +103,8 @@ class Study:
         return found if self.names is None else renamed(found, self.names)
 
     def held_out(self) -> dict[str, Tensor]:
-        """Documents that no model was trained on; more tokens than the features of all heads."""
-        return batch(self.documents(256 if self.model is None else 80, 9_000_000))
+        """Documents that no model was trained on."""
+        return batch(self.documents(256 if self.model is None else 40, 9_000_000))
 
     def path(self, arm: str, seed: int) -> Path:
         """File of the results of an arm with a seed."""
@@ -168,7 +176,7 @@ def fine_tune(study: Study, arm: str, seed: int) -> str:
 
     warnings.simplefilter("ignore")
     model = adapted(study, seed)
-    size, rate = (16, 3e-3) if study.model is None else (4, 1e-3)
+    size, rate = (16, 3e-3) if study.model is None else (4, 2e-3)
     with tempfile.TemporaryDirectory() as scratch:
         arguments = TrainingArguments(
             scratch, max_steps=study.steps, per_device_train_batch_size=size, learning_rate=rate, weight_decay=0.1,
@@ -198,7 +206,7 @@ def scores(study: Study, model: Any) -> Row:
     if study.model is None:
         truth = {"old": seen[::2], "new": seen[1::2], **truth}
     else:
-        truth = {"new": seen, **truth, "capitals": capitals(study.model, model)}
+        truth = {"new": seen, **truth, "capitals": capitals(model, study.tokenizer)}
     diagonal = of_pairs(found.diagonal_correlation)
     return {
         "Γ": found.gamma, "Γ'": found.invariant_gamma, "TC": information.total_correlation,
@@ -209,13 +217,13 @@ def scores(study: Study, model: Any) -> Row:
     }  # fmt: skip
 
 
-def capitals(folder: str, model: Any) -> Tensor:
+def capitals(model: Any, tokenizer: Any) -> Tensor:
     """E(x) of the first token of the capitals of countries, float64 [N]: facts that no document states."""
     pairs = [pair.split(":") for pair in CAPITALS.split()]
     asked = [
         {"prompt": f"The capital of {a} is", "choices": [f" {b}", " the"], "answer": 0} for a, b in pairs
     ]
-    parts = batches(asked, load_decoder(folder)[1], model.config.vocab_size)
+    parts = batches(asked, tokenizer, model.config.vocab_size)
     laws = [model(part.tokens, logits_to_keep=1).logits[:, -1].double().softmax(-1) for part in parts]
     return torch.cat([1 - law.gather(1, one.choices)[:, 0] for law, one in zip(laws, parts, strict=True)])
 
@@ -230,13 +238,15 @@ def tables(study: Study, seeds: int, arms: Collection[str]) -> Titled:
     """Every arm, mean over seeds ± σ, and less plain LoRA of the same seed, ± half of the 95 % t interval."""
     results = {arm: [kept(study.path(arm, seed)) for seed in range(seeds)] for arm in arms}
     before = kept(study.folder / "before.json")
-    truth = tuple(name for name in before if name.startswith(("E ", "Pr ")))
+    # Without more different tokens than features of all heads the total correlation is infinite.
+    heads = [name for name in HEAD_VALUES if isfinite(before[name])]
+    truth = [name for name in before if name.startswith(("E ", "Pr "))]
     for run in (run for runs in results.values() for run in runs):
         run["pairs up"] = fmean(b > a for a, b in zip(before["pairs"], run["pairs"], strict=True))
-    for title, names in (("Heads and text", HEAD_VALUES), ("Truth", truth)):
+    for title, names in (("Heads and text", heads), ("Truth", truth)):
         yield f"{title}, before", {name: before[name] for name in names}
         for arm, runs in results.items():
-            own = (*names, "pairs up", "seconds", "MB") if names is HEAD_VALUES else names
+            own = (*names, "pairs up", "seconds", "MB") if names is heads else names
             yield title, {"arm": arm, **{name: _spread(runs, name) for name in own}}
             if seeds > 1 and arm != "plain":
                 row = {name: _difference(runs, results["plain"], name) for name in names}
