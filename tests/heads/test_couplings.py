@@ -120,6 +120,17 @@ def test_identical_heads_share_everything() -> None:
     assert with_third.redundancy.tolist() == pytest.approx([math.inf, math.inf, 0], abs=1e-6)
 
 
+def test_heads_with_fewer_different_tokens_than_features_know_each_other() -> None:
+    """Rounding of the sums makes eigenvalues of the covariance negative."""
+    x = torch.randn(24, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64).repeat(5, 1) + 300
+    mean = x.mean(0)
+    covariance = (x.T @ x - len(x) * mean[:, None] * mean) / (len(x) - 1)
+    assert torch.linalg.eigvalsh(covariance)[0] < -1e-11
+    found = head_information(covariance, 4, len(x))
+    assert found.total_correlation == math.inf
+    assert found.redundancy.isinf().all()
+
+
 @pytest.mark.parametrize("c", [0.0, 0.3, -0.9, 0.9999])
 def test_two_correlated_heads_in_closed_form(c: float) -> None:
     d = 3

@@ -64,10 +64,11 @@ def head_information(covariance: Tensor, heads: int, samples: int | None = None)
     if samples is not None and samples <= len(R) + 1:
         raise ArgumentError("samples", f"expected more than {len(R) + 1} tokens, got {samples}.")
     # Log det of the covariance of each head given those before it, and given all others, [H].
-    pivots = torch.linalg.cholesky(R + _JITTER * torch.eye(len(R), dtype=R.dtype, device=R.device)).diagonal()
-    own = torch.stack([_log_det(part) for part in pivots.square().split(sizes)])
     values, vectors = torch.linalg.eigh(R)
-    parts = [part * (values + _JITTER).rsqrt() for part in vectors.split(sizes)]
+    values = values.clamp_min(0) + _JITTER  # fewer different tokens than features, rounded, give negative ones
+    pivots = torch.linalg.cholesky(vectors * values @ vectors.T).diagonal()
+    own = torch.stack([_log_det(part) for part in pivots.square().split(sizes)])
+    parts = [part * values.rsqrt() for part in vectors.split(sizes)]
     conditional = torch.stack([_log_det(1 / torch.linalg.eigvalsh(part @ part.T)) for part in parts])
     bias = _log_det_bias(len(R), None if samples is None else samples - 1)  # of p features, p = 0 .. H d
     size, end = torch.tensor(sizes), torch.tensor(sizes).cumsum(0)
