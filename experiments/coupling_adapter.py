@@ -267,18 +267,19 @@ def tabled(rows: list[Row]) -> Iterator[tuple[str, Row]]:
 
 
 def draw(rows: list[Row], path: Path) -> Path:
-    """Loss of seed 0 at the best rate of each arm against steps, a panel per text."""
-    panels = []
+    """How far the loss of seed 0 falls at the best rate of each arm, against steps, a panel per text."""
+    panels, looks = [], list(dict.fromkeys(row["arm"] for row in rows))
     for text in dict.fromkeys(row["text"] for row in rows):
         drawn: list[Line] = []
-        for arm in dict.fromkeys(row["arm"] for row in rows if row["text"] == text):
+        for arm in looks:
             found = [row for row in rows if (row["text"], row["arm"]) == (text, arm)]
-            curve = next(r for r in found if r["seed"] == 0 and r["factor"] == best(found))["curve"]
-            losses = [part["loss"] for part in curve.values()]
-            drawn.append(Line([int(step) for step in curve], losses, arm, len(drawn)))
-        settings = {"title": text, "xlabel": "steps", "ylabel": "held-out loss, nats per token"}
+            if found:
+                curve = next(r for r in found if r["seed"] == 0 and r["factor"] == best(found))["curve"]
+                gains = [curve["0"]["loss"] - part["loss"] for part in curve.values()]
+                drawn.append(Line([int(step) for step in curve], gains, arm, looks.index(arm)))
+        settings = {"title": text, "xlabel": "steps", "ylabel": "gain on held-out text, nats per token"}
         panels.append(Panel(drawn, settings=settings))
-    return lines([panels], path, size=(4.6 * len(panels), 4.2))
+    return lines([panels], path, size=(4.6, 3.8))
 
 
 def main() -> None:
