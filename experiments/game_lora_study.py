@@ -3,8 +3,8 @@
     python -m experiments.game_lora_study FOLDER [--seeds 3] [--steps 300] [--base-steps 4000] [--workers 2] [--json]
     python -m experiments.game_lora_study FOLDER --model MODEL --steps 40 --workers 1 [--arms plain ...]
 
-The decoder is trained here on half of the facts, or it is a pretrained one, which knows none of them; E of capitals is
-then the truth on facts that it knew.  Goes on where it stopped.
+The decoder is trained here on half of the facts.  A pretrained one knows none of them; the share of right capitals and
+their log-odds then say what is left of the facts that it knew.  Goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ from experiments.common import (
     same_settings,
 )
 from experiments.facts import World, deviations, documents, renamed
-from experiments.heads.sets import CAPITALS, NAMES, WORDS, batches
+from experiments.heads.sets import NAMES, WORDS, batches, questions
+from experiments.heads_study import answers
 
 LAYERS, HEADS, GROUPS, WIDTH = 4, 8, 2, 128
 WORLD = World()
-SMALL = World(entities=12, relations=2, values=6, facts=4)
+SMALL = World(entities=8, relations=2, values=4, facts=4)
 """The world that a pretrained model is taught."""
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "plain": {"losses": []},
@@ -176,7 +177,7 @@ def fine_tune(study: Study, arm: str, seed: int) -> str:
 
     warnings.simplefilter("ignore")
     model = adapted(study, seed)
-    size, rate = (16, 3e-3) if study.model is None else (4, 2e-3)
+    size, rate = (16, 3e-3) if study.model is None else (4, 1e-3)
     with tempfile.TemporaryDirectory() as scratch:
         arguments = TrainingArguments(
             scratch, max_steps=study.steps, per_device_train_batch_size=size, learning_rate=rate, weight_decay=0.1,
@@ -188,6 +189,8 @@ def fine_tune(study: Study, arm: str, seed: int) -> str:
             game=GameOptions(layers=[layer_of(model)], **ARMS[arm]),
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
+        if (peak := Path("/proc/self/clear_refs")).exists():
+            peak.write_text("5")  # the largest memory is counted anew
         before = process_time()
         trainer.train()
         cost = {"seconds": (process_time() - before) / study.steps, "MB": peak_memory()}
@@ -203,29 +206,22 @@ def scores(study: Study, model: Any) -> Row:
     truth, information = deviations(model, study.world, study.names), found.information
     assert information is not None
     seen = truth.pop("seen")
+    known: Row = {}
     if study.model is None:
         truth = {"old": seen[::2], "new": seen[1::2], **truth}
     else:
-        truth = {"new": seen, **truth, "capitals": capitals(model, study.tokenizer)}
+        truth = {"new": seen, **truth}
+        asked = questions("capitals", "test", 60, 0, study.tokenizer)
+        right, odds = answers(model, batches(asked, study.tokenizer, model.config.vocab_size))
+        known = {"capitals": right.double().mean().item(), "v capitals": odds.mean().item()}
     diagonal = of_pairs(found.diagonal_correlation)
     return {
         "Γ": found.gamma, "Γ'": found.invariant_gamma, "TC": information.total_correlation,
         "diag": sum(diagonal) / len(diagonal), "text": model(**text).loss.item(),
         **{f"E {kind}": values.mean().item() for kind, values in truth.items()},
         **{f"Pr {kind}": (values >= 0.5).double().mean().item() for kind, values in truth.items()},
-        "pairs": of_pairs(found.G),
+        **known, "pairs": of_pairs(found.G),
     }  # fmt: skip
-
-
-def capitals(model: Any, tokenizer: Any) -> Tensor:
-    """E(x) of the first token of the capitals of countries, float64 [N]: facts that no document states."""
-    pairs = [pair.split(":") for pair in CAPITALS.split()]
-    asked = [
-        {"prompt": f"The capital of {a} is", "choices": [f" {b}", " the"], "answer": 0} for a, b in pairs
-    ]
-    parts = batches(asked, tokenizer, model.config.vocab_size)
-    laws = [model(part.tokens, logits_to_keep=1).logits[:, -1].double().softmax(-1) for part in parts]
-    return torch.cat([1 - law.gather(1, one.choices)[:, 0] for law, one in zip(laws, parts, strict=True)])
 
 
 def of_pairs(matrix: Tensor) -> list[float]:
@@ -240,7 +236,7 @@ def tables(study: Study, seeds: int, arms: Collection[str]) -> Titled:
     before = kept(study.folder / "before.json")
     # Without more different tokens than features of all heads the total correlation is infinite.
     heads = [name for name in HEAD_VALUES if isfinite(before[name])]
-    truth = [name for name in before if name.startswith(("E ", "Pr "))]
+    truth = [name for name in before if name not in (*HEAD_VALUES, "pairs")]
     for run in (run for runs in results.values() for run in runs):
         run["pairs up"] = fmean(b > a for a, b in zip(before["pairs"], run["pairs"], strict=True))
     for title, names in (("Heads and text", heads), ("Truth", truth)):

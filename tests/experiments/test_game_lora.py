@@ -97,7 +97,7 @@ def test_a_model_with_other_tokens_has_the_same_loss_and_deviations() -> None:
 
 
 def test_what_a_model_gives_to_words_outside_the_world_is_wrong() -> None:
-    """All tokens alike: with N tokens a known value has 1/N, and the values of an unseen pair have 6/N."""
+    """All tokens alike: with N tokens a known value has 1/N, and the values of an unseen pair have 4/N."""
     world, count = study.SMALL, 1000
 
     class Uniform(torch.nn.Module):

@@ -122,7 +122,10 @@ def test_identical_heads_share_everything() -> None:
 
 def test_heads_with_fewer_different_tokens_than_features_know_each_other() -> None:
     """Rounding of the sums makes eigenvalues of the covariance negative."""
-    x = torch.randn(24, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64).repeat(5, 1) + 300
+    x = (
+        torch.randn(24, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64).repeat(5, 1)
+        + 300
+    )
     mean = x.mean(0)
     covariance = (x.T @ x - len(x) * mean[:, None] * mean) / (len(x) - 1)
     assert torch.linalg.eigvalsh(covariance)[0] < -1e-11

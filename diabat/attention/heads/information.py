@@ -65,7 +65,9 @@ def head_information(covariance: Tensor, heads: int, samples: int | None = None)
         raise ArgumentError("samples", f"expected more than {len(R) + 1} tokens, got {samples}.")
     # Log det of the covariance of each head given those before it, and given all others, [H].
     values, vectors = torch.linalg.eigh(R)
-    values = values.clamp_min(0) + _JITTER  # fewer different tokens than features, rounded, give negative ones
+    values = (
+        values.clamp_min(0) + _JITTER
+    )  # fewer different tokens than features, rounded, give negative ones
     pivots = torch.linalg.cholesky(vectors * values @ vectors.T).diagonal()
     own = torch.stack([_log_det(part) for part in pivots.square().split(sizes)])
     parts = [part * values.rsqrt() for part in vectors.split(sizes)]
