@@ -25,6 +25,7 @@ from torch import Tensor
 
 from diabat.attention.heads import Calibration
 from diabat.huggingface.loading import load_decoder
+from diabat.plots import Panel, lines
 from diabat.runs.heads.analysis import AnalysisOptions, analyse
 from diabat.runs.heads.calibration import CalibrationOptions, salient_groups
 from diabat.runs.heads.questions import read_questions
@@ -161,17 +162,32 @@ def tables(study: Study) -> Titled:
             yield f"Test questions: {what}, and its changes ± standard error of the paired difference", row
 
 
+def draw(study: Study, path: Path) -> Path:
+    """Changes of accuracy on the test questions, a panel per set."""
+    panels = []
+    for name in SETS:
+        found = kept(study.path("test", name))[1:]
+        arms = dict.fromkeys(row["arm"] for row in found)
+        bars = {arm: fmean(row["accuracy change"] for row in found if row["arm"] == arm) for arm in arms}
+        label = "change of accuracy, points" if name == SETS[0] else ""
+        panels.append(Panel(bars=bars, settings={"title": name, "ylabel": label, "ylim": (-72, 14)}))
+    return lines([panels], path, size=(3.0, 3.2))
+
+
 def main() -> None:
-    """Compute what is missing, and print the tables."""
+    """Compute what is missing, print the tables, draw the changes."""
     command = parser(__doc__)
     command.add_argument("folder", type=Path, help="of the results; finished ones are kept")
     command.add_argument("model")
     command.add_argument("sets", type=Path, help="folder of experiments.heads.sets")
     command.add_argument("--layers", type=int, nargs="+", default=[5, 11, 17, 23, 29])
+    command.add_argument("--figure", type=Path)
     options = command.parse_args()
     study = Study(options.folder, options.model, options.sets, tuple(options.layers))
     run(study)
     print_tables(tables(study), as_json=options.json)
+    if options.figure is not None:
+        print(draw(study, options.figure))
 
 
 if __name__ == "__main__":
