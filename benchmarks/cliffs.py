@@ -71,13 +71,14 @@ def main() -> None:
     """Measure the lines whose names match, and print their largest steps."""
     torch.set_num_threads(1)
     pattern = sys.argv[1] if len(sys.argv) > 1 else ""
-    for name, what, sizes, build in lines():
-        if re.search(pattern, name):
-            times = measured(name, sizes, build)
-            steps = sorted(
-                ((b / a, n) for n, a, b in zip(sizes, times, times[1:], strict=False)), reverse=True
-            )
-            print(f"{name}: " + ", ".join(f"{r:.2f} at {what} = {n} -> {n + 1}" for r, n in steps[:3]))
+    chosen = [line for line in lines() if re.search(pattern, line[0])]
+    if not chosen:
+        names = "; ".join(line[0] for line in lines())
+        raise SystemExit(f"PATTERN: expected one that matches a line ({names}), got {pattern!r}.")
+    for name, what, sizes, build in chosen:
+        times = measured(name, sizes, build)
+        steps = sorted(((b / a, n) for n, a, b in zip(sizes, times, times[1:], strict=False)), reverse=True)
+        print(f"{name}: " + ", ".join(f"{r:.2f} at {what} = {n} -> {n + 1}" for r, n in steps[:3]))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ again.  Every training is one file in the folder, and is not done again.
 from __future__ import annotations
 
 import random
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +25,7 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.runner import peak_memory
 from diabat.attention.heads.pretrained import attention_modules, query_heads
 from diabat.huggingface import convert, load_decoder
 from diabat.plots import Line, Panel, lines
@@ -205,10 +205,15 @@ def one(folder: Path, base: Path, text: str, arm: str, factor: float, seed: int,
             if step % 20 == 0 or step == steps:
                 curve[step] = evaluated(model, held_out)
         size = sum(p.numel() for p in parameters)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         keep(
             path,
-            {"curve": curve, "parameters": size, "seconds": seconds / steps, "GB": peak, "end": curve[steps]},
+            {
+                "curve": curve,
+                "parameters": size,
+                "seconds": seconds / steps,
+                "GB": (peak_memory() or 0.0) / 1e3,
+                "end": curve[steps],
+            },
         )
     return {"text": text, "arm": arm, "factor": factor, "seed": seed, **kept(path)}
 

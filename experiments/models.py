@@ -8,15 +8,16 @@ tokenizer and chat template, and loads like any other: 30 layers, 9 query and 3 
 """
 
 import argparse
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.case import Call
+from benchmarks.case import Call, Case, Peer
 from benchmarks.huggingface import decoding as token_behind
-from benchmarks.runner import EFFORTS, Line
+from benchmarks.runner import EFFORTS, measure
 from diabat.huggingface import convert, load_decoder
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -48,13 +49,13 @@ def smollm2(folder: Path) -> Path:
 
 
 def decoding(folder: Path, behind: int = 128) -> None:
-    """Time a decoded token: plain attention and couplings in turn, least CPU time of five rounds on one thread."""
+    """Time a decoded token: plain attention and couplings in turn, median CPU time of five rounds on one thread."""
     torch.set_num_threads(1)
     forms: dict[str, dict[str, Any]] = {
         "sdpa": {}, "eager": {}, "window 8": {"window": 8}, "chain": {"window": None, "couplings": "tokens"},
     }  # fmt: skip
 
-    def token(form: str) -> Call:
+    def token(form: str, _: str = "") -> Call:
         model, tokenizer = load_decoder(folder)
         if forms[form]:
             model = convert(model, **forms[form])
@@ -62,13 +63,10 @@ def decoding(folder: Path, behind: int = 128) -> None:
             model.set_attn_implementation(form)
         return token_behind(model, tokenizer("word " * behind, return_tensors="pt").input_ids[:, :behind])
 
-    lines = {form: Line(token, form, "cpu", EFFORTS["full"]) for form in forms}
-    for _ in range(5):
-        for line in lines.values():
-            line.take_turn()
-    least = {form: min(line.times) for form, line in lines.items()}
-    for form, seconds in least.items():
-        print(f"{form:10} {1e3 * seconds:6.1f} ms a token, {seconds / least['sdpa']:.2f} of sdpa")
+    case = Case("token", lambda _: token("sdpa"), peers={form: Peer(partial(token, form)) for form in forms})
+    (row,) = measure(case, [""], EFFORTS["full"])
+    for form, seconds in row.peers.items():
+        print(f"{form:10} {1e3 * seconds:6.1f} ms a token, {seconds / row.peers['sdpa']:.2f} of sdpa")
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from diabat.checks import ArgumentError
 from diabat.huggingface import convert, load_couplings, load_decoder, save_couplings
 from diabat.huggingface.boltzmann import model as models
 from diabat.samplers.capabilities import UnsupportedError
+from diabat.training.checkpoint import save_checkpoint
 from diabat.training.folder import CheckpointError
 
 from .methods import FIRST, SUPPORTED, assert_close, coupled, couplings, randomised
@@ -252,4 +253,16 @@ def test_couplings_alone_are_saved_and_given_to_the_plain_model(window: int | No
     with pytest.raises(ArgumentError, match="model: expected a model with couplings"):
         save_couplings(decoder("llama"), tmp_path)
     with pytest.raises(CheckpointError, match="expected the file"):
+        load_couplings(decoder("llama"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("facts", "problem"),
+    [({}, "expected the entry 'boltzmann'"), ({"boltzmann": {}, "model": [1]}, "is damaged")],
+)
+def test_a_file_that_is_not_of_couplings_is_refused(
+    facts: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path / "couplings.safetensors", {}, facts)
+    with pytest.raises(CheckpointError, match=problem):
         load_couplings(decoder("llama"), tmp_path)

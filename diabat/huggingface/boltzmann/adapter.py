@@ -19,7 +19,7 @@ from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import NAME, BoltzmannHeads
 from diabat.huggingface.boltzmann.model import BoltzmannMixin, couple, kind_of
 from diabat.samplers.base import Sampler
-from diabat.training.checkpoint import read_checkpoint, save_checkpoint
+from diabat.training.checkpoint import read_checkpoint, reading, save_checkpoint
 
 FILE = "couplings.safetensors"
 
@@ -44,7 +44,8 @@ def load_couplings(model: Any, folder: str | Path, sampler: Sampler | str | None
     """Convert a model with the settings of a file that `save_couplings` wrote, and give it the couplings.
 
     Args:
-        model: The model without couplings that they were trained with, in any floating dtype.
+        model: The model without couplings that they were trained with, in any floating dtype.  After a refusal of
+            names or sizes it is converted, with J = 0: load it again.
         folder: Of ``couplings.safetensors``.
         sampler: The backend, if it is none of those that a folder may name.
 
@@ -58,10 +59,11 @@ def load_couplings(model: Any, folder: str | Path, sampler: Sampler | str | None
     """
     kind, path = kind_of(model), Path(folder) / FILE
     tensors, facts = read_checkpoint(path)
-    options = BoltzmannOptions.from_config(SimpleNamespace(boltzmann=facts.get(NAME)), sampler)
-    others = [
-        name for name in differences(model, facts.get("model", {}), without=NAME) if name != "configuration"
-    ]
+    with reading(path):
+        settings, identity = facts[NAME], dict(facts["model"])
+    options = BoltzmannOptions.from_config(SimpleNamespace(boltzmann=settings), sampler)
+    # The configuration of the file is that of a model with couplings.
+    others = [name for name in differences(model, identity, without=NAME) if name != "configuration"]
     if others:
         raise ArgumentError(
             "folder", f"expected couplings of this model in {path}, got those of other {others[0]}."

@@ -30,7 +30,11 @@ from diabat.samplers.capabilities import UnsupportedError
 
 # Model types of transformers whose attention is a softmax of scores, soft caps included; each is tested.
 FAMILIES = ("gemma", "gemma2", "gemma3_text", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3")
-_TASKS = ("AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
+_TASKS = {  # the class that loads a model for a task, and transformers' classes for it by configuration
+    "AutoModel": "MODEL_MAPPING",
+    "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+}
 # Of the model that is being built: one for classes of sequences builds what is below its head by AutoModel.
 _BUILT: ContextVar[BoltzmannOptions | None] = ContextVar("built", default=None)
 _CARD = """---
@@ -205,12 +209,10 @@ def kinds() -> tuple[Kind, ...]:
         if family in transformers.CONFIG_MAPPING:
             plain = transformers.CONFIG_MAPPING[family]
             config = _config(family, plain)
-            autos = [getattr(transformers, task) for task in _TASKS]
-            found += [
-                _kind(auto, auto._model_mapping[plain], config)
-                for auto in autos
-                if plain in auto._model_mapping
-            ]
+            for auto, mapping in _TASKS.items():
+                models = getattr(transformers, mapping)
+                if plain in models:
+                    found.append(_kind(getattr(transformers, auto), models[plain], config))
     return tuple(found)
 
 
