@@ -1,4 +1,4 @@
-# make demo | test | check | bench | fuzz | faults: each sets up .venv by itself on a fresh machine.
+# make demo | test | check | docs | bench | fuzz | faults: each sets up .venv by itself on a fresh machine.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ WORKERS ?= 2
 FUZZ_MINUTES ?= 10
 FUZZ_SEED ?= 0
 
-.PHONY: demo test check format bench fuzz faults clean
+.PHONY: demo test check format docs bench fuzz faults clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -37,6 +37,11 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site, in docs/_build/html, with warnings as errors; notebooks run once, and again after a change.
+docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -W --keep-going docs docs/_build/html
+
 # Time every case beside its peers, in one report; see python -m benchmarks --help for a part of it.
 bench: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
@@ -51,4 +56,4 @@ faults: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.faults
 
 clean:
-	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo docs/_build docs/reference/generated build dist .pytest_cache .mypy_cache .ruff_cache

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from diabat.attention import BoltzmannMultiheadAttention as BoltzmannMultiheadAttention
     from diabat.attention import NeuroGameAttention as NeuroGameAttention
     from diabat.attention import spin_probabilities as spin_probabilities
+    from diabat.config import load_config as load_config
     from diabat.edges import Edges as Edges
     from diabat.ising import Ising as Ising
     from diabat.ising import IsingError as IsingError
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 # Every name is imported on first use: importing torch takes a second, and `diabat --help` must be faster.
 _NAMES = {
     "attention": "BoltzmannAttention BoltzmannMultiheadAttention NeuroGameAttention spin_probabilities",
+    "config": "load_config",
     "edges": "Edges",
     "ising": "Ising IsingError",
     "samplers": "Capabilities Moments Sampler Samples UnsupportedError available_backends sampler",

@@ -32,6 +32,16 @@ if TYPE_CHECKING:
 
     Values = Tensor | np.ndarray | Sequence[Any]
 
+__all__ = [
+    "Ising",
+    "IsingError",
+    "from_bqm",
+    "pack_couplings",
+    "pack_three_body",
+    "pair_indices",
+    "to_bqm",
+    "triple_indices",
+]
 
 # Numbers of one intermediate result while the energies of many reads are computed from edges: 64 MiB in float64.
 _AT_ONCE = 1 << 23

@@ -25,7 +25,12 @@ from diabat.runs.heads.calibration import CalibrationOptions
 from diabat.testing import ConformanceError
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/reference").glob("*.md")),
+]
+PAGES = [page for page in PAGES if page.name != "cli.md"]  # written by the build of the site
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 
 
@@ -40,7 +45,7 @@ class Block:
 def blocks(page: Path, *languages: str) -> list[Block]:
     content = page.read_text(encoding="utf-8")
     found = []
-    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", content, re.MULTILINE | re.DOTALL):
+    for match in re.finditer(r"^```(\w*|\{eval-rst\})\n(.*?)^```$", content, re.MULTILINE | re.DOTALL):
         line = content.count("\n", 0, match.start(2)) + 1
         found.append(Block(page, match[1], line, match[2]))
     return [block for block in found if not languages or block.language in languages]
@@ -67,7 +72,7 @@ def commands() -> list[tuple[str, str]]:
 
 def test_every_block_is_of_a_language_that_is_looked_at() -> None:
     found = [block for page in PAGES for block in blocks(page)]
-    assert {block.language for block in found} <= {"python", "sh", "toml", "yaml"}
+    assert {block.language for block in found} <= {"python", "sh", "toml", "yaml", "{eval-rst}"}
     assert sum(page.read_text(encoding="utf-8").count("```") for page in PAGES) == 2 * len(found)
     for block in found:
         if block.language == "toml":

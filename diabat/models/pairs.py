@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from diabat.samplers.base import Sampler
 
 POOLINGS = ("neurogame", "mean", "softmax", "boltzmann", "projected_mean")
+"""How a model of sentence pairs makes one vector of its tokens."""
 Pooling = NeuroGameAttention | MeanPooling | SoftmaxPooling | BoltzmannPooling
 
 

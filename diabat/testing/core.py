@@ -76,6 +76,7 @@ class Check:
 
 
 CHECKS: dict[str, Check] = {}
+"""All checks by name."""
 
 
 def draws_samples(trial: Trial) -> bool:

@@ -33,6 +33,8 @@ from diabat.samplers.capabilities import UnsupportedError
 class GameLoss:
     """The losses of GAME-LoRA around a model, with their running state.
 
+    In a training loop:
+
         game = GameLoss(model, GameOptions(layers=[1]), total_steps=len(batches))
         for batch in batches:
             with game.capture(batch):

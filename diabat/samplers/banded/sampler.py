@@ -22,7 +22,7 @@ _LANES = 16
 
 
 class BandedSampler(Sampler):
-    r"""Exact moments and independent exact samples of problems with J_jk = 0 for \|j - k\| > w.
+    r"""Exact moments and independent exact samples of problems with J_jk = 0 for |j - k| > w.
 
     Forward-backward over the 2^w states of the last w spins: O(n·2^w) per query, with the analytic gradient, and
     O(n²·2^w) for the correlations of all pairs.  Precision follows the dtype of the fields.

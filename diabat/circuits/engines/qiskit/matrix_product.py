@@ -22,7 +22,7 @@ _MAX_STATES = 20
 class MatrixProductEngine(Engine):
     r"""The state as a product of matrices, ψ(s) = Γ_1(s_1) λ_1 Γ_2(s_2) λ_2 … Γ_n(s_n).
 
-    Marginals are those of the state, P(s_j) = \|λ_{j-1} Γ_j(s_j) λ_j\|², without a table of 2^n numbers.  Memory and
+    Marginals are those of the state, P(s_j) = |λ_{j-1} Γ_j(s_j) λ_j|², without a table of 2^n numbers.  Memory and
     time grow with the bond dimension (the size of the λ): a fast anneal of a chain needs a few tens, couplings between
     distant spins as many as 2^(n/2).  Every problem is a circuit of its own.  There is no adjoint gradient.
 

@@ -1,0 +1,103 @@
+"""The site: `make docs` builds it, with warnings as errors."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+import diabat
+
+HERE = Path(__file__).parent
+
+project = "diabat"
+author = "The diabat maintainers"
+version = release = diabat.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+exclude_patterns = ["_build", "reference/generated/*.inc"]
+templates_path = ["_templates"]
+
+autosummary_ignore_module_all = False
+autodoc_typehints = "none"  # docstrings give types, shapes and dtypes; signatures stay short
+autodoc_member_order = "bysource"
+napoleon_use_rtype = False
+default_role = "code"
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(HERE / "_build" / "notebooks")
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+
+# Links to the documents of others, where the net is there: DIABAT_DOCS_OFFLINE=1 leaves them out.
+intersphinx_mapping = (
+    {}
+    if os.environ.get("DIABAT_DOCS_OFFLINE")
+    else {
+        "python": ("https://docs.python.org/3", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        "dimod": ("https://docs.dwavequantum.com/en/latest", None),
+        "qiskit": ("https://quantum.cloud.ibm.com/docs/api/qiskit", None),
+    }
+)
+
+html_theme = "pydata_sphinx_theme"
+html_title = "diabat"
+html_theme_options = {
+    "show_prev_next": True,
+    "navigation_with_keys": False,
+    "header_links_before_dropdown": 6,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": ["sphinx-version"],
+}
+html_show_sourcelink = False
+
+
+def write_commands(app: Sphinx) -> None:
+    """Write reference/cli.md from the help of the commands."""
+    page = HERE / "reference" / "cli.md"
+    command = [sys.executable, "-m", "typer", "diabat.cli", "utils", "docs", "--name", "diabat"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    text = text.replace("# `diabat`", "# Command line", 1)
+    if not page.exists() or page.read_text(encoding="utf-8") != text:
+        page.write_text(text, encoding="utf-8")
+
+
+MARKED = re.compile(r"(\*\*\S.*?\*\*|``.*?``|`.*?`)")
+
+
+def as_written(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Show docstrings as they stand: indented formulas are set as they are, ``*batch`` and ``|S|`` are no markup."""
+    formula: int | None = None  # indentation of the paragraph above the formula that is being read
+    for i, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if formula is not None and (not line or indent > formula):
+            continue
+        ahead = next((text for text in lines[i + 1 :] if text), "")
+        introduces = line.endswith(":") and lines[i + 1 : i + 2] != [ahead]
+        formula = indent if introduces and ahead.startswith(" " * (indent + 4)) else None
+        parts = [
+            part if k % 2 else re.sub(r"([*|])", r"\\\1", part) for k, part in enumerate(MARKED.split(line))
+        ]
+        lines[i] = "".join(parts) + ":" * (formula is not None and not line.endswith("::"))
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what is written at build time."""
+    app.connect("builder-inited", write_commands)
+    app.connect("autodoc-process-docstring", as_written, priority=100)  # before napoleon

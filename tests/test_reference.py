@@ -1,0 +1,130 @@
+"""The API reference lists what is public, and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_docs import PAGES, blocks
+
+ROOT = Path(__file__).parent.parent
+# Packages and modules whose names users import.
+PACKAGES = [
+    "diabat",
+    *(f"diabat.attention{part}" for part in ("", ".games", ".heads")),
+    *(f"diabat.huggingface{part}" for part in ("", ".boltzmann", ".gac", ".game")),
+    *(
+        f"diabat.samplers.{name}"
+        for name in ("banded", "dimod", "distributed", "exact", "mean_field", "tempering")
+    ),
+    *(
+        f"diabat.{name}"
+        for name in ("circuits", "config", "ising", "models", "problem_files", "runs", "samplers")
+    ),
+    *(f"diabat.{name}" for name in ("samplers.pseudolikelihood", "tasks", "testing", "training")),
+]
+# Public without being exported: backends whose files hold nothing else, options and results of public functions.
+ALSO = [
+    "diabat.attention.correlations.QueryMoments",
+    "diabat.samplers.dqa.DQASampler",
+    "diabat.samplers.refine.RefineSampler",
+    "diabat.studies.calibration.CalibrationOptions",
+    "diabat.studies.calibration.CalibrationReport",
+    "diabat.studies.calibration.calibrate",
+    "diabat.studies.ensembles.Ensemble",
+    "diabat.studies.ensembles.ferromagnet",
+    "diabat.studies.fidelity.FidelityOptions",
+    "diabat.studies.fidelity.FidelityReport",
+    "diabat.studies.gradients.GradientReport",
+]
+
+
+def listed() -> list[str]:
+    """Full names in the tables of docs/reference."""
+    found = []
+    for page in sorted((ROOT / "docs" / "reference").glob("*.md")):
+        for table in re.findall(
+            r"^```\{eval-rst\}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S
+        ):
+            (module,) = re.findall(r"^\.\. currentmodule:: (\S+)$", table, re.M)
+            found += [f"{module}.{name}" for name in re.findall(r"^   (\w[\w.]*)$", table, re.M)]
+    return found
+
+
+def resolve(name: str) -> Any:
+    """The object of a full name, importing modules on the way."""
+    parts = name.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        try:
+            module = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        return reduce(getattr, parts[count:], module)
+    raise ImportError(name)
+
+
+def exported() -> dict[str, Any]:
+    """What the packages export, by its full names."""
+    return {
+        f"{package}.{name}": getattr(importlib.import_module(package), name)
+        for package in PACKAGES
+        for name in importlib.import_module(package).__all__
+    }
+
+
+def imported() -> set[str]:
+    """What the code blocks of README and guide import."""
+    code = "\n".join(block.text for page in PAGES for block in blocks(page, "python"))
+    found = re.findall(r"^from (diabat[\w.]*) import (?:\(([^)]*)\)|(.*?)(?:  #.*)?)$", code, re.M)
+    names = (
+        (module, name.split(" as ")[0])
+        for module, long, short in found
+        for name in re.split(r",\s*", (long or short).strip(" \n,"))
+    )
+    return {f"{module}.{name}" for module, name in names}
+
+
+def test_what_the_packages_export_is_listed() -> None:
+    objects = [resolve(name) for name in listed()]
+    missing = [name for name, value in exported().items() if not any(value is known for known in objects)]
+    assert missing == []
+
+
+def test_what_is_listed_is_public() -> None:
+    public = [*exported().values(), *(resolve(name) for name in [*imported(), *ALSO])]
+    surplus = [name for name in listed() if not any(resolve(name) is value for value in public)]
+    surplus = [
+        name for name in surplus if not issubclass(resolve(name), Exception)
+    ]  # errors that users catch
+    assert surplus == []
+
+
+def test_what_the_guide_imports_is_listed() -> None:
+    objects = [resolve(name) for name in listed()]
+    found = {name: resolve(name) for name in imported()}
+    modules = type(importlib)
+    missing = [
+        n
+        for n, value in found.items()
+        if not isinstance(value, modules) and not any(value is o for o in objects)
+    ]
+    assert missing == []
+
+
+def test_every_entry_is_listed_once() -> None:
+    names = listed()
+    assert len(names) > 150
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("name", listed())
+def test_every_entry_is_documented(name: str) -> None:
+    """Constants have their docstring below them, where Sphinx finds it."""
+    value = resolve(name)
+    if isinstance(value, type) or inspect.isroutine(value):
+        assert (value.__doc__ or "").strip()
