@@ -1,21 +1,27 @@
 #!/usr/bin/env bash
-# Build wheel and sdist twice into dist/ and compare them to the byte.  The time of every file is that of the commit.
+# Build wheel and sdist of the last commit twice into dist/, and compare them to the byte.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)  # setuptools gives this time to the files of the wheel
 export SOURCE_DATE_EPOCH
-tools=$(mktemp -d)
-trap 'rm -rf "$tools"' EXIT
-python3 -m venv "$tools/venv"
-"$tools/venv/bin/pip" install --quiet build
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python3 -m venv "$work/venv"
+"$work/venv/bin/pip" install --quiet build
 rm -rf dist
-for folder in dist "$tools/again"; do
-    git clone --quiet . "$tools/checkout"
-    find "$tools/checkout" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
-    "$tools/venv/bin/python" -m build --outdir "$folder" "$tools/checkout" > /dev/null
-    rm -rf "$tools/checkout"
+for folder in "$PWD/dist" "$work/again"; do
+    git clone --quiet . "$work/checkout"
+    "$work/venv/bin/python" -m build --outdir "$folder" "$work/checkout" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+    # An sdist has the time of its making in every file: packed again with that of the commit.
+    for archive in "$folder"/*.tar.gz; do
+        mkdir "$work/sdist" && tar -xzf "$archive" -C "$work/sdist"
+        tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$work/sdist" -cf - . |
+            gzip -n > "$archive"
+        rm -rf "$work/sdist"
+    done
+    rm -rf "$work/checkout"
 done
 for file in dist/*; do
-    cmp "$file" "$tools/again/$(basename "$file")"
+    cmp "$file" "$work/again/$(basename "$file")"
 done
-sha256sum dist/*
+(cd dist && sha256sum -- *)
