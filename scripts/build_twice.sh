@@ -15,8 +15,8 @@ for folder in "$PWD/dist" "$work/again"; do
     # An sdist has the time of its making in every file: packed again with that of the commit.
     for archive in "$folder"/*.tar.gz; do
         mkdir "$work/sdist" && tar -xzf "$archive" -C "$work/sdist"
-        tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -C "$work/sdist" -cf - . |
-            gzip -n > "$archive"
+        tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner \
+            -C "$work/sdist" -cf - "$(ls "$work/sdist")" | gzip -n > "$archive"
         rm -rf "$work/sdist"
     done
     rm -rf "$work/checkout"
