@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import shapiq
 
 from diabat.attention.games import shapley
 from diabat.attention.heads import HeadCoalitions
 from diabat.attention.heads.attribution import sampled_shapley
+from diabat.extras import extra
 from diabat.huggingface.loading import load_decoder
 from experiments.common import parser, report
+
+shapiq = extra("shapiq", "bench")
 
 NAMES = ("Mary", "John", "Tom", "Anna", "Paul", "Kate", "James", "Sarah", "Mark", "Lisa")
 TEXTS = (
