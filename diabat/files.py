@@ -8,10 +8,13 @@ import os
 import secrets
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TEMPORARY_PREFIX = ".tmp-"
 _PIECE = 1 << 20
@@ -140,3 +143,38 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(constant: str) -> float:
     raise ValueError(f"expected finite numbers, got {constant}")
+
+
+def tensor_file(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
+    """The content of a safetensors file, with facts as JSON in its metadata."""
+    import safetensors.torch
+
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return safetensors.torch.save(stored, {"facts": json.dumps(facts, allow_nan=False)})
+
+
+def parse_tensor_file(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and facts of :func:`tensor_file`; damage raises what :func:`reading` turns into a sentence."""
+    import safetensors.torch
+
+    tensors = safetensors.torch.load(content)
+    header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return tensors, parse_json(header["__metadata__"]["facts"])
+
+
+@contextmanager
+def reading(path: Path, what: str, refusal: Callable[[str], Exception]) -> Iterator[None]:
+    """Turn every error of the system, of safetensors or about a value in the block into ``refusal`` of a sentence."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except FileNotFoundError:
+        raise refusal(f"{what}: expected the file {path}, got none.") from None
+    except OSError as error:
+        raise refusal(f"{what}: cannot read {path} ({error.strerror}).") from error
+    except KeyError as error:
+        raise refusal(f"{what}: {path} is damaged: expected the entry {error}, got none.") from error
+    except (SafetensorError, ValueError, TypeError, LookupError) as error:
+        problem = " ".join(str(error).split()).rstrip(".")
+        raise refusal(f"{what}: {path} is damaged: {problem:.300}.") from error

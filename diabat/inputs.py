@@ -83,16 +83,25 @@ def read_visible(value: Any, fields: Tensor) -> Tensor | None:
     return value
 
 
-def read_offset(value: Any, fields: Tensor) -> Tensor | None:
+def read_offset(value: Any, fields: Tensor, name: str = "offset") -> Tensor | None:
     """An offset, which broadcasts to the batch."""
     if value is None:
         return None
-    value = fields.new_tensor(float(value)) if is_number(value) else _numbers("offset", value, fields)
-    check_tensor("offset", value, "a number or a tensor")
-    _check_like("offset", value, fields)
-    _check_lead("offset", value.shape, fields)
-    check_finite("offset", value)
+    value = fields.new_tensor(float(value)) if is_number(value) else _numbers(name, value, fields)
+    check_tensor(name, value, "a number or a tensor")
+    _check_like(name, value, fields)
+    _check_lead(name, value.shape, fields)
+    check_finite(name, value)
     return value
+
+
+def check_states(spins: Tensor, visible: Tensor) -> None:
+    """Raise IsingError, with the first index, unless every visible spin is ±1."""
+    wrong = (spins.abs() != 1) & visible
+    if (at := first_true(wrong)) is not None:
+        value = spins.expand(wrong.shape)[at].item()
+        hint = "; 2 * x - 1 makes spins of 0 and 1" if value == 0 else ""
+        raise IsingError("spins", f"expected -1 or +1 at visible spins, got {value} at {list(at)}{hint}.")
 
 
 def read_index(value: Any) -> Tensor:

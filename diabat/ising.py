@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, combinations, permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from diabat.checks import is_number
 from diabat.edges import DENSE_SPINS, Edges, best_form, edges_of, no_edges, pairs_of
-from diabat.inputs import check_edges, read_fields, read_interaction, read_offset, read_visible
+from diabat.inputs import check_edges, check_states, read_fields, read_interaction, read_offset, read_visible
 from diabat.ising_checks import DTYPES, check_clamped, check_spins, check_tensor, check_within, is_within
 from diabat.ising_checks import IsingError as IsingError
 
@@ -272,6 +272,46 @@ class Ising:
         if self.offset is not None:
             exponent = exponent + self.offset
         return -exponent
+
+    def log_prob(self, spins: Tensor, log_partition: Tensor | float | None) -> Tensor:
+        """Log-probability of states, with a log Z that you choose; differentiable in h, J, K and c.
+
+            log P(s) = c + Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s - log Z,        ∂ log P / ∂h_j = s_j - <s_j>
+
+        log Z has no default, since no method suits every problem.  ``log_partition`` of moments of ``exact`` and
+        ``banded`` is exact and differentiable, that of ``tempering`` an estimate without a gradient.  After
+        :meth:`clamp` this is log P(s_free | s_clamped), and -inf where a clamped spin has another value.
+
+        Args:
+            spins: ±1 of any dtype, [*sample, *batch, n]; values of invisible spins are ignored.
+            log_partition: log Z of this problem: a number, or in the dtype of ``fields``, broadcastable to [*batch].
+
+        Returns:
+            log P in the dtype of ``fields``, [*sample, *batch].
+
+        Raises:
+            IsingError: If ``spins`` has the wrong type or shape, or a visible spin is not ±1; if ``log_partition`` is
+                None or does not fit, or has no gradient where h, J, K or c have one: the result would lack its part.
+
+        Source: Koller and Friedman, Probabilistic Graphical Models (2009), chapter 20.
+        """
+        if log_partition is None:
+            hint = "moments of 'exact', 'banded' and 'tempering' have it"
+            raise IsingError("log_partition", f"expected log Z, got None; {hint}.")
+        exponent, log_z = -self.energy(spins), log_partition
+        spins = spins.to(self.fields.device)
+        if not torch._C._are_functorch_transforms_active():  # which hide values and gradients
+            check_states(spins, self.visible_mask)
+            log_z = cast("Tensor", read_offset(log_z, self.fields, "log_partition"))
+            learned = any(t is not None and t.requires_grad for t in (*self.terms, self.offset))
+            if learned and torch.is_grad_enabled() and not log_z.requires_grad:
+                hint = "use moments of 'exact' or 'banded', or problem.detach() for values"
+                raise IsingError("log_partition", f"expected a gradient as in fields, got none; {hint}.")
+        found = exponent - log_z
+        if self.clamped is None:
+            return found
+        agrees = ((self.clamped == 0) | (spins == self.clamped)).all(-1)
+        return torch.where(agrees, found, -math.inf)
 
     def clamp(self, spins: Tensor) -> Ising:
         """Return the problem of the free spins, P(s_free | s_clamped), with the other spins fixed at given values.

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, check_count
 from diabat.ising import Ising
+from diabat.samplers.answer_forms import Labels, SavedAnswer, Variables, dataset
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class Moments(SavedAnswer):
     """First and second moments of a batch of Ising models.
 
     Attributes:
@@ -78,6 +79,23 @@ class Moments:
             correlation=C,
             standard_error=None if error is None else error.masked_fill(fixed, 0),
         )
+
+    def to_xarray(self, labels: Labels = None) -> Any:
+        """The moments as an ``xarray.Dataset`` of copies; names, ``labels`` and errors as :meth:`Samples.to_xarray`.
+
+        ``probability``, ``magnetization`` and ``standard_error`` are (*batch, spin), ``log_partition`` is (*batch),
+        ``correlation`` is (*batch, spin, other_spin), in the dtypes of the tensors; those that are None are left out.
+        """
+        names = ("probability", "magnetization", "standard_error")
+        found: Variables = {name: ("* spin", getattr(self, name)) for name in names}
+        pairs, log_z = ("* spin other_spin", self.correlation), ("*", self.log_partition)
+        found |= {"correlation": pairs, "log_partition": log_z}
+        return dataset(found, self.visible, labels, self.info)
+
+    def to_pandas(self, labels: Labels = None) -> Any:
+        """The moments of each spin as a ``pandas.DataFrame``, one row per (*batch, spin); see :meth:`to_xarray`."""
+        data = self.replaced(correlation=None, log_partition=None).to_xarray(labels)
+        return data.to_dataframe(dim_order=data["probability"].dims)
 
 
 class Solution(ABC):
@@ -155,7 +173,7 @@ def lowest_state(ising: Ising, spins: Tensor) -> Lowest:
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class Samples(SavedAnswer):
     """Reads of a batch of Ising models.
 
     Attributes:
@@ -238,6 +256,42 @@ class Samples:
             num_reads=reads,
             info=dict(self.info),
         )
+
+    def to_xarray(self, labels: Labels = None, *, chains: int | None = None) -> Any:
+        """The reads as an ``xarray.Dataset`` of copies, in the layout that ArviZ reads.
+
+            spins[c, d] = read d · chains + c,        read r is of chain r mod chains
+
+        ``spins`` is int8 (chain, draw, *batch, spin); ``energy``, if the samples know their problem, is in the dtype
+        of its fields, (chain, draw, *batch).  A batch of several dimensions is ``batch_0``, ``batch_1``, ...
+        ``visible`` is a coordinate: ``data.where(data.visible)`` makes invisible spins NaN.  Numbers and texts of
+        ``info`` are attributes.
+
+        Args:
+            labels: One per spin, as :meth:`Ising.from_dict` and ``from_bqm`` return them; None for 0 .. n - 1.
+            chains: Number of chains; None for ``info["num_chains"]`` of ``tempering``, else 1.  Without ``thin`` each
+                read of ``tempering`` is a chain.  Composites do not report the chains of a base with ``thin``.
+
+        Raises:
+            ImportError: If xarray or pandas is missing; the message contains the command that installs them.
+            ValueError: If the reads cannot be divided by the chains, or labels are not one different one per spin.
+
+        Source: the schema of InferenceData, https://python.arviz.org/en/stable/schema/schema.html.
+        """
+        count = self.info.get("num_chains", 1) if chains is None else chains
+        check_count("chains", count)
+        if self.num_reads % count:
+            raise ArgumentError("chains", f"expected a divisor of the {self.num_reads} reads, got {count}.")
+        spins = self.spins.unflatten(0, (-1, count)).transpose(0, 1)
+        found: Variables = {"spins": ("chain draw * spin", spins)}
+        if self.ising is not None:
+            found["energy"] = ("chain draw *", self.energy.unflatten(0, (-1, count)).transpose(0, 1))
+        return dataset(found, self.visible, labels, self.info)
+
+    def to_pandas(self, labels: Labels = None, *, chains: int | None = None) -> Any:
+        """As :meth:`to_xarray`, a ``pandas.DataFrame``: a row per (chain, draw, *batch), an int8 column per spin."""
+        spins = replace(self, ising=None).to_xarray(labels, chains=chains)["spins"]
+        return spins.drop_vars("visible").stack(read=spins.dims[:-1]).T.to_pandas()
 
 
 class AdjointGradient(NamedTuple):

@@ -9,9 +9,8 @@ Weights have their names in the ``state_dict`` of the model; all other names con
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +18,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from diabat import files
 from diabat.checks import ArgumentError, check_choice, is_integer, is_number
 from diabat.compute.memory import require_memory
-from diabat.files import parse_json, replace_file
+from diabat.files import parse_tensor_file, replace_file, tensor_file
 from diabat.samplers.state import chain_state, load_chain_state
 from diabat.training.evaluate import cuda_devices
 from diabat.training.folder import BEST, LATEST, CheckpointError
@@ -89,11 +89,8 @@ class TrainState:
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write tensors, and facts as metadata, atomically; a CheckpointError leaves what was there intact."""
-    import safetensors.torch
-
-    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        replace_file(path, safetensors.torch.save(stored, {"facts": json.dumps(facts, allow_nan=False)}))
+        replace_file(path, tensor_file(tensors, facts))
     except OSError as error:
         raise CheckpointError(
             f"checkpoint: cannot save {path} ({error.strerror}); the one before is intact."
@@ -102,35 +99,15 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[st
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read the tensors and the facts of a checkpoint; a CheckpointError names a file that is missing or damaged."""
-    import safetensors.torch
-
     with reading(path):
         require_memory(path.stat().st_size, "tensors", "file")
         # At once: safe_open opens the path several times, and a training may replace the file meanwhile.
-        content = path.read_bytes()
-        tensors = safetensors.torch.load(content)
-        header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        return tensors, parse_json(header["__metadata__"]["facts"])
+        return parse_tensor_file(path.read_bytes())
 
 
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> AbstractContextManager[None]:
     """Turn every error of the system, of safetensors or about a value in the block into a CheckpointError."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except FileNotFoundError:
-        raise CheckpointError(f"checkpoint: expected the file {path}, got none.") from None
-    except OSError as error:
-        raise CheckpointError(f"checkpoint: cannot read {path} ({error.strerror}).") from error
-    except KeyError as error:
-        raise CheckpointError(
-            f"checkpoint: {path} is damaged: expected the entry {error}, got none."
-        ) from error
-    except (SafetensorError, ValueError, TypeError, LookupError) as error:
-        problem = " ".join(str(error).split()).rstrip(".")
-        raise CheckpointError(f"checkpoint: {path} is damaged: {problem:.300}.") from error
+    return files.reading(path, "checkpoint", CheckpointError)
 
 
 def load_model(run_dir: str | Path, which: Literal["best", "latest"] = "best") -> dict[str, Tensor]:

@@ -1,0 +1,112 @@
+"""Answers in other forms: safetensors files without pickles, and datasets of xarray as ArviZ reads them.
+
+A file has the tensors of an answer by their names, those of its ``info`` as "info/<key>", and facts in its metadata:
+{"format": "diabat-samples", "version": 1, "num_reads": 100, "info": {...}}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diabat.checks import ArgumentError, check_count
+from diabat.compute.memory import require_memory
+from diabat.extras import extra
+from diabat.files import parse_tensor_file, read_file, reading, replace_file, tensor_file
+from diabat.inputs import check_states
+from diabat.ising_checks import DTYPES
+from diabat.samplers.diagnostics import plain
+
+Labels = Sequence[Hashable] | None
+Variables = dict[str, tuple[str, Tensor | None]]
+
+
+class SavedAnswer:
+    """An answer that can be written to one safetensors file, without pickle."""
+
+    def save(self, path: str | Path) -> None:
+        """Write all tensors and ``info``, atomically; the problem of samples is not written.
+
+        Tensors of ``info`` stay tensors.  Its other values become JSON: tuples lists, NaN and infinity None, nested
+        tensors lists, other objects their ``repr``.
+
+        Raises:
+            OSError: If the file cannot be written; an older one is intact.
+        """
+        values: dict[str, Any] = vars(self)
+        info, facts = values["info"], {"num_reads": getattr(self, "num_reads", None), **_form(type(self))}
+        apart = {f"info/{key}": value.clone() for key, value in info.items() if isinstance(value, Tensor)}
+        facts["info"] = plain({key: value for key, value in info.items() if f"info/{key}" not in apart})
+        apart |= {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        replace_file(Path(path), tensor_file(apart, facts))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a file of :meth:`save`: the same tensors in their dtypes, on the CPU.
+
+        Samples know their problem again after ``dataclasses.replace(samples, ising=problem)``.
+
+        Raises:
+            ValueError: If the file is missing, damaged, or has other content; one sentence names it.
+        """
+        path = Path(path)
+        with reading(path, cls.__name__, ArgumentError):
+            if path.exists() and not path.is_file():  # reading a pipe would block
+                raise ValueError("expected a regular file")
+            require_memory(path.stat().st_size, "tensors", "file")
+            tensors, facts = parse_tensor_file(read_file(path, path.stat().st_size))
+            got = {name: dict(facts).get(name) for name in _form(cls)}
+            if got != _form(cls):
+                raise ValueError(f"expected {_form(cls)}, got {got}")
+            inner = {name: tensors.pop(name) for name in list(tensors) if name.startswith("info/")}
+            info = {**facts["info"], **{name.removeprefix("info/"): value for name, value in inner.items()}}
+            check_count("num_reads", facts["num_reads"], optional="spins" not in tensors)
+            _check(tensors, facts["num_reads"])
+            found: dict[str, Any] = {**tensors, "info": info}
+            return cls(**found if "spins" in tensors else found | {"num_reads": facts["num_reads"]})
+
+
+def _form(kind: type) -> dict[str, Any]:
+    return {"format": f"diabat-{kind.__name__.lower()}", "version": 1}
+
+
+def _check(tensors: dict[str, Tensor], num_reads: int | None) -> None:
+    """Refuse tensors of other shapes or dtypes than those of answers [*batch, n] have, and values out of range."""
+    shape = tensors["visible"].shape
+    shapes = {"spins": (num_reads, *shape), "correlation": (*shape, *shape[-1:]), "log_partition": shape[:-1]}
+    kinds = {"spins": (torch.int8,), "tracked": (torch.int8,), "visible": (torch.bool,)}
+    for name, tensor in tensors.items():
+        expected, got = list(shapes.get(name, shape)), list(tensor.shape)
+        if tensor.dtype not in kinds.get(name, DTYPES) or got != expected:
+            allowed = " or ".join(map(str, kinds.get(name, DTYPES)))
+            raise ArgumentError(name, f"expected {allowed} {expected}, got {tensor.dtype} {got}")
+        if tensor.dtype == torch.int8:
+            check_states(tensor, torch.ones(shape, dtype=torch.bool))
+        if name == "probability" and not bool(((tensor >= 0) & (tensor <= 1)).all()):
+            raise ArgumentError(name, "expected numbers from 0 to 1, got others")
+
+
+def dataset(variables: Variables, visible: Tensor, labels: Labels, info: Mapping[str, Any]) -> Any:
+    """A dataset of ``{name: (dimensions, values)}`` without those that are None; "*" stands for the batch."""
+    xarray, pandas = extra("xarray", "stats"), extra("pandas", "stats")
+    n, axes = visible.shape[-1], visible.ndim - 1
+    names = list(range(n)) if labels is None else list(labels)
+    if len(set(names)) != len(names) or len(names) != n:
+        raise ArgumentError("labels", f"expected {n} different labels, got {names}.")
+    batch = "batch" if axes == 1 else " ".join(f"batch_{axis}" for axis in range(axes))
+    arrays = {
+        name: (dims.replace("*", batch).split(), np.array(values.detach().cpu()))
+        for name, (dims, values) in (variables | {"visible": ("* spin", visible)}).items()
+        if values is not None
+    }
+    # What netCDF takes as attributes.
+    facts = {k: v for k, v in info.items() if isinstance(v, str | int | float) and not isinstance(v, bool)}
+    data = xarray.Dataset(arrays, attrs={"inference_library": "diabat"} | facts).set_coords("visible")
+    spins = pandas.Index(names, tupleize_cols=False)
+    places = {d: (d, spins if d.endswith("spin") else range(size)) for d, size in data.sizes.items()}
+    return data.assign_coords(places)
