@@ -10,7 +10,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,7 +99,7 @@ def dataset(variables: Variables, visible: Tensor, labels: Labels, info: Mapping
         raise ArgumentError("labels", f"expected {n} different labels, got {names}.")
     batch = "batch" if axes == 1 else " ".join(f"batch_{axis}" for axis in range(axes))
     arrays = {
-        name: (dims.replace("*", batch).split(), np.array(values.detach().cpu()))
+        name: (dims.replace("*", batch).split(), values.detach().cpu().numpy().copy())
         for name, (dims, values) in (variables | {"visible": ("* spin", visible)}).items()
         if values is not None
     }
