@@ -65,7 +65,7 @@ def test_gradients_agree_with_finite_differences(given: str) -> None:
 
     def likelihood(h: Tensor, pairs: Tensor, triples: Tensor, c: Tensor) -> Tensor:
         J: Any = pack_couplings(pairs, n)
-        K = pack_three_body(triples, n)
+        K: Any = pack_three_body(triples, n)
         if given == "edges":
             J, K = diabat.Edges(torch.triu_indices(n, n, 1).T, pairs), None
         problem = Ising(h, J, MASK if given == "hidden" else None, K, c)
