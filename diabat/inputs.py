@@ -100,8 +100,8 @@ def check_states(spins: Tensor, visible: Tensor) -> None:
     wrong = (spins.abs() != 1) & visible
     if (at := first_true(wrong)) is not None:
         value = spins.expand(wrong.shape)[at].item()
-        hint = "; 2 * x - 1 makes spins of 0 and 1" if value == 0 else ""
-        raise IsingError("spins", f"expected -1 or +1 at visible spins, got {value} at {list(at)}{hint}.")
+        got = f"{value} at {list(at)}{'; 2 * x - 1 makes spins of 0 and 1' * (value == 0)}"
+        raise IsingError("spins", f"expected -1 or +1 at visible spins, got {got}.")
 
 
 def read_index(value: Any) -> Tensor:

@@ -296,15 +296,13 @@ class Ising:
         Source: Koller and Friedman, Probabilistic Graphical Models (2009), chapter 20.
         """
         if log_partition is None:
-            hint = "moments of 'exact', 'banded' and 'tempering' have it"
-            raise IsingError("log_partition", f"expected log Z, got None; {hint}.")
+            raise IsingError("log_partition", "expected log Z, as 'exact' and 'banded' compute it, got None.")
         exponent, log_z = -self.energy(spins), log_partition
         spins = spins.to(self.fields.device)
         if not torch._C._are_functorch_transforms_active():  # which hide values and gradients
             check_states(spins, self.visible_mask)
             log_z = cast("Tensor", read_offset(log_z, self.fields, "log_partition"))
-            learned = any(t is not None and t.requires_grad for t in (*self.terms, self.offset))
-            if learned and torch.is_grad_enabled() and not log_z.requires_grad:
+            if torch.is_grad_enabled() and self.detach() is not self and not log_z.requires_grad:
                 hint = "use moments of 'exact' or 'banded', or problem.detach() for values"
                 raise IsingError("log_partition", f"expected a gradient as in fields, got none; {hint}.")
         found = exponent - log_z

@@ -1,7 +1,6 @@
 """Answers in other forms: safetensors files without pickles, and datasets of xarray as ArviZ reads them.
 
-A file has the tensors of an answer by their names, those of its ``info`` as "info/<key>", and facts in its metadata:
-{"format": "diabat-samples", "version": 1, "num_reads": 100, "info": {...}}.
+A file has the tensors of an answer, those of its ``info`` as "info/<key>", and in its metadata the other facts.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ class SavedAnswer:
     def save(self, path: str | Path) -> None:
         """Write all tensors and ``info``, atomically; the problem of samples is not written.
 
-        Tensors of ``info`` stay tensors.  Its other values become JSON: tuples lists, NaN and infinity None, nested
-        tensors lists, other objects their ``repr``.
+        Tensors in ``info`` stay tensors.  Else it becomes JSON: tuples and nested tensors lists, NaN and infinity None.
 
         Raises:
             OSError: If the file cannot be written; an older one is intact.
@@ -59,11 +57,9 @@ class SavedAnswer:
                 raise ValueError("expected a regular file")
             require_memory(path.stat().st_size, "tensors", "file")
             tensors, facts = parse_tensor_file(read_file(path, path.stat().st_size))
-            got = {name: dict(facts).get(name) for name in _form(cls)}
-            if got != _form(cls):
+            if (got := {name: dict(facts).get(name) for name in _form(cls)}) != _form(cls):
                 raise ValueError(f"expected {_form(cls)}, got {got}")
-            inner = {name: tensors.pop(name) for name in list(tensors) if name.startswith("info/")}
-            info = {**facts["info"], **{name.removeprefix("info/"): value for name, value in inner.items()}}
+            info = facts["info"] | {n[5:]: tensors.pop(n) for n in list(tensors) if n.startswith("info/")}
             check_count("num_reads", facts["num_reads"], optional="spins" not in tensors)
             _check(tensors, facts["num_reads"])
             found: dict[str, Any] = {**tensors, "info": info}
@@ -107,5 +103,4 @@ def dataset(variables: Variables, visible: Tensor, labels: Labels, info: Mapping
     facts = {k: v for k, v in info.items() if isinstance(v, str | int | float) and not isinstance(v, bool)}
     data = xarray.Dataset(arrays, attrs={"inference_library": "diabat"} | facts).set_coords("visible")
     spins = pandas.Index(names, tupleize_cols=False)
-    places = {d: (d, spins if d.endswith("spin") else range(size)) for d, size in data.sizes.items()}
-    return data.assign_coords(places)
+    return data.assign_coords({d: spins if d.endswith("spin") else range(k) for d, k in data.sizes.items()})

@@ -258,14 +258,13 @@ class Samples(SavedAnswer):
         )
 
     def to_xarray(self, labels: Labels = None, *, chains: int | None = None) -> Any:
-        """The reads as an ``xarray.Dataset`` of copies, in the layout that ArviZ reads.
+        """The reads as an ``xarray.Dataset`` of copies, in the layout of ArviZ's schema for InferenceData.
 
             spins[c, d] = read d · chains + c,        read r is of chain r mod chains
 
         ``spins`` is int8 (chain, draw, *batch, spin); ``energy``, if the samples know their problem, is in the dtype
         of its fields, (chain, draw, *batch).  A batch of several dimensions is ``batch_0``, ``batch_1``, ...
-        ``visible`` is a coordinate: ``data.where(data.visible)`` makes invisible spins NaN.  Numbers and texts of
-        ``info`` are attributes.
+        ``visible`` is a coordinate, for ``data.where(data.visible)``; numbers and texts of ``info`` are attributes.
 
         Args:
             labels: One per spin, as :meth:`Ising.from_dict` and ``from_bqm`` return them; None for 0 .. n - 1.
@@ -275,8 +274,6 @@ class Samples(SavedAnswer):
         Raises:
             ImportError: If xarray or pandas is missing; the message contains the command that installs them.
             ValueError: If the reads cannot be divided by the chains, or labels are not one different one per spin.
-
-        Source: the schema of InferenceData, https://python.arviz.org/en/stable/schema/schema.html.
         """
         count = self.info.get("num_chains", 1) if chains is None else chains
         check_count("chains", count)
