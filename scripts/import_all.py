@@ -10,7 +10,17 @@ import pkgutil
 
 import diabat
 
-EXTRAS = {"dwave", "transformers", "peft", "accelerate", "datasets", "dask", "distributed", "pandas", "xarray"}
+EXTRAS = {
+    "dwave",
+    "transformers",
+    "peft",
+    "accelerate",
+    "datasets",
+    "dask",
+    "distributed",
+    "pandas",
+    "xarray",
+}
 
 
 def main() -> None:

@@ -1,0 +1,88 @@
+"""Every tutorial is stored without outputs, and its cells run from the first to the last, as in a fresh kernel."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import matplotlib
+import pytest
+import torch
+from test_docs import slugs
+
+TUTORIALS = sorted((Path(__file__).parent.parent / "docs" / "tutorials").glob("*.ipynb"))
+each = pytest.mark.parametrize("path", TUTORIALS, ids=[path.stem for path in TUTORIALS])
+
+
+def notebook(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def code_cells(path: Path) -> list[str]:
+    return ["".join(cell["source"]) for cell in notebook(path)["cells"] if cell["cell_type"] == "code"]
+
+
+def run_cell(module: ModuleType, source: str, name: str) -> None:
+    """Run a cell; a traceback names the notebook and the cell, and shows the line."""
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    exec(compile(source, name, "exec"), vars(module))
+
+
+@each
+def test_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.chdir(tmp_path)
+    kernel = ModuleType("__main__")  # as in Jupyter: what a cell defines is found by pickle, and has no file
+    monkeypatch.setitem(sys.modules, "__main__", kernel)
+    dtype = torch.get_default_dtype()
+    from matplotlib import pyplot
+
+    try:
+        with matplotlib.rc_context():
+            for number, source in enumerate(code_cells(path), start=1):
+                run_cell(kernel, source, f"<{path.name}, code cell {number}>")
+    finally:
+        pyplot.close("all")
+        torch.set_default_dtype(dtype)
+
+
+@each
+def test_tutorial_is_stored_without_outputs(path: Path) -> None:
+    found = notebook(path)
+    assert (found["nbformat"], found["nbformat_minor"]) == (4, 5)
+    assert found["metadata"]["kernelspec"]["name"] == "python3"
+    cells = found["cells"]
+    names = [cell["id"] for cell in cells]
+    assert len(set(names)) == len(names)
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            assert cell["execution_count"] is None
+
+
+@each
+def test_tutorial_says_what_it_does_and_checks_it(path: Path) -> None:
+    first = notebook(path)["cells"][0]
+    assert first["cell_type"] == "markdown"
+    assert "".join(first["source"]).startswith("# ")
+    assert any(re.search(r"^ *assert ", source, re.MULTILINE) for source in code_cells(path))
+
+
+@each
+def test_links_of_a_tutorial_lead_to_files_and_headings(path: Path) -> None:
+    text = "\n".join("".join(c["source"]) for c in notebook(path)["cells"] if c["cell_type"] == "markdown")
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
+        if not target.startswith("https://"):
+            linked = path.parent / target if target else path
+            assert linked.exists(), target
+            assert not anchor or (linked.suffix == ".md" and anchor in slugs(linked)), f"{target}#{anchor}"
+
+
+def test_there_are_tutorials() -> None:
+    assert TUTORIALS
