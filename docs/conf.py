@@ -41,6 +41,7 @@ nb_execution_mode = "cache"
 nb_execution_cache_path = str(HERE / "_build" / "notebooks")
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True
+nb_execution_in_temp = True
 nb_merge_streams = True
 
 # Links to the documents of others, where the net is there: DIABAT_DOCS_OFFLINE=1 leaves them out.
