@@ -1,5 +1,6 @@
 """The site: `make docs` builds it, with warnings as errors."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.util.inspect import stringify_signature
 
 import diabat
 
@@ -42,6 +44,7 @@ nb_execution_cache_path = str(HERE / "_build" / "notebooks")
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
+nb_output_stderr = "remove"
 nb_merge_streams = True
 
 # Links to the documents of others, where the net is there: DIABAT_DOCS_OFFLINE=1 leaves them out.
@@ -98,7 +101,20 @@ def as_written(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines:
         lines[i] = "".join(parts) + ":" * (formula is not None and not line.endswith("::"))
 
 
+def constructor(app: Sphinx, what: str, name: str, obj: Any, options: Any, shown: str, returned: str) -> Any:
+    """Show the signature that Python shows; Sphinx alone prefers ``__new__``, which takes anything."""
+    if what != "class":
+        return None
+    try:
+        return stringify_signature(
+            inspect.signature(obj), show_annotation=False, show_return_annotation=False
+        ), None
+    except ValueError:
+        return None
+
+
 def setup(app: Sphinx) -> None:
     """Connect what is written at build time."""
     app.connect("builder-inited", write_commands)
+    app.connect("autodoc-process-signature", constructor)
     app.connect("autodoc-process-docstring", as_written, priority=100)  # before napoleon

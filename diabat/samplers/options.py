@@ -15,20 +15,8 @@ _RECORD = "_built_with"
 _MOST_ITEMS = 8
 
 
-class _ConstructorSignature:
-    """``inspect.signature(SomeSampler)``: that of ``__init__``, which ``__new__`` would hide."""
-
-    def __get__(self, built: object | None, kind: type) -> inspect.Signature:
-        if built is not None:  # a module that is called is no constructor
-            raise AttributeError("__signature__")
-        signature = inspect.signature(kind.__init__)  # type: ignore[misc]
-        return signature.replace(parameters=list(signature.parameters.values())[1:], return_annotation=kind)
-
-
 class WithOptions:
     """Base class that records the arguments of the constructor, also of subclasses with their own ``__init__``."""
-
-    __signature__ = _ConstructorSignature()
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Record the arguments; none if they do not fit, in which case the constructor raises."""
