@@ -39,7 +39,7 @@ def main() -> None:
     figure = new_figure(13.5, 3.9)
     axes = figure.subplots(1, 3, width_ratios=(1.1, 1.4, 1.2))
     _draw_couplings(figure, axes[0], J)
-    _draw_weights(axes[1], {"the same without J": _weights(run), "with J": bound})
+    _draw_weights(axes[1], {"J set to 0": _weights(run), "learned J": bound})
     curves = [_curve(folder / name, label, look) for look, (name, label) in enumerate(RUNS.items())]
     settings = {"xlabel": "training step", "ylabel": "accuracy", "ylim": (0, 1.03), "title": "One layer each"}
     draw_panel(axes[2], Panel(curves, settings=settings))
@@ -68,7 +68,11 @@ def _draw_couplings(figure: Any, axis: Any, J: Tensor) -> None:
     figure.colorbar(image, ax=axis, label="$J_{jk}$")
     axis.set_xticks(places, TEXT)
     axis.set_yticks(places, TEXT)
-    axis.set_title("Learned couplings between positions")
+    axis.set(
+        title="Learned couplings between positions",
+        xlabel="token at position k",
+        ylabel="token at position j",
+    )
 
 
 def _draw_weights(axis: Any, found: dict[str, Tensor]) -> None:
@@ -78,6 +82,7 @@ def _draw_weights(axis: Any, found: dict[str, Tensor]) -> None:
         axis.bar(places, weights.tolist(), 0.4, label=label, color=colour, zorder=3)
     axis.set_xticks(range(len(TEXT)), TEXT)
     axis.set_title(f"Attention of the query “{TEXT[-1]}”, whose value is “{TEXT[TEXT.index(TEXT[-1]) + 1]}”")
+    axis.set(xlabel="token", ylabel="attention weight")
     axis.legend(frameon=False)
     tidy(axis, "y")
 

@@ -118,6 +118,7 @@ def plot_decoder(
             image = axis.imshow(weights, cmap="Blues", vmin=0, vmax=1)
             _frame(axis, -0.5, explanation.position - 0.5, width=length)
             axis.set_title(f"layer {of_layer}, head {of_head}", fontsize=9)
+            axis.set(xlabel="key", ylabel="query")
             _name_positions(axis, explanation, range(length))
     above.colorbar(image, ax=axes[:, : len(heads)], label="attention weight", shrink=0.7)
     if explanation.correlations is not None:
