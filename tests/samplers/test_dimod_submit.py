@@ -393,6 +393,6 @@ def test_a_dry_run_submits_nothing_and_knows_the_cache(tmp_path: Path) -> None:
     wanted = sum(estimated_access_us(TIMING, qubits, {"num_reads": 10}) for qubits in (8, 4)) / 1e6
     assert report.access_s == pytest.approx(wanted)
     assert report.reads_left == 90
-    assert "5 problems in 3 submissions, 1 of them in the cache" in str(report)
+    assert "problems: 5; submissions: 3, answered by the cache: 1" in str(report)
     assert sampler.sample(ising, 10, seed=3).info["cached_submissions"] == 1
     assert len(fake.calls) == 3

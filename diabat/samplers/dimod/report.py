@@ -104,7 +104,7 @@ class DryRun:
     def __str__(self) -> str:
         """One line per entry."""
         lines = [
-            f"{self.problems} problems in {self.submissions} submissions, {self.cached} of them in the cache",
+            f"problems: {self.problems}; submissions: {self.submissions}, answered by the cache: {self.cached}",
             f"{self.reads} reads to submit",
             f"at most {self.logical_variables} spins on {self.qubits} qubits in one submission, "
             f"chains of up to {self.longest_chain}",
