@@ -91,7 +91,10 @@ def draw(rows: list[Row], path: Path) -> None:
     for axis, row, G in zip(axes, rows, maps, strict=False):
         image = axis.imshow(G.numpy(), cmap="RdBu_r", vmin=-most, vmax=most)
         axis.set_title(f"layer {row['layer']}, Γ {row['gamma']:.3f}", fontsize=8)
-        axis.set_axis_off()
+        heads = torch.tensor(row["labels"]).argsort(stable=True).tolist()
+        axis.set_xticks(range(len(heads)), heads, fontsize=6)
+        axis.set_yticks(range(len(heads)), heads, fontsize=6)
+        axis.set_xlabel("head", fontsize=7)
     for axis in axes[len(rows) :]:
         axis.set_axis_off()
     figure.colorbar(image, ax=axes.tolist(), label="G of two heads", shrink=0.8)
