@@ -1,4 +1,4 @@
-"""A stand-in of a D-Wave processor, offline and as strict (extra ``dwave``): for trials, configurations and tests.
+"""A mock of a D-Wave processor, offline and as strict (extra ``dwave``): for trials, configurations and tests.
 
 from diabat.strict_qpu import StrictMockQPU
 

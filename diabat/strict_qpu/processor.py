@@ -1,4 +1,4 @@
-"""An offline stand-in for a D-Wave processor that refuses what the processor refuses.
+"""An offline mock of a D-Wave processor that refuses what the processor refuses.
 
 ``dwave.system.testing.MockDWaveSampler`` checks the graph and the names of keywords only, and returns ground states.
 """
