@@ -59,7 +59,7 @@ class Ising:
     Args:
         fields: h, float32 or float64 [*batch, n]; dimensionless (divided by temperature).
         couplings: J, same dtype, [*lead, n, n], symmetric with zero diagonal: one J, one per head, or one per
-            problem (``lead`` broadcasts against ``batch``); None means J = 0.  :class:`diabat.Edges`, or a sparse COO or
+            problem (``lead`` broadcasts against ``batch``); None is J = 0.  :class:`diabat.Edges`, or a sparse COO or
             CSR tensor [n, n], are held as edges; backends that take none expand them up to
             ``diabat.edges.DENSE_SPINS`` spins.
         visible: bool, broadcastable to [*batch, n]; None means all True.  An invisible spin has no field and no
