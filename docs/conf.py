@@ -1,10 +1,10 @@
 """The site: `make docs` builds it, with warnings as errors."""
 
 import inspect
-import os
 import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +47,23 @@ nb_execution_in_temp = True
 nb_output_stderr = "remove"
 nb_merge_streams = True
 
-# Links to the documents of others, where the net is there: DIABAT_DOCS_OFFLINE=1 leaves them out.
-intersphinx_mapping = (
-    {}
-    if os.environ.get("DIABAT_DOCS_OFFLINE")
-    else {
-        "python": ("https://docs.python.org/3", None),
-        "torch": ("https://docs.pytorch.org/docs/stable", None),
-        "dimod": ("https://docs.dwavequantum.com/en/latest", None),
-        "qiskit": ("https://quantum.cloud.ibm.com/docs/api/qiskit", None),
-    }
-)
+
+def reachable(address: str) -> bool:
+    """Whether the names of another site can be had; without the net its links are left out."""
+    try:
+        with urllib.request.urlopen(f"{address}/objects.inv", timeout=10):
+            return True
+    except OSError:
+        return False
+
+
+OTHERS = {
+    "python": "https://docs.python.org/3",
+    "torch": "https://docs.pytorch.org/docs/stable",
+    "dimod": "https://docs.dwavequantum.com/en/latest",
+    "qiskit": "https://quantum.cloud.ibm.com/docs/api/qiskit",
+}
+intersphinx_mapping = {name: (address, None) for name, address in OTHERS.items() if reachable(address)}
 
 html_theme = "pydata_sphinx_theme"
 html_title = "diabat"
