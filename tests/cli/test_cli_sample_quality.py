@@ -131,7 +131,7 @@ def test_the_cost_of_a_call_is_told(tmp_path: Path) -> None:
     asked = ("sample", str(path), "sampler.backend=dimod", "--num-reads", "30", "--dry-run")
     report = run_json(*asked, "sampler.reads_per_call=20")
     assert (report["submissions"], report["reads"], report["qubits"]) == (2, 30, 2)
-    assert "1 problems in 1 submissions" in run(*asked).stdout
+    assert "problems: 1; submissions: 1" in run(*asked).stdout
 
 
 @pytest.mark.parametrize("asked", [["--dry-run"], ["--samples"], []])
