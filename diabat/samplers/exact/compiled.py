@@ -75,11 +75,10 @@ class Plan:
     Attributes:
         most: Largest number of spins in the enumeration.
         places: `kernel_tables.Problems` without h and J.
-        phantoms: Spins of the enumeration that a problem does not have, [N]; 0 for rows of the batch without a problem.
     """
 
     def __init__(self, tiers: tuple[Tier, ...], lanes: int) -> None:
-        total, _, n = tiers[0].sizes
+        n = tiers[0].sizes[2]
         self.most = max(_LEAST_SPINS, *(tier.spins.shape[1] for tier in tiers))
         places = [tier.places for tier in tiers]
         members = np.concatenate(
@@ -93,8 +92,6 @@ class Plan:
         rows = np.concatenate([p.rows for p in places])[order]
         coupling = np.concatenate([p.couplings for p in places])[order]
         self.places = (np.stack((first, last, largest), 1), rows, coupling, spins[order], members[order])
-        self.phantoms = np.zeros(total, np.int64)
-        self.phantoms[rows] = np.repeat(largest, last - first) - spins[order]
         self._states = int((1 << largest).sum()) * lanes
 
     def run(self, kernel: Any, dtype: Any, *arrays: Any, blocks: slice | None = None) -> None:
@@ -131,26 +128,19 @@ class KernelSolution(Solution):
             loaded("diabat.samplers.exact.kernel_tables").Problems,
         )
         h, J = ising.fields, ising.couplings
-        n = h.shape[-1]
+        n, (total, distinct, _) = h.shape[-1], found.tiers[0].sizes
         plan = self._plan = _plan(found.tiers, lanes_of(dtype))
         self._tiers, self._odds, self._shape, self._dtype = found, odds, h.shape, h.dtype
         self._J = None if J is None else (J.shape, J.dtype)
         couplings = (
-            np.zeros((found.tiers[0].sizes[1], n, n), dtype) if J is None else _flat(J, J.shape[-2:], dtype)
+            np.zeros((distinct, n, n), dtype) if J is None else _flat(J, J.shape[-2:], dtype)
         )
         self._problems = Problems(*plan.places, _flat(h, h.shape[-1:], dtype), couplings)
-        total, blocks = len(plan.phantoms), len(plan.places[0])
-        up, down = (np.full((total, n), float(odds), dtype) for _ in range(2))
+        blocks = len(plan.places[0])
+        up, down = (np.ones if odds else np.zeros)((2, total, n), dtype)
         pairs = self._pairs = np.zeros((total, n, n), dtype) if correlations else None
-        sums = self._found = kernel.Found(
-            up,
-            down,
-            np.ones(total, dtype),
-            np.zeros(total, dtype),
-            np.zeros(blocks),
-            np.ones(blocks),
-            _LARGEST[dtype],
-        )
+        totals, strength = np.zeros((2, total), dtype), np.zeros((2, blocks))
+        sums = self._found = kernel.Found(up, down, *totals, *strength, _LARGEST[dtype])
         plan.run(kernel.forward, dtype, self._problems, sums, pairs)
         self.precise, self.raised = sums.strength.max() <= _LARGEST[dtype], dtype.itemsize > h.dtype.itemsize
         if odds:  # numbers of the derivative are divided by probabilities
@@ -161,8 +151,7 @@ class KernelSolution(Solution):
     @property
     def log_partition(self) -> Tensor:
         """Log Z, [*batch]."""
-        log_z = np.log(self._found.total.astype(np.float64)) - _LOG_2 * self._plan.phantoms
-        return self._tensor(log_z + self._found.scale, self._shape[:-1])
+        return self._tensor(self._found.log_z, self._shape[:-1])
 
     @property
     def correlation(self) -> Tensor | None:

@@ -10,6 +10,7 @@ spin k at +1 and at -1 for every spin, all three those of every pair of spins.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from diabat.compute.jit import inner, jit
@@ -38,6 +39,8 @@ from diabat.samplers.exact.kernel_tables import (
     triangle,
 )
 
+_LOG_2 = math.log(2.0)
+
 
 class Found(NamedTuple):
     """What the enumeration found.
@@ -45,8 +48,8 @@ class Found(NamedTuple):
     Attributes:
         up: P(s = +1), [N, n]; written for visible spins of the problems only, as below.
         down: P(s = -1).
-        total: Z with every phantom spin, divided by its scale, [N].
-        scale: Log of the scale, [N].
+        total: Z with every phantom spin, divided by the scale of the problem, [N].
+        log_z: Log Z without phantom spins, [N].
         strength: Strength of each block, see `kernel_tables`, float64 [blocks].
         least: Smallest probability of each block, float64 [blocks].
         limit: Largest strength; blocks of larger ones are left out.
@@ -55,7 +58,7 @@ class Found(NamedTuple):
     up: Any
     down: Any
     total: Any
-    scale: Any
+    log_z: Any
     strength: Any
     least: Any
     limit: Any
@@ -227,17 +230,19 @@ def _normalise(m: int, a: int, second: int, up: Any, down: Any, totals: Any) -> 
 
 @inner
 def _write(problems: Problems, found: Found, work: Work, lanes: int, block: int) -> None:
-    """Write the probabilities and Z of a block."""
-    start, stop = problems.blocks[block, 0], problems.blocks[block, 1]
+    """Write the probabilities and Z of a block; every phantom spin has doubled Z."""
+    start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
     n, most, least = problems.h.shape[1], problems.members.shape[1], 1.0
     members, above, below, totals = address(problems.members), work.up, work.down, work.totals
     up, down = address(found.up), address(found.down)
     for q in range(stop - start):
         place = start + q
         row = problems.rows[place]
-        found.total[row], found.scale[row] = item(totals, q), item(totals, 4 * lanes + q)
+        total, spins = item(totals, q), problems.spins[place]
+        found.total[row] = total
+        found.log_z[row] = math.log(float(total)) - _LOG_2 * (m - spins) + item(totals, 4 * lanes + q)
         least = min(least, float(item(totals, 3 * lanes + q)))
-        for k in range(problems.spins[place]):
+        for k in range(spins):
             at = row * n + item(members, place * most + k)
             set_item(up, at, item(above, k * lanes + q))
             set_item(down, at, item(below, k * lanes + q))
