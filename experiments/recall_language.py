@@ -127,13 +127,14 @@ def main() -> None:
     made.add_argument("--steps", type=int, default=1_000)
     made.add_argument("--tokens", nargs="+", default=list(TOKENS), choices=list(TOKENS))
     made.add_argument("--only", nargs="+", default=list(MODELS), choices=list(MODELS), help="models")
+    made.add_argument("--layers", nargs="+", type=int, default=[1, 2, 4])
     options = made.parse_args()
     same_settings(options.folder, {"steps": options.steps})
     jobs = [
         (options.folder, tokens, name, layers, seed, options.steps)
         for seed in range(options.seeds)
         for tokens in options.tokens
-        for layers in (1, 2)
+        for layers in options.layers
         for name in options.only
     ]
     tables: dict[str, dict[str, list[Row]]] = {tokens: {} for tokens in options.tokens}
