@@ -19,7 +19,7 @@ import numpy as np
 
 from diabat.attention.chain_products import dots, mix, start
 from diabat.compute.compiled_random import philox, whole_uniform
-from diabat.compute.jit import by_type, inner, jit
+from diabat.compute.jit import by_type, inner, jit, literal
 from diabat.compute.simd import (
     add,
     address,
@@ -218,7 +218,7 @@ def _drop(dropout: Dropout, numbers: Any, pair: int, at: int, end: int) -> None:
     for g in range(2):
         queries = steps_from(at + 16 * g)
         for j in range(0, end, 4):
-            a, b, c, d = philox(queries, j, pair, j - j, dropout.seed[0], dropout.seed[1])
+            a, b, c, d = philox(queries, j, pair, literal(0), dropout.seed[0], dropout.seed[1])
             for i, word in ((0, a), (1, b), (2, c), (3, d)):
                 if j + i < end:
                     kept = where_less(whole_uniform(word), least, zero, factor)

@@ -43,7 +43,7 @@ def scores(first: int, end: int, slots: Slots, q: Any, k: Any, fields: Any) -> N
         b, h = p // heads, p % heads
         mask = min(b, len(slots.visible) - 1)
         for i in range(queries):
-            start = i - window + 1 if slots.moves else i - i
+            start = i - window + 1 if slots.moves else 0
             largest = -np.inf
             for t in range(window):
                 total, visible = zero, slots.visible[mask, i, t]
@@ -79,7 +79,7 @@ def mixed(
         b, h = p // heads, p % heads
         mask = min(b, len(slots.visible) - 1)
         for i in range(queries):
-            start = i - window + 1 if slots.moves else i - i
+            start = i - window + 1 if slots.moves else 0
             largest, total = -np.inf, 0.0
             for t in range(window):
                 if slots.visible[mask, i, t]:
@@ -132,7 +132,7 @@ def mixed_backward(
             for c in range(features):
                 dv[b, j, h, c] = zero
         for i in range(queries):
-            start = i - window + 1 if slots.moves else i - i
+            start = i - window + 1 if slots.moves else 0
             mean, norm = 0.0, 0.0
             for t in range(window):
                 slope[b, h, i, t] = 0.0
@@ -173,7 +173,7 @@ def scores_backward(
         for i in range(queries):
             for c in range(features):
                 dq[b, i, h, c] = zero
-            start = i - window + 1 if slots.moves else i - i
+            start = i - window + 1 if slots.moves else 0
             if slots.odds:
                 total = 0.0
                 for t in range(window):

@@ -17,9 +17,9 @@ from diabat.compute.loading import preparing
 
 with preparing:
     import numba
-    from numba.core import event
+    from numba.core import event, types
     from numba.core.registry import cpu_target
-    from numba.extending import overload
+    from numba.extending import intrinsic, overload
 
     # What numba does at its first compilation or loading, a third of a second.
     cpu_target.target_context.refresh()
@@ -52,6 +52,12 @@ def jit(function: F, **options: Any) -> F:
 def inner(function: F, **options: Any) -> F:
     """Compile for calls from compiled functions only, without the wrapper for calls from Python."""
     return jit(function, no_cpython_wrapper=True, **options)
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # no stubs
+def literal(typing_context: Any, value: Any) -> Any:
+    """Make a variable of an integer; numba compiles a function anew for every literal that it is called with."""
+    return types.intp(types.intp), lambda context, builder, signature, arguments: arguments[0]
 
 
 def by_type(function: Callable[..., T]) -> _SingleDispatchCallable[T]:

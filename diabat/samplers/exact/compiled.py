@@ -132,9 +132,7 @@ class KernelSolution(Solution):
         plan = self._plan = _plan(found.tiers, lanes_of(dtype))
         self._tiers, self._odds, self._shape, self._dtype = found, odds, h.shape, h.dtype
         self._J = None if J is None else (J.shape, J.dtype)
-        couplings = (
-            np.zeros((distinct, n, n), dtype) if J is None else _flat(J, J.shape[-2:], dtype)
-        )
+        couplings = np.zeros((distinct, n, n), dtype) if J is None else _flat(J, J.shape[-2:], dtype)
         self._problems = Problems(*plan.places, _flat(h, h.shape[-1:], dtype), couplings)
         blocks = len(plan.places[0])
         up, down = (np.ones if odds else np.zeros)((2, total, n), dtype)

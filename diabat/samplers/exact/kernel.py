@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from diabat.compute.jit import inner, jit
+from diabat.compute.jit import inner, jit, literal
 from diabat.compute.simd import (
     add,
     address,
@@ -82,7 +82,7 @@ def forward(first: int, end: int, problems: Problems, found: Found, correlation:
         fill_tables(m, work)
         # Sums over y come first, then those over z; sums over x are needed for pairs only.
         a, b, c = thirds(m)
-        row, column, summed = a + b, m - m, a
+        row, column, summed = a + b, literal(0), a
         left, right, factor = work.G, work.F, work.H
         p, q, r = c, a, b
         for step in range(2 if correlation is None else 3):
@@ -120,7 +120,7 @@ def products(
     out: Any,
 ) -> None:
     """Sums over the rows and columns of M[x,y] = factor[x,y] Σ_z left[z,x] right[y,z], and M itself if it is kept."""
-    zero = constant(load(left, P - P), 0.0)
+    zero = constant(load(left, 0), 0.0)
     for y in range(Q):
         store(columns, y, zero)
     for x in range(0, P, 4):
@@ -194,7 +194,7 @@ def fold(values: Any, spins: int, up: Any, down: Any, total: Any) -> None:
 
     Bits are summed out one by one, the top bit first: three additions per state for all spins together.
     """
-    zero = constant(load(values, spins - spins), 0.0)
+    zero = constant(load(values, 0), 0.0)
     for k in range(spins - 1, -1, -1):
         half = 1 << k
         above, below = zero, zero
@@ -214,7 +214,7 @@ def fold(values: Any, spins: int, up: Any, down: Any, total: Any) -> None:
 @inner
 def _normalise(m: int, a: int, second: int, up: Any, down: Any, totals: Any) -> None:
     """Divide the sums of every third by its own total: they differ by rounding."""
-    one = constant(load(up, m - m), 1.0)
+    one = constant(load(up, 0), 1.0)
     least = one
     for k in range(m):
         inverse = divide(one, load(totals, 0 if k < a else 1 if k < second else 2))
@@ -255,8 +255,8 @@ def _write_pairs(problems: Problems, correlation: Any, work: Work, lanes: int, b
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
     n, most = problems.h.shape[1], problems.members.shape[1]
     members, sums, out = address(problems.members), work.sums, address(correlation)
-    one = constant(load(sums, m - m), 1.0)
-    inverse, least = divide(one, load(work.totals, m - m)), constant(one, -1.0)
+    one = constant(load(sums, 0), 1.0)
+    inverse, least = divide(one, load(work.totals, 0)), constant(one, -1.0)
     for row in range(triangle(m)):
         # Rounding can give a number beyond 1.
         value = mul(load(sums, row), inverse)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.compute.jit import inner, jit
+from diabat.compute.jit import inner, jit, literal
 from diabat.compute.simd import (
     add,
     address,
@@ -83,12 +83,12 @@ def backward(
         fill_tables(m, work)
         _numbers(problems, found, cotangents, work, lanes, block)
         _scale(m, above, below, scale)
-        zero = constant(load(scale, m - m), 0.0)
-        _sums_of_numbers(above, below, a, load(scale, m - m + 1), f1)
+        zero = constant(load(scale, 0), 0.0)
+        _sums_of_numbers(above, below, a, load(scale, 1), f1)
         _sums_of_numbers(skip(above, a), skip(below, a), b, zero, f2)
         _sums_of_numbers(skip(above, a + b), skip(below, a + b), c, zero, f3)
         # In the order of the forward pass.
-        row, column, summed = a + b, m - m, a
+        row, column, summed = a + b, literal(0), a
         left, right, factor = work.G, work.F, work.H
         p, q, r = c, a, b
         f, g, h = f3, f1, f2
@@ -117,7 +117,7 @@ def _numbers(
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
     n, most = problems.h.shape[1], problems.members.shape[1]
     above, below, scale = work.up, work.down, work.totals
-    zero = constant(load(scale, m - m), 0.0)
+    zero = constant(load(scale, 0), 0.0)
     for k in range(m):
         store(above, k, zero), store(below, k, zero)
     store(scale, 0, zero), store(scale, 1, zero)
@@ -142,7 +142,7 @@ def _numbers(
 @inner
 def _sums_of_numbers(above: Any, below: Any, spins: int, first: Any, out: Any) -> None:
     """Fill out with the sum of ``first`` and of one number of each spin, for every state."""
-    store(out, spins - spins, first)
+    store(out, 0, first)
     for k in range(spins):
         up, down = load(above, k), load(below, k)
         for x in range(1 << k):
@@ -154,13 +154,13 @@ def _sums_of_numbers(above: Any, below: Any, spins: int, first: Any, out: Any) -
 @inner
 def _scale(m: int, above: Any, below: Any, scale: Any) -> None:
     """Divide the numbers and u by the largest of them, and multiply 1/Z by it."""
-    zero = constant(load(scale, m - m), 0.0)
-    most = absolute(load(scale, m - m + 1))
+    zero = constant(load(scale, 0), 0.0)
+    most = absolute(load(scale, 1))
     for k in range(m):
         most = _larger(load(below, k), _larger(load(above, k), most))
     most = where_less(zero, most, most, constant(zero, 1.0))
-    store(scale, m - m, mul(load(scale, m - m), most))
-    store(scale, m - m + 1, divide(load(scale, m - m + 1), most))
+    store(scale, 0, mul(load(scale, 0), most))
+    store(scale, 1, divide(load(scale, 1), most))
     for k in range(m):
         store(above, k, divide(load(above, k), most))
         store(below, k, divide(load(below, k), most))
@@ -188,7 +188,7 @@ def _weighted(
     out: Any,
 ) -> None:
     """factor[x,y] ((f[x] + g[y]) Σ_z left[z,x] right[y,z] + Σ_z left[z,x] h[z] right[y,z])."""
-    zero = constant(load(left, P - P), 0.0)
+    zero = constant(load(left, 0), 0.0)
     for x in range(0, P, 4):
         copy_columns(left, P, x, R, tile)
         f0, f1, f2, f3 = load(f, x), load(f, x + 1), load(f, x + 2), load(f, x + 3)
@@ -226,7 +226,7 @@ def _write(problems: Problems, cotangents: Cotangents, work: Work, lanes: int, b
         problems.h.shape[1],
         problems.members.shape[1],
         work.sums,
-        load(work.totals, m - m),
+        load(work.totals, 0),
     )
     for row in range(triangle(m)):
         store(sums, row, mul(load(sums, row), factor))

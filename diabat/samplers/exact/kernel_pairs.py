@@ -47,7 +47,7 @@ def fill_spins(first: int, rows: int, other: int, columns: int, work: Work) -> N
 @inner
 def _with_signs(values: Any, spins: int, out: Any) -> None:
     """Sums of the values of all states with the sign of each spin, and last without; overwrites the values."""
-    zero = constant(load(values, spins - spins), 0.0)
+    zero = constant(load(values, 0), 0.0)
     for k in range(spins - 1, -1, -1):
         half = 1 << k
         total = zero
@@ -60,7 +60,7 @@ def _with_signs(values: Any, spins: int, out: Any) -> None:
                 part = add(part, sub(upper, lower))
             total = add(total, part)
         store(out, k, total)
-    store(out, spins, load(values, spins - spins))
+    store(out, spins, load(values, 0))
 
 
 @inner

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.compute.jit import inner
+from diabat.compute.jit import inner, literal
 from diabat.compute.simd import (
     add,
     address,
@@ -147,7 +147,7 @@ def fill_factors(problems: Problems, block: int, limit: float, lanes: int, work:
     h, J, members = address(problems.h), address(problems.J), address(problems.members)
     zero, half = problems.h.dtype.type(0), problems.h.dtype.type(0.5)
     for q in range(lanes):
-        spins, place, at = m - m, start + q, q
+        spins, place, at = literal(0), start + q, q
         if place < stop:
             spins = problems.spins[place]
             row, couplings = problems.rows[place] * n, problems.coupling[place] * n * n
@@ -163,14 +163,14 @@ def fill_factors(problems: Problems, block: int, limit: float, lanes: int, work:
         for _ in range(triangle(spins), triangle(m)):
             set_item(factors, at, zero)
             at += lanes
-    return _exponentials(factors, work.inverses, m, limit, skip(work.totals, m - m + 4))
+    return _exponentials(factors, work.inverses, m, limit, skip(work.totals, 4))
 
 
 @inner
 def _exponentials(factors: Any, inverses: Any, m: int, limit: float, excess: Any) -> float:
     """Replace h and J by exp(h) and exp(J), fill in their inverses and the excess, and return the strength."""
-    zero = constant(load(factors, m - m), 0.0)
-    pairs, fields, most, highest, row = zero, zero, zero, zero, m - m
+    zero = constant(load(factors, 0), 0.0)
+    pairs, fields, most, highest, row = zero, zero, zero, zero, literal(0)
     for k in range(m):
         of_spin = zero
         for _ in range(k):
@@ -183,7 +183,7 @@ def _exponentials(factors: Any, inverses: Any, m: int, limit: float, excess: Any
     total = add(fields, pairs)
     above = sub(total, constant(zero, limit))
     above = where_less(zero, above, above, zero)
-    store(excess, m - m, above)
+    store(excess, 0, above)
     share = where_less(zero, above, divide(above, fields), zero)
     for k in range(m):
         _exponential(factors, inverses, triangle(k) + k, share)
@@ -215,7 +215,7 @@ def absolute(x: Any) -> Any:
 def fill_tables(m: int, work: Work) -> None:
     """Fill F, G and H from the factors of a block."""
     a, b, c = thirds(m)
-    first, other, last = m - m, a, a + b
+    first, other, last = literal(0), a, a + b
     rows, columns, rest = a, b, c
     out, second, third = work.F, work.G, work.H
     for _ in range(3):
@@ -269,10 +269,10 @@ def _pair(j: int, k: int) -> int:
 def _first_column(first: int, spins: int, work: Work) -> None:
     """exp(Σ h_k s_k + Σ_{j<k} J_jk s_j s_k) over the states of ``spins`` spins from ``first`` on, h in work."""
     out, rise, fall, factors, inverses = work.start, work.rise, work.fall, work.factors, work.inverses
-    store(out, first - first, constant(load(factors, first), 1.0))
+    store(out, 0, constant(load(factors, first), 1.0))
     for k in range(spins):
-        store(rise, first - first, load(work.field, k))
-        store(fall, first - first, load(work.field_inverse, k))
+        store(rise, 0, load(work.field, k))
+        store(fall, 0, load(work.field_inverse, k))
         row = triangle(first + k) + first
         for j in range(k):
             up, down, half = load(factors, row + j), load(inverses, row + j), 1 << j
@@ -298,4 +298,4 @@ def _rises(factors: Any, inverses: Any, first: int, spins: int, k: int, powers: 
         up, down = load(factors, pair), load(inverses, pair)
         value, up = mul(value, mul(down, down)), mul(up, up)
         store(powers, j, mul(up, up))
-    _fill_row(value, powers, first - first, spins // spins, spins, out)
+    _fill_row(value, powers, literal(0), literal(1), spins, out)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diabat.compute.jit import inner, jit
+from diabat.compute.jit import inner, jit, literal
 from diabat.compute.simd import (
     add,
     address,
@@ -320,7 +320,7 @@ def _fill(
     probe: Any,
 ) -> int:  # fmt: skip
     """Take problems into the lanes: new ones, or with ``damping`` 0 as `_give` has left them; spins up to the last."""
-    n, kind, used = problems.fields.shape[1], problems.fields.dtype.type, s.width - s.width
+    n, kind, used = problems.fields.shape[1], problems.fields.dtype.type, literal(0)
     fields, visible, J = address(problems.fields), address(problems.visible), address(problems.couplings)
     m, zero = address(found.magnetization), constant(load(work.h, 0), 0.0)
     for r in range(s.rows):  # lanes without a problem have no visible spin
@@ -328,7 +328,7 @@ def _fill(
         store(work.mask, r, zero)
         store(work.m, r, zero)
     for lane in range(len(block)):
-        i, c, rank = block[lane], problems.which[block[lane]], lane - lane
+        i, c, rank = block[lane], problems.which[block[lane]], literal(0)
         for j in range(n):
             at, source = j * s.size + lane, i * n + j
             set_item(work.h, at, item(fields, source))

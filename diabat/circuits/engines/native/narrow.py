@@ -25,7 +25,7 @@ from diabat.circuits.engines.native.steps import (
     turn_rows,
     turned,
 )
-from diabat.compute.jit import inner
+from diabat.compute.jit import inner, literal
 from diabat.compute.simd import (
     add,
     address,
@@ -125,7 +125,7 @@ def evolve_few(
         problems: Number of problems.
     """
     h, lanes = address(fields), fields.shape[1]
-    none = n - n  # not the literal 0, for which numba would compile other functions anew
+    none = literal(0)
     rows = (1 << n) // lanes
     state = Complex(address(free), address(weights))
     amplitude = constant(load(tables.sums, 0), 0.5 ** (0.5 * n))

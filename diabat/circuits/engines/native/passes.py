@@ -26,7 +26,7 @@ from diabat.circuits.engines.native.steps import (
     store_one,
     turned,
 )
-from diabat.compute.jit import inner
+from diabat.compute.jit import inner, literal
 from diabat.compute.simd import add, fused, fused_negative, product, splat, sub
 
 # Log2 of the rows of a chunk, which passes through all its qubits before the next; a multiple of GROUP.  2^8 rows of
@@ -151,10 +151,9 @@ def first_two(
 def turn_two(state: Complex, z: Complex, mixer: Mixer, j: int, bits: int, area: Area) -> None:
     """Field phases of the group of ``bits`` qubits from j on, and mixer of qubits j and j+1."""
     a = 1 << j
-    one = a >> j  # not the literal, for which numba would compile `load_four` anew
     for top in range(area.start, area.stop, a << bits):
         for u in range(0, 1 << bits, 4):
-            phases = load_four(z, GROUP * j + u, one)
+            phases = load_four(z, GROUP * j + u, literal(1))
             base = top + a * u
             for middle in range(base, base + a, area.step):
                 for x in range(middle + area.low, middle + area.high):
@@ -208,8 +207,7 @@ def forward_step(state: Complex, tables: Tables, own: bool, mixer: Mixer, n: int
     """One Trotter step on a state of n >= 2 qubits."""
     z = tables.field
     inside, bits = min(n, CHUNK), min(n, GROUP)
-    # Not the literals 0 and 4: numba compiles a function again for every literal argument.
-    none, four = n - n, n - n + 4
+    none, four = literal(0), literal(4)
     rows = 1 << inside
     for start in range(0, 1 << n, rows):
         stop = start + rows
