@@ -1,7 +1,7 @@
 """Annealed chains of 32 to 256 spins by matrix product states, against the exact chain, and attention over them.
 
     python -m experiments.chain_anneals law                # about two minutes
-    python -m experiments.chain_anneals training           # an hour and a half, most of it on the 5 ns anneal
+    python -m experiments.chain_anneals training           # three quarters of an hour
     python -m experiments.chain_anneals processor          # seconds
 
 `law`: anneals of random chains, h ~ N(0, .5²) and J ~ N(0, .5²), one problem for each size, by Aer on one thread: bond
@@ -126,12 +126,13 @@ def training() -> Titled:
         "exact": diabat.sampler("banded"),
         "learned plan": DQASampler(schedule="boltzmann-16", **PRODUCTS),
         "5 ns anneal": DQASampler(**PRODUCTS),
+        "2 ns anneal": DQASampler(annealing_time_ns=2.0, steps=80, **PRODUCTS),
     }
     for name, gradient in (
         ("exact", "exact"),
         ("exact", "linear_response"),
         ("learned plan", "linear_response"),
-        ("5 ns anneal", "linear_response"),
+        ("2 ns anneal", "linear_response"),
     ):
         torch.manual_seed(0)
         model, generator = Recall(samplers[name], gradient), torch.Generator().manual_seed(0)
