@@ -59,6 +59,7 @@ MODELS: dict[str, Row] = {
 }
 RECIPES = {
     "decay 0.01": (2e-3, 0.01, 1),
+    "decay 0.01, three times the steps": (2e-3, 0.01, 3),
     "decay 30 of q, k": (8e-3, 30.0, 1),
     "decay 30 of q, k, three times the steps": (8e-3, 30.0, 3),
 }
