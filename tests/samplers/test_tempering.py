@@ -22,7 +22,7 @@ from diabat.samplers import UnsupportedError
 from diabat.samplers.tempering import TemperingSampler
 from diabat.samplers.tempering import sampler as module
 from diabat.testing import brute_force, brute_force_states
-from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
+from diabat.testing.problems import Lead, causal_problem, make_problem, sparse_problem, with_visible
 
 from .goodness import g_test
 
@@ -469,6 +469,8 @@ def mixed_batch() -> Ising:
         make_problem((), 8, seed=1, dtype=torch.float32),
         make_problem((1, 1), 5, lead="heads", seed=2, three_body=0.3),
         Ising(torch.tensor([0.5])),
+        sparse_problem((), 70, 100, seed=3),
+        sparse_problem((1, 1), 70, 100, lead=(1, 1), seed=4),
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"order": "random", "method": "metropolis"}])

@@ -252,6 +252,23 @@ def _sparse(tier: Tier, ising: Ising, edges: Edges) -> Callable[..., ChainSimula
     )
 
 
+def single(ising: Ising, chains: int, by_edges: bool) -> ChainSimulation:
+    """Plain chains of one visible problem on the CPU; couplings held as edges may be expanded into a matrix."""
+    n, edges, first, h = (
+        ising.num_spins,
+        ising.edges,
+        np.zeros(1, np.int64),
+        ising.fields.numpy().reshape(1, -1),
+    )
+    options: dict[str, Any] = {"chains": chains, "betas": np.ones((1, 1))}
+    if by_edges and edges is not None:
+        values = edges.values.numpy().reshape(1, -1)
+        return EdgeSimulation(edges.index.numpy(), values, first, np.full((1, n), True), h, first, **options)
+    J = None if ising.couplings is None else ising.couplings.numpy().reshape(1, n, n)
+    K = None if ising.three_body is None else ising.three_body.numpy().reshape(1, n, n, n)
+    return Simulation(J, K, h, first, first, **options)
+
+
 def _cost(groups: int, problems: int, spins: int) -> float:
     """Number of additions of a sweep, plus a constant for the calls of one tier, for 16 chains."""
     return 1e5 + groups * problems * float(spins) ** 2

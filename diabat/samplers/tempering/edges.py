@@ -32,8 +32,9 @@ from diabat.compute.simd import (
     skip,
     splat,
     store,
+    sub,
 )
-from diabat.compute.simd_bits import bits_less, load_words, where_bits
+from diabat.compute.simd_bits import bits_less, load_words, lowest_bit, where_bits
 from diabat.samplers.tempering.cached import threshold
 from diabat.samplers.tempering.kernel import (
     STRIP,
@@ -56,6 +57,8 @@ _CHUNK = 512
 _RENEW = 64
 # Up to this many lanes are updated one after the other.
 _FEW = 2
+# Twice the largest relative error of a sum or a product.
+_ROUNDING = np.float32(2.0**-23)
 Array = NDArray[Any]
 
 
@@ -72,6 +75,11 @@ class Edges(NamedTuple):
     gains: Any  # change of -E since it was cleared, float32 [4, 16]
     local: Any  # local fields of one spin, or thresholds and fields of 64 spins of a lane, float32 [8, 16]
     words: Any  # random words: 16 rows for four spins, uint32 [16 or, in random order, 16 ⌈n/4⌉, 16]
+    kept: Any  # local fields of a few lanes, and bounds of their rounding, float32 [(FEW + 1) V, 16]
+    levels: Any  # thresholds of one lane, float32 [V, 16]
+    packed: Any  # bits of the spins of these lanes, int64 [FEW, V / 4]
+    middles: Any  # end of the entries of later spins in the same 64, int64 [n]
+    rows: Any  # V = 4 ⌈n/64⌉
     n: Any
     entries: Any  # 2E
 
@@ -83,11 +91,13 @@ def edge_state(
     n, strips = problems[-1].shape[1], -(-lanes // STRIP)
     rows = 4 * n if average else 0
     words = 16 * -(-n // 4) if shuffled else 16
-    memory = Scratch(2 * rows * strips + 12 + words, cleared=True)
+    V = 4 * -(-n // 64)
+    memory = Scratch(2 * rows * strips + 12 + words + (_FEW + 2) * V, cleared=True)
     return Edges(
         *problems, np.empty((strips, n, 4), np.uint16), memory.take(np.float32, strips, 2, rows, 16),
-        memory.take(np.float32, 4, 16), memory.take(np.float32, 8, 16), memory.take(np.uint32, words, 16), n,
-        len(problems[1]),
+        memory.take(np.float32, 4, 16), memory.take(np.float32, 8, 16), memory.take(np.uint32, words, 16),
+        memory.take(np.float32, (_FEW + 1) * V, 16), memory.take(np.float32, V, 16),
+        np.empty((_FEW, V // 4), np.int64), np.empty(n, np.int64), V, n, len(problems[1]),
     )  # fmt: skip
 
 
@@ -98,7 +108,7 @@ def strip_of(state: Edges, at: Any, i: int) -> Edges:
     return Edges(
         state.starts, state.neighbours, offset(state.doubled, at[0] * state.entries), offset(state.base, own),
         offset(state.fields, own), offset(state.spins, 4 * n * i), skip(state.averages, 8 * n * i),
-        state.gains, state.local, state.words, n, state.entries,
+        state.gains, state.local, state.words, state.kept, state.levels, state.packed, state.middles, state.rows, n, state.entries,
     )  # fmt: skip
 
 
@@ -116,44 +126,118 @@ def probability(field: Any, scale: Any) -> Any:
 
 
 @inner
-def sweep_few(s: Edges, lanes: Lanes, lane: int, first: int, last: int, t: int, how: How) -> None:
-    """As `sweep_spins` in sequential order, for one lane: the thresholds of 64 spins at once, then spin by spin.
+def field_of(s: Edges, j: int, lane: int) -> Any:
+    """Local field of a spin of one lane, summed in the order of `sweep_spins`."""
+    field, bit = item(s.base, j), 1 << lane
+    for e in range(item(s.starts, j), item(s.starts, j + 1)):
+        J, k = item(s.doubled, e), np.int64(item(s.neighbours, e))
+        field += J if item(s.spins, 4 * k) & bit else np.float32(0.0)
+    return field
 
-    A spin waits for the one before it; a comparison of two numbers is all that it waits for.
+
+@inner
+def renew(s: Edges, lane: int) -> None:
+    """Sum the kept fields of one lane anew, and pack its spins; bounds and links are those of the couplings."""
+    fields, slack = skip(s.kept, lane * s.rows), skip(s.kept, _FEW * s.rows)
+    for first in range(0, s.n, 64):
+        ups: Any = first - first
+        for j in range(first, min(s.n, first + 64)):
+            set_item(fields, j, field_of(s, j, lane))
+            ups |= np.int64(item(s.spins, 4 * j) >> lane & 1) << (j - first)
+            start, stop, size = item(s.starts, j), item(s.starts, j + 1), abs(item(s.base, j))
+            middle = start
+            for e in range(start, stop):
+                size += abs(item(s.doubled, e))
+                k = np.int64(item(s.neighbours, e))
+                middle += j < k and k < first + 64
+            set_item(s.middles, j, middle)
+            set_item(slack, j, size * _ROUNDING * np.float32((_RENEW + 2) * (stop - start) + 8))
+        set_item(s.packed, lane * (s.rows // 4) + first // 64, ups)
+
+
+@inner
+def certain_and_possible(fields: Any, slack: Any, levels: Any, row: int, scale: Any) -> Any:
+    """Bits of 64 spins: those that are +1 whatever the rounding of their fields, and those that may be."""
+    certain = possible = 0
+    for v in range(4):
+        x, margin, level = mul(load(fields, row + v), scale), mul(load(slack, row + v), scale), load(levels, row + v)
+        certain |= bits_less(sub(x, margin), level) << 16 * v
+        possible |= bits_less(add(x, margin), level) << 16 * v
+    return certain, possible
+
+
+@inner
+def draw_block(s: Edges, lane: int, first: int, count: int, scale: Any, followed: bool) -> None:
+    """Update ``count`` spins of one lane, up to 64 from ``first`` on.
+
+    Each flip changes the fields of the neighbours.  Comparisons that rounding could decide are made with the field
+    summed anew, so that every spin is that of `sweep_spins`.
     """
-    spins, levels, fields, bit = s.spins, s.local, skip(s.local, 4), 1 << lane
-    name, query, scale = item(lanes.names, lane), item(lanes.queries, lane), item(lanes.scale, lane)
-    gain, cold = item(s.gains, lane), item(lanes.cold, lane)
-    for start in range(first, last, 64):
-        stop = min(last, start + 64)
-        old: Any = start - start
-        if how.use_metropolis:
-            for j in range(start, stop):
-                old |= np.int64(item(spins, 4 * j) >> lane & 1) << (j - start)
-        words = draw_in_order(start // 4, t, name, query, how.key)
-        store(levels, 0, threshold(words[0], old, how.use_metropolis))
-        store(levels, 1, threshold(words[1], old >> 16, how.use_metropolis))
-        store(levels, 2, threshold(words[2], old >> 32, how.use_metropolis))
-        store(levels, 3, threshold(words[3], old >> 48, how.use_metropolis))
-        for j in range(start, stop):
-            field = item(s.base, j)
-            for e in range(item(s.starts, j), item(s.starts, j + 1)):
-                J, k = item(s.doubled, e), np.int64(item(s.neighbours, e))
-                field += J if item(spins, 4 * k) & bit else np.float32(0.0)  # no branch: J is read before
-            mask, risen = item(spins, 4 * j), field * scale < item(levels, j - start)
-            set_item(spins, 4 * j, mask & ~bit | np.int64(risen) << lane)
-            if how.followed and risen != (mask & bit > 0):
-                gain += field + field if risen else -(field + field)
-            set_item(fields, j - start, field)
-        if how.average and cold > 0:
-            for v in range(4):
-                store(fields, v, probability(load(fields, v), splat(scale)))
-            for j in range(start, stop):
-                at = STRIP * j + lane
-                set_item(s.averages, at, item(s.averages, at) + item(fields, j - start))
-                spin = np.float32(1.0 if item(spins, 4 * j) & bit else -1.0)
-                set_item(s.averages, STRIP * s.n + at, item(s.averages, STRIP * s.n + at) + spin)
+    row, at, bit, gain = first // 16, lane * (s.rows // 4) + first // 64, 1 << lane, item(s.gains, lane)
+    fields, slack, levels, now = skip(s.kept, lane * s.rows), skip(s.kept, _FEW * s.rows), s.levels, s.local
+    certain, possible = certain_and_possible(fields, slack, levels, row, splat(scale))
+    for v in range(4):
+        store(now, v, load(fields, row + v))
+    spins, left = item(s.packed, at), -1 if count == 64 else (1 << count) - 1
+    changed = (certain ^ spins | possible ^ spins) & left
+    while changed != 0:
+        i = lowest_bit(changed)
+        left &= -2 << i
+        j, rise = first + i, certain >> i & 1
+        field = item(fields, j)
+        if followed or (certain ^ possible) >> i & 1:
+            field = field_of(s, j, lane)
+            rise = np.int64(field * scale < item(levels, j))
+        if rise != spins >> i & 1:
+            spins ^= 1 << i
+            set_item(s.spins, 4 * j, item(s.spins, 4 * j) ^ bit)
+            sign, middle = np.float32(2 * rise - 1), item(s.middles, j)
+            gain += sign * (field + field) if followed else np.float32(0.0)
+            for e in range(item(s.starts, j), middle):  # these are still to be drawn
+                k = np.int64(item(s.neighbours, e))
+                field = item(fields, k) + sign * item(s.doubled, e)
+                set_item(fields, k, field)
+                set_item(now, k - first, field)
+                x, margin, level, clear = field * scale, item(slack, k) * scale, item(levels, k), ~(1 << k - first)
+                certain = certain & clear | np.int64(x - margin < level) << k - first
+                possible = possible & clear | np.int64(x + margin < level) << k - first
+            for e in range(middle, item(s.starts, j + 1)):
+                k = np.int64(item(s.neighbours, e))
+                set_item(fields, k, item(fields, k) + sign * item(s.doubled, e))
+        changed = (certain ^ spins | possible ^ spins) & left
+    set_item(s.packed, at, spins)
     set_item(s.gains, lane, gain)
+
+
+@inner
+def average_block(s: Edges, lane: int, first: int, count: int, scale: Any) -> None:
+    """Add P(s = +1 | rest) at the draws of `draw_block` and its spins to the averages."""
+    spins = item(s.packed, lane * (s.rows // 4) + first // 64)
+    for v in range(4):
+        store(s.local, v, probability(load(s.local, v), splat(scale)))
+    for i in range(count):
+        at = STRIP * (first + i) + lane
+        set_item(s.averages, at, item(s.averages, at) + item(s.local, i))
+        spin = np.float32(2 * (spins >> i & 1) - 1)
+        set_item(s.averages, STRIP * s.n + at, item(s.averages, STRIP * s.n + at) + spin)
+
+
+@inner
+def sweep_few(s: Edges, lanes: Lanes, lane: int, first: int, last: int, t: int, how: How) -> None:
+    """As `sweep_spins` in sequential order, for one lane: all thresholds, then 64 spins at a time."""
+    name, query, scale = item(lanes.names, lane), item(lanes.queries, lane), item(lanes.scale, lane)
+    for start in range(first, last, 64):
+        row, old = start // 16, item(s.packed, lane * (s.rows // 4) + start // 64)
+        words = draw_in_order(start // 4, t, name, query, how.key)
+        store(s.levels, row, threshold(words[0], old, how.use_metropolis))
+        store(s.levels, row + 1, threshold(words[1], old >> 16, how.use_metropolis))
+        store(s.levels, row + 2, threshold(words[2], old >> 32, how.use_metropolis))
+        store(s.levels, row + 3, threshold(words[3], old >> 48, how.use_metropolis))
+    for start in range(first, last, 64):
+        count = min(64, last - start)
+        draw_block(s, lane, start, count, scale, how.followed)
+        if how.average and item(lanes.cold, lane) > 0:
+            average_block(s, lane, start, count, scale)
 
 
 @inner
@@ -236,6 +320,8 @@ def _sweep(state: Edges, at: Any, lanes: Lanes, order: Any, t: int, how: How) ->
             last = min(n, first + step)
             if used <= _FEW and not how.shuffled:
                 for lane in range(used):
+                    if first == 0 and (t == how.first or t % _RENEW == 0):
+                        renew(s, lane)
                     sweep_few(s, own, lane, first, last, t, how)
             else:
                 sweep_spins(s, own, width, order, first, last, t, how)

@@ -20,17 +20,18 @@ from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Capabilities
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.tempering.averages import averages, burn_in
-from diabat.samplers.tempering.batch import Batch, Kept, Part, require_single_precision
+from diabat.samplers.tempering.batch import Batch, Kept, Part, require_single_precision, single
 from diabat.samplers.tempering.ladder import even_ladder
 from diabat.samplers.tempering.pilot import A, joined, only, run_pilot
 from diabat.samplers.tempering.results import assembled
-from diabat.samplers.tempering.simulation import Method, Order, Rules, Simulation
+from diabat.samplers.tempering.simulation import Method, Order, Rules
 
 Array = NDArray[Any]
 
 _DEFAULT_REPLICAS, _MOST_REPLICAS = 8, 256
 _MOST = 2**31 - 1
-# One problem up to this size spends its time in what comes before the sweeps, and needs no check of its memory.
+# One problem of this size, or of edges, spends its time in what comes before the sweeps; reads of no more spins need no
+# check of their memory.
 _SMALL_SPINS, _SMALL_READS = 64, 1 << 20
 
 
@@ -263,13 +264,9 @@ class TemperingSampler(Sampler):
         return Samples(spins.to(ising.fields.device), ising.visible_mask, info=info, tracked=tracked)
 
     def _single_reads(self, ising: Ising, num_reads: int, rules: Rules) -> Samples:
-        """The same of one small problem and plain chains, without tiers and their indices."""
+        """The same of one problem and plain chains, without tiers and their indices."""
         # Few edges take less time as a matrix than their lists take to build.
-        n, place = ising.num_spins, np.zeros(1, np.int64)
-        J = None if ising.couplings is None else ising.couplings.numpy().reshape(1, n, n)
-        K = None if ising.three_body is None else ising.three_body.numpy().reshape(1, n, n, n)
-        fields = ising.fields.numpy().reshape(1, n)
-        one = Simulation(J, K, fields, place, place, chains=num_reads, betas=np.ones((1, 1)))
+        one = single(ising, num_reads, ising.num_spins > _SMALL_SPINS)
         one.run(rules, self.burn_in)
         states = torch.from_numpy(one.spins().reshape(num_reads, *ising.fields.shape))
         betas = torch.ones(*ising.batch_shape, 1, dtype=torch.float64)
@@ -320,11 +317,12 @@ class TemperingSampler(Sampler):
 
 
 def is_single(ising: Ising, chains: int) -> bool:
-    """Whether a batch is one problem of few spins, all visible."""
+    """Whether a batch is one problem of few spins or of edges, all visible."""
     h = ising.fields
     return (
         h.is_cpu
-        and 0 < h.shape[-1] == h.numel() <= _SMALL_SPINS
+        and 0 < h.shape[-1] == h.numel()
+        and (ising.edges is not None or h.numel() <= _SMALL_SPINS)
         and chains * h.numel() <= _SMALL_READS
         and ising.visible is None
     )
