@@ -63,6 +63,7 @@ KERNELS = [
     "samplers/tempering/summed.py",
     "samplers/tempering/kernel.py",
     "samplers/tempering/edges.py",
+    "samplers/tempering/single_lane.py",
     "samplers/tempering/cached.py",
     "samplers/tempering/simulation.py",
     "samplers/tempering/averages.py",
@@ -108,6 +109,7 @@ COMPILED = [
     "samplers/tempering/summed.py",
     "samplers/tempering/kernel.py",
     "samplers/tempering/edges.py",
+    "samplers/tempering/single_lane.py",
     "samplers/tempering/cached.py",
 ]
 # Kernels are also imported by name, by diabat.compute.loading.loaded.

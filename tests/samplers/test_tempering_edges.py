@@ -11,7 +11,8 @@ import torch
 import diabat
 from diabat.ising import Ising
 from diabat.samplers.tempering import TemperingSampler
-from diabat.samplers.tempering.simulation import EdgeSimulation, Rules
+from diabat.samplers.tempering.edges import neighbour_lists
+from diabat.samplers.tempering.simulation import EdgeSimulation, Method, Rules
 from diabat.testing import brute_force_states
 from diabat.testing.problems import sparse_problem, with_visible
 
@@ -41,13 +42,13 @@ def same_draws(ising: Ising, reads: int, **options: Any) -> None:
     assert torch.equal(one.info["betas"], other.info["betas"])
 
 
-def simulation(ising: Ising, ladder: list[float], *, chains: int) -> EdgeSimulation:
+def simulation(ising: Ising, ladder: list[float], *, chains: int, track: bool = False) -> EdgeSimulation:
     """Problems [P, n] with one J."""
     h, places = ising.fields.reshape(-1, ising.num_spins).numpy(), np.arange(ising.num_problems)
     index, values = ising.edges.index.numpy(), ising.edges.values.numpy()[None]
     betas = np.tile(ladder, (len(h), 1))
     return EdgeSimulation(
-        index, values, 0 * places, np.full(h.shape, True), h, places, chains=chains, betas=betas
+        index, values, 0 * places, np.full(h.shape, True), h, places, chains=chains, betas=betas, track=track
     )
 
 
@@ -145,6 +146,36 @@ def test_a_draw_depends_neither_on_threads_nor_on_blocks() -> None:
         run.run(Rules(3, block=block), 5)
         spins.append(run.spins())
     assert np.array_equal(spins[0], spins[1])
+
+
+@pytest.mark.parametrize("method", ["heat_bath", "metropolis"])
+def test_one_chain_alone_is_that_among_others_whatever_the_rounding(method: Method) -> None:
+    """500 spins, and couplings of about -1 among all: sums of up to 500 that nearly cancel are rounded the most.
+
+    Without the comparisons that are made anew, reads differ with both methods.
+    """
+    n, generator = 500, torch.Generator().manual_seed(15)
+    index = torch.triu_indices(n, n, 1).T
+    J = torch.randn(len(index), generator=generator) / n**0.5 - 1
+    ising = Ising(torch.randn(1, n, generator=generator), diabat.Edges(index, J))
+    for track in (False, True):
+        runs = [simulation(ising, [1.0], chains=chains, track=track) for chains in (1, 3)]
+        alone, among = (run.run(Rules(7, method=method), 500, every=1).reads for run in runs)
+        assert np.array_equal(alone[:, :, 0], among[:, :, 0])
+        assert np.array_equal(runs[0].lowest, runs[1].lowest[:, :1])
+
+
+def test_neighbours_after_a_spin_come_before_those_in_front_of_it() -> None:
+    """Each in ascending order, from pairs in any order and direction."""
+    n, random = 40, np.random.default_rng(16)
+    pairs = random.permutation(np.argwhere(np.triu(random.random((n, n)) < 0.2, 1)))
+    index = np.where(random.random((len(pairs), 1)) < 0.5, pairs, pairs[:, ::-1])
+    starts, neighbours, entries = neighbour_lists(index, n)
+    for j in range(n):
+        found = {int(k) for pair in index for k in pair if j in pair and k != j}
+        own = slice(starts[j], starts[j + 1])
+        assert neighbours[own].tolist() == sorted(found, key=lambda k: (k < j, k))
+        assert all(set(index[e]) == {j, k} for e, k in zip(entries[own], neighbours[own], strict=True))
 
 
 def test_refine_sweeps_on_edges() -> None:

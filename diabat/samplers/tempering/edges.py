@@ -6,8 +6,9 @@ lanes is drawn at a time, from the local field
 
     f_j = (h_j - Σ_k J_jk) + Σ_{k: s_k = +1} 2 J_jk,        P(s_j = +1 | rest) = σ(2 β f_j),
 
-computed anew at each update.  Order and random words are those of :mod:`diabat.samplers.tempering.summed`, decisions
-those of :mod:`diabat.samplers.tempering.cached`, so that the law is the same, and so are the reads, up to rounding.
+computed anew at each update; one or two lanes keep their fields (:mod:`diabat.samplers.tempering.single_lane`).  Order
+and random words are those of :mod:`diabat.samplers.tempering.summed`, decisions those of
+:mod:`diabat.samplers.tempering.cached`, so that the law is the same, and so are the reads, up to rounding.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diabat.compute.jit import inner
+from diabat.compute.jit import inner, jit
 from diabat.compute.scratch import Scratch
 from diabat.compute.simd import (
     add,
     constant,
-    divide,
     fma,
     item,
     load,
@@ -32,9 +32,8 @@ from diabat.compute.simd import (
     skip,
     splat,
     store,
-    sub,
 )
-from diabat.compute.simd_bits import bits_less, load_words, lowest_bit, where_bits
+from diabat.compute.simd_bits import bits_less, load_words, where_bits
 from diabat.samplers.tempering.cached import threshold
 from diabat.samplers.tempering.kernel import (
     STRIP,
@@ -42,14 +41,14 @@ from diabat.samplers.tempering.kernel import (
     Lanes,
     clear,
     collect,
-    draw_in_order,
     load_lane,
     store_four,
     strip_lanes,
     sweep,
     write_spins,
 )
-from diabat.samplers.tempering.summed import draw_words, power_of_two
+from diabat.samplers.tempering.single_lane import KEEP, probability, sum_fields, sweep_lane
+from diabat.samplers.tempering.summed import draw_words
 
 # Sums of -E are kept in float32 over this many spins, then added in float64; a multiple of 64.
 _CHUNK = 512
@@ -57,8 +56,6 @@ _CHUNK = 512
 _RENEW = 64
 # Up to this many lanes are updated one after the other.
 _FEW = 2
-# Twice the largest relative error of a sum or a product.
-_ROUNDING = np.float32(2.0**-23)
 Array = NDArray[Any]
 
 
@@ -73,15 +70,56 @@ class Edges(NamedTuple):
     spins: Any  # masks, uint16 [S, n, 4]
     averages: Any  # Σ P(s = +1 | rest) and Σ s on the last rung, float32 [S, 2, 4n, 16], or empty
     gains: Any  # change of -E since it was cleared, float32 [4, 16]
-    local: Any  # local fields of one spin, or thresholds and fields of 64 spins of a lane, float32 [8, 16]
+    local: Any  # local fields of one spin, or of 64 spins of a lane, float32 [4, 16]
     words: Any  # random words: 16 rows for four spins, uint32 [16 or, in random order, 16 ⌈n/4⌉, 16]
-    kept: Any  # local fields of a few lanes, and bounds of their rounding, float32 [(FEW + 1) V, 16]
-    levels: Any  # thresholds of one lane, float32 [V, 16]
-    packed: Any  # bits of the spins of these lanes, int64 [FEW, V / 4]
-    middles: Any  # end of the entries of later spins in the same 64, int64 [n]
-    rows: Any  # V = 4 ⌈n/64⌉
+    kept: Any  # local fields of a few lanes between their sweeps, float32 [FEW R, 16]
+    slack: Any  # bounds of their rounding, float32 [R, 16]
+    levels: Any  # thresholds of one lane, float32 [R, 16]
+    packed: Any  # spins of the few lanes, 64 bits in each number, int64 [FEW, R]
+    rows: Any  # R = 4 ⌈n/64⌉
     n: Any
     entries: Any  # 2E
+
+
+@jit
+def fill_lists(ends: Any, starts: Any, places: Any, order: Any, neighbours: Any, pairs: Any) -> None:
+    """Entries in the order of `neighbour_lists`: by neighbour, then by spin; entry x is ends x and x ^ 1.
+
+    ``starts`` [n + 1] and ``places`` [2, n] are zero before.
+    """
+    before, after = places
+    for x in range(len(ends)):
+        starts[ends[x] + 1] += 1
+        before[ends[x]] += ends[x] < ends[x ^ 1]
+    for j in range(len(before)):
+        starts[j + 1] += starts[j]
+        after[j] = starts[j]
+    for x in range(len(ends)):
+        k = ends[x ^ 1]
+        order[after[k]] = x
+        after[k] += 1
+    for j in range(len(before)):
+        after[j] = starts[j]
+        before[j] += starts[j]
+    for x in order:
+        j, k = ends[x], ends[x ^ 1]
+        own = after if j < k else before
+        neighbours[own[j]] = k
+        pairs[own[j]] = x // 2
+        own[j] += 1
+
+
+def neighbour_lists(index: Array, n: int) -> tuple[Array, Array, Array]:
+    """Neighbours of every spin, from pairs [E, 2]: those after it, then those before it, each in ascending order.
+
+    In sequential sweeps the spin that was drawn last is added last to a local field, so that the rest of the sum does
+    not wait for it.  Returns the first entry of each spin int64 [n + 1], neighbours uint32 [2E], and the pair of each
+    entry int64 [2E].
+    """
+    starts, neighbours = np.zeros(n + 1, np.int64), np.empty(index.size, np.uint32)
+    order, pairs = np.empty((2, index.size), np.int64)
+    fill_lists(index.reshape(-1), starts, np.zeros((2, n), np.int64), order, neighbours, pairs)
+    return starts, neighbours, pairs
 
 
 def edge_state(
@@ -89,15 +127,15 @@ def edge_state(
 ) -> Edges:
     """A state of the problems, the first five attributes, with memory for so many lanes."""
     n, strips = problems[-1].shape[1], -(-lanes // STRIP)
-    rows = 4 * n if average else 0
+    sums, rows = 4 * n if average else 0, 4 * -(-n // 64)
     words = 16 * -(-n // 4) if shuffled else 16
-    V = 4 * -(-n // 64)
-    memory = Scratch(2 * rows * strips + 12 + words + (_FEW + 2) * V, cleared=True)
+    memory = Scratch(2 * sums * strips + 8 + words + (_FEW + 2) * rows, cleared=True)
+    gains, local = memory.take(np.float32, 2, 4, 16)
+    slack, levels = memory.take(np.float32, 2, rows, 16)
     return Edges(
-        *problems, np.empty((strips, n, 4), np.uint16), memory.take(np.float32, strips, 2, rows, 16),
-        memory.take(np.float32, 4, 16), memory.take(np.float32, 8, 16), memory.take(np.uint32, words, 16),
-        memory.take(np.float32, (_FEW + 1) * V, 16), memory.take(np.float32, V, 16),
-        np.empty((_FEW, V // 4), np.int64), np.empty(n, np.int64), V, n, len(problems[1]),
+        *problems, np.empty((strips, n, 4), np.uint16), memory.take(np.float32, strips, 2, sums, 16),
+        gains, local, memory.take(np.uint32, words, 16), memory.take(np.float32, _FEW * rows, 16), slack, levels,
+        np.empty((_FEW, rows), np.int64), rows, n, len(problems[1]),
     )  # fmt: skip
 
 
@@ -108,7 +146,8 @@ def strip_of(state: Edges, at: Any, i: int) -> Edges:
     return Edges(
         state.starts, state.neighbours, offset(state.doubled, at[0] * state.entries), offset(state.base, own),
         offset(state.fields, own), offset(state.spins, 4 * n * i), skip(state.averages, 8 * n * i),
-        state.gains, state.local, state.words, state.kept, state.levels, state.packed, state.middles, state.rows, n, state.entries,
+        state.gains, state.local, state.words, state.kept, state.slack, state.levels, state.packed, state.rows, n,
+        state.entries,
     )  # fmt: skip
 
 
@@ -116,128 +155,6 @@ def strip_of(state: Edges, at: Any, i: int) -> Edges:
 def signed(spins: Any, x: Any) -> Any:
     """Product of spins, given as a mask, with x."""
     return where_bits(spins, x, mul(x, constant(x, -1.0)))
-
-
-@inner
-def probability(field: Any, scale: Any) -> Any:
-    """P(s = +1 | rest)."""
-    one = constant(field, 1.0)
-    return divide(one, add(one, power_of_two(mul(field, scale))))
-
-
-@inner
-def field_of(s: Edges, j: int, lane: int) -> Any:
-    """Local field of a spin of one lane, summed in the order of `sweep_spins`."""
-    field, bit = item(s.base, j), 1 << lane
-    for e in range(item(s.starts, j), item(s.starts, j + 1)):
-        J, k = item(s.doubled, e), np.int64(item(s.neighbours, e))
-        field += J if item(s.spins, 4 * k) & bit else np.float32(0.0)
-    return field
-
-
-@inner
-def renew(s: Edges, lane: int) -> None:
-    """Sum the kept fields of one lane anew, and pack its spins; bounds and links are those of the couplings."""
-    fields, slack = skip(s.kept, lane * s.rows), skip(s.kept, _FEW * s.rows)
-    for first in range(0, s.n, 64):
-        ups: Any = first - first
-        for j in range(first, min(s.n, first + 64)):
-            set_item(fields, j, field_of(s, j, lane))
-            ups |= np.int64(item(s.spins, 4 * j) >> lane & 1) << (j - first)
-            start, stop, size = item(s.starts, j), item(s.starts, j + 1), abs(item(s.base, j))
-            middle = start
-            for e in range(start, stop):
-                size += abs(item(s.doubled, e))
-                k = np.int64(item(s.neighbours, e))
-                middle += j < k and k < first + 64
-            set_item(s.middles, j, middle)
-            set_item(slack, j, size * _ROUNDING * np.float32((_RENEW + 2) * (stop - start) + 8))
-        set_item(s.packed, lane * (s.rows // 4) + first // 64, ups)
-
-
-@inner
-def certain_and_possible(fields: Any, slack: Any, levels: Any, row: int, scale: Any) -> Any:
-    """Bits of 64 spins: those that are +1 whatever the rounding of their fields, and those that may be."""
-    certain = possible = 0
-    for v in range(4):
-        x, margin, level = mul(load(fields, row + v), scale), mul(load(slack, row + v), scale), load(levels, row + v)
-        certain |= bits_less(sub(x, margin), level) << 16 * v
-        possible |= bits_less(add(x, margin), level) << 16 * v
-    return certain, possible
-
-
-@inner
-def draw_block(s: Edges, lane: int, first: int, count: int, scale: Any, followed: bool) -> None:
-    """Update ``count`` spins of one lane, up to 64 from ``first`` on.
-
-    Each flip changes the fields of the neighbours.  Comparisons that rounding could decide are made with the field
-    summed anew, so that every spin is that of `sweep_spins`.
-    """
-    row, at, bit, gain = first // 16, lane * (s.rows // 4) + first // 64, 1 << lane, item(s.gains, lane)
-    fields, slack, levels, now = skip(s.kept, lane * s.rows), skip(s.kept, _FEW * s.rows), s.levels, s.local
-    certain, possible = certain_and_possible(fields, slack, levels, row, splat(scale))
-    for v in range(4):
-        store(now, v, load(fields, row + v))
-    spins, left = item(s.packed, at), -1 if count == 64 else (1 << count) - 1
-    changed = (certain ^ spins | possible ^ spins) & left
-    while changed != 0:
-        i = lowest_bit(changed)
-        left &= -2 << i
-        j, rise = first + i, certain >> i & 1
-        field = item(fields, j)
-        if followed or (certain ^ possible) >> i & 1:
-            field = field_of(s, j, lane)
-            rise = np.int64(field * scale < item(levels, j))
-        if rise != spins >> i & 1:
-            spins ^= 1 << i
-            set_item(s.spins, 4 * j, item(s.spins, 4 * j) ^ bit)
-            sign, middle = np.float32(2 * rise - 1), item(s.middles, j)
-            gain += sign * (field + field) if followed else np.float32(0.0)
-            for e in range(item(s.starts, j), middle):  # these are still to be drawn
-                k = np.int64(item(s.neighbours, e))
-                field = item(fields, k) + sign * item(s.doubled, e)
-                set_item(fields, k, field)
-                set_item(now, k - first, field)
-                x, margin, level, clear = field * scale, item(slack, k) * scale, item(levels, k), ~(1 << k - first)
-                certain = certain & clear | np.int64(x - margin < level) << k - first
-                possible = possible & clear | np.int64(x + margin < level) << k - first
-            for e in range(middle, item(s.starts, j + 1)):
-                k = np.int64(item(s.neighbours, e))
-                set_item(fields, k, item(fields, k) + sign * item(s.doubled, e))
-        changed = (certain ^ spins | possible ^ spins) & left
-    set_item(s.packed, at, spins)
-    set_item(s.gains, lane, gain)
-
-
-@inner
-def average_block(s: Edges, lane: int, first: int, count: int, scale: Any) -> None:
-    """Add P(s = +1 | rest) at the draws of `draw_block` and its spins to the averages."""
-    spins = item(s.packed, lane * (s.rows // 4) + first // 64)
-    for v in range(4):
-        store(s.local, v, probability(load(s.local, v), splat(scale)))
-    for i in range(count):
-        at = STRIP * (first + i) + lane
-        set_item(s.averages, at, item(s.averages, at) + item(s.local, i))
-        spin = np.float32(2 * (spins >> i & 1) - 1)
-        set_item(s.averages, STRIP * s.n + at, item(s.averages, STRIP * s.n + at) + spin)
-
-
-@inner
-def sweep_few(s: Edges, lanes: Lanes, lane: int, first: int, last: int, t: int, how: How) -> None:
-    """As `sweep_spins` in sequential order, for one lane: all thresholds, then 64 spins at a time."""
-    name, query, scale = item(lanes.names, lane), item(lanes.queries, lane), item(lanes.scale, lane)
-    for start in range(first, last, 64):
-        row, old = start // 16, item(s.packed, lane * (s.rows // 4) + start // 64)
-        words = draw_in_order(start // 4, t, name, query, how.key)
-        store(s.levels, row, threshold(words[0], old, how.use_metropolis))
-        store(s.levels, row + 1, threshold(words[1], old >> 16, how.use_metropolis))
-        store(s.levels, row + 2, threshold(words[2], old >> 32, how.use_metropolis))
-        store(s.levels, row + 3, threshold(words[3], old >> 48, how.use_metropolis))
-    for start in range(first, last, 64):
-        count = min(64, last - start)
-        draw_block(s, lane, start, count, scale, how.followed)
-        if how.average and item(lanes.cold, lane) > 0:
-            average_block(s, lane, start, count, scale)
 
 
 @inner
@@ -320,9 +237,9 @@ def _sweep(state: Edges, at: Any, lanes: Lanes, order: Any, t: int, how: How) ->
             last = min(n, first + step)
             if used <= _FEW and not how.shuffled:
                 for lane in range(used):
-                    if first == 0 and (t == how.first or t % _RENEW == 0):
-                        renew(s, lane)
-                    sweep_few(s, own, lane, first, last, t, how)
+                    if first == 0 and (t == how.first or t % KEEP == 0):
+                        sum_fields(s, lane)
+                    sweep_lane(s, own, lane, first, last, t, how)
             else:
                 sweep_spins(s, own, width, order, first, last, t, how)
             if how.followed:

@@ -236,17 +236,20 @@ class EdgeSimulation(ChainSimulation):
         **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(np.where(seen, fields, 0), queries, **options)
-        starts, neighbours, entry = neighbour_lists(index, fields.shape[1])
-        masks, mask_of = np.unique(np.packbits(seen, axis=1), axis=0, return_inverse=True)
-        kinds = which * len(masks) + mask_of.reshape(-1)
-        _, first, groups = np.unique(kinds, return_index=True, return_inverse=True)
+        starts, neighbours, pairs = loaded(_EDGES).neighbour_lists(index, fields.shape[1])
         # One row per distinct pair of couplings and visible spins; edges of other spins are 0.
-        both = [seen[p, index].all(1) for p in first]
-        J = np.stack([np.where(alive, values[which[p]], 0) for p, alive in zip(first, both, strict=True)])
-        doubled = np.ascontiguousarray(2 * J[:, entry], np.float32)
-        total = np.zeros((len(J), len(entry) + 1))
-        np.cumsum(J[:, entry], axis=1, dtype=np.float64, out=total[:, 1:])
-        sums = total[:, starts[1:]] - total[:, starts[:-1]]
+        kinds = np.hstack((which.astype(np.int64)[:, None].view(np.uint8), np.packbits(seen, axis=1)))
+        _, first, groups = np.unique(
+            kinds.view(f"V{kinds.shape[1]}")[:, 0], return_index=True, return_inverse=True
+        )
+        J = values[which[first]]
+        if not seen.all():
+            J = np.where(seen[first][:, index].all(2), J, 0)
+        entries = np.zeros((len(first), index.size + 1))  # one more, because a sum must begin somewhere
+        entries[:, :-1] = J[:, pairs]
+        sums = np.add.reduceat(entries, starts[:-1], axis=1)
+        sums[:, starts[1:] == starts[:-1]] = 0
+        doubled = np.ascontiguousarray(2 * entries[:, :-1], np.float32)
         base = np.ascontiguousarray(self._fields - sums[groups], np.float32)
         self._problems = starts, neighbours, doubled, base, self._fields
         chains = np.arange(len(fields) + 1) * self.chains
@@ -295,16 +298,3 @@ def _in_panels(couplings: Array, fields: Array, width: int) -> tuple[Array, Arra
     padded = h.reshape(len(fields), panels * width)
     padded[:, :n], padded[:, n:] = fields, 0
     return rows.reshape(groups, -1, 16), h
-
-
-def neighbour_lists(index: Array, n: int) -> tuple[Array, Array, Array]:
-    """Neighbours of every spin, from pairs [E, 2]: those after it, then those before it, each in ascending order.
-
-    In sequential sweeps the spin that was drawn last is added last to a local field, so that the rest of the sum does
-    not wait for it.  Returns the first entry of each spin int64 [n + 1], neighbours uint32 [2E], and the pair of each
-    entry int64 [2E].
-    """
-    spins, others = np.concatenate((index, index[:, ::-1])).T
-    order = np.lexsort((others, others < spins, spins))
-    starts = np.append(0, np.cumsum(np.bincount(spins, minlength=n)))
-    return starts, others[order].astype(np.uint32), order % max(1, len(index))
