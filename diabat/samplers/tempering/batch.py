@@ -254,12 +254,8 @@ def _sparse(tier: Tier, ising: Ising, edges: Edges) -> Callable[..., ChainSimula
 
 def single(ising: Ising, chains: int, by_edges: bool) -> ChainSimulation:
     """Plain chains of one visible problem on the CPU; couplings held as edges may be expanded into a matrix."""
-    n, edges, first, h = (
-        ising.num_spins,
-        ising.edges,
-        np.zeros(1, np.int64),
-        ising.fields.numpy().reshape(1, -1),
-    )
+    n, edges, first = ising.num_spins, ising.edges, np.zeros(1, np.int64)
+    h = ising.fields.numpy().reshape(1, n)
     options: dict[str, Any] = {"chains": chains, "betas": np.ones((1, 1))}
     if by_edges and edges is not None:
         values = edges.values.numpy().reshape(1, -1)

@@ -93,7 +93,7 @@ def draw_block(s: Any, lane: int, first: int, count: int, scale: Any, followed: 
     surely, maybe = surely_and_maybe_up(s, fields, row, splat(scale))
     for v in range(4):
         store(s.local, v, load(fields, row + v))
-    spins = item(packed, row - row)
+    spins = item(packed, 0)
     changed = (surely ^ spins | maybe ^ spins) & left
     while changed != 0:
         i = lowest_bit(changed)
@@ -117,7 +117,7 @@ def draw_block(s: Any, lane: int, first: int, count: int, scale: Any, followed: 
                     maybe = maybe & ~(1 << k - first) | np.int64(x + slack < level) << k - first
                     set_item(s.local, k - first, field)
         changed = (surely ^ spins | maybe ^ spins) & left
-    set_item(packed, row - row, spins)
+    set_item(packed, 0, spins)
     set_item(s.gains, lane, gain)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diabat.compute.compiled_random import half_uniform, philox, whole_uniform
-from diabat.compute.jit import inner
+from diabat.compute.jit import inner, literal
 from diabat.compute.scratch import Scratch
 from diabat.compute.simd import (
     add,
@@ -150,7 +150,7 @@ def metropolis(field: Any, scale: Any, words: Any, old: Any) -> Any:
 @inner
 def write_fields(j: int, s: Summed) -> None:
     """Write the local fields of spin j, h_j + Σ_k s_k (J_jk + Σ_{l>k} K_jkl s_l), into the first rows of ``local``."""
-    n, row, first, spins = s.n, j * s.n, j - j, skip(s.rows, 4 * s.n)
+    n, row, spins = s.n, j * s.n, skip(s.rows, 4 * s.n)
     a, b, c, d = load_four(s.rows, 4 * j)
     for k in range(n):
         pair = splat(item(s.pairs, row + k))
@@ -160,15 +160,12 @@ def write_fields(j: int, s: Summed) -> None:
                 w = add_four(w, splat(item(s.triples, (row + k) * n + m)), spins, 4 * m)
         a, b = fma(w[0], load(spins, 4 * k), a), fma(w[1], load(spins, 4 * k + 1), b)
         c, d = fma(w[2], load(spins, 4 * k + 2), c), fma(w[3], load(spins, 4 * k + 3), d)
-    store_four(s.local, first, (a, b, c, d))
+    store_four(s.local, literal(0), (a, b, c, d))
 
 
 @inner
 def draw_words(words: Any, row: int, index: int, vectors: int, lanes: Lanes, t: int, how: How) -> None:
-    """Write random words of four spins into rows ``row`` .. ``row`` + 15: word w of vector v into row 4w + v.
-
-    Callers pass ``n - n`` for 0: numba would compile this anew for every literal.
-    """
+    """Write random words of four spins into rows ``row`` .. ``row`` + 15: word w of vector v into row 4w + v."""
     for v in range(vectors):
         names, queries = load_words(lanes.names, v), load_words(lanes.queries, v)
         w = philox(index, t, names, queries, how.key[0], how.key[1])
@@ -245,7 +242,7 @@ def sweep_strip(s: Summed, lanes: Lanes, order: Any, vectors: int, t: int, how: 
     for step in range(n):
         j = item(order, step)
         if not how.shuffled and j % 4 == 0:
-            draw_words(words, n - n, j // 4, vectors, lanes, t, how)
+            draw_words(words, literal(0), j // 4, vectors, lanes, t, how)
         at = 4 * j if how.shuffled else 4 * (j % 4)
         row, first, last = 0, 0, 0
         if step < blocked:
