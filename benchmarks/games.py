@@ -102,11 +102,16 @@ def layers() -> list[Case]:
 
         return run
 
-    def neurogame(T: int, weighting: Any) -> Call:
-        return step(diabat.NeuroGameAttention(width, heads, weighting=weighting), torch.randn(8, T, width))
+    def tokens(size: int | str) -> Tensor:
+        """Sequences of T, or of "B x T" tokens."""
+        batch, T = (8, size) if isinstance(size, int) else (int(word) for word in size.split(" x "))
+        return torch.randn(batch, T, width)
 
-    def softmax(T: int) -> Call:
-        x = torch.randn(8, T, width)
+    def neurogame(size: int | str, weighting: Any) -> Call:
+        return step(diabat.NeuroGameAttention(width, heads, weighting=weighting), tokens(size))
+
+    def softmax(size: int | str) -> Call:
+        x = tokens(size)
         return step(torch.nn.MultiheadAttention(width, heads, batch_first=True), x, x, x, need_weights=False)
 
     def exact(T: int) -> Call:
@@ -122,6 +127,18 @@ def layers() -> list[Case]:
                 "T",
                 "step",
                 compared,
+            )
+            for name in WEIGHTINGS
+        ),
+        *(
+            Case(
+                f"NeuroGame/{name}, short",
+                partial(neurogame, weighting=name),
+                ("1 x 4", "1 x 16", "32 x 4", "32 x 16"),
+                "B x T",
+                "step",
+                {"MultiheadAttention": Peer(softmax)},
+                {"1 x 4": 6e-3, "1 x 16": 6e-3},
             )
             for name in WEIGHTINGS
         ),
