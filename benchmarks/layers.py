@@ -21,6 +21,7 @@ SYMBOLS, BATCH, LENGTH, FEATURES, HEADS = 61, 64, 512, 64, 8
 KINDS: dict[str, dict[str, Any]] = {
     "probability": {},
     "odds": {"weights": "odds"},
+    "far probability": {"far": "independent"},
     "far odds": {"weights": "odds", "far": "independent"},
     "fields and mixing": {"mode": "h"},
 }

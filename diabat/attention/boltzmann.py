@@ -20,7 +20,15 @@ from diabat.attention.key_couplings import ChainOptions, chain_options
 from diabat.attention.layer import can_fuse, check_sequences
 from diabat.attention.rotary import rotated
 from diabat.attention.self_couplings import self_probabilities
-from diabat.attention.windows import slot_keys, slots_to_keys, visible_keys, visible_slots, window_mix
+from diabat.attention.streaming import FarKeys, far_sums
+from diabat.attention.windows import (
+    slot_keys,
+    slots_to_keys,
+    visible_keys,
+    visible_slots,
+    window_mix,
+    window_scores,
+)
 from diabat.checks import ArgumentError, check_choice, check_flag
 from diabat.ising import without_autocast
 from diabat.samplers.base import Sampler
@@ -301,7 +309,7 @@ class BoltzmannAttention(CoupledHeads):
         """The same of the features of each head, [B, H, L, d]."""
         weights: Tensor | None
         if band is None:
-            mixed, weights = self._by_operators(q, k, v, key_mask)
+            mixed, weights = self._by_operators(q, k, v, key_mask, need_weights)
         else:
             dropout, causal = self.dropout.p if self.training else 0.0, self.causal
             mixed, weights = self._chained(
@@ -311,10 +319,12 @@ class BoltzmannAttention(CoupledHeads):
         return out, weights
 
     def _by_operators(
-        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Mixed values [B, H, Q, d] and weights with a window."""
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Mixed values [B, H, Q, d] and weights with a window; no weights of far keys if nobody needs them."""
         queries, keys = q.shape[-2], k.shape[-2]
+        if self.far == "independent" and 1 < queries == keys and not need_weights:
+            return self._streamed(q, k, v, key_mask), None
         window, in_slots = min(self.layout.window, keys), self._in_slots and queries == keys
         with without_autocast(q):
             scores = self._scores(q, k, window if in_slots else None)
@@ -334,6 +344,21 @@ class BoltzmannAttention(CoupledHeads):
                 weights = self._weights_of(scores, visible, zero=zero)
         weights = self.dropout(weights.to(v.dtype))
         return window_mix(weights, v, window) if in_slots else weights @ v, weights
+
+    def _streamed(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Mixed values [B, H, L, d] of windows and of the keys before them, in memory linear in L."""
+        window, dropout = min(self.layout.window, k.shape[-2]), self.dropout.p if self.training else 0.0
+        with without_autocast(q):
+            q, k = self._scaled(q, k)
+            near, values = window_scores(q, k, window), v.to(q.dtype)
+            if self.offset_bias is not None:
+                near = near + self.offset_bias[:, None, -window:].to(near)
+            keys = FarKeys(1 - window, None if key_mask is None else key_mask[:, None, None])
+            far, x = far_sums(q, k, values, keys, odds=self._by_odds, dropout=dropout)
+            filled = visible_slots(k.shape[-2], window, key_mask, q.device)
+            weights = self._shares(near, filled, x, zero=not self._has_fields)
+            mixed = window_mix(self.dropout(weights[..., :-1]), values, window)
+            return (mixed + weights[..., -1:] * far).to(v.dtype)
 
     def use_sampler(
         self, sampler: Sampler | str, *, gradient: str = "auto", num_reads: int | None = None

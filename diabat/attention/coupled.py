@@ -264,6 +264,13 @@ class CoupledHeads(IsingLayer):
         fields, J = self._recorded() if callable(self._recorded) else self._recorded
         return fields, J.matrix(fields.shape[-1]) if isinstance(J, Edges) else J
 
+    def _scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys whose products are the scores, in float32 or more; 0 in modes without fields."""
+        wide = torch.promote_types(q.dtype, torch.float32)
+        if not self._has_fields:
+            return torch.zeros_like(q, dtype=wide), k.detach().to(wide)
+        return q.to(wide) / math.sqrt(q.shape[-1]), k.to(wide)
+
     def _scores(self, q: Tensor, k: Tensor, slots: int | None = None) -> Tensor:
         """Scores q·k / sqrt(d) of all keys, [B, H, Q, S], or of slots, [B, H, Q, T]; 0 in modes without fields.
 
@@ -273,7 +280,7 @@ class CoupledHeads(IsingLayer):
         wide = torch.promote_types(q.dtype, torch.float32)
         if not self._has_fields:
             return q.new_zeros(*q.shape[:-1], k.shape[-2] if slots is None else slots, dtype=wide)
-        q, k = q.to(wide) / math.sqrt(q.shape[-1]), k.to(wide)
+        q, k = self._scaled(q, k)
         return q @ k.mT if slots is None else window_scores(q, k, slots)
 
     def _chained(
@@ -404,6 +411,33 @@ class CoupledHeads(IsingLayer):
         near = self._solved(scores.gather(-1, keys).masked_fill(~filled, 0), filled, zero=zero)
         alpha = torch.sigmoid(2 * scores).scatter(-1, keys, near.masked_fill(~filled, 0))
         return normalised_weights(alpha, visible)
+
+    def _shares(self, near: Tensor, filled: Tensor, far: Tensor, *, zero: bool = False) -> Tensor:
+        """The same weights from far keys as one: those of slots, and the sum of those of far keys, [B, H, L, T + 1].
+
+        Args:
+            near: Scores of the slots, [B, H, L, T].
+            filled: Whether a slot holds a visible key, bool, broadcastable to them.
+            far: x of the far keys, [B, H, L] (:mod:`diabat.attention.streaming`).
+            zero: The mode has no fields, and the scores are 0.
+        """
+        near = near.masked_fill(~filled, 0)
+        least = torch.finfo(far.dtype).min
+        seen = (far > (least / 2 if self._by_odds else 0))[..., None]
+        visible = torch.cat((filled.expand(near.shape), seen), -1)
+        if not self._by_odds:
+            alpha = torch.cat((self._solved(near, filled, zero=zero), far[..., None]), -1)
+            return normalised_weights(alpha, visible)
+        logits = torch.cat((near, far[..., None]), -1).masked_fill(~visible, least).log_softmax(-1)
+        h = logits[..., :-1].masked_fill(~filled, 0) * (0 if zero else 0.5)
+        if self.mode != "softmax":
+            moved = (self._solved(h, filled, zero=zero) - 2 * h).masked_fill(~filled, 0)
+            logits = logits + F.pad(moved, (0, 1))
+        return masked_softmax(logits, visible)
+
+    @property
+    def _by_odds(self) -> bool:
+        return self.weighting == "odds" or self.mode == "softmax"
 
     def _solved(self, fields: Tensor, visible: Tensor, *, zero: bool) -> Tensor:
         """P(s_j = +1), [B, H, L, T], or the log-odds of it in a layer of odds."""

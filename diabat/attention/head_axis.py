@@ -15,14 +15,18 @@ def merged_heads(features: Tensor) -> Tensor:
     return features.transpose(1, 2).flatten(2)
 
 
+def group_rows(rows: Tensor, heads: int) -> Tensor:
+    """Rows of each head, [B, H, Q, *], as those of its group, [B, H_kv, H / H_kv · Q, *]."""
+    groups = rows.shape[1] // heads
+    return rows if groups == 1 else rows.unflatten(1, (-1, groups)).flatten(2, 3)
+
+
 def head_products(rows: Tensor, states: Tensor) -> Tensor:
     """Matrix products of rows of each head, [B, H, Q, *], with its keys or values, [B, H_kv, *, *].
 
     H is a multiple of H_kv; a group of heads shares keys and values.
     """
-    groups = rows.shape[1] // states.shape[1]
-    if groups == 1:
-        return rows @ states
     # The rows of a group are those of one matrix: no copies of the keys.
-    found = rows.unflatten(1, (-1, groups)).flatten(2, 3) @ states
-    return found.unflatten(2, (groups, -1)).flatten(1, 2)
+    found = group_rows(rows, states.shape[1]) @ states
+    groups = rows.shape[1] // states.shape[1]
+    return found if groups == 1 else found.unflatten(2, (groups, -1)).flatten(1, 2)

@@ -28,7 +28,8 @@ def normalised_weights(alpha: Tensor, visible: Tensor) -> Tensor:
     """Alpha / Σ alpha; uniform over the visible keys where every alpha underflows, zero without visible keys."""
     # Too small to change any significant alpha; its inverse does not overflow in the backward pass.
     positive = (alpha + torch.finfo(alpha.dtype).tiny ** 0.75).masked_fill(~visible, 0)
-    return positive / positive.sum(-1, keepdim=True).clamp_min(torch.finfo(alpha.dtype).tiny)
+    total = positive.sum(-1, keepdim=True)
+    return positive / total.where(total > 0, 1)
 
 
 def odds_fields(scores: Tensor, visible: Tensor) -> Tensor:

@@ -41,6 +41,19 @@ def window_mix(weights: Tensor, v: Tensor, window: int) -> Tensor:
     return blocks.flatten(-3, -2)[..., :length, :]
 
 
+def gathered(states: Tensor, keys: Tensor) -> Tensor:
+    """States [B, H, K, d] of keys by their numbers, int64 [B or 1, H or 1, Q, T]; [B, H, Q, T, d]."""
+    batch, heads, number, _ = states.shape
+    start = torch.arange(batch * heads, device=keys.device).view(batch, heads, 1, 1) * number
+    return F.embedding(keys + start, states.flatten(0, 2))
+
+
+def products_by_query(rows: Tensor, states: Tensor) -> Tensor:
+    """Products of rows [B, H, Q, n] with states of each query, [B, H_kv, Q, n, m]; H is a multiple of H_kv."""
+    groups = rows.unflatten(1, (states.shape[1], -1)).transpose(2, 3)  # [B, H_kv, Q, H / H_kv, n]
+    return (groups @ states).transpose(2, 3).flatten(1, 2)
+
+
 def slot_keys(matrix: Tensor, window: int) -> Tensor:
     """The key in each slot of the last Q of S keys of a matrix [*, Q, S], negative before the first, int64 [Q, T]."""
     queries, keys = matrix.shape[-2:]

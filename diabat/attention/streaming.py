@@ -1,0 +1,251 @@
+r"""Keys before a window, in memory linear in their number: over blocks of queries, without a matrix of all scores.
+
+With scores s_ij = q_i·k_j (soft-capped and biased if asked), over the visible keys j before the window of query i,
+
+    odds:          x_i = log Σ_j exp s_ij,       w_ij = exp(s_ij - x_i),
+    probability:   x_i = Σ_j sigmoid(2 s_ij),    w_ij = sigmoid(2 s_ij) / x_i,        y_i = Σ_j w_ij v_j.
+
+These spins have no couplings: x is all that the window has to know of them, and y what they add to the output.  The
+backward pass forms the scores of a block again, as FlashAttention does (arXiv:2205.14135).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from diabat.attention.head_axis import group_rows, head_products
+
+_NUMBERS, _LEAST, _ALL = 1 << 16, 64, 1 << 62
+"""Scores of a block, if they are those of 64 to 128 queries; more leave the caches."""
+
+
+class FarKeys(NamedTuple):
+    """Which keys are before the window of a query, and visible.
+
+    Attributes:
+        first: The first key of the window, int64 [*, Q], broadcastable to [B, H, Q]; or a number, that of the first
+            query, which moves by one key from query to query.
+        visible: bool, broadcastable to [B, H, Q, K]; None if all are.
+        bias: Added to scores, likewise.
+    """
+
+    first: Tensor | int
+    visible: Tensor | None = None
+    bias: Tensor | None = None
+
+
+def far_sums(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    far: FarKeys,
+    *,
+    odds: bool,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Compute y, [B, H, Q, d], and x, [B, H, Q], of the equations above; derivatives of any order.
+
+    Args:
+        q: [B, H, Q, D], float32 or float64.
+        k: [B, H_kv, K, D], with H a multiple of H_kv.
+        v: [B, H_kv, K, d].
+        far: The keys.  A query without any has the least number as x of odds, else 0.
+        odds: Or probability.
+        softcap: c; scores become c tanh(s / c).
+        dropout: Probability of dropout of w; x is not touched.
+    """
+    first, words = far.first, None
+    rows = block_rows(q.shape[0] * q.shape[1] * k.shape[2])
+    if dropout:
+        words = torch.randint(-(2**31), 2**31, (*q.shape[:-1], 1), dtype=torch.int32, device=q.device)
+    settings = _Settings(odds, softcap, dropout, _blocks(first, q.shape[2], k.shape[2], rows))
+    masks = None if isinstance(first, int) else first, far.visible, far.bias
+    # The compiler cannot trace such a function without warnings; a graph keeps the scores.
+    call = _FarSums.forward if torch.compiler.is_compiling() else _FarSums.apply
+    y, x = call(q, k, v, *masks, words, settings)
+    return y, x
+
+
+def block_rows(numbers: int) -> int:
+    """Queries of a block, each of which needs so many numbers; all in a graph, which then serves any length."""
+    return _ALL if torch.compiler.is_compiling() else min(max(_NUMBERS // numbers, _LEAST), 2 * _LEAST)
+
+
+def recomputed(function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function and keep its arguments only: the backward pass calls it again, with the same dropout."""
+    if _is_traced() or not torch.is_grad_enabled():  # transforms of torch.func take no checkpoints
+        return function(*given)
+    return checkpoint(function, *given, use_reentrant=False)
+
+
+class _Block(NamedTuple):
+    """Queries start .. stop; the windows of all of them are after key ``low``, none has a far key from ``high`` on."""
+
+    start: int
+    stop: int
+    low: int
+    high: int
+    first: int
+
+
+class _Settings(NamedTuple):
+    odds: bool
+    softcap: float | None
+    dropout: float
+    blocks: tuple[_Block, ...]
+
+
+def _is_traced() -> bool:
+    """Whether numbers cannot be read: in a graph, or in a transform of torch.func."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def _blocks(first: Tensor | int, queries: int, keys: int, rows: int) -> tuple[_Block, ...]:
+    found = []
+    for start in (0,) if rows == _ALL else range(0, queries, rows):
+        stop = min(start + rows, queries)
+        if isinstance(first, int):
+            low, high = first + start, first + stop - 1
+        elif _is_traced():
+            low, high = 0, keys
+        else:
+            part = first[..., start:stop]
+            low, high = int(part.min()), int(part.max())
+        # At least one key, since there is no maximum of none.
+        at = first + start if isinstance(first, int) else 0
+        found.append(_Block(start, stop, max(low, 0), max(high, 1), at))
+    return tuple(found)
+
+
+class _FarSums(torch.autograd.Function):
+    """(q, k, v, masks, words of dropout) -> y, x."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*given: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, *masks, words, settings = given
+        found = []
+        # The longest first: what one block returns to the allocator fits all others.
+        for block in reversed(settings.blocks):
+            s, _ = _scores(settings, block, q, k, *masks)
+            if settings.odds:
+                w = torch.softmax(s, -1)
+                x = s.amax(-1) - w.amax(-1).log()  # the largest weight is exp(max s - x)
+            else:
+                w, _, x = _of_probabilities(s)
+            if words is not None:
+                w = w * _noise(words[_rows(block)], settings.dropout, w)
+            found.append((head_products(w, v[..., : block.high, :]), x))
+        found.reverse()
+        return torch.cat([y for y, _ in found], -2), torch.cat([x for _, x in found], -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        *tensors, ctx.settings = inputs
+        ctx.save_for_backward(*tensors, output[0])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dx: Tensor) -> tuple[Tensor | None, ...]:
+        settings, (q, k, v, *masks, words, y) = ctx.settings, ctx.saved_tensors
+        common, dx = (dy * y).sum(-1, keepdim=True), dx[..., None]
+        dq, dk, dv = list[Tensor](), None, None
+        for block in reversed(settings.blocks):
+            rows = _rows(block)
+            g = dy[rows]
+            s, slope = _scores(settings, block, q, k, *masks)
+            ds = head_products(g, v[..., : block.high, :].mT)
+            w, p = (torch.softmax(s, -1), None) if settings.odds else _of_probabilities(s)[:2]
+            kept = w
+            if words is not None:
+                noise = _noise(words[rows], settings.dropout, w)
+                kept, ds = w * noise, ds * noise
+            # w (v·g - y·g + dx) for odds, else 2 (1 - p) (w (v·g - y·g) + p dx).
+            if p is None:
+                ds = ds.sub_(common[rows] - dx[rows]).mul_(w)
+            else:
+                ds = (ds.sub_(common[rows]).mul_(w) + p * dx[rows]).mul_(2 - 2 * p)
+            if slope is not None:
+                ds = ds * slope
+            dq.append(head_products(ds, k[..., : block.high, :]))
+            dk = _added(dk, ds, q[rows], k)
+            dv = _added(dv, kept, g, v)
+        return torch.cat(dq[::-1], -2), dk, dv, None, None, None, None, None
+
+
+def _rows(block: _Block) -> Any:
+    return ..., slice(block.start, block.stop), slice(None)
+
+
+def _scores(
+    settings: _Settings,
+    block: _Block,
+    q: Tensor,
+    k: Tensor,
+    first: Tensor | None,
+    visible: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Scores [B, H, R, n] of the first n keys, the least number where a key is not seen; derivative of a soft cap."""
+    start, stop, low, high, at = block
+    s, slope = head_products(q[..., start:stop, :], k[..., :high, :].mT), None
+    if settings.softcap is not None:
+        capped = torch.tanh(s / settings.softcap)
+        s, slope = settings.softcap * capped, 1 - capped * capped
+    if bias is not None:
+        s = s + _part(bias, block)
+    least = torch.finfo(s.dtype).min
+    if first is None:
+        near = torch.ones(stop - start, high - low, dtype=torch.bool, device=s.device).triu(at - low)
+    else:
+        near = first[..., start:stop, None] <= torch.arange(low, high, device=s.device)
+    s[..., low:].masked_fill_(near, least)
+    if visible is not None:
+        s = s.masked_fill_(~_part(visible, block), least)
+    return s, slope
+
+
+def _part(mask: Tensor, block: _Block) -> Tensor:
+    """Rows and columns of a mask [*, Q or 1, K] for a block."""
+    rows = mask if mask.shape[-2] == 1 else mask[..., block.start : block.stop, :]
+    return rows[..., : block.high]
+
+
+def _of_probabilities(s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights w, probabilities sigmoid(2s), and x, to which each key adds a little, as in `normalised_weights`."""
+    p, limits = torch.sigmoid(2 * s), torch.finfo(s.dtype)
+    positive = (p + limits.tiny**0.75).masked_fill_(s <= limits.min, 0)
+    x = positive.sum(-1)
+    return positive / x.where(x > 0, 1)[..., None], p, x
+
+
+def _noise(words: Tensor, rate: float, like: Tensor) -> Tensor:
+    """Factors of dropout for weights [B, H, R, n], a hash of a word for each query, [B, H, R, 1], and the key.
+
+    The backward pass computes them again.  The hash is lowbias32 of https://github.com/skeeto/hash-prospector.
+    """
+    x = words ^ torch.arange(like.shape[-1], dtype=torch.int32, device=like.device)
+    x = x ^ ((x >> 16) & 0xFFFF)
+    x = x * 0x7FEB352D
+    x = x ^ ((x >> 15) & 0x1FFFF)
+    x = x * (0x846CA68B - 2**32)
+    x = x ^ ((x >> 16) & 0xFFFF)
+    kept = x >= int(rate * 2**32) - 2**31
+    return kept.to(like.dtype) / (1 - rate) if rate < 1 else torch.zeros_like(like)
+
+
+def _added(sums: Tensor | None, weights: Tensor, rows: Tensor, states: Tensor) -> Tensor:
+    """Add weights [B, H, R, n] times rows [B, H, R, d], summed over queries and groups of heads, to [B, H_kv, K, d]."""
+    heads, keys = states.shape[1:3]
+    found = group_rows(weights, heads).mT @ group_rows(rows, heads)
+    if sums is None:
+        return F.pad(found, (0, 0, 0, keys - found.shape[2]))
+    sums.narrow(2, 0, found.shape[2]).add_(found)
+    return sums
