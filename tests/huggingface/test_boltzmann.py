@@ -11,16 +11,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from largest_tensor import LargestTensor
 from left_behind import left_behind
 from tiny_decoders import LAYERS, adapted, decoder, logits, prompts
 from torch import Tensor, nn
 from transformers import StaticCache
 
+from diabat.attention import streaming
 from diabat.attention.key_couplings import ChainOptions, KeyCouplings
 from diabat.huggingface import convert, parameter_groups
 from diabat.huggingface.boltzmann import BoltzmannHeads, BoltzmannOptions
 from diabat.huggingface.boltzmann.cached_couplings import CachedCouplings
 from diabat.huggingface.boltzmann.layer import boltzmann_attention, find_windows
+from diabat.huggingface.masks import visible_keys
 
 from .methods import (
     COUPLED,
@@ -57,7 +60,15 @@ def with_heads(number: int, options: BoltzmannOptions, dtype: torch.dtype = torc
     return randomised(module)
 
 
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two queries, so that short sequences have several."""
+    monkeypatch.setattr(streaming, "_LEAST", 2)
+    monkeypatch.setattr(streaming, "_NUMBERS", 0)
+
+
 @every_form
+@pytest.mark.usefixtures("small_blocks")
 def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     """Random masks with holes, grouped queries, random J; every row, float64."""
     g = torch.Generator().manual_seed(3)
@@ -70,7 +81,9 @@ def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(
         ~visible, torch.finfo(torch.float64).min
     )
-    out, found = boltzmann_attention(module, q, k, v, mask)
+    out, found = boltzmann_attention(module, q, k, v, mask, output_attentions=True)
+    streamed, none = boltzmann_attention(module, q, k, v, mask)
+    assert none is None
     scores = q @ k.repeat_interleave(2, 1).mT / d**0.5
     J = module.boltzmann.couplings()[:, 0]
     assert J.dtype == torch.float64
@@ -79,9 +92,84 @@ def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
         expected[b, h, i] = naive_row(scores[b, h, i], J[h], visible[b, 0, i], COUPLED, weights, far)
     assert (found - expected).abs().max() < 1e-10
     mixed = expected @ v.repeat_interleave(2, 1)
-    assert (out - mixed.transpose(1, 2)).abs().max() < 1e-10
+    for each in (out, streamed):
+        assert (each - mixed.transpose(1, 2)).abs().max() < 1e-10
     # A bool mask means the same.
-    assert torch.equal(boltzmann_attention(module, q, k, v, visible)[1], found)
+    assert torch.equal(boltzmann_attention(module, q, k, v, visible)[0], streamed)
+
+
+PLAIN = torch.ones(9, 9, dtype=torch.bool).tril()[None, None]
+HOLES = torch.rand(1, 4, 9, 9, generator=torch.Generator().manual_seed(4)) < 0.7
+MASKS = {
+    "plain": PLAIN,
+    "left padding": PLAIN & (torch.arange(9) >= torch.tensor([0, 3]).view(2, 1, 1, 1)),
+    "right padding": PLAIN & (torch.arange(9) < torch.tensor([9, 5]).view(2, 1, 1, 1)),
+    "last rows": PLAIN[:, :, 5:],
+    "of each head": PLAIN & HOLES,
+    "bias": torch.where(PLAIN & HOLES, torch.linspace(-1, 1, 9).double(), -1e9),
+}
+
+
+@every_form
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_a_stream_is_what_weights_give(weights: str, far: str, name: str, softcap: float | None) -> None:
+    """Outputs and gradients of first and second order, in the windows of any mask."""
+    g, mask = torch.Generator().manual_seed(3), MASKS[name]
+    q = torch.randn(2, 4, mask.shape[2], 3, generator=g, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(2, 2, 9, 3, generator=g, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    module = with_heads(4, BoltzmannOptions(COUPLED, weights=weights, far=far))
+    leaves = [q, k, v, *couplings(module).values()]
+    found = []
+    for shown in (True, False):
+        out, given = boltzmann_attention(module, q, k, v, mask, output_attentions=shown, softcap=softcap)
+        assert (given is None) != shown
+        # The output of a query without visible keys is a constant; sums of weights give it a slope by rounding.
+        seen = visible_keys(mask).any(-1)[..., None].transpose(1, 2)
+        slopes = torch.autograd.grad((out * seen).sin().sum(), leaves, create_graph=True)
+        found.append((out, *slopes))
+        if (
+            weights == "odds" or seen.all()
+        ):  # else sums of probabilities have no second derivative: they underflow
+            curved = torch.autograd.grad(sum(t.sin().sum() for t in slopes), leaves)
+            found[-1] += curved
+    torch.testing.assert_close(*found, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["plain", "left padding"])
+def test_dropout_of_a_stream_is_drawn_for_every_weight(name: str) -> None:
+    """Over 4,000 passes means are those without dropout, and variances p / (1 - p) Σ w² v² (6 standard errors)."""
+    torch.manual_seed(1)
+    q, k = torch.randn(2, 4, 9, 3, dtype=torch.float64), torch.randn(2, 2, 9, 3, dtype=torch.float64)
+    v = torch.eye(9, dtype=torch.float64).expand(2, 2, 9, 9)  # mixed values are the weights
+    heads = with_heads(4, BoltzmannOptions(COUPLED)).boltzmann
+    with torch.no_grad():
+        want = heads(q, k, v, MASKS[name])[0]
+        drawn = torch.stack([heads(q, k, v, MASKS[name], dropout=0.25)[0] for _ in range(4_000)])
+    rows = MASKS[name].any(-1, keepdim=True).expand(want.shape)
+    ratio = torch.where(want > 0, drawn / want, 1)[:, rows]
+    shown = torch.where((want > 0)[rows], (ratio == 0).double().mean(0), 0.25)
+    assert ((ratio == 0) | (ratio - 1 / 0.75).abs().lt(1e-9) | (ratio == 1)).all()
+    assert (shown - 0.25).abs().max() < 6 * (0.25 * 0.75 / 4_000) ** 0.5
+    pairs = (ratio == 0).double().T.corrcoef()  # of different weights
+    seen = (want > 0)[rows]
+    assert (pairs[seen][:, seen] - torch.eye(int(seen.sum()))).abs().max() < 6 / 4_000**0.5
+
+
+@pytest.mark.parametrize("far", ["independent", "none"])
+def test_a_stream_forms_no_matrix_of_scores(far: str) -> None:
+    """Forward and backward, of 2 x 4 heads and 600 tokens; the mask alone has 600 x 600 numbers."""
+    module = with_heads(4, BoltzmannOptions(COUPLED, far=far), torch.float32)
+    q, k, v = (torch.randn(2, heads, 600, 4, requires_grad=True) for heads in (4, 2, 2))
+    for mask in (torch.ones(600, 600, dtype=torch.bool).tril()[None, None], None):
+        if mask is None:
+            mask = PLAIN.new_ones(600, 600).tril() & (
+                torch.arange(600) >= torch.tensor([0, 50])[:, None, None, None]
+            )
+        with LargestTensor() as largest:
+            boltzmann_attention(module, q, k, v, mask)[0].sum().backward()
+        assert largest.numel <= len(mask) * 600 * 600
 
 
 @pytest.mark.parametrize("window", [3, 20])
@@ -108,8 +196,10 @@ def test_rows_without_a_visible_key_are_uniform_as_in_eager(weights: str, dtype:
     q, k, v = (torch.randn(1, 2, 4, 3).to(dtype).requires_grad_() for _ in range(3))
     mask = torch.full((1, 1, 4, 4), torch.finfo(dtype).min, dtype=dtype).triu(1)
     mask[..., 0, :] = torch.finfo(dtype).min
-    out, found = boltzmann_attention(module, q, k, v, mask)
+    out, found = boltzmann_attention(module, q, k, v, mask, output_attentions=True)
     assert torch.allclose(found[:, :, 0], torch.tensor(0.25, dtype=dtype))
+    out = out + boltzmann_attention(module, q, k, v, mask)[0]
+    assert torch.allclose(out[:, 0], 2 * v.mean(2), rtol=1e-2, atol=1e-3)
     (found.float().square().sum() + out.float().square().sum()).backward()
     for tensor in (q, k, v, *couplings(module).values()):
         assert tensor.grad.isfinite().all()
@@ -151,8 +241,11 @@ def test_autocast_does_not_reach_the_scores() -> None:
     q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
     mask = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        _, found = boltzmann_attention(module, q, k, v, mask)
-    assert torch.equal(found, boltzmann_attention(module, q, k, v, mask)[1])
+        found = [
+            boltzmann_attention(module, q, k, v, mask, output_attentions=shown)[0] for shown in (True, False)
+        ]
+    for shown, out in zip((True, False), found, strict=True):
+        assert torch.equal(out, boltzmann_attention(module, q, k, v, mask, output_attentions=shown)[0])
 
 
 def test_models_that_share_a_configuration_stay_as_they_are() -> None:
@@ -181,8 +274,11 @@ def test_gradients_are_finite_differences(weights: str, far: str) -> None:
     def weights_of(s: Tensor, pairs: Tensor) -> Tensor:
         ones = torch.eye(7, dtype=torch.float64).expand(1, 2, 7, 7)  # scores are the queries
         given = (s, ones, ones, visible[None, None])
-        found: Tensor = torch.func.functional_call(heads, {"coupling_pairs": pairs}, given)[1]
-        return found
+        # Mixed values are the weights as well.
+        found: tuple[Tensor, Tensor] = torch.func.functional_call(
+            heads, {"coupling_pairs": pairs}, given, {"need_weights": True}
+        )
+        return torch.stack(found)
 
     assert torch.autograd.gradcheck(weights_of, (scores.requires_grad_(), J))
 

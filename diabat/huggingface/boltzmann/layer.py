@@ -25,10 +25,12 @@ from torch import Tensor, nn
 from diabat.attention.coupled import Backend, CoupledHeads, CouplingLayout
 from diabat.attention.head_axis import head_products
 from diabat.attention.key_couplings import chain_options
+from diabat.attention.streaming import block_rows, far_sums
 from diabat.attention.windows import visible_keys as causal_keys
 from diabat.checks import ArgumentError, check_number, check_positive
 from diabat.huggingface.boltzmann.cached_couplings import CachedCouplings
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
+from diabat.huggingface.boltzmann.windows import Windows
 from diabat.huggingface.masks import refuse_others, repeated, visible_keys
 from diabat.ising import without_autocast
 from diabat.samplers.capabilities import UnsupportedError
@@ -93,9 +95,7 @@ class BoltzmannHeads(CoupledHeads):
         need_weights: bool | None = None,
         softcap: float | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Mix values, and compute normalised weights, [B, H, Q, K], in float32 or float64.
-
-        Without a window weights may be None where they are not needed.
+        """Mix values; and normalised weights, [B, H, Q, K], in float32 or float64, or None unless they are needed.
 
         Args:
             q: Queries divided by the root of their size, [B, H, Q, D], float32 or float64.
@@ -106,15 +106,47 @@ class BoltzmannHeads(CoupledHeads):
             need_weights: Whether weights are needed; None if the module does not say.
             softcap: c; the scores s become c tanh(s / c) before all else.
         """
-        key = key.to(q.dtype)
+        key, shown = key.to(q.dtype), self.always_weights if need_weights is None else need_weights
         if self.key_couplings is not None:
-            shown = self.always_weights if need_weights is None else need_weights
             return self._over_chain(q, key, value, mask, dropout, shown, softcap)
         assert self.window is not None
+        if not (shown or q.shape[2] == 1 or mask.requires_grad):  # a stream has no derivative by the mask
+            return self._streamed(q, key, value, mask, dropout, softcap), None
         windows = find_windows(mask, self.window, q.dtype, far=self.options.far == "independent")
         scores = _scores(q, key, softcap) + windows.bias
         weights = self._weights_with_far(scores, windows.keys, windows.filled, windows.visible)
-        return self._mixed(weights, value, dropout)
+        mixed, weights = self._mixed(weights, value, dropout)
+        return mixed, weights if shown else None
+
+    def _streamed(
+        self, q: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, softcap: float | None
+    ) -> Tensor:
+        """The same without weights: of other keys than those of the windows no scores are stored."""
+        windows, values = self._windows(mask, q), value.to(q.dtype)
+        dropout = dropout if self.training else 0.0
+        near, odds = windows.scores(q, key, softcap), self.weighting == "odds"
+        if self.options.far == "none":
+            weights = F.dropout(self._weights_of(near, windows.filled, zero=False), dropout)
+            mixed = windows.mixed(weights, values)
+        else:
+            far, x = far_sums(q, key, values, windows.far, odds=odds, softcap=softcap, dropout=dropout)
+            weights = self._shares(near, windows.filled, x)
+            mixed = windows.mixed(F.dropout(weights[..., :-1], dropout), values) + weights[..., -1:] * far
+        if windows.keys is not None:
+            uniform = repeated(values.mean(2, keepdim=True), q.shape[1] // key.shape[1])
+            mixed = torch.where(windows.filled.any(-1, keepdim=True), mixed, uniform)
+        return mixed.to(value.dtype)
+
+    def _windows(self, mask: Tensor, q: Tensor) -> Windows:
+        """Windows of a full pass of queries [B, H, Q, D], found over blocks of queries unless the mask is plain."""
+        assert self.window is not None
+        visible, keys = visible_keys(mask), mask.shape[-1]
+        if q.shape[2] == keys and _is_plain(mask, visible) and bool(visible[..., -1, :].all()):
+            return Windows.causal(keys, min(self.window, keys), mask.device)
+        parts = mask.split(block_rows(len(mask) * mask.shape[1] * keys), -2)
+        found = [find_windows(part, self.window, q.dtype, far=True) for part in parts]
+        slots = (torch.cat([part.keys for part in found], -2), torch.cat([part.filled for part in found], -2))
+        return Windows.of(*slots, visible, mask.to(q.dtype) if mask.is_floating_point() else None)
 
     def initialise(self, functions: Any) -> None:
         """Set J = 0 by functions of the names and arguments of ``torch.nn.init``."""
@@ -230,7 +262,7 @@ def boltzmann_attention(
     ``boltzmann`` has the couplings.  ``scaling`` is 1/√D if None, and a ``softcap`` among the arguments limits scores.
 
     Returns:
-        Outputs [B, Q, H, D] and weights [B, H, Q, K]; without a window None unless ``output_attentions`` asks for them.
+        Outputs [B, Q, H, D]; and weights [B, H, Q, K], None unless ``output_attentions`` asks for them.
 
     Raises:
         UnsupportedError: The module has no couplings, there is no mask, or the model needs another attention.
