@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from largest_tensor import LargestTensor
 from tiny_decoders import HEADS, LAYERS, WINDOW, decoder, logits, prompts
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 
 from diabat import huggingface
+from diabat.attention import streaming
 from diabat.attention.heads import Calibration, HeadCoalitions, calibrate
 from diabat.attention.heads import calibration as mathematics
 from diabat.huggingface import disable_gac, enable_gac, register_gac
@@ -120,7 +122,7 @@ def test_half_precision_is_rounded_after_calibration(dtype: torch.dtype) -> None
     cache = DynamicCache()
     cache.update(key, value, 0)
     given: dict[str, Any] = {gac.CACHE: cache}
-    out, weights = gac.gac_attention(module, query, key, value, mask, **given)
+    out, weights = gac.gac_attention(module, query, key, value, mask, output_attentions=True, **given)
     scores = query @ key.mT * 16**-0.5 + mask
     expected, sums = calibrate(scores.softmax(-1, torch.float32), visible, SETTING)
     assert torch.equal(weights, expected.to(dtype))
@@ -128,6 +130,61 @@ def test_half_precision_is_rounded_after_calibration(dtype: torch.dtype) -> None
     kept = vars(cache)[gac.SUMS][0].sums.total
     assert kept.dtype == torch.float32
     assert torch.equal(kept, sums.total)
+
+
+def one_layer(length: int, visible: Tensor, *, rows: str = "running") -> tuple[torch.nn.Module, list[Tensor]]:
+    """A module with 3 of 4 heads calibrated, and queries, keys, values and a mask."""
+    module = torch.nn.Module()
+    setattr(
+        module, mathematics.CALIBRATED, gac.CalibratedHeads(Calibration({0: ()}, rows=rows), (0, 1, 3), 0)
+    )
+    g = torch.Generator().manual_seed(2)
+    tensors = [torch.randn(2, heads, length, 4, generator=g, dtype=torch.float64) for heads in (4, 2, 2)]
+    mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(
+        ~visible, torch.finfo(torch.float32).min
+    )
+    return module, [*(t.requires_grad_() for t in tensors), mask]
+
+
+@pytest.mark.parametrize("kind", ["plain", "padded", "window", "later columns", "prompt"])
+def test_blocks_of_rows_give_what_all_rows_give(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Outputs, sums and gradients, to the rounding of the softmax in float32."""
+    row, key = torch.arange(11)[:, None], torch.arange(11)
+    visible = {
+        "padded": (key <= row) & (key >= torch.tensor([0, 3]).view(2, 1, 1, 1)),
+        "window": ((key <= row) & (key > row - 4))[None, None],
+        "later columns": ((key <= row) | (key < 5))[None, None],
+    }.get(kind, (key <= row)[None, None])
+    module, given = one_layer(11, visible, rows="prompt" if kind == "prompt" else "running")
+    seen = visible.any(-1)[..., None].transpose(1, 2)  # the output of other rows is a constant
+    found = []
+    for least, shown in ((2, True), (64, False), (2, False)):
+        monkeypatch.setattr(streaming, "_LEAST", least)
+        monkeypatch.setattr(streaming, "_NUMBERS", 0)
+        cache = DynamicCache()
+        cache.update(given[1].detach(), given[2].detach(), 0)
+        out, weights = gac.gac_attention(module, *given, output_attentions=shown, **{gac.CACHE: cache})
+        assert (weights is None) != shown
+        sums = vars(cache)[gac.SUMS][0].sums
+        found.append(
+            (
+                out,
+                sums.total,
+                sums.rows,
+                sums.first,
+                *torch.autograd.grad((out * seen).sin().sum(), given[:3]),
+            )
+        )
+    for other in found[1:]:
+        torch.testing.assert_close(found[0], other, rtol=0, atol=2e-6)
+
+
+def test_maps_of_a_long_prompt_are_formed_in_blocks() -> None:
+    """With gradients as well; the mask has one number for each of 700 rows and columns."""
+    module, given = one_layer(700, torch.ones(1, 1, 700, 700, dtype=torch.bool).tril())
+    with LargestTensor() as largest:
+        gac.gac_attention(module, *given)[0].sum().backward()
+    assert largest.numel <= 2 * 4 * 128 * 700
 
 
 def test_averages_of_the_prompt_are_those_of_its_last_row() -> None:

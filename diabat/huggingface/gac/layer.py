@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from diabat.attention.heads.ablation import eager
 from diabat.attention.heads.calibration import CALIBRATED, Calibration, ColumnSums, calibrate
+from diabat.attention.streaming import block_rows, recomputed
 from diabat.extras import extra
 from diabat.huggingface.masks import refuse_others, repeated, visible_keys
 from diabat.samplers.capabilities import UnsupportedError
@@ -34,6 +36,8 @@ class CalibratedHeads:
     calibration: Calibration
     heads: tuple[int, ...]
     layer: int
+    always_weights: bool = False
+    """Whether the module forms weights although nobody asked, since it does not pass ``output_attentions`` on."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,11 @@ def gac_attention(
     floating [B or 1, 1 or H, Q, K], is added to the scores, 0 where a key is visible.  `CALIBRATED` of the module holds
     its calibration, `CACHE` of the other arguments its cache.  ``scaling`` is 1/√D if None.
 
+    Maps are formed for a block of rows at a time, which hands its sums of columns on to the next; for all rows at once
+    if weights are asked for, rows see later columns, or averages are those of the prompt.
+
     Returns:
-        Outputs [B, Q, H, D] and weights [B, H, Q, K].
+        Outputs [B, Q, H, D]; and weights [B, H, Q, K], None unless ``output_attentions`` asks for them.
 
     Raises:
         UnsupportedError: The model wants more of its attention than this, or the cache does not fit.
@@ -75,18 +82,85 @@ def gac_attention(
         kwargs |= {"scaling": scaling, "dropout": dropout} | ({} if softcap is None else {"softcap": softcap})
         return eager(module)(module, query, key, value, attention_mask, **kwargs)
     refuse_others(NAME, kwargs)
-    groups = query.shape[1] // key.shape[1]
-    keys, values = repeated(key, groups), repeated(value, groups)
-    factor = query.shape[-1] ** -0.5 if scaling is None else scaling
+    mask, cache, asked = _floating(attention_mask), kwargs.get(CACHE), kwargs.get("output_attentions")
+    (batch, heads, rows, size), columns = query.shape, key.shape[2]
+    past = _sums_before(cache, state, batch, rows, columns)
+    keys, values = (repeated(states, heads // states.shape[1]) for states in (key, value))
+    factor = size**-0.5 if scaling is None else scaling
+    form = partial(_form, state, factor, softcap, dropout if module.training else 0.0)
+    shown = state.always_weights if asked is None else asked
+    block = rows if shown else _rows_of_block(state.calibration, mask, batch * heads * columns)
+    if block < rows:
+        out, sums, weights = *_over_blocks(form, block, query, keys, values, mask, past), None
+    else:
+        out, sums, weights = form(query, keys, values, mask, past)
+    if cache is not None:
+        _sums(cache)[state.layer] = _Kept(sums, state.heads, cache.get_seq_length(state.layer))
+    return out.transpose(1, 2).contiguous(), weights if shown else None
+
+
+def _over_blocks(
+    form: Callable[..., tuple[Tensor, ColumnSums, Tensor]],
+    block: int,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    past: ColumnSums | None,
+) -> tuple[Tensor, ColumnSums]:
+    """Outputs [B, H, Q, D], and sums of columns that go from block to block; a block needs the columns so far only."""
+    rows, columns = mask.shape[-2:]
+    found = []
+    for start in range(0, rows, block):
+        stop = min(start + block, rows)
+        part, end = (..., slice(start, stop), slice(None)), columns - rows + stop
+        given = query[part], keys[:, :, :end], values[:, :, :end], mask[part][..., :end]
+        out, past = recomputed(lambda *given: form(*given)[:2], *given, past)
+        found.append(out)
+    # A row that sees nothing is uniform over all columns, but in a block over those so far.
+    seen = visible_keys(mask).any(-1, keepdim=True)
+    assert past is not None
+    return torch.cat(found, 2).where(seen, values.mean(2, keepdim=True)), past
+
+
+def _floating(mask: Tensor | None) -> Tensor:
+    if mask is None or not mask.is_floating_point():
+        got = "None" if mask is None else mask.dtype
+        raise UnsupportedError(
+            "attention_mask", f"expected a floating mask [B, 1, Q, K] for calibrated attention, got {got}."
+        )
+    return mask
+
+
+def _rows_of_block(calibration: Calibration, mask: Tensor, numbers: int) -> int:
+    """Rows of a block, which need so many numbers each; all, if a row depends on later ones or on later columns."""
+    rows, columns = mask.shape[-2:]
+    block = block_rows(numbers)
+    if block >= rows or calibration.rows == "prompt":
+        return rows
+    later = visible_keys(mask).triu(1 + columns - rows)
+    return rows if bool(later.any()) else block
+
+
+def _form(
+    state: CalibratedHeads,
+    factor: float,
+    softcap: float | None,
+    dropout: float,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    past: ColumnSums | None,
+) -> tuple[Tensor, ColumnSums, Tensor]:
+    """Outputs [B, H, R, D] of R rows, the sums of columns behind them, and weights."""
     scores = torch.matmul(query, keys.transpose(2, 3)) * factor
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap  # rounds as eager attention does
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = F.softmax(scores, dim=-1, dtype=torch.float32)
-    weights = _calibrated(state, weights, attention_mask, kwargs.get(CACHE))
-    weights = F.dropout(weights.to(query.dtype), p=dropout, training=module.training)
-    return torch.matmul(weights, values).transpose(1, 2).contiguous(), weights
+    weights = F.softmax(scores + mask, dim=-1, dtype=torch.float32)
+    weights, sums = _calibrated(state, weights, mask, past)
+    weights = F.dropout(weights.to(query.dtype), p=dropout)
+    return torch.matmul(weights, values), sums, weights
 
 
 def hand_on_cache(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -124,25 +198,19 @@ def reorder_cache(former: Callable[[Any, Tensor], Any] | None, cache: Any, index
     return cache
 
 
-def _calibrated(state: CalibratedHeads, weights: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
-    """Calibrate the heads outside the salient group, float32 [B, H, Q, K]."""
-    if mask is None or not mask.is_floating_point():
-        got = "None" if mask is None else mask.dtype
-        raise UnsupportedError(
-            "attention_mask", f"expected a floating mask [B, 1, Q, K] for calibrated attention, got {got}."
-        )
-    batch, heads, rows, columns = weights.shape
-    past = _sums_before(cache, state, batch, rows, columns)
-    visible = visible_keys(mask).expand(batch, -1, -1, -1)
+def _calibrated(
+    state: CalibratedHeads, weights: Tensor, mask: Tensor, past: ColumnSums | None
+) -> tuple[Tensor, ColumnSums]:
+    """Calibrate the heads outside the salient group, float32 [B, H, R, K]."""
+    heads = weights.shape[1]
+    visible = visible_keys(mask).expand(len(weights), -1, -1, -1)
     part, at = weights, torch.tensor(state.heads, device=weights.device)
     some = len(at) < heads
     if some:
         part = weights.index_select(1, at)
         visible = visible.index_select(1, at) if visible.shape[1] > 1 else visible
     part, sums = calibrate(part, visible, state.calibration, past)
-    if cache is not None:
-        _sums(cache)[state.layer] = _Kept(sums, state.heads, cache.get_seq_length(state.layer))
-    return weights.index_copy(1, at, part) if some else part
+    return weights.index_copy(1, at, part) if some else part, sums
 
 
 def _sums(cache: Any) -> dict[int, _Kept]:

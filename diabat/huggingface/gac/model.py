@@ -63,7 +63,8 @@ def enable_gac(model: nn.Module, calibration: Calibration) -> None:
     if calibration.rows == "prompt" and head is not None:
         handles.append(head.register_forward_pre_hook(_refuse_several))
     for layer, (module, heads) in chosen.items():
-        setattr(module, CALIBRATED, CalibratedHeads(calibration, heads, layer))
+        hidden = "output_attentions" in inspect.signature(type(module).forward).parameters
+        setattr(module, CALIBRATED, CalibratedHeads(calibration, heads, layer, hidden))
         handles.append(module.register_forward_pre_hook(hand_on_cache, with_kwargs=True))
     # Beam search calls this one instead of the cache's own if there is one.
     base._reorder_cache = partial(reorder_cache, getattr(base, "_reorder_cache", None))
