@@ -28,6 +28,9 @@ CACHE = "diabat_cache"
 SUMS = "diabat_column_sums"
 """Attribute of a cache: its sums by layer."""
 
+_SHORT = 128
+"""Rows that one block holds whatever their number of columns: they need little memory, and are formed once."""
+
 
 @dataclass(frozen=True)
 class CalibratedHeads:
@@ -136,7 +139,7 @@ def _rows_of_block(calibration: Calibration, mask: Tensor, numbers: int) -> int:
     """Rows of a block, which need so many numbers each; all, if a row depends on later ones or on later columns."""
     rows, columns = mask.shape[-2:]
     block = block_rows(numbers)
-    if block >= rows or calibration.rows == "prompt":
+    if rows <= max(block, _SHORT) or calibration.rows == "prompt":
         return rows
     later = visible_keys(mask).triu(1 + columns - rows)
     return rows if bool(later.any()) else block
