@@ -33,6 +33,7 @@ _FIELDS = {np.dtype(np.float32): 42.0, np.dtype(np.float64): 340.0}
 """Largest |h| that changes a result: exp(2h) must meet all messages within the range of the type."""
 _COUPLINGS = {torch.float32: 16.0, torch.float64: 150.0}
 """Largest |J| for which the kernel keeps within the range of the type: it forms weights of up to exp(4J)."""
+_NO_BIAS = {dtype: torch.empty(0, 0, dtype=dtype).numpy() for dtype in _COUPLINGS}
 _WORK_PER_THREAD = 1 << 16
 
 
@@ -147,7 +148,7 @@ def attend_once(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    couplings: Tensor,
+    band: Tensor,
     visible: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor | None:
@@ -159,26 +160,35 @@ def attend_once(
         q: [B, H, 1, D], float32 or float64.
         k: [B, H_kv, S, D], with H a multiple of H_kv.
         v: [B, H_kv, S, d].
-        couplings: J_{j,j+1}, [B, H, S - 1]; those of keys that are not visible have no effect.
-        visible: bool [B, S].
-        bias: Added to the scores, [B, S].
+        band: Couplings of every key with the one before it, [B, H, S, 1]; those of keys that are not visible have no
+            effect.
+        visible: bool [B or 1, S].
+        bias: Added to the scores, [B or 1, S].
     """
     (batch, heads, _, _), keys = q.shape, k.shape[2]
-    given = q[:, :, 0].contiguous().numpy(force=True)
+    given = q.contiguous().numpy(force=True)
     real, odds, mask = given.dtype.type, kind == "odds", visible.contiguous().numpy()
-    options = odds, real(_least(odds, real)), real(_FIELDS[given.dtype]), real(scale)
-    terms = given, _tokens(k), _tokens(v), _tokens(couplings[..., None]), mask
-    added = np.empty((0, 0), real) if bias is None else bias.contiguous().numpy(force=True)
-    strongest, found = np.empty((batch, heads), real), np.empty((batch, heads, v.shape[-1]), real)
+    options = odds, real(_least(odds, real)), real(_FIELDS[given.dtype]), _COUPLINGS[q.dtype], real(scale)
+    terms = given, _tokens(k), _tokens(v), _tokens(band), mask
+    added = _NO_BIAS[q.dtype] if bias is None else bias.contiguous().numpy(force=True)
+    found, exceeded = np.zeros((batch, heads, 1, v.shape[-1]), real), np.zeros(1, np.bool_)
     groups, kernel = heads // k.shape[1], loaded(_STEP).step
     run_parts(
         equal_ranges(batch * heads, _threads(batch * heads * keys)),
         lambda part: Scratch(5 * keys).take(real, 5, keys, lanes_of(real)),
         lambda part, rows: kernel(
-            part.start, part.stop, *options, groups, rows, *terms, added, strongest, found
+            part.start, part.stop, *options, groups, rows, *terms, added, exceeded, found
         ),
     )
-    return torch.from_numpy(found)[:, :, None] if strongest.max() <= _COUPLINGS[q.dtype] else None
+    return None if exceeded[0] else torch.from_numpy(found)
+
+
+def same_tokens(a: Tensor, b: Tensor) -> bool:
+    """Whether the features [B, H, S, d] of b are those of the first S tokens of a; on the CPU and not of graphs."""
+    if a.dtype not in _COUPLINGS:  # NumPy does not know bfloat16
+        a, b = a.view(torch.int16), b.view(torch.int16)
+    found: bool = loaded(_STEP).same(_tokens(a), _tokens(b), *b.shape)
+    return found
 
 
 class _Settings(NamedTuple):

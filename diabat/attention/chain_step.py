@@ -31,6 +31,8 @@ from diabat.compute.simd import (
 from diabat.compute.simd_functions import exponential, square_root
 
 _HIDDEN = -1e30
+_BLOCK = 64
+"""Keys whose scores and weights of all lanes, and features of a head, stay in the first-level cache."""
 
 # Sums in any order, so that they become vectors; the order does not depend on the number of threads.
 _fast = partial(inner, fastmath={"reassoc", "contract", "nsz"})
@@ -45,38 +47,64 @@ def _dot(a: Any, b: Any, features: int) -> Any:
 
 
 @_fast
-def _dots(out: Any, apart: int, scale: Any, q: Any, k: Any, row: int, features: int, keys: int) -> None:
-    """Fill scale q·k of all keys, numbers ``apart`` from each other."""
-    for j in range(keys):
+def _dots(
+    out: Any, apart: int, scale: Any, q: Any, k: Any, row: int, features: int, first: int, end: int
+) -> None:
+    """Fill scale q·k of the keys ``first`` .. ``end`` - 1, numbers ``apart`` from each other."""
+    done = first + (end - first) // 4 * 4
+    for j in range(first, done, 4):
+        at = j * row
+        s, t = item(q, 0) * item(k, at), item(q, 0) * item(k, at + row)
+        x, y = item(q, 0) * item(k, at + 2 * row), item(q, 0) * item(k, at + 3 * row)
+        for c in range(1, features):
+            s += item(q, c) * item(k, at + c)
+            t += item(q, c) * item(k, at + row + c)
+            x += item(q, c) * item(k, at + 2 * row + c)
+            y += item(q, c) * item(k, at + 3 * row + c)
+        set_item(out, j * apart, scale * s)
+        set_item(out, (j + 1) * apart, scale * t)
+        set_item(out, (j + 2) * apart, scale * x)
+        set_item(out, (j + 3) * apart, scale * y)
+    for j in range(done, end):
         set_item(out, j * apart, scale * _dot(q, offset(k, j * row), features))
 
 
 @_fast
-def _mix(out: Any, weights: Any, apart: int, v: Any, row: int, features: int, keys: int) -> None:
-    """Fill the sum of values with weights ``apart`` from each other."""
-    for c in range(features):
-        set_item(out, c, item(weights, 0) * item(v, c))
-    for j in range(1, keys):
+def _mix(out: Any, weights: Any, apart: int, v: Any, row: int, features: int, first: int, end: int) -> None:
+    """Add values of the keys ``first`` .. ``end`` - 1 with weights ``apart`` from each other."""
+    done = first + (end - first) // 4 * 4
+    for j in range(first, done, 4):
+        s, t = item(weights, j * apart), item(weights, (j + 1) * apart)
+        x, y = item(weights, (j + 2) * apart), item(weights, (j + 3) * apart)
+        at = j * row
+        for c in range(features):
+            total = s * item(v, at + c) + t * item(v, at + row + c)
+            total += x * item(v, at + 2 * row + c) + y * item(v, at + 3 * row + c)
+            set_item(out, c, item(out, c) + total)
+    for j in range(done, end):
         weight = item(weights, j * apart)
         for c in range(features):
             set_item(out, c, item(out, c) + weight * item(v, j * row + c))
 
 
 @inner
-def _mask(rows: Any, i: int, b: int, J: Any, place: int, visible: Any, bias: Any) -> Any:
+def _mask(
+    rows: Any, i: int, J: Any, place: int, visible: Any, bias: Any, b: int, first: int, end: int
+) -> Any:
     """Hide scores, add a bias to the others, and fill 2 J of each key with the one before it; return the largest |J|.
 
     Edges next to a key that is not seen are 0.
     """
-    strongest, before = rows.dtype.type(0.0), False
-    for j in range(visible.shape[1]):
+    b = min(b, len(visible) - 1)
+    strongest, before = rows.dtype.type(0.0), first > 0 and visible[b, first - 1]
+    for j in range(first, end):
         seen, u = visible[b, j], rows.dtype.type(0.0)
         if not seen:
             rows[0, j, i] = _HIDDEN
         elif len(bias):
             rows[0, j, i] += bias[b, j]
         if seen and before:
-            u = 2 * J.data[place + (j - 1) * J.row]
+            u = 2 * J.data[place + j * J.row]
             strongest = max(strongest, abs(u) / 2)
         rows[1, j, i], before = u, seen
     return strongest
@@ -146,10 +174,10 @@ def _weights(odds: Any, least: Any, limit: Any, root: Any, left: Any, right: Any
 
 @jit
 def step(
-    first: int, end: int, odds: Any, least: Any, limit: Any, scale: Any, groups: int, rows: Any, q: Any, k: Any,
-    v: Any, J: Any, visible: Any, bias: Any, strongest: Any, out: Any,
+    first: int, end: int, odds: Any, least: Any, limit: Any, most: Any, scale: Any, groups: int, rows: Any, q: Any,
+    k: Any, v: Any, J: Any, visible: Any, bias: Any, exceeded: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Fill the mixed values of one query, [B, H, d], for the pairs ``first`` .. ``end`` - 1.
+    """Add the mixed values of one query, [B, H, 1, d], for the pairs ``first`` .. ``end`` - 1.
 
     Args:
         first: The first pair of a sequence and a head.
@@ -157,36 +185,60 @@ def step(
         odds: Weights are odds, and fields (scores - log Σ exp scores)/2; else probabilities, and fields the scores.
         least: Added to probabilities.
         limit: Largest |h|; beyond it messages and weights do not change.
+        most: Largest |J| within the range of the type.
         scale: Factor of q·k.
         groups: H / H_kv.
         rows: Scratch [5, S, lanes].
-        q: [B, H, D].
+        q: [B, H, 1, D].
         k: `Tokens` [B, H_kv, S, D].
         v: Likewise, of d features.
-        J: J_{j,j+1}, `Tokens` [B, H, S - 1, 1].
-        visible: bool [B, S].
-        bias: Added to the scores, [B, S], or empty.
-        strongest: Filled with the largest |J| of each pair, [B, H].
-        out: [B, H, d].
+        J: J_{j-1,j} first among the couplings of key j, `Tokens` [B, H, S, w].
+        visible: bool [B or 1, S].
+        bias: Added to the scores, [B or 1, S], or empty.
+        exceeded: bool [1], set if a |J| is above ``most``.
+        out: Zeros, [B, H, 1, d].
     """
-    (_, heads, features), keys, lanes = q.shape, visible.shape[1], rows.shape[2]
+    (_, heads, _, features), keys, lanes = q.shape, visible.shape[1], rows.shape[2]
     root, up, down = address(rows[0]), address(rows[1]), address(rows[2])
-    left, right = address(rows[3]), address(rows[4])
+    left, right, width = address(rows[3]), address(rows[4]), out.shape[3]
     for at in range(first, end, lanes):
         count = min(lanes, end - at)
         rows[:2, :, count:] = 0
-        for i in range(count):
-            b, h = (at + i) // heads, (at + i) % heads
-            query, place = offset(address(q), (at + i) * features), start(k, b, h // groups)
-            _dots(offset(root, i), lanes, scale, query, offset(address(k.data), place), k.row, features, keys)
-            strongest[b, h] = _mask(rows, i, b, J, start(J, b, h), visible, bias)
+        for j in range(0, keys, _BLOCK):
+            last = min(j + _BLOCK, keys)
+            for i in range(count):
+                b, h = (at + i) // heads, (at + i) % heads
+                query, place = offset(address(q), (at + i) * features), start(k, b, h // groups)
+                data = offset(address(k.data), place)
+                _dots(offset(root, i), lanes, scale, query, data, k.row, features, j, last)
+                if _mask(rows, i, J, start(J, b, h), visible, bias, b, j, last) > most:
+                    exceeded[0] = True
         _exponentials(odds, limit, root, up, down, keys)
         _messages(limit, root, up, down, left, right, keys)
         _weights(odds, least, limit, root, left, right, keys)
-        for i in range(count):
-            b, h = (at + i) // heads, (at + i) % heads
-            mixed, place = offset(address(out), (at + i) * out.shape[2]), start(v, b, h // groups)
-            _mix(mixed, offset(left, i), lanes, offset(address(v.data), place), v.row, out.shape[2], keys)
+        for j in range(0, keys, _BLOCK):
+            last = min(j + _BLOCK, keys)
+            for i in range(count):
+                b, h = (at + i) // heads, (at + i) % heads
+                mixed, place = offset(address(out), (at + i) * width), start(v, b, h // groups)
+                _mix(mixed, offset(left, i), lanes, offset(address(v.data), place), v.row, width, j, last)
+
+
+@jit
+def same(a: Any, b: Any, batch: int, heads: int, rows: int, features: int) -> bool:
+    """Whether the first ``rows`` tokens of two `Tokens` [B, H, S, d] are equal; NaN is not."""
+    if a.row == b.row == features:
+        rows, features = 1, rows * features
+    for p in range(batch * heads):
+        x = offset(address(a.data), start(a, p // heads, p % heads))
+        y = offset(address(b.data), start(b, p // heads, p % heads))
+        for j in range(rows):
+            different = 0
+            for c in range(features):
+                different += item(x, j * a.row + c) != item(y, j * b.row + c)
+            if different:
+                return False
+    return True
 
 
 @jit
@@ -196,21 +248,21 @@ def couple(
     """Fill couplings of one token with those before it, and its features, as `KeyCouplings` defines them.
 
     Args:
-        x: [B, D].
+        x: [B, 1, D].
         first: [H·r, D].
         second: [H·w·r, D].
         distance: [H, w].
         before: Features of the tokens before it, [B, H, S, r].
         gates: Multiply gates; else add products of features.
-        band: [B, H, w], 0 where there are no tokens.
-        features: [B, H, r].
+        band: [B, H, 1, w], 0 where there are no tokens.
+        features: [B, H, 1, r].
     """
-    (batch, heads, rank), w, size, known = features.shape, band.shape[2], x.shape[1], before.shape[2]
+    (batch, heads, _, rank), w, size, known = features.shape, band.shape[3], x.shape[2], before.shape[2]
     for p in range(batch * heads):
         b, h = p // heads, p % heads
         token = offset(address(x), b * size)
         for r in range(rank):
-            features[b, h, r] = _dot(token, offset(address(first), (h * rank + r) * size), size)
+            features[b, h, 0, r] = _dot(token, offset(address(first), (h * rank + r) * size), size)
         for d in range(w):
             total = distance.dtype.type(0.0)
             for r in range(rank):
@@ -219,6 +271,6 @@ def couple(
                 if d < known:
                     other = before[b, h, known - 1 - d, r]
                 total += 1 / (1 + np.exp(-own)) / (1 + np.exp(-other)) if gates else own * other
-            band[b, h, d] = distance[h, d] * total if gates else distance[h, d] + total
+            band[b, h, 0, d] = distance[h, d] * total if gates else distance[h, d] + total
             if d >= known:
-                band[b, h, d] = 0
+                band[b, h, 0, d] = 0

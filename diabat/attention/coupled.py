@@ -315,7 +315,7 @@ class CoupledHeads(IsingLayer):
         layer = ChainLayer(causal, self.weighting, dropout)
         with without_autocast(q):
             q, k, band, values = (t.to(wide) for t in (q, k, band, v))
-            if not (need_weights or dropout):
+            if not (need_weights or dropout) and self._is_once(q, k, band):
                 seen = q.new_ones(len(k), k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
                 found = self._attend_once(q.shape[-1] ** -0.5, q, k, values, band, seen)
                 if found is not None:
@@ -341,16 +341,19 @@ class CoupledHeads(IsingLayer):
         visible: Tensor,
         bias: Tensor | None = None,
     ) -> Tensor | None:
-        """Mixed values of one query without derivatives, as `attend_once`; None where it does not apply."""
-        if (
-            q.shape[2] > 1
-            or torch.is_grad_enabled()
-            or not (self._chain_is_exact and can_fuse(q, k, v, band))
-        ):
-            return None
+        """Mixed values of one query without derivatives, as `attend_once`, where `_is_once`."""
         given = q.detach(), k.detach(), band.detach()
         self._recorded = partial(_problem_of_query, self.weighting, scale, given, visible, bias)
-        return attend_once(self.weighting, scale, q, k, v, band[:, :, 1:, 0], visible, bias)
+        return attend_once(self.weighting, scale, q, k, v, band, visible, bias)
+
+    def _is_once(self, q: Tensor, k: Tensor, band: Tensor) -> bool:
+        """Whether `_attend_once` computes this pass."""
+        return (
+            q.shape[2] == 1
+            and self._chain_is_exact
+            and not torch.is_grad_enabled()
+            and can_fuse(q, k, k, band)
+        )
 
     def _chain_weights(self, scores: Tensor, band: Tensor, visible: Tensor) -> Tensor:
         """Weights [B, H, Q, S] of keys whose neighbours are coupled by ``band``, [B, H, S, w]."""
@@ -367,7 +370,8 @@ class CoupledHeads(IsingLayer):
     @property
     def _chain_is_exact(self) -> bool:
         """Whether the messages of a chain are what the backend computes."""
-        able, bridge = self.sampler.capabilities, self._bridge
+        bridge = self._bridge
+        able = bridge.sampler.capabilities
         exact = able.exact and able.edges and bridge.estimator == "exact" and not bridge.draws
         return exact and self.bandwidth == 1
 

@@ -197,10 +197,9 @@ class KeyCouplings(nn.Module):
             return None
         (batch, _, _), heads, size = x.shape, self.num_heads, self.numbers - self.bandwidth
         band, features = x.new_empty(batch, heads, 1, self.bandwidth), x.new_empty(batch, heads, 1, size)
-        given = (t.contiguous().numpy(force=True) for t in (x[:, 0], a, b, self.distance, before))
-        loaded("diabat.attention.chain_step").couple(
-            *given, self.source == "gates", band[:, :, 0].numpy(), features[:, :, 0].numpy()
-        )
+        given = (t.contiguous().numpy(force=True) for t in (x, a, b, self.distance, before))
+        kernel = loaded("diabat.attention.chain_step").couple
+        kernel(*given, self.source == "gates", band.numpy(), features.numpy())
         return band, features
 
 

@@ -66,6 +66,11 @@ def padding(batch: int, keys: int, seed: int = 0) -> Tensor:
     return mask
 
 
+def as_band(J: Tensor) -> Tensor:
+    """Couplings [B, H, S, 1] of every key with the one before it, of J [B, H, S - 1]."""
+    return F.pad(J, (1, 0))[..., None]
+
+
 def between(J: Tensor, mask: Tensor) -> Tensor:
     return J.masked_fill(~(mask[:, None, 1:] & mask[:, None, :-1]), 0)
 
@@ -352,7 +357,7 @@ def test_one_query_by_its_kernel(batch: int, keys: int, weights: str, dtype: tor
     visible, bias = padding(batch, keys), inputs((batch, 1, 1, keys, 1), dtype, seed=2)[1][:, 0, :, 0]
     for mask in (visible, visible.logical_not()):
         for added in (None, bias):
-            found = attend_once(weights, 0.4, q, k, v, J, mask, added)
+            found = attend_once(weights, 0.4, q, k, v, as_band(J), mask, added)
             scores = 0.4 * q.double() @ k.double().repeat_interleave(2, 1).mT
             scores = scores if added is None else scores + bias.double()[:, None, None]
             seen = mask[:, None, None]
@@ -367,9 +372,9 @@ def test_one_query_beyond_the_range_of_its_kernel() -> None:
     q, k, v, J = inputs((2, 2, 1, 9, 5), torch.float32)
     J[1, 1, 3] = -17.0
     visible = torch.ones(2, 9, dtype=torch.bool)
-    assert attend_once("odds", 1.0, q, k, v, J, visible) is None
+    assert attend_once("odds", 1.0, q, k, v, as_band(J), visible) is None
     visible[1, 4] = False
-    assert attend_once("odds", 1.0, q, k, v, J, visible) is not None
+    assert attend_once("odds", 1.0, q, k, v, as_band(J), visible) is not None
     layer = built(couplings="distance").eval()
     chain = layer.key_couplings
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from diabat.huggingface import convert, parameter_groups
 from diabat.huggingface.boltzmann import BoltzmannHeads, BoltzmannOptions
 from diabat.huggingface.boltzmann.cached_couplings import CachedCouplings
 from diabat.huggingface.boltzmann.layer import boltzmann_attention, find_windows
+from diabat.huggingface.boltzmann.one_query import _FOUND
 from diabat.huggingface.masks import visible_keys
 
 from .methods import (
@@ -394,6 +396,20 @@ def test_a_step_takes_over_the_couplings_of_the_last_pass(monkeypatch: pytest.Mo
     assert after(lambda cache: None, inference=True) == 9
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_couplings_of_earlier_passes_do_not_change(dtype: torch.dtype) -> None:
+    """Couplings of one token after another share memory, of which every pass sees a beginning."""
+    chain = KeyCouplings(12, 4, ChainOptions("tokens", 3, 2), dtype=torch.float64)
+    nn.init.normal_(chain.second)
+    value, steps = torch.randn(2, 2, 12, 6).to(dtype), CachedCouplings()
+    with torch.no_grad():
+        every = chain(value.transpose(1, 2).flatten(2).double())[0]
+        found = [steps.of(chain, value[:, :, :n].clone(), torch.float64, 1) for n in range(4, 13)]
+    for n, band in enumerate(found, 4):
+        torch.testing.assert_close(band, every[:, :, :n])
+    assert len({band.untyped_storage().data_ptr() for band in found}) == 3
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("window", [COUPLED, None])
 def test_a_converted_model_compiles_to_one_graph(window: int | None) -> None:
@@ -419,3 +435,29 @@ def test_features_of_couplings_train_at_the_rate_of_the_model() -> None:
 def test_a_training_step_leaves_nothing_behind(window: int | None) -> None:
     model, batch = convert(decoder("llama"), window), prompts()
     assert left_behind(lambda: model(**batch, labels=batch["input_ids"]).loss.backward()) == 0
+
+
+@pytest.mark.parametrize("window", [COUPLED, None])
+@pytest.mark.parametrize("floating", [False, True])
+def test_a_mask_is_read_again_where_it_changes(window: int | None, floating: bool) -> None:
+    """What layers remember of the mask of one query ends with its version, and with the mask."""
+    q, k, v = (torch.randn(2, h, n, 4, dtype=torch.float64) for h, n in ((4, 1), (2, 9), (2, 9)))
+    options = BoltzmannOptions(window, "banded" if window is None else "exact")
+    heads = randomised(BoltzmannHeads(4, options, features=8, dtype=torch.float64)).eval()
+
+    def made(hidden: int) -> Tensor:
+        mask = (torch.arange(9) != hidden).expand(2, 1, 1, 9).clone()
+        return torch.where(mask, 0.0, -torch.inf).double() if floating else mask
+
+    with torch.no_grad():
+        known, mask = len(_FOUND), made(8)
+        first = heads(q, k, v, mask)[0]
+        assert len(_FOUND) == known + 1
+        torch.testing.assert_close(heads(q, k, v, mask)[0], first, rtol=0, atol=0)
+        mask.copy_(made(6))
+        expected = heads(q, k, v, made(6))[0]
+        torch.testing.assert_close(heads(q, k, v, mask)[0], expected, rtol=0, atol=0)
+        assert not torch.allclose(expected, first)
+        del mask
+        gc.collect()
+        assert len(_FOUND) == known

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from diabat.attention.chain import same_tokens
 from diabat.attention.key_couplings import KeyCouplings
 
 
@@ -19,7 +20,7 @@ class CachedCouplings:
     """
 
     def __init__(self) -> None:
-        self._kept: _Kept | None = None
+        self._kept: list[_Kept] = []
 
     def of(self, chain: KeyCouplings, value: Tensor, dtype: torch.dtype, queries: int) -> Tensor:
         """Couplings of every key with the w keys before it, [B, H, K, w].
@@ -30,29 +31,36 @@ class CachedCouplings:
             dtype: Their precision, float32 or float64.
             queries: Tokens of this pass.
         """
-        kept, self._kept = self._kept, None
+        try:
+            kept = self._kept.pop()  # one operation, also between threads: the last pass is continued once
+        except IndexError:
+            kept = None
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return chain(_tokens(value, dtype))[0]
-        parameters = [p for p in (chain.distance, chain.first, chain.second) if p is not None]
+        parameters = (p for p in chain._parameters.values() if p is not None)
         versions = [dtype, *((p.data_ptr(), p._version) for p in parameters)]
         if queries == 1 and kept is not None and kept.versions == versions and kept.precedes(value):
-            new, features = chain(_tokens(value[:, :, -1:], dtype), kept.features)
-            band = torch.cat((kept.band, new), 2)
-            features = features if chain.bandwidth == 1 else torch.cat((kept.features, features), 2)
+            new, features = chain(value[:, :, -1:].reshape(len(value), 1, -1).to(dtype), kept.features)
+            memory = kept.extended(new, value.shape[2])
+            if chain.bandwidth > 1:
+                features = torch.cat((kept.features, features), 2)
         else:
-            band, features = chain(_tokens(value, dtype))
-        if not value.is_inference():  # such tensors have no version
+            memory, features = chain(_tokens(value, dtype))
+        if not (value.is_inference() or torch.is_inference_mode_enabled()):  # such tensors have no version
             features = features[:, :, -chain.bandwidth :]
-            self._kept = _Kept(value, value._version, band, features, versions)
-        return band
+            self._kept = [_Kept(value, value._version, memory, features, versions)]
+        return memory[:, :, : value.shape[2]]
 
 
 class _Kept(NamedTuple):
-    """Values of a pass and their version, couplings, features of the last w keys, and versions of the parameters."""
+    """Values of a pass and their version, couplings, features of the last w keys, and versions of the parameters.
+
+    The couplings are the beginning of a memory, [B, H, capacity, w].
+    """
 
     value: Tensor
     version: int
-    band: Tensor
+    memory: Tensor
     features: Tensor
     versions: list[Any]
 
@@ -61,7 +69,18 @@ class _Kept(NamedTuple):
         (batch, heads, keys, size), before = value.shape, self.value
         if before.shape != (batch, heads, keys - 1, size) or before.dtype != value.dtype:
             return False
-        return before._version == self.version and torch.equal(value[:, :, :-1], before)
+        if before._version != self.version:
+            return False
+        return same_tokens(value, before) if value.is_cpu else torch.equal(value[:, :, :-1], before)
+
+    def extended(self, new: Tensor, keys: int) -> Tensor:
+        """Memory with couplings of one more key; what passes before have seen of it does not change."""
+        memory, (batch, heads, capacity, w) = self.memory, self.memory.shape
+        if keys > capacity:
+            memory = new.new_empty(batch, heads, 2 * keys, w)
+            memory[:, :, : keys - 1] = self.memory[:, :, : keys - 1]
+        memory[:, :, keys - 1 : keys] = new
+        return memory
 
 
 def _tokens(value: Tensor, dtype: torch.dtype) -> Tensor:

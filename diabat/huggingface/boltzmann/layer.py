@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from diabat.attention.windows import visible_keys as causal_keys
 from diabat.checks import ArgumentError, check_number, check_positive
 from diabat.huggingface.boltzmann.cached_couplings import CachedCouplings
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
+from diabat.huggingface.boltzmann.one_query import found_once, seen_keys
 from diabat.huggingface.boltzmann.windows import Windows
 from diabat.huggingface.masks import refuse_others, repeated, visible_keys
 from diabat.ising import without_autocast
@@ -112,7 +114,9 @@ class BoltzmannHeads(CoupledHeads):
         assert self.window is not None
         if not (shown or q.shape[2] == 1 or mask.requires_grad):  # a stream has no derivative by the mask
             return self._streamed(q, key, value, mask, dropout, softcap), None
-        windows = find_windows(mask, self.window, q.dtype, far=self.options.far == "independent")
+        far = self.options.far == "independent"
+        find = partial(find_windows, mask, self.window, q.dtype, far=far)
+        windows = found_once(mask, (self.window, q.dtype, far), find) if q.shape[2] == 1 else find()
         scores = _scores(q, key, softcap) + windows.bias
         weights = self._weights_with_far(scores, windows.keys, windows.filled, windows.visible)
         mixed, weights = self._mixed(weights, value, dropout)
@@ -169,15 +173,13 @@ class BoltzmannHeads(CoupledHeads):
         assert self.key_couplings is not None
         need_weights = need_weights or softcap is not None
         band = self._cached.of(self.key_couplings, value, q.dtype, q.shape[2])
-        visible = visible_keys(mask)
         dropout = dropout if self.training else 0.0
-        last = visible[:, 0, -1].expand(len(q), -1)
-        if q.shape[2] == 1 and visible.shape[1] == 1 and not (need_weights or dropout):
-            seen = last | ~last.any(-1, keepdim=True)
-            bias = mask[:, 0, -1].to(q.dtype).expand(len(q), -1) if mask.is_floating_point() else None
-            found = self._attend_once(1.0, q, key, value.to(q.dtype), band, seen, bias)
+        if mask.shape[1] == 1 and not (need_weights or dropout) and self._is_once(q, key, band):
+            found = self._attend_once(1.0, q, key, value.to(q.dtype), band, *seen_keys(mask, q.dtype))
             if found is not None:
                 return found.to(value.dtype), None
+        visible = visible_keys(mask)
+        last = visible[:, 0, -1].expand(len(q), -1)
         if not need_weights and _is_plain(mask, visible):
             groups = q.shape[1] // key.shape[1]
             k, v = repeated(key, groups), repeated(value, groups)
