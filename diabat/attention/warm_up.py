@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from diabat.attention.boltzmann import BoltzmannAttention
-from diabat.attention.chain import ChainLayer, attend
+from diabat.attention.chain import ChainLayer, attend, same_tokens
 from diabat.attention.games import NormGame, sample_interaction, sample_shapley
 
 
@@ -23,6 +23,8 @@ def _attention() -> None:
         with torch.no_grad():
             chain, x = BoltzmannAttention(4, 1, None, relative=True).to(dtype), torch.ones(1, 4, dtype=dtype)
             chain.step(x, chain.step(x)[1])
+            for tokens in (q, q.half()):  # half precision is compared by its bits
+                same_tokens(tokens, tokens)
 
 
 def _token_games() -> None:
