@@ -175,8 +175,13 @@ def long_sequences() -> list[Case]:
 
         return Work(run, batch * LENGTH)
 
+    def far(length: int) -> Call:
+        made, x = relative(8, 1, weights="odds", far="independent"), torch.randn(1, length, FEATURES)
+        return lambda: made(x).sum().backward()
+
     targets = {name: {8: 1.0, 12: 1.0, 16: 4.0} for name in ("probability", "odds")}
-    return [
+    memory = Case("long sequences/memory, far odds", far, (1024, 2048, 4096, 8192), "L", fresh=True)
+    compared = [
         Case(
             f"long sequences/{name}, batch {batch}", partial(coupled, batch=batch, options=options), (8, 12, 16), "T",
             "token", {"softmax": Peer(partial(softmax, batch=batch), targets.get(name))},
@@ -184,6 +189,7 @@ def long_sequences() -> list[Case]:
         for batch in (1, 16)
         for name, options in KINDS.items()
     ]  # fmt: skip
+    return [*compared, memory]
 
 
 def chains() -> list[Case]:
