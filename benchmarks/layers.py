@@ -15,6 +15,7 @@ import diabat
 from benchmarks import peers
 from benchmarks.case import Build, Call, Case, Peer, Work
 from benchmarks.growth import layer, step
+from diabat.attention.chain import ChainLayer, attend
 from diabat.models import Transformer, TransformerOptions
 
 SYMBOLS, BATCH, LENGTH, FEATURES, HEADS = 61, 64, 512, 64, 8
@@ -235,7 +236,35 @@ def chains() -> list[Case]:
         for name, backward, target in (("forward", False, 2.0), ("gradients", True, 2.5))
     ]  # fmt: skip
     decoded = Peer(partial(token, softmax=True), 1 / 0.7)
-    return [*compared, Case("chains/decoded token", token, sizes, "L", peers={"softmax": decoded})]
+    token_case = Case("chains/decoded token", token, sizes, "L", peers={"softmax": decoded})
+    return [*compared, token_case, *chain_kernel()]
+
+
+def chain_kernel() -> list[Case]:
+    """Attention over chains alone, without projections, by features of a head: time of a visible pair of tokens."""
+
+    def build(features: int, backward: bool, softmax: bool = False) -> Work:
+        torch.manual_seed(0)
+        q, k, v, cotangent = torch.randn(4, 1, 4, LENGTH, features)
+        J = torch.randn(1, 4, LENGTH - 1)
+        given = [t.requires_grad_(backward) for t in ((q, k, v) if softmax else (q, k, v, J))]
+
+        def run() -> Any:
+            if softmax:
+                y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            else:
+                y = attend(ChainLayer(True, "odds"), q, k, v, J, None)
+            return torch.autograd.grad(y, given, cotangent) if backward else y
+
+        return Work(run, 2 * LENGTH * (LENGTH + 1))
+
+    return [
+        Case(
+            f"chains/kernel, {name}", partial(build, backward=backward), (8, 24, 64), "features", "pair",
+            {"softmax": Peer(partial(build, backward=backward, softmax=True))},
+        )
+        for name, backward in (("forward", False), ("gradients", True))
+    ]  # fmt: skip
 
 
 def padded() -> list[Case]:

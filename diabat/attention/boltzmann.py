@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.coupled import SELF_MODES, WEIGHTS, Backend, CoupledHeads, CouplingLayout
+from diabat.attention.coupled import Backend, CoupledHeads
 from diabat.attention.coupling_init import CouplingInit
+from diabat.attention.coupling_layout import SELF_MODES, WEIGHTS, CouplingLayout
 from diabat.attention.decoding import DecodingState, check_state
 from diabat.attention.fused import FusedLayer, attend
 from diabat.attention.head_axis import merged_heads, split_heads

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diabat.attention.bridge import GradientBridge
-from diabat.attention.coupled import CouplingLayout
+from diabat.attention.coupling_layout import CouplingLayout
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.weights import log_odds, masked_softmax, normalised_weights, odds_fields
 from diabat.attention.windows import visible_keys, visible_slots, window_mix, window_scores

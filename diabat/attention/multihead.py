@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diabat.attention.boltzmann import check_windows
-from diabat.attention.coupled import Backend, CoupledHeads, CouplingLayout
+from diabat.attention.coupled import Backend, CoupledHeads
 from diabat.attention.coupling_init import CouplingInit
+from diabat.attention.coupling_layout import CouplingLayout
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.key_couplings import chain_options
 from diabat.attention.layer import check_tokens

@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.coupled import Backend, CoupledHeads, CouplingLayout
+from diabat.attention.coupled import Backend, CoupledHeads
+from diabat.attention.coupling_layout import CouplingLayout
 from diabat.attention.head_axis import split_heads
 from diabat.attention.layer import visible_positions
 from diabat.attention.weights import normalised_weights

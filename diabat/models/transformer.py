@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.boltzmann import BoltzmannAttention, check_windows, coupling_parameters
-from diabat.attention.coupled import SELF_MODES, CouplingLayout
 from diabat.attention.coupling_init import CouplingInit
+from diabat.attention.coupling_layout import SELF_MODES, CouplingLayout
 from diabat.attention.key_couplings import KeyCouplings, chain_options
 from diabat.checks import ArgumentError, check_choice, check_count, check_number
 from diabat.compute.memory import require_memory

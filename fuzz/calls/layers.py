@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import diabat
-from diabat.attention.coupled import SELF_MODES
+from diabat.attention.coupling_layout import SELF_MODES
 from diabat.samplers.capabilities import Estimator, UnsupportedError
 from diabat.testing.oracle import ReferenceSampler
 from fuzz.calls.laws import GRADIENT, TOLERANCE, close, finite, gradient_agrees, near_tie, total

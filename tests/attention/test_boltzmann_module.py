@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diabat.attention import BoltzmannAttention
-from diabat.attention.coupled import MODES
+from diabat.attention.coupling_layout import MODES
 from diabat.samplers import UnsupportedError, sampler
 from diabat.samplers.dqa import DQASampler
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diabat import BoltzmannAttention, BoltzmannMultiheadAttention
-from diabat.attention.coupled import MODES
+from diabat.attention.coupling_layout import MODES
 from diabat.ising import Ising
 from diabat.samplers import sampler
 from diabat.samplers.dqa import DQASampler

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from diabat.attention.boltzmann import FAR
-from diabat.attention.coupled import WEIGHTS
+from diabat.attention.coupling_layout import WEIGHTS
 from diabat.attention.key_couplings import chain_options
 from diabat.checks import ArgumentError, check_choice, check_count
 from diabat.samplers.base import Sampler

@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diabat.attention.coupled import Backend, CoupledHeads, CouplingLayout
+from diabat.attention.coupled import Backend, CoupledHeads
+from diabat.attention.coupling_layout import CouplingLayout
 from diabat.attention.head_axis import head_products
 from diabat.attention.key_couplings import chain_options
 from diabat.attention.streaming import block_rows, far_sums
