@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +83,6 @@ class CoupledHeads(IsingLayer):
     window: int | None
     bandwidth: int | None
     key_couplings: KeyCouplings | None
-    _kept_matrix: tuple[Any, int, Tensor, Tensor] | None = None
     _takes_bias = False
     """Whether fields can be added in modes without them, so that mode J calls the sampler."""
 
@@ -386,25 +384,11 @@ class CoupledHeads(IsingLayer):
             band = self._band(length).mapped(lambda values: values.to(fields))
             self._recorded = fields.detach(), band.mapped(Tensor.detach)
             return band, None
-        J, K = self._matrix(length, fields), self.three_body(length)
+        J, K = (
+            None if t is None else t.to(fields) for t in (self.couplings(length), self.three_body(length))
+        )
         self._recorded = fields.detach(), None if J is None else J.detach()
-        return J, None if K is None else K.to(fields)
-
-    def _matrix(self, length: int, fields: Tensor) -> Tensor | None:
-        """J in the precision of the fields; without gradients the same tensor again while it has the same numbers."""
-        pairs = self.coupling_pairs
-        if pairs is None or torch.is_grad_enabled() or not can_fuse(fields, fields, fields, None):
-            J = self.couplings(length)
-            return None if J is None else J.to(fields)
-        kept, state = self._kept_matrix, (length, fields.dtype, pairs.dtype)
-        # Compared by number: a change through `data` does not show in the version.
-        if kept is None or kept[:2] != (state, kept[3]._version) or not torch.equal(kept[2], pairs):
-            with torch.inference_mode(False), torch.no_grad():
-                part, same = self.layout.part(length), pairs.detach().clone()
-                J = pack_couplings(same, self.layout.window, self.bandwidth)[:, None, part, part]
-                J = J.to(fields.dtype, copy=True)
-            kept = self._kept_matrix = state, J._version, same, J
-        return kept[3]
+        return J, K
 
     def extra_repr(self) -> str:
         """Show the options in ``repr``."""

@@ -239,20 +239,3 @@ def test_one_j_is_limited_by_the_window_only() -> None:
     assert layer(3, sampler="exact")(inputs(1, 300)).shape == (1, 300, 8)
     with pytest.raises(UnsupportedError, match="accepts at most"):
         layer(64)
-
-
-def test_couplings_are_read_again_where_they_or_their_matrix_change() -> None:
-    layer = BoltzmannAttention(8, 2, 4, relative=True, far="independent", weights="odds").double().eval()
-    x = torch.randn(1, 6, 8, dtype=torch.float64)
-    for change in (
-        lambda: torch.nn.init.normal_(layer.coupling_pairs),
-        lambda: layer.coupling_pairs.data.add_(0.5),
-        lambda: layer.last_fields_and_couplings()[1].zero_(),
-        lambda: setattr(layer, "coupling_pairs", torch.nn.Parameter(layer.coupling_pairs.detach() * 2)),
-    ):
-        change()
-        with torch.no_grad():
-            found = layer(x)
-        torch.testing.assert_close(found, layer(x).detach(), rtol=0, atol=1e-14)
-        with torch.no_grad():
-            layer(x)
