@@ -1,0 +1,60 @@
+"""Gated scans against a loop over tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from experiments.scans import Scanned, scan
+
+
+def by_loop(tokens: Tensor, logits: Tensor) -> Tensor:
+    """The scan, token by token."""
+    found, state = [], torch.zeros_like(tokens[..., 0, :])
+    for x, z in zip(tokens.unbind(-2), logits.unbind(-1), strict=True):
+        g = z.sigmoid()[..., None]
+        state = g * state + (1 - g) * x
+        found.append(state)
+    return torch.stack(found, -2)
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 100])
+@pytest.mark.parametrize("strength", [1.0, 300.0])
+def test_a_scan_is_its_loop(length: int, strength: float) -> None:
+    torch.manual_seed(length)
+    tokens = torch.randn(2, 3, length, 5, dtype=torch.float64, requires_grad=True)
+    logits = (strength * torch.randn(2, 3, length, dtype=torch.float64)).requires_grad_()
+    found, expected = scan(tokens, logits), by_loop(tokens, logits)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+    cotangent = torch.randn_like(found)
+    slopes = (torch.autograd.grad(y, (tokens, logits), cotangent) for y in (found, expected))
+    for slope, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(slope, other, atol=1e-11, rtol=1e-11)
+
+
+def test_single_precision_keeps_weak_gates_between_strong_ones() -> None:
+    torch.manual_seed(1)
+    tokens, logits = torch.randn(4, 1, 64, 5), torch.full((4, 1, 64), 2.0)
+    logits[..., ::2] = -60.0
+    expected = by_loop(tokens.double(), logits.double())
+    torch.testing.assert_close(scan(tokens, logits).double(), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("over", "directions"), [("k", 1), ("kv", 1), ("k", 2), ("kv", 2)])
+def test_a_layer_scans_what_it_says(over: str, directions: int) -> None:
+    torch.manual_seed(2)
+    layer = Scanned(8, 2, 40, over, directions, start=0.9, rotary=False)
+    assert layer.gate_weight.numel() + layer.gate_bias.numel() == len(over) * directions * 2 * 9
+    torch.nn.init.normal_(layer.gate_weight)
+    x = torch.randn(3, 40, 8)
+    gates = iter((x @ layer.gate_weight.T + layer.gate_bias).mT.split(2, 1))  # [3, 2, 40] of each scan
+    plain = {"q": layer.query(x), "k": layer.key(x), "v": layer.value(x)}
+    for name, found in zip("qkv", layer._projected(x), strict=True):
+        expected = heads = plain[name].unflatten(-1, (2, 4)).transpose(1, 2)
+        if name in over:
+            expected = by_loop(heads, next(gates))
+            if directions == 2:
+                expected = (expected + by_loop(heads.flip(2), next(gates).flip(2)).flip(2)) / 2
+        torch.testing.assert_close(found, expected.transpose(1, 2).flatten(2), atol=1e-5, rtol=1e-5)
+    assert layer(x).shape == x.shape
