@@ -1,14 +1,15 @@
-"""Chains of coupled keys over the whole context, against softmax and convolutions (docs/chains.md).
+"""Chains of coupled keys over the whole context, against softmax, convolutions and gated scans (docs/chains.md).
 
-    python -m experiments.chains FOLDER --only gaps     # trained on gaps to 5, tested on gaps to 40
-    python -m experiments.chains FOLDER --only anywhere # 6 to 64 pairs at random places, tested at twice the length
-    python -m experiments.chains FOLDER --only law      # the kernel against enumeration
+    python -m experiments.chains FOLDER --only gaps      # trained on gaps to 5, tested on gaps to 40
+    python -m experiments.chains FOLDER --only anywhere  # 6 to 64 pairs at random places, tested at twice the length
+    python -m experiments.chains FOLDER --only records speakers distractors doubles copies
+    python -m experiments.chains FOLDER --only law       # the kernel against enumeration
+    python -m experiments.chains FOLDER --only cost      # CPU time of a step, and parameters
 
-A sequence of `gaps` is noise, then five pairs in random order with 0 to G random tokens of 16 between key and value,
-then four keys, whose values are asked for.  G grows from 0 to 5 in the first 800 of 3,000 steps of 128 sequences, at
-rates that fall to 0 by a cosine.  In `anywhere` a value is behind its key, and pairs stand at random places among
-noise; 1,000 steps.  Numbers are those of 1,000 sequences for each G, or length.  Every training is one file in the
-folder, and is not done again.  Language: experiments/recall_language.py; speed: python -m benchmarks --only '^chains/'.
+The tasks are those of experiments/chain_tasks.py.  G grows from 0 to 5 in the first 800 of 3,000 steps of 128
+sequences, at rates that fall to 0 by a cosine; pairs at random places take 1,000 steps.  Numbers are those of 1,000
+sequences for each G, or length.  Every training is one file in the folder, and is not done again, on a GPU with
+--device cuda.  Language: experiments/recall_language.py; speed: python -m benchmarks --only '^chains/'.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from rich.progress import track
@@ -32,31 +32,51 @@ from diabat.attention.chain import ChainLayer, attend, by_operators
 from diabat.attention.weights import masked_softmax, normalised_weights, odds_fields
 from diabat.models.transformer import Transformer, TransformerOptions
 from diabat.plots import REFERENCE, Line, Panel, lines
-from experiments.common import Row, calls, keep, kept, parser, report, same_settings
-from experiments.recall import Convolved
+from experiments.chain_tasks import GAP, NAMES, TESTED, VALUES, Study, studies
+from experiments.common import Backward, Row, calls, keep, kept, parser, report, same_settings
+from experiments.rivals import TAPS, Convolved, Scanned, Softmax
 
-VALUES, NOISE, PAIRS, QUERIES = 16, 16, 5, 4
-GAP, GROWN, COUPLING_RATE = 5, 800, 1e-2
-TESTED = (0, 5, 8, 12, 20, 40)
-PLACED = ((6, 48), (16, 96), (64, 256))
-"""Pairs and context of `anywhere`."""
+OWN_RATE, EVERY = 1e-2, 50
+"""Rate of couplings, gates and biases, which do not decay; steps between looks at the share of right answers."""
 
 CHAIN: Row = {"relative": True, "couplings": "gates", "coupling_init": CouplingInit(mean=6.0)}
 SOFTMAX: Row = {"mode": "softmax"}
+CONVOLUTIONS = {
+    "keys convolved, 2": ("k", 2),
+    "keys convolved, 3": ("k", 3),
+    "q, k, v convolved, 3": ("qkv", 3),
+}
 MODELS: dict[str, Row] = {
     "chain, gates": CHAIN,
+    "chain, gates, J = .25": {**CHAIN, "coupling_init": CouplingInit(mean=1.0)},
     "chain, tokens": {**CHAIN, "couplings": "tokens", "coupling_init": CouplingInit(mean=1.0)},
     "chain, distance": {**CHAIN, "couplings": "distance", "coupling_init": CouplingInit(mean=1.0)},
     "chain, gates, odds": {**CHAIN, "weights": "odds"},
     "softmax": {**SOFTMAX, "positions": "rope"},
     "softmax, two layers": {**SOFTMAX, "positions": "rope", "num_layers": 2},
-    "softmax, keys convolved, 2": {**SOFTMAX, "convolved": ("k", 2)},
-    "softmax, keys convolved, 3": {**SOFTMAX, "convolved": ("k", 3)},
-    "softmax, q, k, v convolved, 3": {**SOFTMAX, "convolved": ("qkv", 3)},
+    "softmax, two layers, +4 on the previous token": {
+        **SOFTMAX,
+        "num_layers": 2,
+        "relative": True,
+        "attention_window": 2,
+        "far": "independent",
+        "offset_bias": True,
+    },
+    **{f"softmax, {name}": {**SOFTMAX, "convolved": options} for name, options in CONVOLUTIONS.items()},
+    **{
+        f"softmax, {name}, {start} start": {**SOFTMAX, "convolved": (*options, start)}
+        for name, options in CONVOLUTIONS.items()
+        for start in TAPS
+        if start != "torch"
+    },
     "softmax, q, k, v convolved, 7": {**SOFTMAX, "convolved": ("qkv", 7)},
     "softmax, two layers, q, k, v convolved, 7": {**SOFTMAX, "convolved": ("qkv", 7), "num_layers": 2},
+    "softmax, keys scanned": {**SOFTMAX, "scanned": ("k",)},
+    "softmax, keys and values scanned": {**SOFTMAX, "scanned": ("kv",)},
+    "softmax, two layers, keys scanned": {**SOFTMAX, "scanned": ("k",), "num_layers": 2},
     "chain, gates, q, k, v convolved, 3": {**CHAIN, "convolved": ("qkv", 3)},
 }
+"""Convolutions begin as torch draws them unless the name says how, see `experiments.recall.TAPS`."""
 RECIPES = {
     "decay 0.01": (2e-3, 0.01, 1),
     "decay 0.01, three times the steps": (2e-3, 0.01, 3),
@@ -76,155 +96,142 @@ FIGURE = {
 """Trainings of the figure by their labels."""
 
 
-class Study(NamedTuple):
-    """Sequences and steps of one training; ``keys`` is the number of symbols that keys are drawn from."""
-
-    name: str
-    keys: int
-    steps: int
-    batch: int
-    context: int
-    sizes: Callable[[int], int]
-    tested: Sequence[int]
-    draw: Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
-    title: str
-
-
-def drawn(
-    count: int, keys: int, pairs: int, length: int, first: Tensor, second: Tensor, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Sequences [B, L] with keys and values at these places, [B, pairs], and the values asked for, [B, queries]."""
-    symbols = torch.rand(count, keys, generator=generator).argsort(1)[:, :pairs]
-    values = torch.randint(VALUES, (count, pairs), generator=generator)
-    found = keys + VALUES + torch.randint(NOISE, (count, length), generator=generator)
-    found.scatter_(1, first, symbols)
-    found.scatter_(1, second, keys + values)
-    asked = torch.rand(count, pairs, generator=generator).argsort(1)[:, :QUERIES]
-    found[:, -QUERIES:] = symbols.gather(1, asked)
-    return found, values.gather(1, asked)
-
-
-def with_gaps(count: int, gap: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Noise, then pairs with 0 to ``gap`` tokens between key and value."""
-    gaps = torch.randint(gap + 1, (count, PAIRS), generator=generator)
-    length = PAIRS * (2 + gap) + QUERIES
-    first = length - QUERIES - (gaps + 2).flip(1).cumsum(1).flip(1)
-    return drawn(count, VALUES, PAIRS, length, first, first + gaps + 1, generator)
-
-
-def placed(pairs: int, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Pairs at random places."""
-    free = length - QUERIES - pairs
-    first = torch.rand(count, free, generator=generator).argsort(1)[:, :pairs].sort(1).values
-    first = first + torch.arange(pairs)
-    return drawn(count, max(VALUES, 2 * pairs), pairs, length, first, first + 1, generator)
-
-
-def growing(step: int) -> int:
-    """The largest gap of a step."""
-    return min(GAP, step * GAP // GROWN)
-
-
-def constant(length: int, step: int) -> int:
-    """The same length in every step."""
-    return length
-
-
-def studies(names: Sequence[str], steps: int | None) -> Iterator[Study]:
-    """The studies of these names; ``steps`` in place of their own."""
-    if "gaps" in names:
-        context = PAIRS * (2 + TESTED[-1]) + QUERIES
-        yield Study("gaps", VALUES, steps or 3000, 128, context, growing, TESTED, with_gaps, "gaps to {}")
-    for pairs, length in PLACED if "anywhere" in names else ():
-        name, keys, batch = f"{pairs} pairs in {length}", max(VALUES, 2 * pairs), min(128, 4096 // length)
-        sizes, draw, tested = partial(constant, length), partial(placed, pairs), (length, 2 * length)
-        yield Study(name, keys, steps or 1000, batch, 2 * length, sizes, tested, draw, "{} tokens")
-
-
 def built(name: str, study: Study, seed: int) -> Transformer:
     """A model of width 64 without positions, unless the options say otherwise, with torch's own initial weights."""
     options = {"positions": "none", **MODELS[name]}
-    convolved = options.pop("convolved", None)
+    convolved, scanned = options.pop("convolved", None), options.pop("scanned", None)
     torch.manual_seed(seed)
     made = TransformerOptions(embed_dim=64, ffn_dim=128, dropout=0.0, **options)
-    backend = "banded" if "relative" in options else "exact"
-    model = Transformer(made, study.keys + VALUES + NOISE, VALUES, study.context, backend)
-    if convolved is not None:
-        chain: Row = {} if "relative" not in options else {**CHAIN, "mode": "h+J"}
-        for block in model.all_blocks():
-            window = None if chain else study.context
-            block.attention = Convolved(64, 1, window, *convolved, **{"rotary": False, **chain})
+    backend = "banded" if "couplings" in options else "exact"
+    model = Transformer(made, study.symbols, VALUES, study.context, backend)
+    chain: Row = {**CHAIN, "mode": "h+J"} if "couplings" in options else {}
+    window = None if chain else study.context
+    for block in model.all_blocks():
+        rotary = made.positions == "rope"
+        if convolved is not None:
+            block.attention = Convolved(64, 1, window, *convolved, rotary=rotary, **chain)
+        elif scanned is not None:
+            block.attention = Scanned(64, 1, window, *scanned, rotary=rotary)
+        elif made.mode == "softmax" and not made.offset_bias:
+            block.attention = Softmax(64, 1, window, rotary=rotary)
+    bias = model.all_blocks()[0].attention.offset_bias
+    if bias is not None:
+        bias.data[:, -2] = 4.0
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             module.reset_parameters()
     return model
 
 
-def right(model: Transformer, study: Study, size: int, count: int = 1_000) -> float:
-    """Share of right answers."""
-    generator = torch.Generator().manual_seed(7 + size)
+def right(model: Transformer, study: Study, size: int, count: int = 1_000) -> dict[str, float]:
+    """Share of right answers, by part."""
+    device, draw = next(model.parameters()).device, study.test or study.draw
+    generator, found = torch.Generator().manual_seed(7 + size), []
     with torch.no_grad():
-        parts = [study.draw(125, size, generator) for _ in range(count // 125)]
-        found = [(model(x)[:, -QUERIES:].argmax(-1) == y).double().mean().item() for x, y in parts]
-    return statistics.fmean(found)
+        for _ in range(count // 125):
+            inputs, answers = (t.to(device) for t in draw(125, size, generator))
+            found.append(model(inputs)[:, -answers.shape[1] :].argmax(-1) == answers)
+    hits = torch.cat(found).double().cpu()
+    return {part: hits[:, chosen].mean().item() for part, chosen in study.parts.items()}
 
 
 def groups(model: Transformer, decay_of_scores: float) -> list[Row]:
-    """Couplings train at a rate of their own, and do not decay; queries and keys decay by a number of their own."""
-    parts: dict[str, list[nn.Parameter]] = {"couplings": [], "scores": [], "others": []}
+    """Couplings, gates and biases have a rate of their own and do not decay; decay of queries and keys is given."""
+    parts: dict[str, list[nn.Parameter]] = {"own": [], "scores": [], "others": []}
     for name, parameter in model.named_parameters():
+        own = any(part in name for part in (".key_couplings.", ".gate_", ".offset_bias"))
         scores = ".attention.query." in name or ".attention.key." in name
-        part = "couplings" if ".key_couplings." in name else "scores" if scores else "others"
-        parts[part].append(parameter)
+        parts["own" if own else "scores" if scores else "others"].append(parameter)
     options: dict[str, Row] = {
-        "couplings": {"lr": COUPLING_RATE, "weight_decay": 0.0},
+        "own": {"lr": OWN_RATE, "weight_decay": 0.0},
         "scores": {"weight_decay": decay_of_scores},
         "others": {"weight_decay": 0.01},
     }
     return [{"params": found, **options[part]} for part, found in parts.items() if found]
 
 
-def one(folder: Path, study: Study, name: str, recipe: str, seed: int) -> tuple[str, Row]:
+def answered(logits: Tensor, targets: Tensor) -> Tensor:
+    """Loss of the answers, which stand at the end."""
+    return F.cross_entropy(logits[:, -targets.shape[1] :].flatten(0, 1), targets.flatten())
+
+
+def one(folder: Path, study: Study, name: str, recipe: str, seed: int, device: str) -> tuple[str, Row]:
     """One training, unless its result is there."""
     title = f"{name}, {recipe}"
     path = folder / study.name / f"{title} {seed}.json"
     if not path.exists():
         torch.set_num_threads(1)
-        model, generator = built(name, study, seed), torch.Generator().manual_seed(seed)
+        model, generator = built(name, study, seed).to(device), torch.Generator().manual_seed(seed)
         rate, decay_of_scores, longer = RECIPES[recipe]
-        steps = longer * study.steps
-        optimiser = torch.optim.AdamW(groups(model, decay_of_scores), rate)
+        steps, reached = longer * study.steps, None
+        optimiser = torch.optim.AdamW(groups(model, decay_of_scores), rate, fused=device != "cpu")
         falling = torch.optim.lr_scheduler.LambdaLR(
             optimiser, lambda s: (1 + math.cos(math.pi * s / steps)) / 2
         )
-        began = time.process_time()
+        backward, began = Backward(model, answered, device), time.process_time()
+        looks = 0.0
         for step in range(steps):
-            inputs, targets = study.draw(study.batch, study.sizes(step), generator)
-            optimiser.zero_grad()
-            F.cross_entropy(model(inputs)[:, -QUERIES:].flatten(0, 1), targets.flatten()).backward()
+            backward(*study.draw(study.batch, study.sizes(step), generator))
             optimiser.step()
             falling.step()
-        row: Row = {"CPU ms a step": 1e3 * (time.process_time() - began) / steps}
+            if reached is None and (step + 1) % EVERY == 0:
+                paused = time.process_time()
+                share = right(model.eval(), study, study.sizes(step), 250)
+                reached = (
+                    step + 1
+                    if min(share.values()) >= 0.9 and study.sizes(step) == study.sizes(steps)
+                    else None
+                )
+                model.train()
+                looks += time.process_time() - paused
+        cost = 1e3 * (time.process_time() - began - looks) / steps
+        row: Row = {"CPU ms a step": cost if device == "cpu" else None, "steps to 90 %": reached}
         row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
         model.eval()
-        keep(path, row | {study.title.format(size): right(model, study, size) for size in study.tested})
+        for size in study.tested:
+            found = right(model, study, size)
+            row |= {study.title.format(size) + part: share for part, share in found.items()}
+        keep(path, row)
     return title, kept(path)
 
 
-def trained(
-    folder: Path, study: Study, names: Sequence[str], recipes: Sequence[str], seeds: int, workers: int
-) -> Iterator[Row]:
+def trained(options: Namespace, study: Study) -> Iterator[Row]:
     """Means over seeds, with σ at the largest size."""
     jobs = [
-        (folder, study, name, recipe, seed) for seed in range(seeds) for name in names for recipe in recipes
+        (options.folder, study, name, recipe, seed, options.device)
+        for seed in range(options.seeds)
+        for name in options.models
+        for recipe in options.recipes
     ]
     rows: dict[str, list[Row]] = {}
-    for title, row in track(calls(one, jobs, workers), study.name, len(jobs)):
+    for title, row in track(calls(one, jobs, options.workers), study.name, len(jobs)):
         rows.setdefault(title, []).append(row)
     for title, found in rows.items():
-        last = [row[study.title.format(study.tested[-1])] for row in found]
-        mean = {key: statistics.fmean(row[key] for row in found) for key in found[0]}
+        last = [row[[*row][-1]] for row in found]
+        mean = {key: _mean(row[key] for row in found) for key in found[0]}
         yield {"": title, "seeds": len(found), **mean, "σ": statistics.stdev(last) if len(last) > 1 else None}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean, or None if a value is missing: a training that never had 90 %, or was done on a GPU."""
+    found = [*values]
+    return None if None in found else statistics.fmean(value for value in found if value is not None)
+
+
+def cost(names: Sequence[str], study: Study) -> Iterator[Row]:
+    """CPU time of a step on one thread, the fastest of ten, and parameters."""
+    torch.set_num_threads(1)
+    for name in names:
+        model, generator, times = built(name, study, 0), torch.Generator().manual_seed(0), []
+        backward = Backward(model, answered, "cpu")
+        optimiser = torch.optim.AdamW(groups(model, 0.01), 1e-3)
+        for _ in range(12):
+            began = time.process_time()
+            backward(*study.draw(study.batch, study.sizes(study.steps), generator))
+            optimiser.step()
+            times.append(1e3 * (time.process_time() - began))
+        row: Row = {"": name, "parameters": sum(parameter.numel() for parameter in model.parameters())}
+        yield row | {"CPU ms a step": min(times[2:])}
 
 
 def draw_gaps(folder: Path, path: Path) -> Path:
@@ -292,9 +299,8 @@ def enumerated(law: ChainLayer, terms: list[Tensor]) -> Tensor:
 def main() -> None:
     """Run what was asked for, and print its tables."""
     made = parser(__doc__, study=True)
-    made.add_argument(
-        "--only", nargs="+", default=["gaps", "anywhere", "law"], choices=["gaps", "anywhere", "law"]
-    )
+    sections = [*NAMES, "law", "cost"]
+    made.add_argument("--only", nargs="+", default=["gaps", "anywhere", "law"], choices=sections)
     made.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     made.add_argument(
         "--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES), help="rates and decays"
@@ -305,12 +311,11 @@ def main() -> None:
     if options.figure:
         options.figure.parent.mkdir(parents=True, exist_ok=True)
     same_settings(options.folder, {"steps": options.steps or 3_000})
+    timed = "cost" in options.only
     for study in studies(options.only, options.steps):
-        found = trained(
-            options.folder, study, options.models, options.recipes, options.seeds, options.workers
-        )
-        report(study.name, list(found), as_json=options.json)
-        if options.figure and study.name == "gaps":
+        rows = [*(cost(options.models, study) if timed else trained(options, study))]
+        report(study.name, rows, as_json=options.json)
+        if options.figure and study.name == "gaps" and not timed:
             draw_gaps(options.folder, options.figure)
     if "law" in options.only:
         report("law", list(laws()), as_json=options.json)

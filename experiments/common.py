@@ -34,6 +34,7 @@ def parser(
         made.add_argument("folder", type=Path, help="of the results; finished ones are kept")
         made.add_argument("--seeds", type=int, default=3)
         made.add_argument("--workers", type=int, default=2, help="processes of one thread")
+        made.add_argument("--device", default="cpu", help="of trainings that take one: cpu or cuda")
     if sections is not None:
         names = [*sections]
         made.add_argument(
@@ -131,6 +132,46 @@ def calls(function: Callable[..., R], jobs: Sequence[tuple[Any, ...]], workers: 
                 running |= {pool.submit(function, *job) for job in islice(todo, 1)}
 
 
+class Backward:
+    """Computes ``loss(model(inputs), targets)`` and its gradients; on a GPU as a graph for each shape of the inputs.
+
+    Gradients are added up in place in a graph, so that all graphs share them.
+    """
+
+    def __init__(self, model: torch.nn.Module, loss: Callable[[Tensor, Tensor], Tensor], device: str) -> None:
+        self.model, self.loss, self.device = model, loss, device
+        self.graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> None:
+        """Leave the gradients of one batch in the parameters."""
+        if self.device == "cpu":
+            self._run(inputs, targets)
+            return
+        if inputs.shape not in self.graphs:
+            self.graphs[inputs.shape] = self._captured(inputs.to(self.device), targets.to(self.device))
+        graph, *places = self.graphs[inputs.shape]
+        for place, values in zip(places, (inputs, targets), strict=True):
+            place.copy_(values, non_blocking=True)
+        graph.replay()
+
+    def _run(self, inputs: Tensor, targets: Tensor) -> None:
+        torch._foreach_zero_([p.grad for p in self.model.parameters() if p.grad is not None])
+        self.loss(self.model(inputs), targets).backward()
+
+    def _captured(self, inputs: Tensor, targets: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):  # libraries set themselves up outside of the graph
+                self._run(inputs, targets)
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            self._run(inputs, targets)
+        return graph, inputs, targets
+
+
 def attend_back(model: Any, steps: Sequence[int], strength: float = 6.0) -> None:
     """Let head k of the first layer of a Llama with biases in its attention begin by attending steps[k] tokens back.
 
@@ -151,12 +192,12 @@ def attend_back(model: Any, steps: Sequence[int], strength: float = 6.0) -> None
 
 def fit(
     model: Any,
-    loss: Callable[[int], Tensor],
+    backward: Callable[[int], None],
     steps: int,
     rate: float,
     groups: Sequence[Row] | None = None,
 ) -> Any:
-    """Minimise the loss of every step with AdamW; the rate falls over the last 40 % of the steps.
+    """Train with AdamW on the gradients that ``backward`` adds in every step; the rate falls over the last 40 %.
 
     ``groups`` are those of the optimiser; None for all parameters with one rate.
     """
@@ -166,8 +207,8 @@ def fit(
         optimiser, lambda step: min((step + 1) / 50, max(0.02, 2.5 * (1 - step / steps)), 1.0)
     )
     for step in range(steps):
-        optimiser.zero_grad()
-        loss(step).backward()
+        optimiser.zero_grad(set_to_none=False)  # graphs of a GPU keep their place
+        backward(step)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         schedule.step()

@@ -141,7 +141,7 @@ def train_base(study: Study, steps: int) -> None:
         world = replace(WORLD, noted=1.0, facts=2) if reading else replace(WORLD, noted=0.5)
         return model(**batch(documents(world, 64 if reading else 32, 1_000_000 + step, old))).loss
 
-    fit(model, loss, steps, 1.5e-3)
+    fit(model, lambda step: loss(step).backward(), steps, 1.5e-3)
     save_file(model.state_dict(), study.folder / "base.safetensors")
 
 

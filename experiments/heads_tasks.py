@@ -142,7 +142,7 @@ def train(seed: int, steps: int) -> Any:
             most, average = most + 1, 2 * _SOLVED
         return total
 
-    return fit(model, loss, steps, 1e-3)
+    return fit(model, lambda step: loss(step).backward(), steps, 1e-3)
 
 
 def _loss(model: Any, task: str, most: int, generator: torch.Generator) -> Tensor:

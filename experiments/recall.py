@@ -18,24 +18,22 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.progress import track
-from torch import Tensor, nn
+from torch import nn
 
 import diabat
-from diabat.attention import BoltzmannAttention, CouplingInit
+from diabat.attention import CouplingInit
 from diabat.attention.boltzmann import coupling_parameters
-from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.key_couplings import KeyCouplings
-from diabat.attention.rotary import rotated
 from diabat.checks import ArgumentError
 from diabat.models.transformer import Transformer, TransformerOptions
 from diabat.tasks import RecallOptions, Split, Task
 from diabat.training.evaluate import evaluate
 from diabat.training.optimizer import token_loss
 from experiments.common import Row, calls, keep, kept, parser, report, same_settings
+from experiments.rivals import Convolved, Scanned, Softmax
 
 BATCH, EVERY, SOLVED = 128, 25, 0.995
 NEIGHBOURS = CouplingInit(mean=0.5, distance=1)
@@ -147,43 +145,11 @@ EVERYWHERE: Row = {"relative": True, "attention_window": 12, "coupling_init": NE
 """J by the distances of two keys from the query."""
 
 
-class Convolved(BoltzmannAttention):
-    """Attention with causal depthwise convolutions over keys (``k``), or over queries, keys and values (``qkv``)."""
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        window: int | None,
-        convolved: str,
-        taps: int = 3,
-        **options: Any,
-    ) -> None:
-        super().__init__(embed_dim, num_heads, window, **{"mode": "softmax", "rotary": True, **options})
-        self.taps, self.convolutions = taps, nn.ModuleDict()
-        for name in convolved:
-            filters = self.convolutions[name] = nn.Conv1d(
-                embed_dim, embed_dim, taps, groups=embed_dim, bias=False
-            )
-            nn.init.normal_(filters.weight, std=0.1)
-            filters.weight.data[..., -1] += 1.0  # near the identity
-
-    def _projected(self, x: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (
-            self.convolutions[name](nn.functional.pad(linear(x).mT, (self.taps - 1, 0))).mT
-            if name in self.convolutions
-            else linear(x)
-            for name, linear in (("q", self.query), ("k", self.key), ("v", self.value))
-        )
-        if self.rotary:
-            q, k = (merged_heads(rotated(split_heads(tokens, self.num_heads), first)) for tokens in (q, k))
-        return q, k, v
-
-
 def built(options: Row, task: Task[Split], width: int, seed: int) -> Transformer:
     """A model of one block, unless the options say otherwise, with weights drawn from the seed."""
     options = {"embed_dim": width, "ffn_dim": 2 * width, "dropout": 0.0, "positions": "rope", **options}
-    sampler, convolved = options.pop("sampler", SAMPLERS["exact"]), options.pop("convolved", "")
+    sampler, mixed = options.pop("sampler", SAMPLERS["exact"]), options.pop("convolved", "")
+    scanned = options.pop("scanned", "")
     own_init = options.pop("own_init", False)
     torch.manual_seed(seed)
     sizes = (task.vocab_size, task.num_classes, task.window)
@@ -193,13 +159,17 @@ def built(options: Row, task: Task[Split], width: int, seed: int) -> Transformer
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 module.reset_parameters()
-    for block in model.all_blocks() if convolved else ():
+    for block in model.all_blocks() if options.get("mode") == "softmax" or mixed else ():
         plain = block.attention
-        more: Row = {}
+        more: Row = {"rotary": plain.rotary}
         if plain.key_couplings is not None:
-            more = {name: options[name] for name in ("relative", "couplings", "weights") if name in options}
+            more |= {name: options[name] for name in ("relative", "couplings", "weights") if name in options}
             more |= {"mode": "h+J", "sampler": plain.sampler}
-        block.attention = Convolved(width, plain.num_heads, plain.window and task.window, convolved, **more)
+        sizes_of = width, plain.num_heads, plain.window and task.window
+        if scanned:
+            block.attention = Scanned(*sizes_of, scanned, **more)
+        else:
+            block.attention = Convolved(*sizes_of, mixed, **more) if mixed else Softmax(*sizes_of, **more)
         block.attention.load_state_dict(plain.state_dict(), strict=False)
     return model
 
@@ -214,8 +184,9 @@ def use(model: Transformer, sampler: Row) -> None:
 
 
 def groups(model: Transformer, coupling_rate: float, feature_rate: float = 2e-4) -> list[Row]:
-    """Parameters for an optimiser: couplings, and features of tokens, have rates of their own, and no weight decay."""
-    couplings = coupling_parameters(model)
+    """Parameters for an optimiser: couplings and gates, and features, have rates of their own, and no weight decay."""
+    gates = [p for name, p in model.named_parameters() if ".gate_" in name]
+    couplings = [*coupling_parameters(model), *gates]
     chains = (module for module in model.modules() if isinstance(module, KeyCouplings))
     features = [p for module in chains for p in (module.first, module.second) if p is not None]
     own = {id(parameter) for parameter in (*couplings, *features)}

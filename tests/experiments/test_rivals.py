@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.scans import Scanned, scan
+from experiments.rivals import Scanned, scan
 
 
 def by_loop(tokens: Tensor, logits: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Attention whose keys, or keys and values, pass a gated scan: the natural rival of chains (docs/chains.md)."""
+"""Rivals of couplings: softmax over queries, keys and values that a convolution or a gated scan has mixed before.
+
+They are the strongest that a reader would name (docs/chains.md, docs/recall.md), and use torch's own attention.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,81 @@ from diabat.attention.rotary import rotated
 
 CHUNK = 32
 
+TAPS: dict[str, tuple[float, float] | None] = {
+    "torch": None,
+    "identity": (0.0, 1.0),
+    "shift": (1.0, 0.0),
+    "both": (1.0, 1.0),
+}
+"""Where the last two taps of a convolution begin, with N(0, .1²) on all; None draws what torch draws."""
 
-class Scanned(BoltzmannAttention):
+
+class Softmax(BoltzmannAttention):
+    """Causal ``scaled_dot_product_attention`` with the projections of our layer; with other modes our layer itself."""
+
+    def __init__(self, embed_dim: int, num_heads: int, window: int | None, **options: Any) -> None:
+        super().__init__(embed_dim, num_heads, window, **{"mode": "softmax", "rotary": True, **options})
+
+    def _mixed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [B, L, D], before rotary positions."""
+        return self.query(x), self.key(x), self.value(x)
+
+    def _projected(self, x: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self._mixed(x)
+        if self.rotary:
+            q, k = (merged_heads(rotated(split_heads(tokens, self.num_heads), first)) for tokens in (q, k))
+        return q, k, v
+
+    def _of_heads(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_mask: Tensor | None,
+        band: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.mode != "softmax" or key_mask is not None or need_weights:
+            return super()._of_heads(q, k, v, key_mask, band, need_weights)
+        out: Tensor = self.output(merged_heads(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+        return out, None
+
+
+class Convolved(Softmax):
+    """Attention with causal depthwise convolutions over keys (``k``), or over queries, keys and values (``qkv``)."""
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        window: int | None,
+        convolved: str,
+        taps: int = 3,
+        start: str = "torch",
+        **options: Any,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, window, **options)
+        self.taps, self.convolutions = taps, nn.ModuleDict()
+        for name in convolved:
+            filters = self.convolutions[name] = nn.Conv1d(
+                embed_dim, embed_dim, taps, groups=embed_dim, bias=False
+            )
+            begin = TAPS[start]
+            if begin is not None:
+                nn.init.normal_(filters.weight, std=0.1)
+                filters.weight.data[..., -2:] += torch.tensor(begin)
+
+    def _mixed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (
+            self.convolutions[name](F.pad(tokens.mT, (self.taps - 1, 0))).mT
+            if name in self.convolutions
+            else tokens
+            for name, tokens in zip("qkv", super()._mixed(x), strict=True)
+        )
+        return q, k, v
+
+
+class Scanned(Softmax):
     r"""Attention over keys (``k``), or keys and values (``kv``), that each pass a scan with one gate per head.
 
     k_j <- g_j k_{j-1} + (1 - g_j) k_j,   g_j = σ(w·x_j + b),   as of a minGRU with a scalar gate.
@@ -51,14 +127,14 @@ class Scanned(BoltzmannAttention):
         start: float = 0.5,
         **options: Any,
     ) -> None:
-        super().__init__(embed_dim, num_heads, window, **{"mode": "softmax", "rotary": True, **options})
+        super().__init__(embed_dim, num_heads, window, **options)
         self.over, self.directions = over, directions
         rows = len(over) * directions * num_heads
         self.gate_weight = nn.Parameter(torch.zeros(rows, embed_dim))
         self.gate_bias = nn.Parameter(torch.full((rows,), math.log(start / (1 - start))))
 
-    def _projected(self, x: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        tokens = {"q": self.query(x), "k": self.key(x), "v": self.value(x)}
+    def _mixed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tokens = dict(zip("qkv", super()._mixed(x), strict=True))
         logits = F.linear(x, self.gate_weight, self.gate_bias).mT  # [B, over · directions · H, L]
         logits = logits.unflatten(1, (len(self.over), self.directions, self.num_heads))
         for at, name in enumerate(self.over):
@@ -67,10 +143,7 @@ class Scanned(BoltzmannAttention):
             if self.directions == 2:
                 found = (found + scan(features.flip(2), logits[:, at, 1].flip(2)).flip(2)) / 2
             tokens[name] = merged_heads(found)
-        q, k, v = tokens.values()
-        if self.rotary:
-            q, k = (merged_heads(rotated(split_heads(t, self.num_heads), first)) for t in (q, k))
-        return q, k, v
+        return tokens["q"], tokens["k"], tokens["v"]
 
 
 def scan(tokens: Tensor, logits: Tensor) -> Tensor:
