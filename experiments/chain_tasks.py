@@ -24,7 +24,7 @@ from diabat.tasks.data import fetch
 
 VALUES, NOISE, PAIRS, QUERIES = 16, 16, 5, 4
 GAP, GROWN = 5, 800
-TESTED = (0, 5, 8, 12, 20, 40)
+TESTED = (0, 5, 8, 12, 20, 40, 80)
 PLACED = ((6, 48), (16, 96), (64, 256))
 """Pairs and context of `anywhere`."""
 RECORD, RECORDS = 8, (8, 16, 32)

@@ -80,6 +80,7 @@ MODELS: dict[str, Row] = {
 RECIPES = {
     "decay 0.01": (2e-3, 0.01, 1),
     "decay 0.01, three times the steps": (2e-3, 0.01, 3),
+    "decay 0.01, rate 0.008": (8e-3, 0.01, 1),
     "decay 30 of q, k": (8e-3, 30.0, 1),
     "decay 30 of q, k, three times the steps": (8e-3, 30.0, 3),
 }
@@ -92,6 +93,7 @@ FIGURE = {
     "convolutions of 7, one layer": "softmax, q, k, v convolved, 7, decay 0.01",
     "convolutions of 7, two layers": "softmax, two layers, q, k, v convolved, 7, decay 0.01",
     "softmax": "softmax, decay 0.01",
+    "softmax, keys scanned": "softmax, keys scanned, decay 30 of q, k",
 }
 """Trainings of the figure by their labels."""
 

@@ -109,14 +109,14 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def cost(folder: Path, tokens: str, context: int, name: str, layers: int) -> float:
-    """CPU ms of a step on one thread: the fastest of five; measured once for a folder."""
+    """CPU ms of a step on one thread: the fastest of ten; measured once for a folder."""
     path = folder / "costs" / f"{tokens}, {name}, {layers}.json"
     if not path.exists():
         torch.set_num_threads(1)
         model, task = made(tokens, context, name, layers, 0)
         backward, times = Backward(model, loss_of, "cpu"), []
         optimiser = torch.optim.AdamW(groups(model, 2e-2, FEATURE_RATE), 2e-3, fused=True)
-        for _ in range(7):
+        for _ in range(12):
             began = time.process_time()
             backward(*task.train.batch(torch.arange(BATCH)))
             optimiser.step()

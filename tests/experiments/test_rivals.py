@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.rivals import Scanned, scan
+from diabat.attention import BoltzmannAttention
+from experiments.rivals import TAPS, Convolved, Scanned, Softmax, scan
 
 
 def by_loop(tokens: Tensor, logits: Tensor) -> Tensor:
@@ -58,3 +59,27 @@ def test_a_layer_scans_what_it_says(over: str, directions: int) -> None:
                 expected = (expected + by_loop(heads.flip(2), next(gates).flip(2)).flip(2)) / 2
         torch.testing.assert_close(found, expected.transpose(1, 2).flatten(2), atol=1e-5, rtol=1e-5)
     assert layer(x).shape == x.shape
+
+
+@pytest.mark.parametrize("start", [*TAPS])
+def test_convolutions_are_causal_and_begin_as_their_start_says(start: str) -> None:
+    torch.manual_seed(3)
+    layer = Convolved(64, 2, 40, "qk", 3, start)
+    x = torch.randn(3, 40, 64)
+    for name, found in zip("qkv", layer._mixed(x), strict=True):
+        tokens = {"q": layer.query, "k": layer.key, "v": layer.value}[name](x)
+        if name in "qk":
+            filters = layer.convolutions[name]
+            means = layer.get_parameter(f"convolutions.{name}.weight")[:, 0].mean(0)
+            expected = torch.tensor((0.0, *(TAPS[start] or (0.0, 0.0))))
+            torch.testing.assert_close(means, expected, atol=0.3 if start == "torch" else 0.06, rtol=0)
+            tokens = filters(torch.nn.functional.pad(tokens.mT, (2, 0))).mT
+        torch.testing.assert_close(found, tokens, atol=1e-5, rtol=1e-5)
+
+
+def test_softmax_of_the_rivals_is_that_of_our_layer() -> None:
+    torch.manual_seed(4)
+    ours, theirs = BoltzmannAttention(64, 2, 32, mode="softmax", rotary=True), Softmax(64, 2, 32)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(3, 20, 64)
+    torch.testing.assert_close(theirs(x), ours(x), atol=1e-6, rtol=1e-5)
