@@ -210,11 +210,16 @@ def trained(options: Namespace, study: Study) -> Iterator[Row]:
         rows.setdefault(title, []).append(row)
     for title, found in rows.items():
         last = [row[[*row][-1]] for row in found]
-        mean = {key: _mean(row[key] for row in found) for key in found[0]}
-        yield {"": title, "seeds": len(found), **mean, "σ": statistics.stdev(last) if len(last) > 1 else None}
+        means = {key: mean(row[key] for row in found) for key in found[0]}
+        yield {
+            "": title,
+            "seeds": len(found),
+            **means,
+            "σ": statistics.stdev(last) if len(last) > 1 else None,
+        }
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def mean(values: Iterable[float | None]) -> float | None:
     """The mean, or None if a value is missing: a training that never had 90 %, or was done on a GPU."""
     found = [*values]
     return None if None in found else statistics.fmean(value for value in found if value is not None)
