@@ -11,6 +11,7 @@ from diabat.files import replace_file
 
 ENVIRONMENT_VARIABLE = "DIABAT_DATA"
 TIMEOUT_S = 60
+_CACHE = "the user cache"
 
 
 class DataError(RuntimeError):
@@ -21,6 +22,7 @@ class DataError(RuntimeError):
 class DataFile:
     """A public file and its address; one without a checksum has several editions, and is not downloaded."""
 
+    title: str
     filename: str
     source: str
     sha256: str | None = None
@@ -37,20 +39,21 @@ class DataFile:
         """What is wrong with the bytes of the file, or None."""
         if self.sha256 is None:
             return None
-        if len(content) != self.num_bytes:
-            return f"expected {self.num_bytes} bytes, got {len(content)}"
         digest = hashlib.sha256(content).hexdigest()
-        return None if digest == self.sha256 else f"expected sha256 {self.sha256}, got {digest}"
+        if digest == self.sha256:
+            return None
+        return f"expected {self.num_bytes} bytes with sha256 {self.sha256}, got {len(content)} with {digest}"
 
 
 DATA_FILES = {
     "tinyshakespeare": DataFile(
+        title="Tiny Shakespeare",
         filename="tinyshakespeare.txt",
         source="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
         sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
         num_bytes=1_115_394,
     ),
-    "sick": DataFile("SICK.txt", "https://zenodo.org/records/2787612"),
+    "sick": DataFile("SICK", "SICK.txt", "https://zenodo.org/records/2787612"),
 }
 
 
@@ -66,7 +69,7 @@ def fetch(name: str, path: str | os.PathLike[str] | None = None) -> Path:
         path: The file itself, or a folder that holds it under its usual name.
 
     Raises:
-        DataError: If the file is missing where it was said to be, is truncated or altered, or cannot be downloaded.
+        DataError: If the file is missing where it was said to be, is another one, or cannot be downloaded.
         KeyError: If ``name`` is unknown.
     """
     data, folder = DATA_FILES[name], os.environ.get(ENVIRONMENT_VARIABLE)
@@ -77,7 +80,7 @@ def fetch(name: str, path: str | os.PathLike[str] | None = None) -> Path:
         place, found = ENVIRONMENT_VARIABLE, Path(folder) / data.filename
     else:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        place, found = "the user cache", cache / "diabat" / data.filename
+        place, found = _CACHE, cache / "diabat" / data.filename
         if data.sha256 is not None and not found.exists():
             _download(data, found)
     try:
@@ -86,8 +89,10 @@ def fetch(name: str, path: str | os.PathLike[str] | None = None) -> Path:
         raise DataError(f"{place}: expected the file {found}, got none; {data.fix}.") from error
     except OSError as error:
         raise DataError(f"{place}: cannot read {found} ({error.strerror}); {data.fix}.") from error
-    if problem:
+    if problem and place == _CACHE:  # a copy of ours
         raise DataError(f"{place}: {found} is damaged: {problem}; delete it and {data.fix}.")
+    if problem:
+        raise DataError(f"{place}: this task takes {data.title} only, {problem} in {found}; {data.fix}.")
     return found
 
 
@@ -108,6 +113,6 @@ def _download(data: DataFile, path: Path) -> None:
         replace_file(path, content)  # whole or not at all: other processes may be looking for it
     except OSError as error:
         raise DataError(
-            f"the user cache: cannot write {path} ({error.strerror}); set XDG_CACHE_HOME to a writable folder, or "
+            f"{_CACHE}: cannot write {path} ({error.strerror}); set XDG_CACHE_HOME to a writable folder, or "
             f"{data.fix}."
         ) from error

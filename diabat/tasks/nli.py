@@ -103,15 +103,24 @@ class SickOptions(PairOptions):
     def read(self) -> dict[str, Pairs]:
         """Read SICK.txt."""
         path = fetch("sick", self.data)
-        rows = list(read_rows(path, ("pair_ID", "sentence_A", "sentence_B")))
-        there = rows[0][1] if rows else {}
-        label = next((name for name in _LABELS if name in there), None)
-        if label is None:
-            got = ", ".join(there) or "no pair"
-            raise DataError(f"'{path}': expected the column {' or '.join(_LABELS)}, got {got}.")
-        sets = _official_sets(path, rows) if "SemEval_set" in there else _own_sets(path, rows)
-        columns = Columns("sentence_A", "sentence_B", label)
-        return {name: pairs_of(f"'{path}'", part, columns) for name, part in sets.items()}
+        try:
+            return _sick_sets(path)
+        except DataError as error:
+            raise DataError(
+                f"{str(error).removesuffix('.')}; this task takes SICK only, other files go with task.name=pairs."
+            ) from error
+
+
+def _sick_sets(path: Path) -> dict[str, Pairs]:
+    rows = list(read_rows(path, ("pair_ID", "sentence_A", "sentence_B")))
+    there = rows[0][1] if rows else {}
+    label = next((name for name in _LABELS if name in there), None)
+    if label is None:
+        got = ", ".join(there) or "no pair"
+        raise DataError(f"'{path}': expected the column {' or '.join(_LABELS)}, got {got}.")
+    sets = _official_sets(path, rows) if "SemEval_set" in there else _own_sets(path, rows)
+    columns = Columns("sentence_A", "sentence_B", label)
+    return {name: pairs_of(f"'{path}'", part, columns) for name, part in sets.items()}
 
 
 def _official_sets(path: Path, rows: list[tuple[int, Row]]) -> dict[str, list[tuple[int, Row]]]:

@@ -150,11 +150,13 @@ def test_the_official_split_of_sick_is_used_where_the_file_has_it(tmp_path: Path
         (sick_rows(10), "expected more than 4934 pairs or a column SemEval_set, got 10 pairs"),
         ([{"pair_ID": "1", "sentence_A": "x", "sentence_B": "y"}],
          "expected the column entailment_label or entailment_judgment, got pair_ID"),
+        ([{"premise": "x", "hypothesis": "y"}], "expected the columns pair_ID, sentence_A, sentence_B, .*got premise"),
         (sick_rows(3, SemEval_set="DEV"), "line 2: SemEval_set: expected one of TRAIN, TRIAL, TEST, got 'DEV'"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_not_sick_is_refused(rows: list[dict[str, str]], message: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=message):
+    """And the way for pairs of another file is named."""
+    with pytest.raises(DataError, match=rf"{message}.*; this task takes SICK only, .*task\.name=pairs\.$"):
         read_sick(tmp_path, rows)
 
 
