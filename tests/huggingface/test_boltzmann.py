@@ -55,6 +55,18 @@ def test_other_analytic_backends_are_softmax_at_zero_too(sampler: str, options: 
     assert (logits(randomised(converted), batch) - before).abs().max() > 0.01
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "usual"), [("weights", "probability", "odds"), ("far", "none", "independent")]
+)
+def test_options_that_change_a_trained_model_warn(option: str, value: str, usual: str) -> None:
+    model, batch = decoder("llama"), prompts()
+    before = logits(model, batch)
+    sentence = f"^{option}='{value}' changes what the model computes, .*; {option}='{usual}' does not"
+    with pytest.warns(UserWarning, match=sentence):
+        convert(model, COUPLED, **{option: value})
+    assert (logits(model, batch) - before).abs().max() > 0.1
+
+
 def with_heads(number: int, options: BoltzmannOptions, dtype: torch.dtype = torch.float64) -> Any:
     """A module with random couplings, as an attention module has them."""
     module = nn.Module()

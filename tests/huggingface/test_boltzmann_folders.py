@@ -36,6 +36,7 @@ def changed(folder: Path, settings: Any) -> None:
     file.write_text(json.dumps(content | {"boltzmann": settings}))
 
 
+@pytest.mark.filterwarnings("ignore:.*changes what the model computes:UserWarning")
 def test_settings_and_backends_are_saved(tmp_path: Path) -> None:
     backend = diabat.sampler("mean_field", max_iterations=60)
     model = coupled(sampler=backend, window=7, far="none", weights="probability", bandwidth=3)

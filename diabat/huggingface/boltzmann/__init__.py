@@ -1,6 +1,7 @@
 """Boltzmann attention in decoders of transformers: softmax attention with couplings between the last keys of a query.
 
-:func:`convert` gives a decoder couplings J, initialised to 0, at which the model computes what it did before.
+:func:`convert` gives a decoder couplings J, initialised to 0, at which the model computes what it did before, unless
+options that it warns of change that.
 Importing this package registers ``attn_implementation="boltzmann"`` and model types ``boltzmann_llama`` and others.
 """
 

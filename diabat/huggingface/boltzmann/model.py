@@ -69,7 +69,8 @@ def convert(
     """Turn a model into one with couplings between visible keys of every query, J = 0.
 
     The model is changed in place: its parameters stay the same objects, its class and configuration become those of the
-    model type ``boltzmann_...``.  With ``weights="odds"`` and an analytic backend it computes what it did before.
+    model type ``boltzmann_...``.  It computes what it did before, unless ``weights="probability"``, ``far="none"`` or a
+    backend that is not analytic changes that, of which it warns.
 
     Args:
         model: A decoder of one of `FAMILIES`, with a head for tokens, for classes of sequences, or none
@@ -80,8 +81,9 @@ def convert(
             or ``banded`` without a window.  Others give softmax at
             J = 0 only approximately, and warn; a saved model does not name them, see `BoltzmannMixin`.
         weights: ``odds``; or ``probability``, weights P(s_j = +1) / Σ P, which is not softmax at J = 0: it changes what
-            a trained model computes, and is meant for training from scratch.
+            a trained model computes, warns, and is meant for training from scratch.
         options: ``far``, ``gradient``, ``num_reads``, ``bandwidth``, ``couplings`` and ``rank`` of `BoltzmannOptions`.
+            ``far="none"`` hides keys before the window, and warns like ``probability``.
 
     Returns:
         The model.
@@ -93,6 +95,14 @@ def convert(
     """
     chosen = BoltzmannOptions(window, sampler, weights, **options)
     couple(model, kind_of(model), chosen)
+    for name, value, usual in (("weights", "probability", "odds"), ("far", "none", "independent")):
+        if getattr(chosen, name) == value:
+            warnings.warn(
+                f"{name}={value!r} changes what the model computes, also at J = 0, and is meant for training from "
+                f"scratch; {name}={usual!r} does not.",
+                UserWarning,
+                stacklevel=2,
+            )
     backend = cast(Sampler, chosen.sampler)
     analytic = "exact" in backend.capabilities.gradients and chosen.num_reads is None
     if chosen.weights == "odds" and not analytic:
