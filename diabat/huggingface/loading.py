@@ -17,12 +17,14 @@ from safetensors import safe_open
 from diabat.checks import ArgumentError, check_choice
 from diabat.extras import extra
 from diabat.files import parse_json, read_file
+from diabat.huggingface.boltzmann.adapter import match_couplings
+from diabat.huggingface.embedded import ADAPTER_CONFIG, first_and_others, refuse_embedded_adapter
 from diabat.tasks.hub import load_tokenizer, quiet, resolve, unavailable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # A folder without any of these has no tokenizer; models on token ids need none.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors")
 _MAX_BYTES = 1 << 20
 # What an adapter may set; other keys have to be as LoraConfig has them.  megatron_config imports the module that
 # megatron_core names, and others read files, change the base model or call for data.
@@ -84,31 +86,35 @@ def load_decoder(
 def load_adapter(model: Any, folder: str | Path) -> Any:
     """Return the model with a LoRA adapter, in evaluation mode.
 
+    An adapter with couplings has their settings beside it, in ``boltzmann.json``.  A model without couplings is
+    converted with them, in place.  A converted model must have the same settings; only its backend may be another.
+
     Args:
-        model: The model that the adapter was trained on.  After a refusal it may have empty adapters: load it again.
-        folder: Of ``save_pretrained``: the configuration, and weights in safetensors.
+        model: The model that the adapter was trained on.  After a refusal it may have empty adapters, and couplings
+            of 0: load it again.
+        folder: Of ``save_pretrained``: the configuration, weights in safetensors, and settings of couplings.
 
     Raises:
-        ArgumentError: If a file is missing or damaged, the adapter does not fit the model, or it sets more than the
-            sizes and places of LoRA.
+        ArgumentError: If a file is missing or damaged, the adapter does not fit the model, it sets more than the
+            sizes and places of LoRA, or its couplings are not those of the model.
+        UnsupportedError: If the model cannot have the couplings of the adapter, as for ``convert``.
         ImportError: If the extra ``hf`` is not installed.
+
+    Warns:
+        UserWarning: If settings of its couplings are missing, so that only their sizes can be compared.
     """
     peft, path = extra("peft"), Path(folder)
     check_adapter(path)
-    try:
-        with warnings.catch_warnings():
-            # Of a property that transformers has renamed, and of what is missing, which is checked below.
-            warnings.simplefilter("ignore")
-            adapted = peft.PeftModel.from_pretrained(model, str(path), local_files_only=True)
-            with safe_open(path / ADAPTER_FILES[1], "pt") as file:
-                found = set(file.keys())
-            expected = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
-    # peft raises many types here: damaged weights, shapes that do not fit, modules that the model has not.
-    except Exception as error:
-        raise ArgumentError(
-            "adapter", f"expected an adapter of this model, got '{folder}': {_first_words(error)}."
-        ) from None
-    wrong = sorted((expected - found) | {key for key in found - expected if "lora_" in key})
+    with _refusing_adapter(folder), safe_open(path / ADAPTER_FILES[1], "pt") as file:
+        found = set(file.keys())
+    match_couplings(model, path, found)
+    with _refusing_adapter(folder), warnings.catch_warnings():
+        # Of a property that transformers has renamed, and of what is missing, which is checked below.
+        warnings.simplefilter("ignore")
+        adapted = peft.PeftModel.from_pretrained(model, str(path), local_files_only=True)
+        expected = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    taken = expected | {key for key in adapted.state_dict() if "lora_" not in key}  # with resized embeddings
+    wrong = sorted((expected - found) | (found - taken))
     if wrong:
         got = "without" if wrong[0] in expected else "with"
         raise ArgumentError("adapter", f"expected an adapter of this model, got '{folder}' {got} {wrong[0]}.")
@@ -138,17 +144,6 @@ def check_adapter(folder: Path) -> dict[str, Any]:
                 f"'{path}'.",
             )
     return config
-
-
-def refuse_embedded_adapter(place: Any, *, local_files_only: bool = False) -> None:
-    """Refuse a model with an adapter beside it: transformers would load that too, and whatever it names."""
-    found = extra("transformers.utils").find_adapter_config_file(place, local_files_only=local_files_only)
-    if found is not None:
-        raise ArgumentError(
-            "model",
-            f"expected a model without adapter, got '{place}' with {ADAPTER_FILES[0]}; load the model that the adapter "
-            "belongs to, then diabat.huggingface.load_adapter.",
-        )
 
 
 def _check_config(name: str, config: Any) -> None:
@@ -182,9 +177,15 @@ def _refusing(name: str, place: str, what: str) -> Iterator[None]:
         ) from None
 
 
-def first_and_others(names: list[str]) -> str:
-    """The first of some names, and how many others there are."""
-    return names[0] + (f" and {len(names) - 1} others" if len(names) > 1 else "")
+@contextmanager
+def _refusing_adapter(folder: str | Path) -> Iterator[None]:
+    """Turn the many types that peft raises into one: damaged weights, other shapes, modules that the model has not."""
+    try:
+        yield
+    except Exception as error:
+        raise ArgumentError(
+            "adapter", f"expected an adapter of this model, got '{folder}': {_first_words(error)}."
+        ) from None
 
 
 def _first_words(error: Exception) -> str:

@@ -21,7 +21,7 @@ from diabat.attention.heads.attribution import (
     sampled_shapley,
 )
 from diabat.cli import app
-from diabat.huggingface import disable_gac, enable_gac, load_gac, save_gac
+from diabat.huggingface import convert, disable_gac, enable_gac, load_gac, save_gac
 from diabat.runs.heads.analysis import read_analysis
 from diabat.studies import head_scores
 from diabat.studies.heads import shown_dividend
@@ -52,6 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer().save_pretrained(folder / "model")
     write(folder / "q.jsonl", QUESTIONS)
     adapted(decoder()).save_pretrained(folder / "adapter")
+    with_couplings().save_pretrained(folder / "coupled")
     for seed, name in enumerate(("beside", "other")):
         model = decoder(seed=seed)
         enable_gac(model, Calibration({1: [0, 1]}))
@@ -60,6 +61,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = analyse(folder, "--output", folder / "done")
     assert found.exit_code == 0, found.stderr
     return folder
+
+
+def with_couplings() -> Any:
+    """An adapter with couplings that are not 0."""
+    model = adapted(convert(decoder(), 4), modules_to_save=["boltzmann"])
+    for name, parameter in model.named_parameters():
+        if "boltzmann.modules_to_save" in name:
+            torch.nn.init.constant_(parameter, 0.5)
+    return model
 
 
 def run(*arguments: str | Path) -> Result:
@@ -139,17 +149,18 @@ def test_options_reach_the_game(place: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(game.table, of_library(players=game.players).table(), rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("option", ["calibration", "adapter"])
-def test_calibrated_and_adapted_models_are_analysed(place: Path, tmp_path: Path, option: str) -> None:
-    given = f"{option}={place / ('beside' if option == 'calibration' else 'adapter')}"
+@pytest.mark.parametrize("kind", ["calibration", "adapter", "coupled"])
+def test_calibrated_and_adapted_models_are_analysed(place: Path, tmp_path: Path, kind: str) -> None:
+    """Also a plain model with an adapter that has couplings."""
+    given = f"calibration={place / 'beside'}" if kind == "calibration" else f"adapter={place / kind}"
     result = analyse(place, given, "--output", tmp_path, "layers=[2]")
     assert result.exit_code == 0, result.stderr
-    model = decoder() if option == "calibration" else adapted(decoder())
-    if option == "calibration":
+    model = {"calibration": decoder, "adapter": lambda: adapted(decoder()), "coupled": with_couplings}[kind]()
+    if kind == "calibration":
         enable_gac(model, Calibration({1: [0, 1]}))
     expected = of_library(model, layer=2).table()
     torch.testing.assert_close(read_analysis(tmp_path).games[0].table, expected, rtol=0, atol=2e-6)
-    assert ("calibrated" if option == "calibration" else "adapter ") in result.stdout
+    assert ("calibrated" if kind == "calibration" else "adapter ") in result.stdout
 
 
 @pytest.mark.parametrize(

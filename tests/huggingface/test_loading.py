@@ -175,11 +175,15 @@ def tensors(file: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Non
             lambda f: tensors(f / WEIGHTS, lambda t: t.update({"base_model.layers.9.lora_A.weight": torch.ones(1)})),
             "expected an adapter of this model, got '.*' with .*layers.9.lora_A",
         ),
+        (
+            lambda f: tensors(f / WEIGHTS, lambda t: t.update({"base_model.model.other.weight": torch.ones(1)})),
+            "expected an adapter of this model, got '.*' with base_model.model.other.weight",
+        ),
         (lambda f: edit(f / CONFIG, target_modules=["p_proj"]), "expected an adapter of this model, got .*p_proj"),
         (lambda f: edit(f / CONFIG, r=8), "expected an adapter of this model, got '.*': .*"),
         (lambda f: edit(f / CONFIG, r="x"), "expected an adapter of this model, got '.*': .*"),
     ],
-    ids=range(20),
+    ids=range(21),
 )  # fmt: skip
 def test_adapters_that_are_refused(
     spoil: Callable[[Path], Any], sentence: str, adapter: Path, monkeypatch: pytest.MonkeyPatch

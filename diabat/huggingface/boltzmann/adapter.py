@@ -2,10 +2,14 @@
 
 The metadata hold the settings (``boltzmann``) and checksums of the weights without couplings (``model``): couplings
 belong to the weights that they were trained with.
+
+Or with an adapter of peft, whose settings are beside it in ``boltzmann.json``: {"boltzmann": {"window": 8, ...}}.
 """
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,14 +18,17 @@ import torch
 from torch import Tensor
 
 from diabat.attention.heads.model_digest import ROUNDED, differences, model_digest
+from diabat.attention.key_couplings import chain_options
 from diabat.checks import ArgumentError
+from diabat.files import parse_json, read_file
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import NAME, BoltzmannHeads
-from diabat.huggingface.boltzmann.model import BoltzmannMixin, couple, kind_of
+from diabat.huggingface.boltzmann.model import SETTINGS, BoltzmannMixin, couple, kind_of
 from diabat.samplers.base import Sampler
 from diabat.training.checkpoint import read_checkpoint, reading, save_checkpoint
 
 FILE = "couplings.safetensors"
+_MAX_BYTES = 1 << 20
 
 
 def save_couplings(model: Any, folder: str | Path) -> Path:
@@ -78,6 +85,83 @@ def load_couplings(model: Any, folder: str | Path, sampler: Sampler | str | None
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
     return model
+
+
+def match_couplings(model: Any, folder: Path, keys: set[str]) -> None:
+    """Convert a model with the settings beside an adapter of peft, or compare them with its own.
+
+    Args:
+        model: Without adapters.
+        folder: Of the adapter.
+        keys: Names of its tensors.
+
+    Errors and warnings are those of ``load_adapter``.
+    """
+    settings, own = _settings_beside(folder), any(NAME in key.split(".") for key in keys)
+    mine = getattr(getattr(model, "config", None), NAME, None)
+    if settings is None and own and mine is None:
+        raise ArgumentError(
+            "adapter",
+            f"expected {SETTINGS} beside an adapter with couplings, got '{folder}' without it; convert the model "
+            "(diabat.huggingface.convert) as for the training of the adapter.",
+        )
+    if settings is None:
+        if own:
+            warnings.warn(
+                f"adapter: '{folder}' has couplings without {SETTINGS}; that they were trained with the settings of "
+                "this model cannot be checked.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return
+    if mine is None and not own:
+        got = f"{type(model).__name__} without"
+        raise ArgumentError(
+            "model", f"expected the model with couplings that '{folder}' belongs to, got {got}."
+        )
+    try:
+        options = _options(settings, None if mine is None else "exact")
+    except ArgumentError as error:
+        raise ArgumentError("adapter", f"expected settings in '{folder / SETTINGS}', got: {error}") from None
+    if mine is None:
+        return couple(model, kind_of(model), options)
+    theirs, ours = _law(options), _law(_options(mine, "exact"))
+    other = [name for name in ours if theirs.get(name) != ours[name]]
+    if other:
+        expected, got = (f"{other[0]} = {law.get(other[0])!r}" for law in (ours, theirs))
+        raise ArgumentError(
+            "adapter", f"expected couplings with {expected}, as the model has, got {got} in '{folder}'."
+        )
+
+
+def _settings_beside(folder: Path) -> dict[str, Any] | None:
+    """What ``boltzmann.json`` beside an adapter holds; None without such a file."""
+    file = folder / SETTINGS
+    try:
+        content = parse_json(read_file(file, _MAX_BYTES))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ArgumentError("adapter", f"expected JSON in '{file}', got: {error}.") from None
+    settings = content.get(NAME) if isinstance(content, dict) else None
+    if not isinstance(settings, dict):
+        raise ArgumentError("adapter", f"expected settings as {NAME!r} in '{file}', got {content!r:.60}.")
+    return settings
+
+
+def _options(settings: Any, backend: str | None) -> BoltzmannOptions:
+    return BoltzmannOptions.from_config(SimpleNamespace(boltzmann=settings), backend)
+
+
+def _law(options: BoltzmannOptions) -> dict[str, Any]:
+    """The settings that decide what couplings mean, with defaults filled in."""
+    found: dict[str, Any] = {name: getattr(options, name) for name in ("window", "weights", "far")}
+    chain = chain_options(options.window, options.couplings, options.rank, options.bandwidth)
+    if chain is not None:
+        return found | asdict(chain)
+    assert options.window is not None
+    reach = options.window - 1
+    return found | {"bandwidth": min(options.bandwidth or reach, reach)}
 
 
 def _couplings(model: Any) -> dict[str, Tensor]:

@@ -106,7 +106,8 @@ def _stored_sampler(settings: Mapping[str, Any]) -> Sampler:
         raise ArgumentError(
             "config.boltzmann",
             f"expected sampler {', '.join(FOLDER_SAMPLERS)} in the configuration of a model, got {name!r:.60}; give "
-            "it in code: from_pretrained(folder, sampler=diabat.sampler(...)).",
+            "it in code: from_pretrained(folder, sampler=diabat.sampler(...)); for an adapter, convert(model, "
+            "sampler=...) before it is loaded.",
         )
     try:
         return sampler(name, **dict(options))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import warnings
 from contextvars import ContextVar
-from functools import cache
+from copy import copy
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -21,10 +22,10 @@ from diabat.attention.heads.pretrained import attention_modules, query_heads, re
 from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
 from diabat.extras import extra
-from diabat.files import replace_file
+from diabat.files import replace_file, to_json
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import NAME, BoltzmannHeads, boltzmann_attention
-from diabat.huggingface.loading import first_and_others, refuse_embedded_adapter
+from diabat.huggingface.embedded import first_and_others, refuse_embedded_adapter
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
 
@@ -35,6 +36,8 @@ _TASKS = {  # the class that loads a model for a task, and transformers' classes
     "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING",
     "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
 }
+SETTINGS = "boltzmann.json"
+"""The file beside an adapter of peft with the settings of its couplings, as in ``config.json`` of a model."""
 # Of the model that is being built: one for classes of sequences builds what is below its head by AutoModel.
 _BUILT: ContextVar[BoltzmannOptions | None] = ContextVar("built", default=None)
 _CARD = """---
@@ -171,10 +174,20 @@ class BoltzmannMixin:
             text = _CARD.format(plain=self._plain.__name__, auto=self._auto.__name__)
             replace_file(card, text.encode())
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; the configurations of adapters, which peft sets, write the settings beside them."""
+        base: Any = super()
+        base.__setattr__(name, value)
+        if name == "peft_config":
+            _write_settings_beside(value, cast(Any, self).config)
+
     def train(self, mode: bool = True) -> Any:
         """Switch training on or off, and warn if adapters of peft leave the couplings frozen."""
         base: Any = super()
         found = base.train(mode)
+        _write_settings_beside(
+            vars(self).get("peft_config", {}), found.config
+        )  # adapters that were added since
         heads = [part for part in found.modules() if isinstance(part, BoltzmannHeads)]
         frozen = not any(p.requires_grad for part in heads for p in part.parameters())
         adapted = bool(vars(self).get("peft_config"))
@@ -268,6 +281,22 @@ def attach(model: Any, options: BoltzmannOptions) -> None:
         module.add_module(NAME, part)
 
 
+def _write_settings_beside(adapters: dict[str, Any], config: Any) -> None:
+    """Let adapters, by name, write the settings of a model beside them.
+
+    peft and transformers save an adapter by its configuration, which is replaced by a copy: it may serve other models.
+    """
+    for name, adapter in adapters.items():
+        if "save_pretrained" not in vars(adapter):
+            adapters[name] = own = copy(adapter)
+            own.save_pretrained = partial(_save_adapter, own, {NAME: config.boltzmann})
+
+
+def _save_adapter(adapter: Any, settings: dict[str, Any], save_directory: Any, **kwargs: Any) -> None:
+    type(adapter).save_pretrained(adapter, save_directory, **kwargs)
+    replace_file(Path(save_directory) / SETTINGS, to_json(settings))
+
+
 def _value_features(module: Any) -> int:
     """Features of the values of a token in all heads."""
     size: int = module.head_dim * query_heads(module)
@@ -275,12 +304,20 @@ def _value_features(module: Any) -> int:
 
 
 def _config(family: str, plain: Any) -> Any:
+    def get_config_dict(cls: Any, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read the configuration of a plain model as one without settings: peft does so where it saves an adapter."""
+        settings, others = plain.get_config_dict(*args, **kwargs)
+        if settings.get("model_type") == family:
+            settings = settings | {"model_type": cls.model_type}
+        return settings, others
+
     own: dict[str, Any] = {
         "__doc__": f"{plain.__name__} with couplings; ``boltzmann`` has their settings.",
         "__module__": __name__,
         "__annotations__": {"boltzmann": dict[str, Any] | None},
         "model_type": f"boltzmann_{family}",
         "boltzmann": None,
+        "get_config_dict": classmethod(get_config_dict),
     }
     return type(f"Boltzmann{plain.__name__}", (plain,), own)
 
