@@ -185,9 +185,7 @@ class BoltzmannMixin:
         """Switch training on or off, and warn if adapters of peft leave the couplings frozen."""
         base: Any = super()
         found = base.train(mode)
-        _write_settings_beside(
-            vars(self).get("peft_config", {}), found.config
-        )  # adapters that were added since
+        _write_settings_beside(vars(self).get("peft_config", {}), found.config)  # of adapters added since
         heads = [part for part in found.modules() if isinstance(part, BoltzmannHeads)]
         frozen = not any(p.requires_grad for part in heads for p in part.parameters())
         adapted = bool(vars(self).get("peft_config"))
