@@ -109,13 +109,16 @@ def _converted() -> Files:
 
 
 @cache
-def _adapted() -> Files:
+def _adapted(module: str) -> Files:
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], modules_to_save=["lm_head"])
+    model = decoder.__wrapped__()
+    if module == "boltzmann":
+        convert(model, window=3, sampler="mean_field")
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], modules_to_save=[module])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that transformers renames
-        return _saved(get_peft_model(decoder.__wrapped__(), config))
+        return _saved(get_peft_model(model, config))
 
 
 @holds
@@ -138,10 +141,33 @@ def model_folder(draw: st.DrawFn, folder: Path) -> None:
 def adapter(draw: st.DrawFn, folder: Path) -> None:
     """An adapter: plain LoRA on the model, or a sentence that names it."""
     name = "adapter_config.json"
-    _write(draw, folder, _adapted(), name, tampered(json.loads(_adapted()[name])))
+    files = _adapted("lm_head")
+    _write(draw, folder, files, name, tampered(json.loads(files[name])))
     with naming("adapter"):
         model = load_adapter(decoder.__wrapped__(), folder)
     demand(not model.peft_config["default"].megatron_config, "adapter: expected no megatron_config")
+    with torch.no_grad():
+        model(torch.tensor([[1, 2, 3, 4, 5]]))
+
+
+@holds
+def coupled_adapter(draw: st.DrawFn, folder: Path) -> None:
+    """An adapter with couplings on the plain model: those of its settings, or a sentence that names it."""
+    files = _adapted("boltzmann")
+    settings = json.loads(files["boltzmann.json"])["boltzmann"]
+    changed = tampered(settings).map(lambda one: {"boltzmann": one})
+    _write(draw, folder, files, "boltzmann.json", changed)
+    with naming("adapter"):
+        model = load_adapter(decoder.__wrapped__(), folder)
+    found, asked = model.config.boltzmann, json.loads((folder / "boltzmann.json").read_bytes())["boltzmann"]
+    demand(
+        found["sampler"] in FOLDER_SAMPLERS, f"sampler: expected {FOLDER_SAMPLERS}, got {found['sampler']}"
+    )
+    for name in ("window", "weights", "far"):
+        demand(
+            found[name] == asked.get(name, found[name]),
+            f"{name}: expected {asked.get(name)}, got {found[name]}",
+        )
     with torch.no_grad():
         model(torch.tensor([[1, 2, 3, 4, 5]]))
 

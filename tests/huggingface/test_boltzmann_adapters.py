@@ -117,6 +117,7 @@ def test_couplings_that_stayed_in_the_model_are_missed(tmp_path: Path) -> None:
         ("[]", r"expected settings as 'boltzmann' in '.*boltzmann.json', got \[\]"),
         ('{"boltzmann": null}', "expected settings as 'boltzmann' in '.*boltzmann.json', got {'boltzmann': None}"),
         ('{"boltzmann": {"window": 0}}', "expected settings in '.*boltzmann.json', got: window: expected an integer"),
+        ('{"boltzmann": {"window": 40}}', "expected settings in .*, got: window: sampler 'exact' accepts at most"),
         ('{"boltzmann": {"sampler": "dqa"}}', "expected settings in .*got 'dqa'; .*, convert.model, sampler=...."),
     ],
 )  # fmt: skip

@@ -119,12 +119,13 @@ def match_couplings(model: Any, folder: Path, keys: set[str]) -> None:
         raise ArgumentError(
             "model", f"expected the model with couplings that '{folder}' belongs to, got {got}."
         )
+    kind = kind_of(model) if mine is None else None
     try:
         options = _options(settings, None if mine is None else "exact")
+        if kind is not None:
+            return couple(model, kind, options)
     except ArgumentError as error:
         raise ArgumentError("adapter", f"expected settings in '{folder / SETTINGS}', got: {error}") from None
-    if mine is None:
-        return couple(model, kind_of(model), options)
     theirs, ours = _law(options), _law(_options(mine, "exact"))
     other = [name for name in ours if theirs.get(name) != ours[name]]
     if other:
