@@ -16,7 +16,9 @@ Ceilings, computed in float64:
   alike, so that s is a Markov chain, and this its posterior.  It is what a layer of chains computes: T are the
   transitions of s, J = log(T_00 T_11 / T_01 T_10) / 4 = 2.25, and fields depend on a_j, but for a constant at the ends.
   It does not know which of the other kinds were shown, nor that values agree.
-- w tokens: the two-state posterior of a token from the w tokens around it, the most that a window can know.
+- w tokens: the two-state posterior of a token from the w tokens around it, the most that a window knows of one token.
+
+All but Bayes are votes, which a trained model may beat: it can subtract what other kinds carry.
 """
 
 from __future__ import annotations
