@@ -237,7 +237,49 @@ def chains() -> list[Case]:
     ]  # fmt: skip
     decoded = Peer(partial(token, softmax=True), 1 / 0.7)
     token_case = Case("chains/decoded token", token, sizes, "L", peers={"softmax": decoded})
-    return [*compared, token_case, *chain_kernel()]
+    return [*compared, token_case, cached_token(), *chain_kernel()]
+
+
+def cached_token() -> Case:
+    """A token of one layer of 4 heads behind 512 others, against eight lines of torch: a cache and its attention."""
+
+    def ours(size: str) -> Call:
+        kind, width = size.split(", ")
+        more: dict[str, Any] = {} if kind == "chain" else {"far": "independent"}
+        window = None if kind == "chain" else 8
+        made = diabat.BoltzmannAttention(int(width), 4, window, relative=True, weights="odds", **more)
+        x = torch.randn(1, LENGTH + 64, int(width))
+        with torch.no_grad():
+            start = made.prefill(x[:, :LENGTH])[1]
+        states = [start]
+
+        @torch.no_grad()
+        def step() -> None:
+            if int(states[0].position) == LENGTH + 64:
+                states[0] = start
+            states.append(made.step(x[:, int(states[0].position)], states.pop())[1])
+
+        return step
+
+    def cached(size: str) -> Call:
+        width = int(size.split(", ")[1])
+        project, output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        keys, values, at = *torch.randn(2, 1, 4, LENGTH + 64, width // 4), [LENGTH]
+        x = torch.randn(1, 1, width)
+
+        @torch.no_grad()
+        def step() -> None:
+            here = at[0] = LENGTH if at[0] == LENGTH + 64 else at[0]
+            q, k, v = project(x).view(1, 1, 3, 4, -1).permute(2, 0, 3, 1, 4)
+            keys[:, :, here : here + 1], values[:, :, here : here + 1], at[0] = k, v, here + 1
+            seen = slice(here + 1)
+            y = nn.functional.scaled_dot_product_attention(q, keys[:, :, seen], values[:, :, seen])
+            output(y.transpose(1, 2).flatten(2))
+
+        return step
+
+    sizes = tuple(f"{kind}, {width}" for kind in ("chain", "window of 8") for width in (96, 512))
+    return Case("decoding/one layer", ours, sizes, "layer, width", peers={"cache of SDPA": Peer(cached)})
 
 
 def chain_kernel() -> list[Case]:
