@@ -5,22 +5,25 @@ A worker process imports torch, about 2 s of one core: the tests share two of th
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from diabat.checks import ArgumentError
 from diabat.ising import Ising
-from diabat.samplers.distributed import DistributedSampler
+from diabat.samplers.distributed import DistributedSampler, workers
 from diabat.samplers.distributed.processes import WorkerPool, available_cpus
 from diabat.samplers.distributed.workers import WorkerLostError, Workers
 from diabat.testing.problems import make_problem
@@ -133,6 +136,62 @@ def _alive(pid: int) -> bool:
     # A process that nobody waited for is there in name only.
     stat = Path(f"/proc/{pid}/stat")
     return not stat.exists() or stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+
+
+def in_child(check: Callable[[], bool]) -> int:
+    """Exit code of a forked child: 0 if the check is true, 1 if it is not or raises; -9 if it hangs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: this process has threads
+        child = os.fork()
+    if not child:
+        try:
+            os._exit(0 if check() else 1)
+        finally:
+            os._exit(1)
+    for _ in range(200):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_forked_child_starts_its_own_workers_or_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads in place of processes start at once, and are as absent from the child as the thread of a pool is."""
+    monkeypatch.setattr(workers, "WorkerPool", ThreadPoolExecutor)
+    given = ThreadPoolExecutor(1)
+    own, theirs = Workers(workers=1), Workers(given)
+    for one in (own, theirs):
+        assert list(one.results(abs, [(-1,)])) == [1]
+
+    def answered() -> bool:
+        found = list(own.results(abs, [(-2,)]))
+        own.close()
+        return found == [2]
+
+    def refused() -> bool:
+        sentence = r"^executor: expected one that this process opened, got ThreadPoolExecutor of its parent"
+        with pytest.raises(ArgumentError, match=sentence):
+            list(theirs.results(abs, [(-2,)]))
+        theirs.close()
+        return True
+
+    with own._lock:  # as another thread may have it while the process forks
+        assert in_child(answered) == 0
+    assert in_child(lambda: refused() and in_child(refused) == 0) == 0  # also in a child of the child
+    for one in (own, theirs):
+        assert list(one.results(abs, [(-3,)])) == [3]
+    own.close()
+    given.shutdown()
+
+
+def test_a_daemonic_process_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    here: Any = multiprocessing.current_process()
+    monkeypatch.setitem(here._config, "daemon", True)
+    with pytest.raises(ArgumentError, match=r"^workers: expected 0 in a daemonic process .*, got 3\.$"):
+        list(Workers(workers=3).results(abs, [(1,)]))
 
 
 def test_a_dask_cluster() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +16,8 @@ from diabat.samplers.distributed.processes import WorkerPool, available_cpus
 from diabat.scrubbing import without_secrets
 
 _ADDRESSES = ("tcp://", "tls://", "ucx://", "ws://", "wss://", "inproc://")
+# What the parent of this process opened before a fork, kept for ever: to close or collect it would wait for its locks.
+_INHERITED: list[Executor] = []
 
 
 class WorkerLostError(RuntimeError):
@@ -22,6 +26,8 @@ class WorkerLostError(RuntimeError):
 
 class Workers:
     """A lazily opened ``concurrent.futures`` executor.
+
+    In a forked child of a process that has used it, processes are started anew; another executor is refused there.
 
     Args:
         executor: None for processes of this machine; any Executor; ``"dask"`` for the scheduler in dask's
@@ -44,6 +50,7 @@ class Workers:
         self._forget()
 
     def _forget(self) -> None:
+        self._process, self._inherited = os.getpid(), False
         self._opened: Executor | None = None
         self._client: Any = None
         self._lost: tuple[type[BaseException], ...] = (BrokenExecutor,)
@@ -65,6 +72,7 @@ class Workers:
         """Run ``function(*job)`` for all jobs and yield the results in order.
 
         Raises:
+            ArgumentError: If the executor is that of the parent of this forked process, or this one is daemonic.
             WorkerLostError: If a worker process ended during a job.
             ConnectionError: If the dask scheduler does not answer.
             Exception: The exception of a job; jobs that have not started are cancelled.
@@ -91,22 +99,45 @@ class Workers:
 
     def close(self) -> None:
         """Stop the workers started here; the next job starts new ones.  A given executor stays open."""
+        self._leave_parent()
         with self._lock:
             opened, client = self._opened, self._client
             self._opened = self._client = None
         if opened is not None and opened is not self.executor:
             opened.shutdown(wait=True, cancel_futures=True) if client is None else client.close()
 
+    def _leave_parent(self) -> None:
+        """Forget what was opened before a fork: its threads and connections are those of the parent."""
+        if self._process != os.getpid():
+            opened, before = self._opened, self._inherited
+            self._forget()
+            if opened is not None:
+                _INHERITED.append(opened)
+            self._inherited = before or opened is not None
+
     def _open(self) -> Executor:
+        self._leave_parent()
         with self._lock:
             if self._opened is None:
                 self._opened = self._start()
             return self._opened
 
     def _start(self) -> Executor:
+        if self._inherited and self.executor is not None:
+            raise ArgumentError(
+                "executor",
+                f"expected one that this process opened, got {self.label} of its parent, which does not answer after a "
+                "fork; make the sampler in this process.",
+            )
         if isinstance(self.executor, Executor):
             return self.executor
         if self.executor is None:
+            if multiprocessing.current_process().daemon:
+                raise ArgumentError(
+                    "workers",
+                    f"expected 0 in a daemonic process (of a DataLoader or Pool), which cannot start others, got "
+                    f"{self.label}.",
+                )
             return WorkerPool(self.workers or available_cpus())
         from distributed import Client, KilledWorker
 
