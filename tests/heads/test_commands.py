@@ -275,6 +275,8 @@ LINES: dict[str, tuple[bytes, str]] = {
     "alike": (b'{"prompt": "a film ", "choices": ["good film", "good book"], "answer": 0}', "line 1.choices: expected "
               "choices that start with different tokens, got token 10 at the start of choices 0 and 1; use "
               "value=option_log_odds."),
+    "long": (json.dumps({"prompt": "a " * 65}).encode(), "line 1: expected at most 64 tokens with what follows the "
+             "prompt, which is what the model can read (max_position_embeddings), got 65."),
 }  # fmt: skip
 
 

@@ -291,6 +291,33 @@ def test_a_mistake_is_refused_in_one_sentence(name: str) -> None:
     assert str(caught.value).count("\n") == 0
 
 
+@pytest.mark.parametrize(
+    ("value", "most"),
+    [
+        ("log_odds", 64),
+        ("perplexity", 64),
+        ("option_log_odds", 62),
+        ("option_log_likelihood", 63),
+        ("f1", 33),
+    ],
+)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_what_the_model_cannot_read_is_refused(name: str, value: str, most: int) -> None:
+    """The models have 64 positions.  The last token of a choice, or of the 32 that are written, is no input."""
+    answer = {"answer": "good"} if value == "f1" else {"choices": [[3, 4], [7, 8, 9]], "answer": [3, 4]}
+
+    def of(length: int) -> HeadCoalitions:
+        sample = {"input_ids": [5] * length, **answer}
+        return game(model=decoder(name), layer=2, value=value, samples=[sample], tokenizer=bpe())
+
+    found = of(most)
+    assert bool(found.value(torch.ones(1, found.num_players, dtype=torch.bool)).isfinite())
+    with pytest.raises(
+        ArgumentError, match=r"^samples\[0\]: expected at most 64 tokens .* can read .*, got 65\.$"
+    ):
+        of(most + 1)
+
+
 def test_what_a_model_cannot_do_is_told_apart() -> None:
     with pytest.raises(UnsupportedError, match="takes a mask"):
         game(model=flash())

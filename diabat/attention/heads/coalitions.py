@@ -67,8 +67,8 @@ class HeadCoalitions(FunctionGame):
 
     Raises:
         UnsupportedError: If the model has no attention that can be switched, or its parameters another dtype.
-        ValueError: If an argument is out of range, players overlap, a sample does not suit the value, or the store
-            belongs to another model or game.
+        ValueError: If an argument is out of range, players overlap, a sample does not suit the value or is longer than
+            the model can read, or the store belongs to another model or game.
         OSError: If the store cannot be read.
         ImportError: If the extra ``hf`` is not installed.
     """
@@ -111,6 +111,13 @@ class HeadCoalitions(FunctionGame):
             )
         for index, sample in enumerate(self.samples):
             self._value_of_sample.check(sample, f"samples[{index}]")
+            length, most = self._value_of_sample.input_length(sample), self._replay.decoder.positions
+            if most is not None and length > most:
+                raise ArgumentError(
+                    f"samples[{index}]",
+                    f"expected at most {most} tokens with what follows the prompt, which is what the model can read "
+                    f"(max_position_embeddings), got {length}.",
+                )
         self._batch_size, self.progress = batch_size, progress
         width = (sum(map(query_heads, self._replay.decoder.attention.values())) + 7) // 8
         path, identity = (None, {}) if store is None else (Path(store), self._identity())

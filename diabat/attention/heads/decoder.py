@@ -26,12 +26,14 @@ class Decoder:
         attention: The attention module by position of the block; a block may have none.
         head: The module that makes logits of hidden states.
         vocabulary: Number of tokens.
+        positions: Most tokens of an input; None if the configuration does not say.
     """
 
     blocks: tuple[nn.Module, ...]
     attention: Mapping[int, Any]
     head: nn.Module
     vocabulary: int
+    positions: int | None
 
 
 def find_decoder(model: Any) -> Decoder:
@@ -56,7 +58,9 @@ def find_decoder(model: Any) -> Decoder:
         blocks = blocks or around
         if around is not blocks or layer >= len(blocks) or module not in blocks[layer].modules():
             raise UnsupportedError("model", f"expected one attention in each block of one list, got {kind}.")
-    return Decoder(tuple(blocks), attention, head, model.get_input_embeddings().weight.shape[0])
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    positions = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+    return Decoder(tuple(blocks), attention, head, vocabulary, positions)
 
 
 def key_value_groups(

@@ -45,6 +45,10 @@ class Value(ABC):
                 f"expected {self.choices} or more with an answer, got {len(sample.choices)}.",
             )
 
+    def input_length(self, sample: Sample) -> int:
+        """Most tokens that the model reads at once for a sample."""
+        return len(sample.tokens)
+
     @abstractmethod
     def __call__(self, forward: Forward, sample: Sample) -> Tensor:
         """Values [C]."""
@@ -87,6 +91,9 @@ class _OptionLogOdds(Value):
         if len(set(tokens)) < len(tokens):
             raise ArgumentError(f"{name}.choices", f"expected different choices, got tokens {tokens}.")
 
+    def input_length(self, sample: Sample) -> int:
+        return len(sample.tokens) + max(map(len, sample.choices)) - 1
+
     def __call__(self, forward: Forward, sample: Sample) -> Tensor:
         scores = [_log_likelihood(forward, sample.tokens, choice) for choice in sample.choices]
         return log_odds(torch.stack(scores, -1), sample.answer)
@@ -96,6 +103,10 @@ class _OptionLogLikelihood(Value):
     r"""v = Σ_t log p(y_t | sample, y_<t), the log-likelihood of the answer's tokens, whatever the other choices are."""
 
     name, choices = "option_log_likelihood", 1
+
+    def input_length(self, sample: Sample) -> int:
+        assert sample.answer is not None
+        return len(sample.tokens) + len(sample.choices[sample.answer]) - 1
 
     def __call__(self, forward: Forward, sample: Sample) -> Tensor:
         assert sample.answer is not None
@@ -137,6 +148,10 @@ class AnswerF1(Value):
         """Refuse samples without right answers."""
         if not sample.texts:
             raise ArgumentError(f"{name}.answer", "expected one text or more for value='f1', got none.")
+
+    def input_length(self, sample: Sample) -> int:
+        """Tokens of the prompt and of the longest answer, without its last one."""
+        return len(sample.tokens) + self.max_new_tokens - 1
 
     def __call__(self, forward: Forward, sample: Sample) -> Tensor:
         """Values [C]."""
