@@ -41,8 +41,8 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock an existing folder while the block runs; readers need no lock.
+def locked(folder: Path, argument: str = "run_dir") -> Iterator[None]:
+    """Lock an existing folder, which ``argument`` names, while the block runs; readers need no lock.
 
     The system releases the lock when the process ends, also by kill -9.
 
@@ -55,9 +55,9 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except filelock.Timeout:
-        raise OutputError(f"run_dir: run folder {folder} is locked by another process.") from None
+        raise OutputError(f"{argument}: run folder {folder} is locked by another process.") from None
     except OSError as error:
-        raise OutputError(f"run_dir: cannot lock the folder {folder} ({error.strerror}).") from error
+        raise OutputError(f"{argument}: cannot lock the folder {folder} ({error.strerror}).") from error
     try:
         yield
     finally:

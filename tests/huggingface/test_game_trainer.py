@@ -18,6 +18,7 @@ import torch
 
 from diabat.checks import ArgumentError
 from diabat.huggingface import GameMixin, load_adapter
+from diabat.training.folder import LOCK, OutputError, locked
 
 from . import game as tiny
 
@@ -176,6 +177,25 @@ def test_a_finished_training_is_not_trained_on(tmp_path: Path) -> None:
     longer = saving(tmp_path, max_steps=3)
     longer.train(resume_from_checkpoint=True)
     assert longer.state.global_step == 3
+
+
+def test_a_folder_has_one_training_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several processes of one training, the first has the lock."""
+    with locked(tmp_path):
+        for resumed in (None, True):
+            with pytest.raises(
+                OutputError, match=r"^args\.output_dir: run folder .* is locked by another process\.$"
+            ):
+                saving(tmp_path).train(resume_from_checkpoint=resumed)
+        assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+        second = saving(tmp_path, max_steps=1, save_strategy="no")
+        monkeypatch.setattr(type(second.args), "process_index", 1)
+        second.train()
+    monkeypatch.undo()
+    first = saving(tmp_path)
+    first.train()
+    with locked(tmp_path):  # free again
+        assert first.state.global_step == 2
 
 
 def test_a_spoiled_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from diabat.files import read_file
 from diabat.huggingface.game.config import GameOptions
 from diabat.huggingface.game.loss import GameLoss
 from diabat.samplers.capabilities import UnsupportedError
+from diabat.training.folder import locked
 
 _STATE_FILE = "trainer_state.json"
 _CALLBACK = "GameCallback"
@@ -68,22 +70,26 @@ class GameMixin:
         """Train as the Trainer does; the state of the game is restored together with the checkpoint.
 
         ``resume_from_checkpoint`` is a checkpoint; or True for the newest whole one in ``output_dir``, from which a
-        training that was killed while it saved goes on.  If there is none, the training begins anew.
+        training that was killed while it saved goes on.  If there is none, the training begins anew.  ``output_dir`` is
+        locked meanwhile.
 
         Raises:
             ArgumentError: The training is finished, or the checkpoint is not whole or one of other options.
+            OutputError: Another training has ``output_dir``, or it cannot be written.
         """
         chosen: Any = resume_from_checkpoint
-        if chosen is True:
-            chosen = _newest_whole(Path(self.args.output_dir))
-        elif chosen and not _is_whole(Path(chosen)):
-            raise ArgumentError(
-                "resume_from_checkpoint",
-                f"expected a whole checkpoint of GameTrainer, got '{chosen}', whose {_STATE_FILE} is damaged or has no "
-                "state of the game; True takes the newest that is whole.",
-            )
         base: Any = super()
-        return base.train(chosen or None, *args, **kwargs)
+        folder, first = Path(self.args.output_dir), self.args.process_index == 0
+        with locked(folder, "args.output_dir") if first else nullcontext():
+            if chosen is True:
+                chosen = _newest_whole(folder)
+            elif chosen and not _is_whole(Path(chosen)):
+                raise ArgumentError(
+                    "resume_from_checkpoint",
+                    f"expected a whole checkpoint of GameTrainer, got '{chosen}', whose {_STATE_FILE} is damaged or "
+                    "has no state of the game; True takes the newest that is whole.",
+                )
+            return base.train(chosen or None, *args, **kwargs)
 
     def compute_loss(
         self,
