@@ -65,6 +65,15 @@ def test_gradients_of_heads_are_those_of_autograd_and_of_the_residual_through_th
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_two_heads_are_enough() -> None:
+    model = decoder(dtype=F64, num_attention_heads=2, num_key_value_heads=1)
+    outputs = HeadOutputs(model, layers=[1])
+    with outputs.capture() as captured:
+        loss = model(**batch()).loss
+    assert outputs.slices(1).shape == (2, 32, 16)
+    assert captured.gradients(loss)[1].heads.shape == (3, 9, 2, 16)
+
+
 def test_slices_are_differentiable_in_both_factors_of_the_adapter() -> None:
     model = adapted(decoder(dtype=F64))
     outputs = HeadOutputs(model, layers=[1])

@@ -13,6 +13,8 @@ import diabat
 from diabat.attention import games
 from diabat.attention.games.tables import sizes
 from diabat.attention.heads import Dividends, common, fit_surrogate, max_dividend, surrogate
+from diabat.attention.heads.search import low_energy_states
+from diabat.ising import pack_couplings
 
 F64 = torch.float64
 
@@ -117,6 +119,32 @@ def test_noise_is_not_fitted() -> None:
     some = torch.randperm(128)[:60]
     rest = torch.tensor([k for k in range(128) if k not in set(some.tolist())])
     assert fit_surrogate(masks[some], table[some]).explained(masks[rest], table[rest]) > -0.2
+
+
+def test_proposals_come_from_two_temperatures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At which the exponent of all states has a standard deviation of 4 and of 16; proposals are what was drawn."""
+    asked: list[diabat.Ising] = []
+    drawn: list[Tensor] = []
+    sampler, states = diabat.sampler("exact"), games.all_coalitions(6)
+    sample = type(sampler).sample
+
+    def watched(backend: Any, problem: diabat.Ising, *given: Any, **named: Any) -> Any:
+        asked.append(problem)
+        found = sample(backend, problem, *given, **named)
+        drawn.append(found.spins > 0)
+        return found
+
+    monkeypatch.setattr(type(sampler), "sample", watched)
+    g = torch.Generator().manual_seed(0)
+    h, J = torch.randn(6, generator=g, dtype=F64), pack_couplings(torch.randn(15, generator=g, dtype=F64), 6)
+    found = low_energy_states(h, J, sampler, 50, seed=3)
+    spreads = [float(problem.energy(2 * states.double() - 1).std(correction=0)) for problem in asked]
+    assert spreads == pytest.approx([4, 16])
+    assert [len(reads) for reads in drawn] == [50, 50]
+    assert torch.equal(found, torch.unique(torch.cat(drawn), dim=0))
+    for fields, couplings in ((h, 0 * J), (0 * h, J)):
+        assert len(low_energy_states(fields, couplings, sampler, 50, seed=3))
+    assert low_energy_states(0 * h, 0 * J, sampler, 50, seed=3).shape == (0, 6)
 
 
 @pytest.mark.parametrize("name", ["exact", "tempering", "dqa"])
