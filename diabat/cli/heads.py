@@ -154,6 +154,8 @@ def calibrate_heads(
         for group in groups
     )
     print_table(f"Salient groups of {found.model}", columns, rows)
+    if chosen.method == "max_dividend" and any(group.selection_frequency is None for group in groups):
+        typer.echo(f"{shown.FEW}\n")
     if any(group.selection_frequency is not None and group.selection_frequency < 0.5 for group in groups):
         typer.echo("? More often than not, another coalition has the largest dividend; use more questions.\n")
     typer.echo(f"Calibration: {path}")

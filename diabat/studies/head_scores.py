@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from diabat.plots import new_figure, save_figure
-from diabat.studies.heads import shown_dividend
+from diabat.studies.heads import shown_dividend, shown_questions
 from diabat.studies.report import Column, Report, Row
 
 SCORES = {"shapley": "Shapley", "banzhaf": "Banzhaf", "leave_one_out": "leave one out"}
@@ -30,13 +30,15 @@ def with_error(key: str, meaning: str, title: str) -> tuple[Column, Column]:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadScoresReport(Report):
-    """Scores of the heads of one model, a row each, the largest Shapley value first.
+    """Scores of the heads of one model, a row each, the largest of the first score first.
 
     v(∅) and v(N) are means over samples, with standard errors over these.  ``pairs`` are Shapley interaction indices of
-    pairs of heads, the strongest first: ``heads``, ``interaction`` and its ``error``.
+    pairs of heads, the strongest first: ``heads``, ``interaction`` and its ``error``.  ``questions`` says how many
+    samples are behind each score that was computed, and behind ``pairs``; scores that were not are null.
     """
 
     heading: str
+    questions: dict[str, int]
     v_empty: float
     v_empty_error: float | None
     v_full: float
@@ -56,13 +58,30 @@ class HeadScoresReport(Report):
         """What was evaluated."""
         return self.heading
 
+    @property
+    def scores(self) -> dict[str, str]:
+        """Keys of the scores that were computed, and their names with the number of samples behind them."""
+        return {
+            key: f"{name}\n{shown_questions(self.questions[key])}"
+            for key, name in SCORES.items()
+            if key in self.questions
+        }
+
+    def shown(self) -> tuple[Column, ...]:
+        """Columns of the table; none of scores that were not computed."""
+        left_out, scores = SCORES.keys() - self.questions, self.scores
+        kept = (column for column in super().shown() if column.key not in left_out)
+        return tuple(replace(column, title=scores.get(column.key, column.title)) for column in kept)
+
     def summary(self) -> str:
         """v(∅) and v(N), and the strongest pairs."""
         empty, full = (
             shown_dividend(v, e)
             for v, e in ((self.v_empty, self.v_empty_error), (self.v_full, self.v_full_error))
         )
-        lines = [f"v(∅) {empty}, v(N) {full}; interactions of heads (layer.head):"]
+        lines = [f"v(∅) {empty}, v(N) {full}"]
+        if self.pairs:
+            lines[0] += f"; interactions of heads (layer.head), {shown_questions(self.questions['pairs'])}:"
         lines += [
             f"{' and '.join(pair['heads'])}: {shown_dividend(pair['interaction'], pair['error'])}"
             for pair in self.pairs[:_SHOWN_PAIRS]
@@ -71,11 +90,12 @@ class HeadScoresReport(Report):
 
 
 def plot_scores(report: HeadScoresReport, path: str | Path) -> Path:
-    """Draw a map of layers and heads for each score, blue negative and red positive, each on its own scale."""
+    """Draw a map of layers and heads for each computed score, blue negative and red positive, each on its own scale."""
     layers = sorted({row["layer"] for row in report.rows})
     width = 1 + max(row["head"] for row in report.rows)
-    figure = new_figure(len(SCORES) * (1.4 + 0.2 * width) + 0.5, 1.5 + 0.19 * max(len(layers), 6))
-    for axis, key in zip(figure.subplots(1, len(SCORES), squeeze=False)[0], SCORES, strict=True):
+    names = report.scores
+    figure = new_figure(len(names) * (1.4 + 0.2 * width) + 0.5, 1.5 + 0.19 * max(len(layers), 6))
+    for axis, key in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         scores = np.full((len(layers), width), np.nan)
         for row in report.rows:
             scores[layers.index(row["layer"]), row["head"]] = row[key]
@@ -83,7 +103,7 @@ def plot_scores(report: HeadScoresReport, path: str | Path) -> Path:
         image = axis.imshow(scores, cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
         step = -(-len(layers) // 40)
         axis.set_yticks(range(0, len(layers), step), layers[::step], fontsize=7)
-        axis.set(title=SCORES[key], xlabel="head", ylabel="layer")
+        axis.set(title=names[key], xlabel="head", ylabel="layer")
         figure.colorbar(image, ax=axis, shrink=0.7)
     figure.suptitle(report.heading, fontsize=9)
     return save_figure(figure, path)

@@ -13,13 +13,18 @@ from torch import Tensor
 
 from diabat.attention.heads.decoder import Head
 from diabat.attention.heads.dividends import max_dividend
-from diabat.attention.heads.summary import LEVEL, DividendSummary
+from diabat.attention.heads.summary import LEAST_SAMPLES, LEVEL, DividendSummary
 from diabat.plots import COLOURS, legend_below, new_figure, save_figure, tidy
 from diabat.studies.report import MISSING, Column, Report, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+FEW = (
+    f"{MISSING} With fewer than {LEAST_SAMPLES} questions a bootstrap frequency looks certain and is not; use more "
+    "questions."
+)
+"""Why there is no bootstrap frequency."""
 _COLUMNS = 4
 _DRAWN = 1 << 22
 
@@ -32,6 +37,11 @@ def shown_dividend(w: float | None, error: float | None) -> str:
 def shown_frequency(share: float | None) -> str:
     """A bootstrap selection frequency; ? marks that another coalition is selected as often or more often."""
     return MISSING if share is None else f"{share:.2f}{'?' * (share < 0.5)}"
+
+
+def shown_questions(count: int) -> str:
+    """A number of questions in words: 1 question, 16 questions."""
+    return f"{count} question{'s' * (count != 1)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +62,8 @@ class HeadsReport(Report):
                show=lambda row: shown_dividend(row["dividend"], row["dividend_error"])),
         Column("dividend_error", "its standard error; null with one sample"),
         Column("selection_frequency", "share of bootstrap resamples of the samples in which this coalition has the "
-               "largest dividend; ? marks less than half", "bootstrap\nfrequency",
-               lambda row: shown_frequency(row["selection_frequency"])),
+               f"largest dividend, null with fewer than {LEAST_SAMPLES} samples; ? marks less than half",
+               "bootstrap\nfrequency", lambda row: shown_frequency(row["selection_frequency"])),
         Column("singles", "sum of the dividends of single players", "Σw\n|S| = 1"),
         Column("pairs", "sum of those of two players", "Σw\n|S| = 2"),
         Column("larger", "v(N) - v(∅) less both: sum of those of three and more", "Σw\n|S| > 2"),
@@ -66,6 +76,10 @@ class HeadsReport(Report):
     def title(self) -> str:
         """What was analysed."""
         return self.heading
+
+    def summary(self) -> str:
+        """Why there is no bootstrap frequency, if there is none."""
+        return FEW if any(row["selection_frequency"] is None for row in self.rows) else ""
 
     @classmethod
     def of_games(
@@ -125,7 +139,7 @@ def plot_dividends(games: Sequence[DividendSummary], path: str | Path, *, title:
 
     The dashed line is what sorted dividends look like if every true one is zero.  The horizontal axis is stretched at
     both ends, where the few large dividends are.  The title of a panel has the players of the largest dividend, and in
-    how many bootstrap resamples it is the largest.
+    how many bootstrap resamples it is the largest, if that is known.
     """
     columns = min(_COLUMNS, len(games))
     rows = -(-len(games) // columns)
@@ -177,4 +191,5 @@ def _draw(axis: Axes, game: DividendSummary) -> None:
     mean = game.mean_dividends
     largest, frequency = shown_players(max_dividend(mean)), game.frequency(mean.largest())
     layers = f"layer{'s' * (len(game.layers) > 1)} {shown_layers(game.layers)}"
-    axis.set_title(f"{layers}: largest {largest} ({100 * frequency:.0f} %)", fontsize=9)
+    shown = "" if frequency is None else f" ({100 * frequency:.0f} %)"
+    axis.set_title(f"{layers}: largest {largest}{shown}", fontsize=9)

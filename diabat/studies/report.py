@@ -107,6 +107,10 @@ class Report(ABC):
         """Sentences below the table; empty for none."""
         return ""
 
+    def shown(self) -> tuple[Column, ...]:
+        """Columns of the table: those with a title."""
+        return tuple(column for column in self.columns if column.title is not None)
+
     def answered(self) -> list[Row]:
         """The rows with values, which a figure draws; ArgumentError if every backend refused every problem."""
         if rows := [row for row in self.rows if row["refused"] is None]:
@@ -126,7 +130,7 @@ class Report(ABC):
 
     def table(self) -> Table:
         """Build a rich table, one row each."""
-        labels, columns = ([c for c in of if c.title is not None] for of in (self.labels, self.columns))
+        labels, columns = [c for c in self.labels if c.title is not None], self.shown()
         cells = []
         for row in self.rows:
             values = [c.cell(row) for c in columns]

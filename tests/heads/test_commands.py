@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,7 @@ def test_the_result_is_that_of_the_library(place: Path) -> None:
 def test_table_and_json(place: Path) -> None:
     result = analyse(place, "--output", place / "done", "layers=[1,2]", "seed=0")
     assert "bootstrap" in result.stdout
+    assert "– With fewer than 8 questions" in result.stdout  # there are five
     assert f"Analysis: {place / 'done'}" in result.stdout
     assert result.stderr == ""
     found = json.loads(analyse(place, "--output", place / "done", "--json").stdout)
@@ -200,6 +202,8 @@ def test_scores_are_those_of_the_library(place: Path, tmp_path: Path) -> None:
         assert flat == pytest.approx(dict(zip(names, scores.tolist(), strict=True)), abs=4e-6)
         assert {f"{row['layer']}.{row['head']}": row[key] for row in found["rows"]} == flat
     assert found == json.loads((tmp_path / "scores.json").read_text())
+    # A pair of draws sees one question.
+    assert found["questions"] == {"shapley": 5, "banzhaf": 2, "leave_one_out": 5, "pairs": 3}
     ranked = [row["shapley"] for row in found["rows"]]
     assert ranked == sorted(ranked, reverse=True)
     top = expected["shapley"].abs().argsort(descending=True)[:3].tolist()
@@ -226,10 +230,49 @@ def test_scores_stand_beside_the_analysis_and_its_values(
     game = read_analysis(tmp_path / "a").games[1]
     assert (rows[1, 5]["group"], rows[1, 5]["dividend"]) == ("4, 5", game.dividends[1 << 2])
     assert shown_dividend(rows[1, 5]["shapley"], rows[1, 5]["shapley_error"]) in result.stdout
-    assert [axis.get_title() for axis in drawn[0].axes[:3]] == ["Shapley", "Banzhaf", "leave one out"]
+    titles = ["Shapley\n5 questions", "Banzhaf\n2 questions", "leave one out\n5 questions"]
+    assert [axis.get_title() for axis in drawn[0].axes[:3]] == titles
+    assert re.search("head +5 questions +2 questions +5 questions +group", result.stdout)
+    assert "interactions of heads (layer.head), 3 questions:" in result.stdout
+    assert "q.jsonl (5 questions); log_odds" in result.stdout
     image = drawn[0].axes[2].images[0]
     assert image.get_array()[1, 5] == rows[1, 5]["leave_one_out"]
     assert image.get_clim()[0] == -image.get_clim()[1]
+
+
+@pytest.mark.parametrize(
+    ("draws", "scores", "first"),
+    [
+        (("permutations=0", "coalitions=2", "contexts=2"), ["banzhaf", "leave_one_out"], "banzhaf"),
+        (("permutations=0", "coalitions=0", "contexts=2"), ["leave_one_out"], "leave_one_out"),
+        (("permutations=2", "coalitions=0", "contexts=0"), ["shapley", "leave_one_out"], "shapley"),
+    ],
+)
+def test_draws_of_0_leave_a_score_out(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draws: Any, scores: list[str], first: str
+) -> None:
+    """Heads are ranked by the first score that is left, and so are those of the interactions."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(head_scores, "save_figure", lambda figure, path: drawn.append(figure))
+    given = (place / "model", place / "q.jsonl", "layers=[1]", "pairs=2", *draws, "--output", tmp_path)
+    found, result = json.loads(run("attribute", *given, "--json").stdout), run("attribute", *given)
+    rows, left_out = found["rows"], {"shapley", "banzhaf", "leave_one_out"} - {*scores}
+    assert {path.stem for path in tmp_path.glob("*.json")} == {*scores, "scores"}
+    assert all(row[key] is row[f"{key}_error"] is None for row in rows for key in left_out)
+    assert [row[first] for row in rows] == sorted((row[first] for row in rows), reverse=True)
+    assert [axis.get_title().partition("\n")[0] for axis in drawn[0].axes[: len(scores)]] == [
+        head_scores.SCORES[key] for key in scores
+    ]
+    for key, name in head_scores.SCORES.items():
+        assert (name in result.stdout) == (key in scores)
+    if "contexts=0" in draws:
+        assert found["pairs"] == []
+        assert "interactions" not in result.stdout
+        assert "v(N) " in result.stdout
+        return
+    largest = sorted(rows, key=lambda row: -abs(row[first]))[:2]
+    (pair,) = found["pairs"]
+    assert set(pair["heads"]) == {f"{row['layer']}.{row['head']}" for row in largest}
 
 
 def test_interrupts_say_how_to_go_on(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +317,8 @@ LINES: dict[str, tuple[bytes, str]] = {
     "surrogate": (b'{"prompt": "\\ud800"}', "line 1.prompt: expected text without surrogates"),
     "alike": (b'{"prompt": "a film ", "choices": ["good film", "good book"], "answer": 0}', "line 1.choices: expected "
               "choices that start with different tokens, got token 10 at the start of choices 0 and 1; use "
-              "value=option_log_odds."),
+              "value=option_log_odds, or, for digits, a prompt that ends in a space and choices that start without "
+              "one."),
     "long": (json.dumps({"prompt": "a " * 65}).encode(), "line 1: expected at most 64 tokens with what follows the "
              "prompt, which is what the model can read (max_position_embeddings), got 65."),
 }  # fmt: skip
@@ -300,7 +344,7 @@ def test_the_file_holds_the_salient_groups_and_is_loaded(place: Path, tmp_path: 
     for layer, group in enumerate(found["groups"]):
         dividends = of_library(layer=layer).dividends()
         assert group["players"] == list(max_dividend(dividends))
-        assert group["selection_frequency"] == float(dividends.selection_frequency()[dividends.largest()])
+        assert group["selection_frequency"] is None  # of five questions
         expected[layer] = [head for player in group["players"] for head in (2 * player, 2 * player + 1)]
     model = decoder()
     calibration = load_gac(model, tmp_path)
@@ -325,7 +369,6 @@ def test_methods_choose_what_the_library_chooses(place: Path, tmp_path: Path, op
             dividends = game.dividends()
             expected = common(dividends, 0.3) if "common" in options[0] else max_dividend(dividends, 2)
         assert group["players"] == list(expected)
-        assert (group["selection_frequency"] is None) == (len(options) == 2)
         mask = torch.zeros(4, dtype=torch.bool)
         mask[list(expected)] = True
         assert group["value"] == pytest.approx(float(game.value(mask)), abs=2e-6)
@@ -345,12 +388,20 @@ def test_layers_of_a_joint_game_may_be_left_out(place: Path, tmp_path: Path) -> 
 
 def test_uncertain_groups_are_marked_and_files_replaced_with_force_only(place: Path, tmp_path: Path) -> None:
     content = json.loads((place / "done" / "analysis.json").read_text())
-    for often in (0.4, 0.6):
+    few = "– With fewer than 8 questions a bootstrap frequency looks certain and is not; use more questions."
+    for samples, often in ((8, 0.4), (8, 0.6), (7, 0.4)):
         for game in content["games"]:
             game["selection_frequency"] = [[[k, often] for k in range(16)]] * 4
+            game["samples"] = samples
         (tmp_path / "x.json").write_text(json.dumps(content))
-        shown = run("calibrate", tmp_path / "x.json", "--output", tmp_path / f"{often}.json").stdout
-        assert ("? More often than not, another coalition" in shown) == ("0.40?" in shown) == (often < 0.5)
+        shown = run("calibrate", tmp_path / "x.json", "--output", tmp_path / "y.json", "--force").stdout
+        uncertain = (samples, often) == (8, 0.4)
+        assert ("? More often than not, another coalition" in shown) == ("0.40?" in shown) == uncertain
+        assert (few in shown) == (samples < 8)
+        common = run(
+            "calibrate", tmp_path / "x.json", "method=common", "--output", tmp_path / "y.json", "--force"
+        )
+        assert few not in common.stdout
     assert (
         f"Calibration: {tmp_path / 'gac.json'}"
         in run("calibrate", place / "done", "--output", tmp_path).stdout
@@ -380,6 +431,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "dtype": (["analyse", "dtype=int8"], "dtype: expected 'float32', 'bfloat16' or 'float16'"),
     "device": (["analyse", "device=nowhere"], "device: expected a device"),
     "gac": (["analyse", "calibration={}/other"], "calibration: expected the calibration of this model"),
+    "minus": (["attribute", "contexts=-2"], "contexts: expected a number >= 0, got -2 (integer)."),
     "odd": (["attribute", "permutations=3"], "permutations: expected a multiple of 2, got 3 (integer)."),
     "joint": (["attribute", "joint=true"], "joint: unknown key."),
     "alpha": (["calibrate", "alpha=1.5"], "alpha: expected a number <= 1, got 1.5 (number)."),

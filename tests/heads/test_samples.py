@@ -10,6 +10,8 @@ import torch
 from tiny_decoders import VOCABULARY
 
 from diabat.attention.heads.samples import digest, read_samples
+from diabat.attention.heads.values import value_of
+from diabat.checks import ArgumentError
 
 from .games import bpe
 
@@ -43,6 +45,30 @@ def test_white_space_stays_with_the_prompt_where_it_can(prompt: str, choices: li
             assert tokens.tolist() == given
     first = [int(tokens[0]) for tokens in sample.choices]
     assert len(set(first)) == len(first)  # what log_odds needs
+
+
+@pytest.mark.parametrize(
+    ("prompt", "space", "different"), [("the man :", " ", False), ("the man : ", "", True)]
+)
+def test_digits_follow_a_space_of_the_prompt(prompt: str, space: str, different: bool) -> None:
+    """A tokenizer that writes every digit by itself gives choices " 1" and " 2" the same first token, a space."""
+    from tokenizers import pre_tokenizers
+
+    words = bpe()
+    inner = words.backend_tokenizer
+    inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), inner.pre_tokenizer])
+    inner.add_tokens(["1", "2"])
+    choices = [f"{space}{digit}" for digit in "12"]
+    (sample,) = read_samples([{"prompt": prompt, "choices": choices, "answer": 0}], words, len(words))
+    first = [int(tokens[0]) for tokens in sample.choices]
+    assert (first[0] != first[1]) == different
+    if different:
+        value_of("log_odds", None).check(sample, "samples[0]")
+    else:
+        with pytest.raises(
+            ArgumentError, match="or, for digits, a prompt that ends in a space and choices that start"
+        ):
+            value_of("log_odds", None).check(sample, "samples[0]")
 
 
 def test_a_chat_is_written_by_its_template() -> None:

@@ -74,6 +74,26 @@ def test_one_sample_has_no_errors() -> None:
     assert HeadsReport.of_games([game], "x", {}).rows[0]["dividend_error"] is None
 
 
+def test_few_samples_have_no_frequency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sample says 1.00 whatever it is; a dash and a sentence stand in its place."""
+    drawn: list[Any] = []
+    monkeypatch.setattr(heads, "save_figure", lambda figure, path: drawn.append(figure))
+    few, enough = (summary(noisy(3, {5: 1.0}, samples=samples)) for samples in (7, 8))
+    assert (few.frequency(5), enough.frequency(5)) == (None, 1)
+    assert few.selection_frequency[0] == ((5, 1.0),)  # kept as it was counted
+    report = HeadsReport.of_games([few, enough], "x", {})
+    cell = next(column for column in HeadsReport.columns if column.key == "selection_frequency")
+    assert [cell.cell(row) for row in report.rows] == ["–", "1.00"]
+    sentence = (
+        "– With fewer than 8 questions a bootstrap frequency looks certain and is not; use more questions."
+    )
+    assert report.summary() == sentence
+    assert HeadsReport.of_games([enough], "x", {}).summary() == ""
+    plot_dividends([few, enough], tmp_path / "w.svg")
+    titles = ["layer 0: largest {0, 2}", "layer 0: largest {0, 2} (100 %)"]
+    assert [axis.get_title() for axis in drawn[0].axes[:2]] == titles
+
+
 def test_noise_is_seldom_significant() -> None:
     """alpha: under pure noise Benjamini-Hochberg finds anything in at most 5 % of games; N = 400 games.
 
@@ -100,7 +120,7 @@ def test_the_row_of_a_game() -> None:
     assert row["dividend"] == game.dividends[5]
     assert row["singles"] + row["pairs"] + row["larger"] == pytest.approx(game.v_full - game.v_empty)
     assert set(row) == set(HeadsReport.definitions())
-    unsure = HeadsReport.of_games([summary(noisy(4, {}, samples=6))], "x", {})
+    unsure = HeadsReport.of_games([summary(noisy(4, {}, samples=8))], "x", {})
     cell = next(column for column in HeadsReport.columns if column.key == "selection_frequency")
     assert cell.cell(unsure.rows[0]).endswith("?")
 

@@ -16,6 +16,8 @@ from diabat.checks import ArgumentError, check_count
 
 LEVEL = 0.05
 """False discovery rate of the significant dividends."""
+LEAST_SAMPLES = 8
+"""A bootstrap frequency of fewer looks certain and is not: of one sample it is 1, whatever others would say."""
 # Rounding of float64 is no dividend.
 _NEGLIGIBLE = 1e-12
 
@@ -139,8 +141,13 @@ class DividendSummary:
         """Standard errors of the dividends, float64 [M]; infinite with one sample."""
         return torch.tensor([math.inf if e is None else e for e in self.standard_errors], dtype=torch.float64)
 
-    def frequency(self, position: int, min_size: int = 1) -> float:
-        """Selection frequency of a coalition among those of at least ``min_size`` players."""
+    def frequency(self, position: int, min_size: int = 1) -> float | None:
+        """Selection frequency of a coalition among those of at least ``min_size`` players.
+
+        None with fewer than :data:`LEAST_SAMPLES` samples.
+        """
+        if self.samples < LEAST_SAMPLES:
+            return None
         return dict(self.selection_frequency[min_size - 1]).get(position, 0.0)
 
     def heads(self, players: tuple[int, ...]) -> list[Head]:

@@ -71,7 +71,8 @@ class _LogOdds(Value):
                 raise ArgumentError(
                     f"{name}.choices",
                     f"expected choices that start with different tokens, got token {token} at the start of choices "
-                    f"{first.index(token)} and {k}; use value=option_log_odds.",
+                    f"{first.index(token)} and {k}; use value=option_log_odds, or, for digits, a prompt that ends in a "
+                    "space and choices that start without one.",
                 )
 
     def __call__(self, forward: Forward, sample: Sample) -> Tensor:

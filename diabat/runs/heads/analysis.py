@@ -29,6 +29,7 @@ from diabat.huggingface.gac.config import load_gac, stored_calibration
 from diabat.huggingface.loading import DTYPES, check_adapter, load_adapter, load_decoder
 from diabat.progress import new_bar
 from diabat.runs.heads.questions import read_questions
+from diabat.studies.heads import shown_questions
 
 OPTIONS = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=1)]
@@ -140,7 +141,8 @@ def heading(model: str, data: str, samples: int, value: str, options: GameOption
     """What was evaluated, in two lines."""
     calibrated = "" if options.calibration is None else ", calibrated"
     adapted = "" if options.adapter is None else f", adapter {options.adapter}"
-    return f"{model}{adapted}{calibrated}\n{data} ({samples}); {value}, ablation {options.ablation}"
+    count = shown_questions(samples)
+    return f"{model}{adapted}{calibrated}\n{data} ({count}); {value}, ablation {options.ablation}"
 
 
 def analyse(

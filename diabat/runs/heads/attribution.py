@@ -24,22 +24,25 @@ from diabat.attention.heads.summary import finite
 from diabat.files import replace_file, to_json
 from diabat.progress import new_bar
 from diabat.runs.heads.analysis import FILE, OPTIONS, WINDOW, GameOptions, heading, open_game, read_analysis
-from diabat.studies.head_scores import HeadScoresReport
+from diabat.studies.head_scores import SCORES, HeadScoresReport
 from diabat.studies.heads import shown_heads
 from diabat.studies.report import Row
 
 RESULT = "scores.json"
-Even = Annotated[int, Field(ge=2, multiple_of=2)]
+Even = Annotated[int, Field(ge=0, multiple_of=2)]
 
 
 @dataclass(frozen=True, config=OPTIONS)
 class AttributionOptions(GameOptions):
-    """How the n heads of ``layers`` are scored, in one game of all of them.
+    """How the n heads of ``layers`` are scored, in one game of all of them; draws of 0 leave a score out.
+
+    Each pair of draws is evaluated on one question.
 
     Attributes:
         permutations: Behind the Shapley values, in pairs with their reverses; each takes n + 1 evaluations.
         coalitions: Behind the Banzhaf indices, in pairs with their complements; each takes n + 1 evaluations.
-        pairs: Interactions among m heads, those of the largest Shapley values of either sign.
+        pairs: Interactions among m heads, those of the largest scores of either sign: Shapley values, else Banzhaf
+            indices, else leave-one-out.
         contexts: Coalitions behind these, in pairs with their complements; each takes 1 + m (m + 1)/2 evaluations.
     """
 
@@ -65,12 +68,18 @@ def attribute(
     rows, groups = [], _groups(folder)
     for player, (head,) in enumerate(game.groups):
         row: Row = {"layer": head[0], "head": head[1]}
-        for key, (numbers, errors) in scores.items():
-            row |= {key: float(numbers[player]), f"{key}_error": finite(errors)[player]}
+        for key in SCORES:
+            numbers, errors = scores.get(key, (None, None))
+            row[key] = None if numbers is None else float(numbers[player])
+            row[f"{key}_error"] = None if errors is None else finite(errors)[player]
         rows.append(row | groups.get(head, {"group": None, "dividend": None, "dividend_error": None}))
+    first, samples = next(iter(scores)), len(game.samples)
+    draws = {"shapley": options.permutations, "banzhaf": options.coalitions, "leave_one_out": 2 * samples}
+    draws["pairs"] = options.contexts
     report = HeadScoresReport(
-        rows=sorted(rows, key=lambda row: -row["shapley"]),
-        heading=heading(model, str(data), len(game.samples), value, options),
+        rows=sorted(rows, key=lambda row: -row[first]),
+        heading=heading(model, str(data), samples, value, options),
+        questions={key: min(count // 2, samples) for key, count in draws.items() if count},
         v_empty=float(ends[0]), v_empty_error=finite(end_errors)[0],
         v_full=float(ends[1]), v_full_error=finite(end_errors)[1],
         pairs=pairs,
@@ -85,8 +94,12 @@ def attribute(
 def _evaluate(
     game: HeadCoalitions, options: AttributionOptions, progress: bool
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], list[Row]]:
-    """Scores [n] with standard errors, ``ends`` v(∅) and v(N) as well; and the interactions, the strongest first."""
+    """Scores [n] with standard errors, ``ends`` v(∅) and v(N) as well; and the interactions, the strongest first.
+
+    The first score is that by which heads are ranked.
+    """
     seed = options.seed
+    scores: dict[str, tuple[Tensor, Tensor]] = {}
     with new_bar(percent=True, window=WINDOW, shown=progress) as bar:
 
         def stage(name: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -99,23 +112,26 @@ def _evaluate(
         everyone = torch.ones(1, game.num_players, dtype=torch.bool)
         ends = stage("no head, all", HeadCoalitions.sample_values, torch.cat((~everyone, everyone)))
         without = stage("leave one out", leave_one_out)
-        shapley = stage("Shapley", sampled_shapley, options.permutations, seed=seed)
-        banzhaf = stage("Banzhaf", sampled_banzhaf, options.coalitions, seed=seed)
-        largest = shapley.value.abs().argsort(descending=True, stable=True)[: options.pairs].tolist()
+        if options.permutations:
+            shapley = stage("Shapley", sampled_shapley, options.permutations, seed=seed)
+            scores["shapley"] = shapley.value, shapley.standard_error
+        if options.coalitions:
+            banzhaf = stage("Banzhaf", sampled_banzhaf, options.coalitions, seed=seed)
+            scores["banzhaf"] = banzhaf.value, banzhaf.standard_error
+        scores["leave_one_out"] = without.mean(0), standard_error(without)
+        scores["ends"] = ends.mean(0), standard_error(ends)
+        if not options.contexts:
+            return scores, []
+        ranking, _ = next(iter(scores.values()))
+        largest = ranking.abs().argsort(descending=True, stable=True)[: options.pairs].tolist()
         pairs = stage("pairs", sampled_interactions, largest, options.contexts, seed=seed)
-    found = {
-        "shapley": (shapley.value, shapley.standard_error),
-        "banzhaf": (banzhaf.value, banzhaf.standard_error),
-        "leave_one_out": (without.mean(0), standard_error(without)),
-        "ends": (ends.mean(0), standard_error(ends)),
-    }
     names = ["{}.{}".format(*game.groups[player][0]) for player in largest]
     rows: list[Row] = [
         {"heads": [names[i], names[j]], "interaction": float(pairs.value[i, j]), "error": errors[j]}
         for i, errors in enumerate(map(finite, pairs.standard_error))
         for j in range(i + 1, len(names))
     ]
-    return found, sorted(rows, key=lambda row: -abs(row["interaction"]))
+    return scores, sorted(rows, key=lambda row: -abs(row["interaction"]))
 
 
 def _groups(folder: Path) -> dict[Head, Row]:

@@ -58,7 +58,8 @@ class SalientGroup:
     """The salient group of one game: its layers that are calibrated, its players and their heads (layer, head) there.
 
     dividend w with its standard error, and v, are those of the group; None where the analysis does not have them.
-    selection_frequency, of ``max_dividend`` only, is the share of bootstrap resamples in which w is the largest.
+    selection_frequency, of ``max_dividend`` only and with eight questions or more, is the share of bootstrap resamples
+    in which w is the largest.
     """
 
     layers: tuple[int, ...]
