@@ -139,6 +139,14 @@ def test_padding_stays_as_it_is(setting: Calibration, real: slice, padded: slice
     assert not sums.total[..., padded].any()
 
 
+@pytest.mark.parametrize("rows", ["running", "prompt"])
+def test_a_column_at_the_limit_is_not_focused(rows: str) -> None:
+    A = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [0.25, 0.5, 0.25]], dtype=torch.float64)[None, None]
+    for alpha, changes in ((0.5, False), (0.499, True)):
+        found, _ = calibrate(A, causal(1, 3, [0]), Calibration({0: []}, alpha=alpha, rows=rows))
+        assert torch.equal(found, A) != changes
+
+
 def test_a_row_with_nobody_to_give_to_stays() -> None:
     """A window of two tokens that are both focused; others without weight, and with the least that counts."""
     visible = causal(1, 6, [0], window=2)

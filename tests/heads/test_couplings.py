@@ -67,6 +67,12 @@ def test_couplings_are_positive_semidefinite(
         assert torch.allclose(invariant[0], identity[0], rtol=0, atol=1e-15)
 
 
+def test_slices_as_small_as_float64_allows() -> None:
+    """Their squares are 0, their directions are not."""
+    W = random_covariance(6).view(3, 6, 2)
+    torch.testing.assert_close(weight_coupling(1e-200 * W), weight_coupling(W), rtol=0, atol=1e-12)
+
+
 def test_gradients_of_the_couplings() -> None:
     W = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
     dead = (W * torch.tensor([1.0, 0.0, 1.0])[:, None, None]).detach().requires_grad_()
@@ -180,6 +186,23 @@ def test_information_does_not_depend_on_the_basis_inside_a_head() -> None:
     torch.testing.assert_close(moved.redundancy, found.redundancy, rtol=0, atol=1e-7)
     unit = diagonal_correlation(covariance, 4)
     assert not torch.allclose(diagonal_correlation(M @ covariance @ M.T, 4), unit, atol=0.05)
+
+
+def test_a_direction_of_no_variance_knows_nothing() -> None:
+    """Two features of head 0 differ by a millionth of what head 1 writes: without that the heads are independent."""
+    mix = torch.tensor([[1.0, 0.0], [1.0, 1e-6], [0.0, 1.0]], dtype=torch.float64)
+    covariance = torch.block_diag(mix @ mix.T, torch.eye(1, dtype=torch.float64))
+    found = head_information(covariance, 2)
+    assert found.total_correlation == pytest.approx(0, abs=1e-9)
+
+
+def test_the_bias_of_a_sample_by_its_formula() -> None:
+    """Four features of 9 tokens, n = 8: ½ Σ over heads of E log det Σ̂_i - log det Σ_i, less that of all."""
+    k = torch.arange(4, dtype=torch.float64)
+    parts = torch.digamma((8 - k) / 2) - math.log(4)
+    assert head_information(torch.eye(4), 2, 9).bias == pytest.approx(
+        float(parts[:2].sum() - 0.5 * parts.sum()), abs=1e-12
+    )
 
 
 def test_the_bias_of_a_sample_is_subtracted() -> None:

@@ -68,6 +68,14 @@ def test_interactions_from_their_definitions(name: str, peft: bool) -> None:
     assert result.gamma == pytest.approx(float((result.omega * result.rho - torch.eye(HEADS)).norm()))
 
 
+def test_information_needs_two_more_tokens_than_features() -> None:
+    """Four heads of two features; the last position of a row has no target."""
+    model = decoder(hidden_size=8, num_attention_heads=4, num_key_value_heads=4, head_dim=2)
+    for length, there in ((10, False), (11, True)):
+        found = HeadInteractions(model, layers=[1]).measure(batch(1, length))[1]
+        assert (found.tokens, found.information is not None) == (length - 1, there)
+
+
 def test_several_batches_are_one_large_one() -> None:
     model = decoder("gpt2", dtype=F64)
     inputs = batch(6, 12)

@@ -168,6 +168,53 @@ def test_the_search_finds_the_exhaustive_best(name: str) -> None:
     assert torch.equal(again.coalitions, found.coalitions)
 
 
+def test_what_the_sampler_is_asked_for_and_what_is_left_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the evaluations are drawn; the maxima asked for are those of v(S) - λ|S|, also as the law has them.
+
+    A sampler that proposes nothing new leaves the rest to the neighbours of the best coalition, here the empty one.
+    """
+    n, penalty = 8, 0.3
+    linear = 0.1 * games.all_coalitions(n).sum(-1).double()
+    asked: list[tuple[Tensor, Tensor]] = []
+
+    def nothing(fields: Tensor, couplings: Tensor, *given: Any) -> Tensor:
+        asked.append((fields, couplings))
+        return torch.zeros(0, n, dtype=torch.bool)
+
+    monkeypatch.setattr("diabat.attention.heads.search.low_energy_states", nothing)
+    calls: list[int] = []
+    found = surrogate(
+        lookup(linear, calls), n, diabat.sampler("exact"), penalty=penalty, evaluations=41, seed=0
+    )
+    assert (calls[0], found.players) == (21, ())
+    assert int(found.coalitions[21:].sum(-1).max()) <= 2
+    for fields, couplings in asked:  # a player is worth .1 and costs .3: h = (.1 - .3)/2
+        torch.testing.assert_close(fields, torch.full_like(fields, -0.1), rtol=0, atol=1e-4)
+        assert float(couplings.abs().max()) < 1e-4
+
+
+def test_the_ridge_is_that_of_generalised_cross_validation() -> None:
+    """Against the trace of the whole matrix that makes ŷ of y, the constant included, over 28 strengths."""
+    chosen = set()
+    for seed in range(6):
+        g = torch.Generator().manual_seed(seed)
+        masks = torch.rand(12, 6, generator=g) < 0.5
+        s = 2 * masks.double() - 1
+        v = s @ torch.randn(6, generator=g, dtype=F64) + 2 * torch.randn(12, generator=g, dtype=F64)
+        X, centre = s - s.mean(0), torch.full((12, 12), 1 / 12, dtype=F64)
+        largest = float(torch.linalg.matrix_norm(X, 2)) ** 2
+        scores, fits = [], []
+        for ridge in torch.logspace(-8, 1, 28, dtype=F64) * largest:
+            hat = centre + X @ torch.linalg.solve(X.T @ X + ridge * torch.eye(6, dtype=F64), X.T)
+            fits.append(hat @ v)
+            scores.append(float((v - hat @ v).square().sum() / (1 - hat.trace() / 12) ** 2))
+        best = min(range(28), key=scores.__getitem__)
+        chosen.add(best)
+        found = fit_surrogate(masks, v, pairs=False).value(masks)
+        torch.testing.assert_close(found, fits[best], rtol=0, atol=1e-6)
+    assert len(chosen) > 2
+
+
 @pytest.mark.parametrize(("n", "evaluations"), [(1, 200), (3, 200), (4, 8)])
 def test_few_players_are_searched_whole(n: int, evaluations: int) -> None:
     table = pairwise(n)

@@ -106,6 +106,13 @@ def test_noise_is_seldom_significant() -> None:
     assert found <= 29
 
 
+@pytest.mark.parametrize(("t", "found"), [(4.2, (0, 0)), (4.4, (1, 0)), (-4.4, (0, 1))])
+def test_three_samples_have_two_degrees_of_freedom(t: float, found: tuple[int, int]) -> None:
+    """Of which 4.303 is the quantile at 97.5 %; with three of them it were 3.182."""
+    single = t / 3**0.5 + torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
+    assert significant(Dividends.of_tables(torch.stack((0 * single, single), 1))) == found
+
+
 def test_rounding_is_not_significant() -> None:
     """The same value of all coalitions but one: dividends of the others are 0 up to rounding."""
     values = torch.full((10, 16), 0.1, dtype=torch.float64) * torch.arange(1, 11)[:, None]

@@ -164,7 +164,15 @@ def test_nash_weights_are_kept_between_solutions() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"combination": "sum"}, {"rho": "last_step"}, {"nash_every": 2}], ids=str
+    "changes",
+    [
+        {},
+        {"combination": "sum"},
+        {"rho": "last_step"},
+        {"nash_every": 2},
+        {"combination": "sum", "losses": ["disagreement", "entropy"], "entropy_weight": 1.0},
+    ],
+    ids=str,
 )
 def test_two_micro_batches_give_the_gradient_of_the_whole_batch(changes: dict[str, Any]) -> None:
     """The same examples twice, so that the statistics of a half are those of the whole."""
@@ -245,6 +253,19 @@ def test_the_schedule_by_hand() -> None:
     found = [game.factors(x)["ldb"] for x in (0.0, 0.01, 0.02, 0.5, 0.879, 0.9395, 1.0)]
     assert found == pytest.approx([0.0, 0.5, 1.0, 1.0, 1.0, 0.5, 0.0])
     assert GameOptions(ldb_weight=1.0, warmup=0.0).factors(0.0)["ldb"] == 1.0
+
+
+def test_the_ends_of_the_schedule() -> None:
+    """Neither end is divided by, and steps beyond the planned ones keep the factor of the last."""
+    flat = options(warmup=0.0, cooldown=1.0)
+    assert [flat.factors(progress)["ldb"] for progress in (0.0, 1.0)] == [0.352, 0.352]
+    assert options(warmup=0.5, cooldown=0.5).factors(0.5)["ldb"] == 0.352
+    model = trained()
+    game, found = GameLoss(model, options(combination="sum", cooldown=0.5), 1), []
+    for _ in range(3):
+        gradients(model, game, tiny.batch())
+        found.append(game.metrics()["game/weight_ldb"])
+    assert found == [0.352, 0, 0]
 
 
 def test_the_running_mean_by_hand() -> None:
