@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_decoders import GROUPS, HEADS, decoder
+from torch import Tensor
 
 from diabat.attention import games
 from diabat.attention.heads import HeadCoalitions
@@ -112,3 +113,20 @@ def test_refusals(game: HeadCoalitions) -> None:
             ArgumentError, match=r"^players: expected two or more different players in 0 \.\. 7"
         ):
             sampled_interactions(game, players, 4)
+
+
+def test_a_pair_of_draws_sees_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that K draws see K/2 samples, as reports say."""
+    seen: set[int] = set()
+    game = HeadCoalitions(decoder(), questions(5), layer=1)
+    values_on = HeadCoalitions.values_on
+
+    def watched(self: HeadCoalitions, coalitions: Tensor, samples: Tensor) -> Tensor:
+        seen.update(samples.tolist())
+        return values_on(self, coalitions, samples)
+
+    monkeypatch.setattr(HeadCoalitions, "values_on", watched)
+    for draw in (sampled_shapley, sampled_banzhaf):
+        seen.clear()
+        draw(game, 4)
+        assert len(seen) == 2

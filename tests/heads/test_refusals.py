@@ -28,6 +28,7 @@ from diabat.attention.heads.couplings import (
     weight_coupling,
     written_coupling,
 )
+from diabat.attention.heads.decoder import check_layers
 from diabat.attention.heads.information import head_information
 from diabat.attention.heads.losses import (
     counted_tokens,
@@ -316,6 +317,11 @@ def test_what_the_model_cannot_read_is_refused(name: str, value: str, most: int)
         ArgumentError, match=r"^samples\[0\]: expected at most 64 tokens .* can read .*, got 65\.$"
     ):
         of(most + 1)
+
+
+def test_layers_with_gaps_are_listed() -> None:
+    with pytest.raises(ArgumentError, match=r"^layer: expected a layer with attention, \[0, 2\], got 1\.$"):
+        check_layers("layer", [1], {0: None, 2: None})
 
 
 def test_what_a_model_cannot_do_is_told_apart() -> None:

@@ -12,6 +12,7 @@ from tiny_decoders import DECODERS, GROUPS, HEADS, decoder
 from torch import Tensor
 
 from diabat.attention.heads import HeadCoalitions
+from diabat.attention.heads.ablation import mean_of_visible
 from diabat.attention.heads.decoder import key_value_groups
 from diabat.attention.heads.replay import Replay
 from diabat.samplers.capabilities import UnsupportedError
@@ -206,3 +207,13 @@ def test_generated_tokens_of_a_batch_are_those_one_by_one(name: str) -> None:
                 assert int(replay.direct(sequence, mask[None], LAST)[0, 0].argmax()) == int(token)
                 sequence = torch.cat((sequence, token[None]))
     assert len(torch.unique(written, dim=0)) > 1
+
+
+def test_a_row_that_sees_nothing_has_the_mean_of_all_values() -> None:
+    """Padding, as softmax gives it: behind a mask of booleans and one that is added."""
+    value = torch.arange(3.0).view(1, 1, 3, 1)
+    seen = torch.tensor([[True, False, False], [False, False, False], [True, True, False]])[None, None]
+    added = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    for mask in (seen, added):
+        found = mean_of_visible(torch.zeros(1, 2, 3, 1), value, mask)
+        torch.testing.assert_close(found[0, :, :, 0], torch.tensor([[0.0, 0], [1, 1], [0.5, 0.5]]))
