@@ -72,7 +72,7 @@ def errors(instances: int) -> Titled:
 
 
 def covered(found: Moments, exact: Moments) -> Row:
-    """What the errors and R-hat said, and what was so; None where the question does not arise."""
+    """What the errors and R-hat said, and what was so; of one chain R-hat is NaN and says nothing."""
     assert found.standard_error is not None
     assert exact.log_partition is not None
     deviation, rhat = found.probability - exact.probability, found.info["rhat"]
@@ -82,7 +82,7 @@ def covered(found: Moments, exact: Moments) -> Row:
             "log Z", (found.log_partition - exact.log_partition) / found.info["log_partition_error"]
         )
     off = deviation.abs().amax(-1) > OFF
-    row |= {"off": float(off.double().mean()), "unseen": float((rhat[off] < SMALL_RHAT).double().mean())}
+    row |= {"off": float(off.double().mean()), "unseen": float((~(rhat[off] >= SMALL_RHAT)).double().mean())}
     quantiles = torch.quantile(rhat, torch.tensor([0.05, 0.5, 0.95], dtype=rhat.dtype)).tolist()
     return row | dict(zip(("R-hat 5 %", "50 %", "95 %"), quantiles, strict=True))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -244,7 +245,8 @@ def _report(
         lines.append(f"Largest standard error of P: {known['largest_standard_error']:.2g}.")
     for fact in known["diagnostics"]:
         value = fact["value"]
-        text = ("yes" if value else "no") if isinstance(value, bool) else f"{value:.3g}"
+        number = "unavailable" if math.isnan(value) else f"{value:.3g}"
+        text = ("yes" if value else "no") if isinstance(value, bool) else number
         limit = "" if fact["ok"] is None else f" (good: {fact['expected']})"
         mark = f"  BAD: {fact['advice']}" if fact["ok"] is False else ""
         lines.append(f"  {fact['label']}: {text}{limit}{mark}")

@@ -82,8 +82,13 @@ class Averages:
         return self.blocks.std(0, ddof=1) / np.sqrt(count)
 
     def effective_reads(self, seen: Array) -> Array:
-        """Number of independent reads with the same squared error, summed over the spins ``seen`` [P, n]; [P]."""
+        """Number of independent reads with the same squared error, summed over the spins ``seen`` [P, n]; [P].
+
+        NaN for one chain, whose segments agree in a mode that it does not leave.
+        """
         p = self.probability
+        if self.chains == 1:
+            return np.full(len(p), np.nan)
         variance, squared = (np.where(seen, v, 0).sum(-1) for v in (p * (1 - p), self.error**2))
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(variance > 0, variance / squared, np.inf)
@@ -98,11 +103,11 @@ class Averages:
         return np.where(variance > 0, steps * spread / np.where(variance > 0, variance, 1), 1.0)
 
     def rhat(self, seen: Array) -> Array:
-        """Largest split R-hat of the spins ``seen``, [P]; NaN for a single sweep.
+        """Largest split R-hat of the spins ``seen``, [P]; NaN for a single sweep and for one chain.
 
         The means over half a chain are those of P(s = +1 | rest), the variances are p(1 - p).
         """
-        if self.halves is None:
+        if self.halves is None or self.chains == 1:
             return np.full(self.blocks.shape[1], np.nan)
         values = rhat(self.halves, self.halves * (1 - self.halves), max(1, self.sweeps // 2))
         return np.where(seen, values, 1.0).max(-1)

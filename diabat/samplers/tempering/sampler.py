@@ -147,12 +147,11 @@ class TemperingSampler(Sampler):
     @property
     def watched(self) -> tuple[Watched, ...]:
         """Whether the chains have mixed, with the limits of docs/tempering.md."""
+        apart = "chains are in different modes; more num_replicas, then more burn_in and sweeps"
+        alone = "one chain cannot show whether it has mixed; more num_chains"
         return (
             Watched(
-                "rhat_max",
-                "R-hat, largest",
-                most=1.3,
-                advice="chains are in different modes; more num_replicas, then more burn_in and sweeps",
+                "rhat_max", "R-hat, largest", most=1.3, advice=alone if self.num_chains == 1 else apart
             ),
             Watched("effective_sample_size", "effective samples", pick="min"),
             Watched(
