@@ -225,7 +225,11 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "qpu.fields: expected 'ancilla' or 'gauge' with a fast anneal",
     ),
     "too fast": ({"annealing_time_ns": 2.0}, {}, "annealing_time: expected 0.005 to 2000 microseconds"),
-    "a slow time in ns": ({"protocol": "standard"}, {}, "annealing_time: expected 0.5 to 2000"),
+    "a slow time in ns": (
+        {"protocol": "standard", "annealing_time_ns": 5.0},
+        {},
+        "annealing_time: expected 0.5 to 2000",
+    ),
     "microseconds": (
         {},
         {"annealing_time": 0.005},

@@ -32,7 +32,8 @@ class QPU:
     """Options ``qpu`` of the backend ``dimod``.
 
     Attributes:
-        annealing_time_ns: t_a in ns; converted to microseconds for the processor.
+        annealing_time_ns: t_a in ns; None is 5 with the fast protocol and 20,000 with the standard one, the default of
+            processors.  Converted to microseconds for the processor.
         protocol: ``fast`` (fast anneal, h = 0 on the chip) or ``standard``.
         fields: How fields are programmed.  ``ancilla``: as couplings to one spin per tile that a flux bias holds at
             +1; their inverse temperature is beta_h.  ``gauge``: as couplings to one free spin per tile, by which the
@@ -50,7 +51,7 @@ class QPU:
         ValueError: If an option is out of range.
     """
 
-    annealing_time_ns: float = 5.0
+    annealing_time_ns: float | None = None
     protocol: Literal["fast", "standard"] = "fast"
     fields: Fields = "ancilla"
     schedule: str | None = None
@@ -69,7 +70,7 @@ class QPU:
                 "qpu.fields",
                 "expected 'ancilla' or 'gauge' with a fast anneal, which needs h = 0, got 'direct'.",
             )
-        check_positive("qpu.annealing_time_ns", self.annealing_time_ns)
+        check_positive("qpu.annealing_time_ns", self.time_ns)
         check_positive("qpu.flux_bias", self.flux_bias)
         if self.chain_strength not in (None, "uniform_torque"):
             check_positive("qpu.chain_strength", self.chain_strength)
@@ -80,9 +81,16 @@ class QPU:
             schedule(self.schedule, self.protocol)
 
     @property
+    def time_ns(self) -> float:
+        """``annealing_time_ns``, or the default of the protocol."""
+        if self.annealing_time_ns is None:
+            return 5.0 if self.protocol == "fast" else 20_000.0
+        return self.annealing_time_ns
+
+    @property
     def parameters(self) -> dict[str, Any]:
         """Keywords of every submission; the one place where ns become microseconds."""
-        keywords: dict[str, Any] = {"annealing_time": self.annealing_time_ns / 1000}
+        keywords: dict[str, Any] = {"annealing_time": self.time_ns / 1000}
         return {"fast_anneal": True, **keywords} if self.protocol == "fast" else keywords
 
     def predicted(self) -> Betas:
@@ -96,7 +104,7 @@ class QPU:
                 "beta",
                 "'predicted' needs the schedule of the solver, such as qpu.schedule='Advantage2_system1'.",
             )
-        return predicted_beta(schedule(self.schedule, self.protocol), self.annealing_time_ns)
+        return predicted_beta(schedule(self.schedule, self.protocol), self.time_ns)
 
     def programmed(self, betas: Betas) -> Betas:
         """Inverse temperatures of fields and couplings; with a gauge spin both have beta_J."""
