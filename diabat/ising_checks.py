@@ -40,6 +40,15 @@ def few_numbers(value: Tensor) -> np.ndarray | None:
     return None
 
 
+def is_mapped(value: Tensor) -> bool:
+    """Whether ``torch.func.vmap`` maps over a tensor, itself or below other transforms, and so hides its values."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        if torch._C._functorch.is_batchedtensor(value):
+            return True
+        value = torch._C._functorch.get_unwrapped(value)
+    return False
+
+
 class IsingError(ArgumentError):
     """A problem that is not a valid Ising model; the message names argument, expected and got."""
 
@@ -60,7 +69,11 @@ def check_tensor(name: str, value: Any, expected: str = "a tensor, an array or a
 
 
 def check_finite(name: str, value: Tensor) -> None:
-    """Raise IsingError, with the first index, unless all values are finite."""
+    """Raise IsingError, with the first index, unless all values are finite, or if ``vmap`` hides them."""
+    if is_mapped(value):
+        raise IsingError(
+            name, "expected values that can be read, got those that torch.func.vmap maps; use check=False."
+        )
     if value.dtype in DTYPES and is_within(value, sys.float_info.max):
         return
     if (index := first_true(~torch.isfinite(value))) is not None:

@@ -26,6 +26,7 @@ from diabat.attention import estimators
 from diabat.attention.bridge import GradientBridge, outside_graphs
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import Samples
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.seeds import draw_seed
 
 
@@ -108,6 +109,10 @@ class _FromReads(torch.autograd.Function):
             held = clamped(drawn, call.own, call.with_own)
             moments = held.moments(dtype=J.dtype)
         return moments.smoothed_probability, held.spins
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> None:
+        raise UnsupportedError("mode", "expected no vmap over couplings of 'J-self' with reads; use 'exact' or 'banded'.")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
