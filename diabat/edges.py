@@ -78,8 +78,9 @@ class Edges:
         if n > DENSE_SPINS:
             raise ArgumentError(
                 "couplings",
-                f"edges are expanded into a matrix for up to {DENSE_SPINS} spins, got {n}; "
-                "use 'tempering', 'mean_field', 'refine', 'dimod' or 'banded', which take edges.",
+                f"edges are expanded into a matrix for up to {DENSE_SPINS} spins, got {n}; 'tempering', "
+                "'mean_field', 'refine', 'dimod' and 'banded' take edges, except with 'linear_response', with second "
+                "derivatives of 'mean_field' and under torch.func.",
             )
         j, k = self.index.T
         flat = self.values.new_zeros(*self.lead, n * n)
