@@ -56,7 +56,7 @@ class NativeEngine(Engine):
         """Configure the engine; numba is imported at the first run.
 
         Args:
-            precision: "double" or "single" (probabilities to about 1e-6, twice as fast).
+            precision: "double" or "single" (probabilities to 1e-6 at 8 spins and 1e-4 at 16, twice as fast).
             threads: Number of threads that share the blocks; a function is evaluated at every call.
 
         Raises:
