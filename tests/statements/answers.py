@@ -1,0 +1,113 @@
+"""Statistics, Ocean, processes."""
+
+from __future__ import annotations
+
+import math
+
+import dimod
+import numpy as np
+import pytest
+import torch
+
+from diabat import Ising, sampler
+from diabat.samplers.ocean import OceanSampler
+from statements.table import F64, drawn, refused, says
+
+
+@says(
+    "statistics",
+    "Reads of `distributed` and `refine` count as one chain, because `info` does not have the number of "
+    "chains of the base. If the base has `thin`, give it yourself: `to_xarray(chains=8)`.",
+)
+def chains_of_composites() -> None:
+    base, problem = {"num_chains": 8, "thin": 1}, drawn(2)
+    for name in ("distributed", "refine"):
+        options = {"workers": 0} if name == "distributed" else {}
+        reads = sampler(name, sampler="tempering", options=base, **options).sample(problem, 16, seed=0)
+        assert dict(reads.to_xarray().sizes) == {"chain": 1, "draw": 16, "batch": 2, "spin": 6}
+        assert reads.to_xarray(chains=8).sizes["chain"] == 8
+    assert sampler("tempering", **base).sample(problem, 16, seed=0).to_xarray().sizes["chain"] == 8
+
+
+@says(
+    "statistics",
+    "- A spin that is invisible or fixed by `clamp` has the same value in every read.",
+    "`data.where(data.visible)` does so for invisible ones.",
+)
+def still_spins() -> None:
+    problem = drawn()
+    hidden = Ising(problem.fields, problem.couplings, torch.tensor([True] * 5 + [False]))
+    data = sampler("exact").sample(hidden, 50, seed=0).to_xarray()
+    assert (data.spins[..., 5] == -1).all()
+    assert data.where(data.visible).spins[..., 5].isnull().all()
+    held = sampler("exact").sample(problem.clamp(torch.tensor([1, 0, 0, 0, 0, -1])), 50, seed=0).spins
+    assert (held[:, 0] == 1).all()
+    assert (held[:, 5] == -1).all()
+
+
+@says(
+    "statistics",
+    "A state that contradicts a fixed variable has `log_prob` -inf.",
+    "| `mean_field`, `dqa`, `dimod`, `refine` | none: `log_prob` refuses None |",
+    "Where h, J or K need a gradient, a log Z without one is refused",
+)
+@says("statistics", "The last line is a marginal: log P(s_c) = log Z of the clamped problem - log Z.")
+def likelihoods() -> None:
+    problem, exact = drawn(dtype=F64), sampler("exact")
+    held = torch.tensor([1, 0, 0, -1, 0, 0])
+    given, log_z = problem.clamp(held), exact.moments(problem).log_partition
+    index = torch.arange(64)
+    chosen = (index & 1 == 1) & (index >> 3 & 1 == 0)
+    assert log_z is not None
+    marginal = exact.moments(given).log_partition - log_z
+    assert float(marginal) == pytest.approx(float(exact.state_probabilities(problem)[chosen].sum().log()))
+    assert given.log_prob(-torch.ones(6, dtype=F64), torch.zeros((), dtype=F64)) == -math.inf
+    for name in ("mean_field", "dqa", "dimod", "refine"):
+        none = sampler(name).moments(problem, seed=0).log_partition
+        with refused("log_partition: expected log Z, .* got None"):
+            problem.log_prob(torch.ones(6), none)
+    with refused("log_partition: expected a gradient as in fields, got none"):
+        Ising(problem.fields.requires_grad_(), problem.couplings).log_prob(torch.ones(6), log_z)
+
+
+@says(
+    "ocean",
+    '`OceanSampler("dqa", schedule="boltzmann-8")`; the default is `tempering`. `mean_field` only computes '
+    "moments and is refused.",
+    "`num_reads` (1, as everywhere in Ocean), `seed`, `beta`.",
+    "Unknown keywords are ignored with a `SamplerUnknownArgWarning`",
+    "Rows.** int8, one per read",
+)
+@says(
+    "ocean",
+    "Energies are those of the model, offset included, for SPIN and BINARY.",
+    "The same seed gives the same sample set",
+)
+def ocean() -> None:
+    spin = dimod.BinaryQuadraticModel({"a": 0.5}, {("a", "b"): 1.0}, 0.7, "SPIN")
+    assert OceanSampler().sampler.name == "tempering"
+    assert len(OceanSampler().sample(spin).record) == 1
+    with refused("sampler: expected a backend that draws samples, got 'mean_field'"):
+        OceanSampler("mean_field")
+    with pytest.warns(dimod.exceptions.SamplerUnknownArgWarning):
+        OceanSampler("exact").sample(spin, betta=2.0)
+    for model in (spin, spin.change_vartype("BINARY", inplace=False)):
+        one, other = (OceanSampler("exact").sample(model, num_reads=20, seed=3) for _ in range(2))
+        assert one.record.sample.dtype == np.int8
+        assert np.array_equal(one.record.sample, other.record.sample)
+        assert np.allclose(one.record.energy, model.energies(one))
+
+
+@says(
+    "executor",
+    "No process, one process and a hundred give the same tensors.",
+    "`chunk_seeds`, the seed of every job; and `busy_s`",
+    "`exact` does not, because autograd cannot cross the boundary of a process.",
+)
+def jobs() -> None:
+    backend = sampler("distributed", sampler="exact", workers=0, chunk=2)
+    assert "exact" not in backend.capabilities.gradients
+    info = backend.moments(drawn(5), seed=7).info
+    assert (info["chunks"], len(info["chunk_seeds"])) == (3, 3)
+    assert info["base"]["backend"] == "exact"
+    assert info["busy_s"] > 0

@@ -1,0 +1,186 @@
+"""Conventions."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import dimod
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import diabat
+from diabat import Ising, sampler
+from diabat.attention.coupling_layout import SELF_MODES
+from diabat.ising import from_bqm
+from statements.table import F64, ROWS, drawn, refused, says
+
+
+@says(
+    "conventions",
+    "- `mode` names the terms of the exponent: `h`, `J`, `h+J` (the default), `h+K`, `J+K`, `h+J+K` or "
+    "`K`. Two more "
+    "are `softmax`, which uses no sampler, and `J-self`,",
+)
+def modes() -> None:
+    sentence = next(one for page, one, check in ROWS if check is modes)
+    assert set(re.findall(r"`([^`]+)`", sentence)) - {"mode"} == set(SELF_MODES)
+    for mode in SELF_MODES:
+        layer = diabat.BoltzmannAttention(4, 1, 3, mode=mode, relative=mode == "J-self")
+        assert layer(torch.randn(1, 3, 4)).shape == (1, 3, 4)
+    assert diabat.BoltzmannAttention(4, 1, 3).mode == "h+J"
+
+
+@says("conventions", "A mix of float32 and float64 tensors is refused.")
+@says(
+    "conventions",
+    "| float64 tensors and arrays | float64 | | nested lists | torch's default dtype | | half precision, "
+    "integers, "
+    "everything else | float32 | | couplings | the dtype of the fields |",
+)
+def number_types() -> None:
+    single = (
+        [0.5, 1.0],
+        torch.ones(2).half(),
+        torch.ones(2).bfloat16(),
+        torch.tensor([1, 2]),
+        np.array([1, 2]),
+    )
+    assert all(Ising(fields).fields.dtype == torch.float32 for fields in single)
+    assert all(Ising(fields).fields.dtype == F64 for fields in (torch.ones(2, dtype=F64), np.ones(2)))
+    J = [[0.0, 1.0], [1.0, 0.0]]
+    for couplings in (J, torch.tensor(J).half(), diabat.Edges([(0, 1)], torch.ones(1))):
+        held = Ising(torch.ones(2, dtype=F64), couplings).held_couplings
+        assert (held.values if isinstance(held, diabat.Edges) else held).dtype == F64
+    with refused("couplings: expected dtype torch.float32"):
+        Ising(torch.ones(2), torch.tensor(J, dtype=F64))
+
+
+@says(
+    "conventions",
+    "In `Edges` every pair is named once, in either order; a second time is refused.",
+    "Repeated entries of an uncoalesced COO tensor are added, as torch defines it.",
+)
+def repeated_pairs() -> None:
+    for again in ((0, 1), (1, 0)):
+        with refused("pair"):
+            Ising(torch.zeros(2), diabat.Edges([(0, 1), again], torch.ones(2)))
+    index = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]])
+    coo = torch.sparse_coo_tensor(index, torch.tensor([1.0, 2, 1, 2]), (2, 2), check_invariants=True)
+    assert Ising(torch.zeros(2), coo).couplings[0, 1] == 3
+
+
+@says("conventions", "give edges, unless spins have more than n/8 neighbours on average.")
+def forms_of_models() -> None:
+    for n, reach, sparse in (
+        (16, 1, True),
+        (40, 2, True),
+        (40, 3, False),
+    ):  # 2 reach neighbours, n/8 = 2 and 5
+        pairs = {(i, (i + d) % n): 1.0 for i in range(n) for d in range(1, reach + 1)}
+        problem, _ = from_bqm(dimod.BinaryQuadraticModel({}, pairs, 0.0, "SPIN"))
+        assert (problem.edges is not None) is sparse
+        assert (Ising.from_dict({}, pairs)[0].edges is not None) is sparse
+
+
+@says(
+    "conventions",
+    "An invisible spin has no field, no coupling and probability 0. Samples report it as -1.",
+    "Sampled probabilities are smoothed before they enter attention: (reads·P + ½)/(reads + 1).",
+)
+def invisible_spins() -> None:
+    problem = drawn(3)
+    hidden = Ising(problem.fields, problem.couplings, torch.tensor([True] * 5 + [False]))
+    without = Ising(problem.fields[:, :5], problem.couplings[:5, :5])
+    for name in ("exact", "banded", "mean_field", "dqa"):
+        p = sampler(name).moments(hidden).probability
+        assert (p[:, 5] == 0).all()
+        assert torch.allclose(p[:, :5], sampler(name).moments(without).probability, atol=1e-5)
+    found = sampler("tempering").sample(hidden, 10, seed=0)
+    assert (found.spins[..., 5] == -1).all()
+    moments = found.moments()
+    smoothed = (10 * moments.probability + 0.5) / 11
+    assert torch.allclose(moments.smoothed_probability[:, :5], smoothed[:, :5])
+
+
+@says(
+    "conventions",
+    "| no visible key | The query gets weight 0 everywhere; torch returns NaN. |",
+    "| `is_causal=True` | Works without a mask. |",
+    '| `mode="softmax"` | torch\'s own attention, up to rounding. |',
+    "It changes the odds of a spin by exp(2m), not exp(m). -inf and the lowest number of a dtype hide a "
+    "key. |",
+    "With one visible position the normalised weight is exactly 1; with none every weight is 0.",
+)
+def against_torch() -> None:
+    ours = diabat.BoltzmannMultiheadAttention(8, 2, batch_first=True, window=5, sampler="exact").eval()
+    x, nothing = torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
+    assert (ours(x, x, x, key_padding_mask=nothing)[1] == 0).all()
+    causal = ours(x, x, x, is_causal=True)[1]
+    assert torch.equal(causal, causal.tril())
+    assert (causal[:, 0, 0] == 1).all()
+    plain = diabat.BoltzmannMultiheadAttention(8, 2, batch_first=True, window=5, mode="softmax").eval()
+    torchs = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    plain.load_state_dict(torchs.state_dict(), strict=False)
+    for one, other in zip(plain(x, x, x), torchs(x, x, x), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    # One key beside one query: the mask moves its odds, seen through a second key that stays.
+    free = (
+        diabat.BoltzmannMultiheadAttention(4, 1, batch_first=True, window=2, mode="h", bias=False)
+        .double()
+        .eval()
+    )
+    nn.init.zeros_(free.in_proj_weight)  # fields 0: odds 1
+    z, mask = torch.randn(1, 2, 4, dtype=F64), torch.zeros(2, 2, dtype=F64)
+    for m, alpha in ((-0.7, 1 / (1 + math.exp(1.4))), (-math.inf, 0.0), (torch.finfo(F64).min, 0.0)):
+        mask[:, 0] = m
+        weights = free(z, z, z, attn_mask=mask)[1][0, 0]
+        assert weights.tolist() == pytest.approx([alpha / (alpha + 0.5), 0.5 / (alpha + 0.5)])
+
+
+@says("conventions", "| refused | `add_bias_kv`, `add_zero_attn` |")
+def refused_options() -> None:
+    for name in ("add_bias_kv", "add_zero_attn"):
+        with refused(f"{name}: expected False"):
+            diabat.BoltzmannMultiheadAttention(8, 2, window=5, **{name: True})
+
+
+@says(
+    "conventions",
+    "| training | from torch's global generator; restoring its state repeats a training step |",
+    "| evaluation | `layer.eval_seed`, 0 unless you set it: equal inputs have equal outputs; None draws as "
+    "in training |",
+    "The same seed gives the same tensor on any number of threads.",
+)
+def seeds() -> None:
+    layer, x = diabat.BoltzmannAttention(8, 1, 4, sampler="tempering"), torch.randn(2, 4, 8)
+    nn.init.normal_(layer.coupling_pairs)
+    state = torch.get_rng_state()
+    first, second = layer(x), layer(x)
+    torch.set_rng_state(state)
+    assert torch.equal(layer(x), first)
+    assert not torch.equal(first, second)
+    layer.eval()
+    assert layer.eval_seed == 0
+    assert torch.equal(layer(x), layer(x))
+    layer.eval_seed = None
+    assert not torch.equal(layer(x), layer(x))
+    problem, reads = drawn(3), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        reads.append(sampler("tempering").sample(problem, 20, seed=1).spins)
+    assert torch.equal(*reads)
+
+
+@says("conventions", "They belong to the energy written as ½ Σ_{j≠k} J_jk s_j s_k.")
+def gradients_of_couplings() -> None:
+    problem = drawn(dtype=F64)
+    J = problem.couplings.clone().requires_grad_()
+    log_z = sampler("exact").moments(Ising(problem.fields, J)).log_partition
+    correlation = sampler("exact").moments(problem, correlations=True).correlation
+    assert log_z is not None
+    assert correlation is not None
+    (dJ,) = torch.autograd.grad(log_z, J)
+    assert torch.allclose(dJ, correlation.fill_diagonal_(0) / 2)

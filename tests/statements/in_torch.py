@@ -1,0 +1,121 @@
+"""In PyTorch."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, hessian, jacfwd, jacrev, vmap
+
+import diabat
+from diabat import Ising, sampler
+from diabat.circuits import OutOfRangeWarning
+from statements.table import ANALYTIC, drawn, refused, says
+
+
+@says(
+    "pytorch",
+    "A layer that draws reads takes one seed for a mapped call, whatever `randomness` says. The elements "
+    "are problems "
+    "of one batch, and elements that are equal have different reads.",
+)
+def seeds_of_mapped_layers() -> None:
+    layer = diabat.BoltzmannAttention(8, 1, 4, sampler="tempering")
+    nn.init.normal_(layer.coupling_pairs)
+    x = torch.randn(1, 4, 8).expand(2, 1, 4, 8)
+    found = []
+    for randomness in ("error", "same", "different"):
+        torch.manual_seed(0)
+        found.append(vmap(layer, randomness=randomness)(x))
+    assert not torch.equal(*found[0])
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+@says(
+    "pytorch",
+    "Call `spin_probabilities` with `check=False` inside `vmap`, where values cannot be checked; else it "
+    "raises.",
+)
+def unchecked_values() -> None:
+    problems = drawn(2)
+    for of in (problems.fields, problems.fields.double()):
+
+        def alpha(h: Tensor, **options: Any) -> Tensor:
+            return diabat.spin_probabilities(h, problems.couplings.to(h), "exact", **options)
+
+        vmap(lambda h: alpha(h, check=False))(of)
+        for f in (alpha, lambda h: grad(lambda h: alpha(h).sum())(h)):
+            with refused("fields: expected values that can be read, .* use check=False"):
+                vmap(f)(of)
+    with refused("couplings: expected values that can be read"):
+        vmap(lambda J: diabat.spin_probabilities(problems.fields, J, "exact"))(
+            problems.couplings.expand(2, 6, 6)
+        )
+
+
+@says(
+    "pytorch",
+    "`NeuroGameAttention` is refused under all transforms of `torch.func`: its coalitions are drawn by "
+    "numpy.",
+)
+def games_under_transforms() -> None:
+    layer, x = diabat.NeuroGameAttention(8, 2), torch.randn(2, 3, 8)
+    for f in (grad(lambda x: layer(x).sum()), vmap(lambda x: layer(x[None])), jacrev(layer), jacfwd(layer)):
+        with refused("torch.func: cannot transform NeuroGameAttention"):
+            f(x)
+
+
+@says(
+    "pytorch",
+    "- NaN and infinity; - with `exact`, `banded` and `mean_field` also numbers beyond 10⁹.",
+    "Probabilities are in [0, 1], also after rounding.",
+)
+@says("limitations", "All analytic backends refuse numbers beyond 10⁹")
+def large_numbers() -> None:
+    for name in ("exact", "banded", "mean_field", "tempering", "dqa", "refine", "dimod"):
+        for value in (math.nan, math.inf):
+            with refused(r"fields: expected finite values, got .* at index \(0, 1\)"):
+                sampler(name).moments(Ising(torch.tensor([[0.0, value]])))
+        large = Ising(torch.tensor([[0.0, 2e9]]))
+        if name in ANALYTIC:
+            with refused(r"fields: expected numbers up to 1e[+]09, .* at index \(0, 1\)"):
+                sampler(name).moments(large)
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OutOfRangeWarning)
+            p = sampler(name).moments(large, seed=0).probability
+        assert 0.9 < p[0, 1] <= 1
+
+
+@says(
+    "pytorch",
+    "| `torch.autograd.functional` with `vectorize=True` | refused; use `torch.func` | yes |",
+    "| `torch.func`: `jacfwd`, `hessian` | yes | yes | refused by torch |",
+    "| `torch.jit.trace` | refused | refused | refused: a trace would contain the answers as constants |",
+)
+def parts_of_torch() -> None:
+    x = torch.randn(1, 3, 4)
+    for name in ("exact", "banded", "mean_field", "tempering"):
+        layer = diabat.BoltzmannAttention(4, 1, 3, sampler=name, bandwidth=2).eval()
+
+        def f(x: Tensor, layer: nn.Module = layer) -> Tensor:
+            return layer(x).square().sum((0, 1))
+
+        for transform in (hessian, jacfwd):
+            if name == "tempering":
+                with pytest.raises(NotImplementedError, match="jvp"):
+                    transform(f)(x)
+            else:
+                assert transform(f)(x).isfinite().all()
+        if name in ("exact", "banded"):
+            with pytest.raises(RuntimeError, match=r"got a batch of them .*; use torch\.func\.jacrev"):
+                torch.autograd.functional.jacobian(f, x, vectorize=True)
+        else:
+            torch.autograd.functional.jacobian(f, x, vectorize=True)
+        with warnings.catch_warnings(), refused("torch.jit.trace: cannot be combined with a sampler"):
+            warnings.simplefilter("ignore")
+            torch.jit.trace(layer, x)

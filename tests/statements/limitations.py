@@ -1,0 +1,258 @@
+"""Limitations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+import diabat
+from diabat import Ising, sampler
+from diabat.circuits import OutOfRangeWarning
+from diabat.samplers.diagnostics import diagnostics
+from statements.table import ANALYTIC, F64, all_to_all, drawn, magnetization, refused, says
+
+
+@says(
+    "limitations",
+    "**R-hat of `tempering`** is unavailable with one chain (NaN, as is the effective sample size)",
+)
+@says("tempering", "with one chain it is unavailable (NaN) |", "summed over spins; NaN with one chain |")
+def one_chain() -> None:
+    modes = Ising(torch.zeros(2, 12), all_to_all(12, 1.0))  # P is 1/2, and a chain stays at 0 or 1
+    backend = sampler("tempering", num_chains=1, num_replicas=1)
+    for seed in range(3):
+        found = backend.moments(modes, seed=seed)
+        assert ((found.probability - 0.5).abs() > 0.49).all()
+        assert found.info["rhat"].isnan().all()
+        assert found.info["effective_sample_size"].isnan().all()
+        facts = {fact.key: fact for fact in diagnostics(backend.watched, found.info)}
+        assert facts["rhat_max"].ok is False
+        assert "more num_chains" in facts["rhat_max"].advice
+    two = sampler("tempering", num_chains=2, num_replicas=1).moments(drawn(), seed=0).info
+    assert two["rhat_max"] < 1.3
+    assert two["effective_sample_size"] > 10
+
+
+@says(
+    "limitations",
+    "The magnetization of a 5 ns anneal peaks near h = 6 (0.9997), decreases to 0.96 at h = 60, and does "
+    "not follow "
+    "stronger fields. Beyond h = 30 the 150 steps of the default are too few for that (0.94 at 40, 0.71 at "
+    "60); "
+    "`steps=400` are enough.",
+)
+def strong_fields() -> None:
+    assert magnetization([4, 6, 10, 30, 40, 60]).tolist() == pytest.approx(
+        [0.9954, 0.9997, 0.9989, 0.9917, 0.9435, 0.7144], abs=1e-3
+    )
+    enough, many = (magnetization([6, 40, 60], steps=steps) for steps in (400, 2000))
+    assert many.tolist() == pytest.approx([0.9997, 0.983, 0.963], abs=1e-3)
+    assert torch.allclose(enough, many, atol=2e-3)
+
+
+@says(
+    "limitations",
+    "`native` refuses phases beyond its precision: at 5 ns |h| above about 7·10^11, with "
+    '`precision="single"` above '
+    '1.3·10^3 (3.8·10^4 with `grid="uniform"`).',
+)
+def phases() -> None:
+    for options, most in (
+        ({}, 7e11),
+        ({"precision": "single"}, 1.2e3),
+        ({"precision": "single", "grid": "uniform"}, 3.7e4),
+    ):
+        magnetization([most], **options)
+        with refused("rotate a spin by at most"):
+            magnetization([1.15 * most], **options)
+
+
+@says("limitations", "Problems beyond `max_seconds` are refused, with the estimated time.")
+@says("backends", "refused beyond 38 (an estimated 10 minutes)")
+def too_many_states() -> None:
+    assert sampler("exact").capabilities.max_spins == 38
+    with refused("39 visible spins in 1 problems, which need about .* minutes"):
+        sampler("exact").moments(Ising(torch.zeros(39)))
+    with refused("max_seconds = 1, .* which need about .* s"):
+        sampler("exact", max_seconds=1).moments(Ising(torch.zeros(31)))
+
+
+@says("limitations", "23 tokens for 32 sequences of 4 heads.")
+def states_of_sequences() -> None:
+    layer = diabat.NeuroGameAttention(8, 4, sampler="exact")
+    layer._check_lengths(torch.empty(32, 23, 8), None)
+    with refused("at most 1.1e[+]09 in one call, got 2.1e[+]09"):
+        layer(torch.empty(32, 24, 8))
+
+
+@says(
+    "limitations",
+    "Where a problem exceeds the range of float32 (Σ|J| beyond 72 up to 22 spins) it is solved again in "
+    "float64 "
+    '(`info["float64_escalation"]`)',
+)
+def escalation() -> None:
+    for total, again in ((71.0, False), (73.0, True)):
+        info = sampler("exact").moments(Ising(torch.zeros(32, 12), all_to_all(12, total / 66))).info
+        assert info["float64_escalation"] is again
+
+
+@says(
+    "limitations",
+    "**Odds** of `exact`, `banded` and `mean_field` have any size; under `torch.func` those below about "
+    "e^-65 in "
+    "float32 are cut off. From N reads they are between 1/(2N + 1) and 2N + 1.",
+)
+def odds() -> None:
+    h = torch.tensor([[-40.0, 0.3]])
+    for name in ANALYTIC:
+        log_odds = sampler(name).differentiable_log_odds
+        assert log_odds(Ising(h))[0].tolist() == pytest.approx([-80, 0.6], rel=1e-5)
+        assert float(vmap(lambda h, f=log_odds: f(Ising(h, check=False)))(h)[0, 0]) == pytest.approx(
+            -65.5, abs=0.1
+        )
+    certain = sampler("tempering").moments(Ising(30 * torch.tensor([-1.0, 1.0])), num_reads=50, seed=0)
+    p = certain.smoothed_probability
+    assert (p / (1 - p)).tolist() == pytest.approx([1 / 101, 101], rel=1e-4)
+
+
+@says(
+    "limitations",
+    "`exact` and `banded` are differentiable any number of times by `torch.autograd`, `mean_field` twice, "
+    "all three "
+    "twice under `torch.func`; higher derivatives raise.",
+    "**Pair correlations are not differentiable.** Probabilities and log Z are.",
+)
+@says(
+    "pytorch",
+    "| `torch.autograd`, twice | yes, and further | yes, of a converged fixed point | first derivatives; a "
+    "second raises |",
+)
+def orders() -> None:
+    ising = drawn(n=3, dtype=F64)
+
+    def total(name: str, h: Tensor) -> Tensor:
+        return sampler(name).moments(Ising(h, ising.couplings, check=False)).probability.sum()
+
+    def nested(name: str, order: int) -> Tensor:
+        y = total(name, h := ising.fields.clone().requires_grad_())
+        for _ in range(order):
+            (y,) = (g.sum() for g in torch.autograd.grad(y, h, create_graph=True))
+        return y
+
+    def under_func(name: str, order: int) -> Tensor:
+        f: Any = lambda h: total(name, h)  # noqa: E731
+        for _ in range(order):
+            f = lambda h, g=f: grad(g)(h).sum()  # noqa: E731
+        return f(ising.fields)
+
+    for name in ANALYTIC:
+        assert torch.allclose(nested(name, 2), under_func(name, 2), atol=1e-8)
+        with refused("at most second derivatives"):
+            under_func(name, 3)
+    assert torch.allclose(nested("exact", 4), nested("banded", 4))
+    with refused("at most second derivatives"):
+        nested("mean_field", 3)
+    with refused("has first derivatives only, got a second one"):
+        h = ising.fields.clone().requires_grad_()
+        y = diabat.spin_probabilities(h, ising.couplings, "tempering", seed=0).sum()
+        torch.autograd.grad(torch.autograd.grad(y, h, create_graph=True)[0].sum(), h)
+    found = sampler("exact").moments(Ising(h, ising.couplings), correlations=True)
+    assert found.correlation is not None
+    assert found.log_partition is not None
+    assert found.probability.requires_grad
+    assert found.log_partition.requires_grad
+    assert not found.correlation.requires_grad
+
+
+@says("limitations", "Mode `J-self` with reads refuses `torch.func.vmap` over its couplings")
+def own_spin() -> None:
+    options: dict[str, Any] = {"relative": True, "mode": "J-self", "sampler": "tempering", "num_reads": 20}
+    layer, x = diabat.BoltzmannAttention(8, 1, 4, **options).eval(), torch.randn(2, 1, 4, 8)
+    nn.init.normal_(layer.coupling_pairs)
+    assert torch.allclose(vmap(layer)(x), torch.stack([layer(one) for one in x]), atol=1e-6)
+    two = stack_module_state([layer, layer])[0]
+    with refused("mode: expected no vmap over couplings of 'J-self' with reads"):
+        vmap(lambda p: functional_call(layer, p, (x[0],)))(two)
+
+
+@says("limitations", "Without fields the sign of the minimum is arbitrary, but always the same.")
+def sign_of_the_minimum() -> None:
+    first, *others = (
+        sampler("mean_field").moments(Ising(torch.zeros(4), all_to_all(4, 2.0))).probability for _ in range(3)
+    )
+    assert (first > 0.99).all() or (first < 0.01).all()
+    assert all(torch.equal(first, other) for other in others)
+
+
+@says(
+    "limitations",
+    'Outside, `dqa` warns once (`OutOfRangeWarning`), and `info["outside_range"]` is the fraction of such '
+    "spins. "
+    "Circuits that you draw or export yourself are not checked.",
+)
+def outside() -> None:
+    backend, strong = sampler("dqa", schedule="boltzmann-8"), Ising(torch.tensor([[8.0, 0, 0, 0]]))
+    backend.circuit(Ising(strong.fields[0]))
+    with pytest.warns(OutOfRangeWarning):
+        assert backend.moments(strong).info["outside_range"] == 0.25
+    assert backend.moments(strong).info["outside_range"] == 0.25  # a warning is an error here
+
+
+@says(
+    "limitations",
+    "couplings beyond 1e25 are refused, and no spin points against a local field above about 11.4.",
+)
+@says("tempering", "A local field above about 11.4 never lets a spin point against it")
+def rounded_sweeps() -> None:
+    for name in ("refine", "tempering"):
+        with refused("expected values up to 1e[+]25, got 1e[+]26"):
+            sampler(name).moments(Ising(torch.zeros(2), all_to_all(2, 1e26)), seed=0)
+    backend = sampler("tempering", num_replicas=1, burn_in=1)
+    against = [
+        int((backend.sample(Ising(torch.full((64,), h)), 20_000, seed=0).spins < 0).sum())
+        for h in (5.0, 11.5)
+    ]
+    assert against[0] > 20
+    assert against[1] == 0
+
+
+@says("limitations", "`distributed` does so for any base")
+@says(
+    "conventions",
+    "For all others edges are expanded into a matrix, up to 4,096 spins (`diabat.edges.DENSE_SPINS`, 128 "
+    "MiB). Larger "
+    "problems are refused.",
+)
+def many_spins_on_edges() -> None:
+    """The advice names backends that take edges, and what they do not take them for."""
+    ring = diabat.Edges([(j, (j + 1) % 4097) for j in range(4097)], torch.full((4097,), 0.1))
+    problem, advice = (
+        Ising(torch.zeros(4097), ring),
+        "take edges, except with 'linear_response', with second derivatives",
+    )
+    with refused(advice):
+        problem.dense()
+    with refused(advice):
+        sampler("distributed", sampler="tempering", workers=0).moments(problem, seed=0)
+    h = torch.zeros(4097, requires_grad=True)
+    plain = sampler("tempering", num_replicas=1, burn_in=1, sweeps=2, num_chains=2)
+    diabat.spin_probabilities(h, ring, plain, seed=0).sum().backward()
+    with refused(advice):
+        diabat.spin_probabilities(h, ring, plain, gradient="linear_response", seed=0).sum().backward()
+
+
+@says(
+    "limitations", "**`distributed`** does not support a base with learnable parameters or persistent chains"
+)
+@says("executor", "A base that continues from its last call (`persistent=True` of `tempering`) is refused")
+def bases_of_workers() -> None:
+    with refused("without learnable parameters"):
+        learned = {"schedule": "boltzmann-8", "learn_schedule": True}
+        sampler("distributed", sampler="dqa", options=learned, workers=0)
+    with refused("without state between calls"):
+        sampler("distributed", sampler="tempering", options={"persistent": True}, workers=0)

@@ -1,0 +1,85 @@
+"""Quantum annealers and other dimod samplers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from dwave.samplers import SimulatedAnnealingSampler, TabuSampler
+
+from diabat import Ising, sampler
+from diabat.samplers.dimod.options import QPU, call_keywords
+from diabat.samplers.dimod.temperature import calibration_error
+from diabat.samplers.pseudolikelihood import fit_betas
+from diabat.strict_qpu import StrictMockQPU
+from statements.table import F64, drawn, refused, says
+
+
+@says("hardware", "By default 5 with `fast`, 20,000 with `standard` |")
+def annealing_times() -> None:
+    chip = StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4], beta=10.0, sweeps=2)
+    for qpu, time in (({}, 0.005), ({"protocol": "standard", "fields": "direct"}, 20.0)):
+        assert QPU(**qpu).parameters["annealing_time"] == time
+        found = sampler("dimod", sampler=chip, beta=10.0, qpu=qpu).sample(Ising(torch.ones(2, 3)), 5, seed=1)
+        assert found.spins.shape == (5, 2, 3)
+    assert QPU(protocol="standard", annealing_time_ns=500).parameters == {"annealing_time": 0.5}
+
+
+@says(
+    "hardware",
+    "Boltzmann reads of any temperature leave about √(10/(4 · reads · spins)), .009 with 4,000 reads of 8 "
+    "spins. Much "
+    "more than that means that the reads follow no Boltzmann distribution of the problem.",
+)
+def calibration_errors() -> None:
+    problem, weights = drawn(n=8, J=0.5, dtype=F64), torch.full((4000,), 1 / 4000, dtype=F64)
+
+    def error(**reads_of: Any) -> float:
+        samples = reads_of["backend"].sample(reads_of["problem"], 4000, seed=0)
+        return calibration_error(problem, samples, fit_betas(problem, samples.spins, weights).scales)
+
+    assert math.sqrt(10 / (4 * 4000 * 8)) == pytest.approx(0.009, abs=5e-4)
+    for beta in (0.5, 1.0, 2.0):
+        at_beta = Ising(beta * problem.fields, beta * problem.couplings)
+        assert error(backend=sampler("exact"), problem=at_beta) < 0.015
+    other = Ising(-problem.fields, 2 * problem.couplings.roll((1, 1), (0, 1)))  # another problem's reads
+    assert error(backend=sampler("exact"), problem=other) > 0.05
+
+
+@says(
+    "hardware",
+    "**`beta` must be given** for your own sampler",
+    "If beta is declared, a simulated annealer that chooses its own final temperature is refused, since it "
+    "would solve another problem. So is a schedule that ends at another beta.",
+)
+@says(
+    "hardware",
+    '`law="boltzmann"` is refused for optimisers, such as tabu search and steepest descent',
+    "`auto_scale=False` is always sent, and True is refused.",
+    "options named like a token are refused",
+)
+def declared_temperatures() -> None:
+    annealer, at_two = (
+        SimulatedAnnealingSampler(),
+        {"beta_schedule_type": "custom", "beta_schedule": [2.0] * 3},
+    )
+    chip = StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4], beta=10.0, sweeps=2)
+    for options, message in (
+        ({"sampler": annealer}, "beta: expected the inverse temperature"),
+        ({"sampler": annealer, "beta": 1.0}, "parameters: expected beta_schedule or beta_range"),
+        (
+            {"sampler": annealer, "beta": 1.0, "parameters": at_two},
+            "beta: expected the last inverse temperature",
+        ),
+        (
+            {"sampler": TabuSampler(), "beta": 1.0, "law": "boltzmann"},
+            "law: expected None, got 'boltzmann' for Tabu",
+        ),
+        ({"sampler": chip, "beta": 10.0, "parameters": {"auto_scale": True}}, "auto_scale: expected False"),
+        ({"sampler": "m:S", "beta": 1.0, "options": {"token": "x"}}, "options: expected no 'token'"),
+    ):
+        with refused(message):
+            sampler("dimod", **options)
+    assert call_keywords(chip, {}, None)["auto_scale"] is False
