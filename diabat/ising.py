@@ -266,9 +266,10 @@ class Ising:
         if self.edges is not None:
             exponent = exponent + self.edges.exponent(s)
         elif self.matrix is not None:
-            exponent = exponent + torch.einsum("...jk,...j,...k->...", self.matrix, s, s) / 2
+            exponent = exponent + torch.einsum("...jk,...j,...k->...", _apart(self.matrix, 2), s, s) / 2
         if self.three_body is not None:
-            exponent = exponent + torch.einsum("...jkl,...j,...k,...l->...", self.three_body, s, s, s) / 6
+            K = _apart(self.three_body, 3)
+            exponent = exponent + torch.einsum("...jkl,...j,...k,...l->...", K, s, s, s) / 6
         if self.offset is not None:
             exponent = exponent + self.offset
         return -exponent
@@ -340,7 +341,7 @@ class Ising:
         elif self.edges is not None:
             fields = fields + self.edges.local_fields(held)
         if self.three_body is not None:
-            couplings, K = self.couplings, self.three_body
+            couplings, K = self.couplings, _apart(self.three_body, 3)
             parts = [torch.einsum(f"...{''.join(p)},...l->...jk", K, held) for p in permutations("jkl")]
             response = torch.stack(parts).mean(0)
             fields = fields + torch.einsum("...jk,...k->...j", response, held) / 2
@@ -408,6 +409,12 @@ class Ising:
             raise IsingError("dtype", f"expected float32 or float64, got {fields.dtype}.")
         visible = None if self.visible is None else self.visible.to(fields.device)
         return self._mapped(lambda t: fields if t is self.fields else t.to(*args, **keywords), visible)
+
+
+def _apart(values: Tensor, order: int) -> Tensor:
+    """J or K (order 2 or 3) with constant zeros where two indices coincide, which then have no gradient."""
+    same = torch.eye(values.shape[-1], dtype=torch.bool, device=values.device)
+    return values.masked_fill(same if order == 2 else same[:, :, None] | same[:, None] | same, 0)
 
 
 def without_autocast(t: Tensor) -> AbstractContextManager[Any]:

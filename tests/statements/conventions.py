@@ -14,7 +14,7 @@ from torch import nn
 import diabat
 from diabat import Ising, sampler
 from diabat.attention.coupling_layout import SELF_MODES
-from diabat.ising import from_bqm
+from diabat.ising import from_bqm, pack_three_body, triple_indices
 from statements.table import F64, ROWS, drawn, refused, says
 
 
@@ -175,12 +175,23 @@ def seeds() -> None:
 
 
 @says("conventions", "They belong to the energy written as ½ Σ_{j≠k} J_jk s_j s_k.")
+@says(
+    "statistics",
+    "The entries of J or K that mean the same pair or triple share the derivative equally.",
+    "∂ log P / ∂J_jk = s_j s_k - <s_j s_k>",
+)
 def gradients_of_couplings() -> None:
-    problem = drawn(dtype=F64)
-    J = problem.couplings.clone().requires_grad_()
-    log_z = sampler("exact").moments(Ising(problem.fields, J)).log_partition
-    correlation = sampler("exact").moments(problem, correlations=True).correlation
-    assert log_z is not None
-    assert correlation is not None
-    (dJ,) = torch.autograd.grad(log_z, J)
-    assert torch.allclose(dJ, correlation.fill_diagonal_(0) / 2)
+    """No backend, energy or clamped problem has a derivative where two indices coincide."""
+    problem, K = drawn(n=4, dtype=F64), pack_three_body(0.2 * torch.randn(4, dtype=F64), 4)
+    h, J, K = (t.clone().requires_grad_() for t in (problem.fields, problem.couplings, K))
+    exact, both, s = sampler("exact"), Ising(h, J, three_body=K), torch.tensor([1.0, -1, -1, 1], dtype=F64)
+    moments = exact.moments(both, correlations=True)
+    dh, dJ, dK = torch.autograd.grad(both.log_prob(s, moments.log_partition), (h, J, K))
+    assert torch.allclose(dh, s - moments.magnetization)
+    assert torch.allclose(dJ, (s[:, None] * s - moments.correlation).fill_diagonal_(0) / 2)
+    assert torch.equal(dK, pack_three_body(dK[triple_indices(4)], 4))
+    given = both.clamp(torch.tensor([1, -1, 0, 0]))
+    total = exact.moments(given).log_partition + given.energy(s) + both.energy(-s)
+    for of, d in zip((J, K), torch.autograd.grad(total, (J, K)), strict=True):
+        assert (d[of == 0] == 0).all()
+        assert (d != 0).any()
