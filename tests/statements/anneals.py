@@ -8,6 +8,7 @@ import torch
 import diabat
 from diabat import Ising, sampler
 from diabat.circuits import OutOfRangeWarning, schedule
+from diabat.circuits.response import second_order_response
 from diabat.ising import pack_couplings
 from statements.table import F64, drawn, magnetization, refused, says
 
@@ -20,7 +21,7 @@ from statements.table import F64, drawn, magnetization, refused, says
 )
 def saturation() -> None:
     for grid, most in (("adaptive", 41), ("uniform", 58)):
-        assert (magnetization([float(h) for h in range(3, most + 1)], grid=grid) > 0.94).all()
+        assert (magnetization([float(h) for h in range(25, most + 1)], grid=grid) > 0.94).all()
         backend = sampler("dqa", grid=grid)
         backend.moments(Ising(torch.tensor([most - 0.1])))
         with pytest.warns(OutOfRangeWarning):
@@ -128,3 +129,73 @@ def calibration_of_a_batch() -> None:
         plain.moments(problems).probability[:2],
         plain.moments(Ising(problems.fields[:2], problems.couplings)).probability,
     )
+
+
+@says(
+    "dqa",
+    "hardly depend on schedule holds within the fast protocol; the standard protocol has .51 and .67.",
+)
+@says(
+    "backends",
+    "A field acting through a neighbour has 42 % of its Boltzmann effect, and a correlation through two "
+    "couplings 61 %",
+)
+def second_order() -> None:
+    names = [f"Advantage2_system{k}" for k in (1, 2, 4)] + ["Advantage_system4", "Advantage_system6"]
+    for name in names:
+        found = second_order_response(sampler("dqa", schedule=name).plan)
+        assert found == pytest.approx((0.42, 0.61), abs=0.02)
+    for time in (5.0, 20.0):
+        standard = sampler("dqa", protocol="standard", annealing_time_ns=time).plan
+        assert second_order_response(standard) == pytest.approx((0.51, 0.67), abs=0.006)
+
+
+@says("dqa", "- `none` programs g as if it were hardware units: ten times too cold.")
+@says("dqa", "At g = 1 the fitted values are 9.5 and 8.2 where 10.6 and 11.6 are predicted")
+def predicted_temperatures() -> None:
+    problem = drawn(2)
+    info = sampler("dqa", calibration="none").moments(problem).info
+    assert info["effective_beta"] == pytest.approx((10.6, 11.6), abs=0.05)
+    assert sampler("dqa").moments(problem).info["programmed_with"] == info["effective_beta"]
+    assert sampler("dqa").moments(problem).info["effective_beta"] == pytest.approx((1, 1))
+
+
+@says(
+    "dqa",
+    "First order costs the same and is less accurate.",
+    "Suzuki-4 takes five layers a step",
+    "`trotter_error=1e-3` chooses the number by measurement.",
+)
+def orders_of_splitting() -> None:
+    problem = drawn(8, dtype=F64)
+    plans = {
+        order: sampler("dqa", order=order, steps=200, grid="uniform")
+        for order in ("first", "strang", "suzuki4")
+    }
+    assert [backend.plan.steps for backend in plans.values()] == [200, 200, 1000]
+    true = sampler("dqa", steps=4000, grid="uniform").state_probabilities(problem)
+    first, strang, suzuki = (
+        float((backend.state_probabilities(problem) - true).abs().sum(-1).mean())
+        for backend in plans.values()
+    )
+    assert first > 3 * strang > 9 * suzuki
+    few, more = (sampler("dqa", trotter_error=error).plan.steps for error in (1e-2, 1e-3))
+    assert few < more
+
+
+@says(
+    "dqa",
+    "all engines run the same plan and agree to rounding.",
+    "`primitive` returns reads only, no probabilities.",
+)
+def engines() -> None:
+    problem = drawn(2, n=4, J=0.2, dtype=F64)
+    problem = Ising(problem.fields.clamp(-1, 1), problem.couplings)
+    native, *others = (
+        sampler("dqa", schedule="boltzmann-4", engine=engine).moments(problem)
+        for engine in ("native", "torch", "aer")
+    )
+    assert native.num_reads is None
+    assert all(torch.allclose(native.probability, other.probability, atol=1e-12) for other in others)
+    reads = sampler("dqa", schedule="boltzmann-4", engine="primitive", num_reads=20)
+    assert reads.moments(problem, seed=0).num_reads == 20

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import dimod
 import numpy as np
 import pytest
 import torch
 
+import diabat
 from diabat import Ising, sampler
+from diabat.ising import from_bqm
 from diabat.samplers.ocean import OceanSampler
 from statements.table import F64, drawn, refused, says
 
@@ -111,3 +117,70 @@ def jobs() -> None:
     assert (info["chunks"], len(info["chunk_seeds"])) == (3, 3)
     assert info["base"]["backend"] == "exact"
     assert info["busy_s"] > 0
+
+
+@says("statistics", "coefficients of a logistic regression on ±1 variables are 2h and 2J;")
+def log_odds_of_a_variable() -> None:
+    problem, rest = drawn(dtype=F64), torch.tensor([0, 1, -1, 1, 1, -1.0], dtype=F64)
+    p = sampler("exact").moments(problem.clamp(rest)).probability[0]
+    assert float(torch.logit(p)) == pytest.approx(
+        float(2 * (problem.fields[0] + problem.couplings[0] @ rest))
+    )
+
+
+@says("statistics", "Tensors come back bit for bit, `info` as JSON has it. The problem is not in the file.")
+def files_of_answers() -> None:
+    problem = drawn(3)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "answer.safetensors"
+        reads, moments = (
+            f(problem, seed=1)
+            for f in (partial(sampler("tempering").sample, num_reads=4), sampler("tempering").moments)
+        )
+        reads.save(path)
+        again = diabat.Samples.load(path)
+        assert torch.equal(again.spins, reads.spins)
+        assert again.ising is None
+        moments.save(path)
+        assert torch.equal(diabat.Moments.load(path).probability, moments.probability)
+        assert set(diabat.Moments.load(path).info) == set(moments.info)
+
+
+@says(
+    "ocean",
+    "Reads follow P(x) ∝ exp(-beta · E(x))",
+    "Backends with another law (`dqa`) draw from that law with fields and couplings multiplied by beta.",
+)
+def beta_of_ocean() -> None:
+    model = dimod.BinaryQuadraticModel({"a": 0.5, "b": -0.2}, {("a", "b"): 0.7}, 0.0, "SPIN")
+    problem, labels = from_bqm(model, beta=2.0)
+    assert labels == ["a", "b"]
+    for name in ("exact", "dqa"):
+        reads = OceanSampler(name).sample(model, num_reads=20_000, beta=2.0, seed=1)
+        want = sampler(name).moments(problem).magnetization
+        assert reads.record.sample.mean(0).tolist() == pytest.approx(want.tolist(), abs=0.03)  # 4 errors
+
+
+@says(
+    "executor",
+    "by default the reads of a problem are one job.",
+    'A base that estimates from a whole batch (`calibration="per_batch"` of `dqa`) estimates from each '
+    "chunk.",
+)
+def parts_of_a_call() -> None:
+    problem = drawn(3)
+    parts: list[dict[str, Any]] = [{}, {"read_chunk": 25}]
+    jobs = [
+        sampler("distributed", sampler="tempering", workers=0, **part)
+        .sample(problem, 100, seed=1)
+        .info["chunks"]
+        for part in parts
+    ]
+    assert jobs == [1, 4]
+    whole, single = (
+        sampler("distributed", options={"calibration": "per_batch"}, workers=0, chunk=chunk)
+        for chunk in (3, 1)
+    )
+    assert not torch.equal(
+        whole.moments(problem, seed=1).probability, single.moments(problem, seed=1).probability
+    )

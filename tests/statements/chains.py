@@ -7,6 +7,7 @@ import re
 
 import torch
 
+import diabat
 from diabat import Ising, sampler
 from statements.table import DOCS, all_to_all, drawn, refused, says
 
@@ -101,3 +102,68 @@ def tables_of_options() -> None:
         }
         assert told == (given | {"num_replicas": "8"} if name == "tempering" else given)
     assert sampler("tempering").num_replicas == 8
+
+
+@says(
+    "tempering",
+    "After 96 sweeps an R-hat below 1.01 means that the problem has mixed, above 1.5 that it has not. "
+    "Otherwise 160 more "
+    "sweeps decide, with the limit 1.05.",
+)
+def pilots() -> None:
+    J = torch.stack([all_to_all(12, strength) for strength in (0.02, 0.1, 0.6)])
+    info = sampler("tempering", num_replicas="auto").moments(Ising(torch.zeros(3, 12), J), seed=1).info
+    assert info["pilot"]["sweeps"].tolist() == [96, 256, 96]
+    mixed, undecided, apart = info["pilot"]["rhat"].tolist()
+    assert mixed < 1.01
+    assert apart > 1.5
+    assert info["num_replicas"].tolist() == [1, 1 if undecided < 1.05 else 8, 8]
+
+
+@says(
+    "tempering",
+    "Where sums of fields and couplings are exact in float32 (multiples of 1/64, say), every read is the "
+    "same, bit for bit.",
+    "so that with one replica a read is the same alone and among others.",
+)
+def edges_and_matrices() -> None:
+    n = 70
+    h, values = (torch.randint(-64, 65, (n,)) / 64 for _ in range(2))
+    edges = Ising(h, diabat.Edges([(j, (j + 1) % n) for j in range(n)], values))
+    for replicas in (1, 3):
+        backend = sampler("tempering", num_replicas=replicas, burn_in=16)
+        many = backend.sample(edges, 64, seed=3).spins
+        for reads in (1, 2, 17):
+            assert replicas > 1 or torch.equal(backend.sample(edges, reads, seed=3).spins, many[:reads])
+        assert torch.equal(backend.sample(edges.dense(), 64, seed=3).spins, many)
+
+
+@says(
+    "tempering",
+    "log Z is that of the states that agree with `spins`. Answers show held spins at their values (P = 0 "
+    "or 1).",
+)
+def held_spins() -> None:
+    problem = drawn(3)
+    given = problem.clamp(torch.tensor([1, -1, 0, 0, 0, 0]))
+    exact = sampler("exact").moments(given)
+    for name in ("tempering", "mean_field", "dqa"):
+        p = sampler(name).moments(given, seed=0).probability
+        assert (p[:, :2] == torch.tensor([1.0, 0.0])).all()
+    found = sampler("tempering").moments(given, seed=0)
+    assert torch.allclose(found.log_partition, exact.log_partition, atol=0.1)
+    states = sampler("exact").state_probabilities(problem)[:, 1::4].sum(-1)  # spin 0 is +1 and spin 1 is -1
+    assert torch.allclose(
+        exact.log_partition - sampler("exact").moments(problem).log_partition, states.log(), atol=1e-5
+    )
+
+
+@says("tempering-measured", "One chain has no R-hat.")
+@says("limitations", "misses a tenth to a half of the bad answers with four.")
+def four_chains() -> None:
+    text = (DOCS / "tempering-measured.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| (?:g = \d|ferromagnet)[^|]*\|[^|]*\|[^|]*\((\d+) %\) \|([^|]*)\|", text, re.MULTILINE
+    )
+    assert [min(int(four) for four, _ in rows), max(int(four) for four, _ in rows)] == [10, 50]
+    assert not any("(" in one for _, one in rows)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import get_args
+import inspect
+from typing import Any, get_args
 
+import pytest
 import torch
 
 import diabat
 from diabat import Ising, sampler
+from diabat.attention.susceptibility import consistent_correlations
 from diabat.samplers.capabilities import Estimator
-from statements.table import DOCS, drawn, on, says
+from diabat.studies.ensembles import sk
+from statements.table import DOCS, all_to_all, drawn, on, says
 
 
 @says("backends", "| three-body terms | yes | no | yes |", "| three-body terms | yes | no | no |")
@@ -86,3 +90,100 @@ def five_estimators() -> None:
     names = get_args(Estimator)
     assert len(names) == 5
     assert all(f"| `{name}` |" in on("gradients") for name in names)
+
+
+@says(
+    "backends",
+    "| `mean_field` | .009, .044, .074 (mean, g = 0.3, 0.6, 1); large where couplings are strong | "
+    "converged; residual at most `tolerance`; iterations |",
+)
+@says(
+    "backends",
+    "R-hat at most 1.3, swap rates at least 0.2, autocorrelation time at most `burn_in`/10",
+    "no spin outside the range; predicted beta of the reads from 0.7 to 1.4 |",
+)
+@says(
+    "backends",
+    'at most 5 % of chains broken and of ancillas flipped; fitted betas (with `beta="estimate"`) from 0.7 '
+    "to 1.4 |",
+)
+def watched() -> None:
+    def limits(name: str, **options: Any) -> dict[str, tuple[float | None, float | None]]:
+        return {fact.key: (fact.least, fact.most) for fact in sampler(name, **options).watched}
+
+    assert limits("exact") == limits("banded") == {}
+    assert limits("mean_field", tolerance=1e-4) == {
+        "converged": (1, None),
+        "iterations": (None, None),
+        "residual": (None, 1e-4),
+    }
+    assert limits("tempering", burn_in=50) == {
+        "rhat_max": (None, 1.3), "effective_sample_size": (None, None),
+        "autocorrelation_time": (None, 5), "swap_rates": (0.2, None),
+    }  # fmt: skip
+    assert limits("dqa")["outside_range"] == (None, 0)
+    assert limits("dqa")["effective_beta"] == (0.7, 1.4)
+    dimod = limits("dimod")
+    assert dimod["chain_break_fraction.mean"] == dimod["ancilla_flips"] == (None, 0.05)
+    assert dimod["beta_fit.beta_h"] == dimod["beta_fit.beta_J"] == (0.7, 1.4)
+    for name in ("refine", "distributed"):
+        assert limits(name) == {f"base.{key}": both for key, both in limits("dqa").items()}
+
+
+@says(
+    "backends",
+    "| `exact` | `max_seconds` (600): problems that would take longer are refused; `memory_budget_mb` (256)",
+)
+@says(
+    "backends",
+    "| `mean_field` | `damping` (0.7): weight of the new value in the first iterations; `max_iterations` "
+    "(500); `tolerance` (1e-6)",
+)
+@says(
+    "backends",
+    "| `refine` | `sampler`, `options`: the base (`dqa`); `sweeps` (4) of heat bath; `num_reads` (1000) "
+    "behind `moments` |",
+)
+@says("backends", "a misspelt one raises an error that names the nearest.")
+@says("executor", "| `chunk` | problems per job (64).")
+def defaults() -> None:
+    def of(name: str) -> dict[str, Any]:
+        parameters = inspect.signature(type(sampler(name)).__init__).parameters
+        return {key: parameter.default for key, parameter in parameters.items() if key != "self"}
+
+    assert of("exact") == {"max_seconds": 600, "memory_budget_mb": 256}
+    assert of("mean_field") == {"damping": 0.7, "max_iterations": 500, "tolerance": 1e-6}
+    assert of("refine") == {"sampler": "dqa", "options": None, "sweeps": 4, "num_reads": 1000}
+    assert of("distributed")["chunk"] == 64
+    with pytest.raises(TypeError, match=r"no option 'max_second'\. Did you mean 'max_seconds'[?]"):
+        sampler("exact", max_second=3)
+
+
+@says(
+    "gradients",
+    "| V consistent with the variances (`linear_response`) | 0.000 | 0.009 | 0.051 | 0.121 | 0.244 |",
+    "| D alone (`straight_through`) | 0.091 | 0.253 | 0.420 | 0.554 | 0.678 |",
+    "It makes χ a covariance matrix: |χ_jk| <= sqrt(D_j D_k).",
+)
+def susceptibilities() -> None:
+    consistent: list[float] = []
+    alone: list[float] = []
+    for case in sk([0.1, 0.3, 0.6, 1.0, 3.0], num_spins=8, instances=48, queries=1):
+        moments = sampler("exact").moments(case.ising, correlations=True)
+        m, D = moments.magnetization, 1 - moments.magnetization**2
+        exact = moments.correlation - m[..., :, None] * m[..., None, :]
+        scale = (D[..., :, None] * D[..., None, :]).sqrt()
+        C = consistent_correlations(scale * case.ising.couplings)
+        assert (C.abs() <= 1 + 1e-9).all()
+        consistent.append(float((scale * C - exact).norm() / exact.norm()))
+        alone.append(float((torch.diag_embed(D) - exact).norm() / exact.norm()))
+    assert consistent == pytest.approx([0.0, 0.009, 0.051, 0.121, 0.244], abs=1e-3)
+    assert alone == pytest.approx([0.091, 0.253, 0.42, 0.554, 0.678], abs=1e-3)
+
+
+@says("gradients", "No threshold is needed, and a saturated spin causes no division by zero.")
+def saturated_spins() -> None:
+    for field, J in ((50.0, 0.0), (1e8, 1.0), (0.0, 50.0), (0.0, 1e4)):
+        h, couplings = torch.full((1, 6), field, requires_grad=True), all_to_all(6, J).requires_grad_()
+        p = diabat.spin_probabilities(h, couplings, "exact", gradient="linear_response")
+        assert all(g.isfinite().all() for g in torch.autograd.grad(p.sum(), (h, couplings)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 
@@ -195,3 +196,49 @@ def gradients_of_couplings() -> None:
     for of, d in zip((J, K), torch.autograd.grad(total, (J, K)), strict=True):
         assert (d[of == 0] == 0).all()
         assert (d != 0).any()
+
+
+@says("conventions", "| chains that continue (`persistent=True`) | always drawn |")
+def seeds_of_kept_chains() -> None:
+    chains = sampler("tempering", num_replicas=1, persistent=True)
+    layer, x = diabat.BoltzmannAttention(8, 1, 4, sampler=chains).eval(), torch.randn(2, 4, 8)
+    nn.init.normal_(layer.coupling_pairs)
+    assert not torch.equal(layer(x), layer(x))
+
+
+@says(
+    "conventions",
+    "`nn.TransformerEncoder` warns of that unless it is built with `enable_nested_tensor=False`. |",
+    "It has the same constructor, forward pass, parameters and masks",
+)
+def inside_an_encoder() -> None:
+    ours = diabat.BoltzmannMultiheadAttention(16, 4, batch_first=True, window=6)
+    plain = nn.TransformerEncoderLayer(16, 4, batch_first=True)
+    assert set(plain.self_attn.state_dict()) <= set(ours.state_dict())
+    assert set(inspect.signature(nn.MultiheadAttention).parameters) <= set(
+        inspect.signature(type(ours)).parameters
+    )
+    plain.self_attn = ours
+    nn.TransformerEncoder(plain, 2, enable_nested_tensor=False).eval()(torch.randn(2, 6, 16))
+    with pytest.warns(UserWarning, match="enable_nested_tensor is True, but"):
+        nn.TransformerEncoder(plain, 2)
+
+
+@says(
+    "conventions",
+    "so that the energies of a problem are those of its model times beta, for SPIN and for BINARY variables.",
+    "An `offset` of the exponent shifts energies and log Z, and nothing else.",
+)
+def energies_of_models() -> None:
+    spin = dimod.BinaryQuadraticModel({"a": 0.5, "b": -0.2}, {("a", "b"): 0.7}, 0.3, "SPIN")
+    states = torch.tensor([[1, 1], [1, -1], [-1, 1], [-1, -1]])
+    for model in (spin, spin.change_vartype("BINARY", inplace=False)):
+        problem, labels = from_bqm(model, beta=2.0)
+        values = states.numpy() if model.vartype is dimod.SPIN else (states.numpy() + 1) // 2
+        want = 2 * model.energies((values, labels))
+        assert problem.energy(states).tolist() == pytest.approx(want.tolist())
+    shifted = Ising(problem.fields, problem.held_couplings, offset=problem.offset + 1.5)
+    one, other = (sampler("exact").moments(each) for each in (problem, shifted))
+    assert torch.equal(one.probability, other.probability)
+    assert float(other.log_partition - one.log_partition) == pytest.approx(1.5)
+    assert torch.allclose(problem.energy(states) - shifted.energy(states), torch.tensor(1.5, dtype=F64))

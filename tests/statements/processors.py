@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+from contextlib import chdir
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 from dwave.samplers import SimulatedAnnealingSampler, TabuSampler
+from typer.testing import CliRunner
 
-from diabat import Ising, sampler
+import diabat
+from diabat import Ising, Samples, sampler
+from diabat.cli import app
+from diabat.samplers.dimod.budget import BudgetError
 from diabat.samplers.dimod.options import QPU, call_keywords
 from diabat.samplers.dimod.temperature import calibration_error
 from diabat.samplers.pseudolikelihood import fit_betas
@@ -83,3 +90,57 @@ def declared_temperatures() -> None:
         with refused(message):
             sampler("dimod", **options)
     assert call_keywords(chip, {}, None)["auto_scale"] is False
+
+
+@says(
+    "hardware",
+    'Hardware has no seeds: without a cache `info["seed"]` is None; with a cache the same seed gives the '
+    "same tensor.",
+    "Without a folder the budget limits one object.",
+)
+@says(
+    "limitations",
+    "**Budgets** limit one object, or all runs that share a `cache_dir` on a local file system.",
+)
+@says(
+    "security",
+    "- **Write** into the folder `output`, and into `cache_dir` of the backend `dimod` if that is set.",
+)
+def paid_answers() -> None:
+    chip = StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4], beta=10.0, sweeps=2)
+    problem = drawn(2, n=3)
+
+    def reads(seed: int, **options: Any) -> Samples:
+        return sampler("dimod", sampler=chip, beta=10.0, qpu={}, max_reads=15, **options).sample(
+            problem, 10, seed=seed
+        )
+
+    assert [reads(seed).info["seed"] for seed in (1, 1)] == [None, None]
+    with TemporaryDirectory() as folder, chdir(folder):
+        first, again = (reads(1, cache_dir="paid") for _ in range(2))
+        assert torch.equal(first.spins, again.spins)
+        assert (again.info["seed"], again.info["cached_submissions"]) == (1, 1)
+        with refused(
+            "max_reads: expected at most 15 reads in total, got 10 used and 10 more requested", BudgetError
+        ):
+            reads(2, cache_dir="paid")
+        tiny = ["task.window=4", "task.num_train=2", "task.num_validation=2", "training.max_epochs=1"]
+        found = CliRunner().invoke(app, ["train", "brackets-small", *tiny, "output=run"])
+        assert found.exit_code == 0
+        assert {path.name for path in Path().iterdir()} == {"paid", "run"}
+
+
+@says("limitations", "or simulates a noiseless anneal of parts of up to 16 qubits.")
+def parts_of_the_mock() -> None:
+    options: dict[str, Any] = {"law": "anneal", "schedule": "Advantage2_system1"}
+    chip = StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4], **options)
+    backend = sampler("dimod", sampler=chip, beta=(10.0, 11.0), qpu={"fields": "gauge"}, retries=0)
+    for n in (15, 16):  # and one free spin
+        chain = Ising(
+            torch.zeros(n), diabat.Edges([(j, j + 1) for j in range(n - 1)], torch.full((n - 1,), 0.1))
+        )
+        if n == 15:
+            assert backend.sample(chain, 2, seed=1).spins.shape == (2, 15)
+        else:
+            with refused("parts of at most 16 coupled qubits", Exception):
+                backend.sample(chain, 2, seed=1)
