@@ -112,7 +112,9 @@ class _FromReads(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> None:
-        raise UnsupportedError("mode", "expected no vmap over couplings of 'J-self' with reads; use 'exact' or 'banded'.")
+        raise UnsupportedError(
+            "mode", "expected no vmap over couplings of 'J-self' with reads; use 'exact' or 'banded'."
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:

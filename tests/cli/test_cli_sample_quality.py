@@ -60,6 +60,16 @@ def test_a_bad_diagnostic_is_marked(problem: str) -> None:
     assert "BAD" not in good
 
 
+def test_one_chain_has_no_r_hat(problem: str) -> None:
+    alone = ("sampler.backend=tempering", "sampler.num_chains=1")
+    lines = run("sample", problem, *alone).stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("  R-hat, largest: ")]
+    assert line.startswith("  R-hat, largest: unavailable (good: at most 1.3)  BAD: one chain cannot show")
+    assert "  effective samples: unavailable" in lines
+    facts = {fact["key"]: fact for fact in run_json("sample", problem, *alone)["diagnostics"]}
+    assert (facts["rhat_max"]["value"], facts["rhat_max"]["ok"]) == (None, False)
+
+
 def test_reads_come_with_their_diagnostics(problem: str) -> None:
     arguments = ("sample", problem, "--samples", "--num-reads", "8", "sampler.backend=tempering")
     assert "swap rate, smallest" in run(*arguments).stdout

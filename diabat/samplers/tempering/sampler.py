@@ -150,9 +150,7 @@ class TemperingSampler(Sampler):
         apart = "chains are in different modes; more num_replicas, then more burn_in and sweeps"
         alone = "one chain cannot show whether it has mixed; more num_chains"
         return (
-            Watched(
-                "rhat_max", "R-hat, largest", most=1.3, advice=alone if self.num_chains == 1 else apart
-            ),
+            Watched("rhat_max", "R-hat, largest", most=1.3, advice=alone if self.num_chains == 1 else apart),
             Watched("effective_sample_size", "effective samples", pick="min"),
             Watched(
                 "autocorrelation_time",
