@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+from diabat.samplers.capabilities import UnsupportedError
 
 
 class Terms(NamedTuple):
@@ -69,6 +72,28 @@ def unfolded(gradient: Tensor | None, like: Tensor | None, dim: int | None) -> T
 def dims_of(*outputs: Tensor | None) -> tuple[int | None, ...]:
     """Mapped dimension of outputs: the first, or None for an output that is None."""
     return tuple(None if t is None else 0 for t in outputs)
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func or a forward derivative is under way, which ask functions for more rules."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def behind_transforms(name: str, t: Tensor) -> Tensor:
+    """The tensor behind the transforms of torch.func around an argument, whose values can be read.
+
+    Raises:
+        UnsupportedError: If ``torch.func.vmap`` maps it.
+    """
+    while torch._C._functorch.is_functorch_wrapped_tensor(t):
+        if torch._C._functorch.is_batchedtensor(t):
+            raise UnsupportedError(
+                name,
+                "expected a tensor that torch.func.vmap does not map, since its values are read here, got a mapped "
+                "one; give its elements as a batch.",
+            )
+        t = torch._C._functorch.get_unwrapped(t)
+    return t
 
 
 def batched_cotangent(*cotangents: Tensor | None) -> bool:

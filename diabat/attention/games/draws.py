@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diabat.compute.counter_random import uniforms
+from diabat.samplers.folding import behind_transforms
 
 Array = NDArray[np.float64]
 _SUBSETS, _SIZES, _PERMUTATIONS = range(3)
@@ -61,7 +62,7 @@ def sized_coalitions(
     numbers, levels = _uniforms(players, drawn, seed, _SIZES)
     if stratified:
         levels = (np.arange(drawn) + levels) / drawn
-    present = players.sum(-1, keepdim=True).cpu().numpy()  # [*batch, 1]
+    present = _values(players).sum(-1, keepdims=True)  # [*batch, 1]
     size = np.floor(levels * (present + 1)).clip(0, present)  # rounding at the top stratum
     return _with_complements(torch.from_numpy(_ranks(numbers) < size[..., None]), players, antithetic)
 
@@ -90,12 +91,17 @@ def permutations(players: Tensor, count: int, seed: int, *, antithetic: bool = F
 
 def _uniforms(players: Tensor, count: int, seed: int, kind: int) -> tuple[Array, Array]:
     """Uniforms [*batch, K, n] of the players, 2 elsewhere, and [*batch, K] of the draws."""
-    there = players.cpu().numpy()
+    there = _values(players)
     state = np.random.SeedSequence(seed, spawn_key=(kind,)).generate_state(there[..., 0].size, np.uint64)
     keys = state.astype(np.uint64).reshape(*there.shape[:-1], 1)
     draw, number = np.arange(count), there.cumsum(-1)  # from 1; 0 is the draw itself
     found = uniforms(keys[..., None], (number[..., None, :] << 32) + draw[:, None])
     return np.where(there[..., None, :], found, 2.0), uniforms(keys, draw)
+
+
+def _values(players: Tensor) -> NDArray[np.bool_]:
+    with torch._C._DisableFuncTorch():
+        return behind_transforms("players", players).numpy(force=True)
 
 
 def _ranks(numbers: Array) -> NDArray[np.int64]:

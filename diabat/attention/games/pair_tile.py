@@ -67,7 +67,7 @@ def interactions(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor
     double = torch.tanh(norm) if coalitions.tanh else norm
     delta = double - R[..., :, None] - (R - Q)[..., None, :]
     if not coalitions.tanh:
-        delta = delta - delta.detach() + _without_cancellation(values, cross, norm)
+        delta = delta - delta.detach() + _without_cancellation(values, cross, norm).detach()
     if coalitions.log_proposal is None:
         return delta * signs, None
     # Where i, j, both or neither are in C.
@@ -86,7 +86,7 @@ def _without_cancellation(values: Values, cross: Tensor, norm: Tensor) -> Tensor
 
     With c = 2 ε_i ε_j G_ij and r_i = R_i - Q = t_i/(R_i + Q) the same difference is
     (c - r_j (r_i + (t_i + c)/(T + R_j)))/(T + R_i), whose rounding is that of ‖V‖²/‖S‖ instead of ‖S‖.
-    T + R_i = 0 only where V_j = 0, and then Δ_ij = 0.
+    T + R_i = 0 only where V_j = 0, and then Δ_ij = 0.  Forward derivatives do not stop here.
     """
     R, change = values.single, values.change
     rise = change / _never_zero(R + values.whole[..., None])

@@ -11,7 +11,8 @@ Of the four coalitions in Δ_ij(C \ {i,j}) one is C, two differ from it by one p
 
 so that one root per pair and coalition is all there is to compute.  On the CPU compiled code sums over the coalitions
 of a few pairs at a time (``pair_kernel``).  On other devices the sum over k runs in tiles, with a running maximum of
-the log-weights.  The backward pass computes the roots again.
+the log-weights.  The backward pass computes the roots again.  Second derivatives, and the transforms of torch.func, keep
+all K n² of them.
 """
 
 from __future__ import annotations
@@ -21,26 +22,48 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from diabat.attention.games import estimate
 from diabat.attention.games.compiled_pairs import CompiledPairs
 from diabat.attention.games.estimate import Estimate, Temperature, inverse_temperature
 from diabat.attention.games.pair_tile import TILE, Coalitions, Values, interactions
 from diabat.attention.games.value_games import FunctionGame, NormGame
+from diabat.compute.memory import require_memory
+from diabat.samplers.folding import refuse_batched_cotangent, transformed
+
+# Of the graph of second derivatives, forward and backward, for each pair and coalition.
+_NUMBERS_PER_ROOT = 60
 
 
 def pair_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
     r"""Σ_k w_k Δ_ij(C_k \ {i,j}) of every pair, and the log of the normaliser of the weights.
 
-    w_k = 1/K, or w_k ∝ exp(v(C_k \ {i,j})/γ)/p with Gibbs weights.  Differentiable once in all ``values``.
+    w_k = 1/K, or w_k ∝ exp(v(C_k \ {i,j})/γ)/p with Gibbs weights.  Differentiable in all ``values``.
 
     Returns:
         [N, n, n], symmetric, zero on the diagonal and where there is no player; and log Σ_k exp(v/γ)/p [N, n, n] of
         pairs j < i, detached, of no meaning for uniform weights.
     """
+    if transformed():
+        return _smooth_means(values, coalitions)
     mean, normaliser = _PairMeans.apply(*values, coalitions)
     return mean, normaliser
+
+
+def _smooth_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
+    """The same by operators that autograd differentiates again and again, of all coalitions at once.
+
+    Raises:
+        ValueError: If the roots and their derivatives do not fit in memory.
+    """
+    size = values.change.numel() * values.change.shape[-1] * values.change.itemsize
+    require_memory(_NUMBERS_PER_ROOT * size, "second derivatives of sampled interactions", "vectors")
+    delta, logits = interactions(values, coalitions)
+    if logits is None:
+        mean, normaliser = delta.mean(1), torch.zeros_like(values.gram)
+    else:
+        mean, normaliser = (logits.softmax(1) * delta).sum(1), logits.detach().logsumexp(1)
+    return torch.where(_pairs(coalitions), (mean + mean.mT) / 2, 0), normaliser
 
 
 @torch.no_grad()
@@ -84,9 +107,11 @@ class _PairMeans(torch.autograd.Function):
         return mean.clone(), normaliser
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_batched_cotangent(*cotangents)
         *parts, mean, normaliser = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *_smooth_gradient(parts, ctx, cotangents[0]), None
         values = Values(*parts)
         if _compiled(values):
             return *CompiledPairs(values, ctx.coalitions).gradient(cotangents[0], mean, normaliser), None
@@ -108,8 +133,21 @@ class _PairMeans(torch.autograd.Function):
         return *gradient, None
 
 
+def _smooth_gradient(parts: list[Tensor], ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient of the mean, which is differentiable."""
+    # Separate leaves: the cotangent may also depend on the values, but is held fixed here.
+    leaves = [part.view_as(part) for part in parts]
+    mean, _ = _smooth_means(Values(*leaves), ctx.coalitions)
+    wanted = ctx.needs_input_grad[: len(leaves)]
+    chosen = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+    found = iter(
+        torch.autograd.grad(mean, chosen, cotangent, create_graph=True, materialize_grads=True)
+    )
+    return tuple(next(found) if want else None for want in wanted)
+
+
 def _compiled(values: Values) -> bool:
-    return values.gram.device.type == "cpu" and values.gram.numel() > 0
+    return values.gram.device.type == "cpu" and values.gram.numel() > 0 and not transformed()
 
 
 def _pairs(coalitions: Coalitions) -> Tensor:

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from diabat.attention.games.pair_tile import TILE
 from diabat.compute.threads import equal_ranges, run_parts
+from diabat.samplers.folding import refuse_batched_cotangent, transformed
 
 
 def predecessor_dots(gram: Tensor, positions: Tensor) -> Tensor:
-    """a_ki = Σ_j G_ij [j before i in permutation k], differentiable once in G.
+    """a_ki = Σ_j G_ij [j before i in permutation k], differentiable in G.
 
     Args:
         gram: G, symmetric up to rounding, [*batch, n, n].
@@ -23,26 +23,29 @@ def predecessor_dots(gram: Tensor, positions: Tensor) -> Tensor:
     Returns:
         [*batch, K, n].
     """
-    dots: Tensor = _PredecessorDots.apply(gram, positions)
+    if transformed():
+        return _tiled_dots(gram, positions)
+    dots: Tensor = _PredecessorDots.apply(gram, positions, False)
     return dots
 
 
 class _PredecessorDots(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gram: Tensor, positions: Tensor) -> Tensor:
-        ctx.save_for_backward(positions)
-        if not _compiled(gram):
-            return _tiled_dots(gram, positions)
-        return _compiled_sums(gram, positions, False, gram.new_zeros(positions.shape))
+    """(G, positions, False) -> a; and (u, positions, True) -> its transpose, each the derivative of the other."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        (positions,), (u,) = ctx.saved_tensors, cotangents
-        if not _compiled(u):
-            return _tiled_gradient(u, positions), None
-        out = u.new_zeros(*u.shape[:-2], u.shape[-1], u.shape[-1])
-        return _compiled_sums(u, positions, True, out), None
+    def forward(ctx: Any, given: Tensor, positions: Tensor, transposed: bool) -> Tensor:
+        ctx.save_for_backward(positions)
+        ctx.transposed = transposed
+        if not _compiled(given):
+            return (_tiled_gradient if transposed else _tiled_dots)(given, positions)
+        rows = positions.shape[-1] if transposed else positions.shape[-2]
+        out = given.new_zeros(*positions.shape[:-2], rows, positions.shape[-1])
+        return _compiled_sums(given, positions, transposed, out)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_batched_cotangent(*cotangents)
+        return _PredecessorDots.apply(*cotangents, *ctx.saved_tensors, not ctx.transposed), None, None
 
 
 def _compiled(tensor: Tensor) -> bool:

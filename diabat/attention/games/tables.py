@@ -52,9 +52,10 @@ def superset_sums(table: Tensor) -> Tensor:
 class _Butterflies(torch.autograd.Function):
     """One pass per player: the half with the player takes ± the half without it, or (``up``) the reverse."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, table: Tensor, sign: int, up: bool) -> Tensor:
-        ctx.sign, ctx.up = sign, up
+    def forward(table: Tensor, sign: int, up: bool) -> Tensor:
         out = table.clone(memory_format=torch.contiguous_format)
         for player in range(num_players(table)):
             halves = out.view(-1, 2, 1 << player)
@@ -63,9 +64,17 @@ class _Butterflies(torch.autograd.Function):
         return out
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, bool], output: Tensor) -> None:
+        _, ctx.sign, ctx.up = inputs
+
+    @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, None, None]:
         # The transpose of a butterfly is the butterfly of the other direction.
         return _Butterflies.apply(cotangents[0], ctx.sign, not ctx.up), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _Butterflies.apply(tangents[0], ctx.sign, ctx.up)
 
 
 def num_players(table: Tensor) -> int:

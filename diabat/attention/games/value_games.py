@@ -18,6 +18,7 @@ from diabat.attention.games.predecessors import predecessor_dots
 from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions, evaluate, value_table
 from diabat.checks import ArgumentError, ArgumentTypeError, check_choice, check_count
 from diabat.samplers.capabilities import UnsupportedError
+from diabat.samplers.folding import behind_transforms
 
 NONLINEARITIES = ("identity", "relu", "tanh")
 
@@ -202,7 +203,7 @@ def _check_norms(name: str, sizes: Tensor, dtype: torch.dtype) -> None:
     # ‖Σ V_i‖² <= n Σ ‖V_i‖².  The room is for derivatives and for the exponents that values end up in.
     largest = torch.finfo(dtype).max
     limit = min(torch.finfo(sizes.dtype).max / 2**24, largest * largest)
-    bound = sizes.detach().sum(-1) * sizes.shape[-1]
+    bound = behind_transforms(name, sizes.detach().sum(-1) * sizes.shape[-1])
     if not bool((bound <= limit).all()):
         raise UnsupportedError(
             name,
