@@ -8,10 +8,12 @@ Without a window all its keys are spins, and neighbours are coupled (:mod:`diaba
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.coupled import Backend, CoupledHeads
+from diabat.attention.coupled import Backend, CoupledHeads, problem_of
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.coupling_layout import SELF_MODES, WEIGHTS, CouplingLayout
 from diabat.attention.decoding import DecodingState, check_state
@@ -289,14 +291,12 @@ class BoltzmannAttention(CoupledHeads):
         if layer is not None and can_fuse(q, k, v, pairs):
             slots = self._in_slots and q.shape[1] == k.shape[1]
             dropout = self.dropout.p if self.training else 0.0
-            found = attend(layer, q, k, v, pairs, key_mask, slots=slots, dropout=dropout, record=self._record)
+            record = partial(self._record, problem_of)
+            found = attend(layer, q, k, v, pairs, key_mask, slots=slots, dropout=dropout, record=record)
             if found is not None:
                 mixed, weights = found
                 return self.output(mixed), weights
         return self._of_heads(self._split(q), self._split(k), self._split(v), key_mask, band, need_weights)
-
-    def _record(self, fields: Tensor, couplings: Tensor | None) -> None:
-        self._recorded = fields, couplings
 
     def _of_heads(
         self,
@@ -379,7 +379,7 @@ class BoltzmannAttention(CoupledHeads):
         J = self.couplings(fields.shape[-1])
         assert J is not None
         J = J.to(fields.dtype, copy=True)  # torch's compiler fails at a break of the graph on views of views
-        self._recorded = fields, J.detach()
+        self._record(problem_of, fields, J)
         found = self_probabilities(self._bridge, J, visible, last=self.relative, seed=self._fixed_seed)
         return found.expand(fields.shape)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention.sampled import Draw, sampled_probabilities
-from diabat.checks import check_count
+from diabat.checks import ArgumentError, check_count
 from diabat.edges import Edges
 from diabat.ising import Ising
 from diabat.samplers.base import Sampler, refuse_trace
@@ -160,6 +160,7 @@ class GradientBridge:
     ) -> Tensor:
         """Log-odds of a problem without validating it, for a bridge that does not draw; arguments as in a call."""
         ising = Ising(fields, couplings, visible, three_body, check=False)
+        refuse_inference(*ising.terms)
         if self.estimator == "exact" and not torch.compiler.is_compiling():
             refuse_trace()
             return self.sampler.differentiable_log_odds(ising)
@@ -168,7 +169,12 @@ class GradientBridge:
         )
 
     def probabilities(self, ising: Ising, seed: int | None) -> Tensor:
-        """Smoothed P(s = +1) of a batch, [*batch, n]."""
+        """Smoothed P(s = +1) of a batch, [*batch, n].
+
+        Raises:
+            ValueError: As `refuse_inference`.
+        """
+        refuse_inference(*ising.terms)
         if self.estimator == "exact":
             moments = self.sampler.differentiable_moments(ising, seed=0 if seed is None else draw_seed(seed))
             return moments.probability if moments.num_reads is None else moments.smoothed_probability
@@ -177,13 +183,41 @@ class GradientBridge:
         return sampled_probabilities(ising, Draw(self.sampler, self.estimator, self.num_reads, seed))
 
 
+def refuse_inference(
+    fields: Tensor | None, couplings: Tensor | None, three_body: Tensor | None = None
+) -> None:
+    """Refuse terms of ``torch.inference_mode`` where others have a gradient, since autograd cannot save them.
+
+    Raises:
+        ValueError: Names the first of them.
+    """
+    terms = {"fields": fields, "couplings": couplings, "three_body": three_body}
+    given = {name: t for name, t in terms.items() if t is not None}
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    if any(t.requires_grad for t in given.values()):
+        for name, t in given.items():
+            if t.is_inference():
+                raise ArgumentError(
+                    name,
+                    "expected a tensor that autograd can save, got one made in torch.inference_mode; use its .clone(), "
+                    "or torch.no_grad there.",
+                )
+
+
 def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
     """Resolve ``auto`` and refuse an estimator that the sampler does not support.
 
     Raises:
-        UnsupportedError: Lists the estimators that the sampler supports.
+        UnsupportedError: Lists the estimators that the sampler supports; or those that there are, if it declares
+            another one.
     """
-    supported = sampler.capabilities.gradients
+    supported, known = sampler.capabilities.gradients, get_args(Estimator)
+    if unknown := [name for name in supported if name not in known]:
+        raise UnsupportedError(
+            "sampler",
+            f"expected gradients among {', '.join(known)} in the capabilities of '{sampler.name}', got {unknown[0]!r}.",
+        )
     if not isinstance(gradient, str):
         raise UnsupportedError("gradient", f"expected auto or the name of an estimator, got {gradient!r}.")
     if gradient == "auto":
@@ -191,9 +225,8 @@ def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
     for estimator in supported:
         if gradient == estimator:
             return estimator
-    known = ", ".join(get_args(Estimator))
-    if gradient not in get_args(Estimator):
-        raise UnsupportedError("gradient", f"expected auto, {known}, got {gradient!r}.")
+    if gradient not in known:
+        raise UnsupportedError("gradient", f"expected auto, {', '.join(known)}, got {gradient!r}.")
     raise UnsupportedError(
         "gradient", f"sampler '{sampler.name}' supports {', '.join(supported)}, got {gradient!r}."
     )

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
 
 import torch
@@ -216,4 +216,12 @@ def _backward(ctx: Any, cotangent: Tensor, of_seed: Tensor | None) -> tuple[Any,
     return h, J, K, None, own, None, None, None
 
 
+def _second(ctx: Any, *cotangents: Any) -> NoReturn:
+    raise UnsupportedError(
+        "gradient",
+        "expected first derivatives of a compiled layer, got a second one; call the layer without torch.compile.",
+    )
+
+
 _probabilities.register_autograd(_backward, setup_context=_save)
+_probabilities_backward.register_autograd(_second)

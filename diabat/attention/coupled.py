@@ -8,14 +8,17 @@ weights alpha_j / Σ_k alpha_k with alpha_j = P(s_j = +1), or alpha_j / (1 - alp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from diabat.attention.bridge import refuse_inference
 from diabat.attention.chain import ChainLayer, attend, attend_once, fields_of, weights_of
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.coupling_layout import WEIGHTS, CouplingLayout
@@ -39,31 +42,40 @@ class Backend:
     num_reads: int | None = None
 
 
+Problem = tuple[Tensor, Tensor | Edges | None]
+
+
+def _detached(given: Any) -> Any:
+    if isinstance(given, Edges):
+        return given.mapped(Tensor.detach)
+    return given.detach() if isinstance(given, Tensor) else given
+
+
+def problem_of(fields: Tensor, couplings: Tensor | Edges | None) -> Problem:
+    """What is recorded of fields and couplings: themselves."""
+    return fields, couplings
+
+
 def _problem_of_pass(
-    layer: ChainLayer, given: tuple[Tensor, Tensor, Tensor], key_mask: Tensor | None
-) -> tuple[Tensor, Edges]:
+    layer: ChainLayer, q: Tensor, k: Tensor, band: Tensor, key_mask: Tensor | None
+) -> Problem:
     """Fields [B, H, Q, S] and couplings [B, H, 1, E] of queries, keys and a band."""
-    q, k, band = given
     visible = visible_keys(q.shape[2], k.shape[2], key_mask, q.device, causal=layer.causal)
-    return _problem_of(layer.weights, (q / math.sqrt(q.shape[-1])) @ k.mT, band, visible)
+    return _problem_of_scores(layer.weights, (q / math.sqrt(q.shape[-1])) @ k.mT, band, visible)
 
 
 def _problem_of_query(
-    kind: str, scale: float, given: tuple[Tensor, Tensor, Tensor], visible: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Edges]:
+    kind: str, scale: float, q: Tensor, k: Tensor, band: Tensor, visible: Tensor, bias: Tensor | None
+) -> Problem:
     """The same of one query; ``visible`` and ``bias`` are [B, S]."""
-    q, k, band = given
     scores = scale * head_products(q, k.mT)
     scores = scores if bias is None else scores + bias[:, None, None]
-    return _problem_of(kind, scores, band, visible[:, None, None])
+    return _problem_of_scores(kind, scores, band, visible[:, None, None])
 
 
-def _problem_of(kind: str, scores: Tensor, band: Tensor, visible: Tensor) -> tuple[Tensor, Edges]:
+def _problem_of_scores(kind: str, scores: Tensor, band: Tensor, visible: Tensor) -> Problem:
     """The same of scores [B, H, Q, S]."""
     return fields_of(kind, scores, visible), band_edges(band)
-
-
-_Recorded = tuple[Tensor, Tensor | Edges | None] | Callable[[], tuple[Tensor, Edges]]
 
 
 class CoupledHeads(IsingLayer):
@@ -85,6 +97,8 @@ class CoupledHeads(IsingLayer):
     key_couplings: KeyCouplings | None
     _takes_bias = False
     """Whether fields can be added in modes without them, so that mode J calls the sampler."""
+    _last: list[Callable[[], Problem]] | None = None
+    """The problem of the last pass, or nothing yet, while it is recorded; else None."""
 
     def _build_terms(
         self,
@@ -99,10 +113,12 @@ class CoupledHeads(IsingLayer):
         """Register the parameters of the terms, after those of the projections, and check the backend.
 
         Raises:
+            TypeError: If ``coupling_init`` is no CouplingInit.
             ValueError: If ``num_reads`` or ``weights`` is invalid.
             UnsupportedError: If the sampler does not support the mode, the window or the estimator.
         """
         check_choice("weights", layout.weights, WEIGHTS)
+        coupling_init = CouplingInit.checked(coupling_init)
         self.num_heads, self.layout = num_heads, layout
         self.window, self.bandwidth, self.mode = layout.window, layout.bandwidth, layout.mode
         self.weighting, self.relative = layout.weights, layout.relative
@@ -117,7 +133,6 @@ class CoupledHeads(IsingLayer):
             coupling_init.fill(self.coupling_pairs, second - first)
         self.coupling_triples = nn.Parameter(triples) if "K" in layout.terms else None
         self.key_couplings = None
-        self._recorded: _Recorded | None = None
 
     def _build_chain(
         self,
@@ -133,6 +148,7 @@ class CoupledHeads(IsingLayer):
     ) -> None:
         """The same for couplings between neighbouring keys of sequences of any length."""
         check_choice("weights", weights, WEIGHTS)
+        coupling_init = CouplingInit.checked(coupling_init)
         self.num_heads, self.window, self.bandwidth = num_heads, None, options.bandwidth
         self.mode, self.weighting, self.relative, self._has_fields = "h+J", weights, True, True
         self._problems = LayerProblems(None, options.bandwidth)
@@ -141,7 +157,6 @@ class CoupledHeads(IsingLayer):
         self.key_couplings = KeyCouplings(
             embed_dim, num_heads, options, coupling_init, device=device, dtype=dtype
         )
-        self._recorded = None
 
     def couplings(self, length: int | None = None) -> Tensor | None:
         """Symmetric J over the first ``length`` positions, or the last slots of a relative layer, [H, 1, T, T].
@@ -169,20 +184,48 @@ class CoupledHeads(IsingLayer):
         part = self.layout.part(length)
         return pack_three_body(self.coupling_triples, self.layout.window)[:, None, part, part, part]
 
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Keep the tensors of the last forward pass inside, for :meth:`last_fields_and_couplings`, until the end.
+
+        A layer keeps no tensor of its batches otherwise.  Copies and files of a layer never contain them.
+        """
+        outer = self._last
+        self._last = [] if outer is None else outer
+        try:
+            yield
+        finally:
+            self._last = outer
+
     def last_fields_and_couplings(self) -> tuple[Tensor, Tensor | None]:
-        """Fields [B, H, T, T] and J [H, 1, T, T] of the last forward pass, detached.
+        """Fields [B, H, T, T] and J [H, 1, T, T] of the last forward pass of :meth:`recording`, detached.
 
         The fields of a relative layer are those of the slots, [B, H, L, T].  Without a window J is [B, H, 1, T, T].
 
         Raises:
-            RuntimeError: Before the first forward pass, or in a mode that does not call the sampler.
+            RuntimeError: Outside of a recording, before its first forward pass, or in a mode that does not call the
+                sampler.
         """
-        if self._recorded is None:
+        if self._last is None:
             raise RuntimeError(
-                "no Boltzmann forward pass has been made yet; call the layer on an input first."
+                "fields and couplings are not recorded; call the layer, and ask for them, inside of "
+                "'with layer.recording():'."
             )
-        fields, J = self._recorded() if callable(self._recorded) else self._recorded
+        if not self._last:
+            raise RuntimeError(
+                "no Boltzmann forward pass has been recorded yet; call the layer on an input first."
+            )
+        fields, J = self._last[0]()
         return fields, J.matrix(fields.shape[-1]) if isinstance(J, Edges) else J
+
+    def _record(self, find: Callable[..., Problem], *given: Any) -> None:
+        """Keep the arguments from which ``find`` computes the problem of this pass, if passes are recorded."""
+        if self._last is not None:
+            self._last[:] = [partial(find, *map(_detached, given))]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state of copies and files, which record nothing."""
+        return self.__dict__ | {"_last": None}
 
     def _scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys whose products are the scores, in float32 or more; 0 in modes without fields."""
@@ -231,6 +274,7 @@ class CoupledHeads(IsingLayer):
             Mixed values [B, H, Q, d], and weights [B, H, Q, S] if they are needed or were formed.
         """
         refuse_trace()
+        refuse_inference(q, band)
         wide, narrow = torch.promote_types(q.dtype, torch.float32), v.dtype
         layer = ChainLayer(causal, self.weighting, dropout)
         with without_autocast(q):
@@ -243,8 +287,7 @@ class CoupledHeads(IsingLayer):
             # The kernel draws dropout in float32 only.
             compiled = can_fuse(q, k, values, band) and (wide == torch.float32 or not dropout)
             if compiled and self._chain_is_exact and not need_weights:
-                given = q.detach(), k.detach(), band.detach()
-                self._recorded = partial(_problem_of_pass, layer, given, key_mask)
+                self._record(_problem_of_pass, layer, q, k, band, key_mask)
                 return attend(layer, q, k, values, band[:, :, 1:, 0], key_mask).to(narrow), None
             visible = visible_keys(q.shape[2], k.shape[2], key_mask, q.device, causal=causal)
             weights = self._chain_weights(self._scores(q, k), band, visible)
@@ -262,8 +305,7 @@ class CoupledHeads(IsingLayer):
         bias: Tensor | None = None,
     ) -> Tensor | None:
         """Mixed values of one query without derivatives, as `attend_once`, where `_is_once`."""
-        given = q.detach(), k.detach(), band.detach()
-        self._recorded = partial(_problem_of_query, self.weighting, scale, given, visible, bias)
+        self._record(_problem_of_query, self.weighting, scale, q, k, band, visible, bias)
         return attend_once(self.weighting, scale, q, k, v, band, visible, bias)
 
     def _is_once(self, q: Tensor, k: Tensor, band: Tensor) -> bool:
@@ -277,7 +319,7 @@ class CoupledHeads(IsingLayer):
 
     def _chain_weights(self, scores: Tensor, band: Tensor, visible: Tensor) -> Tensor:
         """Weights [B, H, Q, S] of keys whose neighbours are coupled by ``band``, [B, H, S, w]."""
-        self._recorded = partial(_problem_of, self.weighting, scores.detach(), band.detach(), visible)
+        self._record(_problem_of_scores, self.weighting, scores, band, visible)
         fields = fields_of(self.weighting, scores, visible)
         if self._chain_is_exact:
             return weights_of(self.weighting, fields, band[:, :, 1:, 0], visible)
@@ -382,12 +424,12 @@ class CoupledHeads(IsingLayer):
         length = fields.shape[-1]
         if self.bandwidth is not None and self.coupling_pairs is not None and self._bridge.takes_edges:
             band = self._band(length).mapped(lambda values: values.to(fields))
-            self._recorded = fields.detach(), band.mapped(Tensor.detach)
+            self._record(problem_of, fields, band)
             return band, None
         J, K = (
             None if t is None else t.to(fields) for t in (self.couplings(length), self.three_body(length))
         )
-        self._recorded = fields.detach(), None if J is None else J.detach()
+        self._record(problem_of, fields, J)
         return J, K
 
     def extra_repr(self) -> str:
@@ -395,3 +437,12 @@ class CoupledHeads(IsingLayer):
         shown = f"num_heads={self.num_heads}, window={self.window}, mode={self.mode!r}, gradient={self.gradient!r}"
         given = {"bandwidth": self.bandwidth, "num_reads": self.num_reads}
         return shown + "".join(f", {name}={value}" for name, value in given.items() if value is not None)
+
+
+@contextmanager
+def recording(layers: Iterable[CoupledHeads]) -> Iterator[None]:
+    """:meth:`CoupledHeads.recording` of several layers."""
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(layer.recording())
+        yield

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diabat.checks import check_count, check_number
+from diabat.checks import ArgumentTypeError, check_count, check_number, is_number
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,20 @@ class CouplingInit:
         check_number("mean", self.mean, "(-inf, inf)")
         check_number("std", self.std, "[0, inf)")
         check_count("distance", self.distance, optional=True)
+
+    @classmethod
+    def checked(cls, given: Any) -> CouplingInit | None:
+        """The argument ``coupling_init`` of a layer.
+
+        Raises:
+            TypeError: If it is neither a CouplingInit nor None.
+        """
+        if given is None or isinstance(given, cls):
+            return given
+        hint = f"; use CouplingInit(mean={given!r})" if is_number(given) else ""
+        raise ArgumentTypeError(
+            "coupling_init", f"expected a CouplingInit or None, got {type(given).__name__}{hint}."
+        )
 
     @torch.no_grad()
     def fill(self, pairs: Tensor, distances: Tensor) -> None:

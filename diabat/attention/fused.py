@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from diabat.attention.bridge import GradientBridge
+from diabat.attention.bridge import GradientBridge, refuse_inference
 from diabat.attention.coupling_layout import CouplingLayout
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.weights import log_odds, masked_softmax, normalised_weights, odds_fields
@@ -108,6 +108,7 @@ def attend(
     if (q.shape[0] * queries * layer.heads) << window <= FEW_STATES:
         return None
     shape = (queries, keys, window if slots else None, layer.causal)
+    refuse_inference(q, pairs)
     visible, mask = _without_padding(*shape) if key_mask is None else _visibility(*shape, key_mask)
     differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, pairs))
     passes = _Passes.of(layer, q, mask, slots)

@@ -13,6 +13,7 @@ from diabat.attention.compiled import LayerBridge
 from diabat.checks import ArgumentError
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
+from diabat.samplers.folding import transformed
 from diabat.samplers.registry import as_sampler
 
 
@@ -120,7 +121,7 @@ def can_fuse(q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None) -> bool:
         and (pairs is None or q.dtype == pairs.dtype)
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined]  # not exported by name
-        and not torch._C._are_functorch_transforms_active()
+        and not transformed()
     )
 
 

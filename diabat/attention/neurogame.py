@@ -29,7 +29,7 @@ from diabat.checks import ArgumentError, check_choice, check_count, check_positi
 from diabat.ising import Ising, without_autocast
 from diabat.ising_checks import check_finite
 from diabat.samplers.base import Sampler
-from diabat.samplers.capabilities import UnsupportedError
+from diabat.samplers.folding import behind_transforms
 from diabat.samplers.registry import sampler as build_sampler
 from diabat.samplers.seeds import draw_seed
 
@@ -167,14 +167,8 @@ class NeuroGameAttention(IsingLayer):
         Raises:
             ValueError: If a shape or dtype is wrong, or a token holds NaN, infinity or numbers too large to be squared.
             UnsupportedError: If a sequence has more tokens than the sampler accepts spins, or Σ 2^n over sequences and
-                heads is more than it enumerates in one call.  This is checked before anything is computed.  Also under
-                the transforms of ``torch.func``.
+                heads is more than it enumerates in one call.  This is checked before anything is computed.
         """
-        if torch._C._are_functorch_transforms_active():
-            raise UnsupportedError(
-                "torch.func",
-                "cannot transform NeuroGameAttention, whose coalitions are drawn by numpy; use torch.autograd.",
-            )
         check_sequences(x, self.value.weight, self.embed_dim, key_padding_mask)
         self._check_lengths(x, key_padding_mask)
         x, V, players = self._values(x, key_padding_mask)
@@ -228,6 +222,9 @@ class NeuroGameAttention(IsingLayer):
 
     def _values(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the tokens with padding set to 0; V [B, H, T, D/H]; and which tokens are players, [B, H, T]."""
+        for name, given in (("x", x), ("key_padding_mask", padding)):
+            if given is not None:
+                behind_transforms(name, given)
         tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if padding is None else ~padding
         x = torch.where(tokens[..., None], x, 0)
         check_finite("x", x)

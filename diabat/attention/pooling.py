@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.coupled import Backend, CoupledHeads
+from diabat.attention.coupled import Backend, CoupledHeads, problem_of
 from diabat.attention.coupling_layout import CouplingLayout
 from diabat.attention.head_axis import split_heads
 from diabat.attention.layer import visible_positions
@@ -82,7 +82,7 @@ class BoltzmannPooling(CoupledHeads):
         fields = fields.to(torch.promote_types(fields.dtype, torch.float32))
         with without_autocast(x):
             J = self.couplings(x.shape[1]).to(fields)
-            self._recorded = (fields.detach(), J.detach())
+            self._record(problem_of, fields, J)
             return self._bridge(fields, J, visible, seed=self._fixed_seed)
 
     def couplings(self, length: int | None = None) -> Tensor:

@@ -1,13 +1,13 @@
 r"""Autograd through a sampler whose moments have no derivative: forward by the sampler, backward by an estimator.
 
 ``torch.func.vmap`` does not trace either pass; the mapped dimension becomes part of the batch.  Estimators give first
-derivatives; a second derivative raises.
+derivatives in reverse; second and forward derivatives raise.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -69,6 +69,52 @@ def sampled_probabilities(ising: Ising, draw: Draw) -> Tensor:
     return probability
 
 
+def refuse_forward(estimator: str, sampler: Sampler) -> NoReturn:
+    """Raise UnsupportedError for a forward derivative of what an estimator differentiates."""
+    raise UnsupportedError(
+        "gradient",
+        f"estimator '{estimator}' of sampler '{sampler.name}' has derivatives in reverse only, got a forward one "
+        "(jvp, jacfwd or hessian of torch.func); use torch.func.grad, or sampler 'exact' or 'banded'.",
+    )
+
+
+def refuse_second(estimator: str, sampler: Sampler) -> NoReturn:
+    """Raise UnsupportedError for a second derivative of what an estimator differentiates."""
+    raise UnsupportedError(
+        "gradient",
+        f"estimator '{estimator}' of sampler '{sampler.name}' has first derivatives only, got a second one; use "
+        "sampler 'exact' or 'banded'.",
+    )
+
+
+def first_only(gradient: Tensor, estimator: str, sampler: Sampler, *given: Tensor) -> Tensor:
+    """The gradient of an estimator, computed from ``given``: its own derivatives raise UnsupportedError."""
+    found: Tensor = _FirstDerivative.apply(gradient, estimator, sampler, *given)
+    return found
+
+
+class _FirstDerivative(torch.autograd.Function):
+    """(gradient, estimator, sampler, what the gradient depends on) -> the gradient, which has no derivative itself."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, estimator: str, sampler: Sampler, *given: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, *ctx.names = inputs[:3]
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> NoReturn:
+        refuse_second(*ctx.names)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> NoReturn:
+        refuse_second(*ctx.names)
+
+
 def _moments_and_reads(draw: Draw, ising: Ising) -> tuple[Moments, Maybe, Maybe]:
     """Compute moments and, for the estimator that uses them, the reads and their weights."""
     if draw.estimator != "covariance":
@@ -110,6 +156,10 @@ class _Sampled(torch.autograd.Function):
         found: Any = _Estimated.apply(*seen, v, ctx.draw, wanted, *parameters)
         h, J, K, *of_parameters = found
         return h, J, K, None, None, *(of_parameters or [None] * len(parameters))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> NoReturn:
+        refuse_forward(ctx.draw.estimator, ctx.draw.sampler)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
@@ -174,12 +224,12 @@ class _Estimated(torch.autograd.Function):
         ctx.draw = inputs[9]
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Maybe, ...]:
-        raise UnsupportedError(
-            "gradient",
-            f"estimator '{ctx.draw.estimator}' of sampler '{ctx.draw.sampler.name}' has first derivatives "
-            "only, got a second one; use sampler 'exact' or 'banded'.",
-        )
+    def backward(ctx: Any, *cotangents: Tensor) -> NoReturn:
+        refuse_second(ctx.draw.estimator, ctx.draw.sampler)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> NoReturn:
+        refuse_second(ctx.draw.estimator, ctx.draw.sampler)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:

@@ -17,16 +17,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from diabat.attention import estimators
 from diabat.attention.bridge import GradientBridge, outside_graphs
+from diabat.attention.sampled import first_only, refuse_forward
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import Samples
 from diabat.samplers.capabilities import UnsupportedError
+from diabat.samplers.folding import refuse_batched_cotangent
 from diabat.samplers.seeds import draw_seed
 
 
@@ -111,26 +113,31 @@ class _FromReads(torch.autograd.Function):
         return moments.smoothed_probability, held.spins
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> None:
-        raise UnsupportedError(
-            "mode", "expected no vmap over couplings of 'J-self' with reads; use 'exact' or 'banded'."
-        )
-
-    @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         couplings, ctx.call = inputs
-        ctx.shape = couplings.shape
-        ctx.save_for_backward(output[1])
+        ctx.save_for_backward(couplings, output[1])
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, v: Tensor, *rest: Any) -> tuple[Tensor | None, None]:
-        (spins,) = ctx.saved_tensors
+        refuse_batched_cotangent(v)
+        couplings, spins = ctx.saved_tensors
         visible = ctx.call.visible.expand(v.shape)
         found = estimators.covariance(v, spins, visible, couplings=True, three_body=False).couplings
         assert found is not None
-        return found.sum_to_size(ctx.shape), None
+        sampler, gradient = ctx.call.bridge.sampler, found.sum_to_size(couplings.shape)
+        return first_only(gradient, "covariance", sampler, couplings), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> NoReturn:
+        refuse_forward("covariance", ctx.call.bridge.sampler)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> NoReturn:
+        raise UnsupportedError(
+            "gradient",
+            "vmap over couplings of mode 'J-self' with reads is unsupported; use gradient='straight_through'.",
+        )
 
 
 def clamped(drawn: Samples, own: Tensor, with_own: Tensor) -> Samples:

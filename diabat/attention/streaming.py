@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from diabat.attention.head_axis import group_rows, head_products
+from diabat.samplers.folding import transformed
 
 _NUMBERS, _LEAST, _ALL = 1 << 16, 64, 1 << 62
 """Scores of a block, if they are those of 64 to 128 queries; more leave the caches."""
@@ -67,8 +69,10 @@ def far_sums(
         words = torch.randint(-(2**31), 2**31, (*q.shape[:-1], 1), dtype=torch.int32, device=q.device)
     settings = _Settings(odds, softcap, dropout, _blocks(first, q.shape[2], k.shape[2], rows))
     masks = None if isinstance(first, int) else first, far.visible, far.bias
-    # The compiler cannot trace such a function without warnings; a graph keeps the scores.
-    call = _FarSums.forward if torch.compiler.is_compiling() else _FarSums.apply
+    # The compiler cannot trace such a function without warnings, and it has no forward derivative: the graph of torch
+    # keeps the scores.
+    plain = torch.compiler.is_compiling() or forward_ad._current_level >= 0
+    call = _FarSums.forward if plain else _FarSums.apply
     y, x = call(q, k, v, *masks, words, settings)
     return y, x
 
@@ -104,7 +108,7 @@ class _Settings(NamedTuple):
 
 def _is_traced() -> bool:
     """Whether numbers cannot be read: in a graph, or in a transform of torch.func."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() or transformed()
 
 
 def _blocks(first: Tensor | int, queries: int, keys: int, rows: int) -> tuple[_Block, ...]:

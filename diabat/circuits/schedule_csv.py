@@ -117,8 +117,8 @@ def _check_header(where: str, header: list[str]) -> None:
     if missing:
         other = len(header) == 1 and any(mark in header[0] for mark in ";\t")
         raise ValueError(
-            f"{where}: expected the columns {', '.join(COLUMNS)}, "
-            f"got {', '.join(header)[:80]!r} without {', '.join(missing)}"
+            f"{where}: expected the columns {', '.join(COLUMNS)}, got a line of {len(header)} without "
+            f"{', '.join(missing)}"
             + ("; separate values with commas, and write decimals with points" if other else "")
         )
     for key in (*COLUMNS, "solver", "protocol"):

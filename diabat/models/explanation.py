@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention.correlations import query_moments, reason_without_correlations
+from diabat.attention.coupled import recording
 from diabat.attention.heads.pretrained import evaluating
 from diabat.attention.neurogame import NeuroGameAttention
 from diabat.attention.pooling import BoltzmannPooling
@@ -215,8 +216,9 @@ def _quantities(pooling: Any, states: Tensor, mask: Tensor) -> tuple[dict[str, T
         }  # fmt: skip
         return of_tokens, facts | {k: v for k, v in found.info.items() if k in ("converged", "iterations")}
     if isinstance(pooling, BoltzmannPooling):
-        alpha = pooling.probabilities(states, mask)[0]
-        h, J = pooling.last_fields_and_couplings()
+        with pooling.recording():
+            alpha = pooling.probabilities(states, mask)[0]
+            h, J = pooling.last_fields_and_couplings()
         assert J is not None
         facts = {"expected_active": alpha.sum(-1).tolist()}
         return {"alpha": alpha, "fields": h[0], "interactions": J}, facts
@@ -251,7 +253,7 @@ def explain_decoder(
     """
     position = _checked_position(model, symbols, position)
     length, layers = len(symbols), model.attention_layers()
-    with evaluating(model):
+    with evaluating(model), recording(layers):
         x, maps = model.embedded(symbols[None].to(next(model.parameters()).device)), []
         for block in model.all_blocks():
             attended, weights = block.attention(block.attention_norm(x), need_weights=True)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from diabat.attention import BoltzmannAttention
+from diabat.attention.coupled import recording
 from diabat.attention.windows import visible_slots
 from diabat.config.errors import ConfigError, of_section
 from diabat.config.loading import load_config
@@ -86,10 +87,10 @@ def attention_ensembles(
     assert isinstance(run.model, Transformer)
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(run.task.validation), generator=generator)[:_WINDOWS]
-    with torch.no_grad():
-        run.model(run.task.validation.inputs[chosen])
     layers = run.model.attention_layers()
-    return [_layer_ensemble(layer, f"layer {i}") for i, layer in enumerate(layers, start=1)]
+    with torch.no_grad(), recording(layers):
+        run.model(run.task.validation.inputs[chosen])
+        return [_layer_ensemble(layer, f"layer {i}") for i, layer in enumerate(layers, start=1)]
 
 
 def _layer_ensemble(layer: BoltzmannAttention, name: str) -> Ensemble:

@@ -23,6 +23,7 @@ from diabat.samplers.answers import AdjointGradient, Moments, Samples, Solution
 from diabat.samplers.capabilities import Capabilities, UnsupportedError
 from diabat.samplers.derivatives import analytic_moments, differentiated
 from diabat.samplers.diagnostics import Watched
+from diabat.samplers.folding import transformed
 from diabat.samplers.odds import analytic_log_odds
 from diabat.samplers.options import WithOptions
 from diabat.samplers.seeds import as_int, draw_seed
@@ -193,13 +194,13 @@ class Sampler(WithOptions, nn.Module, ABC):
 
     def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
         """Moments differentiable in h, J and K, as from :meth:`moments` but without the ``info`` of the call."""
-        if torch._C._are_functorch_transforms_active():  # which take matrices, and hide values
+        if transformed():  # functions with all rules take matrices
             ising = ising.dense()
         elif ising.edges is not None:
             self._require(ising)
             ising = self._taken(ising)
-        # A smooth graph needs no custom derivatives, except under the transforms of torch.func.
-        if (self.smooth or not differentiated(ising)) and not torch._C._are_functorch_transforms_active():
+        # A smooth graph needs no custom derivatives, except under transforms.
+        if (self.smooth or not differentiated(ising)) and not transformed():
             return self._answer(ising, correlations, seed)
         return analytic_moments(self, ising, correlations, seed)
 

@@ -92,9 +92,8 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[st
     try:
         replace_file(path, tensor_file(tensors, facts))
     except OSError as error:
-        raise CheckpointError(
-            f"checkpoint: cannot save {path} ({error.strerror}); the one before is intact."
-        ) from error
+        kept = "the one before is intact" if path.exists() else "there is none before it"
+        raise CheckpointError(f"checkpoint: cannot save {path} ({error.strerror}); {kept}.") from error
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -273,17 +274,19 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * scale
         self.optimizer.zero_grad()
-        loss = self._backward(self.order[state.batch * options.batch_size :][: options.batch_size])
+        chosen = self.order[state.batch * options.batch_size :][: options.batch_size]
+        loss = self._backward(chosen)
         self.processes.sum_gradients(model.parameters())
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip)
         # One transfer for both numbers; a gradient that is not finite never reaches the weights.
         loss_value, norm_value = torch.stack((loss, norm.to(loss.dtype))).tolist()
         (loss_value,) = self.processes.sum(loss_value)
-        require_finite(model, state, loss=loss_value)
+        again = partial(self._again, chosen)
+        require_finite(model, state, again, loss=loss_value)
         skips = self.scaler.is_enabled() and self.scaler.get_scale() >= 1  # a step that overflows
         if not skips:
-            require_finite(model, state, gradient=norm_value)
+            require_finite(model, state, again, gradient=norm_value)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.average.update()
@@ -298,25 +301,39 @@ class Trainer:
         total = self.train.counted(chosen)
         loss = torch.zeros((), device=self.device)
         # More pieces than examples would give empty pieces.
-        for piece in self.processes.own(chosen.tensor_split(min(self.pieces, len(chosen)))):
-            counted = self.train.counted(piece)
-            if not counted:
-                continue
-            inputs, targets = self.train.batch(piece)
-            with numbers_in_range(self.model, self.state), autocast(self.options.precision, self.device):
-                part = training_loss(self.model, inputs, targets, self.options)
+        for piece, counted in self._pieces(chosen):
+            again = partial(self._loss, piece)
+            with numbers_in_range(self.model, self.state, again):
+                part = again()
             part = part * (counted / total)
             self.scaler.scale(part).backward()
             loss = loss + part.detach()
         return loss
 
+    def _pieces(self, chosen: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """This process's pieces of a batch, and how many targets each counts, at least one."""
+        for piece in self.processes.own(chosen.tensor_split(min(self.pieces, len(chosen)))):
+            if counted := self.train.counted(piece):
+                yield piece, counted
+
+    def _loss(self, piece: Tensor) -> Tensor:
+        inputs, targets = self.train.batch(piece)
+        with autocast(self.options.precision, self.device):
+            return training_loss(self.model, inputs, targets, self.options)
+
+    def _again(self, chosen: Tensor) -> None:
+        """The forward passes of a batch once more."""
+        for piece, _ in self._pieces(chosen):
+            self._loss(piece)
+
     def validate(self) -> None:
         """Validate, keep the weights if they are the best so far, and close a complete epoch."""
         state, options, model = self.state, self.options, self.model
-        with numbers_in_range(model, state), self.average.applied():
-            how: dict[str, Any] = {"seed": options.seed, "precision": options.precision}
-            loss, accuracy = evaluate(model, self.validation, **how, processes=self.processes)
-            require_finite(model, state, validation_loss=loss)
+        how: dict[str, Any] = {"seed": options.seed, "precision": options.precision}
+        again = partial(evaluate, model, self.validation, **how)
+        with self.average.applied(), numbers_in_range(model, state, again):
+            loss, accuracy = again(processes=self.processes)
+            require_finite(model, state, again, validation_loss=loss)
             metric = self.task.metric_value(loss, accuracy)
             if state.record_validation(loss, metric) and self.processes.is_main:
                 save_checkpoint(self.folder / BEST, weights_of(model), {"step": state.step, "val_loss": loss})

@@ -11,8 +11,8 @@ Of the four coalitions in Δ_ij(C \ {i,j}) one is C, two differ from it by one p
 
 so that one root per pair and coalition is all there is to compute.  On the CPU compiled code sums over the coalitions
 of a few pairs at a time (``pair_kernel``).  On other devices the sum over k runs in tiles, with a running maximum of
-the log-weights.  The backward pass computes the roots again.  Second derivatives, and the transforms of torch.func, keep
-all K n² of them.
+the log-weights.  The backward pass computes the roots again.  Second derivatives, and the transforms of torch.func,
+keep all K n² of them.
 """
 
 from __future__ import annotations
@@ -140,9 +140,7 @@ def _smooth_gradient(parts: list[Tensor], ctx: Any, cotangent: Tensor) -> tuple[
     mean, _ = _smooth_means(Values(*leaves), ctx.coalitions)
     wanted = ctx.needs_input_grad[: len(leaves)]
     chosen = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-    found = iter(
-        torch.autograd.grad(mean, chosen, cotangent, create_graph=True, materialize_grads=True)
-    )
+    found = iter(torch.autograd.grad(mean, chosen, cotangent, create_graph=True, materialize_grads=True))
     return tuple(next(found) if want else None for want in wanted)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diabat.attention.chain import same_tokens
 from diabat.attention.key_couplings import KeyCouplings
+from diabat.samplers.folding import transformed
 
 
 class CachedCouplings:
@@ -21,6 +22,10 @@ class CachedCouplings:
 
     def __init__(self) -> None:
         self._kept: list[_Kept] = []
+
+    def __reduce__(self) -> Any:
+        """Copies and files of a model start without the values of its last pass."""
+        return CachedCouplings, ()
 
     def of(self, chain: KeyCouplings, value: Tensor, dtype: torch.dtype, queries: int) -> Tensor:
         """Couplings of every key with the w keys before it, [B, H, K, w].
@@ -35,7 +40,7 @@ class CachedCouplings:
             kept = self._kept.pop()  # one operation, also between threads: the last pass is continued once
         except IndexError:
             kept = None
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
             return chain(_tokens(value, dtype))[0]
         parameters = (p for p in chain._parameters.values() if p is not None)
         versions = [dtype, *((p.data_ptr(), p._version) for p in parameters)]

@@ -22,6 +22,7 @@ from diabat.samplers.exact.few import few_moments, is_few
 from diabat.samplers.exact.half_split import HalfMoments, half_products
 from diabat.samplers.exact.half_tables import HalfEnergies, single_queries, split_energies
 from diabat.samplers.exact.states import draw_states, joint_probabilities, pair_correlations
+from diabat.samplers.folding import transformed
 from diabat.samplers.grouping import Group, Tiers, enumeration_cost, tiers
 
 _MULTIPLY_ADDS_PER_SECOND = 2e10
@@ -103,8 +104,7 @@ class ExactSampler(Sampler):
 
     def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
         """As in the base class, by a shorter path for few states."""
-        hidden = torch._C._are_functorch_transforms_active()
-        if self.smooth and not hidden and not correlations and is_few(ising):
+        if self.smooth and not transformed() and not correlations and is_few(ising):
             self._refuse_excess(ising)
             few = few_moments(ising, LARGEST)
             if few is not None:  # else too strong, which is refused below
@@ -113,7 +113,7 @@ class ExactSampler(Sampler):
 
     def differentiable_log_odds(self, ising: Ising) -> Tensor:
         """As in the base class; from one enumeration where the kernel solves all problems."""
-        if not torch._C._are_functorch_transforms_active():
+        if not transformed():
             with without_autocast(ising.fields):
                 found = self.solution(ising, odds=True)
                 if found is not None:
