@@ -60,13 +60,14 @@ def reason_without_correlations(layer: BoltzmannAttention) -> str | None:
 def query_moments(
     layer: BoltzmannAttention, query: int, *, sequence: int = 0, seed: int | None = None
 ) -> QueryMoments:
-    """Solve the problem of one query of the last forward pass again, with correlations, in float64.
+    """Solve the problem of one query of the last recorded forward pass again, with correlations, in float64.
 
     The query sees all keys up to its own position, or all keys without ``causal``: the forward pass must be one without
     padding.  Keys before the window of relative couplings are independent of all others and are left out.
 
     Args:
-        layer: The layer, after a forward pass over whole sequences.
+        layer: The layer, inside of its :meth:`~diabat.BoltzmannAttention.recording`, after a forward pass over whole
+            sequences.
         query: Position of the query.
         sequence: Index in the batch.
         seed: Seed of the reads of sampling backends; None takes one as the forward pass does.
@@ -74,7 +75,7 @@ def query_moments(
     Raises:
         ValueError: If there is no such query.
         UnsupportedError: In the modes softmax, h and J, and if the sampler does not report correlations.
-        RuntimeError: Before the first forward pass.
+        RuntimeError: Outside of a recording, or before its first forward pass.
     """
     reason = reason_without_correlations(layer)
     if reason is not None:

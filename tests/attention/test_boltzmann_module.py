@@ -105,17 +105,17 @@ def test_bad_masks(mask: torch.Tensor) -> None:
 
 def test_last_fields_and_couplings() -> None:
     built, x = layer(), inputs()
-    with pytest.raises(RuntimeError, match="no Boltzmann forward pass has been made yet"):
-        built.last_fields_and_couplings()
-    built(x)
-    h, J = built.last_fields_and_couplings()
+    with built.recording():
+        built(x)
+        h, J = built.last_fields_and_couplings()
     q, k = (f(x).view(3, 5, 2, 3).transpose(1, 2) for f in (built.query, built.key))
     assert torch.allclose(h, q @ k.mT / math.sqrt(3))
     assert J.shape == (2, 1, 5, 5)
     softmax = layer("softmax")
-    softmax(x)
-    with pytest.raises(RuntimeError, match="no Boltzmann forward pass"):
-        softmax.last_fields_and_couplings()
+    with softmax.recording():
+        softmax(x)
+        with pytest.raises(RuntimeError, match="no Boltzmann forward pass has been recorded"):
+            softmax.last_fields_and_couplings()
 
 
 def test_dropout_acts_in_training_only() -> None:

@@ -26,7 +26,7 @@ from diabat.attention.chain import (
     weights_of,
 )
 from diabat.attention.correlations import query_moments
-from diabat.attention.coupled import CoupledHeads
+from diabat.attention.coupled import CoupledHeads, recording
 from diabat.attention.key_couplings import ChainOptions, KeyCouplings
 
 F64 = torch.float64
@@ -306,8 +306,9 @@ def test_the_layer_in_its_own_terms(name: str, monkeypatch: pytest.MonkeyPatch) 
 def test_couplings_are_those_of_the_tokens(name: str) -> None:
     layer = built(F64, **OPTIONS[name])
     chain, x = layer.key_couplings, torch.randn(2, 6, 12, dtype=F64)
-    layer(x)
-    _, J = layer.last_fields_and_couplings()
+    with layer.recording():
+        layer(x)
+        _, J = layer.last_fields_and_couplings()
     expected = torch.zeros(2, 2, 6, 6, dtype=F64)
     for d in range(1, chain.bandwidth + 1):
         for j in range(d, 6):
@@ -448,8 +449,9 @@ def test_couplings_start_at_the_given_ones_and_train() -> None:
     )
     assert coupling_parameters(layer) == [layer.key_couplings.distance]
     x = torch.randn(1, 10, 8)
-    layer(x)
-    _, J = layer.last_fields_and_couplings()
+    with layer.recording():
+        layer(x)
+        _, J = layer.last_fields_and_couplings()
     torch.testing.assert_close(J[0, 0, 0].diagonal(1), torch.full((9,), 0.7))
     layer(x).square().sum().backward()
     assert all(p.grad is not None for p in layer.parameters())
@@ -458,9 +460,10 @@ def test_couplings_start_at_the_given_ones_and_train() -> None:
 
 def test_correlations_of_a_query_are_those_of_the_chain() -> None:
     layer = built(F64)
-    layer(torch.randn(2, 6, 12, dtype=F64))
-    found = query_moments(layer, 4, sequence=1)
-    fields, J = layer.last_fields_and_couplings()
+    with layer.recording():
+        layer(torch.randn(2, 6, 12, dtype=F64))
+        found = query_moments(layer, 4, sequence=1)
+        fields, J = layer.last_fields_and_couplings()
     assert found.couplings is not None
     assert torch.equal(found.couplings, J[1, :, 0, :5, :5])
     problem = Ising(fields[1, :, 4, :5], found.couplings)
@@ -529,12 +532,13 @@ def test_multihead_attention_couples_its_keys(weights: str, is_causal: bool) -> 
     assert none is None
     slow, _ = other(x, x, x, padded, is_causal=is_causal)
     later = torch.ones(9, 9, dtype=torch.bool).triu(1)
-    masked, _ = other(
-        x, x, x, padded, need_weights=False, attn_mask=later if is_causal else torch.zeros(9, 9)
-    )
-    fields, J = other.last_fields_and_couplings()
-    layer(x, padded)
-    expected_fields, expected_J = layer.last_fields_and_couplings()
+    with recording([other, layer]):
+        masked, _ = other(
+            x, x, x, padded, need_weights=False, attn_mask=later if is_causal else torch.zeros(9, 9)
+        )
+        fields, J = other.last_fields_and_couplings()
+        layer(x, padded)
+        expected_fields, expected_J = layer.last_fields_and_couplings()
     assert J is not None
     seen = (~padded[:, None, None] & (~later if is_causal else torch.ones(9, 9, dtype=torch.bool))).expand(
         fields.shape

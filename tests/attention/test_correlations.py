@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diabat import BoltzmannAttention, UnsupportedError
 from diabat.attention.correlations import query_moments, reason_without_correlations
+from diabat.attention.coupled import recording
 from diabat.ising import Ising
 from diabat.testing import brute_force
 
@@ -76,8 +77,9 @@ def enumerated(built: BoltzmannAttention, x: Tensor, i: int, head: int) -> tuple
 @pytest.mark.parametrize("query", [0, 2, 5])
 def test_moments_are_those_of_the_problem_of_the_query(name: str, query: int) -> None:
     built, x = layer(**CASES[name]), inputs()
-    built(x)
-    found = query_moments(built, query, sequence=1)
+    with built.recording():
+        built(x)
+        found = query_moments(built, query, sequence=1)
     assert found.num_reads is None
     for head in range(2):
         positions, mean, pairs = enumerated(built, x[1], query, head)
@@ -94,14 +96,16 @@ def test_reads_estimate_the_correlations(name: str) -> None:
     """
     reads: dict[str, Any] = {"sampler": "exact", "gradient": "covariance", "num_reads": 20_000}
     exact, sampled = layer(**CASES[name]), layer(**CASES[name], **reads)
-    for built in (exact, sampled):
-        built(inputs())
-    want, got = query_moments(exact, 5), query_moments(sampled, 5, seed=3)
+    with recording([exact, sampled]):
+        for built in (exact, sampled):
+            built(inputs())
+        want, got = query_moments(exact, 5), query_moments(sampled, 5, seed=3)
+        again, other = (query_moments(sampled, 5, seed=seed) for seed in (3, 4))
     assert got.num_reads == 20_000
     assert (got.correlations - want.correlations).abs().max() < 6 / 20_000**0.5
     assert want.correlations.flatten(1).abs().max() > 0.2
-    assert torch.equal(got.correlations, query_moments(sampled, 5, seed=3).correlations)
-    assert not torch.equal(got.correlations, query_moments(sampled, 5, seed=4).correlations)
+    assert torch.equal(got.correlations, again.correlations)
+    assert not torch.equal(got.correlations, other.correlations)
 
 
 def test_clamped_reads_are_those_of_the_method_of_the_layer() -> None:
@@ -111,16 +115,18 @@ def test_clamped_reads_are_those_of_the_method_of_the_layer() -> None:
     """
     built = layer(relative=True, mode="J-self", sampler="dqa", num_reads=20_000, dtype=torch.float32)
     torch.manual_seed(0)
-    _, weights = built(inputs(dtype=torch.float32), need_weights=True)
-    found = query_moments(built, 5, seed=1)
+    with built.recording():
+        _, weights = built(inputs(dtype=torch.float32), need_weights=True)
+        found = query_moments(built, 5, seed=1)
     alpha = found.probability / found.probability.sum(-1, keepdim=True)
     assert (weights[0, :, 5, found.positions] - alpha).abs().max() < 0.01
 
 
 def test_banded_couplings_have_correlations_beyond_the_band() -> None:
     built = layer(window=6, sampler="banded", bandwidth=2)
-    built(inputs())
-    found = query_moments(built, 5)
+    with built.recording():
+        built(inputs())
+        found = query_moments(built, 5)
     for head in range(2):
         assert (found.correlations[head] - enumerated(built, inputs()[0], 5, head)[2]).abs().max() < 1e-12
     assert found.correlations[0, 0, 5].abs() > 1e-4
@@ -146,9 +152,10 @@ def test_layers_without_correlations_say_why(options: dict[str, Any], reason: st
 def test_wrong_queries_are_refused() -> None:
     built = layer(window=6)
     assert reason_without_correlations(built) is None
-    with pytest.raises(RuntimeError, match="no Boltzmann forward pass"):
+    with pytest.raises(RuntimeError, match=r"not recorded; call the layer.*'with layer\.recording"):
         query_moments(built, 0)
-    built(inputs())
-    for query in (-1, 6, 1.0):
-        with pytest.raises(ValueError, match=r"query: expected a position in 0 .. 5, got"):
-            query_moments(built, query)
+    with built.recording():
+        built(inputs())
+        for query in (-1, 6, 1.0):
+            with pytest.raises(ValueError, match=r"query: expected a position in 0 .. 5, got"):
+                query_moments(built, query)

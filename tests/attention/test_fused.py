@@ -72,10 +72,11 @@ def results(layer: BoltzmannAttention, x: Tensor, mask: Tensor | None) -> list[T
     The numbers of dropout are the same at every call.
     """
     torch.manual_seed(3)
-    out, weights = layer(x, mask, need_weights=True)
+    with layer.recording():
+        out, weights = layer(x, mask, need_weights=True)
+        recorded = [t for t in layer.last_fields_and_couplings() if t is not None] if layer._last else []
     loss = out.sin().sum() + (weights * torch.arange(weights.shape[-1])).square().sum()
     leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
-    recorded = [t for t in layer.last_fields_and_couplings() if t is not None] if layer._recorded else []
     return [out.detach(), weights.detach(), *recorded, *torch.autograd.grad(loss, leaves)]
 
 

@@ -113,15 +113,6 @@ def test_cotangents_of_what_is_no_pair_do_not_matter(weighting: Any) -> None:
     assert torch.equal(*gradients)
 
 
-def test_second_derivatives_are_refused() -> None:
-    V = token_vectors(1, 5, 3, seed=45).requires_grad_()
-    for sampled in (games.sample_interaction, games.sample_shapley):
-        value = sampled(games.NormGame(V), 4, seed=0).value
-        (gradient,) = torch.autograd.grad(value.square().sum(), V, create_graph=True)
-        with pytest.raises(RuntimeError, match="once_differentiable"):
-            gradient.sum().backward()
-
-
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_arrays_are_linear_in_kn_plus_n_squared(weighting: Any) -> None:
     """Memory of the compiled code, backward included; K n² would be four times as much."""

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import diabat
 from diabat import BoltzmannAttention, BoltzmannMultiheadAttention
+from diabat.attention.coupled import recording
 from diabat.attention.multihead import attention_masks
 
 F64 = torch.float64
@@ -125,11 +126,12 @@ def test_self_attention_is_that_of_the_layer(mode: str, causal: bool) -> None:
     adapter.load_state_dict(state)
     x, padding = torch.randn(B, S, E, dtype=F64), torch.zeros(B, S, dtype=torch.bool)
     padding[1, 2:] = True
-    expected = layer(x, padding, need_weights=True)
-    found = adapter(x, x, x, padding, average_attn_weights=False, is_causal=causal)
-    assert_close(found, expected)
-    if mode != "softmax":
-        assert_close(adapter.last_fields_and_couplings(), layer.last_fields_and_couplings())
+    with recording([layer, adapter]):
+        expected = layer(x, padding, need_weights=True)
+        found = adapter(x, x, x, padding, average_attn_weights=False, is_causal=causal)
+        assert_close(found, expected)
+        if mode != "softmax":
+            assert_close(adapter.last_fields_and_couplings(), layer.last_fields_and_couplings())
 
 
 def boltzmann(**options: Any) -> Any:
@@ -146,8 +148,9 @@ def test_float_masks_add_to_the_fields_and_hide() -> None:
     numbers = masks("float 3d")
     mask, of_keys = numbers["attn_mask"], numbers["key_padding_mask"]
     weights = built(query, key, value, of_keys, True, mask, False)[1]
-    built(query, key, value)
-    fields, J = built.last_fields_and_couplings()
+    with built.recording():
+        built(query, key, value)
+        fields, J = built.last_fields_and_couplings()
     total = mask.double().view(B, H, L, S) + of_keys.double()[:, None, None]
     seen = total > -math.inf
     alpha = diabat.spin_probabilities(fields + total.masked_fill(~seen, 0), J, "exact", visible=seen)

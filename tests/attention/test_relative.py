@@ -228,8 +228,9 @@ def test_vmap_is_a_loop(name: str) -> None:
 
 def test_fields_of_the_last_pass_are_those_of_the_slots() -> None:
     built, x = layer(), inputs()
-    built(x)
-    fields, J = built.last_fields_and_couplings()
+    with built.recording():
+        built(x)
+        fields, J = built.last_fields_and_couplings()
     assert fields.shape == (2, 2, 11, WINDOW)
     assert J.shape == (2, 1, WINDOW, WINDOW)
 

@@ -84,7 +84,8 @@ def test_files_as_spreadsheets_and_people_write_them(tmp_path: Path) -> None:
         ([f"{HEADER},A_GHz", *(f"{row},0" for row in ROWS)], "line 1: expected one column A_GHz, got 2"),
         ([], "expected a header line with s, A_GHz, B_GHz, got an empty file"),
         (["# nothing"], "got an empty file"),
-        (["s,A_GHz", *ROWS], "line 1: expected the columns s, A_GHz, B_GHz, got 's, A_GHz' without B_GHz"),
+        (["s,A_GHz", *ROWS], "line 1: expected the columns s, A_GHz, B_GHz, got a line of 2 without B_GHz"),
+        (["hunter2"], r"got a line of 1 without s, A_GHz, B_GHz$"),  # another file, which may hold a secret
         ([HEADER, *ROWS[:5]], "expected at least 11 schedule points, got 5"),
         ([HEADER, *ROWS[:15]], "expected s to span 0 to 1, got 0 to 0.7"),
         (replaced(20, "1.0,0."), r"line 22: expected 3 values, got 2 \(truncated"),

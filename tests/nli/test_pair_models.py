@@ -112,8 +112,9 @@ def test_boltzmann_pooling_has_the_marginals_of_its_fields_and_couplings() -> No
     torch.nn.init.normal_(pooling.coupling_pairs)
     x, hidden = torch.randn(3, 4, 6, dtype=torch.float64), torch.zeros(3, 4, dtype=torch.bool)
     hidden[0, 2:] = True
-    alpha = pooling.probabilities(x, hidden)
-    h, J = pooling.last_fields_and_couplings()
+    with pooling.recording():
+        alpha = pooling.probabilities(x, hidden)
+        h, J = pooling.last_fields_and_couplings()
     assert (h.shape, J.shape) == ((3, 2, 4), (2, 4, 4))
     for b in range(3):
         for head in range(2):

@@ -1,0 +1,468 @@
+"""Second derivatives of all that is differentiable: right on every way that torch knows, or refused in one sentence."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad, grad
+
+import diabat
+from diabat.attention import games
+from diabat.attention.heads import losses
+from diabat.attention.heads.calibration import Calibration, calibrate
+from diabat.attention.pooling import BoltzmannPooling
+from diabat.huggingface.boltzmann.config import BoltzmannOptions
+from diabat.huggingface.boltzmann.layer import BoltzmannHeads
+from diabat.ising import pack_couplings
+from diabat.samplers.capabilities import UnsupportedError
+
+# torch compiles some of its own forward derivatives by what it has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+F64 = torch.float64
+Function = Callable[..., Tensor]
+Leaves = tuple[Tensor, ...]
+Entry = Callable[[], tuple[Function, Leaves]]
+
+
+def random(*shape: int, scale: float = 1.0, seed: int = 0) -> Tensor:
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def of_layer(build: Callable[[], nn.Module], tokens: int = 4) -> Entry:
+    """A layer as a function of its input and of its couplings, or of its first weights."""
+
+    def made() -> tuple[Function, Leaves]:
+        torch.manual_seed(0)
+        layer = build().double().eval()
+        named = dict(layer.named_parameters())
+        moved = [name for name in named if "coupling" in name] or [next(iter(named))]
+        for i, name in enumerate(moved):
+            named[name].data = random(*named[name].shape, scale=0.4, seed=i + 1)
+        fixed = {name: p.detach() for name, p in named.items()}
+
+        def function(x: Tensor, *parameters: Tensor) -> Tensor:
+            if isinstance(layer, BoltzmannHeads):
+                args: Any = (
+                    x[:, None],
+                    x[:, None].flip(-1),
+                    x[:, None],
+                    torch.ones(1, 1, 4, 4).bool().tril(),
+                )
+            else:
+                args = (x,) * (3 if isinstance(layer, diabat.BoltzmannMultiheadAttention) else 1)
+            given = fixed | dict(zip(moved, parameters, strict=True))
+            found: Any = torch.func.functional_call(layer, given, args)
+            out: Tensor = found[0] if isinstance(found, tuple) else found
+            return out
+
+        return function, (random(1, tokens, 4), *(fixed[name] for name in moved))
+
+    return made
+
+
+def attention(**options: Any) -> Entry:
+    return of_layer(lambda: diabat.BoltzmannAttention(4, 2, **({"window": 2, "relative": True} | options)))
+
+
+def of_bridge(sampler: Any, gradient: str = "auto", **options: Any) -> Entry:
+    """Probabilities of fields [2, 3] and shared couplings."""
+
+    def made() -> tuple[Function, Leaves]:
+        backend = sampler() if callable(sampler) else diabat.sampler(sampler)
+
+        def function(h: Tensor, pairs: Tensor) -> Tensor:
+            J = pack_couplings(pairs, 3)
+            return diabat.spin_probabilities(h, J, backend, gradient=gradient, check=False, **options)
+
+        return function, (random(1, 3), random(3, scale=0.4))
+
+    return made
+
+
+def of_sampler(sampler: Any, what: str) -> Entry:
+    def made() -> tuple[Function, Leaves]:
+        backend = sampler() if callable(sampler) else diabat.sampler(sampler)
+
+        def function(h: Tensor, pairs: Tensor) -> Tensor:
+            ising = diabat.Ising(h, pack_couplings(pairs, 3), check=False)
+            if what == "odds":
+                return backend.differentiable_log_odds(ising)
+            moments = backend.differentiable_moments(ising)
+            log_z = moments.log_partition
+            p: Tensor = moments.probability
+            return p if log_z is None else torch.cat((p, log_z[..., None]), -1)
+
+        return function, (random(1, 3), random(3, scale=0.4))
+
+    return made
+
+
+def of_game(sampled: Any, f: str, weighting: str, **options: Any) -> Entry:
+    """A sampled index of vectors and γ."""
+
+    def function(x: Tensor, temperature: Tensor) -> Tensor:
+        given: Any = {"weighting": weighting, "seed": 3} | options
+        found: Tensor = sampled(games.NormGame(x, f), 6, temperature=temperature, **given).value
+        return found
+
+    return lambda: (function, (random(2, 4, 3), torch.tensor([0.6, 1.4], dtype=F64)))
+
+
+def of_table(index: Any) -> Entry:
+    return lambda: (index, (random(2, 8),))
+
+
+def converged() -> diabat.Sampler:
+    return diabat.sampler("mean_field", tolerance=1e-14, max_iterations=5000)
+
+
+def anneal() -> diabat.Sampler:
+    return diabat.sampler("dqa", schedule="boltzmann-4")
+
+
+def neurogame(**options: Any) -> Entry:
+    options = {"sampler": "exact", "num_coalitions": 4, "eval_coalitions": 4} | options
+    return of_layer(lambda: diabat.NeuroGameAttention(4, 2, **options), tokens=3)
+
+
+def hugging_face(**options: Any) -> Entry:
+    return of_layer(lambda: BoltzmannHeads(1, BoltzmannOptions(**options), features=4))
+
+
+def focused(maps: Tensor) -> Tensor:
+    seen = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril()
+    return calibrate(maps.masked_fill(~seen, -torch.inf).softmax(-1), seen, Calibration({0: [0]}, alpha=0.3))[
+        0
+    ]
+
+
+RIGHT: dict[str, Entry] = {
+    **{
+        f"{sampled.__name__} {f} {weighting} {options}": of_game(sampled, f, weighting, **options)
+        for f in ("identity", "tanh")
+        for weighting in ("uniform", "gibbs")
+        for sampled, options in (
+            (games.sample_shapley, {}),
+            (games.sample_banzhaf, {}),
+            (games.sample_interaction, {"index": "shapley", "antithetic": True}),
+        )
+    },
+    "mobius": of_table(games.mobius),
+    "shapley": of_table(games.shapley),
+    "banzhaf_interaction": of_table(games.banzhaf_interaction),
+    "k_sii": of_table(lambda t: games.k_sii(t, 2)),
+    "gibbs_interaction": of_table(lambda t: games.gibbs_interaction(t, 0.7)),
+    **{
+        f"NeuroGame {weighting} {f} {output}": neurogame(weighting=weighting, f=f, output=output)
+        for weighting in ("uniform", "gibbs")
+        for f, output in (("identity", "pooled"), ("tanh", "tokens"))
+    },
+    "NeuroGame of mean_field": neurogame(sampler=converged()),
+    "NeuroGame that learns its temperature": neurogame(learn_temperature=True),
+    "NeuroGame h": neurogame(mode="h"),
+    **{
+        f"attention {mode}": attention(mode=mode, window=3 if mode == "h+J+K" else 2)
+        for mode in ("softmax", "h", "h+J", "J", "h+J+K", "J-self")
+    },
+    "attention absolute": attention(window=4, relative=False),
+    "attention odds": attention(weights="odds"),
+    "attention h odds": attention(mode="h", weights="odds"),
+    "attention of mean_field": attention(sampler=converged()),
+    "attention banded": attention(sampler="banded", bandwidth=1),
+    "attention independent": attention(far="independent"),
+    "attention independent odds": attention(far="independent", weights="odds"),
+    "attention chain": attention(window=None),
+    "attention chain odds": attention(window=None, weights="odds"),
+    "attention chain of tokens": attention(window=None, couplings="tokens", rank=2),
+    "attention chain of mean_field": attention(window=None, sampler=converged()),
+    "attention wide chain": attention(window=None, bandwidth=2),
+    "multihead": of_layer(lambda: diabat.BoltzmannMultiheadAttention(4, 2, window=4, batch_first=True)),
+    "pooling": of_layer(lambda: BoltzmannPooling(4, 2, 4, sampler="exact")),
+    "hugging face": hugging_face(window=2),
+    "hugging face independent": hugging_face(window=2, far="independent"),
+    "hugging face chain": hugging_face(window=None),
+    **{f"probabilities {name}": of_bridge(name) for name in ("exact", "banded")},
+    "probabilities of mean_field": of_bridge(converged),
+    **{
+        f"{what} {name}": of_sampler(name, what)
+        for name in ("exact", "banded")
+        for what in ("moments", "odds")
+    },
+    **{f"{what} of mean_field": of_sampler(converged, what) for what in ("moments", "odds")},
+    "calibrated maps": lambda: (focused, (random(1, 2, 4, 4),)),
+    "barrier": lambda: (lambda a: losses.log_det_barrier(a @ a.mT), (random(3, 4),)),
+    "barlow": lambda: (losses.cross_head_barlow_twins, (random(1, 6, 2, 3),)),
+    "disagreement": lambda: (losses.disagreement, (random(1, 3, 2, 3),)),
+    "entropy": lambda: (losses.negative_entropy, (random(1, 3, 4),)),
+}
+REFUSED: dict[str, Entry] = {
+    **{
+        f"probabilities {name} {gradient}": of_bridge(name, gradient, **options)
+        for name, gradient, options in (
+            ("exact", "straight_through", {}),
+            ("exact", "linear_response", {}),
+            ("exact", "covariance", {"num_reads": 40, "seed": 5}),
+            ("tempering", "covariance", {"num_reads": 40, "seed": 5}),
+        )
+    },
+    **{
+        f"probabilities of an anneal {gradient}": of_bridge(anneal, gradient)
+        for gradient in ("adjoint", "straight_through", "linear_response")
+    },
+    "attention of reads": attention(sampler="exact", gradient="covariance", num_reads=20),
+    "attention of an anneal": attention(sampler=anneal()),
+    "attention J-self of reads": attention(mode="J-self", sampler="tempering", num_reads=20),
+    "NeuroGame of an anneal": neurogame(sampler=anneal()),
+}
+
+
+def first(function: Function, leaves: Sequence[Tensor], nonlinear: bool) -> Function:
+    """A loss, linear or not in the outputs."""
+    out = function(*leaves)
+    weights = random(*out.shape, seed=7)
+
+    def loss(*given: Tensor) -> Tensor:
+        y = function(*given)
+        return (y * weights).sum() + nonlinear * (y * y * (1 + weights)).sum()
+
+    return loss
+
+
+def by_differences(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
+    """The derivative of all gradients along a direction, from the first derivative."""
+    step, found = 2e-6, []
+    for sign in (1, -1):
+        moved = [(t + sign * step * d).requires_grad_() for t, d in zip(leaves, along, strict=True)]
+        found.append(grad(loss(*moved), moved, materialize_grads=True))
+    return [(a - b) / (2 * step) for a, b in zip(*found, strict=True)]
+
+
+def by_create_graph(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
+    given = [t.clone().requires_grad_() for t in leaves]
+    slopes = grad(loss(*given), given, create_graph=True, materialize_grads=True)
+    return list(grad(inner(slopes, along), given, materialize_grads=True))
+
+
+def by_inputs(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
+    """One pair of leaves at a time, the others not asked for."""
+    found = []
+    for i in range(len(leaves)):
+        total = torch.zeros_like(leaves[i])
+        for j in range(len(leaves)):
+            given = [t.clone().requires_grad_() for t in leaves]
+            slopes = grad(loss(*given), given[j], create_graph=True, materialize_grads=True)
+            total += grad(inner(slopes, along[j : j + 1]), given[i], materialize_grads=True)[0]
+        found.append(total)
+    return found
+
+
+def by_backward(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
+    given = [t.clone().requires_grad_() for t in leaves]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using backward.. with create_graph=True", UserWarning)
+        loss(*given).backward(create_graph=True)
+    slopes = [torch.zeros_like(t) if t.grad is None else t.grad for t in given]
+    for t in given:
+        t.grad = None
+    inner(slopes, along).backward()
+    return [torch.zeros_like(t) if t.grad is None else t.grad for t in given]
+
+
+def by_functional(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
+    return list(torch.autograd.functional.hvp(loss, leaves, along)[1])
+
+
+def by_hessian(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
+    rows: Any = torch.autograd.functional.hessian(loss, leaves)
+    return [contracted(row, along) for row in rows]
+
+
+def by_reverse_of_reverse(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
+    places = tuple(range(len(leaves)))
+    return list(torch.func.grad(lambda *t: inner(torch.func.grad(loss, places)(*t), along), places)(*leaves))
+
+
+def by_forward_of_reverse(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
+    places = tuple(range(len(leaves)))
+    return list(torch.func.jvp(torch.func.grad(loss, places), leaves, along)[1])
+
+
+def by_func_hessian(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
+    rows: Any = torch.func.hessian(loss, tuple(range(len(leaves))))(*leaves)
+    return [contracted(row, along) for row in rows]
+
+
+def by_duals(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
+    """Forward derivatives of a backward pass."""
+    with forward_ad.dual_level():
+        given = [
+            forward_ad.make_dual(t.clone().requires_grad_(), d) for t, d in zip(leaves, along, strict=True)
+        ]
+        slopes = grad(loss(*given), given, create_graph=True, materialize_grads=True)
+        found = [forward_ad.unpack_dual(slope).tangent for slope in slopes]
+    return [torch.zeros_like(t) if d is None else d for t, d in zip(leaves, found, strict=True)]
+
+
+WAYS = (
+    by_create_graph,
+    by_inputs,
+    by_backward,
+    by_functional,
+    by_hessian,
+    by_reverse_of_reverse,
+    by_forward_of_reverse,
+    by_func_hessian,
+    by_duals,
+)
+
+
+def inner(slopes: Sequence[Tensor], along: Sequence[Tensor]) -> Tensor:
+    return sum(((a * b).sum() for a, b in zip(slopes, along, strict=True)), torch.zeros((), dtype=F64))
+
+
+def contracted(row: Sequence[Tensor], along: Leaves) -> Tensor:
+    parts = [
+        (block.flatten(block.ndim - d.ndim) @ d.flatten()) if d.ndim else block * d
+        for block, d in zip(row, along, strict=True)
+    ]
+    return sum(parts[1:], parts[0])
+
+
+def ways(leaves: Leaves) -> list[Any]:
+    """All of them; whole Hessians, row by row, of few numbers only."""
+    few = sum(t.numel() for t in leaves) <= 40
+    return [way for way in WAYS if few or way is not by_hessian]
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented")
+@pytest.mark.parametrize("nonlinear", [False, True], ids=["linear", "nonlinear"])
+@pytest.mark.parametrize("name", RIGHT)
+def test_every_way_is_right(name: str, nonlinear: bool) -> None:
+    """Against central differences of the first derivative, good to about 1e-8 of the largest."""
+    function, leaves = RIGHT[name]()
+    loss = first(function, leaves, nonlinear)
+    along = tuple(random(*t.shape, seed=9 + i) for i, t in enumerate(leaves))
+    wanted = by_differences(loss, leaves, along)
+    for way in ways(leaves):
+        if way is by_functional and name.endswith("of mean_field"):  # hvp differentiates three times
+            with pytest.raises(UnsupportedError, match=r"expected at most second derivatives .* got a third"):
+                way(loss, leaves, along)
+            continue
+        for got, want in zip(way(loss, leaves, along), wanted, strict=True):
+            assert (got - want).abs().max() < 1e-6 * (1 + want.abs().max()), way.__name__
+
+
+@pytest.mark.filterwarnings("ignore:schedule")  # the anneal is not trained for these fields
+@pytest.mark.parametrize("nonlinear", [False, True], ids=["linear", "nonlinear"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_way_is_refused_in_a_sentence(name: str, nonlinear: bool) -> None:
+    """By our own code: not by an error of torch, and never answered."""
+    function, leaves = REFUSED[name]()
+    loss = first(function, leaves, nonlinear)
+    along = tuple(random(*t.shape, seed=9 + i) for i, t in enumerate(leaves))
+    for way in ways(leaves):
+        with pytest.raises(UnsupportedError, match=r"^gradient: [^\n]* use [^\n]*\.$"):
+            way(loss, leaves, along)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "gibbs"])
+@pytest.mark.parametrize("learned", [False, True])
+def test_gradgradcheck_of_neurogame(learned: bool, weighting: Any) -> None:
+    layer = diabat.NeuroGameAttention(
+        3, 1, "exact", weighting=weighting, eval_coalitions=4, learn_temperature=learned
+    )
+    layer = layer.double().eval()
+    nn.init.normal_(layer.value.weight, std=0.4)
+    assert torch.autograd.gradgradcheck(layer, (random(1, 3, 3).requires_grad_(),), atol=1e-4)
+
+
+def test_the_diagnostics_of_a_game_are_those_of_a_plain_call_under_transforms() -> None:
+    x, seen = random(2, 4, 3), []
+
+    def function(x: Tensor) -> Tensor:
+        found = games.sample_interaction(games.NormGame(x), 6, weighting="gibbs", seed=3)
+        seen.append([t for t in (found.standard_error, found.effective_samples) if t is not None])
+        return found.value.sum()
+
+    function(x)
+    torch.func.vjp(function, x)
+    torch.func.jvp(function, (x,), (x,))
+    for plain, *others in zip(*seen, strict=True):
+        for other in others:
+            assert torch.allclose(torch.func.debug_unwrap(other), plain, atol=1e-12)
+
+
+@pytest.mark.parametrize("sampled", [games.sample_shapley, games.sample_interaction])
+def test_what_reads_values_is_not_mapped(sampled: Any) -> None:
+    """In one sentence each: torch.func.vmap, and torch.autograd's batches of cotangents."""
+    x = random(2, 3, 4, 3)
+
+    def value(x: Tensor, players: Any = None) -> Tensor:
+        found: Tensor = sampled(games.NormGame(x, players=players), 4, seed=0).value
+        return found
+
+    with pytest.raises(
+        UnsupportedError, match=r"^vectors: expected a tensor that torch.func.vmap does not map"
+    ):
+        torch.func.vmap(torch.func.grad(lambda x: value(x).sum()))(x)
+    players = torch.ones(2, 4, dtype=torch.bool)
+    with pytest.raises(
+        UnsupportedError, match=r"^players: expected a tensor that torch.func.vmap does not map"
+    ):
+        torch.func.vmap(lambda p: value(x[0], p))(players)
+    with pytest.raises(RuntimeError, match=r"got a batch of them .*; use torch\.func\.jacrev"):
+        torch.autograd.functional.jacobian(value, x[0], vectorize=True)
+    layer, padding = diabat.NeuroGameAttention(3, 1).double(), ~players[:, None].expand(-1, 3, -1)
+    for given, dims, name in (((x, None), (0, None), "x"), ((x[0], padding), (None, 0), "key_padding_mask")):
+        with pytest.raises(
+            UnsupportedError, match=f"^{name}: expected a tensor that torch.func.vmap does not"
+        ):
+            torch.func.vmap(layer, in_dims=dims, randomness="same")(*given)
+
+
+def test_mobius_is_mapped() -> None:
+    tables = random(3, 2, 8)
+    assert torch.equal(torch.func.vmap(games.mobius, in_dims=1, out_dims=1)(tables), games.mobius(tables))
+
+
+def test_reads_of_own_spins_are_not_mapped() -> None:
+    layers = [
+        diabat.BoltzmannAttention(4, 2, 2, relative=True, mode="J-self", sampler="tempering", num_reads=5)
+        for _ in range(2)
+    ]
+    parameters, buffers = torch.func.stack_module_state(layers)
+    with pytest.raises(
+        UnsupportedError, match="vmap over couplings of mode 'J-self' with reads is unsupported"
+    ):
+        torch.func.vmap(
+            lambda p, b: torch.func.functional_call(layers[0], (p, b), (torch.randn(1, 4, 4),)),
+            randomness="same",
+        )(parameters, buffers)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_compiled_layer_has_no_second_derivative(power: int) -> None:
+    layer = diabat.BoltzmannAttention(4, 2, 3, relative=True)
+    x = torch.randn(1, 4, 4, requires_grad=True)
+    out = torch.compile(layer, backend="eager", fullgraph=True)(x)
+    (slope,) = grad(out.pow(power).sum(), x, create_graph=True)
+    with pytest.raises(
+        UnsupportedError, match=r"first derivatives of a compiled layer, got a second one; call"
+    ):
+        grad(slope.sum(), x)
+
+
+def test_roots_of_second_derivatives_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 numbers for each pair and coalition: 4 x 512² x 16 x 8 x 60 bytes are 7.5 GiB."""
+    monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 30)
+    x = torch.randn(4, 512, 2, dtype=F64, requires_grad=True)
+    value = games.sample_interaction(games.NormGame(x), 16, seed=0, diagnostics=False).value
+    with pytest.raises(
+        ValueError, match=r"^vectors: second derivatives of sampled interactions need 7.5 GiB"
+    ):
+        grad(value.sum(), x, create_graph=True)
