@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diabat.attention.bridge import refuse_inference
 from diabat.attention.chain import ChainLayer, attend, attend_once, fields_of, weights_of
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.coupling_layout import WEIGHTS, CouplingLayout
@@ -274,7 +273,6 @@ class CoupledHeads(IsingLayer):
             Mixed values [B, H, Q, d], and weights [B, H, Q, S] if they are needed or were formed.
         """
         refuse_trace()
-        refuse_inference(q, band)
         wide, narrow = torch.promote_types(q.dtype, torch.float32), v.dtype
         layer = ChainLayer(causal, self.weighting, dropout)
         with without_autocast(q):

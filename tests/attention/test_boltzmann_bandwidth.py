@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -168,3 +169,21 @@ def test_multihead_attention_and_models_take_it_and_softmax_leaves_it_unused() -
 def test_what_is_refused(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         CouplingInit(**given)
+
+
+LAYERS: dict[str, Callable[..., Any]] = {
+    "attention": lambda **options: diabat.BoltzmannAttention(8, 2, 4, **options),
+    "without couplings": lambda **options: diabat.BoltzmannAttention(8, 2, 4, mode="h", **options),
+    "chain": lambda **options: diabat.BoltzmannAttention(8, 2, None, relative=True, **options),
+    "multihead": lambda **options: BoltzmannMultiheadAttention(8, 2, window=4, **options),
+    "multihead chain": lambda **options: BoltzmannMultiheadAttention(8, 2, window=None, **options),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_number_is_no_start_of_couplings(name: str) -> None:
+    hint = r"expected a CouplingInit or None, got float; use CouplingInit\(mean=0\.5\)\.$"
+    with pytest.raises(TypeError, match="^coupling_init: " + hint):
+        LAYERS[name](coupling_init=0.5)
+    with pytest.raises(TypeError, match=r"^coupling_init: expected a CouplingInit or None, got str\.$"):
+        LAYERS[name](coupling_init="zeros")

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from diabat.attention import spin_probabilities
+from diabat.attention import BoltzmannAttention, spin_probabilities
 from diabat.attention.bridge import choose_estimator
 from diabat.circuits import TrotterPlan
 from diabat.ising import Ising, IsingError, pack_couplings, pack_three_body
 from diabat.samplers import Sampler, UnsupportedError
-from diabat.samplers.capabilities import Estimator
+from diabat.samplers.capabilities import Capabilities, Estimator
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.exact import ExactSampler
 from diabat.samplers.mean_field import MeanFieldSampler
@@ -43,6 +43,17 @@ def problem(lead: Any = "heads", three_body: float = 0.0) -> tuple[Tensor, Tenso
 @pytest.mark.parametrize(("sampler", "best"), BEST.values(), ids=list(BEST))
 def test_auto_takes_the_best_that_the_backend_supports(sampler: Sampler, best: str) -> None:
     assert choose_estimator(sampler, "auto") == best
+
+
+@pytest.mark.parametrize("gradient", ["auto", "learned", "straight_through"])
+def test_a_backend_declares_estimators_that_there_are(gradient: str) -> None:
+    sampler = FIFOSampler([])
+    sampler.capabilities = Capabilities(gradients=("learned", "straight_through"))
+    h, J, _ = problem()
+    with pytest.raises(
+        UnsupportedError, match=r"^sampler: expected gradients among exact, .* got 'learned'\.$"
+    ):
+        spin_probabilities(h, J, sampler, gradient=gradient)
 
 
 @pytest.mark.parametrize("gradient", get_args(Estimator))
@@ -291,3 +302,30 @@ def test_autocast_changes_no_bit_of_values_and_gradients(gradient: str, dtype: t
     with torch.autocast("cpu", dtype=dtype):
         got = results()
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("name", ["fields", "couplings"])
+@pytest.mark.parametrize("gradient", ["exact", "straight_through", "covariance"])
+def test_what_autograd_cannot_save_is_refused(gradient: str, name: str) -> None:
+    """Tensors of torch.inference_mode, where something has a gradient; without gradients they are like all others."""
+    with torch.inference_mode():
+        made = dict(zip(("fields", "couplings"), (torch.randn(3), torch.zeros(3, 3)), strict=True))
+    terms = {"fields": torch.randn(3), "couplings": torch.zeros(3, 3)}
+    given = {k: made[k] if k == name else t.requires_grad_() for k, t in terms.items()}
+    with pytest.raises(
+        ValueError, match=f"^{name}: expected a tensor that autograd can save, got one made in torch"
+    ):
+        spin_probabilities(**given, sampler="exact", gradient=gradient)
+    with torch.no_grad():
+        spin_probabilities(**given, sampler="exact", gradient=gradient)
+    spin_probabilities(**(given | {name: given[name].clone()}), sampler="exact", gradient=gradient)
+
+
+def test_couplings_of_a_layer_that_autograd_cannot_save_are_refused() -> None:
+    layer, x = BoltzmannAttention(4, 2, 4), torch.randn(200, 4, 4)
+    with torch.inference_mode():
+        layer.coupling_pairs = BoltzmannAttention(4, 2, 4).coupling_pairs
+    with pytest.raises(
+        ValueError, match=r"^couplings: .* got one made in torch.inference_mode; use its \.clone"
+    ):
+        layer(x)

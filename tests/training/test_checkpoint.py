@@ -200,6 +200,23 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     assert (tmp_path / "a").read_bytes() == b"new"
 
 
+def test_a_checkpoint_before_is_named_only_if_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "latest.safetensors"
+    for said in ("there is none before it", "the one before is intact"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", broken)
+            with pytest.raises(
+                CheckpointError, match=rf"cannot save .* \(No space left on device\); {said}\.$"
+            ):
+                save_checkpoint(path, {"a": torch.zeros(1)}, {})
+        save_checkpoint(path, {"a": torch.zeros(1)}, {})
+
+
 @pytest.mark.parametrize(("name", "value"), [("seed", 4), ("batch_size", 8), ("learning_rate", 0.5)])
 def test_other_options_are_refused(run: Path, name: str, value: Any) -> None:
     with pytest.raises(
