@@ -412,7 +412,7 @@ def test_what_reads_values_is_not_mapped(sampled: Any) -> None:
         torch.func.vmap(torch.func.grad(lambda x: value(x).sum()))(x)
     players = torch.ones(2, 4, dtype=torch.bool)
     with pytest.raises(
-        UnsupportedError, match=r"^players: expected a tensor that torch.func.vmap does not map"
+        UnsupportedError, match=r"^vectors: expected a tensor that torch.func.vmap does not map"
     ):
         torch.func.vmap(lambda p: value(x[0], p))(players)
     with pytest.raises(RuntimeError, match=r"got a batch of them .*; use torch\.func\.jacrev"):
