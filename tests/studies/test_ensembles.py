@@ -95,8 +95,9 @@ def test_the_problems_of_a_layer_give_its_weights(mode: str, relative: bool) -> 
     layer = BoltzmannAttention(8, 2, 5, mode=mode, relative=relative).double()
     assert layer.coupling_pairs is not None
     torch.nn.init.normal_(layer.coupling_pairs, std=0.7)
-    _, weights = layer(torch.randn(3, 5, 8, dtype=torch.float64), None, True)
-    ensemble = _layer_ensemble(layer, "layer 1")
+    with layer.recording():
+        _, weights = layer(torch.randn(3, 5, 8, dtype=torch.float64), None, True)
+        ensemble = _layer_ensemble(layer, "layer 1")
     p = diabat.sampler("exact").moments(ensemble.ising).probability  # of the last four queries, [3, 2, 4, 5]
     if mode == "J-self":
         own = torch.full((4,), 4) if relative else torch.arange(1, 5)
