@@ -458,11 +458,11 @@ def test_a_compiled_layer_has_no_second_derivative(power: int) -> None:
 
 
 def test_roots_of_second_derivatives_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """60 numbers for each pair and coalition: 4 x 512² x 16 x 8 x 60 bytes are 7.5 GiB."""
+    """40 numbers for each pair and coalition: 4 x 512² x 16 x 8 x 40 bytes are 5 GiB."""
     monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 30)
     x = torch.randn(4, 512, 2, dtype=F64, requires_grad=True)
     value = games.sample_interaction(games.NormGame(x), 16, seed=0, diagnostics=False).value
     with pytest.raises(
-        ValueError, match=r"^vectors: second derivatives of sampled interactions need 7.5 GiB"
+        ValueError, match=r"^vectors: second derivatives of sampled interactions need 5 GiB"
     ):
         grad(value.sum(), x, create_graph=True)

@@ -32,7 +32,7 @@ from diabat.compute.memory import require_memory
 from diabat.samplers.folding import refuse_batched_cotangent, transformed
 
 # Of the graph of second derivatives, forward and backward, for each pair and coalition.
-_NUMBERS_PER_ROOT = 60
+_NUMBERS_PER_ROOT = 40
 
 
 def pair_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
