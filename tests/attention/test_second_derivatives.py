@@ -462,7 +462,5 @@ def test_roots_of_second_derivatives_fit_in_memory(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 30)
     x = torch.randn(4, 512, 2, dtype=F64, requires_grad=True)
     value = games.sample_interaction(games.NormGame(x), 16, seed=0, diagnostics=False).value
-    with pytest.raises(
-        ValueError, match=r"^vectors: second derivatives of sampled interactions need 5 GiB"
-    ):
+    with pytest.raises(ValueError, match=r"^vectors: second derivatives of sampled interactions need 5 GiB"):
         grad(value.sum(), x, create_graph=True)
