@@ -176,7 +176,7 @@ def own_spin() -> None:
     nn.init.normal_(layer.coupling_pairs)
     assert torch.allclose(vmap(layer)(x), torch.stack([layer(one) for one in x]), atol=1e-6)
     two = stack_module_state([layer, layer])[0]
-    with refused("mode: expected no vmap over couplings of 'J-self' with reads"):
+    with refused("gradient: vmap over couplings of mode 'J-self' with reads is unsupported"):
         vmap(lambda p: functional_call(layer, p, (x[0],)))(two)
 
 
