@@ -1,8 +1,9 @@
-"""Atomic writing of files without following symbolic links, and strict reading of JSON."""
+"""Files written whole, and the one way to read them: regular files of bounded size; strict reading of JSON."""
 
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import secrets
@@ -18,25 +19,34 @@ if TYPE_CHECKING:
 
 TEMPORARY_PREFIX = ".tmp-"
 _PIECE = 1 << 20
-# Both are absent on Windows.  O_NONBLOCK: if the path is a pipe, opening it must not block.
-_CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+# O_NONBLOCK: if the path is a pipe, opening it must not block; O_BINARY: Windows would change ends of lines.
+_PROMPT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # absent on Windows
 
 
-def open_file(path: Path, flags: int) -> int:
-    """Open a regular file, and return its descriptor; the last component of the path must not be a symbolic link.
+def open_file(path: Path, flags: int, *, follow: bool = False) -> int:
+    """Open a regular file, and return its descriptor.
+
+    Args:
+        path: Its last component must not be a symbolic link, unless ``follow``.
+        flags: Those of ``os.open``.
+        follow: For a path that the user gives, not for a name that is expected in a folder.
 
     Raises:
-        OSError: As reported by the system, or if the path is a symbolic link or not a regular file.
+        OSError: As reported by the system, or if the path is such a link, a folder, or else not a regular file.
     """
     try:
-        descriptor = os.open(path, flags | _CAREFUL, 0o644)
+        descriptor = os.open(path, flags | _PROMPT | (0 if follow else _NO_LINK), 0o644)
     except OSError as error:
-        if error.errno == errno.ELOOP and path.is_symlink():
+        if error.errno == errno.ELOOP and not follow and path.is_symlink():
             raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(path)) from None
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "expected a regular file", str(path))
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "no regular file", str(path))
     return descriptor
 
 
@@ -69,20 +79,43 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def read_file(path: Path, most: int) -> bytes:
-    """Read a file of at most ``most`` bytes; the limit matters for devices and pipes, which may be endless.
+def read_file(
+    path: Path, most: int | None = None, *, follow: bool = False, check: Callable[[int], object] | None = None
+) -> bytes:
+    """Read a regular file; nothing else in the package opens a file to read it.
+
+    Args:
+        path: The file.
+        most: The largest size in bytes; None for that of the file when it is opened.
+        follow: Whether the file may be a symbolic link, see :func:`open_file`.
+        check: Called with the size of the opened file; refuses it by raising.
 
     Raises:
-        OSError: As reported by the system, or if the file is larger.
+        OSError: As reported by the system, or if the file is larger, no regular one, or a link.
     """
-    content = bytearray()
-    with path.open("rb") as file, naming(path):
-        # In pieces: read(n) allocates n bytes, however small the file is.
-        while len(content) <= most and (piece := file.read(_PIECE)):
-            content += piece
-    if len(content) > most:
-        raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
-    return bytes(content)
+    descriptor = open_file(path, os.O_RDONLY, follow=follow)
+    try:
+        with naming(path):
+            size = os.fstat(descriptor).st_size
+            if check is not None:
+                check(size)
+            most = size if most is None else most
+            if size > most:
+                raise _too_large(path, most)
+            file = io.BufferedReader(io.FileIO(descriptor, closefd=False))
+            content = file.read(size + 1)
+            # Files grow, and some of the system say that they have no bytes.
+            while len(content) <= most and (piece := file.read(_PIECE)):
+                content += piece
+            if len(content) > most:
+                raise _too_large(path, most)
+            return content
+    finally:
+        os.close(descriptor)
+
+
+def _too_large(path: Path, most: int) -> OSError:
+    return OSError(errno.EFBIG, f"more than {most} bytes", str(path))
 
 
 @contextmanager

@@ -386,6 +386,39 @@ def test_figures_are_made_and_saved_in_one_file() -> None:
     assert {f for f in FILES if "savefig" in (ROOT / f).read_text(encoding="utf-8")} == made
 
 
+# Calls that read a file, or open one that may be read, by their last name.
+READS = {
+    "open", "fdopen", "FileIO", "read_text", "read_bytes", "load_file", "safe_open", "connect", "fromfile", "loadtxt",
+    "genfromtxt", "memmap", "read_csv", "read_json", "read_table", "from_file",
+}  # fmt: skip
+# Every other file is read by diabat.files.read_file, which refuses devices, pipes and what is too large.
+OWN_READS = {
+    ("compute/memory.py", "open"): "a file of the system",
+    ("files.py", "open"): "read_file itself, and the folder of a file that was written",
+    ("files.py", "FileIO"): "read_file itself",
+    ("training/folder.py", "fdopen"): "writes the metrics",
+    ("circuits/plan_file.py", "read_text"): "plans of the package, perhaps in an archive",
+    ("circuits/schedules.py", "open"): "schedules of the package, perhaps in an archive",
+    ("circuits/schedules.py", "load"): "the same",
+    ("samplers/dimod/ledger.py", "connect"): "SQLite opens files by their name; checked before",
+    ("huggingface/loading.py", "safe_open"): "names of tensors of an adapter that was checked and loaded",
+    ("config/yaml_files.py", "read_bytes"): "calls read_file",
+    ("problem_files/__init__.py", "read_bytes"): "that one",
+    ("cli/config.py", "read_bytes"): "that one",
+}
+
+
+def test_files_are_read_in_one_place() -> None:
+    found = set()
+    for file in FILES:
+        for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                name = ast.unparse(node.func)
+                if name in ("np.load", "numpy.load", "torch.load") or name.split(".")[-1] in READS:
+                    found.add((file, name.split(".")[-1]))
+    assert found == set(OWN_READS)
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_every_module_imports(file: str) -> None:
     parts = [*Path(file).parent.parts, Path(file).stem]

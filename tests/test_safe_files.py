@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import re
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib.figure
 import pytest
 
+from diabat.attention.heads.value_cache import ValueCache
 from diabat.circuits import from_csv, load_plan
+from diabat.config import load_config
 from diabat.files import create_file, naming, read_file
-from diabat.problem_files import ProblemFileError, read_problem
+from diabat.huggingface.gac.config import stored_calibration
+from diabat.problem_files import read_problem
+from diabat.runs.heads.analysis import read_analysis
+from diabat.runs.heads.questions import read_questions
 from diabat.samplers import sampler
+from diabat.samplers.answers import Samples
+from diabat.samplers.dimod.cache import AnswerCache
 from diabat.studies.ensembles import sk
 from diabat.studies.fidelity import fidelity_report
+from diabat.tasks.data import fetch
+from diabat.tasks.nli_files import Columns, read_pairs
+from diabat.training.checkpoint import load_model, read_checkpoint
 
 
 def full(*_: Any, **__: Any) -> Any:
@@ -51,18 +64,6 @@ def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
         read_file(tmp_path / "a", 4)
 
 
-@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="the system has no such device")
-def test_files_without_an_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("circuits.plan_file", "circuits.schedule_csv", "problem_files"):
-        monkeypatch.setattr(f"diabat.{module}._MAX_BYTES", 1000)
-    with pytest.raises(ValueError, match="expected a readable plan file, got more than 1000 bytes"):
-        load_plan("/dev/zero")
-    with pytest.raises(ValueError, match="expected a readable CSV file, got more than 1000 bytes"):
-        from_csv("/dev/zero")
-    with pytest.raises(ProblemFileError, match=r"'/dev/zero': cannot be read \(more than 1000 bytes\)"):
-        read_problem("/dev/zero")
-
-
 def test_a_small_file_takes_little_memory_whatever_the_limit(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"12345")
     tracemalloc.start()
@@ -73,6 +74,98 @@ def test_a_small_file_takes_little_memory_whatever_the_limit(tmp_path: Path) -> 
         tracemalloc.stop()
 
 
-def test_what_has_no_end_is_not_read_to_its_end(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="more than 3000000 bytes"):
-        read_file(Path("/dev/zero"), 3_000_000)
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system has no such file")
+def test_files_that_say_they_are_empty_are_read_up_to_the_limit() -> None:
+    assert len(read_file(Path("/proc/self/status"), 1 << 20)) > 100
+    with pytest.raises(OSError, match="more than 100 bytes"):
+        read_file(Path("/proc/self/status"), 100)
+
+
+def test_a_size_is_refused_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(size: int) -> None:
+        raise ValueError(f"{size} bytes")
+
+    (tmp_path / "a").touch()
+    os.truncate(tmp_path / "a", 1 << 40)
+    monkeypatch.setattr(io, "BufferedReader", full)
+    with pytest.raises(ValueError, match=f"{1 << 40} bytes"):
+        read_file(tmp_path / "a", check=check)
+    with pytest.raises(OSError, match="more than 10 bytes"):
+        read_file(tmp_path / "a", 10)
+
+
+# What a user names may be a link; what diabat expects in a folder may not.
+NAMED: dict[str, Callable[[Path], Any]] = {
+    "plan": load_plan,
+    "schedule": from_csv,
+    "problem": read_problem,
+    "configuration": load_config,
+    "pairs": lambda path: read_pairs(path, Columns()),
+    "data": lambda path: fetch("sick", path),
+    "questions": read_questions,
+    "answer": Samples.load,
+    "calibration": stored_calibration,
+    "analysis": read_analysis,
+    "couplings": lambda path: read_checkpoint(path, follow=True),
+}
+INSIDE: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "checkpoint": ("best.safetensors", lambda path: load_model(path.parent)),
+    "configuration": ("config.json", lambda path: load_config(path.parent)),
+    "values": ("values", lambda path: ValueCache(1, 1, path, {})),
+    "answer": (f"{'0' * 64}.safetensors", lambda path: warned(AnswerCache(path.parent), "0" * 64)),
+    "analysis": ("analysis.json", lambda path: read_analysis(path.parent)),
+}
+KINDS = (OSError, ValueError, RuntimeError)
+
+
+def warned(cache: AnswerCache, key: str) -> None:
+    with pytest.warns(UserWarning, match="is damaged") as caught:
+        assert cache.load(key, 1, 1) is None
+    raise ValueError(str(caught[0].message))
+
+
+def blocking(path: Path, kind: str) -> Path:
+    """A pipe that nobody writes to, or a link to a device without an end."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    return path
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="the system has no such device")
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("what", NAMED)
+def test_pipes_and_devices_are_not_read(what: str, kind: str, tmp_path: Path) -> None:
+    path = blocking(tmp_path / "some.csv", kind)
+    with pytest.raises(KINDS, match="no regular file"):
+        NAMED[what](path)
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_links_that_a_user_names_are_followed(what: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("s,A_GHz\n0,1\n")
+    (tmp_path / "some.csv").symlink_to(tmp_path / "file")
+    if what == "data":
+        assert fetch("sick", tmp_path / "some.csv") == tmp_path / "some.csv"
+        return
+    with pytest.raises(KINDS) as caught:  # of the content
+        NAMED[what](tmp_path / "some.csv")
+    assert not re.search("symbolic link|no regular", str(caught.value))
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="the system has no such device")
+@pytest.mark.parametrize("kind", ["pipe", "device", "file"])
+@pytest.mark.parametrize("what", INSIDE)
+def test_no_link_and_no_pipe_in_a_folder_is_read(what: str, kind: str, tmp_path: Path) -> None:
+    name, read = INSIDE[what]
+    (tmp_path / "other").write_bytes(b"{}")
+    if kind == "file":
+        (tmp_path / name).symlink_to(tmp_path / "other")
+    else:
+        blocking(tmp_path / name, kind)
+    if what == "answer" and kind != "file":  # as if there were none
+        assert AnswerCache(tmp_path).load("0" * 64, 1, 1) is None
+        return
+    with pytest.raises(KINDS, match=r"symbolic link|no regular file|without config.json"):
+        read(tmp_path / name)

@@ -66,7 +66,9 @@ def load_plan(path: str | Path) -> tuple[TrotterPlan, dict[str, Any]]:
     """
     path = Path(path)
     try:
-        text = read_file(path, _MAX_BYTES).decode("utf-8-sig")  # some editors write a byte order mark
+        text = read_file(path, _MAX_BYTES, follow=True).decode(
+            "utf-8-sig"
+        )  # some editors write a byte order mark
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file, expected a plan in JSON") from None
     except UnicodeDecodeError as error:

@@ -85,7 +85,7 @@ def _read(path: Path) -> list[tuple[int, Row]]:
     """All rows with their line numbers, comments skipped, checked for missing columns."""
     try:
         # Spreadsheets write UTF-8 with a byte order mark.
-        lines = read_file(path, _MAX_BYTES).decode("utf-8-sig").splitlines()
+        lines = read_file(path, _MAX_BYTES, follow=True).decode("utf-8-sig").splitlines()
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path}: no such file, expected a CSV with columns {', '.join(COLUMNS)}"

@@ -62,10 +62,11 @@ def _attributes(kind: Any) -> dict[str, str]:
 def list_configs(as_json: arguments.JsonOption = False) -> None:
     """List the configurations shipped with diabat, with a description and the time on one core."""
     from diabat.config import shipped_configs
+    from diabat.config.yaml_files import read_bytes
 
     found = []
     for name, path in shipped_configs().items():
-        head = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+        head = takewhile(lambda line: line.startswith("#"), read_bytes(path).decode().splitlines())
         first, *more = [line.removeprefix("#").strip() for line in head]
         time = next((line.removeprefix("Time:").strip() for line in more if line.startswith("Time:")), "")
         found.append({"name": name, "description": first, "time": time})

@@ -37,6 +37,11 @@ def require_memory(needed: int, what: str, argument: str = "fields") -> None:
         )
 
 
+def require_file_memory(size: int) -> None:
+    """Refuse a file of tensors of so many bytes that does not fit in memory; errors as of :func:`require_memory`."""
+    require_memory(size, "tensors", "file")
+
+
 def _gib(size: int) -> str:
     # The size is an integer that may overflow a float.
     return f"{size / 2**30:.3g}" if size < 1 << 80 else "more than 2^50"

@@ -66,7 +66,7 @@ def load_config(path: str | Path | None, overrides: Iterable[str] = (), *, trust
     if path is None:
         return make_config(apply_overrides({}, changes))
     file = find_config(path)
-    document = read_mapping(file)
+    document = read_mapping(file, follow=file.name != RUN_CONFIG)  # which a run writes
     if Path(path).is_dir():
         document["output"] = str(path)  # not where the run was once trained
     document = apply_overrides(document, changes)

@@ -169,14 +169,14 @@ def parse_yaml(text: str, name: str) -> Any:
         raise ConfigError(name, "nested too deeply.") from error
 
 
-def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
-    """Read a file of at most so many bytes.
+def read_bytes(path: Path, most: int = MAX_BYTES, *, follow: bool = True) -> bytes:
+    """Read a file of at most so many bytes; without ``follow`` it must not be a link.
 
     Raises:
         ConfigError: If it does not exist, is a folder, is unreadable or too large.
     """
     try:
-        return read_file(path, most)
+        return read_file(path, most, follow=follow)
     except FileNotFoundError:
         raise ConfigError(f"'{path}'", "no such file.") from None
     except IsADirectoryError:
@@ -185,14 +185,14 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
         raise ConfigError(f"'{path}'", f"cannot be read ({error.strerror}).") from error
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
-    """Read a YAML file whose top level is a mapping.
+def read_mapping(path: Path, *, follow: bool = True) -> dict[str, Any]:
+    """Read a YAML file whose top level is a mapping; without ``follow`` it must not be a link.
 
     Raises:
         ConfigError: If the file is unreadable, not UTF-8 or YAML, empty, or something else than a mapping.
     """
     try:
-        value = parse_yaml(read_bytes(path).decode("utf-8"), f"'{path}'")
+        value = parse_yaml(read_bytes(path, follow=follow).decode("utf-8"), f"'{path}'")
     except UnicodeDecodeError as error:
         got = f"got other bytes at offset {error.start}."
         raise ConfigError(f"'{path}'", f"expected UTF-8 text, {got}") from error

@@ -128,7 +128,7 @@ def check_adapter(folder: Path) -> dict[str, Any]:
             raise ArgumentError("adapter", f"expected a folder with {name}, got '{folder}' without it.")
     path = folder / ADAPTER_FILES[0]
     try:
-        config = parse_json(read_file(path, _MAX_BYTES).decode())
+        config = parse_json(read_file(path, _MAX_BYTES, follow=True).decode())
     except (OSError, ValueError) as error:
         raise ArgumentError("adapter", f"expected JSON in '{path}', got: {error}.") from None
     kind = config.get("peft_type") if isinstance(config, dict) else None

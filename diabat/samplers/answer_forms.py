@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError, check_count
-from diabat.compute.memory import require_memory
+from diabat.compute.memory import require_file_memory
 from diabat.extras import extra
 from diabat.files import parse_tensor_file, read_file, reading, replace_file, tensor_file
 from diabat.inputs import check_states
@@ -53,10 +53,7 @@ class SavedAnswer:
         """
         path = Path(path)
         with reading(path, cls.__name__, ArgumentError):
-            if path.exists() and not path.is_file():  # reading a pipe would block
-                raise ValueError("expected a regular file")
-            require_memory(path.stat().st_size, "tensors", "file")
-            tensors, facts = parse_tensor_file(read_file(path, path.stat().st_size))
+            tensors, facts = parse_tensor_file(read_file(path, follow=True, check=require_file_memory))
             if (got := {name: dict(facts).get(name) for name in _form(cls)}) != _form(cls):
                 raise ValueError(f"expected {_form(cls)}, got {got}")
             info = facts["info"] | {n[5:]: tensors.pop(n) for n in list(tensors) if n.startswith("info/")}

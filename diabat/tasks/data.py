@@ -7,11 +7,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from diabat.files import replace_file
+from diabat.files import read_file, replace_file
 
 ENVIRONMENT_VARIABLE = "DIABAT_DATA"
 TIMEOUT_S = 60
 _CACHE = "the user cache"
+_MAX_BYTES = 1 << 26
 
 
 class DataError(RuntimeError):
@@ -84,7 +85,7 @@ def fetch(name: str, path: str | os.PathLike[str] | None = None) -> Path:
         if data.sha256 is not None and not found.exists():
             _download(data, found)
     try:
-        problem = data.problem(found.read_bytes())
+        problem = data.problem(read_data(found))
     except FileNotFoundError as error:
         raise DataError(f"{place}: expected the file {found}, got none; {data.fix}.") from error
     except OSError as error:
@@ -94,6 +95,11 @@ def fetch(name: str, path: str | os.PathLike[str] | None = None) -> Path:
     if problem:
         raise DataError(f"{place}: this task takes {data.title} only, {problem} in {found}; {data.fix}.")
     return found
+
+
+def read_data(path: Path) -> bytes:
+    """The bytes of a data file; OSError if it cannot be read, is no regular file, or has more than 64 MiB."""
+    return read_file(path, _MAX_BYTES, follow=True)
 
 
 def _download(data: DataFile, path: Path) -> None:

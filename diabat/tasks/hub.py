@@ -10,8 +10,10 @@ from typing import Any
 
 from diabat.checks import ArgumentError
 from diabat.extras import extra
+from diabat.files import parse_json, read_file
 
 PACKAGE_PREFIX = "package:"
+_MAX_INDEX_BYTES = 1 << 26
 
 
 def resolve(name: str, argument: str = "encoder") -> str:
@@ -23,7 +25,7 @@ def resolve(name: str, argument: str = "encoder") -> str:
         argument: What the name was given as, for errors.
 
     Raises:
-        ValueError: If the package or the folder does not exist, or the name is an address.
+        ValueError: If the package or the folder does not exist, the name is an address, or as :func:`check_folder`.
     """
     if "://" in name:  # not shown: an address may hold an access token
         raise ArgumentError(argument, "expected the name of a model or a folder, got an address.")
@@ -31,11 +33,39 @@ def resolve(name: str, argument: str = "encoder") -> str:
     if path.is_dir() or name.startswith(PACKAGE_PREFIX):
         if not (path / "config.json").is_file():
             raise ArgumentError(argument, f"expected a folder with config.json, got '{name}' without one.")
+        check_folder(path, argument)
         return str(path)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         expected = "the name of a model or a folder"
         raise ArgumentError(argument, f"expected {expected}, got '{name}', which is neither.")
     return name
+
+
+def check_folder(folder: Path, argument: str) -> None:
+    """Refuse a folder with devices or pipes, links to them, or an index of weights that names files elsewhere.
+
+    transformers would read them.  Links to files may be there: the cache of the hub consists of them.
+
+    Raises:
+        ValueError: The message names the file.
+    """
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise ArgumentError(argument, f"expected a folder of regular files, got '{file}', which is none.")
+        if file.name.endswith(".json") and ".index." in file.name:
+            _check_index(file, argument)
+
+
+def _check_index(file: Path, argument: str) -> None:
+    try:
+        named = parse_json(read_file(file, _MAX_INDEX_BYTES, follow=True))["weight_map"].values()
+        outside = [name for name in named if name != Path(name).name]
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ArgumentError(argument, f"expected an index of weights in '{file}', got: {error}.") from None
+    if outside:
+        raise ArgumentError(
+            argument, f"expected an index of files beside it in '{file}', got {outside[0]!r:.60}."
+        )
 
 
 def _in_package(name: str, argument: str) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from diabat.files import parse_json
+from diabat.files import parse_json, read_file
 from diabat.tasks.data import DataError
 
 CLASSES = ("entailment", "neutral", "contradiction")
@@ -21,6 +21,8 @@ SUFFIXES: Mapping[str, Mapping[str, Any]] = {".csv": {}, ".tsv": _TABS, ".txt": 
 
 NO_CONSENSUS = ("-", "-1")
 """Labels of pairs whose annotators agreed on none: in the files of SNLI and MNLI, and on the hub."""
+
+_MAX_BYTES = 1 << 31
 
 Row = Mapping[str, Any]
 
@@ -109,7 +111,8 @@ def read_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
     if suffix not in SUFFIXES:
         raise DataError(f"'{path}': expected a file ending in {', '.join(SUFFIXES)}, got '{path.suffix}'.")
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_file(path, _MAX_BYTES, follow=True).decode("utf-8-sig")
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise DataError(f"'{path}': expected UTF-8 text, got other bytes at offset {error.start}.") from error
     except OSError as error:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diabat.checks import check_count
 from diabat.tasks.base import IGNORED, Split, Task, TaskOptions, TextForm
-from diabat.tasks.data import fetch
+from diabat.tasks.data import fetch, read_data
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ShakespeareOptions(TaskOptions):
         Raises:
             DataError: If the text cannot be found, verified or downloaded.
         """
-        text = fetch("tinyshakespeare", self.data).read_text(encoding="utf-8")[: self.characters]
+        text = read_data(fetch("tinyshakespeare", self.data)).decode()[: self.characters]
         characters = "".join(sorted(set(text)))  # in the order of their code points
         form = TextForm(characters, tuple(characters), next_symbols)
         codes, T = form.encode(text), self.window

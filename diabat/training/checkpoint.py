@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from diabat import files
 from diabat.checks import ArgumentError, check_choice, is_integer, is_number
-from diabat.compute.memory import require_memory
-from diabat.files import parse_tensor_file, replace_file, tensor_file
+from diabat.compute.memory import require_file_memory
+from diabat.files import parse_tensor_file, read_file, replace_file, tensor_file
 from diabat.samplers.state import chain_state, load_chain_state
 from diabat.training.evaluate import cuda_devices
 from diabat.training.folder import BEST, LATEST, CheckpointError
@@ -96,12 +96,14 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[st
         raise CheckpointError(f"checkpoint: cannot save {path} ({error.strerror}); {kept}.") from error
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors and the facts of a checkpoint; a CheckpointError names a file that is missing or damaged."""
+def read_checkpoint(path: Path, *, follow: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the tensors and the facts of a checkpoint; a CheckpointError names a file that is missing or damaged.
+
+    ``follow``: whether it may be a link, as the files in the cache of the Hugging Face Hub are.
+    """
     with reading(path):
-        require_memory(path.stat().st_size, "tensors", "file")
         # At once: safe_open opens the path several times, and a training may replace the file meanwhile.
-        return parse_tensor_file(path.read_bytes())
+        return parse_tensor_file(read_file(path, follow=follow, check=require_file_memory))
 
 
 def reading(path: Path) -> AbstractContextManager[None]:

@@ -267,3 +267,13 @@ def test_a_file_that_is_not_of_couplings_is_refused(
     save_checkpoint(tmp_path / "couplings.safetensors", {}, facts)
     with pytest.raises(CheckpointError, match=problem):
         load_couplings(decoder("llama"), tmp_path)
+
+
+def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path) -> None:
+    convert(decoder("llama"), window=2, sampler="exact").save_pretrained(tmp_path / "model")
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "../outside.safetensors"}}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(
+        ArgumentError, match=r"^pretrained_model_name_or_path: .*got '../outside.safetensors'"
+    ):
+        load(tmp_path / "model")

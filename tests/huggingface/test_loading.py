@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,18 @@ def pickled(folder: Path) -> None:
     torch.save(tiny.decoder().state_dict(), folder / "pytorch_model.bin")
 
 
+def outside(folder: Path) -> None:
+    """An index that names weights beside the folder, which are there."""
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    named = dict.fromkeys(tiny.decoder().state_dict(), "../outside.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": named}))
+
+
+def device(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("/dev/zero")
+
+
 MODEL = "expected the folder of a causal language model, got '.*': .*"
 ADAPTER = '{"peft_type": "LORA", "megatron_config": {"a": 1}}'
 MODELS: list[tuple[Callable[[Path], Any], str]] = [
@@ -87,6 +100,10 @@ MODELS: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: (f / "config.json").write_text("{"), "expected the folder of a model, got '.*': .*JSON"),
     (lambda f: edit(f / "config.json", model_type="llamma"), "expected the folder of a model, got '.*': .*llamma"),
     (lambda f: edit(f / "config.json", hidden_size=-3), "expected the folder of a"),
+    (outside, "expected an index of files beside it in '.*index.json', got '../outside.safetensors'"),
+    (lambda f: (f / "a.index.json").write_text("[]"), "expected an index of weights in '.*a.index.json', got: "),
+    (device, "expected a folder of regular files, got '.*model.safetensors', which is none"),
+    (lambda f: os.mkfifo(f / "tokenizer.json"), "expected a folder of regular files, got '.*tokenizer.json'"),
     # transformers fetches a kernel of this name and runs it.
     (lambda f: edit(f / "config.json", attn_implementation="somebody/kernel"),
      "expected a configuration without attn_implementation, got 'somebody/kernel'"),
@@ -112,6 +129,19 @@ def test_folders_of_models_that_are_refused(
     with pytest.raises(ArgumentError, match=f"^model: {sentence}") as refused:
         load_decoder(str(folder))
     assert "spelling" not in str(refused.value)
+
+
+def test_weights_in_pieces_and_links_to_files_are_loaded(tmp_path: Path) -> None:
+    """As the cache of the hub has them."""
+    tiny.decoder().save_pretrained(tmp_path / "blobs", max_shard_size="20KB")
+    (tmp_path / "model").mkdir()
+    for file in (tmp_path / "blobs").iterdir():
+        (tmp_path / "model" / file.name).symlink_to(file)
+    assert (tmp_path / "model" / "model.safetensors.index.json").exists()
+    model, _ = load_decoder(tmp_path / "model")
+    torch.testing.assert_close(
+        tiny.logits(model, tiny.prompts()), tiny.logits(tiny.decoder(), tiny.prompts())
+    )
 
 
 @pytest.fixture

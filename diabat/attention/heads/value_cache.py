@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diabat.checks import ArgumentError
+from diabat.compute.memory import require_file_memory
 from diabat.files import parse_json, read_file, replace_file
 
-_LARGEST = 1 << 34
 _SECONDS_BETWEEN_SAVES = 20.0
 
 
@@ -72,8 +72,9 @@ class ValueCache:
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
+        content = read_file(path, check=require_file_memory)
         try:
-            kept = load(read_file(path, _LARGEST))
+            kept = load(content)
             keys, values = kept["keys"], kept["values"]
             identity = dict(parse_json(kept["identity"].tobytes()))
         except (SafetensorError, KeyError, ValueError, TypeError):

@@ -65,7 +65,7 @@ def load_couplings(model: Any, folder: str | Path, sampler: Sampler | str | None
         UnsupportedError: As for ``convert``.
     """
     kind, path = kind_of(model), Path(folder) / FILE
-    tensors, facts = read_checkpoint(path)
+    tensors, facts = read_checkpoint(path, follow=True)
     with reading(path):
         settings, identity = facts[NAME], dict(facts["model"])
     options = BoltzmannOptions.from_config(SimpleNamespace(boltzmann=settings), sampler)

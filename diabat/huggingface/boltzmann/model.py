@@ -28,6 +28,7 @@ from diabat.huggingface.boltzmann.layer import NAME, BoltzmannHeads, boltzmann_a
 from diabat.huggingface.embedded import first_and_others, refuse_embedded_adapter
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
+from diabat.tasks.hub import check_folder
 
 # Model types of transformers whose attention is a softmax of scores, soft caps included; each is tested.
 FAMILIES = ("gemma", "gemma2", "gemma3_text", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3")
@@ -154,6 +155,7 @@ class BoltzmannMixin:
         """
         base: Any = super()
         place, local = pretrained_model_name_or_path, bool(kwargs.get("local_files_only"))
+        check_folder(Path(str(place), kwargs.get("subfolder") or ""), "pretrained_model_name_or_path")
         refuse_embedded_adapter(place, local_files_only=local)
         model, info = base.from_pretrained(place, *args, output_loading_info=True, **kwargs)
         missing = sorted(key for key in info["missing_keys"] if f".{NAME}." in key)

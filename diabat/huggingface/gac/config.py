@@ -86,7 +86,7 @@ def stored_calibration(path: str | Path) -> tuple[Calibration, dict[str, Any]]:
     """Read a calibration and the digest of its model, without a model; arguments and errors as for `read_gac`."""
     file = Path(path) / FILE if Path(path).is_dir() else Path(path)
     try:
-        content = parse_json(read_file(file, _MAX_BYTES))
+        content = parse_json(read_file(file, _MAX_BYTES, follow=True))
         identity = {key: content["model"][key] for key in ("configuration", "dtype", "adapters", *_FIELDS)}
         if not all(isinstance(value, str) for value in identity.values()):
             raise TypeError("a digest that is no text")

@@ -218,7 +218,7 @@ def read_analysis(path: Path) -> Analysis:
     file = path / FILE if path.is_dir() else path
     if not file.exists():
         raise ArgumentError("analysis", f"expected a finished analysis, got '{path}' without {FILE}.")
-    content = read_file(file, _MAX_BYTES)
+    content = read_file(file, _MAX_BYTES, follow=file == path)
     try:
         parse_json(content)  # stricter about keys and numbers than the next
         return Analysis.model_validate_json(content)

@@ -23,7 +23,7 @@ def read_questions(path: Path, count: int | None = None, seed: int = 0) -> dict[
         OSError: If it cannot be read.
     """
     try:
-        text = read_file(path, _MAX_BYTES).decode("utf-8-sig")
+        text = read_file(path, _MAX_BYTES, follow=True).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         got = f"got other bytes at {error.start}."
         raise ArgumentError("data", f"expected UTF-8 text in '{path}', {got}") from None

@@ -95,7 +95,7 @@ class FileLedger(Ledger):
         if stat.S_ISLNK(mode):
             raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(self.path))
         if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "expected a regular file", str(self.path))
+            raise OSError(errno.EINVAL, "no regular file", str(self.path))
         return True
 
     @contextmanager
