@@ -84,10 +84,12 @@ def cut(path: Path) -> None:
 def changed(statement: str) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         with closing(sqlite3.connect(path)) as database:
-            database.execute(statement)
-            database.commit()
+            database.executescript(statement)
 
     return change
+
+
+ENDLESS = "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t)"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def changed(statement: str) -> Callable[[Path], None]:
     [
         overwritten,
         cut,
-        changed("DROP TABLE spent"),
+        changed("DROP TABLE spent; CREATE TABLE more (x)"),  # no table at all is a new file
         changed("ALTER TABLE spent DROP COLUMN seconds"),
         changed("DELETE FROM spent"),
         changed("INSERT INTO spent VALUES (0, 0.0)"),
@@ -103,13 +105,26 @@ def changed(statement: str) -> Callable[[Path], None]:
         changed("UPDATE spent SET reads = 'many'"),
         changed("UPDATE spent SET reads = CAST(x'ff' AS TEXT)"),
         changed("UPDATE spent SET seconds = NULL"),
+        changed("UPDATE spent SET seconds = 9e999"),
+        changed("UPDATE spent SET reads = 9223372036854775807"),
+        changed(f"UPDATE spent SET reads = {(1 << 62) + 1}"),
+        lambda path: os.truncate(path, 1 << 21),
+        # A stranger's code, which would be run by what is asked, or by the next entry.
+        changed(f"DROP TABLE spent; CREATE VIEW spent AS {ENDLESS} SELECT x AS reads, 0.0 AS seconds FROM t"),
+        changed("CREATE TRIGGER more AFTER INSERT ON spent BEGIN UPDATE spent SET reads = 0; END"),
+        changed(
+            f"CREATE TRIGGER more AFTER DELETE ON spent BEGIN INSERT INTO spent {ENDLESS} SELECT x, 0.0 FROM t; END"
+        ),
+        changed("CREATE INDEX more ON spent (abs(reads))"),
+        changed("CREATE TABLE more (x)"),
+        changed(
+            f"DROP TABLE spent; {ledger._TABLE[:-1]} CHECK (seconds >= 0)); INSERT INTO spent VALUES (0, 0.0)"
+        ),
     ],
 )
 def test_a_ledger_that_is_damaged_is_refused(damage: Callable[[Path], None], tmp_path: Path) -> None:
     path = tmp_path / "spent.sqlite"
     FileLedger(path).add(3, 0.5)
-    if damage.__qualname__.startswith("changed"):
-        changed("CREATE TABLE more (x)")(path)  # so that no table at all is not taken for a new file
     damage(path)
     expected = (
         r"cache_dir: expected a ledger of reads and seconds in '.*spent.sqlite', got .*; restore a copy"
@@ -123,6 +138,14 @@ def test_a_ledger_that_is_damaged_is_refused(damage: Callable[[Path], None], tmp
     assert not fake.calls
     path.unlink()
     assert FileLedger(path).add(2, 0.25) == (2, 0.25)
+
+
+def test_more_than_sqlite_can_hold_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "spent.sqlite"
+    FileLedger(path).add(1 << 62, 0.5)
+    with pytest.raises(ValueError, match=rf"got \({(1 << 62) + 1}, 0.5\)"):
+        FileLedger(path).add(1, 0.0)
+    assert FileLedger(path).total() == (1 << 62, 0.5)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the system has no such permissions")
@@ -166,7 +189,12 @@ def test_links_in_the_folder_are_not_followed(tmp_path: Path) -> None:
     victim, folder = tmp_path / "victim", tmp_path / "cache"
     victim.write_text("mine")
     folder.mkdir()
-    (folder / "spent.sqlite").symlink_to(victim)
-    with pytest.raises(BudgetError, match=r"spent.sqlite' \(a symbolic link, which is not followed\)"):
+    for name in ("spent.sqlite-journal", "spent.sqlite-wal", "spent.sqlite"):
+        (folder / name).symlink_to(victim)
+        with pytest.raises(BudgetError, match=rf"{name}' \(a symbolic link, which is not followed\)"):
+            backend(Scripted(all_up), cache_dir=folder).sample(ONE, 1, seed=0)
+        (folder / name).unlink()
+    os.mkfifo(folder / "spent.sqlite-journal")
+    with pytest.raises(BudgetError, match=r"spent.sqlite-journal' \(no regular file\)"):
         backend(Scripted(all_up), cache_dir=folder).sample(ONE, 1, seed=0)
     assert victim.read_text() == "mine"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import sqlite3
 import stat
 import threading
@@ -16,6 +17,10 @@ from diabat.checks import ArgumentError
 # A module-level lock: samplers are copied and sent to other processes, which a lock of an object prevents.
 _LOCK = threading.Lock()
 _LONGEST_WAIT_S = 60.0
+_TABLE = "CREATE TABLE spent (reads INTEGER, seconds REAL)"
+_BESIDE = ("", "-journal", "-wal", "-shm")  # what SQLite adds to the name of a file
+_MOST_BYTES = 1 << 20  # a ledger has some pages of 4 KiB
+_MOST_READS = 1 << 62  # of 63 bits that SQLite has
 # Errors of SQLite for files that are not a ledger, or are damaged.
 _DAMAGED = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
@@ -58,7 +63,8 @@ class FileLedger(Ledger):
         path: The file; the first entry creates it with its folder.
 
     Raises:
-        ValueError: If the file cannot be read.
+        ValueError: If the file is no ledger: it has other tables, views or triggers, which SQLite would run, more than
+            1 MiB, or values that are no counts.
         OSError: If the file cannot be written, or is a link; the error names the file.
     """
 
@@ -78,25 +84,32 @@ class FileLedger(Ledger):
         self._exists()
         with self._transaction("BEGIN IMMEDIATE") as database:
             spent = self._sum(database).plus(reads, seconds)
-            database.execute("CREATE TABLE IF NOT EXISTS spent (reads INTEGER, seconds REAL)")
+            if spent.reads > _MOST_READS or spent.seconds == math.inf:
+                raise self._damage(f"{tuple(spent)}")
+            database.execute(_TABLE.replace("TABLE", "TABLE IF NOT EXISTS"))
             database.execute("DELETE FROM spent")
             database.execute("INSERT INTO spent VALUES (?, ?)", spent)
         return spent
 
     def _exists(self) -> bool:
-        """Whether the file exists; refuses a link.
+        """Whether the file exists; refuses a link, also in the place of a file that SQLite opens with it.
 
         The file is not opened: closing a file releases all locks of the process on it, also those of other threads.
         """
-        try:
-            mode = self.path.lstat().st_mode
-        except FileNotFoundError:
-            return False
-        if stat.S_ISLNK(mode):
-            raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(self.path))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "no regular file", str(self.path))
-        return True
+        there = []
+        for path in (self.path.with_name(self.path.name + more) for more in _BESIDE):
+            try:
+                found = path.lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISLNK(found.st_mode):
+                raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(path))
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EINVAL, "no regular file", str(path))
+            if found.st_size > _MOST_BYTES:
+                raise self._damage(f"{found.st_size} bytes in {path.name}")
+            there.append(path)
+        return self.path in there
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
@@ -106,6 +119,7 @@ class FileLedger(Ledger):
                 sqlite3.connect(self.path, timeout=_LONGEST_WAIT_S, isolation_level=None)
             ) as database:
                 database.text_factory = bytes
+                database.execute("PRAGMA trusted_schema = OFF")
                 database.execute("PRAGMA synchronous = FULL")
                 database.execute(begin)
                 yield database
@@ -117,12 +131,19 @@ class FileLedger(Ledger):
             raise OSError(code, str(error), str(self.path)) from error
 
     def _sum(self, database: sqlite3.Connection) -> Spent:
-        if not database.execute("SELECT 1 FROM sqlite_master").fetchone():
+        schema = database.execute("SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 2").fetchall()
+        if not schema:
             return Spent()  # created, but still empty
-        rows = database.execute("SELECT reads, seconds FROM spent").fetchall()
-        if len(rows) != 1 or [type(value) for value in rows[0]] != [int, float] or min(rows[0]) < 0:
+        # Before anything is asked: a view in the place of the table, or a trigger, is code.
+        if schema != [(b"table", b"spent", b"spent", _TABLE.encode())]:
+            raise self._damage(f"one with {b', '.join(b' '.join(entry[:2]) for entry in schema)!r:.60}")
+        rows = database.execute("SELECT reads, seconds FROM spent LIMIT 2").fetchall()
+        if len(rows) != 1 or [type(value) for value in rows[0]] != [int, float]:
             raise self._damage(f"{rows!r:.60}")
-        return Spent(*rows[0])
+        spent = Spent(*rows[0])
+        if not (0 <= spent.reads <= _MOST_READS and 0 <= spent.seconds < math.inf):
+            raise self._damage(f"{tuple(spent)}")
+        return spent
 
     def _damage(self, got: str) -> ArgumentError:
         return ArgumentError(
