@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import sys
+import unicodedata
 from collections.abc import Iterable
 from numbers import Real
 from typing import Any, overload
 
 _LARGEST_COUNT = 2**63 - 1
+
+
+# Controls, formats such as U+202E, halves of pairs, private and unassigned characters, ends of lines and paragraphs.
+_NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def escaped(text: str, keep: str = "") -> str:
+    r"""The text with all characters that a terminal would obey or not show as in JSON: ``\u001b``, ``\u202e``, ``\n``.
+
+    What comes from a file is printed in this form, so that it can neither change the screen nor look like another line.
+
+    Args:
+        text: Any text.
+        keep: Characters that stay.
+    """
+    if text.isprintable():
+        return text
+    hidden = {c for c in set(text) - set(keep) if unicodedata.category(c) in _NOT_SHOWN}
+    return text.translate({ord(c): json.dumps(c)[1:-1] for c in hidden})
 
 
 class ArgumentError(ValueError):
@@ -29,7 +50,7 @@ class ArgumentError(ValueError):
         self.argument, self.reason = (None, str(first)) if second is None else (first, second)
 
     def __str__(self) -> str:
-        return self.reason if self.argument is None else f"{self.argument}: {self.reason}"
+        return escaped(self.reason if self.argument is None else f"{self.argument}: {self.reason}")
 
 
 class ArgumentTypeError(ArgumentError, TypeError):

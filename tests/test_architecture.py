@@ -426,3 +426,14 @@ def test_every_module_imports(file: str) -> None:
         pytest.skip("runs the command line when imported")
     module = ".".join(["diabat", *(p for p in parts if p != "__init__")])
     assert importlib.import_module(module).__doc__
+
+
+def test_commands_print_by_one_function() -> None:
+    """It escapes what a terminal would obey."""
+    for file in FILES:
+        if file != "cli/output.py":
+            for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call):
+                    name = ast.unparse(node.func)
+                    printing = name in ("print", "typer.echo", "echo") or ".stdout.write" in name
+                    assert not printing, f"{file}: {name}"

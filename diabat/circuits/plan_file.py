@@ -72,9 +72,11 @@ def load_plan(path: str | Path) -> tuple[TrotterPlan, dict[str, Any]]:
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file, expected a plan in JSON") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: expected JSON in UTF-8, got byte {error.start} that is not text") from None
+        raise ArgumentError(
+            f"{path}: expected JSON in UTF-8, got byte {error.start} that is not text"
+        ) from None
     except OSError as error:
-        raise ValueError(f"{path}: expected a readable plan file, got {error.strerror}") from None
+        raise ArgumentError(f"{path}: expected a readable plan file, got {error.strerror}") from None
     return _parse(str(path), text)
 
 
@@ -110,38 +112,40 @@ def _parse(path: str, text: str) -> tuple[TrotterPlan, dict[str, Any]]:
     except json.JSONDecodeError as error:
         first = text.lstrip().split("\n", 1)[0][:60]
         hint = "; is it a schedule? diabat.circuits.from_csv reads those" if "A_GHz" in text[:2000] else ""
-        raise ValueError(
+        raise ArgumentError(
             f"{path}, line {error.lineno}: expected a plan in JSON, got a file that starts {first!r}{hint}"
         ) from None
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ArgumentError(f"{path}: {error}") from None
     form = content.get("format") if isinstance(content, dict) else type(content).__name__
     if form != FORMAT:
-        raise ValueError(f"{path}: expected format {FORMAT!r}, got {form!r}")
+        raise ArgumentError(f"{path}: expected format {FORMAT!r}, got {form!r}")
     version = content.get("version")
     if type(version) is not int or version != VERSION:  # refuses true and 1.0
-        raise ValueError(f"{path}: expected version {VERSION}, got {version!r:.60}")
+        raise ArgumentError(f"{path}: expected version {VERSION}, got {version!r:.60}")
     for key, kind in (("label", str), ("metadata", dict)):
         if not isinstance(content.get(key, kind()), kind):
-            raise ValueError(f"{path}: expected {key} as a {kind.__name__}, got {content[key]!r}")
+            raise ArgumentError(f"{path}: expected {key} as a {kind.__name__}, got {content[key]!r}")
     fields, couplings, mixers = (_angles(path, content, f"{key}_rad") for key in ANGLES)
     try:
         plan = TrotterPlan(fields, couplings, mixers, content.get("label", ""))
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ArgumentError(f"{path}: {error}") from None
     return plan, content.get("metadata", {})
 
 
 def _angles(path: str, content: dict[str, Any], key: str) -> FloatArray:
     if key not in content:
-        raise ValueError(f"{path}: expected the key {key!r}, got only {', '.join(content)[:200]}")
+        raise ArgumentError(f"{path}: expected the key {key!r}, got only {', '.join(content)[:200]}")
     values = content[key]
     if not isinstance(values, list):
-        raise ValueError(f"{path}: expected {key} as a list of angles in radians, got {values!r:.60}")
+        raise ArgumentError(f"{path}: expected {key} as a list of angles in radians, got {values!r:.60}")
     for at, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"{path}: expected numbers in {key}, got {value!r:.60} at step {at}")
+            raise ArgumentError(f"{path}: expected numbers in {key}, got {value!r:.60} at step {at}")
     try:
         return np.array(values, dtype=np.float64)
     except OverflowError:
-        raise ValueError(f"{path}: expected finite numbers in {key}, got an integer beyond 1e308") from None
+        raise ArgumentError(
+            f"{path}: expected finite numbers in {key}, got an integer beyond 1e308"
+        ) from None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from diabat.checks import ArgumentError
 from diabat.circuits.schedules import LEAST_STEP, MAX_GHZ, AnnealingSchedule, FloatArray, span_hint
 from diabat.files import read_file
 
@@ -49,19 +50,19 @@ def from_csv(
     path = Path(path)
     rows = _select(path, _read(path), solver=solver, protocol=protocol)
     if len(rows) < MIN_POINTS:
-        raise ValueError(
+        raise ArgumentError(
             f"{path}: expected at least {MIN_POINTS} schedule points, got {len(rows)} (is it truncated?)"
         )
     table = np.array([[_number(path, line, row, key) for key in COLUMNS] for line, row in rows])
     falling = np.flatnonzero(np.diff(table[:, 0]) < LEAST_STEP)
     if falling.size:
         at = int(falling[0]) + 1
-        raise ValueError(
+        raise ArgumentError(
             f"{path}, line {rows[at][0]}: expected s above the {table[at - 1, 0]:g} of the line before, "
             f"got {table[at, 0]:g} (sort the rows by s)"
         )
     if table[0, 0] != 0.0 or table[-1, 0] != 1.0:
-        raise ValueError(
+        raise ArgumentError(
             f"{path}: expected s to span 0 to 1, got {table[0, 0]:g} to {table[-1, 0]:g}"
             f"{span_hint(table[-1, 0])}"
         )
@@ -76,7 +77,7 @@ def _check_unit(path: Path, table: FloatArray) -> None:
     for key, top in zip(COLUMNS[1:], table[:, 1:].max(axis=0), strict=True):
         if top > MAX_GHZ or top <= LEAST_GHZ:
             units = "MHz, Hz or rad/s" if top > MAX_GHZ else "THz, eV or joule"
-            raise ValueError(
+            raise ArgumentError(
                 f"{path}: expected {key} in GHz, got a maximum of {top:.2g}; is the table in {units}?"
             )
 
@@ -91,21 +92,21 @@ def _read(path: Path) -> list[tuple[int, Row]]:
             f"{path}: no such file, expected a CSV with columns {', '.join(COLUMNS)}"
         ) from None
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise ArgumentError(
             f"{path}: expected a CSV in UTF-8, got byte {error.start} that is not text"
         ) from None
     except OSError as error:
-        raise ValueError(f"{path}: expected a readable CSV file, got {error.strerror}") from None
+        raise ArgumentError(f"{path}: expected a readable CSV file, got {error.strerror}") from None
     numbered = [(i, text) for i, text in enumerate(lines, 1) if text.strip() and text.lstrip()[0] != "#"]
     if not numbered:
-        raise ValueError(f"{path}: expected a header line with {', '.join(COLUMNS)}, got an empty file")
+        raise ArgumentError(f"{path}: expected a header line with {', '.join(COLUMNS)}, got an empty file")
     header = [key.strip() for key in next(csv.reader([numbered[0][1]]))]
     _check_header(f"{path}, line {numbered[0][0]}", header)
     rows = []
     for line, text in numbered[1:]:
         cells = next(csv.reader([text]))
         if len(cells) != len(header):
-            raise ValueError(
+            raise ArgumentError(
                 f"{path}, line {line}: expected {len(header)} values, got {len(cells)} (truncated?)"
             )
         rows.append((line, {key: cell.strip() for key, cell in zip(header, cells, strict=True)}))
@@ -116,14 +117,14 @@ def _check_header(where: str, header: list[str]) -> None:
     missing = [key for key in COLUMNS if key not in header]
     if missing:
         other = len(header) == 1 and any(mark in header[0] for mark in ";\t")
-        raise ValueError(
+        raise ArgumentError(
             f"{where}: expected the columns {', '.join(COLUMNS)}, got a line of {len(header)} without "
             f"{', '.join(missing)}"
             + ("; separate values with commas, and write decimals with points" if other else "")
         )
     for key in (*COLUMNS, "solver", "protocol"):
         if header.count(key) > 1:
-            raise ValueError(f"{where}: expected one column {key}, got {header.count(key)}")
+            raise ArgumentError(f"{where}: expected one column {key}, got {header.count(key)}")
 
 
 def _select(path: Path, rows: list[tuple[int, Row]], **wanted: str | None) -> list[tuple[int, Row]]:
@@ -132,9 +133,9 @@ def _select(path: Path, rows: list[tuple[int, Row]], **wanted: str | None) -> li
         found = sorted({row[key] for _, row in rows if key in row})
         if value is not None:
             if rows and not found:
-                raise ValueError(f"{path}: expected a column {key} to choose {value!r} from, got none")
+                raise ArgumentError(f"{path}: expected a column {key} to choose {value!r} from, got none")
             if value not in found:
-                raise ValueError(f"{path}: expected {key} {value!r}, got only {', '.join(found)[:200]}")
+                raise ArgumentError(f"{path}: expected {key} {value!r}, got only {', '.join(found)[:200]}")
             rows = [(line, row) for line, row in rows if row[key] == value]
         elif len(found) > 1:
             choice = (
@@ -142,7 +143,7 @@ def _select(path: Path, rows: list[tuple[int, Row]], **wanted: str | None) -> li
                 if key == "solver"
                 else "choose one with the option protocol"
             )
-            raise ValueError(f"{path}: expected one {key}, got {', '.join(found)[:200]}; {choice}")
+            raise ArgumentError(f"{path}: expected one {key}, got {', '.join(found)[:200]}; {choice}")
     return rows
 
 
@@ -150,7 +151,7 @@ def _number(path: Path, line: int, row: Row, key: str) -> float:
     # float() accepts 1_0 and digits of other scripts.
     value = float(row[key]) if _NUMBER.fullmatch(row[key]) else math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise ValueError(
+        raise ArgumentError(
             f"{path}, line {line}: expected a finite number that is not negative for {key}, got {row[key]!r}"
         )
     return value

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, escaped, is_number
 from diabat.cli import arguments
-from diabat.cli.output import print_figure, print_json, print_report, print_table, require_writable
+from diabat.cli.output import print_figure, print_json, print_report, print_table, require_writable, say
 
 if TYPE_CHECKING:
     from diabat.circuits import TrotterPlan
@@ -89,7 +89,7 @@ def export(
     if as_json:
         print_json({"plan": plan, "layers": chosen.steps, "qubits": len(h), "qasm3": source})
     else:
-        typer.echo(source, nl=False)
+        say(source, end="")
 
 
 def _print_plan(
@@ -105,6 +105,7 @@ def _print_plan(
     from diabat.circuits import PlanRange, plan_betas
     from diabat.studies.learned.problems import ErrorTable
 
+    rows = _checked(metadata, name)
     betas = plan_betas(plan)
     kinds = {"field": plan.field_angles, "coupling": plan.coupling_angles, "mixer": plan.mixer_angles}
     if as_json:
@@ -113,20 +114,35 @@ def _print_plan(
         print_json(document | {"metadata": metadata})
         return
     at = f"beta_h {betas.beta_h:.4f}, beta_J {betas.beta_J:.4f} at first order"
-    typer.echo(f"{name}: {plan.label or 'plan'}, {at}")
+    say(f"{name}: {escaped(plan.label) or 'plan'}, {at}")
     if "loss" in metadata:
         state = "" if metadata.get("finished") else " (interrupted)"
-        typer.echo(f"Loss {metadata['loss']:.5f}{state}; {metadata.get('command', '')}")
+        say(f"Loss {metadata['loss']:.5f}{state}; {escaped(str(metadata.get('command', '')))}")
     if (allowed := PlanRange.of_metadata(metadata)) is not None:
         ends = f"|h| up to {allowed.max_field:g}, rows of J of norm up to {allowed.max_row_norm:g}"
-        typer.echo(f"Range: {ends}")
-    typer.echo()
+        say(f"Range: {ends}")
+    say()
     if angles:
         layers = enumerate(zip(*kinds.values(), strict=True), start=1)
         cells = ((str(k), *(f"{x:+.6f}" for x in row)) for k, row in layers)
         print_table("Angles (rad)", ("layer", "field b", "coupling c", "mixer a"), cells)
-    if rows := metadata.get("held_out", {}).get("rows"):
+    if rows:
         print_report(ErrorTable(rows))
     else:
-        typer.echo("The file has no errors on held-out instances.")
+        say("The file has no errors on held-out instances.")
     print_figure(figure)
+
+
+def _checked(metadata: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """The rows of errors on held-out instances in the metadata of a plan; refuses other forms, and a loss like that."""
+    if not is_number(loss := metadata.get("loss", 0.0)):
+        raise ArgumentError(f"{name}: expected a number as metadata.loss, got {loss!r:.60}.")
+    held_out = metadata.get("held_out", {})
+    rows = held_out.get("rows", []) if isinstance(held_out, dict) else held_out
+    for row in rows if isinstance(rows, list) else [rows]:
+        fits = isinstance(row, dict) and isinstance(row.get("name"), str) and is_number(row.get("instances"))
+        if not (
+            fits and all(value is None or is_number(value) for key, value in row.items() if key != "name")
+        ):
+            raise ArgumentError(f"{name}: expected rows of numbers in metadata.held_out, got {row!r:.60}.")
+    return rows

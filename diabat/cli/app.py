@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from diabat.cli import anneal, arguments, backends, config, explain, heads, runs, sample
 from diabat.cli.failures import Command, handled
-from diabat.cli.output import print_report, require_writable
+from diabat.cli.output import print_report, require_writable, say
 from diabat.compute.loading import preparing
 from diabat.progress import compiling_bar
 
@@ -41,7 +41,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from diabat import __version__
 
-        typer.echo(f"diabat {__version__}")
+        say(f"diabat {__version__}")
         raise typer.Exit
 
 

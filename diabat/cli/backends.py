@@ -6,10 +6,8 @@ import dataclasses
 import importlib.util
 from typing import Any
 
-import typer
-
 from diabat.cli import arguments
-from diabat.cli.output import print_json, print_table
+from diabat.cli.output import print_json, print_table, say
 
 # Extra -> modules that show it is installed, and what it is for.
 EXTRAS = {
@@ -32,7 +30,7 @@ def show_backends(as_json: arguments.JsonOption = False) -> None:
     print_table("Backends", columns, (_backend_cells(row) for row in backends))
     for row in backends:
         if row["reason"]:
-            typer.echo(f"{row['backend']} is not available: {row['reason']}\n")
+            say(f"{row['backend']} is not available: {row['reason']}\n")
     cells = ((r["extra"], r["purpose"], "installed" if r["installed"] else r["install"]) for r in extras)
     print_table("Extras", ("extra", "for", "state"), cells)
 
@@ -106,7 +104,7 @@ def compile_kernels(progress: arguments.ProgressOption = True, as_json: argument
         return
     made = [group for group in found if group.functions]
     if not made:
-        typer.echo("Nothing to compile: all kernels are on disk.")
+        say("Nothing to compile: all kernels are on disk.")
         return
     rows = [(g.group, str(g.functions), f"{g.seconds:.1f}") for g in made]
     rows.append(("all", str(sum(g.functions for g in made)), f"{sum(g.seconds for g in made):.1f}"))

@@ -7,10 +7,8 @@ import re
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from diabat.cli import arguments
-from diabat.cli.output import print_json, print_table
+from diabat.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from diabat.config import Config
@@ -28,7 +26,7 @@ def show_config(
     if as_json:
         print_json(to_plain(resolved))
     else:
-        typer.echo(_explained(to_yaml(resolved), resolved), nl=False)
+        say(_explained(to_yaml(resolved), resolved), end="")
 
 
 def _explained(text: str, config: Config) -> str:

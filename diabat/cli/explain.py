@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, escaped
 from diabat.cli import arguments
-from diabat.cli.output import print_figure, print_json, print_table, require_writable
+from diabat.cli.output import print_figure, print_json, print_table, require_writable, say
 
 if TYPE_CHECKING:
     from diabat.models.explanation import DecoderExplanation, PairExplanation
@@ -120,13 +120,13 @@ def _print_pair(explanation: PairExplanation, head: int | None, top: int, at_lea
     from diabat.models.explanation import selected
     from diabat.studies.report import formatted
 
-    chances = ", ".join(f"{name} {chance:.3f}" for name, chance in explanation.probabilities.items())
-    typer.echo(f"Predicted: {explanation.predicted} ({chances})")
+    chances = ", ".join(f"{escaped(name)} {chance:.3f}" for name, chance in explanation.probabilities.items())
+    say(f"Predicted: {escaped(explanation.predicted)} ({chances})")
     for name, value in explanation.facts.items():
         values = value if isinstance(value, list) else [value]
         parts = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
-        typer.echo(f"{name.replace('_', ' ')}: {', '.join(parts)}")
-    typer.echo()
+        say(f"{name.replace('_', ' ')}: {', '.join(parts)}")
+    say()
     quantities = {
         "α" if explanation.fields is not None else "weight": explanation.alpha,
         "J_i": explanation.fields,
@@ -150,7 +150,7 @@ def _print_pair(explanation: PairExplanation, head: int | None, top: int, at_lea
         columns = ("token", "side", "and token", "of side", "J/γ", "active")
         print_table(f"Strongest interactions, |J_ij|/γ of at least {at_least:g}", columns, found)
     else:
-        typer.echo(f"No interaction with |J_ij|/γ of at least {at_least:g}.")
+        say(f"No interaction with |J_ij|/γ of at least {at_least:g}.")
 
 
 def _print_decoder(
@@ -171,8 +171,8 @@ def _print_decoder(
     if layer is None:
         which = "mean over layers and heads" if head is None else f"{heads}, mean over layers"
     sampler = "" if explanation.sampler is None else f", sampler {explanation.sampler}"
-    typer.echo(f"Mode {explanation.mode}{sampler}")
-    typer.echo(f"Predicted at position {q} ({tokens[q]}): {likely[q]}\n")
+    say(f"Mode {explanation.mode}{sampler}")
+    say(f"Predicted at position {q} ({tokens[q]}): {likely[q]}\n")
     if top:
         weights, chances = selected(explanation.attention, layer, head)[q], {}
         columns = ["position", "token", "weight"]
@@ -229,11 +229,11 @@ def _print_correlations(
     from diabat.studies.report import formatted
 
     if explanation.without_correlations is not None:
-        typer.echo(f"{explanation.without_correlations}\n")
+        say(f"{explanation.without_correlations}\n")
         return
     if not found:
         none = f"No pair with |C_jk| {f'>= {at_least:g}' if at_least else '> 0'}."
-        typer.echo(f"{'The query has only one spin.' if len(explanation.coupled) < 2 else none}\n")
+        say(f"{'The query has only one spin.' if len(explanation.coupled) < 2 else none}\n")
         return
     rows = []
     for (*pair, C), J in found:
@@ -243,7 +243,7 @@ def _print_correlations(
     title = f"Strongest connected correlations of position {explanation.position}, {which}"
     print_table(title, columns, rows)
     if explanation.num_reads is not None:
-        typer.echo(
+        say(
             f"Estimated from {explanation.num_reads} reads; the standard error of a correlation is about "
             f"{explanation.num_reads**-0.5:.2g} in each layer and head if they are independent.\n"
         )

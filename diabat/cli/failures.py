@@ -11,7 +11,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, escaped
+from diabat.cli.output import say
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -35,14 +36,14 @@ def handled(*, debug: bool) -> Iterator[None]:
     except (typer.Exit, typer.Abort, BrokenPipeError, _PARSER_ERROR):
         raise
     except KeyboardInterrupt as error:
-        typer.echo(f"\nInterrupted. {error}".rstrip(), err=True)
+        say(f"\nInterrupted. {error}".rstrip(), err=True)
         raise typer.Exit(INTERRUPTED) from None
     except Exception as error:
         from diabat.config.errors import ConfigError  # help needs no pydantic
 
         if debug:
-            traceback.print_exc()
-        typer.echo(f"Error: {sentence(error)}", err=True)
+            say(traceback.format_exc(), err=True)
+        say(f"Error: {escaped(sentence(error))}", err=True)
         raise typer.Exit(USAGE if isinstance(error, ConfigError) else FAILURE) from None
     finally:
         warnings.showwarning = shown
@@ -50,7 +51,7 @@ def handled(*, debug: bool) -> Iterator[None]:
 
 def _say(message: Warning | str, *place: Any, **further: Any) -> None:
     """Print a warning as a sentence, without its file and line."""
-    typer.echo(f"Warning: {' '.join(str(message).split())}", err=True)
+    say(f"Warning: {escaped(' '.join(str(message).split()))}", err=True)
 
 
 class Command(TyperCommand):

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from diabat.checks import escaped
 from diabat.cli import arguments
-from diabat.cli.output import print_json, print_report, print_table, require_writable
+from diabat.cli.output import print_json, print_report, print_table, require_writable, say
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.")
@@ -58,7 +59,7 @@ def analyse_heads(
     report = HeadsReport.of_games(found.games, found.heading, found.model_dump(mode="json"))
     print_report(report, figure, as_json=as_json)
     if not as_json:
-        typer.echo(f"Analysis: {folder}")
+        say(f"Analysis: {folder}")
 
 
 def attribute_heads(
@@ -153,9 +154,10 @@ def calibrate_heads(
         )
         for group in groups
     )
-    print_table(f"Salient groups of {found.model}", columns, rows)
+    print_table(f"Salient groups of {escaped(found.model)}", columns, rows)
     if chosen.method == "max_dividend" and any(group.selection_frequency is None for group in groups):
-        typer.echo(f"{shown.FEW}\n")
+        say(f"{shown.FEW}
+")
     if any(group.selection_frequency is not None and group.selection_frequency < 0.5 for group in groups):
-        typer.echo("? More often than not, another coalition has the largest dividend; use more questions.\n")
-    typer.echo(f"Calibration: {path}")
+        say("? More often than not, another coalition has the largest dividend; use more questions.\n")
+    say(f"Calibration: {path}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, escaped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,33 +26,43 @@ _LONGEST_RICH = 1000
 _UNBOUNDED = 1000
 
 
+def say(text: str = "", *, err: bool = False, end: str = "\n") -> None:
+    """Print a text on stdout or stderr; every command prints by this, tables and JSON included.
+
+    Everything that is not printable is escaped, except ends of lines and tabs: text of a file has to be
+    :func:`~diabat.checks.escaped` before it goes into a line.
+    """
+    typer.echo(escaped(text, keep="\n\t") + end, err=err, nl=False)
+
+
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table: a title, headings (all empty for none), and one sequence of cells per row."""
     from diabat.studies.report import rich_table
 
     rows = list(rows)
     if len(rows) > _LONGEST_RICH:
-        typer.echo("\n".join([title, *("\t".join(row) for row in (columns, *rows))]))
+        cells = ("\t".join(map(escaped, row)) for row in rows)
+        say("\n".join([title, "\t".join(columns), *cells]))
     else:
         _print(rich_table(title, columns, rows))
-    typer.echo()
+    say()
 
 
 def print_report(report: Report, figure: Path | None = None, *, as_json: bool = False) -> None:
     """Print the report of a study as JSON, or as a table that ends with the path of its figure."""
     if as_json:
-        typer.echo(report.to_json())
+        say(report.to_json())
         return
     _print(report.table())
     if summary := report.summary():
-        typer.echo(f"\n{summary}")
+        say(f"\n{summary}")
     print_figure(figure)
 
 
 def print_figure(figure: Path | None) -> None:
     """Name the figure that was drawn, if one was."""
     if figure is not None:
-        typer.echo(f"Figure: {figure}")
+        say(f"Figure: {figure}")
 
 
 def _print(table: Table) -> None:
@@ -74,7 +84,7 @@ def print_json(value: Any) -> None:
     """Print one JSON document on stdout; tensors become lists, NaN and infinity become null."""
     from diabat.samplers.diagnostics import plain
 
-    typer.echo(json.dumps(plain(value), allow_nan=False))
+    say(json.dumps(plain(value), allow_nan=False))
 
 
 def require_writable(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ import typer
 
 from diabat.checks import ArgumentError
 from diabat.cli import arguments
-from diabat.cli.output import print_figure, print_json, print_table, require_writable
+from diabat.cli.output import print_figure, print_json, print_table, require_writable, say
 
 if TYPE_CHECKING:
     from diabat.config import Config
@@ -198,8 +197,9 @@ def predict_pairs_of_file(
         every = None if output is not None else found.rows
         print_json(summary | {"classes": found.classes, "predictions": every})
     elif output is None:
-        sys.stdout.writelines(found.lines())
+        for line in found.lines():
+            say(line, end="")
     else:
         rows = [(name, f"{count:,}") for name, count in found.counts.items()]
         print_table(f"Predictions, {len(found.rows):,} pairs", ("label", "pairs"), rows)
-        typer.echo(f"Written: {output}")
+        say(f"Written: {output}")

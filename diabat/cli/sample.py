@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, escaped
 from diabat.cli import arguments
-from diabat.cli.output import print_json, print_table
+from diabat.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,7 +97,7 @@ def sample_problem(
     beside = None if other is None else _compared(moments, *other)
     _report(loaded, backend, moments, _marginals(loaded, moments, beside), as_json)
     if beside is not None and not as_json:
-        typer.echo(_against(beside))
+        say(_against(beside))
 
 
 def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int, as_json: bool) -> None:
@@ -109,7 +109,7 @@ def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int, a
     if as_json:
         print_json(dataclasses.asdict(report))
     else:
-        typer.echo(str(report))
+        say(str(report))
 
 
 def _moments_of(name: str, ising: Ising, seed: int) -> tuple[Sampler, Moments]:
@@ -153,7 +153,7 @@ def _marginals(problem: Problem, moments: Moments, beside: dict[str, Any] | None
     if beside is not None:
         columns[f"{up}, {beside['backend']}"] = beside["probability"], ".6g"
         columns["error" if beside["exact"] else "difference"] = beside["difference"], "+.2g"
-    labels = [str(label) for label in problem.labels]
+    labels = _labels(problem)
     rows = [
         [label, *("-" if x is None or not seen else f"{float(x[j]):{form}}" for x, form in columns.values())]
         for j, (label, seen) in enumerate(zip(labels, moments.visible.tolist(), strict=True))
@@ -167,6 +167,11 @@ def _marginals(problem: Problem, moments: Moments, beside: dict[str, Any] | None
     found = {"probability": moments.probability, "standard_error": errors, "log_partition": log_z}
     lines = [] if log_z is None else [f"log Z = {float(log_z):.9g}"]
     return found | {"correlation": correlation, "comparison": beside}, tables, lines
+
+
+def _labels(problem: Problem) -> list[str]:
+    """The names that the file gives, without ends of lines and the like."""
+    return [escaped(str(label)) for label in problem.labels]
 
 
 def _reads(problem: Problem, samples: Samples) -> Found:
@@ -199,7 +204,7 @@ def _states(
 ) -> tuple[str, Sequence[str], list[list[str]]]:
     """A table whose rows begin with a state, + and - or 1 and 0, below the order of the spins in them."""
     down, up = "01" if problem.binary else "-+"
-    labels = f"{'Variables' if problem.binary else 'Spins'} in order: {' '.join(map(str, problem.labels))}"
+    labels = f"{'Variables' if problem.binary else 'Spins'} in order: {' '.join(_labels(problem))}"
     cells = [["".join(up if s > 0 else down for s in state), *texts] for state, *texts in rows]
     return f"{labels}\n{title}", ("state", *columns), cells
 
@@ -250,7 +255,7 @@ def _report(
         limit = "" if fact["ok"] is None else f" (good: {fact['expected']})"
         mark = f"  BAD: {fact['advice']}" if fact["ok"] is False else ""
         lines.append(f"  {fact['label']}: {text}{limit}{mark}")
-    typer.echo("\n".join(lines))
+    say("\n".join(lines))
 
 
 def _against(beside: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from diabat.checks import escaped
 from diabat.config.errors import ConfigError
 from diabat.files import read_file
 
@@ -205,4 +206,7 @@ def read_mapping(path: Path, *, follow: bool = True) -> dict[str, Any]:
 
 def dump_yaml(value: Any) -> str:
     """Write plain data (mappings, lists, scalars) as YAML in the given order."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    options: dict[str, Any] = {"Dumper": _Dumper, "sort_keys": False, "width": 100}
+    text = yaml.dump(value, allow_unicode=True, **options)
+    # YAML may write what a terminal would obey; escapes of its own read the same.
+    return text if escaped(text, keep="\n") == text else yaml.dump(value, **options)

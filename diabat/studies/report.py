@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, escaped
 from diabat.samplers.diagnostics import plain
 
 if TYPE_CHECKING:
@@ -154,6 +154,8 @@ def rich_table(
     from rich.table import Table
     from rich.text import Text
 
+    title, *headings = (escaped(text, keep="\n") for text in (title, *headings))
+    rows = [[escaped(cell) for cell in row] for row in rows]
     style: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "show_edge": False}
     table = Table(title=title, show_header=any(headings), **style)
     for i, heading in enumerate(headings):

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from diabat.checks import escaped
 from diabat.files import read_file, replace_file
 
 ENVIRONMENT_VARIABLE = "DIABAT_DATA"
@@ -17,6 +18,9 @@ _MAX_BYTES = 1 << 26
 
 class DataError(RuntimeError):
     """A data file is missing, damaged or cannot be downloaded; the message tells how to provide it."""
+
+    def __str__(self) -> str:
+        return escaped(super().__str__())
 
 
 @dataclass(frozen=True)

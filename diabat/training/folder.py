@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from diabat.checks import escaped
 from diabat.files import TEMPORARY_PREFIX, open_file
 
 CONFIG, METRICS, LOCK = "config.json", "metrics.jsonl", ".lock"
@@ -17,6 +18,9 @@ LATEST, BEST = "latest.safetensors", "best.safetensors"
 
 class TrainingError(RuntimeError):
     """The run cannot continue; the message is one sentence that tells what to do."""
+
+    def __str__(self) -> str:
+        return escaped(super().__str__())
 
 
 class OutputError(TrainingError):
