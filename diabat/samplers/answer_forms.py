@@ -6,8 +6,9 @@ A file has the tensors of an answer, those of its ``info`` as "info/<key>", and 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -58,6 +59,9 @@ class SavedAnswer:
                 raise ValueError(f"expected {_form(cls)}, got {got}")
             info = facts["info"] | {n[5:]: tensors.pop(n) for n in list(tensors) if n.startswith("info/")}
             check_count("num_reads", facts["num_reads"], optional="spins" not in tensors)
+            known = [field.name for field in fields(cast(Any, cls)) if "Tensor" in str(field.type)]
+            if others := tensors.keys() - set(known):
+                raise ValueError(f"expected only tensors of {', '.join(known)}, got {min(others)!r}")
             _check(tensors, facts["num_reads"])
             found: dict[str, Any] = {**tensors, "info": info}
             return cls(**found if "spins" in tensors else found | {"num_reads": facts["num_reads"]})
@@ -68,7 +72,7 @@ def _form(kind: type) -> dict[str, Any]:
 
 
 def _check(tensors: dict[str, Tensor], num_reads: int | None) -> None:
-    """Refuse tensors of other shapes or dtypes than those of answers [*batch, n] have, and values out of range."""
+    """Refuse tensors of other shapes or dtypes than those of answers [*batch, n] have, and impossible values."""
     shape = tensors["visible"].shape
     shapes = {"spins": (num_reads, *shape), "correlation": (*shape, *shape[-1:]), "log_partition": shape[:-1]}
     kinds = {"spins": (torch.int8,), "tracked": (torch.int8,), "visible": (torch.bool,)}
@@ -81,6 +85,8 @@ def _check(tensors: dict[str, Tensor], num_reads: int | None) -> None:
             check_states(tensor, torch.ones(shape, dtype=torch.bool))
         if name == "probability" and not bool(((tensor >= 0) & (tensor <= 1)).all()):
             raise ArgumentError(name, "expected numbers from 0 to 1, got others")
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ArgumentError(name, "expected finite numbers, got others")
 
 
 def dataset(variables: Variables, visible: Tensor, labels: Labels, info: Mapping[str, Any]) -> Any:

@@ -34,9 +34,13 @@ def saved_answer(draw: st.DrawFn, folder: Path) -> None:
     path.write_bytes(draw(damaged([content]) | other_tensors(content)))
     with naming(path.name):
         found = (diabat.Samples, diabat.Moments)[kind].load(path)
+    demand(isinstance(getattr(found, "ising", None), diabat.Ising | None), "ising: expected none")
     if isinstance(found, diabat.Samples):
         demand(bool((found.spins.abs() == 1).all()), "spins: expected -1 and +1")
         demand(found.spins.shape[1:] == found.visible.shape, "spins: expected the shape of visible")
     else:
         demand(bool((found.magnetization.abs() <= 1).all()), "magnetization: expected numbers from -1 to 1")
+        for name in ("correlation", "log_partition"):
+            numbers = getattr(found, name)
+            demand(numbers is None or bool(numbers.isfinite().all()), f"{name}: expected finite numbers")
         demand(found.probability.shape == found.visible.shape, "probability: expected the shape of visible")

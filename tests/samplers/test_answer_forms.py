@@ -79,7 +79,13 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "floats": (changed({}, spins=READS), "spins: expected torch.int8 [20, 2, 3, 4], got torch.float32 [20"),
     "fewer reads": (changed({"num_reads": 19}), "spins: expected torch.int8 [19, 2, 3, 4], got"),
     "no number": (changed({"num_reads": None}), "num_reads: expected an integer >= 1"),
-    "unknown": (changed({}, more=READS[0]), "unexpected keyword argument 'more'"),
+    "unknown": (changed({}, more=READS[0]), "expected only tensors of spins, visible, tracked, got 'more'"),
+    # Samples have an attribute of this name, which is no tensor.
+    "a problem": (
+        changed({}, ising=READS[0]),
+        "expected only tensors of spins, visible, tracked, got 'ising'",
+    ),
+    "an answer in it": (changed({}, num_reads=READS[0]), "tracked, got 'num_reads'"),
 }
 
 
@@ -103,6 +109,17 @@ def test_missing_files_pipes_and_impossible_probabilities_are_refused(tmp_path: 
         diabat.Moments.load(tmp_path / "pipe")
     moments().replaced(probability=1.5 * READS[0].double()).save(tmp_path / "moments")
     with pytest.raises(ValueError, match="probability: expected numbers from 0 to 1"):
+        diabat.Moments.load(tmp_path / "moments")
+
+
+@pytest.mark.parametrize("name", ["correlation", "log_partition", "standard_error"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_moments_that_are_not_finite_are_refused(name: str, value: float, tmp_path: Path) -> None:
+    given = moments("tempering")
+    number = getattr(given, name).clone()
+    number.view(-1)[-1] = value
+    given.replaced(**{name: number}).save(tmp_path / "moments")
+    with pytest.raises(ValueError, match=f"{name}: expected finite numbers, got others"):
         diabat.Moments.load(tmp_path / "moments")
 
 
