@@ -100,17 +100,24 @@ def _read(path: Path) -> list[tuple[int, Row]]:
     numbered = [(i, text) for i, text in enumerate(lines, 1) if text.strip() and text.lstrip()[0] != "#"]
     if not numbered:
         raise ArgumentError(f"{path}: expected a header line with {', '.join(COLUMNS)}, got an empty file")
-    header = [key.strip() for key in next(csv.reader([numbered[0][1]]))]
+    header = [key.strip() for key in _cells(f"{path}, line {numbered[0][0]}", numbered[0][1])]
     _check_header(f"{path}, line {numbered[0][0]}", header)
     rows = []
     for line, text in numbered[1:]:
-        cells = next(csv.reader([text]))
+        cells = _cells(f"{path}, line {line}", text)
         if len(cells) != len(header):
             raise ArgumentError(
                 f"{path}, line {line}: expected {len(header)} values, got {len(cells)} (truncated?)"
             )
         rows.append((line, {key: cell.strip() for key, cell in zip(header, cells, strict=True)}))
     return rows
+
+
+def _cells(where: str, text: str) -> list[str]:
+    try:
+        return next(csv.reader([text]))
+    except csv.Error as error:  # a cell of more than 131,072 characters
+        raise ArgumentError(f"{where}: expected cells between commas, got {error}") from None
 
 
 def _check_header(where: str, header: list[str]) -> None:
@@ -152,6 +159,6 @@ def _number(path: Path, line: int, row: Row, key: str) -> float:
     value = float(row[key]) if _NUMBER.fullmatch(row[key]) else math.nan
     if not (math.isfinite(value) and value >= 0):
         raise ArgumentError(
-            f"{path}, line {line}: expected a finite number that is not negative for {key}, got {row[key]!r}"
+            f"{path}, line {line}: expected a finite number that is not negative for {key}, got {row[key]!r:.60}"
         )
     return value

@@ -86,6 +86,12 @@ def test_files_as_spreadsheets_and_people_write_them(tmp_path: Path) -> None:
         (["# nothing"], "got an empty file"),
         (["s,A_GHz", *ROWS], "line 1: expected the columns s, A_GHz, B_GHz, got a line of 2 without B_GHz"),
         (["hunter2"], r"got a line of 1 without s, A_GHz, B_GHz$"),  # another file, which may hold a secret
+        (["x" * 131_073], "line 1: expected cells between commas, got field larger than field limit"),
+        (
+            [HEADER, "0,6,0", "0.1,6," + "1" * 131_073],
+            "line 3: expected cells between commas, got field larger",
+        ),
+        (["s,A_GHz", *ROWS], "line 1: expected the columns s, A_GHz, B_GHz, got 's, A_GHz' without B_GHz"),
         ([HEADER, *ROWS[:5]], "expected at least 11 schedule points, got 5"),
         ([HEADER, *ROWS[:15]], "expected s to span 0 to 1, got 0 to 0.7"),
         (replaced(20, "1.0,0."), r"line 22: expected 3 values, got 2 \(truncated"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from diabat.samplers.dimod.submit import SubmissionError, is_transient
 from diabat.strict_qpu.processor import TIMING
 from diabat.testing.problems import make_problem
 
-from .dimod_fakes import Failing, Optioned, Scripted, all_up, annealed
+from .dimod_fakes import Failing, Optioned, Scripted, all_up, annealed, rows
 
 ONE = Ising(torch.zeros(1))
 TOKEN = "DEV-0123456789abcdef0123456789abcdef01234567"
@@ -198,6 +200,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     ),
     "dtype": (save(TEN | {"bits": np.zeros((10, 1))}), r"bits as uint8 \[10, 1\], got float64 \[10, 1\]"),
     "chain breaks": (save(TEN | {"chain_breaks": np.zeros(9)}), r"float64 \[10\], got float64 \[9\]"),
+    "no reads": (save(TEN | {"bits": np.zeros((0, 1), dtype=np.uint8)}), "expected reads, got none"),
     "too large": (save(TEN | {"more": np.zeros(10**5)}), "more than 13096 bytes"),
 }
 
@@ -214,6 +217,49 @@ def test_a_damaged_answer_is_asked_for_again(damage: str, tmp_path: Path) -> Non
         sampler.sample(ONE, 10, seed=0)
     sampler.sample(ONE, 10, seed=0)
     assert len(fake.calls) == 2
+
+
+def test_an_answer_without_reads_is_asked_for_again(tmp_path: Path) -> None:
+    answers = [lambda bqm, keywords: rows(bqm, np.ones((0, len(bqm)), dtype=np.int8)), all_up]
+    fake = Scripted(lambda bqm, keywords: answers.pop(0)(bqm, keywords))
+    sampler = backend(fake, cache_dir=tmp_path)
+    with pytest.raises(SubmissionError, match="asked for 10 reads and returned 0"):
+        sampler.sample(ONE, 10, seed=0)
+    assert not list(tmp_path.glob("*.safetensors"))
+    assert sampler.sample(ONE, 10, seed=0).num_reads == 10
+
+
+def test_two_that_ask_the_same_pay_once(tmp_path: Path) -> None:
+    """The second asks while the first waits for its answer; a question of another key does not wait."""
+    asked = Event()
+
+    def slow(bqm: Any, keywords: dict[str, Any]) -> Any:
+        asked.set()
+        Event().wait(0.3)
+        return annealed(bqm, keywords)
+
+    fakes = Scripted(slow), Scripted(annealed)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(lambda: backend(fakes[0], cache_dir=tmp_path).sample(ONE, 10, seed=0))
+        assert asked.wait(60)
+        second = backend(fakes[1], cache_dir=tmp_path).sample(ONE, 10, seed=0)
+    assert [len(fake.calls) for fake in fakes] == [1, 0]
+    assert torch.equal(first.result().spins, second.spins)
+    assert second.info["cached_submissions"] == 1
+    assert second.info["reads_spent"] == 10
+
+
+def test_a_folder_that_cannot_be_locked_is_told_before_anything_is_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: Any) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", denied)  # root may write anywhere
+    fake = Scripted(all_up)
+    with pytest.raises(ValueError, match=r"^cache_dir: cannot lock '.*\.lock' \(Permission denied\)\.$"):
+        backend(fake, cache_dir=tmp_path).sample(ONE, 1, seed=0)
+    assert not fake.calls
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

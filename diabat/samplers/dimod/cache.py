@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from diabat.checks import ArgumentError, ArgumentTypeError
+from diabat.checks import ArgumentError, ArgumentTypeError, escaped
 from diabat.files import create_file, read_file, replacing
 from diabat.samplers.dimod.packing import Packed, Reads, most_reads
 
@@ -62,7 +63,7 @@ def check_plain(name: str, values: Mapping[str, Any]) -> None:
 
 
 class AnswerCache:
-    """Files ``<key>.safetensors`` in one folder, written atomically.
+    """Files ``<key>.safetensors`` in one folder, written atomically, and up to 256 empty files for locks.
 
     Args:
         folder: Created when the first answer is stored.
@@ -77,13 +78,39 @@ class AnswerCache:
         """Whether there is a file for this key."""
         return self._path(key).is_file()
 
-    def load(self, key: str, columns: int, asked: int) -> Reads | None:
+    @contextmanager
+    def asking(self, key: str) -> Iterator[None]:
+        """Let nobody else ask the same while the block runs; of two that ask, the second finds the stored answer.
+
+        Keys that begin alike share a file, so that there are few; who needs one waits for the other's answer.
+
+        Raises:
+            ValueError: If the folder or its lock cannot be written, before anything is paid for.
+        """
+        from filelock import FileLock
+
+        path = self.folder / f".{key[:2]}.lock"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(path)
+            lock.acquire()
+        except (OSError, NotImplementedError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ArgumentError("cache_dir", f"cannot lock '{path}' ({reason}).") from error
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # the lock ends with the process
+                lock.release()
+
+    def load(self, key: str, columns: int, asked: int, *, quiet: bool = False) -> Reads | None:
         """Return a stored answer; None if there is none, or, with a warning, if its file is damaged.
 
         Args:
             key: Key of the submission.
             columns: Number of submitted variables.
             asked: Requested number of reads.
+            quiet: Without the warning.
         """
         if not self.holds(key):  # not a pipe either, which would block
             return None
@@ -91,10 +118,11 @@ class AnswerCache:
         try:
             return _decode(read_file(path, _OVERHEAD_BYTES + most * (columns // 8 + 9)), key, columns, most)
         except Exception as error:  # damaged files raise many types
-            warnings.warn(
-                f"cache_dir: the answer '{path.name}' is damaged ({error}) and is requested again.",
-                stacklevel=2,
-            )
+            if not quiet:
+                warnings.warn(
+                    f"cache_dir: the answer '{path.name}' is damaged ({escaped(str(error))}) and is requested again.",
+                    stacklevel=2,
+                )
             return None
 
     def store(self, key: str, reads: Reads) -> None:
@@ -130,6 +158,8 @@ def _decode(content: bytes, key: str, columns: int, most: int) -> Reads:
 
     arrays = load(content)
     rows = len(arrays["bits"])
+    if not rows:
+        raise ValueError("expected reads, got none")
     expected = {
         "key": (np.uint8, (32,)),
         "bits": (np.uint8, (min(rows, most), -(-columns // 8))),

@@ -238,10 +238,22 @@ class Submitter:
         )
 
     def _call(self, work: Work, reads: int, part: int) -> tuple[Reads, bool]:
-        labels = work.packed.labels.tolist()
-        key = self._key(work, reads, part) if self.cache is not None else ""
-        if self.cache is not None and (stored := self.cache.load(key, len(labels), reads)) is not None:
+        if self.cache is None:
+            return self._asked(work, reads, part), False
+        key, size = self._key(work, reads, part), (len(work.packed.labels), reads)
+        if (stored := self.cache.load(key, *size, quiet=True)) is not None:
             return stored, True
+        with self.cache.asking(key):
+            if (stored := self.cache.load(key, *size)) is not None:  # of another process that has asked
+                return stored, True
+            found = self._asked(work, reads, part)
+            if len(found.spins):  # an answer without reads is asked for again
+                self.cache.store(key, found)
+        return found, False
+
+    def _asked(self, work: Work, reads: int, part: int) -> Reads:
+        """Submit; the answer may have fewer reads."""
+        labels = work.packed.labels.tolist()
         seconds = self._seconds(work.packed, reads)
         keywords = self._keywords(work.packed, reads)
         if self.seeded:  # below 2^31, as samplers in C expect
@@ -262,9 +274,7 @@ class Submitter:
         sampleset, held = with_retries(submit, retries=self.retries, wait_s=self.wait_s, what=name)
         found = expand(sampleset, labels, work.generator(part, 1), reads)
         held.settle(len(found.spins), None if found.access_us is None else found.access_us / 1e6)
-        if self.cache is not None:
-            self.cache.store(key, found)
-        return found, False
+        return found
 
     def _keywords(self, packed: Packed, reads: int) -> dict[str, Any]:
         return {**self.parameters, **packed.parameters, "num_reads": reads}
