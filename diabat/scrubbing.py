@@ -13,7 +13,8 @@ from typing import Any
 from diabat.checks import ArgumentError
 
 SECRET_NAME = re.compile(
-    r"token(?!s\b|i[sz])|secret|password|passwd|passphrase|credential|authorization|(?:api|access|private)_?key",
+    r"token(?!s\b|i[sz])|secret|password|passwd|passphrase|credential|authorization|cookie|jwt|connection_?string"
+    r"|(?:api|access|private|cert|account)_?key|(?:\b|_)(?:pat|pwd)(?:\b|_)",
     re.IGNORECASE,
 )
 """Names of options that hold a secret; "tokens" are words of a text."""
@@ -21,22 +22,35 @@ _MAX_MESSAGE = 300
 _MOST_READ = 3000
 
 _NAMES = (
-    r"[\w-]*(?:token|(?:api|access|private|auth)[_-]?key|secret|passw(?:or)?d|passphrase|credentials?"
-    r"|authorization)"
+    r"(?:[\w-]*(?:token|(?:api|access|private|auth|cert|account)[_-]?key|secret|passw(?:or)?d|passphrase|credentials?"
+    r"|authorization|cookie|jwt|connection[_-]?string)|(?:[\w-]*[_-])?(?:pat|pwd))"
 )
 _SCHEMES = r"(?:(?:bearer|basic|digest|token)\s+)?"
 # A list, a quoted text, or everything up to the next space or comma.
 _VALUE = r"(?:\[[^\]]*\]?|\([^)]*\)?|\{[^}]*\}?|\\?\"[^\"]*\"?|\\?'[^']*'?|[^\s,;)]+)"
 
 # Names and schemes begin where nothing of theirs stands before: a long text is then gone through once.
-_USER = re.compile(r"((?<![a-z0-9+.-])[a-z0-9+.-]+://)[^\s/?#@]*@", re.IGNORECASE)
+# A password with a slash or the like is one, too; host:80/path is none.
+_USER = re.compile(
+    r"((?<![a-z0-9+.-])[a-z0-9+.-]+://)(?:[^\s/?#@:]*:(?!\d{1,5}[/?#])[^\s'\",]{0,200}@|[^\s/?#@]*@)",
+    re.IGNORECASE,
+)
+_BARE_USER = re.compile(r"(?<![\w/:.@+-])[\w.+-]+:[^\s:@/'\"]+@(?=[\w\[])")  # without the scheme
 _QUERY = re.compile(r"((?<![a-z0-9+.-])[a-z0-9+.-]+://[^\s?#'\"]*)[?#][^\s'\",)]+", re.IGNORECASE)
 _EQUALS = rf"\\?[\"']?\s*(?:[:=]|%3D)\s*)(?!\*\*\*){_SCHEMES}{_VALUE}"
 _ASSIGNED = re.compile(rf"(?<![\w-])({_NAMES}{_EQUALS}", re.IGNORECASE)
+_COOKIES = re.compile(
+    r"((?<![\w-])(?:set-)?cookie:\s*)[\w-]+=[^\s;,]*(?:;\s*[\w-]+=[^\s;,]*)*", re.IGNORECASE
+)
 _KEY = re.compile(rf"(?<![\w-])([\w-]*key{_EQUALS}", re.IGNORECASE)
 # In a header or on a command line, and in quotes, nothing but a space stands between.
 _QUOTED = r"\b(?:token|password|secret)\s+(?=[\"'])"
-_FOLLOWED = re.compile(rf"((?<!\w)(?:x-auth-token|--?{_NAMES})\s+|{_QUOTED}){_VALUE}", re.IGNORECASE)
+# A word that is none of a sentence: with a digit or a sign inside, and after "token" of eight letters and digits.
+_WORD = r"\b(?:password|passwd|passphrase)\s+(?:is\s+)?(?!\*\*\*)(?=[^\s,;)]*(?:\d|[@#$%^&*+~!](?=\w)))"
+_TOKEN_WORD = r"\b(?:token|secret)\s+(?:is\s+)?(?=[\w-]{8})(?=[\w-]*\d)(?=[\w-]*[a-z])"
+_FOLLOWED = re.compile(
+    rf"((?<!\w)(?:x-auth-token|--?{_NAMES})\s+|{_QUOTED}|{_WORD}|{_TOKEN_WORD}){_VALUE}", re.IGNORECASE
+)
 _BEARER = re.compile(
     r"\b((?:bearer|basic)\s+)(?=[^\s,;)]*[\d._=-])[^\s,;)]+|\b(bearer\s+)[^\s,;)]+", re.IGNORECASE
 )
@@ -47,8 +61,10 @@ def without_secrets(text: str) -> str:
     """Remove secrets from a text by their position: user and query of a URL, and values of secret names.
 
     A value follows "token:", "key=", "secret", "password", "authorization" or similar, or "bearer"; a list or a quoted
-    text is one value.  Its length does not matter.
+    text is one value.  Its length does not matter.  After "password" and a space it is a quoted text or a word with a
+    digit or a sign inside, after "token" and a space one of eight letters and digits or more: other words stay.
     """
+    text = _COOKIES.sub(r"\1***", text)
     text = _QUERY.sub(r"\1?***", _USER.sub(r"\1***@", text))
     text = _FOLLOWED.sub(r"\1***", _ASSIGNED.sub(r"\1***", text))
     return _BEARER.sub(lambda found: f"{found[1] or found[2]}***", text)
@@ -61,7 +77,7 @@ def scrubbed(message: str) -> str:
     a digit look like keys.
     """
     text = without_secrets(_LONG.sub("***", " ".join(message[:_MOST_READ].split())))
-    text = _KEY.sub(r"\1***", text)
+    text = _BARE_USER.sub("***@", _KEY.sub(r"\1***", text))
     return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 1] + "…"
 
 

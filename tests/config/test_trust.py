@@ -16,6 +16,7 @@ from diabat.config.trust import LOCAL_BACKENDS
 from diabat.runs import build_sampler, load_run
 from diabat.runs.studies import attention_ensembles
 from diabat.samplers.registry import available_backends
+from diabat.scrubbing import refuse_secrets
 
 MARKER = "diabat_stranger_was_here"
 STRANGER = f"""
@@ -166,6 +167,19 @@ def test_a_key_of_the_caller_does_not_trust_the_others(change: str, tmp_path: Pa
         {"sampler": {"backend": "distributed", "executor": "tls://me:s3@host:8786"}},
         {"fidelity": {"backends": {"a": {"backend": "dimod", "parameters": {"password": "s3"}}}}},
         {"task": {"name": "shakespeare", "data": "https://host/data?token=s3"}},
+        *(
+            {"sampler": {"backend": "dimod", "options": {name: "s3"}}}
+            for name in (
+                "pat",
+                "github_pat",
+                "jwt",
+                "cookie",
+                "connection_string",
+                "client_cert_key",
+                "account_key",
+            )
+        ),
+        {"sampler": {"backend": "dimod", "options": {"note": "password s3"}}},
         {"output": "https://me:s3@host/"},
     ],
 )
@@ -185,6 +199,8 @@ def test_the_token_of_the_environment_is_no_option(monkeypatch: pytest.MonkeyPat
 
 
 def test_tokenizers_are_no_tokens() -> None:
+    for name in ("tokens", "path", "patience", "pattern", "compat", "keys"):
+        refuse_secrets("options", {name: "a"})
     changes = {"encoder_config": {"pad_token_id": 1}, "tokenizer": "a/b"}
     make_config({"task": {"name": "sick"}, "model": changes, "sampler": {"backend": "mean_field"}})
 

@@ -323,6 +323,11 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"workers": True}, ValueError, "workers: expected an integer >= 0 or None, got True."),
     ({"workers": 2, "executor": Spy()}, ValueError, "workers: cannot be combined with an executor"),
     (
+        {"executor": "tcp://u:PASSWORD@host:8786"},
+        ValueError,
+        "executor: expected a scheduler address without user and password, got 'tcp://***@host:8786'.",
+    ),
+    (
         {"executor": "dusk"},
         ValueError,
         "executor: expected 'dask' or a scheduler address such as tcp://host:8786",

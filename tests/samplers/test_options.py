@@ -85,7 +85,9 @@ class Heir(Third):
 
 
 def test_somebody_elses_sampler_needs_nothing() -> None:
-    built = Heir(7, [1, 2], api_token="s3cret", other={"password": "x", "host": "https://me:pw@there/"})
+    names = ("password", "pat", "jwt", "cookie", "connection_string", "client_cert_key")
+    other = dict.fromkeys(names, "x") | {"host": "https://me:pw@there/"}
+    built = Heir(7, [1, 2], api_token="s3cret", other=other)
     assert built.num_reads == 7
     assert built.options == {"first": 7, "second": [1, 2], "other": {"host": "https://me:pw@there/"}}
     assert repr(built) == "Heir(first=7, second=[1, 2], other={'host': 'https://***@there/'})"

@@ -194,6 +194,10 @@ def _check_executor(executor: Any) -> None:
         raise ArgumentError(
             "executor", f"expected 'dask' or a scheduler address such as tcp://host:8786, got {shown}."
         )
+    if shown != repr(executor):  # dask refuses it, too, with the password
+        raise ArgumentError(
+            "executor", f"expected a scheduler address without user and password, got {shown}."
+        )
     if importlib.util.find_spec("distributed") is None:
         raise ArgumentError(
             "executor",
