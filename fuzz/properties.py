@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException
 
 import diabat
+from diabat.checks import escaped
 from diabat.tasks.data import DataError
 from diabat.training.folder import TrainingError
 
@@ -129,8 +130,8 @@ def refusal_flaw(error: BaseException) -> str:
     text = str(error)
     if not isinstance(error, REFUSALS):
         return f"expected a refusal, got {type(error).__name__}"
-    if "\n" in text or len(text.split()) < 4:
-        return "expected one sentence"
+    if escaped(text) != text or len(text.split()) < 4:
+        return "expected one sentence, without what a terminal would obey"
     frames = traceback.extract_tb(error.__traceback__)
     ours = bool(frames) and frames[-1].filename.startswith(str(Path(diabat.__file__).parent))
     line = linecache.getline(frames[-1].filename, frames[-1].lineno or 0) if ours else ""

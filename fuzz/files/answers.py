@@ -1,14 +1,17 @@
-"""Saved samples and moments with other bytes, tensors and facts: read and used, or a sentence with the name."""
+"""Saved samples and moments, and ledgers, with other content: read and used, or a sentence with the name."""
 
 from __future__ import annotations
 
+import sqlite3
 import tempfile
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
 from hypothesis import strategies as st
 
 import diabat
+from diabat.samplers.dimod.ledger import FileLedger
 from diabat.testing.problems import make_problem
 from fuzz.files.mutations import damaged, other_tensors
 from fuzz.properties import demand, holds, naming
@@ -44,3 +47,42 @@ def saved_answer(draw: st.DrawFn, folder: Path) -> None:
             numbers = getattr(found, name)
             demand(numbers is None or bool(numbers.isfinite().all()), f"{name}: expected finite numbers")
         demand(found.probability.shape == found.visible.shape, "probability: expected the shape of visible")
+
+
+_ENDLESS = "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t)"
+_STATEMENTS = (
+    f"DROP TABLE spent; CREATE VIEW spent AS {_ENDLESS} SELECT x AS reads, 0.0 AS seconds FROM t",
+    "CREATE TRIGGER more AFTER INSERT ON spent BEGIN UPDATE spent SET reads = 0; END",
+    f"CREATE TRIGGER more AFTER DELETE ON spent BEGIN INSERT INTO spent {_ENDLESS} SELECT x, 0.0 FROM t; END",
+    "CREATE INDEX more ON spent (reads)",
+    "DELETE FROM spent",
+    "INSERT INTO spent VALUES (1, 1.0)",
+    "PRAGMA journal_mode = WAL",
+)
+_COUNTS = ("0", "-1", "9223372036854775807", "4611686018427387904", "1.5", "9e999", "NULL", "'x'", "x'00'")
+
+
+@cache
+def _ledger() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "spent.sqlite"
+        FileLedger(path).add(3, 0.5)
+        return path.read_bytes()
+
+
+@holds
+def ledger(draw: st.DrawFn, folder: Path) -> None:
+    """An entry adds what it says to a total that is there, whatever else the file holds; or it is refused."""
+    path = folder / "spent.sqlite"
+    path.write_bytes(_ledger())
+    if draw(st.booleans()):
+        path.write_bytes(draw(damaged([_ledger()])))
+    else:
+        changes = [f"UPDATE spent SET {name} = {n}" for name in ("reads", "seconds") for n in _COUNTS]
+        with closing(sqlite3.connect(path)) as database:
+            database.executescript(draw(st.sampled_from((*_STATEMENTS, *changes))))
+    with naming(path.name):
+        before = FileLedger(path).total()
+        after = FileLedger(path).add(2, 0.25)
+    demand(before.reads >= 0 and before.seconds >= 0, f"total: expected no negative numbers, got {before}")
+    demand(after == (before.reads + 2, before.seconds + 0.25) == FileLedger(path).total(), f"got {after}")

@@ -17,9 +17,13 @@ _NUMBERS = """
 100000000000000000000000000000 nan NaN inf Infinity -inf .nan .inf null true ~ x "1" [] {} ''
 """
 NUMBERS = tuple(text.encode() for text in _NUMBERS.split())
-TOKENS = tuple(text.encode() for text in (*"[]{},:\"'#-|\x00\ufeff", "&a", "*a", "!!python/name:os.system"))
+TOKENS = tuple(
+    text.encode()
+    for text in (*"[]{},:\"'#-|\x00\ufeff", "&a", "*a", "!!python/name:os.system", "\x1b[2J", "\u202e")
+)
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 0.5, -0.5, 1e308, 2**31, 2**63, -(2**63) - 1, 10**30, 10**9, "", "x", "SPIN",
+    "\x1b[2J\u202e\n",
     [], [0], [0, 0], [[0, 1, 0.5]], {}, {"a": 1}, "1", float("nan"), float("inf"),
 )  # fmt: skip
 _NUMBER = re.compile(rb"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")

@@ -28,7 +28,7 @@ SLOW = {"checkpoint", "record"}
 def test_a_short_fuzz_finds_nothing(name: str) -> None:
     outcome = run(name, 40, examples=5 if name in SLOW else 25)
     assert outcome.finding == ""
-    assert outcome.answers + outcome.sentences > 0
+    assert outcome.answers + outcome.sentences > 2  # a strategy that fails ends after one
 
 
 @pytest.mark.parametrize("error", [1e-3, float("nan"), 1.5])
