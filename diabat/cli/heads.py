@@ -156,8 +156,7 @@ def calibrate_heads(
     )
     print_table(f"Salient groups of {escaped(found.model)}", columns, rows)
     if chosen.method == "max_dividend" and any(group.selection_frequency is None for group in groups):
-        say(f"{shown.FEW}
-")
+        say(f"{shown.FEW}\n")
     if any(group.selection_frequency is not None and group.selection_frequency < 0.5 for group in groups):
         say("? More often than not, another coalition has the largest dividend; use more questions.\n")
     say(f"Calibration: {path}")
