@@ -12,6 +12,7 @@ Fixed potentials in place of learned couplings: Kim et al., Structured attention
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,12 +30,12 @@ from diabat.samplers.folding import refuse_batched_cotangent
 
 _KERNEL, _PRODUCTS = "diabat.attention.chain_kernel", "diabat.attention.chain_products"
 _GRADIENT, _STEP = "diabat.attention.chain_gradient", "diabat.attention.chain_step"
-_FIELDS = {np.dtype(np.float32): 42.0, np.dtype(np.float64): 340.0}
+_FIELDS = {torch.float32: 42.0, torch.float64: 340.0}
 """Largest |h| that changes a result: exp(2h) must meet all messages within the range of the type."""
-_COUPLINGS = {torch.float32: 16.0, torch.float64: 150.0}
-"""Largest |J| for which the kernel keeps within the range of the type: it forms weights of up to exp(4J)."""
-_NO_BIAS = {dtype: torch.empty(0, 0, dtype=dtype).numpy() for dtype in _COUPLINGS}
+_NO_BIAS = {dtype: torch.empty(0, 0, dtype=dtype).numpy() for dtype in _FIELDS}
 _WORK_PER_THREAD = 1 << 16
+_LARGEST = 1e29
+"""Scores beyond it, and infinite ones, count as this large."""
 
 
 class ChainLayer(NamedTuple):
@@ -118,27 +119,23 @@ def attend(
 ) -> Tensor:
     """Mixed values [B, H, Q, d] of the last Q of S keys on the CPU, in memory linear in S.
 
-    The kernel computes in float64 where |J| is above 16.  Above 150, and above 16 with dropout, which it draws in
-    float32 only, operators compute in log space, with memory O(S² log S).
+    The kernel computes a head of a sequence in float64 where one of its |J| is above 16, which takes twice the time,
+    and there by logarithms where one is above 150, which takes four to eight times.  A query is NaN where it sees a
+    key or a coupling that is.
 
     Args:
-        layer: What the layer does; with dropout all tensors are float32.
+        layer: What the layer does.
         q: [B, H, Q, d].
         k: [B, H, S, d].
         v: Likewise.
         couplings: J_{j,j+1}, [B, H, S - 1]; those of keys that are not visible have no effect.
         key_mask: Keys that are not padding, bool [B, S], or None.
     """
-    strongest = float(couplings.detach().abs().amax()) if couplings.numel() else 0.0
-    fitting = (t for t in _COUPLINGS if t.itemsize >= q.dtype.itemsize and strongest <= _COUPLINGS[t])
-    dtype = next(fitting, None)
-    if dtype is None or (layer.dropout and dtype != torch.float32):
-        _, weights = by_operators(layer, q, k, v, couplings, key_mask)
-        return F.dropout(weights, layer.dropout) @ v
     if key_mask is not None:
         couplings = couplings.masked_fill(~(key_mask[:, None, 1:] & key_mask[:, None, :-1]), 0)
     words = torch.randint(2**32, (2,)).numpy() if layer.dropout else None
-    found: Tensor = _Attend.apply(q, k, v, couplings, key_mask, _Settings(layer, dtype, words))
+    settings = _Settings(layer, _parts(couplings, q.dtype), words)
+    found: Tensor = _Attend.apply(q, k, v, couplings, key_mask, settings)
     return found
 
 
@@ -151,8 +148,10 @@ def attend_once(
     band: Tensor,
     visible: Tensor,
     bias: Tensor | None = None,
-) -> Tensor | None:
-    """Mixed values [B, H, 1, d] of one query on the CPU, without derivatives; None where |J| is above 16, or 150.
+) -> Tensor:
+    """Mixed values [B, H, 1, d] of one query on the CPU, without derivatives.
+
+    Logarithms compute the heads of a sequence with a |J| above 16 in float32, or 150 in float64.
 
     Args:
         kind: ``odds`` or ``probability``.
@@ -165,38 +164,69 @@ def attend_once(
         visible: bool [B or 1, S].
         bias: Added to the scores, [B or 1, S].
     """
-    (batch, heads, _, _), keys = q.shape, k.shape[2]
-    given = q.contiguous().numpy(force=True)
-    real, odds, mask = given.dtype.type, kind == "odds", visible.contiguous().numpy()
-    options = odds, real(_least(odds, real)), real(_FIELDS[given.dtype]), _COUPLINGS[q.dtype], real(scale)
-    terms = given, _tokens(k), _tokens(v), _tokens(band), mask
-    added = _NO_BIAS[q.dtype] if bias is None else bias.contiguous().numpy(force=True)
-    found, exceeded = np.zeros((batch, heads, 1, v.shape[-1]), real), np.zeros(1, np.bool_)
-    groups, kernel = heads // k.shape[1], loaded(_STEP).step
-    run_parts(
-        equal_ranges(batch * heads, _threads(batch * heads * keys)),
-        lambda part: Scratch(5 * keys).take(real, 5, keys, lanes_of(real)),
-        lambda part, rows: kernel(
-            part.start, part.stop, *options, groups, rows, *terms, added, exceeded, found
-        ),
-    )
-    return None if exceeded[0] else torch.from_numpy(found)
+    mask, (batch, heads, _, _) = visible.contiguous().numpy(), q.shape
+    exceeded = np.zeros(batch * heads, np.bool_)
+
+    def run(form: _Form, pairs: NDArray[np.int64]) -> Tensor:
+        terms = [t.to(form.dtype) for t in (q, k, v, band)]
+        given = terms[0].contiguous().numpy(force=True)
+        added = (
+            bias.to(form.dtype).contiguous().numpy(force=True) if bias is not None else _NO_BIAS[form.dtype]
+        )
+        chain = _chain(form, kind, scale, heads, 1, k.shape[2], q.shape[-1], causal=True)
+        found = np.zeros((batch, heads, 1, v.shape[-1]), given.dtype)
+        arrays = given, *map(_tokens, terms[1:]), mask, added, exceeded, found
+        most, groups, kernel = form.most, heads // k.shape[1], loaded(_STEP).step
+        run_parts(
+            equal_ranges(len(pairs), _threads(len(pairs) * chain.keys)),
+            lambda part: Scratch(5 * chain.keys).take(given.dtype, 5, chain.keys, lanes_of(given.dtype)),
+            lambda part, rows: kernel(part.start, part.stop, pairs, chain, most, groups, rows, *arrays),
+        )
+        return torch.from_numpy(found).to(q.dtype)
+
+    found = run(_FORMS[q.dtype][0], np.arange(batch * heads))
+    if exceeded.any():
+        strong = np.flatnonzero(exceeded)
+        _put(found, run(_FORMS[q.dtype][-1], strong), strong)
+    return found
 
 
 def same_tokens(a: Tensor, b: Tensor) -> bool:
     """Whether the features [B, H, S, d] of b are those of the first S tokens of a; on the CPU and not of graphs."""
-    if a.dtype not in _COUPLINGS:  # NumPy does not know bfloat16
+    if a.dtype not in _FIELDS:  # NumPy does not know bfloat16
         a, b = a.view(torch.int16), b.view(torch.int16)
     found: bool = loaded(_STEP).same(_tokens(a), _tokens(b), *b.shape)
     return found
 
 
+class _Form(NamedTuple):
+    """How the kernel computes |J| up to ``most``: in which precision, and whether by logarithms."""
+
+    dtype: torch.dtype
+    most: float
+    logarithms: bool = False
+
+
+_WIDE = _Form(torch.float64, 150.0), _Form(torch.float64, math.inf, True)
+_FORMS = {torch.float32: (_Form(torch.float32, 16.0), *_WIDE), torch.float64: _WIDE}
+"""Forms for tensors of each type; odds keep within the range of a type, since their weights are up to exp(4J)."""
+
+
 class _Settings(NamedTuple):
-    """How a pass is computed: in which precision, and the words that dropout is drawn from."""
+    """How a pass is computed: the pairs of each form, and the words that dropout is drawn from."""
 
     layer: ChainLayer
-    dtype: torch.dtype
+    parts: list[tuple[_Form, NDArray[np.int64]]]
     words: NDArray[np.int64] | None
+
+
+def _parts(couplings: Tensor, dtype: torch.dtype) -> list[tuple[_Form, NDArray[np.int64]]]:
+    """The first form for every pair of a sequence and a head that computes its largest |J|; NaN has no size."""
+    strongest = F.pad(couplings.detach().abs().nan_to_num(), (0, 1)).amax(-1).flatten()
+    forms = _FORMS[dtype]
+    chosen = torch.bucketize(strongest, torch.tensor([form.most for form in forms[:-1]])).numpy()
+    parts = [(form, np.flatnonzero(chosen == i)) for i, form in enumerate(forms)]
+    return [(form, pairs) for form, pairs in parts if len(pairs)]
 
 
 class _Attend(torch.autograd.Function):
@@ -206,28 +236,52 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, *given: Any) -> Tensor:
         *terms, ctx.settings = given
         ctx.save_for_backward(*terms)
-        call = _Call(ctx.settings, *terms)
-        [out] = call.run(loaded(_KERNEL).forward, (call.shapes[0],), *call.inputs)
-        return _heads_first(out)
+        [out] = _solve(ctx.settings, terms)
+        return out
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         refuse_batched_cotangent(cotangent)
         q, k, v, J, key_mask = ctx.saved_tensors
-        layer, call = ctx.settings.layer, _Call(ctx.settings, q, k, v, J, key_mask)
+        layer = ctx.settings.layer
         if not torch.is_grad_enabled():
-            given = *call.inputs, _tokens(cotangent.to(call.dtype))
-            *tokens, dJ = call.run(loaded(_GRADIENT).backward, call.shapes, *given, derivatives=True)
-            return *map(_heads_first, tokens), dJ[..., :-1], None, None
+            *tokens, dJ = _solve(ctx.settings, ctx.saved_tensors, cotangent)
+            return *tokens, dJ[..., :-1], None, None
         # Separate leaves: the cotangent may also depend on the terms, but is held fixed here.
         q, k, v, J = terms = [t.view_as(t) for t in (q, k, v, J)]
         out, weights = by_operators(layer, q, k, v, J, key_mask)
         if layer.dropout > 0:
+            call = _Call(
+                ctx.settings, _FORMS[q.dtype][0], np.arange(q.shape[0] * q.shape[1]), *ctx.saved_tensors
+            )
             out = (weights * call.run(loaded(_KERNEL).noise, (weights.shape,))[0]) @ v
         wanted = ctx.needs_input_grad[:4]
         leaves = [t for t, want in zip(terms, wanted, strict=True) if want]
         found = iter(torch.autograd.grad(out, leaves, cotangent, create_graph=True))
         return *(next(found) if want else None for want in wanted), None, None
+
+
+def _solve(settings: _Settings, terms: Sequence[Any], cotangent: Tensor | None = None) -> list[Tensor]:
+    """Mixed values, or with their cotangent the derivatives by all terms, [B, H, ...]."""
+    found: list[Tensor] = []
+    for form, pairs in settings.parts:
+        call = _Call(settings, form, pairs, *terms)
+        if cotangent is None:
+            part = call.run(loaded(_KERNEL).forward, call.shapes[:1], *call.inputs)
+        else:
+            given = *call.inputs, _tokens(cotangent.to(form.dtype))
+            part = call.run(loaded(_GRADIENT).backward, call.shapes, *given, derivatives=True)
+        part = [_heads_first(t) if t.ndim == 4 else t for t in part]
+        for whole, rows in zip(found, part, strict=False):
+            _put(whole, rows, pairs)
+        found = found or part
+    return found
+
+
+def _put(whole: Tensor, part: Tensor, pairs: NDArray[np.int64]) -> None:
+    """Copy what belongs to pairs of a sequence and a head; [B, H, ...]."""
+    at = torch.from_numpy(pairs // whole.shape[1]), torch.from_numpy(pairs % whole.shape[1])
+    whole[at] = part[at]
 
 
 def _tokens(t: Tensor) -> Any:
@@ -253,48 +307,63 @@ def _heads_first(rows: Tensor) -> Tensor:
     return rows.transpose(1, 2)
 
 
+def _chain(
+    form: _Form, kind: str, scale: float, heads: int, queries: int, keys: int, features: int, *, causal: bool
+) -> Any:
+    """What a compiled call computes."""
+    kernel, odds = loaded(_KERNEL), kind == "odds"
+    real = np.float32 if form.dtype == torch.float32 else np.float64
+    return (kernel.LogChain if form.logarithms else kernel.Chain)(
+        scale=real(scale),
+        causal=causal,
+        odds=odds,
+        least=real(_least(odds, real)),
+        limit=real(_LARGEST if form.logarithms else _FIELDS[form.dtype]),
+        heads=heads,
+        queries=queries,
+        keys=keys,
+        features=features,
+    )
+
+
 class _Call:
-    """Inputs of the compiled calls of one pass."""
+    """Inputs of the compiled calls of one pass for the pairs of one form."""
 
     def __init__(
-        self, settings: _Settings, q: Tensor, k: Tensor, v: Tensor, J: Tensor, key_mask: Tensor | None
+        self,
+        settings: _Settings,
+        form: _Form,
+        pairs: NDArray[np.int64],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        J: Tensor,
+        key_mask: Tensor | None,
     ) -> None:
-        layer, self.dtype, words = settings
+        layer, words, kernel = settings.layer, settings.words, loaded(_KERNEL)
         (batch, heads, queries, features), keys = q.shape, k.shape[2]
-        J = F.pad(J.detach().to(self.dtype), (0, 1)).contiguous()
+        J = F.pad(J.detach().to(form.dtype), (0, 1)).contiguous()
         mask = torch.ones(batch, keys, dtype=torch.bool) if key_mask is None else key_mask.contiguous()
-        self.inputs = *(_tokens(t.to(self.dtype)) for t in (q, k, v)), J.numpy(), mask.numpy()
+        self.inputs = *(_tokens(t.to(form.dtype)) for t in (q, k, v)), J.numpy(), mask.numpy()
         rows = (batch, keys, heads, features)
-        self.given, self.shapes = (
-            q.dtype,
-            ((batch, queries, heads, features), rows, rows, (batch, heads, keys)),
-        )
-        kernel, kind, odds = loaded(_KERNEL), J.numpy().dtype, layer.weights == "odds"
-        real = kind.type
-        self.chain = kernel.Chain(
-            scale=real(1 / math.sqrt(features)),
-            causal=layer.causal,
-            odds=odds,
-            least=real(_least(odds, real)),
-            limit=real(_FIELDS[kind]),
-            heads=heads,
-            queries=queries,
-            keys=keys,
-            features=features,
-        )
-        rate = real(layer.dropout)
-        self.dropout = kernel.NoDropout(rate) if words is None else kernel.Dropout(rate, words)
+        self.shapes = ((batch, queries, heads, features), rows, rows, (batch, heads, keys))
+        self.given, self.pairs = q.dtype, pairs
+        scale = 1 / math.sqrt(features)
+        self.chain = _chain(form, layer.weights, scale, heads, queries, keys, features, causal=layer.causal)
+        drawn = kernel.Dropout if form.dtype == torch.float32 else kernel.WideDropout
+        rate = np.float32(layer.dropout)
+        self.dropout = kernel.NoDropout(rate) if words is None else drawn(rate, words)
 
     def run(self, kernel: Any, shapes: Any, *given: Any, derivatives: bool = False) -> list[Tensor]:
         """Fill arrays of these shapes by a kernel on all pairs of a sequence and a head."""
         chain = self.chain
         found = [np.empty(shape, chain.scale.dtype) for shape in shapes]
-        pairs = self.shapes[0][0] * chain.heads
-        threads = _threads(pairs * chain.queries * chain.keys)
+        pairs, dropout = self.pairs, self.dropout
+        threads = _threads(len(pairs) * chain.queries * chain.keys)
         run_parts(
-            equal_ranges(pairs, threads),
+            equal_ranges(len(pairs), threads),
             lambda part: self._work(derivatives=derivatives),
-            lambda part, work: kernel(part.start, part.stop, chain, self.dropout, work, *given, *found),
+            lambda part, work: kernel(part.start, part.stop, pairs, chain, dropout, work, *given, *found),
         )
         return [torch.from_numpy(a).to(self.given) for a in found]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.attention.chain_kernel import dropped, fill_edges, inverse_sums, prepare
+from diabat.attention.chain_kernel import LogChain, dropped, fill_edges, inverse_sums, log_terms, prepare
 from diabat.attention.chain_products import dots, mix, spread, start
-from diabat.compute.jit import inner, jit
+from diabat.compute.jit import by_type, inner, jit
 from diabat.compute.simd import (
     add,
     address,
@@ -20,15 +20,38 @@ from diabat.compute.simd import (
     sub,
     where_less,
 )
-from diabat.compute.simd_functions import sum_of
+from diabat.compute.simd_functions import exponential, sum_of
 
 
-@inner
-def slopes(x: Any, adjoint: Any, a: Any, b: Any, factor: Any) -> Any:
+@by_type
+def slopes(chain: Any, x: Any, adjoint: Any, edges: Any, j: int) -> Any:
     """Derivatives of the log of a message by log x and by u, both times ``adjoint``."""
+    a, b = entry(edges, 3 * j), entry(edges, 3 * j + 1)
     r, s = divide(adjoint, fma(x, a, b)), divide(constant(x, 1.0), fma(x, b, a))
     r = mul(x, r)
-    return mul(factor, mul(r, s)), mul(a, sub(r, mul(adjoint, s)))
+    return mul(entry(edges, 3 * j + 2), mul(r, s)), mul(a, sub(r, mul(adjoint, s)))
+
+
+@slopes.register
+def _log_slopes(chain: LogChain, x: Any, adjoint: Any, edges: Any, j: int) -> Any:
+    u, own = entry(edges, 3 * j), entry(edges, 3 * j + 1)
+    one, zero = constant(x, 1.0), constant(x, 0.0)
+    p, w, e, small, large = log_terms(x, u, own)
+    shared = divide(adjoint, mul(add(one, small), add(one, large)))
+    by_x = mul(mul(entry(edges, 3 * j + 2), where_less(w, p, large, one)), shared)
+    by_u = mul(mul(sub(one, mul(e, e)), where_less(p, w, large, one)), shared)
+    return where_less(u, zero, sub(zero, by_x), by_x), where_less(x, zero, sub(zero, by_u), by_u)
+
+
+@by_type
+def shares(chain: Any, root: Any) -> Any:
+    """Softmax of the scores."""
+    return mul(root, root)
+
+
+@shares.register
+def _log_shares(chain: LogChain, root: Any) -> Any:
+    return exponential(root)
 
 
 @inner
@@ -65,9 +88,8 @@ def adjoints(chain: Any, work: Any, full: int, end: int) -> None:
             at = constant(one, j)
             m, n = where_less(load(last, 0), at, zero, m), where_less(load(last, 1), at, zero, n)
         if j > 0:
-            a, b, c = entry(edges, 3 * j - 3), entry(edges, 3 * j - 2), entry(edges, 3 * j - 1)
-            m, p = slopes(load(right, 2 * j), m, a, b, c)
-            n, q = slopes(load(right, 2 * j + 1), n, a, b, c)
+            m, p = slopes(chain, load(right, 2 * j), m, edges, j - 1)
+            n, q = slopes(chain, load(right, 2 * j + 1), n, edges, j - 1)
             store(total, j - 1, add(load(total, j - 1), add(p, q)))
         store(other, 2 * j, m)
         store(other, 2 * j + 1, n)
@@ -76,9 +98,8 @@ def adjoints(chain: Any, work: Any, full: int, end: int) -> None:
     s, t = zero, zero
     for j in range(end - 1, -1, -1):
         if j + 1 < end:
-            a, b, c = entry(edges, 3 * j), entry(edges, 3 * j + 1), entry(edges, 3 * j + 2)
-            m, p = slopes(load(left, 2 * j), m, a, b, c)
-            n, q = slopes(load(left, 2 * j + 1), n, a, b, c)
+            m, p = slopes(chain, load(left, 2 * j), m, edges, j)
+            n, q = slopes(chain, load(left, 2 * j + 1), n, edges, j)
             store(total, j, add(load(total, j), add(p, q)))
         m, n = add(m, load(slope, 2 * j)), add(n, load(slope, 2 * j + 1))
         x, y = add(m, load(other, 2 * j)), add(n, load(other, 2 * j + 1))
@@ -89,8 +110,8 @@ def adjoints(chain: Any, work: Any, full: int, end: int) -> None:
     for j in range(end):
         x, y = load(slope, 2 * j), load(slope, 2 * j + 1)
         if chain.odds:
-            r, u = load(work.root, 2 * j), load(work.root, 2 * j + 1)
-            x, y = sub(x, mul(mul(r, r), s)), sub(y, mul(mul(u, u), t))
+            r, u = shares(chain, load(work.root, 2 * j)), shares(chain, load(work.root, 2 * j + 1))
+            x, y = sub(x, mul(r, s)), sub(y, mul(u, t))
         else:
             x, y = mul(two, x), mul(two, y)
         store(slope, 2 * j, x)
@@ -113,15 +134,15 @@ def gather(work: Any, chain: Any, b: int, h: int, at: int, q: Any, g: Any) -> No
 
 @jit
 def backward(
-    first: int, end: int, chain: Any, dropout: Any, work: Any, q: Any, k: Any, v: Any, J: Any, visible: Any, g: Any,
-    dq: Any, dk: Any, dv: Any, dJ: Any,
+    first: int, end: int, pairs: Any, chain: Any, dropout: Any, work: Any, q: Any, k: Any, v: Any, J: Any,
+    visible: Any, g: Any, dq: Any, dk: Any, dv: Any, dJ: Any,
 ) -> None:  # fmt: skip
     """Derivatives of Σ g · out, where ``g`` is the cotangent of the output of `forward`; [B, L, H, d] and [B, H, S]."""
     lanes, features = work.last.shape[1], chain.features
     vectors = work.keys.shape[1] // lanes
-    for p in range(first, end):
+    for p in pairs[first:end]:
         b, h = p // chain.heads, p % chain.heads
-        fill_edges(work.edges, J[b, h], chain.keys)
+        fill_edges(chain, work.edges, J[b, h], chain.keys)
         work.keys[:], work.values[:], work.couplings[:] = 0, 0, 0
         for at in range(0, chain.queries, 2 * lanes):
             count = min(2 * lanes, chain.queries - at)

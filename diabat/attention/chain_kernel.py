@@ -7,8 +7,12 @@ With the odds x_j of a spin without its right neighbour, the message from j to j
 and likewise from the right.  The odds of spin j are x_j times the message from its right neighbour.  All terms are
 positive, so that relative precision is kept; messages are between e^-|u| and e^|u|.
 
-Lanes are the queries of a block, two vectors of them.  A call computes the pairs ``first`` .. ``end`` - 1 of a sequence
-and a head, each of which is independent of the others.
+Couplings of any size take logarithms (`LogChain`).  With y = log x, p = |y| and w = |u|, sums in place of products and
+
+    log m_{j+1} = sign(u y) (min(p, w) + log (1 + e^-(p+w)) - log (1 + e^-|p-w|)).
+
+Lanes are the queries of a block, two vectors of them.  A call computes ``pairs[first:end]``, numbers of a sequence and
+a head, each of which is independent of the others.
 """
 
 from __future__ import annotations
@@ -27,16 +31,19 @@ from diabat.compute.simd import (
     divide,
     entry,
     fma,
+    item,
     load,
     mul,
+    set_item,
     store,
     sub,
     where_less,
 )
-from diabat.compute.simd_bits import steps_from
-from diabat.compute.simd_functions import exponential, square_root
+from diabat.compute.simd_bits import bits_less, steps_from
+from diabat.compute.simd_functions import exponential, logarithm, square_root
 
-_HIDDEN = -1e30
+HIDDEN = -1e30
+"""Score of a key that is not seen, and its log-odds."""
 
 
 class Chain(NamedTuple):
@@ -62,6 +69,12 @@ class Chain(NamedTuple):
     features: Any
 
 
+class LogChain(Chain):
+    """The same by logarithms in float64, six times as long: odds are sums, for any |J|, and ``root`` holds 2h."""
+
+    __slots__ = ()
+
+
 class NoDropout(NamedTuple):
     """All weights are kept; the ``rate`` is 0."""
 
@@ -75,12 +88,18 @@ class Dropout(NamedTuple):
     seed: Any
 
 
+class WideDropout(Dropout):
+    """The same draws for numbers in float64; the ``rate`` is in float32."""
+
+    __slots__ = ()
+
+
 class Work(NamedTuple):
     """Scratch of one thread; a row of two vectors belongs to a key or a feature."""
 
     query: Any  # scaled queries, [d, 2, lanes]
     out: Any  # sums of values, then of derivatives, [d, 2, lanes]
-    root: Any  # exp(h), [S, 2, lanes]; scores before
+    root: Any  # exp(h), or 2h for logarithms, [S, 2, lanes]; scores before
     left: Any  # odds without the right neighbour, [S, 2, lanes]
     right: Any  # odds without the left neighbour
     weight: Any  # weights before their normalisation
@@ -94,59 +113,163 @@ class Work(NamedTuple):
     values: Any  # derivatives by values
     # Always:
     last: Any  # last key that a lane sees, [2, lanes]
-    edges: Any  # e^u, 1 and the difference of their squares for each edge, scaled to at most 1, [S, 3]
+    edges: Any  # what `fill_edges` computes for each edge, [S, 3]
 
 
-@inner
-def fill_edges(edges: Any, J: Any, keys: int) -> None:
-    """Fill e^u and 1, divided by the larger, and the difference of their squares."""
+@by_type
+def fill_edges(chain: Any, edges: Any, J: Any, keys: int) -> None:
+    """Fill e^u and 1, divided by the larger, and the difference of their squares; else u, e^-|u| and 1 - e^-2|u|."""
     for j in range(keys):
         u = 2 * J[j]
         a, b = np.exp(min(u, u - u)), np.exp(min(-u, u - u))
         edges[j, 0], edges[j, 1], edges[j, 2] = a, b, (a - b) * (a + b)
 
 
-@inner
-def message(x: Any, a: Any, b: Any) -> Any:
-    """(x a + b) / (x b + a)."""
-    return divide(fma(x, a, b), fma(x, b, a))
+@fill_edges.register
+def _log_edges(chain: LogChain, edges: Any, J: Any, keys: int) -> None:
+    for j in range(keys):
+        u = 2 * J[j]
+        edges[j, 0], edges[j, 1], edges[j, 2] = u, np.exp(-abs(u)), -np.expm1(-2 * abs(u))
 
 
 @inner
 def bounded(x: Any, most: Any) -> Any:
-    """The smaller one; infinite odds are too large for the derivative."""
-    return where_less(x, most, x, most)
+    """The smaller one, or NaN; infinite odds are too large for the derivative."""
+    return where_less(most, x, most, x)
 
 
 @inner
-def roots(chain: Any, root: Any, last: Any, visible: Any, full: int, end: int) -> None:
-    """Replace scores by exp(h), 0 for keys that a lane does not see."""
-    s = load(root, 0)
-    zero, hidden, most = sub(s, s), constant(s, _HIDDEN), constant(s, chain.limit)
-    one, least = constant(s, 1.0), sub(zero, most)
-    shift = (hidden, hidden)
-    for j in range(end):
-        for g in range(2):
-            if not visible[j]:
-                store(root, 2 * j + g, hidden)
-            elif j >= full:
-                own = load(root, 2 * j + g)
-                store(root, 2 * j + g, where_less(load(last, g), constant(own, j), hidden, own))
+def log_terms(y: Any, u: Any, own: Any) -> Any:
+    """|y|, |u|, e^-|y|, e^-(|y|+|u|) and e^-||y|-|u||, of ``own`` = e^-|u|."""
+    zero = constant(y, 0.0)
+    p, w = where_less(y, zero, sub(zero, y), y), where_less(u, zero, sub(zero, u), u)
+    e, d = exponential(sub(zero, p)), sub(p, w)
+    return p, w, e, mul(e, own), exponential(where_less(d, zero, d, sub(zero, d)))
+
+
+@by_type
+def message(chain: Any, x: Any, a: Any, b: Any) -> Any:
+    """(x a + b) / (x b + a); its logarithm of log x, u and e^-|u|."""
+    return divide(fma(x, a, b), fma(x, b, a))
+
+
+@message.register
+def _log_message(chain: LogChain, x: Any, a: Any, b: Any) -> Any:
+    p, w, _, small, large = log_terms(x, a, b)
+    # log (1 + small) - log (1 + large) = 2 artanh(s) with |s| <= 1/3
+    s = divide(sub(small, large), add(constant(x, 2.0), add(small, large)))
+    square = mul(s, s)
+    series = constant(x, 2 / 31)
+    for d in range(29, 0, -2):
+        series = fma(series, square, constant(x, 2 / d))
+    size, zero = fma(s, series, where_less(w, p, w, p)), constant(x, 0.0)
+    return where_less(mul(x, a), zero, sub(zero, size), size)
+
+
+@by_type
+def nothing(chain: Any, like: Any) -> Any:
+    """The message of no neighbour."""
+    return constant(like, 1.0)
+
+
+@nothing.register
+def _log_nothing(chain: LogChain, like: Any) -> Any:
+    return constant(like, 0.0)
+
+
+@by_type
+def with_own(chain: Any, m: Any, root: Any, most: Any) -> Any:
+    """Odds of a spin from a message and its field, not above ``most``."""
+    return bounded(mul(mul(m, root), root), most)
+
+
+@with_own.register
+def _log_with_own(chain: LogChain, m: Any, root: Any, most: Any) -> Any:
+    return add(m, root)
+
+
+@by_type
+def unnormalised(chain: Any, x: Any, m: Any, root: Any, most: Any) -> Any:
+    """Weights from odds without a neighbour and the message from it; log-odds where `settle` follows."""
+    x = mul(x, m)
+    if not chain.odds:
+        one, zero = constant(x, 1.0), constant(x, 0.0)
+        x = bounded(x, most)
+        x = add(divide(x, add(one, x)), where_less(zero, root, constant(x, chain.least), zero))
+    return x
+
+
+@unnormalised.register
+def _log_unnormalised(chain: LogChain, x: Any, m: Any, root: Any, most: Any) -> Any:
+    x = add(x, m)
+    if not chain.odds:
+        one, zero = constant(x, 1.0), constant(x, 0.0)
+        e = exponential(where_less(x, zero, x, sub(zero, x)))
+        weight = add(divide(where_less(x, zero, e, one), add(one, e)), constant(x, chain.least))
+        x = where_less(root, constant(x, HIDDEN / 2), zero, weight)
+    return x
+
+
+@by_type
+def unseen(chain: Any, like: Any) -> Any:
+    """What `unnormalised` gives for a key that is not seen."""
+    return constant(like, 0.0)
+
+
+@unseen.register
+def _log_unseen(chain: LogChain, like: Any) -> Any:
+    return constant(like, HIDDEN if chain.odds else 0.0)
+
+
+@by_type
+def settle(chain: Any, weight: Any, g: int, apart: int, end: int) -> None:
+    """Exponentials of log-odds, if they are, without the largest one; rows ``apart`` from each other from g on."""
+
+
+@settle.register
+def _log_settle(chain: LogChain, weight: Any, g: int, apart: int, end: int) -> None:
     if chain.odds:
-        a, b = hidden, hidden
+        hidden = constant(load(weight, g), HIDDEN)
+        zero, top = sub(hidden, hidden), hidden
         for j in range(end):
-            x, y = load(root, 2 * j), load(root, 2 * j + 1)
-            a, b = where_less(a, x, x, a), where_less(b, y, y, b)
-        shift = (a, b)
-    half = constant(s, 0.5)
+            x = load(weight, apart * j + g)
+            top = where_less(top, x, x, top)
+        for j in range(end):
+            x = load(weight, apart * j + g)
+            value = where_less(x, mul(constant(x, 0.5), hidden), zero, exponential(sub(x, top)))
+            store(weight, apart * j + g, value)
+
+
+@inner
+def shown(score: Any, last: Any, j: int, full: int) -> Any:
+    """The score of key j, `HIDDEN` for lanes that do not see it."""
+    if j < full:
+        return score
+    return where_less(last, constant(score, j), constant(score, HIDDEN), score)
+
+
+@by_type
+def roots(chain: Any, root: Any, last: Any, visible: Any, full: int, end: int) -> None:
+    """Replace scores by exp(h), 0 for keys that a lane does not see; by 2h and `HIDDEN` for logarithms."""
+    s = load(root, 0)
+    hidden, zero, half, one = constant(s, HIDDEN), constant(s, 0.0), constant(s, 0.5), constant(s, 1.0)
+    least, most = constant(s, -chain.limit), constant(s, 0.0 if chain.odds else chain.limit)
     for g in range(2):
-        total, top = zero, shift[g]
+        top, total = hidden, zero
+        if chain.odds:
+            for j in range(end):
+                if visible[j]:
+                    x = shown(load(root, 2 * j + g), load(last, g), j, full)
+                    top = where_less(top, x, x, top)
+            top = bounded(top, sub(zero, hidden))
         for j in range(end):
-            x = load(root, 2 * j + g)
-            h = mul(half, sub(x, top)) if chain.odds else x
-            h = where_less(h, least, least, h)
-            h = where_less(h, most, h, most)
-            value = where_less(x, mul(half, hidden), zero, exponential(h))
+            value = zero
+            if visible[j]:
+                x = load(root, 2 * j + g)
+                h = mul(half, sub(x, top)) if chain.odds else x
+                value = exponential(bounded(where_less(h, least, least, h), most))
+                if j >= full:
+                    value = where_less(load(last, g), constant(s, j), zero, value)
             total = fma(value, value, total)
             store(root, 2 * j + g, value)
         if chain.odds:
@@ -155,43 +278,73 @@ def roots(chain: Any, root: Any, last: Any, visible: Any, full: int, end: int) -
                 store(root, 2 * j + g, mul(norm, load(root, 2 * j + g)))
 
 
+@roots.register
+def _log_roots(chain: LogChain, root: Any, last: Any, visible: Any, full: int, end: int) -> None:
+    hidden = constant(load(root, 0), HIDDEN)
+    least, most = constant(hidden, -chain.limit), constant(hidden, chain.limit)
+    for g in range(2):
+        for j in range(end):
+            x = load(root, 2 * j + g)
+            x = bounded(where_less(x, least, least, x), most)
+            store(root, 2 * j + g, shown(x, load(last, g), j, full) if visible[j] else hidden)
+        log_fields(chain, root, g, 2, end)
+
+
+@inner
+def log_fields(chain: Any, root: Any, g: int, apart: int, end: int) -> None:
+    """Replace scores by 2h, in rows ``apart`` from each other from g on."""
+    hidden = constant(load(root, g), HIDDEN)
+    top, total = hidden, sub(hidden, hidden)
+    if chain.odds:
+        for j in range(end):
+            x = load(root, apart * j + g)
+            top = where_less(top, x, x, top)
+        for j in range(end):
+            total = add(total, exponential(sub(load(root, apart * j + g), top)))
+        top = add(top, logarithm(total))
+    for j in range(end):
+        x = load(root, apart * j + g)
+        y = sub(x, top) if chain.odds else add(x, x)
+        store(root, apart * j + g, where_less(x, mul(constant(x, 0.5), hidden), hidden, y))
+
+
 @inner
 def messages(chain: Any, work: Any, full: int, end: int) -> None:
     """Fill cavity odds of both sides, and odds or probabilities in ``weight``; 0 for keys that are not seen."""
     root, left, right, weight = work.root, work.left, work.right, work.weight
     edges, last = work.edges, work.last
-    one = constant(load(root, 0), 1.0)
-    zero = sub(one, one)
+    one, hidden = nothing(chain, load(root, 0)), unseen(chain, load(root, 0))
     most = constant(one, np.exp(2 * chain.limit))
     m, n = one, one
     for j in range(end):
-        r, s = load(root, 2 * j), load(root, 2 * j + 1)
-        x, y = bounded(mul(mul(m, r), r), most), bounded(mul(mul(n, s), s), most)
+        x, y = with_own(chain, m, load(root, 2 * j), most), with_own(chain, n, load(root, 2 * j + 1), most)
         store(left, 2 * j, x)
         store(left, 2 * j + 1, y)
         a, b = entry(edges, 3 * j), entry(edges, 3 * j + 1)
-        m, n = message(x, a, b), message(y, a, b)
+        m, n = message(chain, x, a, b), message(chain, y, a, b)
     m, n = one, one
-    least = constant(one, chain.least)
     for j in range(end - 1, -1, -1):
         if j + 1 >= full:
             # The chain of a lane ends with its last key.
             at = constant(one, j + 1)
             m, n = where_less(load(last, 0), at, one, m), where_less(load(last, 1), at, one, n)
         r, s = load(root, 2 * j), load(root, 2 * j + 1)
-        x, y = mul(load(left, 2 * j), m), mul(load(left, 2 * j + 1), n)
-        if not chain.odds:
-            x, y = bounded(x, most), bounded(y, most)
-            x = add(divide(x, add(one, x)), where_less(zero, r, least, zero))
-            y = add(divide(y, add(one, y)), where_less(zero, s, least, zero))
+        x = unnormalised(chain, load(left, 2 * j), m, r, most)
+        y = unnormalised(chain, load(left, 2 * j + 1), n, s, most)
+        if j >= full:
+            # A lane has no NaN of keys that it does not see.
+            at = constant(one, j)
+            x, y = where_less(load(last, 0), at, hidden, x), where_less(load(last, 1), at, hidden, y)
         store(weight, 2 * j, x)
         store(weight, 2 * j + 1, y)
-        x, y = bounded(mul(mul(m, r), r), most), bounded(mul(mul(n, s), s), most)
+        x, y = with_own(chain, m, r, most), with_own(chain, n, s, most)
         store(right, 2 * j, x)
         store(right, 2 * j + 1, y)
         if j > 0:
             a, b = entry(edges, 3 * j - 3), entry(edges, 3 * j - 2)
-            m, n = message(x, a, b), message(y, a, b)
+            m, n = message(chain, x, a, b), message(chain, y, a, b)
+    for g in range(2):
+        settle(chain, weight, g, 2, end)
 
 
 @inner
@@ -225,6 +378,22 @@ def _drop(dropout: Dropout, numbers: Any, pair: int, at: int, end: int) -> None:
                     store(numbers, 2 * (j + i) + g, mul(kept, load(numbers, 2 * (j + i) + g)))
 
 
+@dropped.register
+def _drop_wide(dropout: WideDropout, numbers: Any, pair: int, at: int, end: int) -> None:
+    lanes, queries = literal(16), steps_from(at)
+    factor = 1 / (1 - np.float64(dropout.rate))
+    for j in range(0, end, 4):
+        a, b, c, d = philox(queries, j, pair, literal(0), dropout.seed[0], dropout.seed[1])
+        for i, word in ((0, a), (1, b), (2, c), (3, d)):
+            if j + i < end:
+                uniform = whole_uniform(word)
+                hidden = bits_less(uniform, constant(uniform, dropout.rate))
+                for lane in range(lanes):
+                    kept = 0.0 if hidden >> lane & 1 else factor
+                    place = (j + i) * lanes + lane
+                    set_item(numbers, place, kept * item(numbers, place))
+
+
 @inner
 def prepare(chain: Any, work: Any, b: int, h: int, at: int, q: Any, k: Any, visible: Any) -> Any:
     """Fill the weights of the queries from ``at`` on.
@@ -250,13 +419,14 @@ def prepare(chain: Any, work: Any, b: int, h: int, at: int, q: Any, k: Any, visi
 
 @jit
 def forward(
-    first: int, end: int, chain: Any, dropout: Any, work: Any, q: Any, k: Any, v: Any, J: Any, visible: Any, out: Any
+    first: int, end: int, pairs: Any, chain: Any, dropout: Any, work: Any, q: Any, k: Any, v: Any, J: Any,
+    visible: Any, out: Any,
 ) -> None:  # fmt: skip
     """Fill Σ_j weight_j v_j, [B, Q, H, d]; J is [B, H, S], its last entry unused, and visible bool [B, S]."""
     lanes, features = work.last.shape[1], chain.features
-    for p in range(first, end):
+    for p in pairs[first:end]:
         b, h = p // chain.heads, p % chain.heads
-        fill_edges(work.edges, J[b, h], chain.keys)
+        fill_edges(chain, work.edges, J[b, h], chain.keys)
         for at in range(0, chain.queries, 2 * lanes):
             _, seen = prepare(chain, work, b, h, at, q, k, visible)
             x, y = inverse_sums(work.weight, 0, seen), inverse_sums(work.weight, 1, seen)
@@ -279,10 +449,10 @@ def forward(
 
 
 @jit
-def noise(first: int, end: int, chain: Any, dropout: Any, work: Any, out: Any) -> None:
+def noise(first: int, end: int, pairs: Any, chain: Any, dropout: Any, work: Any, out: Any) -> None:
     """Fill the factors of dropout, [B, H, Q, S]."""
     lanes = work.last.shape[1]
-    for p in range(first, end):
+    for p in pairs[first:end]:
         for at in range(0, chain.queries, 2 * lanes):
             work.weight[:] = 1
             dropped(dropout, work.weight, p, at, chain.keys)

@@ -11,9 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from diabat.attention.chain_kernel import bounded, message
+from diabat.attention.chain_kernel import (
+    HIDDEN,
+    LogChain,
+    bounded,
+    log_fields,
+    message,
+    nothing,
+    settle,
+    unnormalised,
+    with_own,
+)
 from diabat.attention.chain_products import start
-from diabat.compute.jit import inner, jit
+from diabat.compute.jit import by_type, inner, jit
 from diabat.compute.simd import (
     add,
     address,
@@ -30,7 +40,6 @@ from diabat.compute.simd import (
 )
 from diabat.compute.simd_functions import exponential, square_root
 
-_HIDDEN = -1e30
 _BLOCK = 64
 """Keys whose scores and weights of all lanes, and features of a head, stay in the first-level cache."""
 
@@ -100,7 +109,7 @@ def _mask(
     for j in range(first, end):
         seen, u = visible[b, j], rows.dtype.type(0.0)
         if not seen:
-            rows[0, j, i] = _HIDDEN
+            rows[0, j, i] = HIDDEN
         elif len(bias):
             rows[0, j, i] += bias[b, j]
         if seen and before:
@@ -110,63 +119,80 @@ def _mask(
     return strongest
 
 
-@inner
-def _exponentials(odds: Any, limit: Any, root: Any, up: Any, down: Any, keys: int) -> None:
-    """Replace scores by exp(h), 0 for keys that are not seen, and 2 J by exp(2J) and 1, divided by the larger."""
+@by_type
+def _fields(chain: Any, root: Any, up: Any, down: Any, keys: int) -> None:
+    """Replace scores by exp(h), 0 for keys that are not seen, and u = 2 J by e^u and 1, divided by the larger.
+
+    For logarithms by 2h and `HIDDEN`, and e^-|u| beside u.
+    """
     first = load(root, 0)
-    zero = sub(first, first)
-    one, half, hidden = constant(first, 1.0), constant(first, 0.5), constant(first, 0.5 * _HIDDEN)
-    most, top, total = constant(first, limit), zero, zero
-    least = sub(zero, most)
-    if odds:
-        top = first
-        for j in range(1, keys):
+    zero, one, half, hidden = (
+        constant(first, 0.0),
+        constant(first, 1.0),
+        constant(first, 0.5),
+        constant(first, HIDDEN),
+    )
+    least, most = constant(first, -chain.limit), constant(first, 0.0 if chain.odds else chain.limit)
+    top, total = hidden, zero
+    if chain.odds:
+        for j in range(keys):
             s = load(root, j)
             top = where_less(top, s, s, top)
+        top = bounded(top, sub(zero, hidden))
     for j in range(keys):
         s, u = load(root, j), load(up, j)
-        h = mul(half, sub(s, top)) if odds else s
-        h = where_less(h, least, least, h)
-        value = where_less(s, hidden, zero, exponential(where_less(h, most, h, most)))
+        h = mul(half, sub(s, top)) if chain.odds else s
+        value = exponential(bounded(where_less(h, least, least, h), most))
+        value = where_less(s, mul(half, hidden), where_less(s, add(hidden, hidden), value, zero), value)
         total = add(total, mul(value, value))
         store(root, j, value)
         smaller = exponential(where_less(u, zero, u, sub(zero, u)))
         store(up, j, where_less(u, zero, smaller, one))
         store(down, j, where_less(u, zero, one, smaller))
-    if odds:
+    if chain.odds:
         norm = divide(one, square_root(where_less(zero, total, total, one)))
         for j in range(keys):
             store(root, j, mul(norm, load(root, j)))
 
 
+@_fields.register
+def _log_fields(chain: LogChain, root: Any, up: Any, down: Any, keys: int) -> None:
+    hidden = constant(load(root, 0), HIDDEN)
+    zero, least, most = sub(hidden, hidden), constant(hidden, -chain.limit), constant(hidden, chain.limit)
+    twice, half = add(hidden, hidden), mul(constant(hidden, 0.5), hidden)
+    for j in range(keys):
+        s, u = load(root, j), load(up, j)
+        value = bounded(where_less(s, least, least, s), most)
+        store(root, j, where_less(s, half, where_less(s, twice, value, hidden), value))
+        store(down, j, exponential(where_less(u, zero, u, sub(zero, u))))
+    log_fields(chain, root, 0, 1, keys)
+
+
 @inner
-def _messages(limit: Any, root: Any, up: Any, down: Any, left: Any, right: Any, keys: int) -> None:
+def _messages(chain: Any, root: Any, up: Any, down: Any, left: Any, right: Any, keys: int) -> None:
     """Fill odds without the right neighbour, and the messages from it."""
-    one = constant(load(root, 0), 1.0)
-    most = constant(one, np.exp(2 * limit))
+    one = nothing(chain, load(root, 0))
+    most = constant(one, np.exp(2 * chain.limit))
     m, n = one, one
     for j in range(keys):
         k = keys - 1 - j
-        m, n = message(m, load(up, j), load(down, j)), n
-        r, s = load(root, j), load(root, k)
-        m, x = bounded(mul(mul(m, r), r), most), bounded(mul(mul(n, s), s), most)
+        m, n = message(chain, m, load(up, j), load(down, j)), n
+        m, x = with_own(chain, m, load(root, j), most), with_own(chain, n, load(root, k), most)
         store(left, j, m)
         store(right, k, n)
-        n = message(x, load(up, k), load(down, k))
+        n = message(chain, x, load(up, k), load(down, k))
 
 
 @inner
-def _weights(odds: Any, least: Any, limit: Any, root: Any, left: Any, right: Any, keys: int) -> None:
+def _weights(chain: Any, root: Any, left: Any, right: Any, keys: int) -> None:
     """Replace odds without the right neighbour by normalised weights."""
     one, total = constant(load(root, 0), 1.0), constant(load(root, 0), 0.0)
-    zero, more, most = total, constant(one, least), constant(one, np.exp(2 * limit))
+    zero, most = total, constant(one, np.exp(2 * chain.limit))
     for j in range(keys):
-        x = mul(load(left, j), load(right, j))
-        if not odds:
-            x = bounded(x, most)
-            x = add(divide(x, add(one, x)), where_less(zero, load(root, j), more, zero))
-        total = add(total, x)
-        store(left, j, x)
+        store(left, j, unnormalised(chain, load(left, j), load(right, j), load(root, j), most))
+    settle(chain, left, 0, 1, keys)
+    for j in range(keys):
+        total = add(total, load(left, j))
     scale = divide(one, where_less(zero, total, total, one))
     for j in range(keys):
         store(left, j, mul(scale, load(left, j)))
@@ -174,19 +200,17 @@ def _weights(odds: Any, least: Any, limit: Any, root: Any, left: Any, right: Any
 
 @jit
 def step(
-    first: int, end: int, odds: Any, least: Any, limit: Any, most: Any, scale: Any, groups: int, rows: Any, q: Any,
-    k: Any, v: Any, J: Any, visible: Any, bias: Any, exceeded: Any, out: Any,
+    first: int, end: int, pairs: Any, chain: Any, most: Any, groups: int, rows: Any, q: Any, k: Any, v: Any, J: Any,
+    visible: Any, bias: Any, exceeded: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Add the mixed values of one query, [B, H, 1, d], for the pairs ``first`` .. ``end`` - 1.
+    """Add the mixed values of one query, [B, H, 1, d], for ``pairs[first:end]``.
 
     Args:
-        first: The first pair of a sequence and a head.
-        end: The pair after the last one.
-        odds: Weights are odds, and fields (scores - log Σ exp scores)/2; else probabilities, and fields the scores.
-        least: Added to probabilities.
-        limit: Largest |h|; beyond it messages and weights do not change.
-        most: Largest |J| within the range of the type.
-        scale: Factor of q·k.
+        first: The first one among the pairs.
+        end: The one after the last.
+        pairs: Numbers of a sequence and a head, int64.
+        chain: `Chain`.
+        most: Largest |J| that is computed.
         groups: H / H_kv.
         rows: Scratch [5, S, lanes].
         q: [B, H, 1, D].
@@ -195,7 +219,7 @@ def step(
         J: J_{j-1,j} first among the couplings of key j, `Tokens` [B, H, S, w].
         visible: bool [B or 1, S].
         bias: Added to the scores, [B or 1, S], or empty.
-        exceeded: bool [1], set if a |J| is above ``most``.
+        exceeded: bool [B H], set where a |J| is above ``most``.
         out: Zeros, [B, H, 1, d].
     """
     (_, heads, _, features), keys, lanes = q.shape, visible.shape[1], rows.shape[2]
@@ -207,20 +231,22 @@ def step(
         for j in range(0, keys, _BLOCK):
             last = min(j + _BLOCK, keys)
             for i in range(count):
-                b, h = (at + i) // heads, (at + i) % heads
-                query, place = offset(address(q), (at + i) * features), start(k, b, h // groups)
+                pair = pairs[at + i]
+                b, h = pair // heads, pair % heads
+                query, place = offset(address(q), pair * features), start(k, b, h // groups)
                 data = offset(address(k.data), place)
-                _dots(offset(root, i), lanes, scale, query, data, k.row, features, j, last)
+                _dots(offset(root, i), lanes, chain.scale, query, data, k.row, features, j, last)
                 if _mask(rows, i, J, start(J, b, h), visible, bias, b, j, last) > most:
-                    exceeded[0] = True
-        _exponentials(odds, limit, root, up, down, keys)
-        _messages(limit, root, up, down, left, right, keys)
-        _weights(odds, least, limit, root, left, right, keys)
+                    exceeded[pair] = True
+        _fields(chain, root, up, down, keys)
+        _messages(chain, root, up, down, left, right, keys)
+        _weights(chain, root, left, right, keys)
         for j in range(0, keys, _BLOCK):
             last = min(j + _BLOCK, keys)
             for i in range(count):
-                b, h = (at + i) // heads, (at + i) % heads
-                mixed, place = offset(address(out), (at + i) * width), start(v, b, h // groups)
+                pair = pairs[at + i]
+                b, h = pair // heads, pair % heads
+                mixed, place = offset(address(out), pair * width), start(v, b, h // groups)
                 _mix(mixed, offset(left, i), lanes, offset(address(v.data), place), v.row, width, j, last)
 
 

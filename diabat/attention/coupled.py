@@ -279,12 +279,8 @@ class CoupledHeads(IsingLayer):
             q, k, band, values = (t.to(wide) for t in (q, k, band, v))
             if not (need_weights or dropout) and self._is_once(q, k, band):
                 seen = q.new_ones(len(k), k.shape[2], dtype=torch.bool) if key_mask is None else key_mask
-                found = self._attend_once(q.shape[-1] ** -0.5, q, k, values, band, seen)
-                if found is not None:
-                    return found.to(narrow), None
-            # The kernel draws dropout in float32 only.
-            compiled = can_fuse(q, k, values, band) and (wide == torch.float32 or not dropout)
-            if compiled and self._chain_is_exact and not need_weights:
+                return self._attend_once(q.shape[-1] ** -0.5, q, k, values, band, seen).to(narrow), None
+            if can_fuse(q, k, values, band) and self._chain_is_exact and not need_weights:
                 self._record(_problem_of_pass, layer, q, k, band, key_mask)
                 return attend(layer, q, k, values, band[:, :, 1:, 0], key_mask).to(narrow), None
             visible = visible_keys(q.shape[2], k.shape[2], key_mask, q.device, causal=causal)
@@ -301,7 +297,7 @@ class CoupledHeads(IsingLayer):
         band: Tensor,
         visible: Tensor,
         bias: Tensor | None = None,
-    ) -> Tensor | None:
+    ) -> Tensor:
         """Mixed values of one query without derivatives, as `attend_once`, where `_is_once`."""
         self._record(_problem_of_query, self.weighting, scale, q, k, band, visible, bias)
         return attend_once(self.weighting, scale, q, k, v, band, visible, bias)

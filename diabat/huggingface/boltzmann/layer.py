@@ -177,8 +177,7 @@ class BoltzmannHeads(CoupledHeads):
         dropout = dropout if self.training else 0.0
         if mask.shape[1] == 1 and not (need_weights or dropout) and self._is_once(q, key, band):
             found = self._attend_once(1.0, q, key, value.to(q.dtype), band, *seen_keys(mask, q.dtype))
-            if found is not None:
-                return found.to(value.dtype), None
+            return found.to(value.dtype), None
         visible = visible_keys(mask)
         last = visible[:, 0, -1].expand(len(q), -1)
         if not need_weights and _is_plain(mask, visible):
