@@ -30,8 +30,11 @@ from diabat.samplers.folding import refuse_batched_cotangent
 
 _KERNEL, _PRODUCTS = "diabat.attention.chain_kernel", "diabat.attention.chain_products"
 _GRADIENT, _STEP = "diabat.attention.chain_gradient", "diabat.attention.chain_step"
-_FIELDS = {torch.float32: 42.0, torch.float64: 340.0}
-"""Largest |h| that changes a result: exp(2h) must meet all messages within the range of the type."""
+_FIELDS = {torch.float32: (-80.0, 42.0), torch.float64: (-450.0, 340.0)}
+"""Smallest and largest h that change a result, where |J| is that of the first form of the type.
+
+exp(2h) must meet all messages within the range of the type.
+"""
 _NO_BIAS = {dtype: torch.empty(0, 0, dtype=dtype).numpy() for dtype in _FIELDS}
 _WORK_PER_THREAD = 1 << 16
 _LARGEST = 1e29
@@ -84,7 +87,11 @@ def _product(after: Tensor, before: Tensor) -> Tensor:
 
 
 def fields_of(kind: str, scores: Tensor, visible: Tensor) -> Tensor:
-    """Fields of the visible keys, 0 elsewhere, in the shape of the scores; ``kind`` is ``odds`` or ``probability``."""
+    """Fields of the visible keys, 0 elsewhere, in the shape of the scores; ``kind`` is ``odds`` or ``probability``.
+
+    An infinite score is the limit of large ones.
+    """
+    scores = scores.clamp(-_LARGEST, _LARGEST)
     return odds_fields(scores, visible) if kind == "odds" else scores.masked_fill(~visible, 0)
 
 
@@ -98,6 +105,10 @@ def weights_of(kind: str, fields: Tensor, couplings: Tensor, visible: Tensor) ->
         visible: bool, broadcastable to the scores.
     """
     visible = visible.expand(fields.shape)
+    # The logarithms of large fields would round couplings away.
+    strongest = couplings.detach().abs().nan_to_num()
+    most = 4 * F.pad(strongest, (1, 0)).amax(-1)[..., None, None] - _FIELDS[fields.dtype][0]
+    fields = fields.clamp(-most, most)
     found = log_odds(fields, torch.where(visible[..., 1:] & visible[..., :-1], couplings[..., None, :], 0))
     if kind == "odds":
         return masked_softmax(found, visible)
@@ -119,8 +130,8 @@ def attend(
 ) -> Tensor:
     """Mixed values [B, H, Q, d] of the last Q of S keys on the CPU, in memory linear in S.
 
-    The kernel computes a head of a sequence in float64 where one of its |J| is above 16, which takes twice the time,
-    and there by logarithms where one is above 150, which takes four to eight times.  A query is NaN where it sees a
+    The kernel computes a head of a sequence in float64 where one of its |J| is above 12, which takes twice the time,
+    and there by logarithms where one is above 80, which takes four to eight times.  A query is NaN where it sees a
     key or a coupling that is.
 
     Args:
@@ -151,7 +162,7 @@ def attend_once(
 ) -> Tensor:
     """Mixed values [B, H, 1, d] of one query on the CPU, without derivatives.
 
-    Logarithms compute the heads of a sequence with a |J| above 16 in float32, or 150 in float64.
+    Logarithms compute the heads of a sequence with a |J| above 12 in float32, or 80 in float64.
 
     Args:
         kind: ``odds`` or ``probability``.
@@ -173,7 +184,7 @@ def attend_once(
         added = (
             bias.to(form.dtype).contiguous().numpy(force=True) if bias is not None else _NO_BIAS[form.dtype]
         )
-        chain = _chain(form, kind, scale, heads, 1, k.shape[2], q.shape[-1], causal=True)
+        chain = _chain(form, _least(kind, q.dtype), scale, heads, 1, k.shape[2], q.shape[-1], causal=True)
         found = np.zeros((batch, heads, 1, v.shape[-1]), given.dtype)
         arrays = given, *map(_tokens, terms[1:]), mask, added, exceeded, found
         most, groups, kernel = form.most, heads // k.shape[1], loaded(_STEP).step
@@ -207,9 +218,13 @@ class _Form(NamedTuple):
     logarithms: bool = False
 
 
-_WIDE = _Form(torch.float64, 150.0), _Form(torch.float64, math.inf, True)
-_FORMS = {torch.float32: (_Form(torch.float32, 16.0), *_WIDE), torch.float64: _WIDE}
-"""Forms for tensors of each type; odds keep within the range of a type, since their weights are up to exp(4J)."""
+_WIDE = _Form(torch.float64, 80.0), _Form(torch.float64, math.inf, True)
+_FORMS = {torch.float32: (_Form(torch.float32, 12.0), *_WIDE), torch.float64: _WIDE}
+"""Forms for tensors of each type.
+
+Odds are exp(2h) times up to exp(4|J|), or as little as exp(-4|J|): the least of a key that counts, and that times
+exp(2|J|) without one message, must be within the range of the type to its precision.
+"""
 
 
 class _Settings(NamedTuple):
@@ -293,9 +308,9 @@ def _tokens(t: Tensor) -> Any:
     return loaded(_PRODUCTS).Tokens(t.as_strided((size,), (1,)).numpy(force=True), batch, head, row)
 
 
-def _least(odds: bool, real: Any) -> float:
-    """Added to probabilities, as in `normalised_weights`."""
-    return 0.0 if odds else float(np.finfo(real).tiny ** 0.75)
+def _least(kind: str, dtype: torch.dtype) -> float | None:
+    """Added to probabilities, as in `normalised_weights`; None for odds."""
+    return None if kind == "odds" else float(torch.finfo(dtype).tiny ** 0.75)
 
 
 def _threads(work: int) -> int:
@@ -308,17 +323,26 @@ def _heads_first(rows: Tensor) -> Tensor:
 
 
 def _chain(
-    form: _Form, kind: str, scale: float, heads: int, queries: int, keys: int, features: int, *, causal: bool
+    form: _Form,
+    least: float | None,
+    scale: float,
+    heads: int,
+    queries: int,
+    keys: int,
+    features: int,
+    *,
+    causal: bool,
 ) -> Any:
-    """What a compiled call computes."""
-    kernel, odds = loaded(_KERNEL), kind == "odds"
-    real = np.float32 if form.dtype == torch.float32 else np.float64
+    """What a compiled call computes; odds if nothing is added to probabilities."""
+    kernel, real = loaded(_KERNEL), np.float32 if form.dtype == torch.float32 else np.float64
+    low, high = (-_LARGEST, _LARGEST) if form.logarithms else _FIELDS[form.dtype]
     return (kernel.LogChain if form.logarithms else kernel.Chain)(
         scale=real(scale),
         causal=causal,
-        odds=odds,
-        least=real(_least(odds, real)),
-        limit=real(_LARGEST if form.logarithms else _FIELDS[form.dtype]),
+        odds=least is None,
+        least=real(least or 0),
+        low=real(low),
+        high=real(high),
         heads=heads,
         queries=queries,
         keys=keys,
@@ -348,8 +372,8 @@ class _Call:
         rows = (batch, keys, heads, features)
         self.shapes = ((batch, queries, heads, features), rows, rows, (batch, heads, keys))
         self.given, self.pairs = q.dtype, pairs
-        scale = 1 / math.sqrt(features)
-        self.chain = _chain(form, layer.weights, scale, heads, queries, keys, features, causal=layer.causal)
+        least, scale = _least(layer.weights, q.dtype), 1 / math.sqrt(features)
+        self.chain = _chain(form, least, scale, heads, queries, keys, features, causal=layer.causal)
         drawn = kernel.Dropout if form.dtype == torch.float32 else kernel.WideDropout
         rate = np.float32(layer.dropout)
         self.dropout = kernel.NoDropout(rate) if words is None else drawn(rate, words)

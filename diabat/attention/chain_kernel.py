@@ -54,7 +54,7 @@ class Chain(NamedTuple):
         causal: Query i of the last Q of S keys sees the keys up to S - Q + i.
         odds: Weights are odds, and fields (scores - log Σ exp scores)/2; else probabilities, and fields the scores.
         least: Added to probabilities.
-        limit: Largest |h|; beyond it messages and weights do not change.
+        low, high: Smallest and largest h; beyond them messages and weights do not change.
         heads, queries, keys, features: H, Q, S and d.
     """
 
@@ -62,7 +62,8 @@ class Chain(NamedTuple):
     causal: Any
     odds: Any
     least: Any
-    limit: Any
+    low: Any
+    high: Any
     heads: Any
     queries: Any
     keys: Any
@@ -253,7 +254,7 @@ def roots(chain: Any, root: Any, last: Any, visible: Any, full: int, end: int) -
     """Replace scores by exp(h), 0 for keys that a lane does not see; by 2h and `HIDDEN` for logarithms."""
     s = load(root, 0)
     hidden, zero, half, one = constant(s, HIDDEN), constant(s, 0.0), constant(s, 0.5), constant(s, 1.0)
-    least, most = constant(s, -chain.limit), constant(s, 0.0 if chain.odds else chain.limit)
+    least, most = constant(s, chain.low), constant(s, 0.0 if chain.odds else chain.high)
     for g in range(2):
         top, total = hidden, zero
         if chain.odds:
@@ -266,7 +267,7 @@ def roots(chain: Any, root: Any, last: Any, visible: Any, full: int, end: int) -
             value = zero
             if visible[j]:
                 x = load(root, 2 * j + g)
-                h = mul(half, sub(x, top)) if chain.odds else x
+                h = mul(half, sub(where_less(x, hidden, hidden, x), top)) if chain.odds else x
                 value = exponential(bounded(where_less(h, least, least, h), most))
                 if j >= full:
                     value = where_less(load(last, g), constant(s, j), zero, value)
@@ -281,7 +282,7 @@ def roots(chain: Any, root: Any, last: Any, visible: Any, full: int, end: int) -
 @roots.register
 def _log_roots(chain: LogChain, root: Any, last: Any, visible: Any, full: int, end: int) -> None:
     hidden = constant(load(root, 0), HIDDEN)
-    least, most = constant(hidden, -chain.limit), constant(hidden, chain.limit)
+    least, most = constant(hidden, chain.low), constant(hidden, chain.high)
     for g in range(2):
         for j in range(end):
             x = load(root, 2 * j + g)
@@ -301,10 +302,10 @@ def log_fields(chain: Any, root: Any, g: int, apart: int, end: int) -> None:
             top = where_less(top, x, x, top)
         for j in range(end):
             total = add(total, exponential(sub(load(root, apart * j + g), top)))
-        top = add(top, logarithm(total))
+        total = logarithm(total)
     for j in range(end):
         x = load(root, apart * j + g)
-        y = sub(x, top) if chain.odds else add(x, x)
+        y = sub(sub(x, top), total) if chain.odds else add(x, x)
         store(root, apart * j + g, where_less(x, mul(constant(x, 0.5), hidden), hidden, y))
 
 
@@ -314,7 +315,7 @@ def messages(chain: Any, work: Any, full: int, end: int) -> None:
     root, left, right, weight = work.root, work.left, work.right, work.weight
     edges, last = work.edges, work.last
     one, hidden = nothing(chain, load(root, 0)), unseen(chain, load(root, 0))
-    most = constant(one, np.exp(2 * chain.limit))
+    most = constant(one, np.exp(2 * chain.high))
     m, n = one, one
     for j in range(end):
         x, y = with_own(chain, m, load(root, 2 * j), most), with_own(chain, n, load(root, 2 * j + 1), most)

@@ -132,7 +132,7 @@ def _fields(chain: Any, root: Any, up: Any, down: Any, keys: int) -> None:
         constant(first, 0.5),
         constant(first, HIDDEN),
     )
-    least, most = constant(first, -chain.limit), constant(first, 0.0 if chain.odds else chain.limit)
+    least, most = constant(first, chain.low), constant(first, 0.0 if chain.odds else chain.high)
     top, total = hidden, zero
     if chain.odds:
         for j in range(keys):
@@ -141,7 +141,7 @@ def _fields(chain: Any, root: Any, up: Any, down: Any, keys: int) -> None:
         top = bounded(top, sub(zero, hidden))
     for j in range(keys):
         s, u = load(root, j), load(up, j)
-        h = mul(half, sub(s, top)) if chain.odds else s
+        h = mul(half, sub(where_less(s, hidden, hidden, s), top)) if chain.odds else s
         value = exponential(bounded(where_less(h, least, least, h), most))
         value = where_less(s, mul(half, hidden), where_less(s, add(hidden, hidden), value, zero), value)
         total = add(total, mul(value, value))
@@ -158,7 +158,7 @@ def _fields(chain: Any, root: Any, up: Any, down: Any, keys: int) -> None:
 @_fields.register
 def _log_fields(chain: LogChain, root: Any, up: Any, down: Any, keys: int) -> None:
     hidden = constant(load(root, 0), HIDDEN)
-    zero, least, most = sub(hidden, hidden), constant(hidden, -chain.limit), constant(hidden, chain.limit)
+    zero, least, most = sub(hidden, hidden), constant(hidden, chain.low), constant(hidden, chain.high)
     twice, half = add(hidden, hidden), mul(constant(hidden, 0.5), hidden)
     for j in range(keys):
         s, u = load(root, j), load(up, j)
@@ -172,7 +172,7 @@ def _log_fields(chain: LogChain, root: Any, up: Any, down: Any, keys: int) -> No
 def _messages(chain: Any, root: Any, up: Any, down: Any, left: Any, right: Any, keys: int) -> None:
     """Fill odds without the right neighbour, and the messages from it."""
     one = nothing(chain, load(root, 0))
-    most = constant(one, np.exp(2 * chain.limit))
+    most = constant(one, np.exp(2 * chain.high))
     m, n = one, one
     for j in range(keys):
         k = keys - 1 - j
@@ -187,7 +187,7 @@ def _messages(chain: Any, root: Any, up: Any, down: Any, left: Any, right: Any, 
 def _weights(chain: Any, root: Any, left: Any, right: Any, keys: int) -> None:
     """Replace odds without the right neighbour by normalised weights."""
     one, total = constant(load(root, 0), 1.0), constant(load(root, 0), 0.0)
-    zero, most = total, constant(one, np.exp(2 * chain.limit))
+    zero, most = total, constant(one, np.exp(2 * chain.high))
     for j in range(keys):
         store(left, j, unnormalised(chain, load(left, j), load(right, j), load(root, j), most))
     settle(chain, left, 0, 1, keys)
