@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from diabat.attention.weights import masked_softmax, normalised_weights, odds_fields
 from diabat.attention.windows import visible_keys
 from diabat.compute.loading import loaded
+from diabat.compute.memory import require_memory
 from diabat.compute.scratch import Scratch, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
 from diabat.samplers.folding import refuse_batched_cotangent
@@ -55,7 +56,15 @@ def log_odds(fields: Tensor, couplings: Tensor) -> Tensor:
     Args:
         fields: h, [*, n].
         couplings: J_{j,j+1}, broadcastable to [*, n - 1].
+
+    Raises:
+        ArgumentError: The matrices of the scan, O(n log n) with derivatives, do not fit in memory.
     """
+    if fields.device.type == "cpu" and not torch.compiler.is_compiling():
+        derivatives = torch.is_grad_enabled() and (fields.requires_grad or couplings.requires_grad)
+        copies = 4 * fields.shape[-1].bit_length() if derivatives else 6
+        what = f"operators for weights {list(fields.shape)} of chains, which the kernel does without,"
+        require_memory(4 * copies * fields.nbytes, what, "weights")
     couplings = couplings.expand(*fields.shape[:-1], -1)
     left = _messages(2 * fields, couplings)
     right = _messages(2 * fields.flip(-1), couplings.flip(-1)).flip(-1)
@@ -122,7 +131,20 @@ def by_operators(
     visible = visible_keys(q.shape[-2], k.shape[-2], key_mask, q.device, causal=layer.causal)
     fields = fields_of(layer.weights, (q / math.sqrt(q.shape[-1])) @ k.mT, visible)
     weights = weights_of(layer.weights, fields, couplings, visible)
-    return weights @ v, weights
+    return mixed(weights, v, key_mask, causal=layer.causal), weights
+
+
+def mixed(weights: Tensor, v: Tensor, key_mask: Tensor | None, *, causal: bool) -> Tensor:
+    """Mixed values [B, H, Q, d]; one that is NaN reaches only the queries that see it."""
+    lost = v.isnan()
+    out = weights @ v.masked_fill(lost, 0)
+    return out.masked_fill(_reached(lost, key_mask, weights.shape[-2], causal=causal), math.nan)
+
+
+def _reached(tokens: Tensor, key_mask: Tensor | None, queries: int, *, causal: bool) -> Tensor:
+    """Which of the last Q queries see one of these tokens, bool [B, H, S, d]; [B, H, Q or 1, d]."""
+    seen = tokens if key_mask is None else tokens & key_mask[:, None, :, None]
+    return seen.cumsum(-2)[..., -queries:, :] > 0 if causal else seen.any(-2, keepdim=True)
 
 
 def attend(
@@ -146,8 +168,12 @@ def attend(
         couplings = couplings.masked_fill(~(key_mask[:, None, 1:] & key_mask[:, None, :-1]), 0)
     words = torch.randint(2**32, (2,)).numpy() if layer.dropout else None
     settings = _Settings(layer, _parts(couplings, q.dtype), words)
-    found: Tensor = _Attend.apply(q, k, v, couplings, key_mask, settings)
-    return found
+    lost = v.isnan() if math.isnan(float(v.detach().sum())) else None
+    values = v if lost is None else v.masked_fill(lost, 0)
+    found: Tensor = _Attend.apply(q, k, values, couplings, key_mask, settings)
+    if lost is None:
+        return found
+    return found.masked_fill(_reached(lost, key_mask, q.shape[2], causal=layer.causal), math.nan)
 
 
 def attend_once(

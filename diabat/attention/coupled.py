@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diabat.attention.chain import ChainLayer, attend, attend_once, fields_of, weights_of
+from diabat.attention.chain import ChainLayer, attend, attend_once, fields_of, mixed, weights_of
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.coupling_layout import WEIGHTS, CouplingLayout
 from diabat.attention.head_axis import head_products
@@ -286,7 +286,7 @@ class CoupledHeads(IsingLayer):
             visible = visible_keys(q.shape[2], k.shape[2], key_mask, q.device, causal=causal)
             weights = self._chain_weights(self._scores(q, k), band, visible)
         weights = F.dropout(weights.to(narrow), dropout)
-        return weights @ v, weights
+        return mixed(weights, v, key_mask, causal=causal), weights
 
     def _attend_once(
         self,

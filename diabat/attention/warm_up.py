@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import torch
 
 from diabat.attention.boltzmann import BoltzmannAttention
-from diabat.attention.chain import ChainLayer, attend, same_tokens
+from diabat.attention.chain import ChainLayer, attend, attend_once, same_tokens
 from diabat.attention.games import NormGame, sample_interaction, sample_shapley
 
 
@@ -16,13 +17,16 @@ def _attention() -> None:
         layer = BoltzmannAttention(4, 1, 8).to(dtype)  # enough states that compiled code is used
         layer(torch.ones(2, 8, 4, dtype=dtype)).sum().backward()
         q, k, v = torch.ones(3, 1, 1, 2, 4, dtype=dtype, requires_grad=True)
-        for dropout in (0.0, 0.5) if dtype == torch.float32 else (0.0,):
-            out = attend(ChainLayer(True, "odds", dropout), q, k, v, torch.ones(1, 1, 1, dtype=dtype), None)
+        for dropout, strength in product((0.0, 0.5), (1, 50, 500)):  # odds in both precisions, and logarithms
+            J = torch.full((1, 1, 1), strength, dtype=dtype)
+            out = attend(ChainLayer(True, "odds", dropout), q, k, v, J, None)
             torch.autograd.grad(out.sum(), q, create_graph=dropout > 0, retain_graph=True)
             torch.autograd.grad(out.sum(), q)
         with torch.no_grad():
             chain, x = BoltzmannAttention(4, 1, None, relative=True).to(dtype), torch.ones(1, 4, dtype=dtype)
             chain.step(x, chain.step(x)[1])
+            band = torch.full((1, 1, 2, 1), 500, dtype=dtype)
+            attend_once("odds", 1.0, q[:, :, :1], k, v, band, torch.ones(1, 2, dtype=torch.bool))
             for tokens in (q, q.half()):  # half precision is compared by its bits
                 same_tokens(tokens, tokens)
 

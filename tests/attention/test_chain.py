@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import diabat
 from diabat import BoltzmannAttention, BoltzmannMultiheadAttention, Ising
-from diabat.attention import CouplingInit
+from diabat.attention import CouplingInit, chain
 from diabat.attention.boltzmann import coupling_parameters
 from diabat.attention.chain import (
     ChainLayer,
@@ -23,6 +23,7 @@ from diabat.attention.chain import (
     attend_once,
     by_operators,
     fields_of,
+    log_odds,
     weights_of,
 )
 from diabat.attention.correlations import query_moments
@@ -135,23 +136,158 @@ def test_single_precision_is_within_1e_5_of_double(law: ChainLayer, fields: floa
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_couplings_beyond_the_range_of_the_kernel(law: ChainLayer) -> None:
-    """Operators compute them in log space; nothing is clamped, and no derivative is lost."""
-    q, k, v, J = inputs((2, 2, 12, 12, 4), strength=200.0)
-    terms = [t.requires_grad_() for t in (40 * q, k, v, J)]
-    assert float(J.detach().abs().max()) > 200
-    found, expected = solved(law, terms), operated(law, terms)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    g = torch.randn_like(found)
-    torch.testing.assert_close(torch.autograd.grad(found, terms, g), torch.autograd.grad(expected, terms, g))
-    strong = [
-        t.detach().float() for t in (q, k, v, J / 10)
-    ]  # about 20: dropout is drawn in single precision only
-    torch.manual_seed(2)
-    dropped = solved(law._replace(dropout=0.5), strong)
-    torch.manual_seed(2)
-    weights = F.dropout(by_operators(law, strong[0], strong[1], strong[2], strong[3], None)[1], 0.5)
-    torch.testing.assert_close(dropped, weights @ strong[2])
+@pytest.mark.parametrize("strength", [100.0, 300.0, 1000.0])
+def test_couplings_of_any_size_are_those_of_the_operators(
+    law: ChainLayer, strength: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest |J| of each head is between a hundredth and all of the strength; fields are up to hundreds."""
+    for seed in range(6):
+        q, k, v, J = inputs((2, 4, 12, 12, 4), seed=seed)
+        spread = torch.logspace(-2, 0, 8, dtype=F64).view(2, 4, 1)
+        terms = [10.0**seed % 97 * q, k, v, strength * spread * J / J.abs().amax(-1, keepdim=True)]
+        terms = [t.requires_grad_() for t in terms]
+        mask = padding(2, 12, seed)
+        expected = operated(law, terms, mask)
+        g = torch.randn_like(expected)
+        slopes = torch.autograd.grad(expected, terms, g)
+        with monkeypatch.context() as patch:
+            patch.setattr(chain, "by_operators", None)  # the kernel alone
+            found = solved(law, terms, mask)
+            compiled = torch.autograd.grad(found, terms, g)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        for one, other in zip(compiled, slopes, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12 * (1 + float(other.abs().max())))
+
+
+@pytest.mark.parametrize("weights", ["odds", "probability"])
+@pytest.mark.parametrize(
+    ("dtype", "strengths"), [(torch.float32, (4.0, 8.0, 11.9, 15.0)), (F64, (40.0, 79.0, 150.0))]
+)
+def test_keys_far_below_the_others_are_not_raised(
+    weights: str, dtype: torch.dtype, strengths: tuple[float, ...]
+) -> None:
+    """Neighbours raise the odds of key 2 by exp(4J), and lower those of key 5 by as much: which one counts?"""
+    visible = torch.ones(1, 7, dtype=torch.bool)
+    q, v = torch.ones(1, 1, 1, 1, dtype=dtype), torch.eye(7, dtype=dtype)[:, None, :, None]
+    for strength in strengths:
+        J = strength * torch.tensor([0.0, -1, -1, 0, 1, 1], dtype=F64)[None, None]
+        for low in torch.linspace(1, 12, 23).tolist():
+            for fifth in (0.0, -low * strength):
+                scores = torch.full((7,), -low * strength).to(dtype)
+                scores[5] = fifth
+                k, couplings = scores.view(1, 1, 7, 1).expand(7, -1, -1, -1), J.to(dtype).expand(7, -1, -1)
+                law = ChainLayer(True, weights)
+                found = attend(law, q.expand(7, -1, -1, -1), k, v, couplings, None).flatten()
+                fields = fields_of(weights, scores.double()[None], visible)
+                odds = log_odds(fields, couplings[0, 0].double())[0]
+                # As in `normalised_weights`; there the smallest number is that of the type.
+                alpha = odds.sigmoid() + torch.finfo(dtype).tiny ** 0.75
+                expected = odds.softmax(-1) if weights == "odds" else alpha / alpha.sum()
+                atol = 3e-6 if dtype == torch.float32 else 1e-13
+                torch.testing.assert_close(found.double(), expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize(("dtype", "strong"), [(torch.float32, 13.0), (torch.float32, 151.0), (F64, 151.0)])
+def test_a_strong_coupling_concerns_its_own_head_only(
+    dtype: torch.dtype, strong: float, dropout: float
+) -> None:
+    """All others are computed as without it, to the last bit; at padding it does nothing."""
+    law = ChainLayer(True, "odds", dropout)
+    given = inputs((3, 2, 40, 40, 5), dtype)
+    mask = torch.ones(3, 40, dtype=torch.bool)
+    mask[2, 30:] = False
+
+    def results(J: Tensor) -> list[Tensor]:
+        torch.manual_seed(4)
+        terms = [t.clone().requires_grad_() for t in (*given[:3], J)]
+        out = solved(law, terms, mask)
+        return [out.detach(), *torch.autograd.grad(out.sin().sum(), terms)]
+
+    before, J = results(given[3]), given[3].clone()
+    J[2, 0, 29], J[2, 1, 35] = strong, -strong
+    assert all(torch.equal(one, other) for one, other in zip(results(J), before, strict=True))
+    J[1, 0, 20] = strong
+    others = torch.ones(3, 2, dtype=torch.bool)
+    others[1, 0] = False
+    for one, other in zip(results(J), before, strict=True):
+        assert torch.equal(one[others], other[others])
+        assert not torch.equal(one[1, 0], other[1, 0])
+
+
+@pytest.mark.parametrize("weights", ["odds", "probability"])
+@pytest.mark.parametrize(("dtype", "strength"), [(torch.float32, 1.0), (F64, 1.0), (torch.float32, 200.0)])
+@pytest.mark.parametrize("what", ["key", "coupling", "value"])
+def test_nan_reaches_what_sees_it(weights: str, dtype: torch.dtype, strength: float, what: str) -> None:
+    law = ChainLayer(True, weights)
+    q, k, v, J = given = inputs((2, 2, 70, 70, 4), dtype, strength=strength)
+    clean, place = solved(law, given), 40
+    {"key": k, "coupling": J, "value": v}[what][1, 0, place] = torch.nan
+    seen = torch.zeros(2, 2, 70, dtype=torch.bool)
+    seen[1, 0, place + (what == "coupling") :] = True
+    found, (slow, shown) = solved(law, given), by_operators(law, q, k, v, J, None)
+    assert torch.equal(found.isnan(), seen[..., None].expand_as(found))
+    assert torch.equal(slow.isnan(), found.isnan())
+    assert torch.equal(found[~seen], clean[~seen])
+    assert what == "value" or torch.equal(shown.isnan().any(-1), seen)
+    once = attend_once(weights, 0.5, q[:, :, -1:], k, v, as_band(J), torch.ones(1, 70, dtype=torch.bool))
+    assert torch.equal(once.isnan().all(-1)[..., 0], seen[..., -1])
+    # Where no query sees it, it does nothing.
+    mask = torch.ones(2, 70, dtype=torch.bool)
+    mask[1, place] = False
+    assert bool(solved(law, given, mask).isfinite().all())
+    assert bool(operated(law, given, mask).isfinite().all())
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("strength", [1.0, 200.0])
+def test_infinite_scores_are_the_limit_of_large_ones(
+    law: ChainLayer, dtype: torch.dtype, strength: float
+) -> None:
+    q, v = torch.ones(1, 1, 9, 1, dtype=dtype), inputs((1, 1, 9, 9, 1), dtype)[2]
+    J = inputs((1, 1, 9, 9, 1), dtype, strength=strength)[3]
+    for up, down in (
+        ([2], []),
+        ([2, 5], []),
+        ([], [2]),
+        ([], [1, 2, 3]),
+        ([6], [0, 4]),
+        ([], range(9)),
+        (range(9), []),
+    ):
+        scores = torch.linspace(-2, 1, 9, dtype=dtype).sin()
+        large = scores.clone()
+        scores[list(up)], scores[list(down)] = torch.inf, -torch.inf
+        large[list(up)], large[list(down)] = 1e5, -1e5
+        terms = [q, scores.view(1, 1, 9, 1), v, J]
+        found, atol = solved(law, terms), 1e-12 if dtype == F64 else 1e-6 * (1 + strength)
+        torch.testing.assert_close(operated(law, terms), found, rtol=0, atol=atol)
+        visible = torch.ones(1, 9, dtype=torch.bool)
+        once = attend_once(law.weights, 1.0, q[:, :, :1], terms[1], v, as_band(J), visible)
+        torch.testing.assert_close(once, found[:, :, -1:], rtol=0, atol=atol)
+        limit = operated(law, [t.double() for t in (q, large.view(1, 1, 9, 1), v, J)])
+        if law.weights == "odds" or dtype == F64:  # the least probability depends on the type
+            torch.testing.assert_close(found.double(), limit, rtol=0, atol=max(atol, 1e-9))
+
+
+def test_a_long_scan_keeps_its_precision() -> None:
+    """Matrices are scaled as they grow: their logarithms would be in the ten thousands here."""
+    generator = torch.Generator().manual_seed(0)
+    fields = 10 + 10 * torch.rand(1, 3000, generator=generator)
+    J = 8 * torch.randn(1, 2999, generator=generator)
+    found, expected = log_odds(fields, J), log_odds(fields.double(), J.double())
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
+
+
+def test_operators_refuse_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 29)
+    with pytest.raises(
+        ValueError, match="^weights: operators for weights .* GiB of memory, got 0.5 GiB available"
+    ):
+        log_odds(torch.zeros(2048, 4096), torch.zeros(4095))
+    with pytest.raises(ValueError, match=re.escape("weights: operators for weights [512, 4096] of chains")):
+        log_odds(torch.zeros(512, 4096, requires_grad=True), torch.zeros(4095))
 
 
 def test_saturated_messages_stay_finite() -> None:
@@ -212,25 +348,36 @@ def test_gradients_of_many_queries(law: ChainLayer) -> None:
             torch.testing.assert_close(one.double(), other, rtol=0, atol=tolerance * float(other.abs().max()))
 
 
-def test_dropout_is_differentiated_as_drawn() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "strength"), [(torch.float32, 1.0), (torch.float32, 30.0), (torch.float32, 400.0), (F64, 1.0)]
+)
+def test_dropout_is_differentiated_as_drawn(dtype: torch.dtype, strength: float) -> None:
     law = ChainLayer(True, "odds", 0.3)
-    terms = [t.requires_grad_() for t in inputs((2, 2, 40, 40, 6), torch.float32)]
+    terms = [t.requires_grad_() for t in inputs((2, 2, 40, 40, 6), dtype, strength=strength)]
     torch.manual_seed(3)
     out = solved(law, terms)
     g = torch.randn_like(out)
     first = torch.autograd.grad(out, terms, g, retain_graph=True)
-    by_noise = torch.autograd.grad(
-        out, terms, g, create_graph=True
-    )  # through the operators and the same factors
+    # Through the operators and the same factors.
+    by_noise = torch.autograd.grad(out, terms, g, create_graph=True)
     for found, expected in zip(first, by_noise, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.detach().abs().max()))
+        atol = max(2e-5, 1e-6 * strength) * float(expected.detach().abs().max())
+        torch.testing.assert_close(found, expected, rtol=0, atol=atol)
     torch.manual_seed(3)
     assert torch.equal(out, solved(law, terms))
+
+
+def test_dropout_has_the_mean_of_all_weights_and_draws_the_same_in_both_precisions() -> None:
+    law, terms = ChainLayer(True, "odds", 0.3), inputs((2, 2, 40, 40, 6), torch.float32)
     # The mean over 400 draws, within 5 standard errors (alpha = 6e-7 for each of 480 numbers).
-    plain = solved(ChainLayer(True, "odds"), terms).detach()
-    draws = torch.stack([solved(law, terms).detach() for _ in range(400)])
+    plain = solved(ChainLayer(True, "odds"), terms)
+    draws = torch.stack([solved(law, terms) for _ in range(400)])
     error = draws.std(0) / 20
     assert bool(((draws.mean(0) - plain).abs() <= 5 * error + 1e-6).all())
+    torch.manual_seed(5)
+    single = solved(law, terms)
+    torch.manual_seed(5)
+    torch.testing.assert_close(solved(law, [t.double() for t in terms]).float(), single)
 
 
 def test_results_do_not_depend_on_threads_batch_or_layout() -> None:
@@ -349,9 +496,9 @@ def test_a_step_equals_the_last_position(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 @pytest.mark.parametrize("weights", ["odds", "probability"])
-@pytest.mark.parametrize(("batch", "keys"), [(1, 1), (1, 2), (2, 33), (9, 5)])
+@pytest.mark.parametrize(("batch", "keys"), [(1, 1), (1, 2), (2, 33), (9, 5), (1, 130)])
 def test_one_query_by_its_kernel(batch: int, keys: int, weights: str, dtype: torch.dtype) -> None:
-    """Two heads share keys; pairs fill part of a vector of lanes, or more than one."""
+    """Two heads share keys; pairs fill part of a vector of lanes, or more than one; keys fill up to three blocks."""
     q, _, _, J = inputs((batch, 4, 1, keys, 6), dtype)
     _, k, v, _ = inputs((batch, 2, 1, keys, 6), dtype, seed=1)
     v = torch.cat((v, v), -1)[..., :9]
@@ -369,21 +516,50 @@ def test_one_query_by_its_kernel(batch: int, keys: int, weights: str, dtype: tor
             torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
 
 
-def test_one_query_beyond_the_range_of_its_kernel() -> None:
-    q, k, v, J = inputs((2, 2, 1, 9, 5), torch.float32)
-    J[1, 1, 3] = -17.0
-    visible = torch.ones(2, 9, dtype=torch.bool)
-    assert attend_once("odds", 1.0, q, k, v, as_band(J), visible) is None
-    visible[1, 4] = False
-    assert attend_once("odds", 1.0, q, k, v, as_band(J), visible) is not None
+@pytest.mark.parametrize("weights", ["odds", "probability"])
+@pytest.mark.parametrize(("dtype", "strong"), [(torch.float32, 17.0), (torch.float32, 400.0), (F64, 400.0)])
+def test_one_query_with_strong_couplings(weights: str, dtype: torch.dtype, strong: float) -> None:
+    q, k, v, J = inputs((9, 2, 1, 90, 5), dtype)
+    visible, bias = torch.ones(9, 90, dtype=torch.bool), torch.linspace(-1, 1, 90, dtype=dtype)[None]
+    plain = attend_once(weights, 1.0, q, k, v, as_band(J), visible, bias)
+    J[1, 1, 3::2] = -strong
+    found = attend_once(weights, 1.0, q, k, v, as_band(J), visible, bias)
+    scores = (q @ k.mT + bias).double()
+    expected = (
+        weights_of(weights, fields_of(weights, scores, visible[:1]), J.double(), visible[:1]) @ v.double()
+    )
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-12 if dtype == F64 else 5e-6)
+    others = torch.ones(9, 2, dtype=torch.bool)
+    others[1, 1] = False
+    assert torch.equal(found[others], plain[others])
+    visible[1, 4::2] = False  # one end of each strong coupling
+    weak = attend_once(weights, 1.0, q, k, v, as_band(J.clamp(-5, 5)), visible, bias)
+    assert torch.equal(attend_once(weights, 1.0, q, k, v, as_band(J), visible, bias), weak)
+
+
+@pytest.mark.parametrize("strength", [1.0, 20.0, 200.0])
+def test_steps_of_strong_couplings(strength: float) -> None:
     layer = built(couplings="distance").eval()
-    chain = layer.key_couplings
     with torch.no_grad():
-        for strength in (20.0, 200.0):
-            chain.distance.fill_(strength)
-            x = torch.randn(1, 12, 12)
-            _, state = layer.prefill(x[:, :11])
-            torch.testing.assert_close(layer.step(x[:, 11], state)[0], layer(x)[:, -1], rtol=0, atol=2e-6)
+        layer.key_couplings.distance.fill_(strength)
+        x = torch.randn(1, 12, 12)
+        _, state = layer.prefill(x[:, :11])
+        torch.testing.assert_close(layer.step(x[:, 11], state)[0], layer(x)[:, -1], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "all keys"])
+def test_gradients_reach_all_tokens_through_steps(name: str) -> None:
+    layer = built(F64, **OPTIONS[name])
+    x = torch.randn(2, 7, 12, dtype=F64, requires_grad=True)
+    state, found = None, []
+    for t in range(7):
+        out, state = layer.step(x[:, t], state)
+        found.append(out)
+    leaves = [x, *layer.parameters()]
+    slopes = torch.autograd.grad(torch.stack(found, 1).sin().sum(), leaves)
+    expected = torch.autograd.grad(layer(x).sin().sum(), leaves)
+    torch.testing.assert_close(slopes, expected)
+    assert float(slopes[0].abs().amax((0, 2)).min()) > 0
 
 
 @pytest.mark.parametrize("bandwidth", [1, 3])
