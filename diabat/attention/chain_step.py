@@ -104,14 +104,14 @@ def _mask(
 
     Edges next to a key that is not seen are 0.
     """
-    b = min(b, len(visible) - 1)
+    row, b = min(b, len(bias) - 1), min(b, len(visible) - 1)
     strongest, before = rows.dtype.type(0.0), first > 0 and visible[b, first - 1]
     for j in range(first, end):
         seen, u = visible[b, j], rows.dtype.type(0.0)
         if not seen:
             rows[0, j, i] = HIDDEN
         elif len(bias):
-            rows[0, j, i] += bias[b, j]
+            rows[0, j, i] += bias[row, j]
         if seen and before:
             u = 2 * J.data[place + j * J.row]
             strongest = max(strongest, abs(u) / 2)

@@ -146,7 +146,7 @@ def test_couplings_of_any_size_are_those_of_the_operators(
         spread = torch.logspace(-2, 0, 8, dtype=F64).view(2, 4, 1)
         terms = [10.0**seed % 97 * q, k, v, strength * spread * J / J.abs().amax(-1, keepdim=True)]
         terms = [t.requires_grad_() for t in terms]
-        mask = padding(2, 12, seed)
+        mask = padding(3, 12, seed)[:2]
         expected = operated(law, terms, mask)
         g = torch.randn_like(expected)
         slopes = torch.autograd.grad(expected, terms, g)
@@ -161,7 +161,7 @@ def test_couplings_of_any_size_are_those_of_the_operators(
 
 @pytest.mark.parametrize("weights", ["odds", "probability"])
 @pytest.mark.parametrize(
-    ("dtype", "strengths"), [(torch.float32, (4.0, 8.0, 11.9, 15.0)), (F64, (40.0, 79.0, 150.0))]
+    ("dtype", "strengths"), [(torch.float32, (4.0, 8.0, 11.9, 15.0)), (F64, (40.0, 79.0, 150.0, 300.0))]
 )
 def test_keys_far_below_the_others_are_not_raised(
     weights: str, dtype: torch.dtype, strengths: tuple[float, ...]
@@ -261,7 +261,7 @@ def test_infinite_scores_are_the_limit_of_large_ones(
         scores[list(up)], scores[list(down)] = torch.inf, -torch.inf
         large[list(up)], large[list(down)] = 1e5, -1e5
         terms = [q, scores.view(1, 1, 9, 1), v, J]
-        found, atol = solved(law, terms), 1e-12 if dtype == F64 else 1e-6 * (1 + strength)
+        found, atol = solved(law, terms), 1e-12 if dtype == F64 else 5e-6 * (1 + strength)
         torch.testing.assert_close(operated(law, terms), found, rtol=0, atol=atol)
         visible = torch.ones(1, 9, dtype=torch.bool)
         once = attend_once(law.weights, 1.0, q[:, :, :1], terms[1], v, as_band(J), visible)
@@ -283,7 +283,7 @@ def test_a_long_scan_keeps_its_precision() -> None:
 def test_operators_refuse_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 29)
     with pytest.raises(
-        ValueError, match="^weights: operators for weights .* GiB of memory, got 0.5 GiB available"
+        ValueError, match=r"^weights: operators for weights .* GiB of memory, got 0\.5 GiB available"
     ):
         log_odds(torch.zeros(2048, 4096), torch.zeros(4095))
     with pytest.raises(ValueError, match=re.escape("weights: operators for weights [512, 4096] of chains")):

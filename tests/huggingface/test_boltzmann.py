@@ -449,13 +449,14 @@ def test_a_training_step_leaves_nothing_behind(window: int | None) -> None:
     assert left_behind(lambda: model(**batch, labels=batch["input_ids"]).loss.backward()) == 0
 
 
-@pytest.mark.parametrize("window", [COUPLED, None])
 @pytest.mark.parametrize("queries", [1, 9])
-@pytest.mark.parametrize("far", ["none", "independent"])
+@pytest.mark.parametrize(
+    ("window", "far"), [(COUPLED, "none"), (COUPLED, "independent"), (None, "independent")]
+)
 def test_what_a_floating_mask_adds_is_added_to_the_scores(window: int | None, queries: int, far: str) -> None:
     """As one more feature of queries and keys does; what is visible is as in a plain mask."""
     q, k, v = (torch.randn(2, h, n, 4, dtype=torch.float64) for h, n in ((4, queries), (2, 9), (2, 9)))
-    options = BoltzmannOptions(window, "banded" if window is None else "exact", far=far if window else None)
+    options = BoltzmannOptions(window, "banded" if window is None else "exact", far=far)
     heads = randomised(BoltzmannHeads(4, options, features=8, dtype=torch.float64)).eval()
     visible, added = PLAIN[:, :, 9 - queries :], torch.linspace(-2, 2, 9, dtype=torch.float64).sin()
     longer = nn.functional.pad(q, (0, 1), value=1), torch.cat((k, added.expand(2, 2, 9)[..., None]), -1)
