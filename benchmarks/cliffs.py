@@ -4,13 +4,15 @@ python -m benchmarks.cliffs [PATTERN]
 
 Least CPU time of five rounds, in which all sizes of a line take turns.  A line is printed with its largest ratios of
 neighbours, time of n + 1 over n or B + 1 over B, and their places; a backend that visits all 2^n states may double.
+Chains have one coupling that grows; at NaN it is a number no longer.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,12 +21,16 @@ import torch
 from benchmarks.case import Work
 from benchmarks.problems import gradients, in_a_band, moments, problem
 from benchmarks.runner import EFFORTS, Line
+from diabat.attention.chain import ChainLayer, attend
 from diabat.progress import new_bar
 
 FEW: dict[str, Any] = {"num_replicas": 1, "num_chains": 16, "burn_in": 16, "sweeps": 16, "threads": 1}
 
 
-def lines() -> Iterator[tuple[str, str, range, Callable[[int], Work]]]:
+STRENGTHS = (1, 10, 16, 17, 50, 150, 151, 400, 1000, math.nan)
+
+
+def lines() -> Iterator[tuple[str, str, Sequence[float], Callable[[Any], Work]]]:
     """Name, what grows, its sizes, and the call at a size."""
     for what, call in (("moments", moments), ("gradients", gradients)):
         for own, J in ((False, "one J"), (True, "a J each")):
@@ -46,6 +52,14 @@ def lines() -> Iterator[tuple[str, str, range, Callable[[int], Work]]]:
     yield "banded, w = 3, 8 problems", "n", range(4, 137), lambda n: moments("banded", in_a_band(8, n, 3))
     for backend, options in (("exact", {}), ("mean_field", {}), ("dqa", {}), ("tempering", FEW)):
         yield f"{backend}, moments, n = 8", "B", range(1, 131), partial(_batch, backend, options)
+    for length, where, padding, dropout in (
+        (1024, "", 0, 0.0),
+        (1024, " at padding", 1, 0.0),
+        (512, "", 0, 0.1),
+    ):
+        for what, backward in (("outputs", False), ("gradients", True)):
+            name = f"chains, {what}, L = {length}, dropout {dropout:g}, one |J|{where}"
+            yield name, "|J|", STRENGTHS, partial(_chain, length, padding, dropout, backward)
 
 
 def _spins(call: Callable[..., Work], own: bool, n: int) -> Work:
@@ -56,7 +70,22 @@ def _batch(backend: str, options: dict[str, Any], number: int) -> Work:
     return moments(backend, problem(8, number), **options)
 
 
-def measured(name: str, sizes: range, build: Callable[[int], Work]) -> list[float]:
+def _chain(length: int, padding: int, dropout: float, backward: bool, strongest: float) -> Work:
+    torch.manual_seed(0)
+    q, k, v, cotangent = torch.randn(4, 1, 4, length, 64)
+    J = torch.randn(1, 4, length - 1).clamp(-1, 1)
+    J[0, 0, -1] = strongest
+    terms, law = [t.requires_grad_(backward) for t in (q, k, v, J)], ChainLayer(True, "odds", dropout)
+    visible = torch.arange(length)[None] < length - padding
+
+    def run() -> Any:
+        y = attend(law, q, k, v, J, visible)
+        return torch.autograd.grad(y, terms, cotangent) if backward else y
+
+    return Work(run)
+
+
+def measured(name: str, sizes: Sequence[float], build: Callable[[Any], Work]) -> list[float]:
     """Least seconds of a call at each size."""
     effort = EFFORTS["quick"]
     made = [Line(lambda n: Work(build(n).call), n, "cpu", effort) for n in sizes]
@@ -77,8 +106,9 @@ def main() -> None:
         raise SystemExit(f"PATTERN: expected one that matches a line ({names}), got {pattern!r}.")
     for name, what, sizes, build in chosen:
         times = measured(name, sizes, build)
-        steps = sorted(((b / a, n) for n, a, b in zip(sizes, times, times[1:], strict=False)), reverse=True)
-        print(f"{name}: " + ", ".join(f"{r:.2f} at {what} = {n} -> {n + 1}" for r, n in steps[:3]))
+        pairs = zip(times, times[1:], sizes, sizes[1:], strict=False)
+        steps = sorted(((b / a, n, m) for a, b, n, m in pairs), reverse=True)
+        print(f"{name}: " + ", ".join(f"{r:.2f} at {what} = {n} -> {m}" for r, n, m in steps[:3]))
 
 
 if __name__ == "__main__":

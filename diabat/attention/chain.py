@@ -152,8 +152,8 @@ def attend(
 ) -> Tensor:
     """Mixed values [B, H, Q, d] of the last Q of S keys on the CPU, in memory linear in S.
 
-    The kernel computes a head of a sequence in float64 where one of its |J| is above 12, which takes twice the time,
-    and there by logarithms where one is above 80, which takes four to eight times.  A query is NaN where it sees a
+    The kernel computes a head of a sequence in float64 where one of its |J| is above 12, which takes two to three
+    times as long, and there by logarithms where one is above 80, four to five times.  A query is NaN where it sees a
     key or a coupling that is.
 
     Args:

@@ -71,7 +71,7 @@ class Chain(NamedTuple):
 
 
 class LogChain(Chain):
-    """The same by logarithms in float64, six times as long: odds are sums, for any |J|, and ``root`` holds 2h."""
+    """The same by logarithms in float64, for any |J|: products of odds are sums, and ``root`` holds 2h."""
 
     __slots__ = ()
 
