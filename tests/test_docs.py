@@ -21,6 +21,7 @@ from diabat.config import load_config, shipped_configs
 from diabat.config.loading import apply_overrides, make_config
 from diabat.config.yaml_files import parse_yaml
 from diabat.runs.heads.analysis import AnalysisOptions, read_options
+from diabat.runs.heads.attribution import AttributionOptions
 from diabat.runs.heads.calibration import CalibrationOptions
 from diabat.testing import ConformanceError
 
@@ -31,6 +32,9 @@ PAGES = [
     *sorted((ROOT / "docs/reference").glob("*.md")),
 ]
 PAGES = [page for page in PAGES if page.name != "cli.md"]  # written by the build of the site
+HEADS: dict[str, Any] = {
+    "analyse": AnalysisOptions, "attribute": AttributionOptions, "calibrate": CalibrationOptions
+}  # fmt: skip
 LINKED = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 
 
@@ -167,8 +171,7 @@ def test_commands_parse(place: str, line: str, tmp_path: Path, monkeypatch: pyte
     values = command.make_context(line, arguments).params  # refuses unknown options and missing arguments
     config, changes = config_and_overrides(values.get("config"), values.get("overrides"))
     if "options" in values:
-        kind: Any = AnalysisOptions if "data" in values else CalibrationOptions
-        read_options(kind, values["options"] or ())
+        read_options(HEADS[name], values["options"] or ())
     elif (config := config or (name if name in shipped_configs() else None)) is None:
         make_config(apply_overrides({}, changes))
     elif "/" not in config:  # else the folder of a run

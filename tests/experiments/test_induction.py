@@ -91,6 +91,6 @@ def test_a_study_is_kept_and_drawn(
         ("random", 1): 2,
         ("random", 2): 2,
     }
+    monkeypatch.setattr(induction, "FRESH", 3)
     with pytest.raises(SystemExit, match="choose another one"):
-        monkeypatch.setattr(induction, "FRESH", 3)
         induction.main(given)
