@@ -38,8 +38,8 @@ QUESTIONS, ASKED = 8, 8
 """Questions, and words in the first part of each."""
 FRESH, SEQUENCES = 32, 16
 """Other questions for the pair; sequences for attention and loss."""
-HALVES = {"words": 16, "tokens": 24}
-"""Length of a half: of the words of the questions, or of any tokens of the vocabulary."""
+HALVES = {"words": 16, "tokens": 24, "shown": 8}
+"""Length of a half: of the words of the questions, or of any tokens of the vocabulary; and of words in the figure."""
 REMOVED = {"words": (1, 2, 3, 5, 8, 12), "tokens": (3,)}
 """Numbers of heads."""
 DRAWS = 5
@@ -65,7 +65,7 @@ def sequences(kind: str, count: int, tokenizer: Any) -> list[Row]:
     """Sequences whose second half repeats the first."""
     half, draw = HALVES[kind], random.Random(f"loss {kind}")
     words = [tokenizer(f" {word}").input_ids[0] for word in WORDS.split()]
-    pool: Sequence[int] = words if kind == "words" else range(len(tokenizer))
+    pool: Sequence[int] = range(len(tokenizer)) if kind == "tokens" else words
     start = tokenizer(START).input_ids
     return [{"input_ids": start + 2 * draw.sample(pool, half), "half": half} for _ in range(count)]
 
@@ -178,15 +178,19 @@ def study(folder: Path, model_folder: Path, seeds: int) -> Row:
     maps, path = shapley_map(scores[0]), folder / "attention.json"
     best = ranked(maps)
     if not path.exists():
-        found, weights = attention(model, sequences("words", SEQUENCES, tokenizer))
-        ids = sequences("words", 1, tokenizer)[0]["input_ids"]
+        found, (drawn,) = (
+            attention(model, sequences("words", SEQUENCES, tokenizer))[0],
+            sequences("shown", 1, tokenizer),
+        )
+        weights = attention(model, [drawn])[1]
+        words = [tokenizer.decode(token).strip() for token in drawn["input_ids"]]
         shown = {"{}.{}".format(*head): weights[head[0]][head[1]].tolist() for head in best[:2]}
-        keep(path, found | {"maps": shown, "words": [tokenizer.decode(token).strip() for token in ids]})
+        keep(path, found | {"maps": shown, "words": words})
     patterns = kept(path)
     if not (path := folder / "pair.json").exists():
         keep(path, pair(model, tokenizer, sorted(best[:2])))
     losses = {}
-    for kind in HALVES:
+    for kind in REMOVED:
         if not (path := folder / f"removal-{kind}.json").exists():
             orders = {"shapley": best, "pattern": ranked(patterns["prefix"])}
             keep(path, removal(model, sequences(kind, SEQUENCES, tokenizer), orders, REMOVED[kind]))
@@ -250,9 +254,8 @@ def tables(found: Row) -> Titled:
                 row[arm] = shown(torch.tensor(one["loss"]))
                 if one["first half"] is not None:
                     row["first half"] = shown(torch.tensor(one["first half"]))
-            if k:
-                drawn = random_losses(rows, k)
-                row["random (σ of draws)"] = f"{drawn.mean():.2f} ({drawn.std():.2f})"
+            drawn = random_losses(rows, k) if k else None
+            row["random (σ of draws)"] = None if drawn is None else f"{drawn.mean():.2f} ({drawn.std():.2f})"
             yield f"Loss of the second half, {kind}", row
 
 
@@ -271,45 +274,48 @@ def curves(rows: Sequence[Row]) -> list[Line]:
     start = float(torch.tensor(whole["loss"]).mean())
     means, spread = [start, *(float(m.mean()) for m in drawn)], [0.0, *(float(m.std()) for m in drawn)]
     return [
-        line("loss", "shapley", "largest Shapley values", 1),
-        line("loss", "pattern", "most attention of induction", 0),
+        line("loss", "shapley", "without the largest Shapley values", 1),
+        line("loss", "pattern", "without the most attention of induction", 0),
         Line([0, *counts], means, f"random, same layers (σ of {DRAWS} draws)", 2, spread),
-        line("first half", "shapley", "first half, largest Shapley values", 0, **REFERENCE, linestyle="--"),
+        line(
+            "first half",
+            "shapley",
+            "first half, largest Shapley values",
+            0,
+            **REFERENCE,
+            linestyle="--",
+        ),
     ]
 
 
 def draw(found: Row, path: Path) -> Path:
     """Scores of all heads, attention of the best two, and the loss without the best k."""
-    figure = new_figure(15.5, 4.9)
-    axes = figure.subplots(1, 4, width_ratios=(0.75, 1.25, 1.25, 1.3))
+    figure = new_figure(10.5, 7.8)
+    places: Any = [["scores", "first", "second"], ["scores", "loss", "loss"]]
+    axes = figure.subplot_mosaic(places, width_ratios=(0.95, 1, 1), height_ratios=(1, 0.85))
     scores = torch.tensor(shapley_map(found["scores"][0]))
     most = float(scores.abs().max())
-    image = axes[0].imshow(scores.numpy(), cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
-    figure.colorbar(image, ax=axes[0])
+    image = axes["scores"].imshow(scores.numpy(), cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
+    figure.colorbar(image, ax=axes["scores"], aspect=40)
     for layer, head in ranked(scores.tolist())[:2]:
         left = head > scores.shape[1] / 2
-        axes[0].annotate(
-            f"{layer}.{head}", (head, layer), (-9 if left else 9, 0), textcoords="offset points",
-            ha="right" if left else "left", va="center", fontsize="small",
+        axes["scores"].annotate(
+            f"{layer}.{head}", (head, layer), (-12 if left else 12, 0), textcoords="offset points",
+            ha="right" if left else "left", va="center",
         )  # fmt: skip
-    axes[0].set(
-        title="Shapley values, log-odds", xlabel="head", ylabel="layer", xticks=range(scores.shape[1])
-    )
+    settings = {"title": "Shapley values, log-odds", "xlabel": "head", "ylabel": "layer"}
+    axes["scores"].set(**settings, xticks=range(scores.shape[1]))
     words = found["attention"]["words"]
-    for axis, (name, weights) in zip(axes[1:3], found["attention"]["maps"].items(), strict=True):
+    for place, (name, weights) in zip(("first", "second"), found["attention"]["maps"].items(), strict=True):
+        axis = axes[place]
         axis.imshow(weights, cmap="Blues", vmin=0, vmax=1)
-        axis.set_xticks(range(len(words)), words, rotation=90, fontsize=6.5)
-        axis.set_yticks(range(len(words)), words, fontsize=6.5)
-        axis.axhline(len(words) - HALVES["words"] - 0.5, color=COLOURS[1], linewidth=0.8)
-        axis.set(title=f"Attention of head {name}", xlabel="key")
-    axes[1].set_ylabel("query")
-    settings = {
-        "title": "Loss without heads, repeated words",
-        "xlabel": "heads removed",
-        "ylabel": "nats per token",
-    }
-    draw_panel(axes[3], Panel(curves(found["losses"]["words"]), settings=settings | {"ylim": (0, None)}))
-    axes[3].legend(frameon=False, fontsize="small")
+        axis.set_xticks(range(len(words)), words, rotation=90, fontsize=8)
+        axis.set_yticks(range(len(words)), words, fontsize=8)
+        axis.axhline(len(words) - HALVES["shown"] - 0.5, color=COLOURS[1], linewidth=0.8)
+        axis.set(title=f"Attention of head {name}", xlabel="key", ylabel="query")
+    settings = {"title": "Loss on repeated words", "xlabel": "heads removed", "ylabel": "nats per token"}
+    draw_panel(axes["loss"], Panel(curves(found["losses"]["words"]), settings=settings | {"ylim": (0, None)}))
+    axes["loss"].legend(frameon=False, loc="center", bbox_to_anchor=(0.5, 0.745), ncols=2, fontsize="small")
     return save_figure(figure, path)
 
 
