@@ -50,6 +50,9 @@ def test_heads_that_attend_back_are_found_by_their_attention() -> None:
     assert induction.ranked(scores["previous"])[0] == (0, 1)
     assert induction.ranked(scores["prefix"])[0] == (0, 2)
     assert maps[0].shape == (8, 2 * half + 2, 2 * half + 2)
+    alone, second = induction.attention(model, samples[:1])[0], range(half + 2, 2 * half + 2)
+    naive = sum(float(maps[1][5, at, at - half + 1]) for at in second) / half
+    assert alone["prefix"][1][5] == pytest.approx(naive)
     assert model.config._attn_implementation == "sdpa"
 
 
