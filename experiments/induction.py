@@ -170,9 +170,9 @@ def study(folder: Path, model_folder: Path, seeds: int) -> Row:
             lines = "".join(f"{json.dumps(one)}\n" for one in questions(QUESTIONS, f"questions {seed}"))
             data.write_text(lines, encoding="utf-8")
             options = AttributionOptions(**OPTIONS, seed=seed)  # type: ignore[arg-type]
-            found = attribute(str(model_folder), data, path, options, progress=True)
+            report = attribute(str(model_folder), data, path, options, progress=True)
             seconds = time.process_time() - began
-            keep(path.with_suffix(".json"), json.loads(found.to_json()) | {"seconds": seconds})
+            keep(path.with_suffix(".json"), json.loads(report.to_json()) | {"seconds": seconds})
     scores = [kept(folder / f"scores-{seed}.json") for seed in range(seeds)]
     model, tokenizer = load_decoder(model_folder)
     maps, path = shapley_map(scores[0]), folder / "attention.json"
@@ -244,11 +244,11 @@ def tables(found: Row) -> Titled:
     )
     for name in ("previous", "prefix"):
         scores = found["attention"][name]
-        best = ", ".join(f"{layer}.{head} {scores[layer][head]:.2f}" for layer, head in ranked(scores)[:7])
-        yield "Attention", {"to": name, "heads": best}
+        heads = ", ".join(f"{layer}.{head} {scores[layer][head]:.2f}" for layer, head in ranked(scores)[:7])
+        yield "Attention", {"to": name, "heads": heads}
     for kind, rows in found["losses"].items():
         for k in (0, *REMOVED[kind]):
-            row = {"removed": k}
+            row: Row = {"removed": k}
             for arm in ("shapley", "pattern"):
                 (one,) = (r for r in rows if r["removed"] == k and r["arm"] in (arm, "none"))
                 row[arm] = shown(torch.tensor(one["loss"]))

@@ -14,7 +14,7 @@ from tiny_decoders import decoder
 pytest.importorskip("peft", reason="the extra 'hf' is not installed")
 
 from experiments import induction
-from experiments.common import attend_back
+from experiments.common import attend_back, kept
 
 
 def test_the_answer_stands_behind_the_former_occurrence() -> None:
@@ -87,7 +87,7 @@ def test_a_study_is_kept_and_drawn(
     assert capsys.readouterr().out.splitlines()[:-1] == printed
     assert {path: path.read_bytes() for path in folder.rglob("*.json")} == before
     assert figure.stat().st_size > 1000
-    rows = induction.kept(folder / "removal-words.json")
+    rows = kept(folder / "removal-words.json")
     assert Counter((row["arm"], row["removed"]) for row in rows) == {
         ("none", 0): 1,
         **{(arm, k): 1 for arm in ("shapley", "pattern") for k in (1, 2)},
