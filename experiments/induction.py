@@ -44,7 +44,7 @@ REMOVED = {"words": (1, 2, 3, 5, 8, 12), "tokens": (3,)}
 """Numbers of heads."""
 DRAWS = 5
 """Of random heads."""
-OPTIONS = {"ablation": "corrupted", "permutations": 16, "coalitions": 2, "contexts": 32, "pairs": 6}
+OPTIONS = {"ablation": "corrupted", "permutations": 16, "coalitions": 0, "contexts": 32, "pairs": 6}
 START = "Words:"
 
 
