@@ -92,7 +92,7 @@ def large_numbers() -> None:
 @says(
     "pytorch",
     "| `torch.autograd.functional` with `vectorize=True` | refused; use `torch.func` | yes |",
-    "| `torch.func`: `jacfwd`, `hessian` | yes | yes | refused by torch |",
+    "| forward derivatives: `jvp`, `jacfwd`, `hessian` | yes | yes | refused |",
     "| `torch.jit.trace` | refused | refused | refused: a trace would contain the answers as constants |",
 )
 def parts_of_torch() -> None:
