@@ -326,6 +326,16 @@ def test_gradients_three_ways(law: ChainLayer, padded: bool) -> None:
         assert torch.autograd.gradgradcheck(lambda *t: solved(law, t), terms)
 
 
+@pytest.mark.parametrize(("queries", "keys", "features"), [(5, 7, 20), (34, 39, 70)])
+def test_gradients_of_many_features_and_left_over_keys(queries: int, keys: int, features: int) -> None:
+    """More features than lanes, and a number of keys that is no multiple of four."""
+    terms = [t.requires_grad_() for t in inputs((2, 2, queries, keys, features))]
+    g = torch.randn(2, 2, queries, features, dtype=F64)
+    found = (torch.autograd.grad(of(LAWS[0], terms), terms, g) for of in (solved, operated))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+
+
 def test_second_derivatives_by_some_terms() -> None:
     """Autograd asks for no derivative by what does not need one."""
     q, k, v, J = inputs()

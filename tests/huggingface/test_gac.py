@@ -318,3 +318,19 @@ def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
         sentence = r"transformers: expected the package .* pip install 'diabat\[hf\]'"
         with pytest.raises(ImportError, match=sentence):
             call()
+
+
+def test_masks_of_each_head_are_those_of_the_calibrated_heads() -> None:
+    torch.manual_seed(0)
+    weights = torch.rand(1, 2, 5, 5)
+    hidden = torch.finfo(torch.float32).min
+    mask = torch.zeros(1, 2, 5, 5).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), hidden)
+    mask[0, 0, :, 1] = hidden
+    weights = weights.masked_fill(mask < 0, 0)
+    weights = weights / weights.sum(-1, keepdim=True)
+    for head in range(2):
+        state = gac.CalibratedHeads(SETTING, (head,), 0)
+        found, _ = gac._calibrated(state, weights, mask, None)
+        alone, _ = calibrate(weights[:, [head]], mask[:, [head]] == 0, SETTING)
+        assert torch.equal(found[:, [head]], alone)
+        assert torch.equal(found[:, [1 - head]], weights[:, [1 - head]])
