@@ -109,6 +109,10 @@ def main() -> None:
         pairs = zip(times, times[1:], sizes, sizes[1:], strict=False)
         steps = sorted(((b / a, n, m) for a, b, n, m in pairs), reverse=True)
         print(f"{name}: " + ", ".join(f"{r:.2f} at {what} = {n} -> {m}" for r, n, m in steps[:3]))
+        if len(sizes) <= len(STRENGTHS):
+            print(
+                "    ms: " + ", ".join(f"{1e3 * t:.1f} at {n:g}" for n, t in zip(sizes, times, strict=True))
+            )
 
 
 if __name__ == "__main__":

@@ -283,18 +283,17 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
         refuse_batched_cotangent(cotangent)
-        q, k, v, J, key_mask = ctx.saved_tensors
+        saved = ctx.saved_tensors  # once: checkpointing computes them here
+        q, k, v, J, key_mask = saved
         layer = ctx.settings.layer
         if not torch.is_grad_enabled():
-            *tokens, dJ = _solve(ctx.settings, ctx.saved_tensors, cotangent)
+            *tokens, dJ = _solve(ctx.settings, saved, cotangent)
             return *tokens, dJ[..., :-1], None, None
         # Separate leaves: the cotangent may also depend on the terms, but is held fixed here.
         q, k, v, J = terms = [t.view_as(t) for t in (q, k, v, J)]
         out, weights = by_operators(layer, q, k, v, J, key_mask)
         if layer.dropout > 0:
-            call = _Call(
-                ctx.settings, _FORMS[q.dtype][0], np.arange(q.shape[0] * q.shape[1]), *ctx.saved_tensors
-            )
+            call = _Call(ctx.settings, _FORMS[q.dtype][0], np.arange(q.shape[0] * q.shape[1]), *saved)
             out = (weights * call.run(loaded(_KERNEL).noise, (weights.shape,))[0]) @ v
         wanted = ctx.needs_input_grad[:4]
         leaves = [t for t, want in zip(terms, wanted, strict=True) if want]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from importlib.metadata import entry_points
 from typing import Any, get_args
 
 import pytest
@@ -33,7 +34,7 @@ from statements.table import DOCS, all_to_all, drawn, on, says
 )
 @says("backends", "`refine` supports reads only: no log Z and no `adjoint`.")
 def capabilities() -> None:
-    able = {name: sampler(name).capabilities for name in diabat.available_backends()}
+    able = {entry.name: sampler(entry.name).capabilities for entry in entry_points(group="diabat.samplers")}
     three_body = {name for name in able if able[name].three_body} - {"distributed"}
     assert three_body == {"exact", "mean_field", "tempering"}
     drawn_ones = ("straight_through", "linear_response", "covariance")
