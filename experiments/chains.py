@@ -88,7 +88,6 @@ RECIPES = {
 
 FIGURE = {
     "chain, gates": "chain, gates, decay 30 of q, k",
-    "chain, tokens": "chain, tokens, decay 30 of q, k",
     "softmax, two layers": "softmax, two layers, decay 0.01",
     "convolutions of 7, one layer": "softmax, q, k, v convolved, 7, decay 0.01",
     "convolutions of 7, two layers": "softmax, two layers, q, k, v convolved, 7, decay 0.01",
