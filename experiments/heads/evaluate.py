@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from diabat.huggingface import load_gac
+from diabat.huggingface.boltzmann.model import SETTINGS
 from diabat.huggingface.loading import check_adapter
 from experiments.common import Row, parser, report
 
@@ -46,6 +47,10 @@ def measure(
     """Scores of single documents by task."""
     if adapter is not None:
         check_adapter(adapter)
+        if (adapter / SETTINGS).exists():
+            raise SystemExit(
+                f"--adapter: expected one without couplings, which lm-eval would drop, got '{adapter}'."
+            )
     loaded = HFLM(
         model,
         attn_implementation="gac",  # without a calibration the same as eager, to the bit
