@@ -386,7 +386,9 @@ class CoupledHeads(IsingLayer):
         seen = (far > (least / 2 if self._by_odds else 0))[..., None]
         visible = torch.cat((filled.expand(near.shape), seen), -1)
         if not self._by_odds:
-            alpha = torch.cat((self._solved(near, filled, zero=zero), far[..., None]), -1)
+            # Far keys have what `normalised_weights` adds already, one by one.
+            summed = far[..., None] - torch.finfo(far.dtype).tiny ** 0.75
+            alpha = torch.cat((self._solved(near, filled, zero=zero), summed), -1)
             return normalised_weights(alpha, visible)
         logits = torch.cat((near, far[..., None]), -1).masked_fill(~visible, least).log_softmax(-1)
         h = logits[..., :-1].masked_fill(~filled, 0) * (0 if zero else 0.5)

@@ -235,10 +235,13 @@ def _find(
     if value in available_plans():
         return builtin_plan(value)
     # A name with a separator or a suffix is a path; if it is missing, the error is about the file.
-    if value.endswith(".json"):
-        return load_plan(value)
-    if value.endswith(".csv") or os.sep in value:
-        return from_csv(value, protocol=protocol), {}
+    try:
+        if value.endswith(".json"):
+            return load_plan(value)
+        if value.endswith(".csv") or os.sep in value:
+            return from_csv(value, protocol=protocol), {}
+    except ArgumentError as error:
+        raise ArgumentError("schedule", error.reason) from error
     known = [*available_schedules(), *available_plans()]
     raise ArgumentError(
         "schedule",

@@ -101,7 +101,7 @@ def test_a_layer_without_weights_is_the_layer_with_them(name: str, padded: bool)
 
 def test_weights_that_underflow_stay_uniform() -> None:
     """Every sigmoid(2s) is 0 in float32, near and far."""
-    made, x = layer(dtype=torch.float32), torch.ones(1, 9, 8, requires_grad=True)
+    made, x = layer(dtype=torch.float32), (torch.rand(1, 9, 8) + 0.5).requires_grad_()
     with torch.no_grad():
         made.query.weight.fill_(20.0)
         made.key.weight.fill_(-20.0)
