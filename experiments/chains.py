@@ -177,12 +177,9 @@ def one(folder: Path, study: Study, name: str, recipe: str, seed: int, device: s
             falling.step()
             if reached is None and (step + 1) % EVERY == 0:
                 paused = time.process_time()
-                share = right(model.eval(), study, study.sizes(step), 250)
-                reached = (
-                    step + 1
-                    if min(share.values()) >= 0.9 and study.sizes(step) == study.sizes(steps)
-                    else None
-                )
+                share = min(right(model.eval(), study, study.sizes(step), 250).values())
+                if share >= 0.9 and study.sizes(step) == study.sizes(steps):
+                    reached = step + 1
                 model.train()
                 looks += time.process_time() - paused
         cost = 1e3 * (time.process_time() - began - looks) / steps
