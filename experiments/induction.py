@@ -169,7 +169,7 @@ def study(folder: Path, model_folder: Path, seeds: int) -> Row:
             data, began = folder / f"questions-{seed}.jsonl", time.process_time()
             lines = "".join(f"{json.dumps(one)}\n" for one in questions(QUESTIONS, f"questions {seed}"))
             data.write_text(lines, encoding="utf-8")
-            options = AttributionOptions(**OPTIONS, seed=seed)  # type: ignore[arg-type]
+            options = AttributionOptions(**OPTIONS, seed=seed)  # type: ignore[arg-type]  # values of several types
             report = attribute(str(model_folder), data, path, options, progress=True)
             seconds = time.process_time() - began
             keep(path.with_suffix(".json"), json.loads(report.to_json()) | {"seconds": seconds})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 pytest.register_assert_rewrite("statements")
-from statements.table import ROWS, Check, on  # noqa: E402
+from statements.table import ROWS, Check, on  # noqa: E402 - its asserts are rewritten
 
 NAMES = [f"{page}-{check.__name__}" for page, _, check in ROWS]
 
