@@ -1,4 +1,4 @@
-# make demo | test | check | docs | bench | fuzz | faults: each sets up .venv by itself on a fresh machine.
+# make demo | test | test-slow | check | docs | bench | fuzz | faults: each sets up .venv by itself on a fresh machine.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,26 +7,33 @@ WORKERS ?= 2
 FUZZ_MINUTES ?= 10
 FUZZ_SEED ?= 0
 
-.PHONY: demo test check format docs bench fuzz faults clean
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
+.PHONY: demo test test-slow check format docs bench fuzz faults clean
 .DELETE_ON_ERROR:
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+# What a user needs; modules are compiled when they are imported, which a user does with a part of them only.
+$(VENV)/.user: pyproject.toml constraints.txt
+	@echo "Installing diabat and its libraries in $(VENV): half a minute, and the time of the downloads."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) -e .
+	@touch $@
+
+# What a developer needs as well.
+$(VENV)/.installed: $(VENV)/.user
+	@echo "Installing the tools of developers in $(VENV)."
+	@$(PIP) -e '.[dev]'
+	@touch $@
 
 # Associative recall: softmax fails, couplings solve it, so does a quantum anneal; then the fidelity of the couplings.
-demo: $(VENV)/.installed
-	rm -rf demo
-	OMP_NUM_THREADS=1 $(BIN)/diabat train recall-softmax
-	OMP_NUM_THREADS=1 $(BIN)/diabat train recall-exact
-	OMP_NUM_THREADS=1 $(BIN)/diabat train recall-dqa
-	OMP_NUM_THREADS=1 $(BIN)/python -m experiments.recall_figure demo
-	OMP_NUM_THREADS=1 $(BIN)/diabat fidelity recall-fidelity --figure demo/fidelity.png
-	@echo "Figures and runs are in demo/."
+demo: $(VENV)/.user
+	@PATH="$(abspath $(BIN)):$$PATH" OMP_NUM_THREADS=1 scripts/demo.sh
 
 test: $(VENV)/.installed
-	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+
+test-slow: $(VENV)/.installed
+	OMP_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -39,12 +46,12 @@ format: $(VENV)/.installed
 
 # The site, in docs/_build/html, with warnings as errors; notebooks run once, and again after a change.
 docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(PIP) -e '.[docs]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -W --keep-going docs docs/_build/html
 
 # Time every case beside its peers, in one report; see python -m benchmarks --help for a part of it.
 bench: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(PIP) -e '.[bench]'
 	$(BIN)/python -m benchmarks
 
 # Random calls and damaged files; every finding is printed with the command that replays it.
