@@ -125,8 +125,7 @@ def calibrated() -> list[Case]:
     def build(size: str, setting: str = "", attention: str = "sdpa") -> Call:
         model = llama(4, 512, 16, 8, attention).eval()
         if setting:
-            from diabat.attention.heads import Calibration
-            from diabat.huggingface import disable_gac, enable_gac
+            from diabat.heads import Calibration, disable_gac, enable_gac
 
             enable_gac(model, Calibration(**settings[setting]))
             if setting == "off again":
@@ -153,7 +152,7 @@ def coalitions() -> list[Case]:
     masks = (torch.arange(2**players)[:, None] >> torch.arange(players) & 1).bool()
 
     def table(model: Any, layer: int, batch: int) -> Tensor:
-        from diabat.attention.heads import HeadCoalitions
+        from diabat.heads import HeadCoalitions
 
         def value(logits: Tensor, sample: Any) -> Tensor:
             return logits[:, -1, 0]
@@ -205,7 +204,7 @@ def interaction() -> list[Case]:
         return {"input_ids": tokens(16, 128), "labels": tokens(16, 128)}
 
     def measured(information: bool) -> Call:
-        from diabat.attention.heads import HeadInteractions
+        from diabat.heads import HeadInteractions
 
         return partial(HeadInteractions(llama(4, 128, 8, 2), information=information).measure, batch())
 
@@ -243,7 +242,7 @@ def trained(
     model: Any, ids: Tensor, layer: int, options: Mapping[str, Any] | None, steps: int = 10
 ) -> Callable[[], None]:
     """Steps of fine-tuning with the losses of GAME-LoRA; of plain LoRA without options."""
-    from diabat.huggingface import GameLoss, GameOptions
+    from diabat.heads import GameLoss, GameOptions
 
     warnings.simplefilter("ignore")
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.runner import peak_memory
-from diabat.attention.heads.pretrained import attention_modules, query_heads
 from diabat.huggingface import convert, load_decoder
+from diabat.huggingface.pretrained import attention_modules, query_heads
 from diabat.plots import Line, Panel, lines
 from diabat.tasks.data import fetch
 from experiments.common import Row, calls, keep, kept, parser, report, same_settings

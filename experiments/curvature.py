@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diabat.attention.heads import HeadInteractions
+from diabat.heads import HeadInteractions
 from diabat.tasks.data import fetch
 from experiments.common import Row, parser, report
 

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.attention.heads import Calibration
+from diabat.heads import Calibration
+from diabat.heads.commands.analysis import AnalysisOptions, analyse
+from diabat.heads.commands.calibration import CalibrationOptions, salient_groups
+from diabat.heads.commands.questions import read_questions
 from diabat.huggingface.loading import load_decoder
 from diabat.plots import Panel, lines
-from diabat.runs.heads.analysis import AnalysisOptions, analyse
-from diabat.runs.heads.calibration import CalibrationOptions, salient_groups
-from diabat.runs.heads.questions import read_questions
 from experiments.common import Row, Titled, keep, kept, parser, print_tables, same_settings
 from experiments.heads.sets import SETS, batches
 from experiments.heads_study import Groups, answers, compared, random_groups

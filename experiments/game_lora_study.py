@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.runner import peak_memory
-from diabat.attention.heads import HeadInteractions
+from diabat.heads import HeadInteractions
 from diabat.huggingface.loading import load_decoder
 from experiments.common import (
     Row,
@@ -173,7 +173,7 @@ def fine_tune(study: Study, arm: str, seed: int) -> str:
     """Fine-tune on all facts, measure, and keep the result."""
     from transformers import PrinterCallback, TrainingArguments
 
-    from diabat.huggingface import GameOptions, GameTrainer
+    from diabat.heads import GameOptions, GameTrainer
 
     warnings.simplefilter("ignore")
     model = adapted(study, seed)

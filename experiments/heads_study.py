@@ -19,8 +19,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from diabat.attention.games.tables import all_coalitions
-from diabat.attention.heads import Calibration, Dividends, HeadCoalitions, common, fit_surrogate, max_dividend
-from diabat.huggingface import disable_gac, enable_gac
+from diabat.heads import (
+    Calibration,
+    Dividends,
+    HeadCoalitions,
+    common,
+    disable_gac,
+    enable_gac,
+    fit_surrogate,
+    max_dividend,
+)
 from experiments.common import Row, calls, keep, kept, parser, print_tables, same_settings
 from experiments.heads_tables import TARGETS, tables
 from experiments.heads_tasks import (

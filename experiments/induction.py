@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.attention.heads import HeadCoalitions
-from diabat.attention.heads.decoder import Head
-from diabat.attention.heads.dividends import standard_error
+from diabat.heads import HeadCoalitions
+from diabat.heads.commands.attribution import AttributionOptions, attribute
+from diabat.heads.commands.report import shown_dividend
+from diabat.heads.games.decoder import Head
+from diabat.heads.games.dividends import standard_error
 from diabat.huggingface import load_decoder
 from diabat.plots import COLOURS, REFERENCE, Line, Panel, draw_panel, new_figure, save_figure
-from diabat.runs.heads.attribution import AttributionOptions, attribute
-from diabat.studies.heads import shown_dividend
 from experiments.common import Row, Titled, keep, kept, parser, print_tables, same_settings
 from experiments.heads.sets import WORDS
 from experiments.models import smollm2

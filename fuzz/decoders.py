@@ -30,8 +30,8 @@ def decoder(seed: int = 0) -> Any:
 
 def analyse(folder: Path, **_: Any) -> None:
     """Analyse the heads of the decoder, saved beside the folder, on from where the folder is."""
-    from diabat.runs.heads.analysis import AnalysisOptions
-    from diabat.runs.heads.analysis import analyse as analyse_heads
+    from diabat.heads.commands.analysis import AnalysisOptions
+    from diabat.heads.commands.analysis import analyse as analyse_heads
 
     model, data = folder.parent / "model", folder.parent / "questions.jsonl"
     if not data.exists():

@@ -37,6 +37,7 @@ LAYER = {
     "huggingface": 7,
     "config": 8,
     "problem_files": 8,
+    "heads": 9,
     "runs": 9,
     "cli": 10,
     "__main__": 10,
@@ -243,6 +244,18 @@ INTERFACE = set(
 def test_attention_and_models_import_no_backend(file: str) -> None:
     parts = [name.split(".") for name in imports(file) if name.startswith("diabat.samplers.")]
     assert {names[2] for names in parts} <= INTERFACE
+
+
+def test_the_wing_of_heads_stands_alone() -> None:
+    """Games on heads use attention and Hugging Face models; of the rest only the command line knows them."""
+    users = {f for f in FILES if unit(f) != "heads" and imports_package(f, "diabat.heads")}
+    assert users == {"cli/heads.py"}
+    for file in (f for f in FILES if unit(f) == "heads"):
+        assert not units_imported(file) & {"runs", "models", "tasks", "testing", "circuits"}, file
+    for part in ("games", "calibration", "lora"):  # only the commands have options of a command line
+        for file in (f for f in FILES if f.startswith(f"heads/{part}/")):
+            assert "config" not in units_imported(file), file
+            assert not imports_package(file, "diabat.heads.commands"), file
 
 
 @pytest.mark.parametrize("file", [*KERNELS, *CIRCUITS])

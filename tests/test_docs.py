@@ -20,9 +20,9 @@ from diabat.cli.arguments import config_and_overrides
 from diabat.config import load_config, shipped_configs
 from diabat.config.loading import apply_overrides, make_config
 from diabat.config.yaml_files import parse_yaml
-from diabat.runs.heads.analysis import AnalysisOptions, read_options
-from diabat.runs.heads.attribution import AttributionOptions
-from diabat.runs.heads.calibration import CalibrationOptions
+from diabat.heads.commands.analysis import AnalysisOptions, read_options
+from diabat.heads.commands.attribution import AttributionOptions
+from diabat.heads.commands.calibration import CalibrationOptions
 from diabat.testing import ConformanceError
 
 ROOT = Path(__file__).parent.parent

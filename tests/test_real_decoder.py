@@ -11,18 +11,9 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from diabat.attention.heads import Calibration
-from diabat.huggingface import (
-    GameOptions,
-    GameTrainer,
-    convert,
-    enable_gac,
-    load_couplings,
-    load_decoder,
-    save_couplings,
-    save_gac,
-)
-from diabat.runs.heads.analysis import AnalysisOptions, analyse
+from diabat.heads import Calibration, GameOptions, GameTrainer, enable_gac, save_gac
+from diabat.heads.commands.analysis import AnalysisOptions, analyse
+from diabat.huggingface import convert, load_couplings, load_decoder, save_couplings
 
 pytestmark = [
     pytest.mark.real,

@@ -16,8 +16,9 @@ ROOT = Path(__file__).parent.parent
 # Packages and modules whose names users import.
 PACKAGES = [
     "diabat",
-    *(f"diabat.attention{part}" for part in ("", ".games", ".heads")),
-    *(f"diabat.huggingface{part}" for part in ("", ".boltzmann", ".gac", ".game")),
+    *(f"diabat.attention{part}" for part in ("", ".games")),
+    "diabat.heads",
+    *(f"diabat.huggingface{part}" for part in ("", ".boltzmann")),
     *(
         f"diabat.samplers.{name}"
         for name in ("banded", "dimod", "distributed", "exact", "mean_field", "tempering")

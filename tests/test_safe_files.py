@@ -14,14 +14,14 @@ from typing import Any
 import matplotlib.figure
 import pytest
 
-from diabat.attention.heads.value_cache import ValueCache
 from diabat.circuits import from_csv, load_plan
 from diabat.config import load_config
 from diabat.files import create_file, naming, read_file
-from diabat.huggingface.gac.config import stored_calibration
+from diabat.heads.calibration.file import stored_calibration
+from diabat.heads.commands.analysis import read_analysis
+from diabat.heads.commands.questions import read_questions
+from diabat.heads.games.value_cache import ValueCache
 from diabat.problem_files import read_problem
-from diabat.runs.heads.analysis import read_analysis
-from diabat.runs.heads.questions import read_questions
 from diabat.samplers import sampler
 from diabat.samplers.answers import Samples
 from diabat.samplers.dimod.cache import AnswerCache

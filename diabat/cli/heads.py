@@ -48,8 +48,8 @@ def analyse_heads(
     """
     folder = output or Path("runs") / f"heads-{Path(model).name}"
     figure = folder / "dividends.png"
-    from diabat.runs.heads.analysis import AnalysisOptions, analyse, read_options
-    from diabat.studies.heads import HeadsReport, plot_dividends
+    from diabat.heads.commands.analysis import AnalysisOptions, analyse, read_options
+    from diabat.heads.commands.report import HeadsReport, plot_dividends
 
     chosen = read_options(AnalysisOptions, options or ())
     with _interruptible(folder):
@@ -76,9 +76,9 @@ def attribute_heads(
     """
     folder = output or Path("runs") / f"heads-{Path(model).name}"
     figure = folder / "scores.png"
-    from diabat.runs.heads.analysis import read_options
-    from diabat.runs.heads.attribution import AttributionOptions, attribute
-    from diabat.studies.head_scores import plot_scores
+    from diabat.heads.commands.analysis import read_options
+    from diabat.heads.commands.attribution import AttributionOptions, attribute
+    from diabat.heads.commands.scores import plot_scores
 
     chosen = read_options(AttributionOptions, options or ())
     with _interruptible(folder):
@@ -92,7 +92,7 @@ def attribute_heads(
 def _interruptible(folder: Path) -> Iterator[None]:
     """Name arguments as the command line does, and say how to go on after Ctrl-C."""
     from diabat.config.errors import of_section
-    from diabat.runs.heads.analysis import STORE
+    from diabat.heads.commands.analysis import STORE
 
     try:
         with of_section("", NAMES):
@@ -128,10 +128,10 @@ def calibrate_heads(
     path = path / "gac.json" if path.is_dir() or not path.suffix else path
     require_writable(path, "output", (".json",), new=not force)
     from diabat.config.errors import of_section
-    from diabat.huggingface.gac.config import write_gac
-    from diabat.runs.heads.analysis import read_analysis, read_options
-    from diabat.runs.heads.calibration import CalibrationOptions, calibration_of, salient_groups
-    from diabat.studies import heads as shown
+    from diabat.heads.calibration.file import write_gac
+    from diabat.heads.commands import report as shown
+    from diabat.heads.commands.analysis import read_analysis, read_options
+    from diabat.heads.commands.calibration import CalibrationOptions, calibration_of, salient_groups
 
     chosen = read_options(CalibrationOptions, options or ())
     with of_section("", {"analysis": "ANALYSIS"}):

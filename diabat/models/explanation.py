@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diabat.attention.correlations import query_moments, reason_without_correlations
 from diabat.attention.coupled import recording
-from diabat.attention.heads.pretrained import evaluating
+from diabat.attention.evaluating import evaluating
 from diabat.attention.neurogame import NeuroGameAttention
 from diabat.attention.pooling import BoltzmannPooling
 from diabat.checks import ArgumentError, is_integer

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
-from diabat.attention.heads.search import low_energy_states
 from diabat.checks import ArgumentError, check_count
+from diabat.heads.games.search import low_energy_states
 from diabat.samplers.base import Sampler
 
 

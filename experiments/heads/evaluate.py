@@ -20,7 +20,7 @@ from lm_eval.tasks import TaskManager
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from diabat.huggingface import load_gac
+from diabat.heads import load_gac
 from diabat.huggingface.boltzmann.model import SETTINGS
 from diabat.huggingface.loading import check_adapter
 from experiments.common import Row, parser, report

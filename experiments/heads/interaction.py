@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import diabat
-from diabat.attention.heads import HeadInteractions
+from diabat.heads import HeadInteractions
 from diabat.huggingface.loading import load_adapter, load_decoder
 from diabat.plots import new_figure, save_figure
 from experiments.common import Row, parser, report

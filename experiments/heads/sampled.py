@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from diabat.attention.games import shapley
-from diabat.attention.heads import HeadCoalitions
-from diabat.attention.heads.attribution import sampled_shapley
 from diabat.extras import extra
+from diabat.heads import HeadCoalitions
+from diabat.heads.games.attribution import sampled_shapley
 from diabat.huggingface.loading import load_decoder
 from experiments.common import parser, report
 

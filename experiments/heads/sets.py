@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from diabat.attention.heads.samples import read_samples
-from diabat.attention.heads.values import value_of
+from diabat.heads.games.samples import read_samples
+from diabat.heads.games.values import value_of
 from diabat.huggingface.loading import load_decoder
 from experiments.common import Row, parser, report
 from experiments.heads_study import answers

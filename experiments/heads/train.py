@@ -23,7 +23,7 @@ from transformers import TrainingArguments, set_seed
 
 from diabat.config.loading import apply_overrides
 from diabat.config.yaml_files import read_mapping
-from diabat.huggingface import GameOptions, GameTrainer
+from diabat.heads import GameOptions, GameTrainer
 from diabat.huggingface.loading import load_decoder
 
 

@@ -71,8 +71,8 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
 
 def _save_model(folder: Path) -> None:
     """A converted model and the calibration of its heads."""
-    from diabat.attention.heads import Calibration
-    from diabat.huggingface import convert, disable_gac, enable_gac, save_gac
+    from diabat.heads import Calibration, disable_gac, enable_gac, save_gac
+    from diabat.huggingface import convert
 
     convert(decoder.__wrapped__(), window=3, sampler="mean_field").save_pretrained(folder / "model")
     plain = decoder.__wrapped__()
@@ -84,8 +84,9 @@ def _save_model(folder: Path) -> None:
 
 def _unreadable(folder: Path, ending: Ending) -> str:
     """Models load or are refused in a sentence, and what is written whole or not at all is whole."""
-    from diabat.huggingface import load_decoder, load_gac
-    from diabat.runs.heads.analysis import read_analysis
+    from diabat.heads import load_gac
+    from diabat.heads.commands.analysis import read_analysis
+    from diabat.huggingface import load_decoder
 
     for name, load in {
         "analysis.json": lambda: read_analysis(folder / "analysis.json"),

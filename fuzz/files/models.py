@@ -16,21 +16,13 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from diabat.attention.heads import Calibration
 from diabat.files import to_json
-from diabat.huggingface import (
-    convert,
-    disable_gac,
-    enable_gac,
-    load_adapter,
-    load_decoder,
-    load_gac,
-    save_gac,
-)
+from diabat.heads import Calibration, disable_gac, enable_gac, load_gac, save_gac
+from diabat.heads.calibration import enabled_calibration
+from diabat.heads.commands.analysis import FILE, read_analysis
+from diabat.heads.commands.calibration import CalibrationOptions, calibration_of, salient_groups
+from diabat.huggingface import convert, load_adapter, load_decoder
 from diabat.huggingface.boltzmann.config import FOLDER_SAMPLERS
-from diabat.huggingface.gac import enabled_calibration
-from diabat.runs.heads.analysis import FILE, read_analysis
-from diabat.runs.heads.calibration import CalibrationOptions, calibration_of, salient_groups
 from fuzz.decoders import HEADS, analyse, decoder
 from fuzz.files.mutations import damaged, other_tensors, tampered
 from fuzz.properties import demand, holds, naming

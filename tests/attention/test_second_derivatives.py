@@ -13,9 +13,9 @@ from torch.autograd import forward_ad, grad
 
 import diabat
 from diabat.attention import games
-from diabat.attention.heads import losses
-from diabat.attention.heads.calibration import Calibration, calibrate
 from diabat.attention.pooling import BoltzmannPooling
+from diabat.heads.calibration.mathematics import Calibration, calibrate
+from diabat.heads.lora import losses
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import BoltzmannHeads
 from diabat.ising import pack_couplings

@@ -13,12 +13,12 @@ import torch
 from cli_runs import run
 from safetensors.numpy import save_file
 
-from diabat.attention.heads.value_cache import ValueCache
 from diabat.checks import ArgumentError, escaped
 from diabat.circuits import builtin_plan, from_csv
 from diabat.circuits.plan_file import load_plan, save_plan
 from diabat.cli.output import print_table, say
 from diabat.config import load_config
+from diabat.heads.games.value_cache import ValueCache
 from diabat.tasks.data import DataError
 from diabat.tasks.nli_files import Columns, read_pairs
 from diabat.training.checkpoint import copy_tensors

@@ -12,8 +12,8 @@ from tiny_decoders import decoder
 
 pytest.importorskip("peft", reason="the extra 'hf' is not installed")
 
-from diabat.attention.heads import Calibration
 from diabat.checks import ArgumentError
+from diabat.heads import Calibration
 from experiments import gac_study
 from experiments.common import kept
 from experiments.gac_study import Study

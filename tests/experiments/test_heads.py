@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diabat.attention.heads import Calibration, HeadCoalitions, harsanyi_dividends
-from diabat.huggingface import disable_gac, enable_gac
+from diabat.heads import Calibration, HeadCoalitions, disable_gac, enable_gac, harsanyi_dividends
 from experiments import heads_study, heads_tables
 from experiments.heads_study import Place, Sizes, answers, random_groups, run
 from experiments.heads_tasks import (

@@ -11,7 +11,7 @@ from tiny_decoders import WORDS, adapted, decoder, tokenizer
 
 pytest.importorskip("peft", reason="the extra 'hf' is not installed")
 
-from diabat.attention.heads import HeadInteractions
+from diabat.heads import HeadInteractions
 from experiments.heads import interaction
 
 

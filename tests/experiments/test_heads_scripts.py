@@ -14,10 +14,9 @@ from tiny_decoders import WORDS, adapted, decoder, tokenizer
 pytest.importorskip("peft", reason="the extra 'hf' is not installed")
 pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
 
-from diabat.attention.heads import Calibration
 from diabat.config.loading import apply_overrides
 from diabat.config.yaml_files import read_mapping
-from diabat.huggingface import disable_gac, enable_gac, save_gac
+from diabat.heads import Calibration, disable_gac, enable_gac, save_gac
 from experiments.heads import train
 
 # Of peft, datasets and lm-eval.
@@ -157,7 +156,7 @@ def test_differences_are_paired() -> None:
 
 
 def test_questions_of_a_task_are_samples_of_a_game(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from diabat.attention.heads.samples import read_samples
+    from diabat.heads.games.samples import read_samples
     from experiments.heads import questions
 
     for task, kind in (("local_arce", "choices"), ("local_squad", "answer")):

@@ -11,14 +11,14 @@ from tiny_decoders import GROUPS, HEADS, decoder
 from torch import Tensor
 
 from diabat.attention import games
-from diabat.attention.heads import HeadCoalitions
-from diabat.attention.heads.attribution import (
+from diabat.checks import ArgumentError
+from diabat.heads import HeadCoalitions
+from diabat.heads.games.attribution import (
     leave_one_out,
     sampled_banzhaf,
     sampled_interactions,
     sampled_shapley,
 )
-from diabat.checks import ArgumentError
 
 from .games import questions
 

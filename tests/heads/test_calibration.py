@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diabat.attention.heads import Calibration, ColumnSums, calibrate
-from diabat.attention.heads import calibration as module
 from diabat.checks import ArgumentError
+from diabat.heads import Calibration, ColumnSums, calibrate
+from diabat.heads.calibration import mathematics as module
 
 
 def causal(batch: int, length: int, padding: list[int], window: int | None = None) -> Tensor:

@@ -11,8 +11,8 @@ from tiny_decoders import GROUPS, HEADS, VOCABULARY, decoder
 from torch import Tensor
 
 from diabat.attention import games
-from diabat.attention.heads import AnswerF1, HeadCoalitions, harsanyi_dividends
-from diabat.attention.heads.values import f1, log_odds
+from diabat.heads import AnswerF1, HeadCoalitions, harsanyi_dividends
+from diabat.heads.games.values import f1, log_odds
 
 from .games import bpe, questions
 

@@ -14,18 +14,28 @@ from tiny_decoders import adapted, decoder, tokenizer
 from typer.testing import CliRunner, Result
 
 from diabat.attention.games import all_coalitions
-from diabat.attention.heads import Calibration, DividendSummary, HeadCoalitions, common, max_dividend
-from diabat.attention.heads.attribution import (
+from diabat.cli import app
+from diabat.heads import (
+    Calibration,
+    DividendSummary,
+    HeadCoalitions,
+    common,
+    disable_gac,
+    enable_gac,
+    load_gac,
+    max_dividend,
+    save_gac,
+)
+from diabat.heads.commands import scores as head_scores
+from diabat.heads.commands.analysis import read_analysis
+from diabat.heads.commands.report import shown_dividend
+from diabat.heads.games.attribution import (
     leave_one_out,
     sampled_banzhaf,
     sampled_interactions,
     sampled_shapley,
 )
-from diabat.cli import app
-from diabat.huggingface import convert, disable_gac, enable_gac, load_gac, save_gac
-from diabat.runs.heads.analysis import read_analysis
-from diabat.studies import head_scores
-from diabat.studies.heads import shown_dividend
+from diabat.huggingface import convert
 
 FILMS = {
     "good film": "good",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diabat.attention.heads.couplings import (
+from diabat.heads.lora.couplings import (
     gradient_coupling,
     interaction,
     interaction_strength,
@@ -16,7 +16,7 @@ from diabat.attention.heads.couplings import (
     weight_coupling,
     written_coupling,
 )
-from diabat.attention.heads.information import diagonal_correlation, head_information
+from diabat.heads.lora.information import diagonal_correlation, head_information
 
 
 def test_two_heads_by_hand() -> None:

@@ -7,10 +7,10 @@ import torch
 from tiny_decoders import HEADS, adapted, decoder
 from torch import Tensor
 
-from diabat.attention.heads import HeadInteractions
-from diabat.attention.heads.couplings import gradient_coupling, weight_coupling
-from diabat.attention.heads.information import head_information
-from diabat.attention.heads.interactions import LayerInteraction
+from diabat.heads import HeadInteractions
+from diabat.heads.lora.couplings import gradient_coupling, weight_coupling
+from diabat.heads.lora.information import head_information
+from diabat.heads.lora.interactions import LayerInteraction
 
 from .test_outputs import F64, NAMES, batch
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.losses import (
+from diabat.heads.lora.losses import (
     cross_head_barlow_twins,
     disagreement,
     log_det_barrier,

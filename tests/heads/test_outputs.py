@@ -7,9 +7,9 @@ import torch
 from tiny_decoders import HEADS, adapted, decoder, examples
 from torch import Tensor, nn
 
-from diabat.attention.heads.losses import counted_tokens, total_cross_entropy
-from diabat.attention.heads.outputs import HeadOutputs
 from diabat.checks import ArgumentError
+from diabat.heads.lora.losses import counted_tokens, total_cross_entropy
+from diabat.heads.lora.outputs import HeadOutputs
 from diabat.samplers.capabilities import UnsupportedError
 
 NAMES = ("llama", "qwen2", "qwen3", "mistral", "gpt2")

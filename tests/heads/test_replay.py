@@ -11,10 +11,10 @@ import torch
 from tiny_decoders import DECODERS, GROUPS, HEADS, decoder
 from torch import Tensor
 
-from diabat.attention.heads import HeadCoalitions
-from diabat.attention.heads.ablation import mean_of_visible
-from diabat.attention.heads.decoder import key_value_groups
-from diabat.attention.heads.replay import Replay
+from diabat.heads import HeadCoalitions
+from diabat.heads.games.ablation import mean_of_visible
+from diabat.heads.games.decoder import key_value_groups
+from diabat.heads.games.replay import Replay
 from diabat.samplers.capabilities import UnsupportedError
 
 from .games import LENGTH, log_odds, questions, without

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tiny_decoders import VOCABULARY
 
-from diabat.attention.heads.samples import digest, read_samples
-from diabat.attention.heads.values import value_of
 from diabat.checks import ArgumentError
+from diabat.heads.games.samples import digest, read_samples
+from diabat.heads.games.values import value_of
 
 from .games import bpe
 

@@ -12,8 +12,8 @@ from torch import Tensor
 import diabat
 from diabat.attention import games
 from diabat.attention.games.tables import sizes
-from diabat.attention.heads import Dividends, common, fit_surrogate, max_dividend, surrogate
-from diabat.attention.heads.search import low_energy_states
+from diabat.heads import Dividends, common, fit_surrogate, max_dividend, surrogate
+from diabat.heads.games.search import low_energy_states
 from diabat.ising import pack_couplings
 
 F64 = torch.float64
@@ -181,7 +181,7 @@ def test_what_the_sampler_is_asked_for_and_what_is_left_over(monkeypatch: pytest
         asked.append((fields, couplings))
         return torch.zeros(0, n, dtype=torch.bool)
 
-    monkeypatch.setattr("diabat.attention.heads.search.low_energy_states", nothing)
+    monkeypatch.setattr("diabat.heads.games.search.low_energy_states", nothing)
     calls: list[int] = []
     found = surrogate(
         lookup(linear, calls), n, diabat.sampler("exact"), penalty=penalty, evaluations=41, seed=0

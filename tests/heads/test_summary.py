@@ -13,11 +13,17 @@ from torch import Tensor
 
 from diabat.attention import games
 from diabat.attention.games.tables import inverse_mobius
-from diabat.attention.heads import Dividends, DividendSummary, max_dividend, small_coalitions
-from diabat.attention.heads.summary import significant, summary_coalitions
+from diabat.heads import Dividends, DividendSummary, max_dividend, small_coalitions
+from diabat.heads.commands import report as heads
+from diabat.heads.commands.report import (
+    HeadsReport,
+    expected_noise,
+    plot_dividends,
+    shown_heads,
+    shown_players,
+)
+from diabat.heads.games.summary import significant, summary_coalitions
 from diabat.plots import save_figure
-from diabat.studies import heads
-from diabat.studies.heads import HeadsReport, expected_noise, plot_dividends, shown_heads, shown_players
 
 from .games import TableGame
 

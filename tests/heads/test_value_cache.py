@@ -12,9 +12,9 @@ from safetensors.numpy import load, save
 from tiny_decoders import DECODERS, adapted, decoder
 
 from diabat.attention.games import all_coalitions
-from diabat.attention.heads import Calibration, HeadCoalitions, value_cache
-from diabat.attention.heads.model_digest import ROUNDED, differences, model_digest
-from diabat.huggingface import disable_gac, enable_gac
+from diabat.heads import Calibration, HeadCoalitions, disable_gac, enable_gac
+from diabat.heads.games import value_cache
+from diabat.huggingface.model_digest import ROUNDED, differences, model_digest
 
 from .games import questions
 

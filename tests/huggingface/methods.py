@@ -9,8 +9,8 @@ import torch
 from tiny_decoders import decoder, prompts
 from torch import Tensor, nn
 
-from diabat.attention.heads import Calibration
-from diabat.huggingface import convert, enable_gac
+from diabat.heads import Calibration, enable_gac
+from diabat.huggingface import convert
 from diabat.huggingface.boltzmann import BoltzmannHeads
 from diabat.huggingface.boltzmann.model import FAMILIES
 

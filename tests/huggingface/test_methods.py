@@ -12,8 +12,7 @@ from tiny_decoders import LAYERS, adapted, decoder, logits, prompts
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from diabat.attention.heads import Calibration
-from diabat.huggingface import disable_gac, enable_gac, load_gac, save_gac
+from diabat.heads import Calibration, disable_gac, enable_gac, load_gac, save_gac
 
 from .methods import (
     CASES,

@@ -17,13 +17,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from diabat.attention.heads.model_digest import ROUNDED, differences, model_digest
 from diabat.attention.key_couplings import chain_options
 from diabat.checks import ArgumentError
 from diabat.files import parse_json, read_file
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import NAME, BoltzmannHeads
 from diabat.huggingface.boltzmann.model import SETTINGS, BoltzmannMixin, couple, kind_of
+from diabat.huggingface.model_digest import ROUNDED, differences, model_digest
 from diabat.samplers.base import Sampler
 from diabat.training.checkpoint import read_checkpoint, reading, save_checkpoint
 

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from diabat.attention.heads.ablation import NAME as ABLATION
-from diabat.attention.heads.pretrained import attention_modules, query_heads, register_attention
 from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
 from diabat.extras import extra
@@ -26,6 +24,7 @@ from diabat.files import replace_file, to_json
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import NAME, BoltzmannHeads, boltzmann_attention
 from diabat.huggingface.embedded import first_and_others, refuse_embedded_adapter
+from diabat.huggingface.pretrained import ABLATION, attention_modules, query_heads, register_attention
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.tasks.hub import check_folder

@@ -8,7 +8,7 @@ from typing import Any
 
 from datasets import ClassLabel, Dataset
 
-from diabat.attention.heads.values import f1, words
+from diabat.heads.games.values import f1, words
 
 
 def named(rows: Dataset) -> Dataset:

@@ -1,0 +1,250 @@
+"""The attention function behind ``attn_implementation="gac"``: calibrated where a module says so, else eager.
+
+Sums over the rows so far are an attribute of the key/value cache that holds the columns they belong to: a new cache
+starts anew, a copy goes on from where the cache was, and they are freed with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diabat.attention.streaming import block_rows, recomputed
+from diabat.extras import extra
+from diabat.heads.calibration.mathematics import CALIBRATED, Calibration, ColumnSums, calibrate
+from diabat.heads.games.ablation import eager
+from diabat.huggingface.masks import refuse_others, repeated, visible_keys
+from diabat.samplers.capabilities import UnsupportedError
+
+NAME = "gac"
+CACHE = "diabat_cache"
+"""Argument in which the hook of such a module hands on the cache."""
+SUMS = "diabat_column_sums"
+"""Attribute of a cache: its sums by layer."""
+
+_SHORT = 128
+"""Rows that one block holds whatever their number of columns: they need little memory, and are formed once."""
+
+
+@dataclass(frozen=True)
+class CalibratedHeads:
+    """The calibration of one attention module: its query heads outside the salient group, its index in the cache."""
+
+    calibration: Calibration
+    heads: tuple[int, ...]
+    layer: int
+    always_weights: bool = False
+    """Whether the module forms weights although nobody asked, since it does not pass ``output_attentions`` on."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The sums of one layer, of which heads, after how many tokens."""
+
+    sums: ColumnSums
+    heads: tuple[int, ...]
+    tokens: int
+
+
+def gac_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    r"""Attention softmax(c(scaling Q Kᵀ) + mask) V with calibrated maps; ``eager`` if the module is not calibrated.
+
+    c(x) = softcap tanh(x / softcap), as Gemma 2 has it; c(x) = x without a soft cap.
+
+    Queries are [B, H, Q, D], keys and values, past and present, [B, H_kv, K, D] with H a multiple of H_kv.  The mask,
+    floating [B or 1, 1 or H, Q, K], is added to the scores, 0 where a key is visible.  `CALIBRATED` of the module holds
+    its calibration, `CACHE` of the other arguments its cache.  ``scaling`` is 1/√D if None.
+
+    Maps are formed for a block of rows at a time, which hands its sums of columns on to the next; for all rows at once
+    if weights are asked for, rows see later columns, or averages are those of the prompt.
+
+    Returns:
+        Outputs [B, Q, H, D]; and weights [B, H, Q, K], None unless ``output_attentions`` asks for them.
+
+    Raises:
+        UnsupportedError: The model wants more of its attention than this, or the cache does not fit.
+    """
+    state: CalibratedHeads | None = vars(module).get(CALIBRATED)
+    if state is None:
+        kwargs |= {"scaling": scaling, "dropout": dropout} | ({} if softcap is None else {"softcap": softcap})
+        return eager(module)(module, query, key, value, attention_mask, **kwargs)
+    refuse_others(NAME, kwargs)
+    mask, cache, asked = _floating(attention_mask), kwargs.get(CACHE), kwargs.get("output_attentions")
+    (batch, heads, rows, size), columns = query.shape, key.shape[2]
+    past = _sums_before(cache, state, batch, rows, columns)
+    keys, values = (repeated(states, heads // states.shape[1]) for states in (key, value))
+    factor = size**-0.5 if scaling is None else scaling
+    form = partial(_form, state, factor, softcap, dropout if module.training else 0.0)
+    shown = state.always_weights if asked is None else asked
+    block = rows if shown else _rows_of_block(state.calibration, mask, batch * heads * columns)
+    if block < rows:
+        out, sums, weights = *_over_blocks(form, block, query, keys, values, mask, past), None
+    else:
+        out, sums, weights = form(query, keys, values, mask, past)
+    if cache is not None:
+        _sums(cache)[state.layer] = _Kept(sums, state.heads, cache.get_seq_length(state.layer))
+    return out.transpose(1, 2).contiguous(), weights if shown else None
+
+
+def _over_blocks(
+    form: Callable[..., tuple[Tensor, ColumnSums, Tensor]],
+    block: int,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    past: ColumnSums | None,
+) -> tuple[Tensor, ColumnSums]:
+    """Outputs [B, H, Q, D], and sums of columns that go from block to block; a block needs the columns so far only."""
+    rows, columns = mask.shape[-2:]
+    found = []
+    for start in range(0, rows, block):
+        stop = min(start + block, rows)
+        part, end = (..., slice(start, stop), slice(None)), columns - rows + stop
+        given = query[part], keys[:, :, :end], values[:, :, :end], mask[part][..., :end]
+        out, past = recomputed(lambda *given: form(*given)[:2], *given, past)
+        found.append(out)
+    # A row that sees nothing is uniform over all columns, but in a block over those so far.
+    seen = visible_keys(mask).any(-1, keepdim=True)
+    assert past is not None
+    return torch.cat(found, 2).where(seen, values.mean(2, keepdim=True)), past
+
+
+def _floating(mask: Tensor | None) -> Tensor:
+    if mask is None or not mask.is_floating_point():
+        got = "None" if mask is None else mask.dtype
+        raise UnsupportedError(
+            "attention_mask", f"expected a floating mask [B, 1, Q, K] for calibrated attention, got {got}."
+        )
+    return mask
+
+
+def _rows_of_block(calibration: Calibration, mask: Tensor, numbers: int) -> int:
+    """Rows of a block, which need so many numbers each; all, if a row depends on later ones or on later columns."""
+    rows, columns = mask.shape[-2:]
+    block = block_rows(numbers)
+    if rows <= max(block, _SHORT) or calibration.rows == "prompt":
+        return rows
+    later = visible_keys(mask).triu(1 + columns - rows)
+    return rows if bool(later.any()) else block
+
+
+def _form(
+    state: CalibratedHeads,
+    factor: float,
+    softcap: float | None,
+    dropout: float,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    past: ColumnSums | None,
+) -> tuple[Tensor, ColumnSums, Tensor]:
+    """Outputs [B, H, R, D] of R rows, the sums of columns behind them, and weights."""
+    scores = torch.matmul(query, keys.transpose(2, 3)) * factor
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap  # rounds as eager attention does
+    weights = F.softmax(scores + mask, dim=-1, dtype=torch.float32)
+    weights, sums = _calibrated(state, weights, mask, past)
+    weights = F.dropout(weights.to(query.dtype), p=dropout)
+    return torch.matmul(weights, values), sums, weights
+
+
+def hand_on_cache(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Forward pre-hook: the attention function gets keyword arguments, but not the cache.
+
+    A cache that does not grow by concatenation is refused: a static one, and one of encoder and decoder.
+    """
+    cache = kwargs.get("past_key_values")
+    if cache is not None:
+        caches = extra("transformers.cache_utils")
+        if isinstance(cache, caches.EncoderDecoderCache):
+            raise UnsupportedError(
+                "past_key_values", "expected the cache of a decoder, got an EncoderDecoderCache."
+            )
+        if any(isinstance(layer, caches.StaticLayer) for layer in cache.layers):
+            raise UnsupportedError(
+                "past_key_values",
+                f"expected a dynamic cache for calibrated attention, got a static one ({type(cache).__name__}).",
+            )
+    return args, {**kwargs, CACHE: cache}
+
+
+def reorder_cache(former: Callable[[Any, Tensor], Any] | None, cache: Any, index: Tensor) -> Any:
+    """Take sequences of a batch from the cache and from its sums, as beam search asks ``model._reorder_cache`` to.
+
+    ``former`` does it for the keys and values, None if the cache does; in ``index`` one may stand several times.
+    """
+    if former is None:
+        cache.reorder_cache(index)
+    else:
+        cache = former(cache, index)
+    kept = _sums(cache)
+    for layer, of_layer in kept.items():
+        kept[layer] = replace(of_layer, sums=of_layer.sums.select(index))
+    return cache
+
+
+def _calibrated(
+    state: CalibratedHeads, weights: Tensor, mask: Tensor, past: ColumnSums | None
+) -> tuple[Tensor, ColumnSums]:
+    """Calibrate the heads outside the salient group, float32 [B, H, R, K]."""
+    heads = weights.shape[1]
+    visible = visible_keys(mask).expand(len(weights), -1, -1, -1)
+    part, at = weights, torch.tensor(state.heads, device=weights.device)
+    some = len(at) < heads
+    if some:
+        part = weights.index_select(1, at)
+        visible = visible.index_select(1, at) if visible.shape[1] > 1 else visible
+    part, sums = calibrate(part, visible, state.calibration, past)
+    return weights.index_copy(1, at, part) if some else part, sums
+
+
+def _sums(cache: Any) -> dict[int, _Kept]:
+    return vars(cache).setdefault(SUMS, {})
+
+
+def _sums_before(
+    cache: Any, state: CalibratedHeads, batch: int, rows: int, columns: int
+) -> ColumnSums | None:
+    """Sums of the rows before these Q, over the K - Q columns before them; None if there were no rows before.
+
+    The keys of the present rows are in the cache; with a sliding window it holds more than the K that they are given.
+    """
+    before = columns - rows if cache is None else cache.get_seq_length(state.layer) - rows
+    if before == 0:
+        return None
+    kept = None if cache is None else _sums(cache).get(state.layer)
+    if kept is None or kept.heads != state.heads:
+        got = f"{before} tokens from before it" if kept is None else "one calibrated in other heads"
+        raise UnsupportedError(
+            "past_key_values", f"expected a cache filled with this calibration enabled, got {got}."
+        )
+    if kept.tokens != before:
+        raise UnsupportedError(
+            "past_key_values",
+            f"expected the {kept.tokens} tokens that calibration has seen, got {before}: a cache cannot be cropped.",
+        )
+    if kept.sums.total.shape[0] != batch:
+        raise UnsupportedError(
+            "past_key_values",
+            f"expected a batch of {kept.sums.total.shape[0]} as at the last pass, got {batch}; "
+            "use model._reorder_cache(cache, index) to repeat or select sequences.",
+        )
+    return kept.sums.last(columns - rows)

@@ -1,0 +1,1 @@
+"""``diabat heads``: a model analysed layer by layer, its single heads scored, and the calibration that follows."""

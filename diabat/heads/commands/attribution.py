@@ -1,0 +1,155 @@
+"""Scores of the single heads of a decoder, in one game of all of them, and interactions of the largest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from diabat.files import replace_file, to_json
+from diabat.heads.commands.analysis import (
+    FILE,
+    OPTIONS,
+    WINDOW,
+    GameOptions,
+    heading,
+    open_game,
+    read_analysis,
+)
+from diabat.heads.commands.report import shown_heads
+from diabat.heads.commands.scores import SCORES, HeadScoresReport
+from diabat.heads.games.attribution import (
+    leave_one_out,
+    sampled_banzhaf,
+    sampled_interactions,
+    sampled_shapley,
+)
+from diabat.heads.games.coalitions import HeadCoalitions
+from diabat.heads.games.decoder import Head
+from diabat.heads.games.dividends import standard_error
+from diabat.heads.games.summary import finite
+from diabat.progress import new_bar
+from diabat.studies.report import Row
+
+RESULT = "scores.json"
+Even = Annotated[int, Field(ge=0, multiple_of=2)]
+
+
+@dataclass(frozen=True, config=OPTIONS)
+class AttributionOptions(GameOptions):
+    """How the n heads of ``layers`` are scored, in one game of all of them; draws of 0 leave a score out.
+
+    Each pair of draws is evaluated on one question.
+
+    Attributes:
+        permutations: Behind the Shapley values, in pairs with their reverses; each takes n + 1 evaluations.
+        coalitions: Behind the Banzhaf indices, in pairs with their complements; each takes n + 1 evaluations.
+        pairs: Interactions among m heads, those of the largest scores of either sign: Shapley values, else Banzhaf
+            indices, else leave-one-out.
+        contexts: Coalitions behind these, in pairs with their complements; each takes 1 + m (m + 1)/2 evaluations.
+    """
+
+    permutations: Even = 32
+    coalitions: Even = 32
+    pairs: Annotated[int, Field(ge=2)] = 10
+    contexts: Even = 64
+
+
+def attribute(
+    model: str, data: Path, folder: Path, options: AttributionOptions, *, progress: bool = False
+) -> HeadScoresReport:
+    """Score every head of a model on the questions of a file; the results are also written to the folder.
+
+    Shapley values, Banzhaf indices and pairs are sampled; leave-one-out is exact.  Folder, ``progress`` and errors are
+    those of :func:`~diabat.heads.commands.analysis.analyse`.
+    """
+    _, every, value = open_game(model, data, folder, options)
+    game = every.of(options.layers, heads_per_player=1)
+    folder.mkdir(parents=True, exist_ok=True)
+    scores, pairs = _evaluate(game, options, progress)
+    ends, end_errors = scores.pop("ends")
+    rows, groups = [], _groups(folder)
+    for player, (head,) in enumerate(game.groups):
+        row: Row = {"layer": head[0], "head": head[1]}
+        for key in SCORES:
+            numbers, errors = scores.get(key, (None, None))
+            row[key] = None if numbers is None else float(numbers[player])
+            row[f"{key}_error"] = None if errors is None else finite(errors)[player]
+        rows.append(row | groups.get(head, {"group": None, "dividend": None, "dividend_error": None}))
+    first, samples = next(iter(scores)), len(game.samples)
+    draws = {"shapley": options.permutations, "banzhaf": options.coalitions, "leave_one_out": 2 * samples}
+    draws["pairs"] = options.contexts
+    report = HeadScoresReport(
+        rows=sorted(rows, key=lambda row: -row[first]),
+        heading=heading(model, str(data), samples, value, options),
+        questions={key: min(count // 2, samples) for key, count in draws.items() if count},
+        v_empty=float(ends[0]), v_empty_error=finite(end_errors)[0],
+        v_full=float(ends[1]), v_full_error=finite(end_errors)[1],
+        pairs=pairs,
+    )  # fmt: skip
+    for key in scores:
+        flat = {f"{row['layer']}.{row['head']}": row[key] for row in rows}
+        replace_file(folder / f"{key}.json", to_json(flat))
+    replace_file(folder / RESULT, report.to_json().encode())
+    return report
+
+
+def _evaluate(
+    game: HeadCoalitions, options: AttributionOptions, progress: bool
+) -> tuple[dict[str, tuple[Tensor, Tensor]], list[Row]]:
+    """Scores [n] with standard errors, ``ends`` v(∅) and v(N) as well; and the interactions, the strongest first.
+
+    The first score is that by which heads are ranked.
+    """
+    seed = options.seed
+    scores: dict[str, tuple[Tensor, Tensor]] = {}
+    with new_bar(percent=True, window=WINDOW, shown=progress) as bar:
+
+        def stage(name: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+            task = bar.add_task(name, total=1)
+            game.progress = lambda done, total: bar.update(task, completed=done, total=total)
+            found = call(game, *given, **named)
+            bar.update(task, completed=1, total=1)
+            return found
+
+        everyone = torch.ones(1, game.num_players, dtype=torch.bool)
+        ends = stage("no head, all", HeadCoalitions.sample_values, torch.cat((~everyone, everyone)))
+        without = stage("leave one out", leave_one_out)
+        if options.permutations:
+            shapley = stage("Shapley", sampled_shapley, options.permutations, seed=seed)
+            scores["shapley"] = shapley.value, shapley.standard_error
+        if options.coalitions:
+            banzhaf = stage("Banzhaf", sampled_banzhaf, options.coalitions, seed=seed)
+            scores["banzhaf"] = banzhaf.value, banzhaf.standard_error
+        scores["leave_one_out"] = without.mean(0), standard_error(without)
+        scores["ends"] = ends.mean(0), standard_error(ends)
+        if not options.contexts:
+            return scores, []
+        ranking, _ = next(iter(scores.values()))
+        largest = ranking.abs().argsort(descending=True, stable=True)[: options.pairs].tolist()
+        pairs = stage("pairs", sampled_interactions, largest, options.contexts, seed=seed)
+    names = ["{}.{}".format(*game.groups[player][0]) for player in largest]
+    rows: list[Row] = [
+        {"heads": [names[i], names[j]], "interaction": float(pairs.value[i, j]), "error": errors[j]}
+        for i, errors in enumerate(map(finite, pairs.standard_error))
+        for j in range(i + 1, len(names))
+    ]
+    return scores, sorted(rows, key=lambda row: -abs(row["interaction"]))
+
+
+def _groups(folder: Path) -> dict[Head, Row]:
+    """The player of a head and its dividend, by the analysis in the folder if there is one."""
+    found: dict[Head, Row] = {}
+    for game in read_analysis(folder).games if (folder / FILE).exists() else ():
+        at = {tuple(mask.nonzero()[:, 0].tolist()): k for k, mask in enumerate(game.coalitions)}
+        for player, group in enumerate(game.players):
+            single = at[player,]
+            w, error = game.dividends[single], game.standard_errors[single]
+            row = {"group": shown_heads(group), "dividend": w, "dividend_error": error}
+            found |= dict.fromkeys(group, row)
+    return found

@@ -1,0 +1,1 @@
+"""Games on heads: ablation and replay, coalitions, dividends, indices and searches."""

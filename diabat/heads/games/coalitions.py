@@ -1,0 +1,333 @@
+"""The game on attention heads: v(S) is how well a model does with the heads of the players in S, the others ablated."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions
+from diabat.attention.games.value_games import FunctionGame
+from diabat.checks import ArgumentError, ArgumentTypeError, check_count
+from diabat.compute.memory import require_memory
+from diabat.heads.calibration.mathematics import CALIBRATED
+from diabat.heads.games.ablation import Kind
+from diabat.heads.games.decoder import Head, given_groups, key_value_groups
+from diabat.heads.games.dividends import Dividends, small_coalitions
+from diabat.heads.games.replay import Replay
+from diabat.heads.games.samples import Sample, digest, read_samples
+from diabat.heads.games.value_cache import ValueCache
+from diabat.heads.games.values import AnswerF1, Value, value_of
+from diabat.huggingface.model_digest import model_digest
+from diabat.huggingface.pretrained import query_heads
+from diabat.samplers.capabilities import UnsupportedError
+
+Progress = Callable[[int, int], None]
+_CHUNK = 1 << 14
+
+
+class HeadCoalitions(FunctionGame):
+    r"""Mean over samples of v_x(S), the value of sample x when only the players in S attend.
+
+    Takes part in everything that `diabat.attention.games` does with a game.  What has been computed is kept, so that no
+    coalition is evaluated twice, also by games of other players (:meth:`of`).  The model is left as it was found.
+
+    Args:
+        model: A causal language model of transformers whose attention is behind the AttentionInterface.
+        samples: Dicts of ``prompt``, ``messages`` or ``input_ids``, with ``choices`` and ``answer`` as the value needs
+            them; see :mod:`diabat.heads.games.samples`.
+        layer: Players are the key/value groups of this layer, or of each of these layers, counted from 0; of all
+            layers, if there are no ``players`` either.
+        players: Instead of ``layer``: groups of heads (layer, head), also across layers.
+        value: ``log_odds``, ``option_log_odds``, ``option_log_likelihood``, ``perplexity``, ``f1``, a
+            :class:`~diabat.heads.games.values.Value`, or a function of the logits [C, T, vocabulary] and the sample
+            that returns C values.
+        tokenizer: That of the model, for texts.
+        ablation: What an absent head gives: the mean of the visible values (``uniform``), attention with logits times
+            ``epsilon`` (``scaled``), nothing (``zero``), its mean output over all positions of all samples (``mean``),
+            or its output for the ``corrupted`` prompt of the sample.
+        epsilon: ε.
+        heads_per_player: With ``layer``: players of so many consecutive heads instead of key/value groups.
+        batch_size: Coalitions in one forward pass, which is what bounds the memory.
+        dtype: What the model's parameters have to be in; None takes any.
+        store: A file that keeps the values; games of the same model, samples, value and ablation go on from it.
+        progress: Called with the evaluations done and their total, (samples times new coalitions) of one request.
+
+    Attributes:
+        groups: Heads (layer, head) of every player.
+        samples: The samples as read.
+        progress: As given; may be set.
+
+    Raises:
+        UnsupportedError: If the model has no attention that can be switched, or its parameters another dtype.
+        ValueError: If an argument is out of range, players overlap, a sample does not suit the value or is longer than
+            the model can read, or the store belongs to another model or game.
+        OSError: If the store cannot be read.
+        ImportError: If the extra ``hf`` is not installed.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        samples: Iterable[Mapping[str, Any]],
+        *,
+        layer: int | Sequence[int] | None = None,
+        players: Iterable[Iterable[Head]] | None = None,
+        value: str | Value | Callable[[Tensor, Mapping[str, Any]], Tensor] = "log_odds",
+        tokenizer: Any = None,
+        ablation: Kind = "uniform",
+        epsilon: float = 1e-5,
+        heads_per_player: int | None = None,
+        batch_size: int = 16,
+        dtype: torch.dtype | None = torch.float32,
+        store: str | PathLike[str] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        check_count("batch_size", batch_size)
+        self._replay = Replay(model, ablation, epsilon)
+        kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+        if dtype is not None and kinds - {dtype}:
+            got = ", ".join(sorted(str(kind)[6:] for kind in kinds - {dtype}))
+            wanted = str(dtype)[6:]
+            raise UnsupportedError(
+                "model",
+                f"expected parameters in {wanted}, got {got}; load it with dtype=torch.{wanted} (half precision moves "
+                "dividends), or pass dtype=None.",
+            )
+        self._set_players(layer, players, heads_per_player)
+        corrupted = ablation == "corrupted"
+        self.samples = read_samples(samples, tokenizer, self._replay.decoder.vocabulary, corrupted=corrupted)
+        self._value_of_sample = value_of(value, tokenizer)
+        if corrupted and isinstance(self._value_of_sample, AnswerF1):
+            raise ArgumentError(
+                "ablation", "expected another one with value='f1', which generates text, got 'corrupted'."
+            )
+        for index, sample in enumerate(self.samples):
+            self._value_of_sample.check(sample, f"samples[{index}]")
+            length, most = self._value_of_sample.input_length(sample), self._replay.decoder.positions
+            if most is not None and length > most:
+                raise ArgumentError(
+                    f"samples[{index}]",
+                    f"expected at most {most} tokens with what follows the prompt, which is what the model can read "
+                    f"(max_position_embeddings), got {length}.",
+                )
+        self._batch_size, self.progress = batch_size, progress
+        width = (sum(map(query_heads, self._replay.decoder.attention.values())) + 7) // 8
+        path, identity = (None, {}) if store is None else (Path(store), self._identity())
+        self._cache = ValueCache(len(self.samples), width, path, identity)
+
+    def of(
+        self,
+        layer: int | Sequence[int] | None = None,
+        *,
+        players: Iterable[Iterable[Head]] | None = None,
+        heads_per_player: int | None = None,
+    ) -> HeadCoalitions:
+        """Return the game of other players, with the same samples and the values that are known; arguments as above."""
+        game = copy.copy(self)
+        game._replay = copy.copy(self._replay)
+        game._set_players(layer, players, heads_per_player)
+        return game
+
+    @property
+    def num_players(self) -> int:
+        """Number n of players."""
+        return len(self.groups)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers of the model that have attention."""
+        return tuple(self._replay.decoder.attention)
+
+    def heads(self, players: Iterable[int]) -> list[Head]:
+        """Heads (layer, head) of players."""
+        return sorted(head for player in players for head in self.groups[player])
+
+    def value(self, coalitions: Tensor) -> Tensor:
+        """Mean values of coalitions, bool [..., n], as float64 [...]."""
+        masks = coalitions.reshape(-1, coalitions.shape[-1])
+        return self._means(masks).reshape(coalitions.shape[:-1])
+
+    def table(self) -> Tensor:
+        """Mean values of all coalitions, float64 [2^n]; bit i of the index: player i is present.
+
+        Raises:
+            ValueError: If there are more than 20 players.
+        """
+        return self.sample_table().mean(0)
+
+    def sample_table(self) -> Tensor:
+        """Values of all coalitions by sample, float64 [samples, 2^n]; errors as in :meth:`table`."""
+        if self.num_players > MAX_PLAYERS:
+            raise ArgumentError(
+                "players",
+                f"expected at most {MAX_PLAYERS} for a full table, got {self.num_players}; use max_size=3.",
+            )
+        return self.sample_values(all_coalitions(self.num_players))
+
+    def sample_values(self, coalitions: Tensor) -> Tensor:
+        """Values of coalitions, bool [M, n], by sample: float64 [samples, M].
+
+        Raises:
+            TypeError: If the coalitions are no bool tensor.
+            UnsupportedError: If a block of the model needs more than the states of the block before it.
+            ValueError: If the coalitions have another shape, or a value is not finite.
+        """
+        columns = self._columns(coalitions)
+        return torch.from_numpy(self._cache.values[:, columns])
+
+    def values_on(self, coalitions: Tensor, samples: Tensor) -> Tensor:
+        """Value of each coalition, bool [M, n], on one sample, whose position is in int64 [M]: float64 [M].
+
+        Errors are those of :meth:`sample_values`.
+        """
+        wanted = samples.cpu().numpy()
+        columns = self._columns(coalitions, wanted)
+        return torch.from_numpy(self._cache.values[wanted, columns])
+
+    def dividends(self, max_size: int | None = None) -> Dividends:
+        """Harsanyi dividends with standard errors: of all coalitions, or of those of at most ``max_size`` players.
+
+        The latter are exact as well, and take only the coalitions of at most ``max_size`` players.
+
+        Raises:
+            ValueError: If the size is out of range, or there are more than 20 players and none is given.
+        """
+        if max_size is None:
+            return Dividends.of_tables(self.sample_table())
+        masks = small_coalitions(self.num_players, max_size)
+        return Dividends.of_small(self.sample_values(masks), self.num_players, max_size)
+
+    def _columns(self, coalitions: Tensor, wanted: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Columns [M] of coalitions, evaluated on all samples, or each on the ``wanted`` one only."""
+        if not isinstance(coalitions, Tensor) or coalitions.dtype != torch.bool:
+            got = coalitions.dtype if isinstance(coalitions, Tensor) else type(coalitions).__name__
+            raise ArgumentTypeError("coalitions", f"expected a bool tensor, got {got}.")
+        shape, n = list(coalitions.shape), self.num_players
+        if len(shape) != 2 or shape[1] != n:
+            raise ArgumentError("coalitions", f"expected shape [M, {n}], got {shape}.")
+        size = 16 * len(self.samples) * len(coalitions)
+        require_memory(size, "values of all samples and coalitions", "coalitions")
+        columns = self._cache.columns(self._keys(coalitions))
+        missing = [
+            np.unique(columns[np.isnan(row[columns]) & (True if wanted is None else wanted == index)])
+            for index, row in enumerate(self._cache.values)
+        ]
+        total = sum(map(len, missing))
+        if total:
+            found, at = np.unique(columns, return_index=True)
+            masks = {int(column): coalitions[int(row)].cpu() for column, row in zip(found, at, strict=True)}
+            try:
+                with self._replay.ablation.applied():
+                    self._fill(missing, masks, total)
+            finally:
+                self._cache.save()
+        return columns
+
+    def _set_players(
+        self,
+        layer: int | Sequence[int] | None,
+        players: Iterable[Iterable[Head]] | None,
+        heads_per_player: int | None,
+    ) -> None:
+        attention = self._replay.decoder.attention
+        if players is None:
+            chosen = list(attention) if layer is None else layer
+            self.groups = key_value_groups(attention, chosen, heads_per_player)
+        else:
+            for name, value in (("layer", layer), ("heads_per_player", heads_per_player)):
+                if value is not None:
+                    raise ArgumentError(name, f"expected None with players, which say it, got {value!r}.")
+            self.groups = given_groups(attention, players)
+        self._replay.groups = self.groups
+        super().__init__(self._means, len(self.groups))
+
+    def _means(self, masks: Tensor) -> Tensor:
+        return self.sample_values(masks).mean(0)
+
+    def _keys(self, coalitions: Tensor) -> list[bytes]:
+        """One bit for each head of the model: whether it is present.  The same for equal heads of any players."""
+        offsets, count = {}, 0
+        for layer, module in self._replay.decoder.attention.items():
+            offsets[layer], count = count, count + query_heads(module)
+        owner = np.full(count, len(self.groups))  # the last player is always there
+        for player, group in enumerate(self.groups):
+            for layer, head in group:
+                owner[offsets[layer] + head] = player
+        keys = []
+        for part in coalitions.cpu().split(_CHUNK):
+            present = np.pad(part.numpy(), ((0, 0), (0, 1)), constant_values=True)[:, owner]
+            keys += [row.tobytes() for row in np.packbits(present, axis=1, bitorder="little")]
+        return keys
+
+    def _fill(self, missing: list[NDArray[np.int64]], masks: dict[int, Tensor], total: int) -> None:
+        """Evaluate the columns that each sample lacks."""
+        done, ablation = 0, self._replay.ablation
+        if ablation.kind == "mean" and not ablation.replacements:
+            ablation.replacements = self._replay.average(sample.tokens for sample in self.samples)
+        for index, (sample, columns) in enumerate(zip(self.samples, missing, strict=True)):
+            forward = _OnSample(self._replay, sample)
+            for start in range(0, len(columns), self._batch_size):
+                part = columns[start : start + self._batch_size]
+                forward.present = torch.stack([masks[int(column)] for column in part])
+                values = self._value_of_sample(forward, sample).cpu().numpy()
+                if not np.isfinite(values).all():
+                    got = values[~np.isfinite(values)][0]
+                    raise ArgumentError("value", f"expected finite values, got {got} of sample {index}.")
+                self._cache.put(index, part, values)
+                self._cache.save(now=False)
+                done += len(part)
+                if self.progress is not None:
+                    self.progress(done, total)
+
+    def _identity(self) -> dict[str, str]:
+        """What values belong to, besides the coalition."""
+        ablation = self._replay.ablation
+        model = model_digest(ablation.model)
+        if not model["weights"]:
+            raise UnsupportedError("store", "expected a model whose weights are in memory, got one without.")
+        # How attention is computed, and what a calibration changes in it.
+        attention = [ablation.model.config._attn_implementation]
+        attention += [repr(vars(m)[CALIBRATED]) for m in ablation.model.modules() if CALIBRATED in vars(m)]
+        return {
+            **model,
+            "attention": "; ".join(attention),
+            "samples": digest(self.samples),
+            "value": self._value_of_sample.name,
+            "ablation": {"scaled": f"scaled {ablation.epsilon}", "mean": "mean over samples"}.get(
+                ablation.kind, ablation.kind
+            ),
+        }
+
+
+class _OnSample:
+    """The model on batches of coalitions of one sample; the prefix of a sequence is kept, and its counterpart."""
+
+    def __init__(self, replay: Replay, sample: Sample) -> None:
+        self._replay, self._sample = replay, sample
+        self._prefixes: dict[tuple[int, ...], Tensor] = {}
+        self._replacements: dict[tuple[int, ...], dict[nn.Module, Tensor]] = {}
+        self.present = torch.empty(0)
+
+    def logits(self, tokens: Tensor, keep: Tensor) -> Tensor:
+        key, corrupted = tuple(tokens.tolist()), self._sample.corrupted
+        if corrupted is not None:
+            if key not in self._replacements:
+                behind = tokens[len(corrupted) :]  # of a choice
+                counterpart = torch.cat((corrupted, behind))[: len(tokens)]
+                self._replacements[key] = self._replay.outputs(counterpart)
+            self._replay.ablation.replacements = self._replacements[key]
+        if key not in self._prefixes:
+            self._replay.check(tokens)
+            self._prefixes[key] = self._replay.prefix(tokens)
+        return self._replay.suffix(self._prefixes[key], tokens, self.present, keep)
+
+    def generate(self, tokens: Tensor, max_new_tokens: int) -> Tensor:
+        return self._replay.generate(tokens, self.present, max_new_tokens)

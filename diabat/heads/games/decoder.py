@@ -1,0 +1,135 @@
+"""The parts of a decoder that games act on: its blocks, their attention and its logits; heads as players."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from diabat.checks import ArgumentError, check_count, is_integer
+from diabat.huggingface.pretrained import attention_modules, pretrained_model, query_heads
+from diabat.samplers.capabilities import UnsupportedError
+
+Head = tuple[int, int]
+"""Layer and position of a query head, both counted from 0."""
+Groups = tuple[tuple[Head, ...], ...]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """The parts of a decoder that coalitions act on.
+
+    Attributes:
+        blocks: Its blocks, in the order in which they run.
+        attention: The attention module by position of the block; a block may have none.
+        head: The module that makes logits of hidden states.
+        vocabulary: Number of tokens.
+        positions: Most tokens of an input; None if the configuration does not say.
+    """
+
+    blocks: tuple[nn.Module, ...]
+    attention: Mapping[int, Any]
+    head: nn.Module
+    vocabulary: int
+    positions: int | None
+
+
+def find_decoder(model: Any) -> Decoder:
+    """The blocks of a model and the attention modules in them.
+
+    Raises:
+        UnsupportedError: If the model makes no logits or has an encoder, has no attention modules of transformers, or
+            its blocks do not form one list with at most one of them each.
+    """
+    base, kind = pretrained_model(model), type(model).__name__
+    head = model.get_output_embeddings()
+    if head is None:
+        raise UnsupportedError(
+            "model", f"expected a causal language model, got {kind}, which makes no logits."
+        )
+    attention, names = attention_modules(base), {module: name for name, module in model.named_modules()}
+    blocks: Any = ()
+    for layer, module in attention.items():
+        path = names[module].split(".")
+        parents = [model.get_submodule(".".join(path[:end])) for end in range(1, len(path))]
+        around = next((part for part in parents if isinstance(part, nn.ModuleList)), ())
+        blocks = blocks or around
+        if around is not blocks or layer >= len(blocks) or module not in blocks[layer].modules():
+            raise UnsupportedError("model", f"expected one attention in each block of one list, got {kind}.")
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    positions = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+    return Decoder(tuple(blocks), attention, head, vocabulary, positions)
+
+
+def key_value_groups(
+    attention: Mapping[int, Any], layers: int | Sequence[int], heads_per_player: int | None = None
+) -> Groups:
+    """Players of whole layers, in order: the query heads that share a key/value head, or runs of equal length.
+
+    Args:
+        attention: Attention modules of the model, by layer.
+        layers: A layer, or several; counted from 0.
+        heads_per_player: Consecutive query heads of one player; None for those of one key/value head.
+
+    Raises:
+        ValueError: If a layer has no attention or is given twice, or its heads cannot be divided so.
+    """
+    chosen = check_layers("layer", [layers] if isinstance(layers, int) else layers, attention)
+    check_count("heads_per_player", heads_per_player, optional=True)
+    players: list[tuple[Head, ...]] = []
+    for layer in chosen:
+        heads = query_heads(attention[layer])
+        # As attention functions know it; a configuration may have keys that the model does not use.
+        shared: int = getattr(attention[layer], "num_key_value_groups", 1)
+        size = heads_per_player or shared
+        if heads % size:
+            raise ArgumentError(
+                "heads_per_player", f"expected a divisor of {heads}, the heads of layer {layer}, got {size}."
+            )
+        players += [tuple((layer, first + i) for i in range(size)) for first in range(0, heads, size)]
+    return tuple(players)
+
+
+def given_groups(attention: Mapping[int, Any], players: Iterable[Iterable[Head]]) -> Groups:
+    """Players as given: each a group of heads (layer, head).
+
+    Raises:
+        ValueError: If there is none, one is empty or names no head of the model, or two share a head.
+    """
+    try:
+        groups = tuple(tuple((layer, head) for layer, head in group) for group in players)
+    except (TypeError, ValueError):
+        raise ArgumentError("players", f"expected groups of (layer, head), got {players!r:.80}.") from None
+    if not groups or not all(groups):
+        raise ArgumentError("players", "expected one or more groups, each of one or more heads.")
+    owner: dict[Head, int] = {}
+    for player, group in enumerate(groups):
+        for layer, head in group:
+            check_layers("players", [layer], attention)
+            last = query_heads(attention[layer]) - 1
+            if not is_integer(head) or not 0 <= head <= last:
+                raise ArgumentError("players", f"expected heads 0 .. {last} of layer {layer}, got {head!r}.")
+            if (layer, head) in owner:
+                raise ArgumentError(
+                    "players",
+                    f"expected groups without a common head, got head {head} of layer {layer} in players "
+                    f"{owner[layer, head]} and {player}.",
+                )
+            owner[layer, head] = player
+    return groups
+
+
+def check_layers(argument: str, layers: Any, attention: Mapping[int, object]) -> list[int]:
+    """Layers as a list, if they are different blocks with attention; else raise ArgumentError."""
+    if not isinstance(layers, Sequence) or isinstance(layers, str) or not layers:
+        raise ArgumentError(argument, f"expected a list of one layer or more, got {layers!r}.")
+    for layer in layers:
+        if not is_integer(layer) or layer not in attention:
+            known = [*attention]
+            among = f"{known[0]} .. {known[-1]}" if len(known) > known[-1] - known[0] else known
+            raise ArgumentError(argument, f"expected a layer with attention, {among}, got {layer!r}.")
+    if len(set(layers)) < len(layers):
+        raise ArgumentError(argument, f"expected different layers, got {list(layers)}.")
+    return list(layers)

@@ -1,0 +1,1 @@
+"""How heads interact, and training with GAME-LoRA: losses on heads, and a Trainer of transformers with them."""

@@ -1,0 +1,188 @@
+"""How the heads of a trained decoder interact: couplings, and the information that their outputs share.
+
+    result = HeadInteractions(model, layers=[19]).measure(batches)
+    result[19].omega, result[19].rho, result[19].G, result[19].gamma
+
+Players are query heads, also where they share a key/value head.  The equations are in
+:mod:`diabat.heads.lora.couplings` and :mod:`diabat.heads.lora.information`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import add
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from diabat.attention.evaluating import evaluating
+from diabat.checks import ArgumentError, ArgumentTypeError, check_flag
+from diabat.heads.lora.couplings import (
+    gradient_products,
+    interaction,
+    interaction_strength,
+    normalised,
+    reachable_coupling,
+    weight_coupling,
+    written_coupling,
+)
+from diabat.heads.lora.information import HeadInformation, diagonal_correlation, head_information
+from diabat.heads.lora.losses import counted_tokens, total_cross_entropy
+from diabat.heads.lora.outputs import HeadOutputs
+
+Batch = Mapping[str, Any]
+_TARGETS = ("labels", "shift_labels", "num_items_in_batch")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerInteraction:
+    """The interaction of the H query heads of one layer; matrices are float64 [H, H] on the CPU.
+
+    Attributes:
+        layer: Position of the block.
+        tokens: How many tokens were counted.
+        cross_entropy: Mean over them, in nats.
+        omega: ω, cosines of the output slices (eq. 4).
+        rho: ρ, cosines of the gradients at the head outputs (eq. 5).
+        written: ω', cosines of what the heads write; the same in every basis of a head.
+        reachable: ρ', cosines of the gradients that the heads can reach; the same in every basis of a head.
+        diagonal_correlation: Mean correlation of equal features of two heads.
+        information: Total correlation, free riding and redundancy of the head outputs; None if it was not wanted, or
+            there are not more tokens than features.
+    """
+
+    layer: int
+    tokens: int
+    cross_entropy: float
+    omega: Tensor
+    rho: Tensor
+    written: Tensor
+    reachable: Tensor
+    diagonal_correlation: Tensor
+    information: HeadInformation | None
+
+    @property
+    def G(self) -> Tensor:  # noqa: N802 - the paper's name
+        """G = ω ∘ ρ (eq. 6)."""
+        return interaction(self.omega, self.rho)
+
+    @property
+    def gamma(self) -> float:
+        """Γ = ‖G - I‖_F."""
+        return float(interaction_strength(self.G))
+
+    @property
+    def invariant_G(self) -> Tensor:  # noqa: N802
+        """ω' ∘ ρ', the same in every basis of a head."""
+        return interaction(self.written, self.reachable)
+
+    @property
+    def invariant_gamma(self) -> float:
+        """‖ω' ∘ ρ' - I‖_F."""
+        return float(interaction_strength(self.invariant_G))
+
+
+class HeadInteractions:
+    """Measure how the heads of a decoder interact on batches of texts.
+
+    Model, layers and errors are those of :class:`~diabat.heads.lora.outputs.HeadOutputs`; ``information`` computes
+    what heads share, an eigendecomposition of [H d, H d] per layer.
+    """
+
+    def __init__(self, model: Any, layers: Sequence[int] | None = None, *, information: bool = True) -> None:
+        check_flag("information", information)
+        self.outputs, self.information = HeadOutputs(model, layers), information
+
+    def measure(self, batches: Batch | Iterable[Batch]) -> dict[int, LayerInteraction]:
+        """Measure one batch, or several as if they were one; the interactions by layer.
+
+        Padded tokens and those without a target are left out.  The model runs in evaluation mode and is left as it
+        was found, with its gradients.
+
+        Args:
+            batches: ``input_ids``, ``labels``, and optionally ``attention_mask`` and what else the model takes, as a
+                data collator of Hugging Face returns them; or several of these.
+
+        Raises:
+            ValueError: If there is no batch, one has no target, or a gradient is not finite.
+        """
+        if not isinstance(batches, Iterable):
+            raise ArgumentTypeError(
+                "batches", f"expected a mapping or several, got {type(batches).__name__}."
+            )
+        sums: dict[int, _Sums] = {}
+        with _measured(self.outputs.model):
+            for batch in [batches] if isinstance(batches, Mapping) else batches:
+                for layer, added in self._sums(batch):
+                    former = sums.get(layer)
+                    sums[layer] = added if former is None else _Sums(*map(add, former, added))
+        if not sums:
+            raise ArgumentError("batches", "expected one batch or more, got none.")
+        return {layer: self._result(layer, found) for layer, found in sums.items()}
+
+    def _sums(self, batch: Batch) -> Iterator[tuple[int, _Sums]]:
+        """Sums of every layer over the counted tokens of a batch."""
+        model = self.outputs.model
+        counted = counted_tokens(batch).to(model.device)
+        given = {key: value for key, value in batch.items() if key not in _TARGETS}
+        inputs = {key: v.to(model.device) if isinstance(v, Tensor) else v for key, v in given.items()}
+        with self.outputs.capture() as captured:
+            logits = model(**inputs, use_cache=False).logits
+        # The sum, so that every token has the same weight in all batches.
+        loss = total_cross_entropy(logits, batch, counted)
+        for layer, found in captured.gradients(loss, retain_graph=False).items():
+            parts = (captured.outputs(layer).detach(), found.heads, found.residual)
+            outputs, g, r = (part[counted.to(part.device)].double() for part in parts)
+            if not bool(torch.isfinite(g).all() & torch.isfinite(r).all()):
+                raise ArgumentError(
+                    "batch",
+                    f"expected finite gradients at the heads, got others in layer {layer}; use dtype=float32.",
+                )
+            o = outputs.flatten(1)  # [N, H d]
+            yield layer, _Sums(len(o), float(loss.detach()), o.sum(0), o.T @ o, gradient_products(g), r.T @ r)
+
+    def _result(self, layer: int, sums: _Sums) -> LayerInteraction:
+        slices = self.outputs.slices(layer).detach()
+        heads, tokens = len(slices), sums.tokens
+        mean = sums.mean / tokens
+        covariance = (sums.moments - tokens * mean[:, None] * mean) / max(tokens - 1, 1)
+        information = None
+        if self.information and tokens > len(covariance) + 1:
+            information = head_information(covariance, heads, tokens)
+        return LayerInteraction(
+            layer,
+            tokens,
+            sums.cross_entropy / tokens,
+            weight_coupling(slices).cpu(),
+            normalised(sums.gradients).cpu(),
+            written_coupling(slices, sums.moments).cpu(),
+            reachable_coupling(slices, sums.residual).cpu(),
+            diagonal_correlation(covariance, heads).cpu(),
+            information,
+        )
+
+
+class _Sums(NamedTuple):
+    """Sums over the counted tokens of one layer, float64."""
+
+    tokens: int
+    cross_entropy: float
+    mean: Tensor  # Σ o, [H d]
+    moments: Tensor  # Σ o oᵀ, [H d, H d]
+    gradients: Tensor  # Σ g_i·g_j, [H, H]
+    residual: Tensor  # Σ r rᵀ, [hidden, hidden]
+
+
+@contextmanager
+def _measured(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and no parameter in the graph; put back afterwards."""
+    trained = [parameter.requires_grad_(False) for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        with evaluating(model), torch.enable_grad():
+            yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)

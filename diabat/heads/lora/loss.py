@@ -1,0 +1,266 @@
+"""GAME-LoRA in any training loop: one scalar whose value is the cross-entropy and whose gradient is that of the game.
+
+    gradient = ∇CE + Σ_k w_k λ_k s(t) c_k ∇L_k
+
+w are Nash weights relative to that of the cross-entropy (1 for ``combination="sum"``), s the schedule, and c the
+normalisation by a running mean (1 except for Barlow Twins).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diabat.checks import ArgumentError, check_count, check_flag, check_positive
+from diabat.heads.lora.couplings import interaction_strength
+from diabat.heads.lora.gradients import TaskGradients, mean_over_ranks
+from diabat.heads.lora.layer import CapturedForward, StepCouplings
+from diabat.heads.lora.losses import nash_weights
+from diabat.heads.lora.options import GameOptions
+from diabat.heads.lora.outputs import HeadOutputs
+from diabat.ising import without_autocast
+from diabat.samplers.capabilities import UnsupportedError
+
+
+class GameLoss:
+    """The losses of GAME-LoRA around a model, with their running state.
+
+    In a training loop:
+
+        game = GameLoss(model, GameOptions(layers=[1]), total_steps=len(batches))
+        for batch in batches:
+            with game.capture(batch):
+                ce = model(**batch).loss
+            game.loss(ce).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            game.step()
+
+    Args:
+        model: A causal language model of transformers, with LoRA adapters or trained as a whole.
+        options: Losses, layers, weights.
+        total_steps: Optimiser steps of the training, for the schedule.
+
+    Attributes:
+        steps: Optimiser steps done.
+        weights: Nash weights of the last solution by loss, relative to that of the cross-entropy; empty before the
+            first.
+        ema: Running mean of Barlow Twins.
+
+    Raises:
+        ArgumentError: A layer is out of range, or has one head.
+        UnsupportedError: A loss has nothing to move, or the projection is merged, quantised or not plain LoRA.
+    """
+
+    def __init__(self, model: nn.Module, options: GameOptions, total_steps: int) -> None:
+        if not isinstance(options, GameOptions):
+            raise ArgumentError("options", f"expected GameOptions, got {type(options).__name__}.")
+        check_count("total_steps", total_steps)
+        self.model, self.options, self.total_steps = model, options, total_steps
+        self._heads = HeadOutputs(model, options.measured())
+        self._gradients = TaskGradients(model)
+        self._couplings = StepCouplings(self._heads, options.rho)
+        for layer in options.layers_of("ldb"):
+            if not self._heads.slices(layer).requires_grad:
+                raise UnsupportedError(
+                    "model",
+                    f"expected an adapter at the output projection of layer {layer}, which the log-det barrier moves, "
+                    f"got none; add its name to target_modules, or take 'ldb' out of losses.",
+                )
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: the state before the first step."""
+        self.steps = 0
+        self.weights: dict[str, float] = {}
+        self.ema = self.options.ema_target
+        self._couplings.reset({})
+        self._begin_step()
+        self._forward: CapturedForward | None = None
+        self._log: dict[str, list[float]] = defaultdict(list)
+
+    def _begin_step(self) -> None:
+        self._values: dict[str, list[float]] = defaultdict(list)
+        self._twins: list[float] = []  # Barlow Twins of the micro-batches
+        self._gradients.clear()
+
+    @contextmanager
+    def capture(self, batch: Mapping[str, Any]) -> Iterator[None]:
+        """Watch the forward pass with gradients in the block; forwards without gradients are ignored.
+
+        In the batch, ``attention_mask`` [B, T] excludes padding; ``labels`` are for the entropy.
+
+        Raises:
+            ArgumentError: The mask is not [B, T].
+            UnsupportedError: The model checkpoints activations reentrantly.
+        """
+        forward = CapturedForward(self._heads, self.options, batch)
+        with forward.watch():
+            yield
+        self._forward = forward
+
+    def loss(self, cross_entropy: Tensor, *, micro_batches: int = 1, last: bool = True) -> Tensor:
+        """Return a scalar with the value of the cross-entropy and the gradient of the game.
+
+        Under gradient accumulation every micro-batch gives its part in the cross-entropy of the step, and all of them
+        together its gradient.  The log-det barrier and the Nash weights are computed in the last one, from the
+        gradients of all.
+
+        Raises:
+            ArgumentError: No forward was captured since the last call, a loss is not finite, or the gradient of the
+                cross-entropy is zero.
+        """
+        check_count("micro_batches", micro_batches)
+        check_flag("last", last)
+        forward, self._forward = self._forward, None
+        if forward is None:
+            raise ArgumentError(
+                "cross_entropy",
+                "expected a forward with gradients inside capture() before each loss(), got none.",
+            )
+        nash = self.options.combination == "nash" and bool(self.options.losses)
+        solve = nash and (self.steps % self.options.nash_every == 0 or not self.weights)
+        self._measure(cross_entropy, forward, solve)
+        with without_autocast(cross_entropy):
+            couplings = self._couplings.matrices()
+            losses = forward.losses(couplings, micro_batches, last)
+            gamma = torch.stack([interaction_strength(G) for G in couplings.values()]).mean()
+        factors = self._note(cross_entropy, losses, gamma, micro_batches)
+        if solve:
+            return self._bargained(cross_entropy, losses, factors, last)
+        total = cross_entropy
+        for name, value in losses.items():
+            weight = factors[name] * self.weights.get(name, 1.0)
+            if weight and value.requires_grad:
+                total = total + weight * value.to(total.dtype)
+        return cross_entropy.detach() + (total - total.detach())
+
+    def step(self) -> None:
+        """End an optimiser step: call it after ``optimizer.step()``."""
+        self._couplings.finish()
+        self.ema = self._running_mean()
+        for name, values in self._values.items():
+            self._log[name].append(sum(values))
+        self._begin_step()
+        self.steps += 1
+
+    def metrics(self) -> dict[str, float]:
+        """Means since the last call: each loss, Γ (mean over layers), and the weight of each gradient."""
+        found = {f"game/{name}": sum(values) / len(values) for name, values in self._log.items()}
+        self._log.clear()
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """State at the end of a step, as JSON holds it: steps, weights, running mean, ⟨g_i, g_j⟩ by layer, options."""
+        return {
+            "options": json.loads(json.dumps(asdict(self.options))),  # lists for tuples
+            "steps": self.steps,
+            "weights": dict(self.weights),
+            "ema": self.ema,
+            "products": {str(layer): sums.tolist() for layer, sums in self._couplings.last.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; one that is no such state, or of other options, is refused and changes nothing."""
+        shapes = {p.layer: (p.heads, p.heads) for p in self._heads.projections.values()}
+        try:
+            former, steps, ema = dict(state["options"]), state["steps"], state["ema"]
+            weights = {name: float(weight) for name, weight in state["weights"].items()}
+            products = {int(k): torch.tensor(v, dtype=torch.float64) for k, v in state["products"].items()}
+            check_count("steps", steps, least=0)
+            check_positive("ema", ema)
+            faults = {
+                f"products of other layers than {list(shapes)}, or of other numbers of heads":
+                    {layer: tuple(sums.shape) for layer, sums in products.items()} not in ({}, shapes),
+                f"weights {weights}": not all(0 <= number < math.inf for number in weights.values()),
+                "products that are not finite": not all(bool(p.isfinite().all()) for p in products.values()),
+            }  # fmt: skip
+            for fault, found in faults.items():
+                if found:
+                    raise ValueError(fault)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+            reason = f"no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+            raise ArgumentError("game_state", f"expected what state_dict() returned, got {reason}.") from None
+        for name, value in self.state_dict()["options"].items():
+            if former.get(name) != value:
+                raise ArgumentError(
+                    "game_state",
+                    f"expected the options of the run, {name} {value!r}, got {former.get(name)!r:.40}.",
+                )
+        self.reset()
+        self.steps, self.weights, self.ema = steps, weights, float(ema)
+        self._couplings.reset(products)
+
+    def _measure(self, cross_entropy: Tensor, forward: CapturedForward, solve: bool) -> None:
+        """Add ⟨g_i, g_j⟩ of this micro-batch to the sums of the step, now or during its backward pass."""
+        onward = list(forward.onward.values())
+        if solve:
+            self._couplings.add(forward, self._gradients.add("ce", cross_entropy, onward))
+        elif self._couplings.fresh:
+            gradients = torch.autograd.grad(cross_entropy, onward, retain_graph=True, allow_unused=True)
+            self._couplings.add(forward, gradients)
+        else:
+            self._couplings.watch(forward)
+
+    def _note(
+        self, cross_entropy: Tensor, losses: Mapping[str, Tensor], gamma: Tensor, micro_batches: int
+    ) -> dict[str, float]:
+        """Record values, take them into the running mean, and return λ_k s(t) c_k of each loss."""
+        values = torch.stack([v.detach().double() for v in (cross_entropy, *losses.values(), gamma)])
+        _, *parts, mean_gamma = mean_over_ranks(values).tolist()
+        for name, value in zip(["cross-entropy", *losses], values.tolist()[:-1], strict=True):
+            if not math.isfinite(value):
+                raise ArgumentError("loss", f"expected a finite {name}, got {value}.")
+        factors = self.options.factors(min(self.steps / self.total_steps, 1.0))
+        for name, value in zip(losses, parts, strict=True):
+            self._values[name].append(value)
+            if name == "abt":
+                self._twins.append(value * micro_batches)
+                factors["abt"] *= self.options.ema_target / self._running_mean()
+        self._values["gamma"] = [mean_gamma]
+        for name in self.options.losses:
+            self._values[f"weight_{name}"] = [factors[name] * self.weights.get(name, 1.0)]
+        return factors
+
+    def _running_mean(self) -> float:
+        """ema_t = decay · L_t + (1 - decay) · ema_{t-1} (below eq. 34), L_t the mean of the micro-batches so far."""
+        if not self._twins:
+            return self.ema
+        decay = self.options.ema_decay
+        mean = decay * sum(self._twins) / len(self._twins) + (1 - decay) * self.ema
+        if not mean > 0:
+            raise ArgumentError("loss", f"expected a positive running mean to divide by, got {mean}.")
+        return mean
+
+    def _bargained(
+        self, cross_entropy: Tensor, losses: Mapping[str, Tensor], factors: Mapping[str, float], last: bool
+    ) -> Tensor:
+        """Add up the gradients of every task, and solve for their weights in the last micro-batch."""
+        for name, value in losses.items():
+            self._gradients.add(name, value)
+        if not last:
+            return self._gradients.surrogate(cross_entropy, None)
+        names, rows = self._gradients.rows()
+        scales = torch.tensor([factors.get(name, 1.0) for name in names], dtype=torch.float64)
+        gramian = (rows.double() @ rows.double().T).cpu()
+        before = self.options.multipliers == "before"
+        weights, opposed = nash_weights(gramian * scales * scales[:, None] if before else gramian)
+        if not weights[0]:
+            raise ArgumentError(
+                "cross_entropy", "expected a gradient that is not zero, got zero for every trained parameter."
+            )
+        weights = weights / weights[0]
+        self.weights = dict(zip(names[1:], weights[1:].tolist(), strict=True))
+        for name, weight in self.weights.items():
+            self._values[f"weight_{name}"] = [factors[name] * weight]
+        self._values["opposed"] = [float(opposed is not None)]
+        combined = (weights * scales).to(rows) @ rows
+        return self._gradients.surrogate(cross_entropy, combined)

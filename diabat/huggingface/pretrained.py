@@ -1,0 +1,105 @@
+"""Models of transformers: the model inside its wrappers, its attention modules, and attention functions by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from diabat.checks import ArgumentError
+from diabat.extras import extra
+from diabat.samplers.capabilities import UnsupportedError
+
+ABLATION = "diabat_ablation"
+"""Name under which :mod:`diabat.heads` stands before the attention of a model, and calls that."""
+
+
+def pretrained_model(model: nn.Module) -> Any:
+    """The decoder of transformers in what may be wrapped by peft.
+
+    Raises:
+        ArgumentError: There is none.
+        UnsupportedError: It has an encoder too.
+    """
+    kind = extra("transformers").PreTrainedModel
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    base: Any = next((module for module in modules if isinstance(module, kind)), None)
+    if base is None:
+        raise ArgumentError("model", f"expected a model of transformers, got {type(model).__name__}.")
+    if base.config.is_encoder_decoder:
+        raise UnsupportedError(
+            "model", f"expected a decoder, got {type(base).__name__}, which has an encoder too."
+        )
+    return base
+
+
+def attention_modules(model: nn.Module) -> dict[int, Any]:
+    """The causal attention modules of a model by layer; nothing is run.
+
+    Raises:
+        UnsupportedError: There is none, or several of one layer.
+    """
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        # Every attention module behind the AttentionInterface has both.
+        layer = getattr(module, "layer_idx", None)
+        if isinstance(layer, int) and getattr(module, "is_causal", None) is True:
+            if layer in found:
+                raise UnsupportedError(
+                    "model", f"expected one attention module per layer, got two in layer {layer}."
+                )
+            found[layer] = module
+    if not found:
+        raise _no_interface(model)
+    return dict(sorted(found.items()))
+
+
+def query_heads(module: Any) -> int:
+    """Number H of query heads of an attention module."""
+    return int(module.config.num_attention_heads)
+
+
+def register_attention(name: str, function: Callable[..., Any], *, boolean: bool = False) -> None:
+    """Make ``attn_implementation=name`` known to transformers; calling it twice does no harm.
+
+    The function gets a mask at every call: ``boolean``, True where a key is visible, or added to the scores.
+    """
+    masks = extra("transformers.masking_utils")
+    extra("transformers").AttentionInterface.register(name, function)
+
+    def boolean_mask(*given: Any, **options: Any) -> Any:
+        return masks.sdpa_mask(*given, **options | {"allow_is_causal_skip": False})
+
+    # Without a mask function of this name the mask is None, and attention is silently not causal.
+    masks.AttentionMaskInterface.register(name, boolean_mask if boolean else masks.eager_mask)
+
+
+def switch_attention(model: nn.Module, name: str) -> dict[str, Any]:
+    """Set the attention of all layers, and return the former, as ``set_attn_implementation`` takes it.
+
+    Raises:
+        UnsupportedError: A layer keeps its own; the model is then as it was.
+    """
+    base = pretrained_model(model)
+    modules, former = attention_modules(base), _implementations(base.config)
+    base.set_attn_implementation(name)
+    if any(module.config._attn_implementation != name for module in modules.values()):
+        base.set_attn_implementation(former)
+        raise _no_interface(base)
+    return former
+
+
+def _implementations(config: Any) -> dict[str, Any]:
+    """Attention of a configuration ("") and of those inside it."""
+    parts = {key: getattr(config, key) for key in config.sub_configs}
+    inner = {key: _implementations(part) for key, part in parts.items() if part is not None}
+    return {"": config._attn_implementation or "eager", **inner}
+
+
+def _no_interface(model: nn.Module) -> UnsupportedError:
+    return UnsupportedError(
+        "model",
+        "expected attention behind the AttentionInterface of transformers, found none in "
+        f"{type(model).__name__}.",
+    )
