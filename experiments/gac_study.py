@@ -26,7 +26,7 @@ from torch import Tensor
 from diabat.heads import Calibration
 from diabat.heads.commands.analysis import AnalysisOptions, analyse
 from diabat.heads.commands.calibration import CalibrationOptions, salient_groups
-from diabat.heads.commands.questions import read_questions
+from diabat.heads.games.questions import read_questions
 from diabat.huggingface.loading import load_decoder
 from diabat.plots import Panel, lines
 from experiments.common import Row, Titled, keep, kept, parser, print_tables, same_settings

@@ -30,6 +30,7 @@ from diabat.heads import (
     max_dividend,
 )
 from experiments.common import Row, calls, keep, kept, parser, print_tables, same_settings
+from experiments.heads.summaries import size_sums
 from experiments.heads_tables import TARGETS, tables
 from experiments.heads_tasks import (
     HEADS,
@@ -181,7 +182,7 @@ def dividends(place: Place, sizes: Sizes) -> list[Row]:
         rows.append({
             "layer": layer, "players": list(max_dividend(found)), "w": float(found.value[top]),
             "error": float(found.standard_error[top]), "frequency": float(found.selection_frequency()[top]),
-            "intersection": list(common(found, share=1)), "sums": found.size_sums()[0].tolist(),
+            "intersection": list(common(found, share=1)), "sums": size_sums(found)[0].tolist(),
             "v(N) - v(∅)": float(mean[-1] - mean[0]), **explained(all_coalitions(HEADS), mean, *halves),
         })  # fmt: skip
     return rows

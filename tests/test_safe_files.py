@@ -19,8 +19,8 @@ from diabat.config import load_config
 from diabat.files import create_file, naming, read_file
 from diabat.heads.calibration.file import stored_calibration
 from diabat.heads.commands.analysis import read_analysis
-from diabat.heads.commands.questions import read_questions
-from diabat.heads.games.value_cache import ValueCache
+from diabat.heads.games.questions import read_questions
+from diabat.heads.games.store import ValueStore
 from diabat.problem_files import read_problem
 from diabat.samplers import sampler
 from diabat.samplers.answers import Samples
@@ -111,9 +111,9 @@ NAMED: dict[str, Callable[[Path], Any]] = {
 INSIDE: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "checkpoint": ("best.safetensors", lambda path: load_model(path.parent)),
     "configuration": ("config.json", lambda path: load_config(path.parent)),
-    "values": ("values", lambda path: ValueCache(1, 1, path, {})),
+    "values": ("values", lambda path: ValueStore({0: 8}, 1, path)),
     "answer": (f"{'0' * 64}.safetensors", lambda path: warned(AnswerCache(path.parent), "0" * 64)),
-    "analysis": ("analysis.json", lambda path: read_analysis(path.parent)),
+    "analysis": ("values.safetensors", lambda path: read_analysis(path.parent)),
 }
 KINDS = (OSError, ValueError, RuntimeError)
 

@@ -55,8 +55,8 @@ def analyse_heads(
     with _interruptible(folder):
         found = analyse(model, data, folder, chosen, progress=progress)
     require_writable(figure)
-    plot_dividends(found.games, figure, title=found.heading)
-    report = HeadsReport.of_games(found.games, found.heading, found.model_dump(mode="json"))
+    report = HeadsReport.of(found)
+    plot_dividends(found, report, figure)
     print_report(report, figure, as_json=as_json)
     if not as_json:
         say(f"Analysis: {folder}")
@@ -92,18 +92,19 @@ def attribute_heads(
 def _interruptible(folder: Path) -> Iterator[None]:
     """Name arguments as the command line does, and say how to go on after Ctrl-C."""
     from diabat.config.errors import of_section
-    from diabat.heads.commands.analysis import STORE
+    from diabat.heads.commands.analysis import FILE
 
     try:
         with of_section("", NAMES):
             yield
     except KeyboardInterrupt as error:
         saved = f"The values so far are in '{folder}'; repeat the command to continue."
-        raise KeyboardInterrupt(saved if (folder / STORE).exists() else "Nothing was saved yet.") from error
+        raise KeyboardInterrupt(saved if (folder / FILE).exists() else "Nothing was saved yet.") from error
 
 
 AnalysisArgument = Annotated[
-    Path, typer.Argument(metavar="ANALYSIS", help="Folder of 'diabat heads analyse', or its analysis.json.")
+    Path,
+    typer.Argument(metavar="ANALYSIS", help="Folder of 'diabat heads analyse', or its values.safetensors."),
 ]
 FileOption = Annotated[
     Path | None,
@@ -138,7 +139,7 @@ def calibrate_heads(
         found = read_analysis(analysis)
         groups = salient_groups(found, chosen)
         calibration = calibration_of(groups, chosen)
-    write_gac(path, calibration, found.digest)
+    write_gac(path, calibration, found.about.digest)
     if as_json:
         print_json({"path": path, "options": chosen, "calibration": calibration.as_dict(), "groups": groups})
         return
@@ -154,7 +155,7 @@ def calibrate_heads(
         )
         for group in groups
     )
-    print_table(f"Salient groups of {escaped(found.model)}", columns, rows)
+    print_table(f"Salient groups of {escaped(found.about.model)}", columns, rows)
     if chosen.method == "max_dividend" and any(group.selection_frequency is None for group in groups):
         say(f"{shown.FEW}\n")
     if any(group.selection_frequency is not None and group.selection_frequency < 0.5 for group in groups):

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from diabat.heads.games.samples import read_samples
+from diabat.heads.games.questions import tokenised
 from diabat.heads.games.values import value_of
 from diabat.huggingface.loading import load_decoder
 from experiments.common import Row, parser, report
@@ -94,7 +94,7 @@ def questions(name: str, part: str, count: int, seed: int, tokenizer: Any) -> li
 def batches(rows: Sequence[Row], tokenizer: Any, vocabulary: int) -> list[Questions]:
     """Questions by length; ArgumentError if one has a single choice, or two that start with the same token."""
     by_length: dict[int, list[tuple[torch.Tensor, list[int], int | None]]] = {}
-    for k, sample in enumerate(read_samples(rows, tokenizer, vocabulary)):
+    for k, sample in enumerate(tokenised(rows, tokenizer, vocabulary)):
         value_of("log_odds", tokenizer).check(sample, f"question {k}")
         first = [int(choice[0]) for choice in sample.choices]
         by_length.setdefault(len(sample.tokens), []).append((sample.tokens, first, sample.answer))

@@ -82,14 +82,22 @@ def _save_model(folder: Path) -> None:
     disable_gac(plain)
 
 
+def _read_values(path: Path) -> None:
+    """The values so far, and the analysis if it is finished."""
+    from diabat.heads.commands.analysis import read_analysis
+    from diabat.heads.games.store import ValueStore
+
+    if ValueStore.read(path).analysis:
+        read_analysis(path)
+
+
 def _unreadable(folder: Path, ending: Ending) -> str:
     """Models load or are refused in a sentence, and what is written whole or not at all is whole."""
     from diabat.heads import load_gac
-    from diabat.heads.commands.analysis import read_analysis
     from diabat.huggingface import load_decoder
 
     for name, load in {
-        "analysis.json": lambda: read_analysis(folder / "analysis.json"),
+        "values.safetensors": lambda: _read_values(folder / "values.safetensors"),
         "model/model.safetensors": lambda: load_decoder(str(folder / "model")),
         "plain/gac.json": lambda: load_gac(load_decoder(str(folder / "plain"))[0], folder / "plain"),
     }.items():
@@ -112,7 +120,7 @@ def _same(*names: str) -> Callable[[Path, Path], str]:
 
 WORKS = {
     "training": Work(train, difference, _lost, every=1),
-    "heads": Work(analyse, _same("analysis.json"), _unreadable),
+    "heads": Work(analyse, _same("values.safetensors"), _unreadable),
     "models": Work(
         _save_model, _same("model/model.safetensors", "model/config.json", "plain/gac.json"), _unreadable
     ),

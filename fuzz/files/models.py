@@ -77,7 +77,7 @@ def _analysed() -> bytes:
 def analysis(draw: st.DrawFn, folder: Path) -> None:
     """An analysis of heads: salient groups of its players, or a sentence with its name."""
     path = folder / FILE
-    path.write_bytes(draw(damaged([_analysed()], is_json=True)))
+    path.write_bytes(draw(damaged([_analysed()])))
     with naming(path.name):
         found = read_analysis(path)
     method: Any = draw(st.sampled_from(["max_dividend", "common", "surrogate"]))

@@ -18,7 +18,7 @@ from diabat.circuits import builtin_plan, from_csv
 from diabat.circuits.plan_file import load_plan, save_plan
 from diabat.cli.output import print_table, say
 from diabat.config import load_config
-from diabat.heads.games.value_cache import ValueCache
+from diabat.heads.games.store import ValueStore
 from diabat.tasks.data import DataError
 from diabat.tasks.nli_files import Columns, read_pairs
 from diabat.training.checkpoint import copy_tensors
@@ -111,15 +111,15 @@ def test_keys_of_a_plan_and_names_of_solvers_in_errors(tmp_path: Path) -> None:
 
 
 def test_keys_of_an_analysis_and_of_a_store(tmp_path: Path) -> None:
-    (tmp_path / "analysis.json").write_text(json.dumps({EVIL: 1}))
+    about = {"identity": {EVIL: "x"}, "heads": {"0": 8}, "analysis": {EVIL: 1}}
+    text = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
+    empty = {"keys": np.zeros((0, 1), np.uint8), "values": np.zeros((1, 0))}
+    save_file({"about": text, **empty}, tmp_path / "values.safetensors")
     found = run("heads", "calibrate", str(tmp_path))
     assert (found.exit_code, "analysis" in found.stderr) == (2, True)
     assert_clean(found.output)
-    identity = np.frombuffer(json.dumps({EVIL: "x"}).encode(), dtype=np.uint8)
-    empty = {"keys": np.zeros((0, 1), np.uint8), "values": np.zeros((1, 0))}
-    save_file({"identity": identity, **empty}, tmp_path / "values")
     with pytest.raises(ArgumentError, match="with other ") as caught:
-        ValueCache(1, 1, tmp_path / "values", {})
+        ValueStore({0: 8}, 1, tmp_path / "values.safetensors")
     assert_clean(str(caught.value))
 
 

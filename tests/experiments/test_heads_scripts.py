@@ -156,14 +156,14 @@ def test_differences_are_paired() -> None:
 
 
 def test_questions_of_a_task_are_samples_of_a_game(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from diabat.heads.games.samples import read_samples
+    from diabat.heads.games.questions import tokenised
     from experiments.heads import questions
 
     for task, kind in (("local_arce", "choices"), ("local_squad", "answer")):
         questions.main([task, "--task-folder", str(local), "--count", "3"])
         found = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
         assert len(found) == 3
-        samples = read_samples(found, tokenizer(), len(WORDS))
+        samples = tokenised(found, tokenizer(), len(WORDS))
         assert all(sample.choices if kind == "choices" else sample.texts for sample in samples)
 
 

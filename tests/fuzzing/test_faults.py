@@ -48,7 +48,7 @@ def test_the_sweep_notices_what_is_not_written_atomically() -> None:
     done = faults(*parts, "--how", "killed", "--every", "2", "--kills", "0", script=CARELESS)
     assert done.returncode == 1, done.stdout
     assert re.search("training, .*(does not load|does not resume)", done.stdout)
-    assert re.search("heads, .*analysis.json does not load", done.stdout)
+    assert re.search("heads, .*values.safetensors does not load", done.stdout)
     assert re.search("models, .*gac.json does not load", done.stdout)
 
 

@@ -67,18 +67,3 @@ def bpe(*, chat: bool = False) -> Any:
             "{% endfor %}{% if add_generation_prompt %}answer\n{% endif %}"
         )
     return found
-
-
-class TableGame:
-    """A game of given values [samples, 2^n] of one layer, as a summary uses it."""
-
-    def __init__(self, values: Tensor, layer: int = 0) -> None:
-        self._values = values
-        self.num_players = (values.shape[1] - 1).bit_length()
-        self.groups = tuple(((layer, head),) for head in range(self.num_players))
-
-    def sample_table(self) -> Tensor:
-        return self._values
-
-    def sample_values(self, masks: Tensor) -> Tensor:
-        return self._values[:, (masks.long() << torch.arange(self.num_players)).sum(-1)]

@@ -17,7 +17,6 @@ from diabat.attention.games import all_coalitions
 from diabat.cli import app
 from diabat.heads import (
     Calibration,
-    DividendSummary,
     HeadCoalitions,
     common,
     disable_gac,
@@ -27,7 +26,7 @@ from diabat.heads import (
     save_gac,
 )
 from diabat.heads.commands import scores as head_scores
-from diabat.heads.commands.analysis import read_analysis
+from diabat.heads.commands.analysis import AnalysedGame, read_analysis
 from diabat.heads.commands.report import shown_dividend
 from diabat.heads.games.attribution import (
     leave_one_out,
@@ -35,6 +34,7 @@ from diabat.heads.games.attribution import (
     sampled_interactions,
     sampled_shapley,
 )
+from diabat.heads.games.store import ValueStore
 from diabat.huggingface import convert
 
 FILMS = {
@@ -98,17 +98,17 @@ def of_library(model: Any = None, **options: Any) -> HeadCoalitions:
 def test_the_result_is_that_of_the_library(place: Path) -> None:
     found = read_analysis(place / "done")
     assert {path.name for path in (place / "done").iterdir()} == {
-        "analysis.json",
         "values.safetensors",
         "dividends.png",
     }
-    assert (found.model, found.value) == (str(place / "model"), "log_odds")
+    assert (found.about.model, found.about.value) == (str(place / "model"), "log_odds")
     for layer, game in enumerate(found.games):
         expected = of_library(layer=layer)
         assert game.players == expected.groups
         torch.testing.assert_close(game.table, expected.table(), rtol=0, atol=2e-6)
-        frequency = expected.dividends().selection_frequency(min_size=2)
-        assert dict(game.selection_frequency[1]) == {k: f for k, f in enumerate(frequency.tolist()) if f}
+        torch.testing.assert_close(
+            game.dividends.by_sample, expected.dividends().by_sample, rtol=0, atol=2e-5
+        )
 
 
 def test_table_and_json(place: Path) -> None:
@@ -119,7 +119,9 @@ def test_table_and_json(place: Path) -> None:
     assert result.stderr == ""
     found = json.loads(analyse(place, "--output", place / "done", "--json").stdout)
     assert [row["layers"] for row in found["rows"]] == ["0", "1", "2"]
-    assert found["analysis"] == json.loads((place / "done" / "analysis.json").read_text())
+    assert found["analysis"] == json.loads(json.dumps(read_analysis(place / "done").as_dict()))
+    game = found["analysis"]["games"][1]
+    assert (len(game["dividends"]), game["samples"], game["v_full"]) == (16, 5, found["rows"][1]["v_full"])
     assert "selection_frequency" in found["definitions"]
 
 
@@ -130,11 +132,11 @@ def test_a_second_run_evaluates_nothing(place: Path, tmp_path: Path, monkeypatch
         (tmp_path / "model" / file.name).write_bytes(file.read_bytes())
     write(tmp_path / "q.jsonl", QUESTIONS)
     assert analyse(tmp_path, "--output", tmp_path / "out").exit_code == 0
-    before = (tmp_path / "out" / "analysis.json").read_bytes()
+    before = (tmp_path / "out" / "values.safetensors").read_bytes()
     with monkeypatch.context() as patch:
         patch.delattr(HeadCoalitions, "_fill")
         assert analyse(tmp_path, "--output", tmp_path / "out").exit_code == 0
-    assert (tmp_path / "out" / "analysis.json").read_bytes() == before
+    assert (tmp_path / "out" / "values.safetensors").read_bytes() == before
     decoder(seed=1).save_pretrained(tmp_path / "model")
     result = analyse(tmp_path, "--output", tmp_path / "out")
     assert result.exit_code == 2
@@ -154,7 +156,7 @@ def test_options_reach_the_game(place: Path, tmp_path: Path) -> None:
     )
     assert analyse(place, "--output", tmp_path / "a", *options).exit_code == 0
     (game,) = read_analysis(tmp_path / "a").games
-    assert (game.layers, game.max_size, game.samples, len(game.players)) == ((0, 2), 2, 3, 8)
+    assert (game.layers, game.options.max_size, len(game.values), len(game.players)) == ((0, 2), 2, 3, 8)
     assert analyse(place, "--output", tmp_path / "b", "players=[[[0,0],[1,1]],[[2,3]]]").exit_code == 0
     (game,) = read_analysis(tmp_path / "b").games
     assert game.players == (((0, 0), (1, 1)), ((2, 3),))
@@ -208,9 +210,8 @@ def test_scores_are_those_of_the_library(place: Path, tmp_path: Path) -> None:
     }
     names = [f"{layer}.{head}" for ((layer, head),) in game.groups]
     for key, scores in expected.items():
-        flat = json.loads((tmp_path / f"{key}.json").read_text())
+        flat = {f"{row['layer']}.{row['head']}": row[key] for row in found["rows"]}
         assert flat == pytest.approx(dict(zip(names, scores.tolist(), strict=True)), abs=4e-6)
-        assert {f"{row['layer']}.{row['head']}": row[key] for row in found["rows"]} == flat
     assert found == json.loads((tmp_path / "scores.json").read_text())
     # A pair of draws sees one question.
     assert found["questions"] == {"shapley": 5, "banzhaf": 2, "leave_one_out": 5, "pairs": 3}
@@ -226,11 +227,9 @@ def test_scores_are_those_of_the_library(place: Path, tmp_path: Path) -> None:
 
 
 def test_scores_stand_beside_the_analysis_and_its_values(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Any]
 ) -> None:
     shutil.copytree(place / "done", tmp_path / "a")
-    drawn: list[Any] = []
-    monkeypatch.setattr(head_scores, "save_figure", lambda figure, path: drawn.append(figure))
     result = run("attribute", place / "model", place / "q.jsonl", *DRAWS, "--output", tmp_path / "a")
     assert result.exit_code == 0, result.stderr
     monkeypatch.delattr(HeadCoalitions, "_fill")  # all is known
@@ -238,7 +237,7 @@ def test_scores_stand_beside_the_analysis_and_its_values(
     rows = {(row["layer"], row["head"]): row for row in json.loads(again.stdout)["rows"]}
     assert len(rows) == 24
     game = read_analysis(tmp_path / "a").games[1]
-    assert (rows[1, 5]["group"], rows[1, 5]["dividend"]) == ("4, 5", game.dividends[1 << 2])
+    assert (rows[1, 5]["group"], rows[1, 5]["dividend"]) == ("4, 5", float(game.dividends.value[1 << 2]))
     assert shown_dividend(rows[1, 5]["shapley"], rows[1, 5]["shapley_error"]) in result.stdout
     titles = ["Shapley\n5 questions", "Banzhaf\n2 questions", "leave one out\n5 questions"]
     assert [axis.get_title() for axis in drawn[0].axes[:3]] == titles
@@ -259,15 +258,12 @@ def test_scores_stand_beside_the_analysis_and_its_values(
     ],
 )
 def test_draws_of_0_leave_a_score_out(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draws: Any, scores: list[str], first: str
+    place: Path, tmp_path: Path, drawn: list[Any], draws: Any, scores: list[str], first: str
 ) -> None:
     """Heads are ranked by the first score that is left, and so are those of the interactions."""
-    drawn: list[Any] = []
-    monkeypatch.setattr(head_scores, "save_figure", lambda figure, path: drawn.append(figure))
     given = (place / "model", place / "q.jsonl", "layers=[1]", "pairs=2", *draws, "--output", tmp_path)
     found, result = json.loads(run("attribute", *given, "--json").stdout), run("attribute", *given)
     rows, left_out = found["rows"], {"shapley", "banzhaf", "leave_one_out"} - {*scores}
-    assert {path.stem for path in tmp_path.glob("*.json")} == {*scores, "scores"}
     assert all(row[key] is row[f"{key}_error"] is None for row in rows for key in left_out)
     assert [row[first] for row in rows] == sorted((row[first] for row in rows), reverse=True)
     assert [axis.get_title().partition("\n")[0] for axis in drawn[0].axes[: len(scores)]] == [
@@ -286,14 +282,14 @@ def test_draws_of_0_leave_a_score_out(
 
 
 def test_interrupts_say_how_to_go_on(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = DividendSummary.of
+    before = HeadCoalitions.sample_values
 
-    def interrupted(game: HeadCoalitions, **options: Any) -> Any:
+    def interrupted(game: HeadCoalitions, coalitions: Any) -> Any:
         if game.groups[0][0][0] == 1:
             raise KeyboardInterrupt
-        return before(game, **options)
+        return before(game, coalitions)
 
-    monkeypatch.setattr(DividendSummary, "of", interrupted)
+    monkeypatch.setattr(HeadCoalitions, "sample_values", interrupted)
     result = analyse(place, "--output", tmp_path / "a")
     assert result.exit_code == 130
     assert f"The values so far are in '{tmp_path / 'a'}'; repeat the command to continue." in result.stderr
@@ -396,21 +392,17 @@ def test_layers_of_a_joint_game_may_be_left_out(place: Path, tmp_path: Path) -> 
     assert salient["2"] == {"2": salient["all"]["2"]}
 
 
-def test_uncertain_groups_are_marked_and_files_replaced_with_force_only(place: Path, tmp_path: Path) -> None:
-    content = json.loads((place / "done" / "analysis.json").read_text())
+def test_uncertain_groups_are_marked_and_files_replaced_with_force_only(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     few = "– With fewer than 8 questions a bootstrap frequency looks certain and is not; use more questions."
-    for samples, often in ((8, 0.4), (8, 0.6), (7, 0.4)):
-        for game in content["games"]:
-            game["selection_frequency"] = [[[k, often] for k in range(16)]] * 4
-            game["samples"] = samples
-        (tmp_path / "x.json").write_text(json.dumps(content))
-        shown = run("calibrate", tmp_path / "x.json", "--output", tmp_path / "y.json", "--force").stdout
-        uncertain = (samples, often) == (8, 0.4)
+    for often in (0.4, 0.6, None):
+        monkeypatch.setattr(AnalysedGame, "frequency", lambda *_, often=often: often)
+        shown = run("calibrate", place / "done", "--output", tmp_path / "y.json", "--force").stdout
+        uncertain = often == 0.4
         assert ("? More often than not, another coalition" in shown) == ("0.40?" in shown) == uncertain
-        assert (few in shown) == (samples < 8)
-        common = run(
-            "calibrate", tmp_path / "x.json", "method=common", "--output", tmp_path / "y.json", "--force"
-        )
+        assert (few in shown) == (often is None)
+        common = run("calibrate", place / "done", "method=common", "--output", tmp_path / "y.json", "--force")
         assert few not in common.stdout
     assert (
         f"Calibration: {tmp_path / 'gac.json'}"
@@ -471,8 +463,25 @@ def test_refusals_name_keys(place: Path, tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_is_no_analysis_or_model_is_refused(place: Path, tmp_path: Path) -> None:
     result = run("calibrate", tmp_path / "nowhere", "--output", tmp_path / "x.json")
     assert result.stderr.startswith("Error: ANALYSIS: expected a finished analysis")
-    (tmp_path / "analysis.json").write_text('{"format": "diabat-heads"}')
-    assert "ANALYSIS: expected one of heads in" in run("calibrate", tmp_path).stderr
+    store = ValueStore.read(place / "done" / "values.safetensors")
+    about, path = store.analysis, tmp_path / "values.safetensors"
+    deep = {**about, "players": [[[[7, 0]]]]}
+    for content, sentence in [
+        ({}, f"expected a finished analysis, got values alone in {path}."),
+        ({**about, "model": 3}, f"expected one of heads in {path}, got model: Input should be a valid string."),
+        ({**about, "players": []}, f"expected one of heads in {path}, got players: "),
+        (deep, f"expected heads of the model, got others in {path}."),
+        ({**about, "options": {**about["options"], "heads_per_player": 1}, "players": [[[[0, 1]]]]},
+         f"expected values of all coalitions, got fewer in {path}."),
+    ]:  # fmt: skip
+        store._path = path
+        store.note({"x": 1})
+        store.note(content)
+        assert run("calibrate", tmp_path).stderr.startswith(f"Error: ANALYSIS: {sentence}"), content
+    path.write_bytes(b"nonsense")
+    assert run("calibrate", tmp_path).stderr == (
+        f"Error: ANALYSIS: expected a file of values of samples, got {path}.\n"
+    )
     result = analyse(place, "--output", tmp_path / "a", "local_files_only=true", model="nowhere")
     assert result.stderr.startswith("Error: MODEL: expected")
     assert not (tmp_path / "a").exists()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from huggingface.methods import SETTING, SUPPORTED, assert_close
 from largest_tensor import LargestTensor
 from tiny_decoders import HEADS, LAYERS, WINDOW, decoder, logits, prompts
 from torch import Tensor
@@ -22,8 +23,6 @@ from diabat.heads import Calibration, HeadCoalitions, calibrate, disable_gac, en
 from diabat.heads.calibration import attention as gac
 from diabat.heads.calibration import mathematics
 from diabat.samplers.capabilities import UnsupportedError
-
-from .methods import SETTING, SUPPORTED, assert_close
 
 every_model = pytest.mark.parametrize("name", SUPPORTED["gac"])
 

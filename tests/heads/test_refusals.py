@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from diabat.checks import ArgumentError
 from diabat.heads import (
     Calibration,
     Dividends,
-    DividendSummary,
     GameLoss,
     GameOptions,
     HeadCoalitions,
@@ -49,7 +47,7 @@ from diabat.huggingface import convert
 from diabat.samplers.capabilities import UnsupportedError
 
 from . import game as tiny
-from .games import TableGame, bpe, questions
+from .games import bpe, questions
 from .test_outputs import batch
 
 
@@ -137,11 +135,6 @@ def searched(**changes: Any) -> Any:
     return surrogate(**given | changes)
 
 
-def summary(**changes: Any) -> DividendSummary:
-    found: Any = TableGame(torch.randn(4, 8, dtype=torch.float64))
-    return DividendSummary(**asdict(DividendSummary.of(found, resamples=5)) | changes)
-
-
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1}
 ASKED = [{"input_ids": [1, 2, 3], "answer": ["good"]}]
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
@@ -213,11 +206,6 @@ OTHERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: small_coalitions(64, 6), "max_size: expected at most 65536 coalitions, got 83278001"),
     (lambda: Dividends.of_tables(torch.zeros(2, 8)).selection_frequency(resamples=0), "resamples: expected an "),
     (lambda: Dividends.of_tables(torch.zeros(2, 8)).largest(4), "min_size: expected at most 3, got 4"),
-    (lambda: summary(dividends=(0.0,)), "dividends: expected 8 entries, got 1"),
-    (lambda: summary(size_sums=()), "size_sums: expected 4 entries, got 0"),
-    (lambda: summary(selection_frequency=(((8, 1.0),),) * 3), "selection_frequency: expected positions below 8"),
-    (lambda: summary(max_size=4), "max_size: expected at most 3, got 4"),
-    (lambda: summary(players=()), "players: expected an integer >= 1"),
     (lambda: searched(value=3), "value: expected a function of masks, got int"),
     (lambda: searched(sampler="exact"), "sampler: expected a Sampler, as .* got 'exact'"),
     (lambda: searched(sampler=diabat.sampler("mean_field")), "sampler 'mean_field' computes moments only"),

@@ -1,4 +1,4 @@
-"""Dividends and their noise; summaries of games, their significance and frequencies, with table and figure."""
+"""Dividends and their noise; analysed games, their table and their figure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from diabat.attention import games
 from diabat.attention.games.tables import inverse_mobius
-from diabat.heads import Dividends, DividendSummary, max_dividend, small_coalitions
-from diabat.heads.commands import report as heads
+from diabat.heads import Dividends, max_dividend, small_coalitions
+from diabat.heads.commands.analysis import About, AnalysedGame, Analysis, AnalysisOptions, needed_coalitions
 from diabat.heads.commands.report import (
     HeadsReport,
     expected_noise,
@@ -22,16 +22,25 @@ from diabat.heads.commands.report import (
     shown_heads,
     shown_players,
 )
-from diabat.heads.games.summary import significant, summary_coalitions
-from diabat.plots import save_figure
-
-from .games import TableGame
 
 
-def summary(dividends: Tensor, max_size: int | None = None, layer: int = 0) -> DividendSummary:
-    """Of a game with these dividends by sample, [samples, 2^n]."""
-    game: Any = TableGame(inverse_mobius(dividends), layer)
-    return DividendSummary.of(game, max_size=max_size, resamples=50)
+def codes(masks: Tensor) -> Tensor:
+    return (masks.long() << torch.arange(masks.shape[-1])).sum(-1)
+
+
+def analysed(dividends: Tensor, max_size: int | None = None, layer: int = 0) -> AnalysedGame:
+    """A game with these dividends by sample, [samples, 2^n]."""
+    n = (dividends.shape[1] - 1).bit_length()
+    values = inverse_mobius(dividends)[:, codes(needed_coalitions(n, max_size))]
+    options = AnalysisOptions(max_size=max_size, resamples=50)
+    return AnalysedGame(tuple(((layer, head),) for head in range(n)), values, options)
+
+
+def report(*found: AnalysedGame) -> tuple[Analysis, HeadsReport]:
+    players = tuple(game.players for game in found)
+    about = About("m", {}, "q", "log_odds", found[0].options, {}, players)
+    analysis = Analysis(about, found)
+    return analysis, HeadsReport.of(analysis)
 
 
 def noisy(n: int, planted: dict[int, float], samples: int = 40, seed: int = 0, noise: float = 0.1) -> Tensor:
@@ -45,97 +54,51 @@ def noisy(n: int, planted: dict[int, float], samples: int = 40, seed: int = 0, n
 
 def test_planted_dividends_are_found() -> None:
     dividends = noisy(4, {0: 3.0, 0b0101: 1.0, 0b1000: 0.5, 0b0011: -0.7})
-    game, table = summary(dividends), inverse_mobius(dividends)
-    assert max_dividend(game.mean_dividends) == (0, 2)
+    game, table = analysed(dividends), inverse_mobius(dividends)
+    assert max_dividend(game.dividends) == (0, 2)
     assert game.frequency(0b0101) == game.frequency(0b0101, 2) == 1
     assert game.frequency(0b1000) == 0
-    assert game.v_empty == pytest.approx(float(table[:, 0].mean()))
-    assert game.v_empty_error == pytest.approx(float(table[:, 0].std() / 40**0.5))
-    assert game.v_full == pytest.approx(float(table[:, -1].mean()))
-    assert (game.positive, game.negative) == (2, 1)
+    (empty, empty_error), (full, _) = game.ends
+    assert empty == pytest.approx(float(table[:, 0].mean()))
+    assert empty_error == pytest.approx(float(table[:, 0].std() / 40**0.5))
+    assert full == pytest.approx(float(table[:, -1].mean()))
     assert game.table is not None
     torch.testing.assert_close(game.table, table.mean(0))
-    torch.testing.assert_close(game.errors[1:], dividends[:, 1:].std(0) / 40**0.5)
-    assert sum(game.size_sums) == pytest.approx(game.v_full - game.v_empty)
+    (row,) = report(game)[1].rows
+    assert (row["coalition"], row["heads"], row["layers"], row["players"]) == ("{0, 2}", "0, 2", "0", 4)
+    assert row["dividend"] == pytest.approx(float(dividends[:, 5].mean()))
+    assert row["dividend_error"] == pytest.approx(float(dividends[:, 5].std() / 40**0.5))
+    assert set(row) == set(HeadsReport.definitions())
 
 
 def test_the_same_up_to_a_size() -> None:
     dividends = noisy(5, {0b00110: 1.0})
-    whole, part = summary(dividends), summary(dividends, max_size=2)
-    assert len(summary_coalitions(5, 2)) == 1 + 5 + 10 + 1
-    assert len(summary_coalitions(5, 5)) == len(summary_coalitions(5, None)) == 32
-    assert max_dividend(part.mean_dividends) == max_dividend(whole.mean_dividends) == (1, 2)
-    assert part.v_full == pytest.approx(whole.v_full, abs=1e-12)
-    assert part.size_sums == pytest.approx(whole.size_sums[:3])
+    whole, part = analysed(dividends), analysed(dividends, max_size=2)
+    assert len(needed_coalitions(5, 2)) == 1 + 5 + 10 + 1
+    assert len(needed_coalitions(5, 5)) == len(needed_coalitions(5, None)) == 32
+    assert max_dividend(part.dividends) == max_dividend(whole.dividends) == (1, 2)
+    torch.testing.assert_close(torch.tensor(part.ends), torch.tensor(whole.ends))
     assert part.table is None
-    row, of_whole = HeadsReport.of_games([part, whole], "x", {}).rows
-    assert row["larger"] == pytest.approx(of_whole["larger"])  # also where larger coalitions are not known
 
 
-def test_one_sample_has_no_errors() -> None:
-    game = summary(noisy(3, {5: 1.0}, samples=1))
-    assert set(game.standard_errors) == {None}
-    assert (game.v_full_error, game.positive, game.negative) == (None, 0, 0)
-    assert bool(game.errors.isinf().all())
-    assert HeadsReport.of_games([game], "x", {}).rows[0]["dividend_error"] is None
-
-
-def test_few_samples_have_no_frequency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One sample says 1.00 whatever it is; a dash and a sentence stand in its place."""
-    drawn: list[Any] = []
-    monkeypatch.setattr(heads, "save_figure", lambda figure, path: drawn.append(figure))
-    few, enough = (summary(noisy(3, {5: 1.0}, samples=samples)) for samples in (7, 8))
+def test_few_samples_have_no_frequency(tmp_path: Path, drawn: list[Any]) -> None:
+    """One sample says 1.00 whatever it is; a dash and a sentence stand in its place.  Nor has one sample errors."""
+    one, few, enough = (analysed(noisy(3, {5: 1.0}, samples=samples)) for samples in (1, 7, 8))
+    assert one.ends[1][1] is one.as_dict()["standard_errors"][3] is None
     assert (few.frequency(5), enough.frequency(5)) == (None, 1)
-    assert few.selection_frequency[0] == ((5, 1.0),)  # kept as it was counted
-    report = HeadsReport.of_games([few, enough], "x", {})
+    analysis, both = report(few, enough, one)
     cell = next(column for column in HeadsReport.columns if column.key == "selection_frequency")
-    assert [cell.cell(row) for row in report.rows] == ["–", "1.00"]
+    assert [cell.cell(row) for row in both.rows[:2]] == ["–", "1.00"]
     sentence = (
         "– With fewer than 8 questions a bootstrap frequency looks certain and is not; use more questions."
     )
-    assert report.summary() == sentence
-    assert HeadsReport.of_games([enough], "x", {}).summary() == ""
-    plot_dividends([few, enough], tmp_path / "w.svg")
+    assert both.summary() == sentence
+    assert report(enough)[1].summary() == ""
+    assert cell.cell(report(analysed(noisy(4, {}, samples=8)))[1].rows[0]).endswith("?")
+    plot_dividends(analysis, both, tmp_path / "w.svg")
     titles = ["layer 0: largest {0, 2}", "layer 0: largest {0, 2} (100 %)"]
     assert [axis.get_title() for axis in drawn[0].axes[:2]] == titles
-
-
-def test_noise_is_seldom_significant() -> None:
-    """alpha: under pure noise Benjamini-Hochberg finds anything in at most 5 % of games; N = 400 games.
-
-    More than 29 in place of 20 has probability 0.02 at exactly 5 %.
-    """
-    found = sum(
-        sum(significant(Dividends.of_tables(inverse_mobius(noisy(4, {}, samples=20, seed=seed))))) > 0
-        for seed in range(400)
-    )
-    assert found <= 29
-
-
-@pytest.mark.parametrize(("t", "found"), [(4.2, (0, 0)), (4.4, (1, 0)), (-4.4, (0, 1))])
-def test_three_samples_have_two_degrees_of_freedom(t: float, found: tuple[int, int]) -> None:
-    """Of which 4.303 is the quantile at 97.5 %; with three of them it were 3.182."""
-    single = t / 3**0.5 + torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
-    assert significant(Dividends.of_tables(torch.stack((0 * single, single), 1))) == found
-
-
-def test_rounding_is_not_significant() -> None:
-    """The same value of all coalitions but one: dividends of the others are 0 up to rounding."""
-    values = torch.full((10, 16), 0.1, dtype=torch.float64) * torch.arange(1, 11)[:, None]
-    values[:, 1::2] += 1 / 3
-    assert significant(Dividends.of_tables(values)) == (1, 0)
-
-
-def test_the_row_of_a_game() -> None:
-    game = summary(noisy(4, {0b0101: 1.0}), layer=3)
-    (row,) = HeadsReport.of_games([game], "x", {}).rows
-    assert (row["coalition"], row["heads"], row["layers"], row["players"]) == ("{0, 2}", "0, 2", "3", 4)
-    assert row["dividend"] == game.dividends[5]
-    assert row["singles"] + row["pairs"] + row["larger"] == pytest.approx(game.v_full - game.v_empty)
-    assert set(row) == set(HeadsReport.definitions())
-    unsure = HeadsReport.of_games([summary(noisy(4, {}, samples=8))], "x", {})
-    cell = next(column for column in HeadsReport.columns if column.key == "selection_frequency")
-    assert cell.cell(unsure.rows[0]).endswith("?")
+    assert [line.get_label() for line in drawn[0].axes[2].lines[1:]] == ["dividend"]  # no errors, no noise
 
 
 def test_coalitions_and_heads_in_few_characters() -> None:
@@ -154,23 +117,13 @@ def test_the_noise_that_is_expected() -> None:
     assert bool((noise.diff() <= 0).all())
 
 
-def test_the_figure_has_a_panel_per_game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Any] = []
-
-    def save(given: Any, path: Path) -> Path:
-        drawn.append(given)
-        return save_figure(given, path)
-
-    monkeypatch.setattr(heads, "save_figure", save)
-    games = [summary(noisy(4, {5: 1.0, 8: -0.5}, seed=layer), layer=layer) for layer in range(5)]
-    plot_dividends([*games, summary(noisy(3, {5: 1.0}, samples=1))], tmp_path / "w.svg", title="of a test")
+def test_the_figure_has_a_panel_per_game(tmp_path: Path, drawn: list[Any]) -> None:
+    found = [analysed(noisy(4, {5: 1.0, 8: -0.5}, seed=layer), layer=layer) for layer in range(5)]
+    plot_dividends(*report(*found), tmp_path / "w.svg")
     panels = [axis for axis in drawn[0].axes if axis.get_visible()]
-    assert [axis.get_title() for axis in panels[:2]] == [
-        f"layer {k}: largest {{0, 2}} (100 %)" for k in range(2)
-    ]
+    assert [axis.get_title() for axis in panels] == [f"layer {k}: largest {{0, 2}} (100 %)" for k in range(5)]
     line = next(one for one in panels[1].lines if one.get_label() == "dividend")
-    assert line.get_ydata().tolist() == sorted(games[1].dividends[1:], reverse=True)
-    assert [one.get_label() for one in panels[5].lines[1:]] == ["dividend"]  # no errors, no noise
+    assert line.get_ydata().tolist() == sorted(found[1].dividends.value[1:].tolist(), reverse=True)
     assert (tmp_path / "w.svg").stat().st_size > 10_000
 
 
@@ -179,10 +132,6 @@ F64 = torch.float64
 
 def tables(samples: int, n: int, seed: int = 0) -> Tensor:
     return torch.randn(samples, 1 << n, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
-def codes(masks: Tensor) -> Tensor:
-    return (masks.long() << torch.arange(masks.shape[-1])).sum(-1)
 
 
 def naive(v: Tensor, members: tuple[int, ...]) -> float:
@@ -214,18 +163,6 @@ def test_small_coalitions_are_those_of_the_full_table(n: int, size: int) -> None
     low = Dividends.of_small(v[:, codes(masks)], n, size)
     torch.testing.assert_close(low.by_sample, full.by_sample[:, codes(masks)], rtol=0, atol=1e-12)
     torch.testing.assert_close(low.standard_error, full.standard_error[codes(masks)])
-
-
-def test_sums_by_size() -> None:
-    v = tables(5, 6)
-    found = Dividends.of_tables(v)
-    sums, errors = found.size_sums()
-    assert sums.shape == (7,)
-    assert float(sums.sum()) == pytest.approx(float((v[:, -1] - v[:, 0]).mean()), abs=1e-12)
-    pairs = found.by_sample[:, found.sizes == 2].sum(1)
-    assert float(sums[2]) == pytest.approx(float(pairs.mean()), abs=1e-12)
-    assert float(errors[2]) == pytest.approx(float(pairs.std() / 5**0.5), abs=1e-12)
-    assert bool(Dividends.of_tables(tables(1, 3)).standard_error.isinf().all())
 
 
 def test_noise_grows_with_the_root_of_two_to_the_size() -> None:

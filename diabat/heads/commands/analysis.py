@@ -1,32 +1,34 @@
-"""Dividends of the heads of a decoder, layer by layer: computed with the values in a store, and kept as JSON."""
+"""Dividends of the heads of a decoder, layer by layer: everything follows from the values in one file."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
+import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+from torch import Tensor
 
 import diabat
-from diabat.attention.games.tables import MAX_PLAYERS
+from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions
 from diabat.checks import ArgumentError, check_count
 from diabat.config.errors import explain
 from diabat.config.loading import apply_overrides
-from diabat.config.sections import STRICT
 from diabat.extras import extra
-from diabat.files import parse_json, read_file, replace_file, to_json
 from diabat.heads.calibration.file import load_gac, stored_calibration
-from diabat.heads.commands.questions import read_questions
-from diabat.heads.commands.report import shown_questions
 from diabat.heads.games.ablation import Kind
 from diabat.heads.games.coalitions import HeadCoalitions
 from diabat.heads.games.decoder import Groups
-from diabat.heads.games.summary import DividendSummary, summary_coalitions
+from diabat.heads.games.dividends import Dividends, finite, small_coalitions, standard_error
+from diabat.heads.games.questions import read_questions
+from diabat.heads.games.store import ValueStore
 from diabat.huggingface.loading import DTYPES, check_adapter, load_adapter, load_decoder
 from diabat.huggingface.model_digest import ROUNDED, model_digest
 from diabat.progress import new_bar
@@ -36,6 +38,11 @@ Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Layers = tuple[Annotated[int, Field(ge=0)], ...]
+LEAST_SAMPLES = 8
+"""A bootstrap frequency of fewer looks certain and is not: of one sample it is 1, whatever others would say."""
+FILE = "values.safetensors"
+# Seconds over which the speed is averaged: a batch of coalitions of a large model takes many.
+WINDOW = 600.0
 
 
 @dataclass(frozen=True, config=OPTIONS)
@@ -109,40 +116,108 @@ def read_options(kind: type[Options], overrides: Iterable[str]) -> Options:
         raise explain(error, get_type_hints(kind)) from error
 
 
-FILE = "analysis.json"
-STORE = "values.safetensors"
-_MAX_BYTES = 1 << 30
-# Seconds over which the speed is averaged: a batch of coalitions of a large model takes many.
-WINDOW = 600.0
+@dataclasses.dataclass(frozen=True, eq=False)
+class AnalysedGame:
+    """Values of one game, and the dividends that follow.
+
+    Attributes:
+        players: Heads (layer, head) of every player.
+        values: float64 [samples, M], of :func:`needed_coalitions`.
+        options: Those of the analysis.
+    """
+
+    players: Groups
+    values: Tensor
+    options: AnalysisOptions
+
+    @cached_property
+    def dividends(self) -> Dividends:
+        """Dividends of all coalitions, or of those up to the largest size of the options."""
+        n, most = len(self.players), self.options.max_size
+        if most is None:
+            return Dividends.of_tables(self.values)
+        return Dividends.of_small(self.values[:, : self.values.shape[1] - (most < n)], n, most)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Layers of the players, ascending."""
+        return tuple(sorted({layer for group in self.players for layer, _ in group}))
+
+    @property
+    def ends(self) -> list[tuple[float, float | None]]:
+        """v(∅) and v(N), means over samples, each with its standard error, None with one sample."""
+        ends = self.values[:, [0, -1]]  # in this order in all games
+        return list(zip(ends.mean(0).tolist(), finite(standard_error(ends)), strict=True))
+
+    @property
+    def table(self) -> Tensor | None:
+        """Values v of all coalitions, float64 [2^n]; None if only those up to a size are known."""
+        return self.values.mean(0) if self.options.max_size is None else None
+
+    def frequency(self, position: int, min_size: int = 1) -> float | None:
+        """Share of bootstrap resamples in which a coalition has the largest dividend of those of ``min_size`` players.
+
+        None with fewer than :data:`LEAST_SAMPLES` samples.
+        """
+        if len(self.values) < LEAST_SAMPLES:
+            return None
+        resamples, seed = self.options.resamples, self.options.seed
+        found = self.dividends.selection_frequency(min_size=min_size, resamples=resamples, seed=seed)
+        return float(found[position])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Players, values of no player and of all, and dividends with their errors, as plain values."""
+        (empty, empty_error), (full, full_error) = self.ends
+        return {
+            "players": self.players, "max_size": self.options.max_size, "samples": len(self.values),
+            "v_empty": empty, "v_empty_error": empty_error, "v_full": full, "v_full_error": full_error,
+            "dividends": self.dividends.value.tolist(),
+            "standard_errors": finite(self.dividends.standard_error),
+        }  # fmt: skip
 
 
-class Analysis(BaseModel):
-    """Content of ``analysis.json``: what was analysed (``digest`` tells the model from others), how, and the games."""
+@dataclass(frozen=True, config=OPTIONS)
+class About:
+    """What was analysed (``digest`` tells the model from others), how, and the players of the games."""
 
-    model_config = STRICT
-
-    format: Literal["diabat-heads"] = "diabat-heads"
-    version: Literal[1] = 1
     model: str
     digest: dict[str, str]
     data: str
     value: str
     options: AnalysisOptions
     versions: dict[str, str]
-    games: tuple[DividendSummary, ...]
+    players: Annotated[tuple[Annotated[Groups, Field(min_length=1)], ...], Field(min_length=1)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Analysis:
+    """What was analysed, and the games."""
+
+    about: About
+    games: tuple[AnalysedGame, ...]
 
     @property
     def heading(self) -> str:
         """What was analysed, in two lines."""
-        return heading(self.model, self.data, self.games[0].samples, self.value, self.options)
+        about = self.about
+        return heading(about.model, about.data, len(self.games[0].values), about.value, about.options)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        about: dict[str, Any] = TypeAdapter(About).dump_python(self.about, mode="json")
+        return {**about, "games": [game.as_dict() for game in self.games]}
 
 
 def heading(model: str, data: str, samples: int, value: str, options: GameOptions) -> str:
     """What was evaluated, in two lines."""
     calibrated = "" if options.calibration is None else ", calibrated"
     adapted = "" if options.adapter is None else f", adapter {options.adapter}"
-    count = shown_questions(samples)
-    return f"{model}{adapted}{calibrated}\n{data} ({count}); {value}, ablation {options.ablation}"
+    return f"{model}{adapted}{calibrated}\n{data} ({shown_questions(samples)}); {value}, ablation {options.ablation}"
+
+
+def shown_questions(count: int) -> str:
+    """A number of questions in words: 1 question, 16 questions."""
+    return f"{count} question{'s' * (count != 1)}"
 
 
 def analyse(
@@ -151,7 +226,7 @@ def analyse(
     """Dividends of the heads of a model, a folder or a name on the hub, on the questions of a file; a game per layer.
 
     The folder, new or that of the same analysis, keeps the values of every question and coalition, from which it goes
-    on, and the result.  ``progress`` shows a bar on standard error.
+    on, and what was analysed.  ``progress`` shows a bar on standard error.
 
     Raises:
         ArgumentError: If a file is not valid, an option does not suit the model, a question not the value, or the
@@ -163,7 +238,7 @@ def analyse(
     loaded, game, value = open_game(model, data, folder, options)
     games = _games(game, options)
     folder.mkdir(parents=True, exist_ok=True)
-    analysis = Analysis(
+    about = About(
         model=model,
         digest=model_digest(loaded, ("weights", *ROUNDED)),
         data=str(data),
@@ -171,10 +246,11 @@ def analyse(
         options=options,
         versions={"diabat": diabat.__version__, "torch": str(torch.__version__),
                   "transformers": extra("transformers").__version__},
-        games=tuple(_summaries(games, options, progress)),
+        players=tuple(game.groups for game in games),
     )  # fmt: skip
-    replace_file(folder / FILE, to_json(analysis.model_dump(mode="json")))
-    return analysis
+    found = tuple(_evaluated(games, options, progress))
+    game.store.note(TypeAdapter(About).dump_python(about, mode="json"))
+    return Analysis(about, found)
 
 
 def open_game(model: str, data: Path, folder: Path, options: GameOptions) -> tuple[Any, HeadCoalitions, str]:
@@ -197,37 +273,64 @@ def open_game(model: str, data: Path, folder: Path, options: GameOptions) -> tup
     if options.calibration is not None:
         load_gac(loaded, options.calibration)
     first = next(iter(questions.values()))  # which says what the questions are meant for
-    value = options.value or (
-        "log_odds" if "choices" in first else "f1" if "answer" in first else "perplexity"
-    )
+    by_kind = "log_odds" if "choices" in first else "f1" if "answer" in first else "perplexity"
     settings: dict[str, Any] = {
         name: getattr(options, name) for name in ("ablation", "epsilon", "batch_size")
     }
-    settings |= {"value": value, "dtype": DTYPES[options.dtype], "store": folder / STORE}
+    settings |= {"value": options.value or by_kind, "dtype": DTYPES[options.dtype], "store": folder / FILE}
     try:
-        return loaded, HeadCoalitions(loaded, questions.values(), tokenizer=tokenizer, **settings), value
+        game = HeadCoalitions(loaded, questions.values(), tokenizer=tokenizer, **settings)
     except ArgumentError as error:  # a sample is named by its file and line
         found = re.fullmatch(r"samples\[(\d+)\](.*)", error.argument or "", re.DOTALL)
         if found is None:
             raise
         raise ArgumentError(f"{list(questions)[int(found[1])]}{found[2]}", error.reason) from error
+    return loaded, game, settings["value"]
 
 
 def read_analysis(path: Path) -> Analysis:
-    """Read the result of an analysis from its folder or its file; ArgumentError if there is none, or it is not ours."""
+    """Read an analysis from its folder or its file; ArgumentError if there is none, or it is not ours."""
     file = path / FILE if path.is_dir() else path
     if not file.exists():
         raise ArgumentError("analysis", f"expected a finished analysis, got '{path}' without {FILE}.")
-    content = read_file(file, _MAX_BYTES, follow=file == path)
     try:
-        parse_json(content)  # stricter about keys and numbers than the next
-        return Analysis.model_validate_json(content)
+        store = ValueStore.read(file, follow=file == path)
+        if not store.analysis:
+            raise ArgumentError("analysis", "expected a finished analysis, got values alone")
+        about = TypeAdapter(About).validate_json(json.dumps(store.analysis))
+        games = tuple(_stored(store, players, about.options) for players in about.players)
     except ValidationError as error:
         first = error.errors()[0]
         got = f"got {'.'.join(map(str, first['loc']))}: {first['msg']}."
         raise ArgumentError("analysis", f"expected one of heads in {file}, {got}") from None
-    except ValueError as error:  # also what is no JSON or no text
-        raise ArgumentError("analysis", f"expected JSON in {file}, got {error}.") from None
+    except ArgumentError as error:
+        reason = error.reason.rstrip(".")
+        raise ArgumentError(
+            "analysis", f"{reason if str(file) in reason else f'{reason} in {file}'}."
+        ) from None
+    return Analysis(about, games)
+
+
+def _stored(store: ValueStore, players: Groups, options: AnalysisOptions) -> AnalysedGame:
+    """A game whose values are all there."""
+    n = len(players)
+    check_count("max_size", options.max_size, most=n, optional=True)
+    check_count("players", n, most=None if options.max_size else MAX_PLAYERS)
+    if {head for group in players for head in group} - store.heads:
+        raise ArgumentError("players", "expected heads of the model, got others")
+    columns = store.columns(players, needed_coalitions(n, options.max_size))
+    values = store.values[:, columns]
+    if np.isnan(values).any() or not len(values):
+        raise ArgumentError("values", "expected values of all coalitions, got fewer")
+    return AnalysedGame(players, torch.from_numpy(values), options)
+
+
+def needed_coalitions(n: int, max_size: int | None) -> Tensor:
+    """Coalitions whose values are analysed, bool [M, n]: the first is empty, and the last one that of all players."""
+    if max_size is None:
+        return all_coalitions(n)
+    masks = small_coalitions(n, max_size)
+    return torch.cat((masks, torch.ones(1, n, dtype=torch.bool))) if max_size < n else masks
 
 
 def _games(game: HeadCoalitions, options: AnalysisOptions) -> list[HeadCoalitions]:
@@ -249,23 +352,23 @@ def _games(game: HeadCoalitions, options: AnalysisOptions) -> list[HeadCoalition
     return games
 
 
-def _summaries(
+def _evaluated(
     games: list[HeadCoalitions], options: AnalysisOptions, progress: bool
-) -> Iterator[DividendSummary]:
+) -> Iterator[AnalysedGame]:
     """Evaluate one game after the other, with one bar; a deep layer runs fewer blocks."""
-    settings: dict[str, Any] = {name: getattr(options, name) for name in ("max_size", "resamples", "seed")}
     layers = [sorted({layer for group in game.groups for layer, _ in group}) for game in games]
+    masks = [needed_coalitions(game.num_players, options.max_size) for game in games]
     work = [
-        len(summary_coalitions(game.num_players, options.max_size)) * (max(game.layers) + 1 - own[0])
-        for game, own in zip(games, layers, strict=True)
+        len(part) * (max(game.layers) + 1 - own[0])
+        for part, game, own in zip(masks, games, layers, strict=True)
     ]
     with new_bar(percent=True, window=WINDOW, shown=progress) as bar:
         task, before = bar.add_task("", total=sum(work)), 0
-        for game, own, planned in zip(games, layers, work, strict=True):
+        for game, own, part, planned in zip(games, layers, masks, work, strict=True):
             bar.update(task, description=f"layer {own[0]}" if len(own) == 1 else f"{len(own)} layers")
             game.progress = lambda done, total, start=before, planned=planned: bar.update(
                 task, completed=start + planned * done / total
             )
-            yield DividendSummary.of(game, **settings)
+            yield AnalysedGame(game.groups, game.sample_values(part), options)
             before += planned
             bar.update(task, completed=before)

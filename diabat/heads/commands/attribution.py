@@ -11,7 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from diabat.files import replace_file, to_json
+from diabat.files import replace_file
 from diabat.heads.commands.analysis import (
     FILE,
     OPTIONS,
@@ -31,8 +31,8 @@ from diabat.heads.games.attribution import (
 )
 from diabat.heads.games.coalitions import HeadCoalitions
 from diabat.heads.games.decoder import Head
-from diabat.heads.games.dividends import standard_error
-from diabat.heads.games.summary import finite
+from diabat.heads.games.dividends import finite, standard_error
+from diabat.heads.games.store import ValueStore
 from diabat.progress import new_bar
 from diabat.studies.report import Row
 
@@ -92,9 +92,6 @@ def attribute(
         v_full=float(ends[1]), v_full_error=finite(end_errors)[1],
         pairs=pairs,
     )  # fmt: skip
-    for key in scores:
-        flat = {f"{row['layer']}.{row['head']}": row[key] for row in rows}
-        replace_file(folder / f"{key}.json", to_json(flat))
     replace_file(folder / RESULT, report.to_json().encode())
     return report
 
@@ -145,11 +142,10 @@ def _evaluate(
 def _groups(folder: Path) -> dict[Head, Row]:
     """The player of a head and its dividend, by the analysis in the folder if there is one."""
     found: dict[Head, Row] = {}
-    for game in read_analysis(folder).games if (folder / FILE).exists() else ():
-        at = {tuple(mask.nonzero()[:, 0].tolist()): k for k, mask in enumerate(game.coalitions)}
-        for player, group in enumerate(game.players):
-            single = at[player,]
-            w, error = game.dividends[single], game.standard_errors[single]
-            row = {"group": shown_heads(group), "dividend": w, "dividend_error": error}
+    for game in read_analysis(folder).games if ValueStore.read(folder / FILE).analysis else ():
+        single = (game.dividends.sizes == 1).nonzero()[:, 0]  # in the order of the players
+        w, errors = game.dividends.value[single].tolist(), finite(game.dividends.standard_error[single])
+        for group, value, error in zip(game.players, w, errors, strict=True):
+            row = {"group": shown_heads(group), "dividend": value, "dividend_error": error}
             found |= dict.fromkeys(group, row)
     return found

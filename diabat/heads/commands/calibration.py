@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic.dataclasses import dataclass
 
 from diabat.checks import ArgumentError
 from diabat.heads.calibration.mathematics import Calibration
-from diabat.heads.commands.analysis import OPTIONS, Analysis, Count, Layers, Seed, Share
+from diabat.heads.commands.analysis import (
+    OPTIONS,
+    AnalysedGame,
+    Analysis,
+    Count,
+    Layers,
+    Seed,
+    Share,
+)
 from diabat.heads.games.decoder import Head
-from diabat.heads.games.dividends import common, max_dividend
+from diabat.heads.games.dividends import common, finite, max_dividend
 from diabat.heads.games.search import surrogate
-from diabat.heads.games.summary import DividendSummary
 from diabat.samplers.registry import sampler
 
 
-@pydantic_dataclass(frozen=True, config=OPTIONS)
+@dataclass(frozen=True, config=OPTIONS)
 class CalibrationOptions:
     """How salient groups are chosen, and what a calibration does to all other heads.
 
@@ -53,7 +60,7 @@ class CalibrationOptions:
     redistribution: Literal["proportional", "uniform"] = "proportional"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class SalientGroup:
     """The salient group of one game: its layers that are calibrated, its players and their heads (layer, head) there.
 
@@ -65,10 +72,10 @@ class SalientGroup:
     layers: tuple[int, ...]
     players: tuple[int, ...]
     heads: tuple[Head, ...]
-    dividend: float | None
-    dividend_error: float | None
-    selection_frequency: float | None
-    value: float | None
+    dividend: float | None = None
+    dividend_error: float | None = None
+    selection_frequency: float | None = None
+    value: float | None = None
 
 
 def salient_groups(analysis: Analysis, options: CalibrationOptions) -> list[SalientGroup]:
@@ -90,17 +97,17 @@ def calibration_of(groups: Sequence[SalientGroup], options: CalibrationOptions) 
     return Calibration(salient, options.alpha, options.beta, options.rows, options.redistribution)
 
 
-def _players(game: DividendSummary, options: CalibrationOptions) -> tuple[int, ...]:
+def _players(game: AnalysedGame, options: CalibrationOptions) -> tuple[int, ...]:
     if options.method == "max_dividend":
-        return max_dividend(game.mean_dividends, options.min_size)
+        return max_dividend(game.dividends, options.min_size)
     if options.method == "common":
-        return common(game.mean_dividends, options.share)
+        return common(game.dividends, options.share)
     table, count = game.table, len(game.players)
     if table is None:
         raise ArgumentError(
             "method",
-            f"expected max_dividend or common for dividends of at most {game.max_size} players, got surrogate, which "
-            "needs the values of all coalitions; analyse again without max_size.",
+            f"expected max_dividend or common for dividends of at most {game.options.max_size} players, got surrogate, "
+            "which needs the values of all coalitions; analyse again without max_size.",
         )
     bits, search = 1 << torch.arange(count), {"evaluations": options.evaluations, "seed": options.seed}
     backend, penalty = sampler(options.sampler), options.penalty
@@ -110,17 +117,20 @@ def _players(game: DividendSummary, options: CalibrationOptions) -> tuple[int, .
 
 
 def _described(
-    game: DividendSummary, layers: tuple[int, ...], players: tuple[int, ...], options: CalibrationOptions
+    game: AnalysedGame, layers: tuple[int, ...], players: tuple[int, ...], options: CalibrationOptions
 ) -> SalientGroup:
-    mask = torch.zeros(len(game.players), dtype=torch.bool)
-    mask[list(players)] = True
-    heads = tuple(head for head in game.heads(players) if head[0] in layers)
-    places = (game.coalitions == mask).all(-1).nonzero()[:, 0].tolist()
-    if not places:  # larger than those that were evaluated
-        return SalientGroup(layers, players, heads, None, None, None, None)
-    at, table = places[0], game.table
-    frequency = game.frequency(at, options.min_size) if options.method == "max_dividend" else None
-    value = None if table is None else float(table[at])
-    return SalientGroup(
-        layers, players, heads, game.dividends[at], game.standard_errors[at], frequency, value
+    heads = sorted(head for player in players for head in game.players[player] if head[0] in layers)
+    group, found = SalientGroup(layers, players, tuple(heads)), game.dividends
+    places = (found.coalitions.sum(-1) == len(players)) & found.coalitions[:, list(players)].all(-1)
+    if not bool(places.any()):  # larger than those that were evaluated
+        return group
+    at, table = int(places.nonzero()[0]), game.table
+    return dataclasses.replace(
+        group,
+        dividend=float(found.value[at]),
+        dividend_error=finite(found.standard_error)[at],
+        selection_frequency=game.frequency(at, options.min_size)
+        if options.method == "max_dividend"
+        else None,
+        value=None if table is None else float(table[at]),
     )

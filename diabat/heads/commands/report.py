@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from diabat.heads.commands.analysis import LEAST_SAMPLES, Analysis
 from diabat.heads.games.decoder import Head
-from diabat.heads.games.dividends import max_dividend
-from diabat.heads.games.summary import LEAST_SAMPLES, LEVEL, DividendSummary
+from diabat.heads.games.dividends import Dividends, finite, max_dividend
 from diabat.plots import COLOURS, legend_below, new_figure, save_figure, tidy
 from diabat.studies.report import MISSING, Column, Report, Row
 
@@ -39,11 +39,6 @@ def shown_frequency(share: float | None) -> str:
     return MISSING if share is None else f"{share:.2f}{'?' * (share < 0.5)}"
 
 
-def shown_questions(count: int) -> str:
-    """A number of questions in words: 1 question, 16 questions."""
-    return f"{count} question{'s' * (count != 1)}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class HeadsReport(Report):
     """Dividends of the games of one model, a row each; ``analysis`` is everything that is known: plain values."""
@@ -64,12 +59,6 @@ class HeadsReport(Report):
         Column("selection_frequency", "share of bootstrap resamples of the samples in which this coalition has the "
                f"largest dividend, null with fewer than {LEAST_SAMPLES} samples; ? marks less than half",
                "bootstrap\nfrequency", lambda row: shown_frequency(row["selection_frequency"])),
-        Column("singles", "sum of the dividends of single players", "Σw\n|S| = 1"),
-        Column("pairs", "sum of those of two players", "Σw\n|S| = 2"),
-        Column("larger", "v(N) - v(∅) less both: sum of those of three and more", "Σw\n|S| > 2"),
-        Column("positive", f"dividends significantly above 0 (t-tests over samples, Benjamini-Hochberg at {LEVEL:g})",
-               "w > 0"),
-        Column("negative", "those significantly below 0", "w < 0"),
     )  # fmt: skip
 
     @property
@@ -82,31 +71,24 @@ class HeadsReport(Report):
         return FEW if any(row["selection_frequency"] is None for row in self.rows) else ""
 
     @classmethod
-    def of_games(
-        cls, games: Sequence[DividendSummary], heading: str, analysis: dict[str, Any]
-    ) -> HeadsReport:
-        """Build the report of some games."""
+    def of(cls, analysis: Analysis) -> HeadsReport:
+        """Build the report of an analysis."""
         rows: list[Row] = []
-        for game in games:
-            mean, sums = game.mean_dividends, (*game.size_sums, 0.0, 0.0)
-            at, players = mean.largest(), max_dividend(mean)
+        for game in analysis.games:
+            found, players = game.dividends, max_dividend(game.dividends)
+            at = found.largest()
             rows.append({
                 "layers": shown_layers(game.layers),
                 "players": len(game.players),
-                "v_empty": game.v_empty,
-                "v_full": game.v_full,
+                "v_empty": game.ends[0][0],
+                "v_full": game.ends[1][0],
                 "coalition": shown_players(players),
-                "heads": shown_heads(game.heads(players)),
-                "dividend": game.dividends[at],
-                "dividend_error": game.standard_errors[at],
+                "heads": shown_heads([head for player in players for head in game.players[player]]),
+                "dividend": float(found.value[at]),
+                "dividend_error": finite(found.standard_error)[at],
                 "selection_frequency": game.frequency(at),
-                "singles": sums[1],
-                "pairs": sums[2],
-                "larger": game.v_full - game.v_empty - sums[1] - sums[2],
-                "positive": game.positive,
-                "negative": game.negative,
             })  # fmt: skip
-        return cls(rows=rows, heading=heading, analysis=analysis)
+        return cls(rows=rows, heading=analysis.heading, analysis=analysis.as_dict())
 
 
 def shown_layers(layers: Sequence[int]) -> str:
@@ -134,26 +116,31 @@ def _runs(numbers: Sequence[int]) -> str:
     return ", ".join(parts)
 
 
-def plot_dividends(games: Sequence[DividendSummary], path: str | Path, *, title: str = "") -> Path:
+def plot_dividends(analysis: Analysis, report: HeadsReport, path: str | Path) -> Path:
     """Draw the dividends of every game in descending order, ± one standard error, and the noise expected.
 
     The dashed line is what sorted dividends look like if every true one is zero.  The horizontal axis is stretched at
     both ends, where the few large dividends are.  The title of a panel has the players of the largest dividend, and in
     how many bootstrap resamples it is the largest, if that is known.
     """
+    games = analysis.games
     columns = min(_COLUMNS, len(games))
     rows = -(-len(games) // columns)
     figure = new_figure(1.2 + 2.9 * max(columns, 2), 1.1 + 2.2 * rows)
     axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
-    for axis, game in zip(axes, games, strict=False):
-        _draw(axis, game)
+    for axis, game, row in zip(axes, games, report.rows, strict=False):
+        _draw(axis, game.dividends)
+        share = row["selection_frequency"]
+        layers = f"layer{'s' * (len(game.layers) > 1)} {row['layers']}"
+        shown = "" if share is None else f" ({100 * share:.0f} %)"
+        axis.set_title(f"{layers}: largest {row['coalition']}{shown}", fontsize=9)
     for axis in axes[len(games) :]:
         axis.set_visible(False)
     for axis in axes[max(0, len(games) - columns) : len(games)]:
         axis.set_xlabel("rank among all coalitions, as a share", fontsize=9)
     figure.supylabel("dividend w(S)", fontsize=9)
     legend_below(figure, axes[: len(games)], 3)
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(report.heading, fontsize=10)
     return save_figure(figure, path)
 
 
@@ -168,10 +155,10 @@ def expected_noise(errors: Tensor) -> Tensor:
     return noise.sort(descending=True).values.mean(0)
 
 
-def _draw(axis: Axes, game: DividendSummary) -> None:
+def _draw(axis: Axes, dividends: Dividends) -> None:
     from matplotlib.ticker import NullFormatter
 
-    values, errors = torch.tensor(game.dividends, dtype=torch.float64)[1:], game.errors[1:]  # without ∅
+    values, errors = dividends.value[1:], dividends.standard_error[1:]  # without ∅
     order = values.argsort(descending=True, stable=True)
     w, e, count = values[order], errors[order], len(values)
     share = ((torch.arange(count) + 0.5) / count).numpy()
@@ -188,8 +175,3 @@ def _draw(axis: Axes, game: DividendSummary) -> None:
     axis.xaxis.set_minor_formatter(NullFormatter())  # labels would overlap
     axis.tick_params(labelsize=8)
     tidy(axis)
-    mean = game.mean_dividends
-    largest, frequency = shown_players(max_dividend(mean)), game.frequency(mean.largest())
-    layers = f"layer{'s' * (len(game.layers) > 1)} {shown_layers(game.layers)}"
-    shown = "" if frequency is None else f" ({100 * frequency:.0f} %)"
-    axis.set_title(f"{layers}: largest {largest}{shown}", fontsize=9)

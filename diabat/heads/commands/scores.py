@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from diabat.heads.commands.report import shown_dividend, shown_questions
+from diabat.heads.commands.analysis import shown_questions
+from diabat.heads.commands.report import shown_dividend
 from diabat.plots import new_figure, save_figure
 from diabat.studies.report import Column, Report, Row
 

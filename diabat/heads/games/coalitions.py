@@ -21,16 +21,15 @@ from diabat.heads.calibration.mathematics import CALIBRATED
 from diabat.heads.games.ablation import Kind
 from diabat.heads.games.decoder import Head, given_groups, key_value_groups
 from diabat.heads.games.dividends import Dividends, small_coalitions
+from diabat.heads.games.questions import Sample, digest, tokenised
 from diabat.heads.games.replay import Replay
-from diabat.heads.games.samples import Sample, digest, read_samples
-from diabat.heads.games.value_cache import ValueCache
+from diabat.heads.games.store import ValueStore
 from diabat.heads.games.values import AnswerF1, Value, value_of
 from diabat.huggingface.model_digest import model_digest
 from diabat.huggingface.pretrained import query_heads
 from diabat.samplers.capabilities import UnsupportedError
 
 Progress = Callable[[int, int], None]
-_CHUNK = 1 << 14
 
 
 class HeadCoalitions(FunctionGame):
@@ -42,7 +41,7 @@ class HeadCoalitions(FunctionGame):
     Args:
         model: A causal language model of transformers whose attention is behind the AttentionInterface.
         samples: Dicts of ``prompt``, ``messages`` or ``input_ids``, with ``choices`` and ``answer`` as the value needs
-            them; see :mod:`diabat.heads.games.samples`.
+            them; see :mod:`diabat.heads.games.questions`.
         layer: Players are the key/value groups of this layer, or of each of these layers, counted from 0; of all
             layers, if there are no ``players`` either.
         players: Instead of ``layer``: groups of heads (layer, head), also across layers.
@@ -64,6 +63,7 @@ class HeadCoalitions(FunctionGame):
         groups: Heads (layer, head) of every player.
         samples: The samples as read.
         progress: As given; may be set.
+        store: The values that are known.
 
     Raises:
         UnsupportedError: If the model has no attention that can be switched, or its parameters another dtype.
@@ -103,7 +103,7 @@ class HeadCoalitions(FunctionGame):
             )
         self._set_players(layer, players, heads_per_player)
         corrupted = ablation == "corrupted"
-        self.samples = read_samples(samples, tokenizer, self._replay.decoder.vocabulary, corrupted=corrupted)
+        self.samples = tokenised(samples, tokenizer, self._replay.decoder.vocabulary, corrupted=corrupted)
         self._value_of_sample = value_of(value, tokenizer)
         if corrupted and isinstance(self._value_of_sample, AnswerF1):
             raise ArgumentError(
@@ -119,9 +119,9 @@ class HeadCoalitions(FunctionGame):
                     f"(max_position_embeddings), got {length}.",
                 )
         self._batch_size, self.progress = batch_size, progress
-        width = (sum(map(query_heads, self._replay.decoder.attention.values())) + 7) // 8
+        heads = {layer: query_heads(module) for layer, module in self._replay.decoder.attention.items()}
         path, identity = (None, {}) if store is None else (Path(store), self._identity())
-        self._cache = ValueCache(len(self.samples), width, path, identity)
+        self.store = ValueStore(heads, len(self.samples), path, identity)
 
     def of(
         self,
@@ -181,7 +181,7 @@ class HeadCoalitions(FunctionGame):
             ValueError: If the coalitions have another shape, or a value is not finite.
         """
         columns = self._columns(coalitions)
-        return torch.from_numpy(self._cache.values[:, columns])
+        return torch.from_numpy(self.store.values[:, columns])
 
     def values_on(self, coalitions: Tensor, samples: Tensor) -> Tensor:
         """Value of each coalition, bool [M, n], on one sample, whose position is in int64 [M]: float64 [M].
@@ -190,7 +190,7 @@ class HeadCoalitions(FunctionGame):
         """
         wanted = samples.cpu().numpy()
         columns = self._columns(coalitions, wanted)
-        return torch.from_numpy(self._cache.values[wanted, columns])
+        return torch.from_numpy(self.store.values[wanted, columns])
 
     def dividends(self, max_size: int | None = None) -> Dividends:
         """Harsanyi dividends with standard errors: of all coalitions, or of those of at most ``max_size`` players.
@@ -215,10 +215,10 @@ class HeadCoalitions(FunctionGame):
             raise ArgumentError("coalitions", f"expected shape [M, {n}], got {shape}.")
         size = 16 * len(self.samples) * len(coalitions)
         require_memory(size, "values of all samples and coalitions", "coalitions")
-        columns = self._cache.columns(self._keys(coalitions))
+        columns = self.store.columns(self.groups, coalitions)
         missing = [
             np.unique(columns[np.isnan(row[columns]) & (True if wanted is None else wanted == index)])
-            for index, row in enumerate(self._cache.values)
+            for index, row in enumerate(self.store.values)
         ]
         total = sum(map(len, missing))
         if total:
@@ -228,7 +228,7 @@ class HeadCoalitions(FunctionGame):
                 with self._replay.ablation.applied():
                     self._fill(missing, masks, total)
             finally:
-                self._cache.save()
+                self.store.save()
         return columns
 
     def _set_players(
@@ -252,21 +252,6 @@ class HeadCoalitions(FunctionGame):
     def _means(self, masks: Tensor) -> Tensor:
         return self.sample_values(masks).mean(0)
 
-    def _keys(self, coalitions: Tensor) -> list[bytes]:
-        """One bit for each head of the model: whether it is present.  The same for equal heads of any players."""
-        offsets, count = {}, 0
-        for layer, module in self._replay.decoder.attention.items():
-            offsets[layer], count = count, count + query_heads(module)
-        owner = np.full(count, len(self.groups))  # the last player is always there
-        for player, group in enumerate(self.groups):
-            for layer, head in group:
-                owner[offsets[layer] + head] = player
-        keys = []
-        for part in coalitions.cpu().split(_CHUNK):
-            present = np.pad(part.numpy(), ((0, 0), (0, 1)), constant_values=True)[:, owner]
-            keys += [row.tobytes() for row in np.packbits(present, axis=1, bitorder="little")]
-        return keys
-
     def _fill(self, missing: list[NDArray[np.int64]], masks: dict[int, Tensor], total: int) -> None:
         """Evaluate the columns that each sample lacks."""
         done, ablation = 0, self._replay.ablation
@@ -281,8 +266,8 @@ class HeadCoalitions(FunctionGame):
                 if not np.isfinite(values).all():
                     got = values[~np.isfinite(values)][0]
                     raise ArgumentError("value", f"expected finite values, got {got} of sample {index}.")
-                self._cache.put(index, part, values)
-                self._cache.save(now=False)
+                self.store.put(index, part, values)
+                self.store.save(now=False)
                 done += len(part)
                 if self.progress is not None:
                     self.progress(done, total)

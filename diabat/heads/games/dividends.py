@@ -126,15 +126,6 @@ class Dividends:
             frequency += torch.bincount(winners, minlength=count).double() / resamples
         return frequency
 
-    def size_sums(self) -> tuple[Tensor, Tensor]:
-        """Σ_{|S|=k} w(S) for k = 0 .. n (or the largest size), and their standard errors, float64 [k + 1] each.
-
-        Of a full table they sum to v(N) - v(∅).
-        """
-        sizes = self.sizes
-        sums = self.by_sample @ torch.nn.functional.one_hot(sizes, int(sizes.max()) + 1).double()
-        return sums.mean(0), standard_error(sums)
-
     def _at_least(self, min_size: int, values: Tensor) -> Tensor:
         check_count("min_size", min_size, most=int(self.sizes.max()))
         return values.masked_fill(self.sizes < min_size, -torch.inf)
@@ -168,6 +159,11 @@ def standard_error(by_sample: Tensor) -> Tensor:
     if len(by_sample) < 2:
         return torch.full_like(by_sample[0], torch.inf)
     return by_sample.std(0) / len(by_sample) ** 0.5
+
+
+def finite(errors: Tensor) -> tuple[float | None, ...]:
+    """Standard errors as numbers; None where there is one sample and therefore no error."""
+    return tuple(error if math.isfinite(error) else None for error in errors.tolist())
 
 
 def max_dividend(dividends: Dividends, min_size: int = 1) -> tuple[int, ...]:

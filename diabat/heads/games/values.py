@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError, ArgumentTypeError, check_choice, check_count
-from diabat.heads.games.samples import Sample
+from diabat.heads.games.questions import Sample
 
 
 class Forward(Protocol):

@@ -1,6 +1,6 @@
-"""Samples of a game on heads: token ids, the choices that may follow them, and which one is right.
+"""Questions put to a decoder: token ids, the choices that may follow them, and which one is right.
 
-A sample is a dict with one of
+A question is a dict, a line of a JSON lines file, with one of
 
     prompt       a text
     messages     a chat, [{"role": "user", "content": ...}, ...], written by the chat template of the tokenizer
@@ -14,8 +14,10 @@ many tokens.  Other keys are kept for values that know them.
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,10 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError, is_integer
+from diabat.files import parse_json, read_file
 
 KINDS = ("prompt", "messages", "input_ids")
+_MAX_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +40,7 @@ class Sample:
         choices: Token ids of every choice, each int64 [>= 1]; empty if there are none.
         answer: Position of the right choice; None if there are no choices.
         texts: Texts that would be right, for values of generated answers.
-        given: The sample as it was given.
+        given: The question as it was given.
         corrupted: Tokens of the counterfactual prompt, int64 [T]; None if it was not asked for.
     """
 
@@ -48,35 +52,69 @@ class Sample:
     corrupted: Tensor | None = None
 
 
-def read_samples(
-    samples: Iterable[Mapping[str, Any]], tokenizer: Any, vocabulary: int, *, corrupted: bool = False
+def read_questions(path: Path, count: int | None = None, seed: int = 0) -> dict[str, dict[str, Any]]:
+    """Questions of a file of one JSON object per line (UTF-8), by their place: "'file.jsonl', line 3".
+
+    ``count`` of them are drawn without replacement by ``seed``; None takes all, in their order.
+
+    Raises:
+        ArgumentError: If the file is not UTF-8, has no question, or a line is none; the message has its number.
+        OSError: If it cannot be read.
+    """
+    try:
+        text = read_file(path, _MAX_BYTES, follow=True).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        got = f"got other bytes at {error.start}."
+        raise ArgumentError("data", f"expected UTF-8 text in '{path}', {got}") from None
+    questions = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            place = f"'{path}', line {number}"
+            try:
+                questions[place] = parse_json(line)
+            except ValueError as error:
+                reason = error.args[0] if type(error) is ValueError else "no valid JSON"
+                raise ArgumentError(place, f"expected a JSON object, got {reason}.") from None
+            check_question(questions[place], place)
+    if not questions:
+        raise ArgumentError("data", f"expected questions in '{path}', one JSON object per line, got none.")
+    if count is not None and count < len(questions):
+        questions = dict(random.Random(seed).sample(list(questions.items()), count))
+    return questions
+
+
+def tokenised(
+    questions: Iterable[Mapping[str, Any]], tokenizer: Any, vocabulary: int, *, corrupted: bool = False
 ) -> tuple[Sample, ...]:
-    """Read samples; see the module.
+    """Questions as token ids; see the module.
 
     Choices that follow a text are tokenised behind it.  White space at the end of the text stays there if the tokens of
     every choice then follow those of the text, as behind a line break; else it goes to the choices, as most tokenizers
     write "Answer: " with "yes" as "Answer:" with " yes".  Behind ``input_ids`` a choice is tokenised by itself.
 
     Args:
-        samples: At least one.
+        questions: At least one.
         tokenizer: Of Hugging Face; needed for whatever is a text.
         vocabulary: Number of tokens that the model knows.
-        corrupted: Every sample needs a counterfactual prompt, which is read as well.
+        corrupted: Every question needs a counterfactual prompt, which is read as well.
 
     Raises:
-        ValueError: If a sample is none of these; the message says which, counted from 0.
+        ValueError: If one is no question; the message says which, counted from 0.
     """
     # Tensors of no dimensions are iterable by their type.
-    if isinstance(samples, Mapping | str | bytes | Tensor | np.ndarray) or not isinstance(samples, Iterable):
-        raise ArgumentError("samples", f"expected a sequence of dicts, got {type(samples).__name__}.")
-    read = tuple(_read(given, tokenizer, vocabulary, f"samples[{k}]") for k, given in enumerate(samples))
-    if corrupted:
-        read = tuple(
-            _with_corrupted(sample, tokenizer, vocabulary, f"samples[{k}]") for k, sample in enumerate(read)
-        )
-    if not read:
+    if isinstance(questions, Mapping | str | bytes | Tensor | np.ndarray) or not isinstance(
+        questions, Iterable
+    ):
+        raise ArgumentError("samples", f"expected a sequence of dicts, got {type(questions).__name__}.")
+    found = []
+    for k, given in enumerate(questions):
+        sample = _tokenised(given, tokenizer, vocabulary, f"samples[{k}]")
+        if corrupted:
+            sample = _with_corrupted(sample, tokenizer, vocabulary, f"samples[{k}].corrupted")
+        found.append(sample)
+    if not found:
         raise ArgumentError("samples", "expected at least one, got none.")
-    return read
+    return tuple(found)
 
 
 def digest(samples: Iterable[Sample]) -> str:
@@ -90,11 +128,11 @@ def digest(samples: Iterable[Sample]) -> str:
     return content.hexdigest()
 
 
-def check_sample(given: Any, name: str) -> tuple[int | None, tuple[str, ...]]:
+def check_question(given: Any, name: str) -> tuple[int | None, tuple[str, ...]]:
     """Check what can be checked without a tokenizer; the position of the answer, or the texts that would be right.
 
     Raises:
-        ArgumentError: If it is no sample; ``name`` is what the message calls it.
+        ArgumentError: If it is no question; ``name`` is what the message calls it.
     """
     if not isinstance(given, Mapping):
         raise ArgumentError(name, f"expected a dict, got {type(given).__name__}.")
@@ -118,7 +156,7 @@ def check_sample(given: Any, name: str) -> tuple[int | None, tuple[str, ...]]:
         raise ArgumentError(f"{name}.choices", f"expected a list, got {type(choices).__name__}.")
     for k, choice in enumerate(choices):
         place = f"{name}.choices[{k}]"
-        _check_text(choice, place) if isinstance(choice, str) else _ids(_listed(choice), place)
+        _check_text(choice, place) if isinstance(choice, str) else _ids(choice, place)
     if len(choices):
         return _position(choices, given.get("answer"), f"{name}.answer"), ()
     texts = (answer,) if isinstance(answer, str) else answer
@@ -127,23 +165,22 @@ def check_sample(given: Any, name: str) -> tuple[int | None, tuple[str, ...]]:
     return None, tuple(texts)
 
 
-def _read(given: Any, tokenizer: Any, vocabulary: int, name: str) -> Sample:
-    answer, texts = check_sample(given, name)
-    kind = next(kind for kind in KINDS if kind in given)
-    choices = [_listed(choice) for choice in given.get("choices", ())]
-    places = [f"{name}.{kind}", *(f"{name}.choices[{k}]" for k in range(len(choices)))]
+def _tokenised(given: Any, tokenizer: Any, vocabulary: int, name: str) -> Sample:
+    answer, texts = check_question(given, name)
+    kind, choices = next(kind for kind in KINDS if kind in given), given.get("choices", ())
     written = {k: choice for k, choice in enumerate(choices) if isinstance(choice, str)}
     if tokenizer is None and (written or kind != "input_ids"):
-        text = places[1 + min(written)] if kind == "input_ids" else name
+        text = f"{name}.choices[{min(written)}]" if kind == "input_ids" else name
         raise ArgumentError("tokenizer", f"expected that of the model, since {text} is a text, got None.")
     if kind == "input_ids":
         tokens = given["input_ids"]
         found = {k: tokenizer(text, add_special_tokens=False)["input_ids"] for k, text in written.items()}
     else:
-        tokens, found = _tokenised(given, written, tokenizer, name)
-    parts = [tokens, *(found.get(k, choice) for k, choice in enumerate(choices))]
-    ids = [_ids(part, place) for part, place in zip(parts, places, strict=True)]
-    for part, place in zip(ids, places, strict=True):
+        tokens, found = _with_choices(given, written, tokenizer, name)
+    parts = {f"{name}.{kind}": tokens}
+    parts |= {f"{name}.choices[{k}]": found.get(k, choice) for k, choice in enumerate(choices)}
+    ids = [_ids(part, place) for place, part in parts.items()]
+    for part, place in zip(ids, parts, strict=True):
         if bool(((part < 0) | (part >= vocabulary)).any()):
             raise ArgumentError(place, f"expected token ids in 0 .. {vocabulary - 1}, got {part.tolist()}.")
     return Sample(ids[0], tuple(ids[1:]), answer, texts, given)
@@ -152,18 +189,15 @@ def _read(given: Any, tokenizer: Any, vocabulary: int, name: str) -> Sample:
 def _with_corrupted(sample: Sample, tokenizer: Any, vocabulary: int, name: str) -> Sample:
     given, count = sample.given, len(sample.tokens)
     if "corrupted" not in given:
-        raise ArgumentError(f"{name}.corrupted", "expected a prompt for ablation=corrupted, got none.")
+        raise ArgumentError(name, "expected a prompt for ablation=corrupted, got none.")
     kind = next(kind for kind in KINDS if kind in given)
-    other = {**given, kind: given["corrupted"]}
-    tokens = _read(other, tokenizer, vocabulary, f"{name}.corrupted").tokens
+    tokens = _tokenised({**given, kind: given["corrupted"]}, tokenizer, vocabulary, name).tokens
     if len(tokens) != count:
-        raise ArgumentError(
-            f"{name}.corrupted", f"expected {count} tokens, as many as the {kind}, got {len(tokens)}."
-        )
+        raise ArgumentError(name, f"expected {count} tokens, as many as the {kind}, got {len(tokens)}.")
     return replace(sample, corrupted=tokens)
 
 
-def _tokenised(
+def _with_choices(
     given: Mapping[str, Any], written: Mapping[int, str], tokenizer: Any, name: str
 ) -> tuple[list[int], dict[int, list[int]]]:
     """Tokens of a text or a chat, and those of the choices behind it."""
@@ -209,13 +243,10 @@ def _check_text(text: Any, name: str) -> None:
         raise ArgumentError(name, f"expected text without surrogates, got {text!a:.60}.") from None
 
 
-def _listed(choice: Any) -> Any:
-    return [choice] if isinstance(choice, int) else choice
-
-
 def _ids(value: Any, name: str) -> Tensor:
+    """Token ids int64 [T]; those of a choice may be one number."""
     try:
-        ids = torch.as_tensor(value)
+        ids = torch.as_tensor([value] if isinstance(value, int) and "choices" in name else value)
     except (TypeError, ValueError, RuntimeError):
         raise ArgumentError(name, f"expected token ids, got {value!r:.60}.") from None
     if ids.ndim != 1 or not len(ids) or ids.is_floating_point() or ids.dtype == torch.bool:
@@ -227,7 +258,12 @@ def _ids(value: Any, name: str) -> Tensor:
 
 def _position(choices: Sequence[Any], answer: Any, name: str) -> int:
     """Position of the answer: it may be the choice itself or its position."""
-    found = {k for k, choice in enumerate(choices) if _same(choice, answer)}
+    wanted = _plain(answer)
+    found = {
+        k
+        for k, choice in enumerate(map(_plain, choices))
+        if type(choice) is type(wanted) and choice == wanted
+    }
     if is_integer(answer) and 0 <= answer < len(choices):
         found.add(int(answer))
     if not found:
@@ -243,9 +279,8 @@ def _position(choices: Sequence[Any], answer: Any, name: str) -> int:
     return found.pop()
 
 
-def _same(choice: Any, answer: Any) -> bool:
-    if isinstance(choice, str) and isinstance(answer, str):
-        return choice.strip() == answer.strip()
-    if isinstance(choice, Tensor | np.ndarray) and type(choice) is type(answer):
-        return torch.equal(torch.as_tensor(choice), torch.as_tensor(answer))
-    return type(choice) is type(answer) and bool(choice == answer)
+def _plain(choice: Any) -> Any:
+    """A choice to compare: a text without white space around it, token ids as a list."""
+    if isinstance(choice, Tensor | np.ndarray):
+        return choice.tolist()
+    return choice.strip() if isinstance(choice, str) else choice

@@ -10,14 +10,14 @@ import torch
 from tiny_decoders import VOCABULARY
 
 from diabat.checks import ArgumentError
-from diabat.heads.games.samples import digest, read_samples
+from diabat.heads.games.questions import digest, tokenised
 from diabat.heads.games.values import value_of
 
 from .games import bpe
 
 
 def read(*given: Any, words: Any = None) -> Any:
-    return read_samples(given, words, VOCABULARY)
+    return tokenised(given, words, VOCABULARY)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_digits_follow_a_space_of_the_prompt(prompt: str, space: str, different:
     inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), inner.pre_tokenizer])
     inner.add_tokens(["1", "2"])
     choices = [f"{space}{digit}" for digit in "12"]
-    (sample,) = read_samples([{"prompt": prompt, "choices": choices, "answer": 0}], words, len(words))
+    (sample,) = tokenised([{"prompt": prompt, "choices": choices, "answer": 0}], words, len(words))
     first = [int(tokens[0]) for tokens in sample.choices]
     assert (first[0] != first[1]) == different
     if different:
@@ -94,7 +94,7 @@ def test_a_counterfactual_prompt_is_read_like_the_prompt() -> None:
             "corrupted": [{"role": "user", "content": "man the"}],
         },
     ]
-    text, chat = found = read_samples(asked, words, VOCABULARY, corrupted=True)
+    text, chat = found = tokenised(asked, words, VOCABULARY, corrupted=True)
     assert text.corrupted is not None
     assert words.decode(text.corrupted) == "man the :"  # the space goes to the choices
     assert chat.corrupted is not None
@@ -190,6 +190,6 @@ def test_a_text_needs_a_tokenizer(sample: Any) -> None:
 def test_samples_are_a_sequence() -> None:
     for wrong in ({"input_ids": [1]}, "text", b"text", 3, torch.tensor(1), np.array(1.0)):
         with pytest.raises(ValueError, match="samples: expected a sequence of dicts"):
-            read_samples(wrong, None, VOCABULARY)
+            tokenised(wrong, None, VOCABULARY)
     with pytest.raises(ValueError, match="samples: expected at least one, got none"):
         read()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load, save
@@ -13,7 +15,7 @@ from tiny_decoders import DECODERS, adapted, decoder
 
 from diabat.attention.games import all_coalitions
 from diabat.heads import Calibration, HeadCoalitions, disable_gac, enable_gac
-from diabat.heads.games import value_cache
+from diabat.heads.games import store
 from diabat.huggingface.model_digest import ROUNDED, differences, model_digest
 
 from .games import questions
@@ -50,7 +52,7 @@ def test_a_store_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 
 def test_what_a_kill_leaves_goes_on_to_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file as it is between two batches, in the second sample."""
-    monkeypatch.setattr(value_cache, "_SECONDS_BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr(store, "_SECONDS_BETWEEN_SAVES", 0.0)
     whole, killed, rest = tmp_path / "whole", tmp_path / "killed", list[tuple[int, int]]()
 
     def kill(done: int, total: int) -> None:
@@ -186,6 +188,11 @@ def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
     kept = load(path.read_bytes())
     contents = [b"", b"nonsense", b"\x08\0\0\0\0\0\0\0{}      "]
     contents += [save({**kept, name: kept[name][:, :1].copy()}) for name in ("keys", "values")]
+    about = json.loads(kept["about"].tobytes())
+    for name in about:
+        for other in (3, {"1": -1}, {"x": 8}) if name == "heads" else (3,):
+            text = np.frombuffer(json.dumps({**about, name: other}).encode(), dtype=np.uint8)
+            contents.append(save({**kept, "about": text}))
     for content in contents:
         path.write_bytes(content)
         with pytest.raises(ValueError, match="store: expected a file of values of samples"):
