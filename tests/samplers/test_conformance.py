@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "beta": 1.0,
         "law": "boltzmann",
     },
-    "distributed": {"sampler": "exact", "workers": 0, "chunk": 3, "read_chunk": 1000},
+    "distributed": {"sampler": "exact", "workers": 0, "chunk": 3},
 }
 
 

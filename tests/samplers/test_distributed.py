@@ -9,8 +9,9 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -19,14 +20,25 @@ import diabat
 from diabat.config import ConfigError, make_config
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising, pack_couplings, pack_three_body
+from diabat.progress import stderr_console
 from diabat.runs import build_sampler
 from diabat.samplers import Samples, UnsupportedError, sampler
 from diabat.samplers.diagnostics import condensed
 from diabat.samplers.distributed import DistributedSampler
-from diabat.samplers.distributed.jobs import Job
 from diabat.samplers.seeds import child_seed
 from diabat.testing import ReferenceSampler
 from diabat.testing.problems import Lead, causal_problem, make_problem
+
+
+class Job(NamedTuple):
+    """What was sent to a worker."""
+
+    method: str
+    seed: int
+    fields: np.ndarray
+    couplings: np.ndarray | None
+    visible: np.ndarray | None
+    three_body: np.ndarray | None
 
 
 class Spy(Executor):
@@ -36,25 +48,12 @@ class Spy(Executor):
         self.jobs: list[Job] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.jobs.append(args[1])
+        method, problem, _, seed = args[0]
+        self.jobs.append(Job(method, seed, *problem))
         future: Future[Any] = Future()
         sent = pickle.loads(pickle.dumps((fn, args)))
         future.set_result(pickle.loads(pickle.dumps(sent[0](*sent[1], **kwargs))))
         return future
-
-
-def test_averages_over_reads_are_drawn_in_parts() -> None:
-    """moments of ``refine`` are averages of its reads: the same as those of ``sample`` with the same seed."""
-    ising, spy = problems()["shared"], Spy()
-    base = sampler("refine", sampler="exact", num_reads=50)
-    split = DistributedSampler(base, executor=spy, read_chunk=20)
-    moments = split.moments(ising, seed=4)
-    assert [job.options["num_reads"] for job in spy.jobs] == [20, 20, 10]
-    want = split.sample(ising, 50, seed=4).moments(dtype=torch.float64)
-    assert torch.equal(moments.probability, want.probability)
-    assert moments.num_reads == 50
-    exact = DistributedSampler("exact", executor=spy, read_chunk=20).moments(ising, seed=4)
-    assert exact.log_partition is not None
 
 
 def random_couplings(*lead: int, n: int = 5) -> Tensor:
@@ -99,39 +98,35 @@ def test_moments_are_those_of_the_base(name: str, chunk: int) -> None:
     assert got.num_reads is None
 
 
+# Distinct J or K in a job of 10 problems at most; "each its own" has one for each problem.
+SENT = {"single": 1, "shared": 1, "heads": 3, "heads, causal": 3, "first axis": 2, "K shared": 3, "K only": 2}
+
+
 @pytest.mark.parametrize("chunk", [1, 4, 10])
 @pytest.mark.parametrize("name", problems())
 def test_couplings_are_cut_and_never_expanded(name: str, chunk: int) -> None:
     """A job carries no J or K twice, unless the other of them differs, and no more problems than asked for."""
     spy, ising = Spy(), problems()[name]
     DistributedSampler("exact", executor=spy, chunk=chunk).moments(ising)
-    assert sum(job.fields[..., 0].size for job in spy.jobs) == ising.num_problems
-    assert max(job.fields[..., 0].size for job in spy.jobs) <= chunk
-    for job in spy.jobs:
-        sent = (job.couplings, 2), (job.three_body, 3)
-        lead = [1 if t is None else math.prod(t.shape[:-order]) for t, order in sent]
-        if name in ("shared", "single"):
-            assert job.couplings.shape == (5, 5)
-        elif name != "K per row":
-            distinct = {
-                "heads": 3,
-                "heads, causal": 3,
-                "first axis": 2,
-                "K shared": 3,
-                "K only": 2,
-                "no J": 1,
-            }
-            assert max(lead) <= distinct.get(name, job.fields[..., 0].size)
-        if name == "K shared":
-            assert lead[1] == 1
+    sizes = [job.fields[..., 0].size for job in spy.jobs]
+    assert sum(sizes) == ising.num_problems
+    assert max(sizes) <= chunk
+    for job, size in zip(spy.jobs, sizes, strict=True):
+        lead = [
+            1 if t is None else math.prod(t.shape[:-order])
+            for t, order in zip(job[3::2], (2, 3), strict=True)
+        ]
+        assert max(lead) <= SENT.get(name, size)
 
 
-def test_fewer_jobs_than_problems() -> None:
+@pytest.mark.parametrize(
+    ("name", "chunk", "jobs"), [("shared", 4, 6), ("heads", 8, 3), ("heads", 16, 2), ("each its own", 5, 5)]
+)
+def test_fewer_jobs_than_problems(name: str, chunk: int, jobs: int) -> None:
     """24 problems: 6 jobs of 4 with one J; whole groups together where a chunk holds several."""
-    for name, chunk, jobs in (("shared", 4, 6), ("heads", 8, 3), ("heads", 16, 2), ("each its own", 5, 5)):
-        spy = Spy()
-        DistributedSampler("exact", executor=spy, chunk=chunk).moments(problems()[name])
-        assert len(spy.jobs) == jobs
+    spy = Spy()
+    DistributedSampler("exact", executor=spy, chunk=chunk).moments(problems()[name])
+    assert len(spy.jobs) == jobs
 
 
 @pytest.fixture
@@ -145,8 +140,7 @@ def places() -> Iterator[dict[str, dict[str, Any]]]:
 def test_reads_do_not_depend_on_where_they_are_drawn(name: str, places: dict[str, dict[str, Any]]) -> None:
     ising = problems()[name]
     drawn = [
-        DistributedSampler("exact", chunk=3, read_chunk=7, **where).sample(ising, 20, seed=11)
-        for where in places.values()
+        DistributedSampler("exact", chunk=3, **where).sample(ising, 20, seed=11) for where in places.values()
     ]
     assert all(torch.equal(drawn[0].spins, other.spins) for other in drawn[1:])
     assert all(drawn[0].info["chunk_seeds"] == other.info["chunk_seeds"] for other in drawn[1:])
@@ -155,17 +149,15 @@ def test_reads_do_not_depend_on_where_they_are_drawn(name: str, places: dict[str
 
 def test_every_job_has_a_seed_of_its_own_that_replays_it() -> None:
     ising, base = problems()["shared"], ReferenceSampler()
-    samples = DistributedSampler(base, workers=0, chunk=10, read_chunk=8).sample(ising, 20, seed=2)
+    samples = DistributedSampler(base, workers=0, chunk=10).sample(ising, 20, seed=2)
     seeds = samples.info["chunk_seeds"]
-    assert samples.info["chunks"] == len(set(seeds)) == 9
     # As numpy's SeedSequence spawns them: recorded experiments replay in later versions.
-    assert seeds[::3] == [child_seed(2, number) for number in range(3)]
-    flat = Ising(ising.fields.reshape(24, 5), ising.couplings)
-    rows = [(slice(a, min(a + 10, 24)), slice(r, min(r + 8, 20))) for a in (0, 10, 20) for r in (0, 8, 16)]
-    for seed, (problem, reads) in zip(seeds, rows, strict=True):
-        part = Ising(flat.fields[problem], flat.couplings)
-        alone = base.sample(part, reads.stop - reads.start, seed=seed).spins
-        assert torch.equal(samples.spins.reshape(20, 24, 5)[reads, problem], alone)
+    assert seeds == [child_seed(2, number) for number in range(3)]
+    for number, seed in enumerate(seeds):
+        rows = slice(10 * number, min(10 * number + 10, 24))
+        part = Ising(ising.fields.reshape(24, 5)[rows], ising.couplings)
+        alone = base.sample(part, 20, seed=seed).spins
+        assert torch.equal(samples.spins.reshape(20, 24, 5)[:, rows], alone)
 
 
 def test_sampled_moments_are_merged() -> None:
@@ -318,21 +310,16 @@ def test_a_causal_batch_of_a_layer_is_the_same_in_one_chunk() -> None:
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"chunk": 0}, ValueError, "chunk: expected an integer >= 1, got 0."),
     ({"chunk": True}, ValueError, "chunk: expected an integer >= 1, got True."),
-    ({"read_chunk": 2.5}, ValueError, "read_chunk: expected an integer >= 1 or None, got 2.5."),
+    ({"progress": 1}, ValueError, "progress: expected True or False, got 1."),
     ({"workers": -1}, ValueError, "workers: expected an integer >= 0 or None, got -1."),
     ({"workers": True}, ValueError, "workers: expected an integer >= 0 or None, got True."),
     ({"workers": 2, "executor": Spy()}, ValueError, "workers: cannot be combined with an executor"),
+    ({"executor": 3}, TypeError, "executor: expected a concurrent.futures.Executor or None, got int."),
     (
-        {"executor": "tcp://u:PASSWORD@host:8786"},
+        {"sampler": "refine", "options": {"sampler": "distributed", "options": {"sampler": "exact"}}},
         ValueError,
-        "executor: expected a scheduler address without user and password, got 'tcp://***@host:8786'.",
+        "sampler: expected a base without workers, got 'refine'.",
     ),
-    (
-        {"executor": "dusk"},
-        ValueError,
-        "executor: expected 'dask' or a scheduler address such as tcp://host:8786",
-    ),
-    ({"executor": 3}, TypeError, "executor: expected an Executor, 'dask' or a scheduler address, got int."),
     (
         {"sampler": "tempering", "options": {"persistent": True}},
         ValueError,
@@ -365,12 +352,14 @@ def test_bad_options(options: dict[str, Any], error: type[Exception], message: s
         DistributedSampler(**options)
 
 
-def test_a_missing_extra_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError, match=r"package distributed for 'dask', got none; pip install 'diabat\[cluster\]'"
-    ):
-        DistributedSampler(executor="dask")
+def test_a_bar_counts_the_chunks(capsys: pytest.CaptureFixture[str]) -> None:
+    stderr_console.cache_clear()  # made for the standard error of another test
+    DistributedSampler("exact", workers=0, chunk=5, progress=True).moments(problems()["shared"])
+    shown = capsys.readouterr()
+    stderr_console.cache_clear()
+    assert "exact" in shown.err
+    assert "5/5" in shown.err
+    assert not shown.out
 
 
 def test_configuration() -> None:
@@ -390,7 +379,7 @@ def test_configuration() -> None:
     [
         ({"chunk": "many"}, "sampler.chunk: expected an integer, got 'many'"),
         ({"worker": 1}, "sampler.worker: unknown key. Did you mean 'sampler.workers'?"),
-        ({"executor": "dusk"}, "sampler.executor: expected 'dask' or a scheduler address"),
+        ({"executor": "dusk"}, "sampler.executor: expected"),
         (
             {"options": {"stepz": 9}},
             "sampler.options: sampler 'dqa' has no option 'stepz'. Did you mean 'steps'?",

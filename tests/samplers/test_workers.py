@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,101 +23,113 @@ import torch
 
 from diabat.checks import ArgumentError
 from diabat.ising import Ising
-from diabat.samplers.distributed import DistributedSampler, workers
-from diabat.samplers.distributed.processes import WorkerPool, available_cpus
-from diabat.samplers.distributed.workers import WorkerLostError, Workers
+from diabat.samplers import Samples, distributed
+from diabat.samplers.distributed import DistributedSampler, WorkerLostError
+from diabat.testing import ReferenceSampler
 from diabat.testing.problems import make_problem
 
 
+class Fragile(ReferenceSampler):
+    """Its process dies of a field of 7, and sleeps for ten minutes at one of 8; says who and how it is."""
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        most = float(ising.fields.max())
+        if most == 7.0:
+            os._exit(1)
+        if most == 8.0:
+            time.sleep(600)
+        spins = super()._sample(ising, num_reads, seed).spins
+        facts = {
+            "pid": os.getpid(),
+            "threads": torch.get_num_threads(),
+            "numba": os.getenv("NUMBA_NUM_THREADS"),
+        }
+        return Samples(spins, ising.visible_mask, facts)
+
+
+def problem(*fields: float) -> Ising:
+    """One problem of one spin for each field."""
+    return Ising(torch.tensor(fields)[:, None])
+
+
 @pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
-    with WorkerPool(2) as two:
-        yield two
+def two() -> Iterator[DistributedSampler]:
+    with DistributedSampler(Fragile(), workers=2, chunk=1) as sampler:
+        yield sampler
 
 
-def test_processes_give_the_tensors_of_this_process(pool: WorkerPool) -> None:
-    """float32 fields with J per head and hidden spins: reads and moments, bit by bit."""
+@pytest.mark.slow
+def test_processes_give_the_tensors_of_this_process(two: DistributedSampler) -> None:
+    """float32 fields with J per head and hidden spins: reads and moments, bit by bit, in the same processes."""
     plain = make_problem((3, 4), 5, lead="heads", seed=1, dtype=torch.float32)
     ising = Ising(plain.fields, plain.couplings, torch.ones(4, 5, dtype=torch.bool).tril())
-    here = DistributedSampler("exact", workers=0, chunk=3, read_chunk=4)
-    there = DistributedSampler("exact", executor=pool, chunk=3, read_chunk=4)
     results = []
-    for backend in (here, there):
+    for where in ({"workers": 0}, {"executor": two._pool()}):
+        backend = DistributedSampler("exact", chunk=3, **where)
         moments = backend.moments(ising, correlations=True, seed=1)
         assert moments.correlation is not None
         results.append([backend.sample(ising, 10, seed=1).spins, moments.probability, moments.correlation])
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
     assert [part.dtype for part in results[1]] == [torch.int8, torch.float32, torch.float32]
+    backend.close()  # a given executor stays open
+    first, again = (two.sample(problem(0.0, 1.0, 2.0), 3, seed=s).info["base"] for s in (1, 2))
+    assert (first["threads"], first["numba"]) == (1, "1")
+    for info in (first, again):
+        assert os.getpid() not in {info["pid"]} if isinstance(info["pid"], int) else set(info["pid"].values())
+    assert len(two._pool()._processes) <= 2  # type: ignore[attr-defined]
 
 
-def test_a_worker_has_one_thread(pool: WorkerPool) -> None:
-    assert pool.submit(torch.get_num_threads).result() == 1
-    assert pool.submit(os.getenv, "NUMBA_NUM_THREADS").result() == "1"
-
-
-def test_a_given_executor_stays_open(pool: WorkerPool) -> None:
-    first = set(Workers(pool).results(os.getpid, [()] * 4))
-    with Workers(pool) as workers:
-        assert set(workers.results(os.getpid, [()] * 4)) <= {process.pid for process in pool.processes}
-    assert first <= {process.pid for process in pool.processes}
-    assert os.getpid() not in first
-
-
+@pytest.mark.slow
 def test_a_dead_worker_is_one_sentence_and_the_next_call_starts_another() -> None:
-    with Workers(workers=1) as workers:
-        results = workers.results(_end_or_square, [(2,), (None,), (3,)])
-        assert next(results) == 4
+    with DistributedSampler(Fragile(), workers=1, chunk=1) as sampler:
         with pytest.raises(
             WorkerLostError, match=r"^workers: expected every worker process to finish its job"
         ):
-            list(results)
-        assert list(workers.results(_end_or_square, [(2,)])) == [4]
-        _interrupt(workers)
+            sampler.sample(problem(0.0, 7.0, 1.0), 3)
+        assert sampler.sample(problem(0.0), 3).num_reads == 3
+        _interrupt(sampler)
 
 
-def _interrupt(workers: Workers) -> None:
+def _interrupt(sampler: DistributedSampler) -> None:
     """Ctrl-C while a long job runs: it is stopped, and the processes are gone."""
-    opened = workers._open()
-    assert isinstance(opened, WorkerPool)
-    processes = list(opened.processes)
+    processes = list(sampler._pool()._processes.values())  # type: ignore[attr-defined]
     assert all(process.is_alive() for process in processes)
-
     start = time.monotonic()
     main = threading.main_thread().ident
     threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT)).start()
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a process in the background ignores it
+    # A process in the background ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            list(workers.results(time.sleep, [(0,), (600,)]))
+            sampler.sample(problem(0.0, 8.0), 1)
     finally:
         signal.signal(signal.SIGINT, before)
     assert not any(process.is_alive() for process in processes)
     assert time.monotonic() - start < 300  # not the end of the job
 
 
-def _end_or_square(value: int | None) -> int:
-    if value is None:
-        os._exit(1)
-    return value**2
-
-
 SCRIPT = """
-import os, time
-from diabat.samplers.distributed.workers import Workers
+import torch, diabat
+from test_workers import Fragile, problem
 
 if __name__ == "__main__":
-    workers = Workers(workers=1)
-    print(next(workers.results(os.getpid, [()])), flush=True)
-    list(workers.results(time.sleep, [(600,)]))
+    sampler = diabat.sampler("distributed", sampler=Fragile(), workers=1)
+    print(sampler.sample(problem(0.0), 1).info["base"]["pid"], flush=True)
+    sampler.sample(problem(8.0), 1)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_program_leaves_no_worker_behind(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as program:
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    ) as program:
         worker = int(program.stdout.readline())
         program.kill()
     for _ in range(600):
@@ -160,29 +172,35 @@ def in_child(check: Callable[[], bool]) -> int:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_forked_child_starts_its_own_workers_or_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads in place of processes start at once, and are as absent from the child as the thread of a pool is."""
-    monkeypatch.setattr(workers, "WorkerPool", ThreadPoolExecutor)
+    monkeypatch.setattr(
+        distributed, "ProcessPoolExecutor", lambda workers, *_, **__: ThreadPoolExecutor(workers)
+    )
+    monkeypatch.setattr(distributed, "_run", lambda base, job: abs(job))
     given = ThreadPoolExecutor(1)
-    own, theirs = Workers(workers=1), Workers(given)
+    own: Any
+    theirs: Any
+    own, theirs = DistributedSampler("exact", workers=1), DistributedSampler("exact", executor=given)
     for one in (own, theirs):
-        assert list(one.results(abs, [(-1,)])) == [1]
+        assert list(one._answers([-1])) == [1]
 
     def answered() -> bool:
-        found = list(own.results(abs, [(-2,)]))
+        found = list(own._answers([-2]))
         own.close()
         return found == [2]
 
     def refused() -> bool:
-        sentence = r"^executor: expected one that this process opened, got ThreadPoolExecutor of its parent"
+        sentence = (
+            r"^executor: expected one that this process opened, got ThreadPoolExecutor of its parent\.$"
+        )
         with pytest.raises(ArgumentError, match=sentence):
-            list(theirs.results(abs, [(-2,)]))
+            list(theirs._answers([-2]))
         theirs.close()
         return True
 
-    with own._lock:  # as another thread may have it while the process forks
-        assert in_child(answered) == 0
+    assert in_child(answered) == 0
     assert in_child(lambda: refused() and in_child(refused) == 0) == 0  # also in a child of the child
     for one in (own, theirs):
-        assert list(one.results(abs, [(-3,)])) == [3]
+        assert list(one._answers([-3])) == [3]
     own.close()
     given.shutdown()
 
@@ -190,70 +208,61 @@ def test_a_forked_child_starts_its_own_workers_or_refuses(monkeypatch: pytest.Mo
 def test_a_daemonic_process_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     here: Any = multiprocessing.current_process()
     monkeypatch.setitem(here._config, "daemon", True)
-    with pytest.raises(ArgumentError, match=r"^workers: expected 0 in a daemonic process .*, got 3\.$"):
-        list(Workers(workers=3).results(abs, [(1,)]))
+    with pytest.raises(ArgumentError, match=r"^workers: expected 0 in a daemonic process, .*, got 3\.$"):
+        DistributedSampler("exact", workers=3).sample(problem(0.0), 1)
 
 
 def test_a_dask_cluster() -> None:
-    """By its client's executor and by its address; a cluster of threads, which starts at once."""
-    from distributed import Client, LocalCluster
+    """A cluster of threads, which starts at once; it stays open, and its lost workers are named."""
+    from distributed import Client, KilledWorker, LocalCluster
 
     ising = make_problem((3, 4), 5, lead="heads", seed=2)
     want = DistributedSampler("exact", workers=0, chunk=2).sample(ising, 6, seed=3)
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None, protocol="tcp"
-    ) as cluster:
-        with Client(cluster) as client:
-            given = DistributedSampler("exact", executor=client.get_executor(pure=False), chunk=2)
-            assert torch.equal(given.sample(ising, 6, seed=3).spins, want.spins)
-        with DistributedSampler("exact", executor=cluster.scheduler_address, chunk=2) as backend:
-            samples = backend.sample(ising, 6, seed=3)
-            assert torch.equal(samples.spins, want.spins)
-            assert samples.info["workers"] == cluster.scheduler_address
-            with pytest.raises(ZeroDivisionError):
-                list(backend.workers.results(divmod, [(1, 0)]))
-            backend.close()
-            assert torch.equal(backend.sample(ising, 6, seed=3).spins, want.spins)
-
-
-def test_a_scheduler_that_does_not_answer_is_named() -> None:
-    import dask
-
     with (
-        dask.config.set({"distributed.comm.timeouts.connect": "0.2s"}),
-        pytest.raises(
-            ConnectionError, match=r"^executor: expected a dask scheduler at tcp://127\.0\.0\.1:9, got no"
-        ),
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        Client(cluster) as client,
     ):
-        list(Workers("tcp://127.0.0.1:9").results(abs, [(1,)]))
+        executor = client.get_executor(pure=False)
+        with DistributedSampler("exact", executor=executor, chunk=2) as backend:
+            samples = backend.sample(ising, 6, seed=3)
+        assert torch.equal(samples.spins, want.spins)
+        assert samples.info["workers"] == type(executor).__name__
+        assert torch.equal(backend.sample(ising, 6, seed=3).spins, want.spins)
+
+    class Lost(Executor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_exception(KilledWorker("job", None, 3))
+            return future
+
+    with pytest.raises(WorkerLostError, match=r"^workers: expected every worker process to finish its job"):
+        DistributedSampler("exact", executor=Lost()).sample(ising, 6)
 
 
-def test_results_come_in_order() -> None:
-    class Later(WorkerPool):
+def test_results_come_in_order_and_an_error_cancels_the_rest() -> None:
+    class Later(Executor):
         """Ends its jobs last one first."""
 
-        def __init__(self) -> None:
-            self.futures: list[Future[Any]] = []
+        def __init__(self, jobs: int) -> None:
+            self.jobs, self.futures = jobs, list[Future[Any]]()
 
         def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
             self.futures.append(Future())
-            if len(self.futures) == 3:
-                for place in (2, 1, 0):
+            if len(self.futures) == self.jobs:
+                for place in reversed(range(self.jobs)):
                     self.futures[place].set_result(place)
             return self.futures[-1]
 
-    assert list(Workers(Later()).results(abs, [(0,)] * 3)) == [0, 1, 2]
-
-
-def test_here_jobs_run_one_by_one() -> None:
-    done: list[int] = []
-    results = Workers(workers=0).results(done.append, [(1,), (2,)])
-    assert done == []
-    next(results)
-    assert done == [1]
+    jobs: list[Any] = [None] * 3
+    answers: Any = DistributedSampler("exact", executor=Later(3))._answers(jobs)
+    assert list(answers) == [0, 1, 2]
+    never = Later(4)
+    answers = DistributedSampler("exact", executor=never)._answers(jobs)
+    threading.Timer(0.1, lambda: never.futures[0].set_exception(ValueError("no"))).start()
+    with pytest.raises(ValueError, match="no"):
+        next(answers)
+    assert [future.cancelled() for future in never.futures] == [False, True, True]
 
 
 def test_processors() -> None:
-    assert 1 <= available_cpus() <= (os.cpu_count() or 1)
-    assert Workers().label == available_cpus()
-    assert (Workers(workers=3).label, Workers("dask").label) == (3, "dask")
+    assert 1 <= DistributedSampler("exact").workers <= (os.cpu_count() or 1)
