@@ -11,7 +11,7 @@ import torch
 
 import diabat
 from diabat.samplers.dimod import DimodSampler
-from diabat.strict_qpu import StrictMockQPU
+from diabat.testing.strict_qpu import StrictMockQPU
 
 
 def main() -> None:

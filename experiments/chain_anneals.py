@@ -154,7 +154,7 @@ def processor() -> Titled:
     """One row for each size and dimod sampler."""
     chip = {"topology_type": "zephyr", "topology_shape": [4, 4], "beta": 10.0}
     stand_in: Row = {
-        "sampler": "diabat.strict_qpu:StrictMockQPU",
+        "sampler": "diabat.testing.strict_qpu:StrictMockQPU",
         "options": chip,
         "beta": 10.0,
         "qpu": {"fields": "direct", "protocol": "standard", "annealing_time_ns": 20_000.0},

@@ -105,7 +105,7 @@ SAMPLERS: dict[str, Row] = {
 
 STAND_IN: Row = {
     "backend": "dimod",
-    "sampler": "diabat.strict_qpu:StrictMockQPU",
+    "sampler": "diabat.testing.strict_qpu:StrictMockQPU",
     "options": {
         "topology_type": "zephyr",
         "topology_shape": [12, 4],

@@ -34,6 +34,8 @@ from diabat.samplers.diagnostics import Watched, condensed, plain
 from diabat.samplers.registry import build_base
 from diabat.samplers.seeds import child_seed
 
+__all__ = ["DistributedSampler", "WorkerLostError"]
+
 Job = tuple[str, list[Any], dict[str, Any], int]  # method; h, J, visible and K as arrays; options; seed
 Answer = dict[str, Any]  # arrays and plain data by name
 _RESULTS = {

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import RecorderSampler
 from torch import Tensor
 
 from diabat import BoltzmannAttention, BoltzmannMultiheadAttention
@@ -13,7 +14,7 @@ from diabat.attention.coupling_layout import MODES
 from diabat.ising import Ising
 from diabat.samplers import sampler
 from diabat.samplers.dqa import DQASampler
-from diabat.testing import RecorderSampler, ReferenceSampler, brute_force
+from diabat.testing import ReferenceSampler, brute_force
 
 F64 = torch.float64
 SAMPLERS: dict[str, Any] = {

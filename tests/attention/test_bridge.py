@@ -5,6 +5,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from fakes import FIFOSampler, RecorderSampler
 from torch import Tensor
 
 from diabat.attention import BoltzmannAttention, spin_probabilities
@@ -16,7 +17,7 @@ from diabat.samplers.capabilities import Capabilities, Estimator
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.exact import ExactSampler
 from diabat.samplers.mean_field import MeanFieldSampler
-from diabat.testing import FIFOSampler, RecorderSampler, ReferenceSampler
+from diabat.testing import ReferenceSampler
 from diabat.testing.problems import make_problem
 
 F64 = torch.float64

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import FIFOSampler, scaled
 from torch import Tensor
 
 from diabat.attention import spin_probabilities, susceptibility
@@ -13,7 +14,6 @@ from diabat.attention.estimators import effective_couplings, linear_response, st
 from diabat.attention.susceptibility import consistent_correlations
 from diabat.ising import pack_couplings, pack_three_body
 from diabat.samplers import sampler
-from diabat.testing import FIFOSampler, scaled
 from diabat.testing.problems import make_problem
 
 F64 = torch.float64

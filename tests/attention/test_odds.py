@@ -104,7 +104,9 @@ def test_reads_give_smoothed_odds(name: str) -> None:
 
 def test_one_call_per_pass_of_a_backend_that_draws() -> None:
     """The two probabilities of a spin come from the same reads."""
-    from diabat.testing import RecorderSampler, ReferenceSampler
+    from fakes import RecorderSampler
+
+    from diabat.testing import ReferenceSampler
 
     recorder = RecorderSampler(ReferenceSampler())
     layer = BoltzmannAttention(4, 1, 3, relative=True, weights="odds", sampler=recorder, num_reads=9)

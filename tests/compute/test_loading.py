@@ -11,6 +11,7 @@ from io import StringIO
 import numba
 import pytest
 import torch
+from fakes import FIFOSampler
 from numba.core.compiler_lock import global_compiler_lock
 from rich.console import Console
 
@@ -19,7 +20,6 @@ from diabat.compute.jit import jit, unannounced
 from diabat.compute.loading import loaded, preparing
 from diabat.progress import compiling_bar, new_bar
 from diabat.studies.comparison import timed
-from diabat.testing import FIFOSampler
 
 
 @pytest.fixture(params=[True, False])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fakes import scaled
 
 from diabat.compute.counter_random import stream_keys, uniforms
 from diabat.samplers.banded import BandedSampler
-from diabat.testing import brute_force, brute_force_states, scaled
+from diabat.testing import brute_force, brute_force_states
 from diabat.testing.problems import Lead
 
 from .banded_problems import PATTERNS, banded_problem

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fakes import FIFOSampler
 from torch import Tensor
 
 import diabat
 from diabat.ising import Ising, IsingError
 from diabat.samplers import Capabilities, Moments, Sampler, Samples, UnsupportedError
 from diabat.samplers.seeds import draw_seed
-from diabat.testing import FIFOSampler, ReferenceSampler
+from diabat.testing import ReferenceSampler
 from diabat.testing.problems import make_problem, with_visible
 
 

@@ -10,9 +10,11 @@ from functools import cache
 from typing import Any
 
 import pytest
+from fakes import scaled
+from mutants import Mutant, mutants
 
 from diabat.samplers import Sampler, sampler
-from diabat.testing import ConformanceError, Mutant, check_names, check_sampler, mutants, run_check, scaled
+from diabat.testing import ConformanceError, check_names, check_sampler, run_check
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "dqa": {"annealing_time_ns": 2.0, "steps": 60},

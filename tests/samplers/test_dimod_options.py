@@ -188,7 +188,7 @@ def test_the_default_is_an_annealer_held_at_one() -> None:
 def test_a_configuration_names_the_sampler() -> None:
     section = {
         "backend": "dimod",
-        "sampler": "diabat.strict_qpu:StrictMockQPU",
+        "sampler": "diabat.testing.strict_qpu:StrictMockQPU",
         "options": {"topology_type": "zephyr", "topology_shape": [2, 4]},
         "qpu": {"annealing_time_ns": 7},
         "beta": [2.0, 3.0],

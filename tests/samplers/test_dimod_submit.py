@@ -27,8 +27,8 @@ from diabat.samplers.dimod.budget import BudgetError, estimated_access_us
 from diabat.samplers.dimod.cache import AnswerCache
 from diabat.samplers.dimod.packing import Reads
 from diabat.samplers.dimod.submit import SubmissionError, is_transient
-from diabat.strict_qpu.processor import TIMING
 from diabat.testing.problems import make_problem
+from diabat.testing.strict_qpu import TIMING
 
 from .dimod_fakes import Failing, Optioned, Scripted, all_up, annealed, rows
 

@@ -17,9 +17,9 @@ from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dimod.options import QPU
 from diabat.samplers.dimod.qpu_tiles import find_tiling
 from diabat.samplers.dqa import DQASampler
-from diabat.strict_qpu import StrictMockQPU
 from diabat.testing import brute_force_states
 from diabat.testing.problems import causal_problem, make_problem
+from diabat.testing.strict_qpu import StrictMockQPU
 
 from .dimod_fakes import Scripted, all_up
 from .goodness import g_test

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fakes import scaled
 from scipy import stats
 
 from diabat.ising import Ising
 from diabat.samplers.exact import ExactSampler
-from diabat.testing import brute_force_states, scaled
+from diabat.testing import brute_force_states
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
 
 from .goodness import g_test

@@ -22,12 +22,13 @@ from dwave.preprocessing.composites import (
     FixVariablesComposite,
     SpinReversalTransformComposite,
 )
+from mutants import mutants
 
 import diabat
 from diabat.ising import Ising
 from diabat.samplers import Samples, UnsupportedError, available_backends
 from diabat.samplers.ocean import OceanSampler
-from diabat.testing import ReferenceSampler, mutants
+from diabat.testing import ReferenceSampler
 
 from .goodness import g_test
 

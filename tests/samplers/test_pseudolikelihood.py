@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import scaled
 from scipy import stats
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from diabat.samplers.pseudolikelihood import (
     log_pseudolikelihood,
 )
 from diabat.studies.ensembles import sk
-from diabat.testing import ReferenceSampler, brute_force_states, scaled, state_table
+from diabat.testing import ReferenceSampler, brute_force_states, state_table
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
 
 ALPHA = 1e-6

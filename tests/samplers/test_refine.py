@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import RecorderSampler
 from torch import Tensor
 
 import diabat
@@ -18,11 +19,7 @@ from diabat.ising import Ising, pack_couplings
 from diabat.runs import build_sampler
 from diabat.samplers import Sampler, Samples, UnsupportedError, sampler
 from diabat.samplers.refine import RefineSampler
-from diabat.testing import (
-    RecorderSampler,
-    ReferenceSampler,
-    brute_force_states,
-)
+from diabat.testing import ReferenceSampler, brute_force_states
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
 
 from .goodness import g_test

@@ -20,7 +20,7 @@ from diabat.samplers.dimod.budget import BudgetError
 from diabat.samplers.dimod.options import QPU, call_keywords
 from diabat.samplers.dimod.temperature import calibration_error
 from diabat.samplers.pseudolikelihood import fit_betas
-from diabat.strict_qpu import StrictMockQPU
+from diabat.testing.strict_qpu import StrictMockQPU
 from statements.table import F64, drawn, refused, says
 
 

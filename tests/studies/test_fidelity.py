@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import RecorderSampler, scaled
+from mutants import Mutant, mutants
 
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers import Capabilities, Sampler, sampler
 from diabat.studies.ensembles import Ensemble, ferromagnet, from_attention, sk
 from diabat.studies.fidelity import FidelityOptions, FidelityReport, fidelity_report
-from diabat.testing import Mutant, RecorderSampler, ReferenceSampler, mutants, scaled
+from diabat.testing import ReferenceSampler
 
 REFERENCE = ReferenceSampler(analytic=True)
 SMALL: dict[str, Any] = {"num_spins": 4, "instances": 3, "queries": 2}

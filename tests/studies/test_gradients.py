@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import RecorderSampler
 
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers import Sampler, sampler
 from diabat.studies.ensembles import Ensemble, from_attention, sk
 from diabat.studies.gradients import GradientReport, gradient_report
-from diabat.testing import RecorderSampler, ReferenceSampler
+from diabat.testing import ReferenceSampler
 
 SMALL: dict[str, Any] = {"num_spins": 4, "instances": 3, "queries": 2}
 EXACT = sampler("exact")

@@ -6,19 +6,12 @@ import math
 
 import pytest
 import torch
+from fakes import FIFOSampler, RecorderSampler, scaled
 from scipy import stats
 
 from diabat.ising import Ising, pack_couplings, pack_three_body
 from diabat.samplers import UnsupportedError
-from diabat.testing import (
-    FIFOSampler,
-    RecorderSampler,
-    ReferenceSampler,
-    brute_force,
-    brute_force_states,
-    scaled,
-    state_table,
-)
+from diabat.testing import ReferenceSampler, brute_force, brute_force_states, state_table
 from diabat.testing.oracle import brute_force_exponents
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from mutants import Mutant, mutants
 from scipy import stats
 from torch import Tensor
 
@@ -15,11 +16,9 @@ from diabat.samplers.capabilities import Law
 from diabat.testing import (
     CHECKS,
     ConformanceError,
-    Mutant,
     ReferenceSampler,
     check_names,
     check_sampler,
-    mutants,
     run_check,
     state_table,
 )

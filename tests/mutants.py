@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from fakes import scaled
 from torch import Tensor
 
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Capabilities
-from diabat.testing.fakes import scaled
 
 
 def _same(value: Any) -> Any:

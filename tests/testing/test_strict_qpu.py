@@ -12,8 +12,8 @@ from scipy import stats
 
 from diabat.ising import Ising
 from diabat.samplers.dqa import DQASampler
-from diabat.strict_qpu import StrictMockQPU
 from diabat.testing import brute_force_states
+from diabat.testing.strict_qpu import StrictMockQPU
 
 ALPHA = 1e-6
 RAW = {"answer_mode": "raw"}

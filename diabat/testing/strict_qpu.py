@@ -1,6 +1,10 @@
-"""An offline mock of a D-Wave processor that refuses what the processor refuses.
+"""An offline mock of a D-Wave processor that refuses what the processor refuses (extra ``dwave``).
 
 ``dwave.system.testing.MockDWaveSampler`` checks the graph and the names of keywords only, and returns ground states.
+
+    from diabat.testing.strict_qpu import StrictMockQPU
+
+    chip = StrictMockQPU(topology_type="zephyr", topology_shape=[4, 4])
 """
 
 from __future__ import annotations
@@ -8,16 +12,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-import dimod
 import numpy as np
-from dwave.samplers import SimulatedAnnealingSampler
-from dwave.system.testing import MockDWaveSampler
 
 from diabat.checks import ArgumentError, check_choice, check_positive
 from diabat.circuits import schedule
 from diabat.samplers.dimod.budget import estimated_access_us
-from diabat.strict_qpu import law as laws
-from diabat.strict_qpu import rules
+from diabat.samplers.dimod.target import missing_package
+from diabat.testing import qpu_law, qpu_rules
+
+try:
+    import dimod
+    from dwave.samplers import SimulatedAnnealingSampler
+    from dwave.system.testing import MockDWaveSampler
+except ImportError as error:
+    raise ImportError(missing_package(error, "StrictMockQPU"), name=error.name) from None
 
 # Typical values of an Advantage processor, in the form of its property problem_timing_data; microseconds.
 TIMING = {
@@ -126,7 +134,7 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
         self.calls += 1
         if self.calls in self.fail_at:
             raise ConnectionError("the connection was lost")
-        rules.check_keywords(keywords, self.properties, set(self.parameters))
+        qpu_rules.check_keywords(keywords, self.properties, set(self.parameters))
         spin = bqm.change_vartype("SPIN", inplace=False)
         reads = keywords.get("num_reads", 1)
         spins = self._spins(spin, reads, keywords)
@@ -141,17 +149,19 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
         qubits = list(spin.variables)
         h, (first, second, J), _ = spin.to_numpy_vectors(variable_order=qubits)
         pairs = np.stack((first, second), axis=1).astype(np.int64)
-        h, J = rules.programmed(h.astype(np.float64), pairs, J.astype(np.float64), keywords, self.properties)
+        h, J = qpu_rules.programmed(
+            h.astype(np.float64), pairs, J.astype(np.float64), keywords, self.properties
+        )
         biases = keywords.get("flux_biases")
-        flux = np.zeros(len(h)) if biases is None else laws.flux_as_fields(biases, qubits)
+        flux = np.zeros(len(h)) if biases is None else qpu_law.flux_as_fields(biases, qubits)
         (child,) = self._seeds.spawn(1)
         seed = int(child.generate_state(1)[0] >> 1)
         if self.schedule is not None:
-            time = rules.fast_annealing_time(keywords)
-            return laws.anneal(laws.Model(h, pairs, J), flux, self.schedule, time, reads, seed)
-        model, group = laws.tie(laws.Model(h + flux, pairs, J), self.tied_below)
+            time = qpu_rules.fast_annealing_time(keywords)
+            return qpu_law.anneal(qpu_law.Model(h, pairs, J), flux, self.schedule, time, reads, seed)
+        model, group = qpu_law.tie(qpu_law.Model(h + flux, pairs, J), self.tied_below)
         given = {**self.substitute_kwargs, "seed": seed}
-        return laws.draw(model, self.substitute_sampler, reads, given)[:, group]
+        return qpu_law.draw(model, self.substitute_sampler, reads, given)[:, group]
 
     def _formatted(self, found: Any, keywords: dict[str, Any]) -> Any:
         """Histogram, the default, or raw; at most ``max_answers`` rows."""
