@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sparse import sparse_problem
 from torch import Tensor
 
 import diabat
@@ -15,7 +16,7 @@ from diabat.checks import ArgumentError
 from diabat.edges import DENSE_SPINS
 from diabat.ising import Ising, IsingError, from_bqm, to_bqm
 from diabat.samplers import UnsupportedError
-from diabat.testing.problems import make_problem, sparse_problem, with_visible
+from diabat.testing.problems import make_problem, with_visible
 
 
 def states(*shape: int) -> Tensor:

@@ -19,23 +19,7 @@ SIZE = 5
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10}
 
 
-def _boltzmann(trial: Trial) -> bool:
-    return trial.law == "boltzmann"
-
-
-def _boltzmann_samples(trial: Trial) -> bool:
-    return trial.law == "boltzmann" and trial.able.samples
-
-
-def _three_body(trial: Trial) -> bool:
-    return trial.law == "boltzmann" and trial.able.three_body
-
-
-def _analytic(trial: Trial) -> bool:
-    return trial.law == "boltzmann" and trial.analytic_moments()
-
-
-@check(_boltzmann_samples)
+@check(law="boltzmann", samples=True)
 def state_distribution(trial: Trial) -> None:
     """The distribution over all states is the Boltzmann law (chi-square, and pooled z-tests of the scales).
 
@@ -55,7 +39,7 @@ def state_distribution(trial: Trial) -> None:
     )
 
 
-@check(_boltzmann_samples)
+@check(law="boltzmann", samples=True)
 def marginals_and_pairs(trial: Trial) -> None:
     """Marginals and pair correlations of samples are exact for every leading shape of J."""
     for lead in LEADS:
@@ -63,14 +47,14 @@ def marginals_and_pairs(trial: Trial) -> None:
         demand_events(trial, trial.draw(ising), ising, f"with J {lead}")
 
 
-@check(_boltzmann_samples)
+@check(law="boltzmann", samples=True)
 def causal_visibility(trial: Trial) -> None:
     """Samples of a causal window have the marginals of the visible spins."""
     ising = causal_problem(SIZE, seed=trial.seed + 2)
     demand_events(trial, trial.draw(ising), ising, "in a causal window")
 
 
-@check(_boltzmann_samples)
+@check(law="boltzmann", samples=True)
 def column_order(trial: Trial) -> None:
     """Column j of the spins is spin j."""
     fields = torch.tensor([-1.5, 0.9, -0.6, 1.6, 0.2], dtype=torch.float64)
@@ -81,7 +65,7 @@ def column_order(trial: Trial) -> None:
     demand_events(trial, trial.draw(ising), ising, "with distinct fields")
 
 
-@check(_three_body)
+@check(law="boltzmann", when=lambda trial: trial.able.three_body)
 def three_body_law(trial: Trial) -> None:
     """Three-body terms enter with weight K_jkl for each j < k < l."""
     ising = make_problem((PROBLEMS,), SIZE, seed=trial.seed + 3, three_body=0.4)
@@ -92,19 +76,18 @@ def three_body_law(trial: Trial) -> None:
     demand_moments(trial, ising, "with three-body terms")
 
 
-@check(_boltzmann)
+@check(law="boltzmann")
 def moments_law(trial: Trial) -> None:
     """Moments agree with enumeration: to rounding if analytic, within their standard errors if sampled."""
     for dtype in (torch.float32, torch.float64):
         for lead in LEADS:
             ising = make_problem((2, 3), SIZE, lead=lead, seed=trial.seed + 4, dtype=dtype)
             demand_moments(trial, ising, f"with J {lead} in {dtype}")
-        demand_moments(
-            trial, causal_problem(SIZE, seed=trial.seed + 5, dtype=dtype), f"in a causal window in {dtype}"
-        )
+        causal = causal_problem(SIZE, seed=trial.seed + 5, dtype=dtype)
+        demand_moments(trial, causal, f"in a causal window in {dtype}")
 
 
-@check(_analytic)
+@check(law="boltzmann", when=Trial.analytic_moments)
 def small_probabilities(trial: Trial) -> None:
     """Analytic probabilities keep their relative precision near zero, where (m + 1)/2 has none."""
     ising = make_problem((4,), SIZE, seed=trial.seed + 6, dtype=torch.float32)
@@ -129,9 +112,8 @@ def _demand_analytic(moments: Moments, exact: Moments, tolerance: float, where: 
         got, want = getattr(moments, name), getattr(exact, name)
         if got is not None:
             limit = tolerance * max(1.0, float(want.abs().max()))
-            demand_below(
-                got.detach().double().cpu() - want, limit, f"{name} {where}: expected the exact value"
-            )
+            error = got.detach().double().cpu() - want
+            demand_below(error, limit, f"{name} {where}: expected the exact value")
 
 
 def _demand_sampled(trial: Trial, moments: Moments, exact: Moments, where: str) -> None:
@@ -142,10 +124,7 @@ def _demand_sampled(trial: Trial, moments: Moments, exact: Moments, where: str) 
     seen = exact.visible.numpy()
     binomial = np.sqrt(p * (1 - p) / moments.num_reads)
     reported = moments.standard_error.double().cpu().numpy()
-    small = seen & (reported < 0.5 * binomial)
-    demand(
-        not small.any(),
-        f"standard_error {where}: expected sqrt(P(1 - P)/reads) or more, got less than half of it.",
-    )
+    large = not (seen & (reported < 0.5 * binomial)).any()
+    demand(large, f"standard_error {where}: expected sqrt(P(1 - P)/reads) or more, got less than half of it.")
     z = np.where(seen, (got - p) / np.where(seen, np.maximum(reported, binomial), 1.0), 0.0)
     demand_all(trial, 2 * stats.norm.sf(np.abs(z)), got, p, f"probability {where}", moments.num_reads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -79,15 +79,23 @@ CHECKS: dict[str, Check] = {}
 """All checks by name."""
 
 
-def draws_samples(trial: Trial) -> bool:
-    """Applies to samplers that draw."""
-    return trial.able.samples
-
-
 def check(
-    applies: Applies = lambda trial: True,
+    *,
+    law: Literal["boltzmann", "own"] | None = None,
+    samples: bool = False,
+    when: Applies = lambda trial: True,
 ) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
-    """Register a function as a check under its name; the first line of its docstring is the summary."""
+    """Register a function as a check under its name; the first line of its docstring is the summary.
+
+    Args:
+        law: Applies to samplers of the Boltzmann law only, or to those of another law only.
+        samples: Applies to samplers that draw only.
+        when: A further condition.
+    """
+
+    def applies(trial: Trial) -> bool:
+        wrong_law = law is not None and (law == "boltzmann") != (trial.law == "boltzmann")
+        return not wrong_law and (trial.able.samples or not samples) and when(trial)
 
     def register(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
         summary = (run.__doc__ or "").strip().splitlines()[0]

@@ -126,17 +126,12 @@ class ReferenceSampler(Sampler):
         # right=True finds the first state whose cdf exceeds u: never a state of probability zero.
         index = torch.searchsorted(cdf, u * cdf[..., -1:], right=True)
         spins = state_table(ising.num_spins).to(torch.int8)[index]  # [*batch, reads, n]
-        return Samples(spins.movedim(-2, 0).contiguous().to(ising.fields.device), ising.visible_mask.clone())
+        return Samples(spins.movedim(-2, 0).contiguous().to(ising.fields.device), ising.visible_mask)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         if not self.analytic:
             return super()._moments(ising, correlations, seed)
+        names = ("probability", "log_partition", *["correlation"] * correlations)
         exact = brute_force(ising)
-        assert exact.correlation is not None
-        assert exact.log_partition is not None
-        return Moments(
-            probability=exact.probability.to(ising.fields),
-            visible=ising.visible_mask.clone(),
-            correlation=exact.correlation.to(ising.fields) if correlations else None,
-            log_partition=exact.log_partition.to(ising.fields),
-        )
+        found = {name: getattr(exact, name).to(ising.fields) for name in names}
+        return Moments(visible=ising.visible_mask, **found)

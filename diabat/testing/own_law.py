@@ -25,18 +25,6 @@ _WEAK = 0.1
 _NEAR_ONE = (0.85, 1.15)
 
 
-def _own_law(trial: Trial) -> bool:
-    return trial.law != "boltzmann"
-
-
-def _own_law_pairs(trial: Trial) -> bool:
-    return trial.law != "boltzmann" and (trial.able.samples or trial.able.correlations)
-
-
-def _both(trial: Trial) -> bool:
-    return trial.able.samples and trial.analytic_moments()
-
-
 def _estimate(trial: Trial, ising: Ising) -> tuple[Tensor, float]:
     """P(s = +1) and the standard error of one spin's magnetization (0 if analytic)."""
     if trial.analytic_moments() or not trial.able.samples:
@@ -75,15 +63,12 @@ def signs(trial: Trial) -> None:
         for spin, pull in ((0, 0.1), (1, 0.0), (2, 0.03)):
             shift = sign * float(p[row, spin] - 0.5)
             good = abs(shift) <= 0.01 + room if spin == 1 else shift >= pull - room
-            demand(
-                good,
-                f"signs: with h_0 = {sign * 0.8:+}, J_02 = +0.6 expected P(s_{spin} = +1) "
-                f"{'at' if spin == 1 else 'above' if sign > 0 else 'below'} 1/2, "
-                f"got {float(p[row, spin]):.4f}.",
-            )
+            where = "at" if spin == 1 else "above" if sign > 0 else "below"
+            what = f"signs: with h_0 = {sign * 0.8:+}, J_02 = +0.6 expected P(s_{spin} = +1) {where} 1/2"
+            demand(good, f"{what}, got {float(p[row, spin]):.4f}.")
 
 
-@check(_own_law)
+@check(law="own")
 def field_response(trial: Trial) -> None:
     """To first order in the fields alone, m_j = h_j: each column responds to its own field with slope 1."""
     ising = make_problem((32,), _SIZE, lead="none", seed=trial.seed + 20, fields=_WEAK)
@@ -97,12 +82,11 @@ def field_response(trial: Trial) -> None:
         _demand_slope(trial, m[:, column], cause, error, _NEAR_ONE, what)
 
 
-@check(_own_law_pairs)
+@check(law="own", when=lambda trial: trial.able.samples or trial.able.correlations)
 def pair_response(trial: Trial) -> None:
     """To first order in the couplings alone, <s_j s_k> = J_jk: pairs respond to their coupling with slope 1."""
-    pairs = _WEAK * torch.randn(
-        10, generator=torch.Generator().manual_seed(trial.seed + 21), dtype=torch.float64
-    )
+    generator = torch.Generator().manual_seed(trial.seed + 21)
+    pairs = _WEAK * torch.randn(10, generator=generator, dtype=torch.float64)
     J = pack_couplings(pairs, _SIZE)
     ising = Ising(torch.zeros(32, _SIZE, dtype=torch.float64), J)
     j, k = torch.triu_indices(_SIZE, _SIZE, offset=1)
@@ -117,7 +101,7 @@ def pair_response(trial: Trial) -> None:
     _demand_slope(trial, answer, torch.tanh(pairs), error / math.sqrt(32), _NEAR_ONE, what)
 
 
-@check(_own_law)
+@check(law="own")
 def coupling_response(trial: Trial) -> None:
     """Fields act through couplings with the right sign, and mean field with slope 1 to first order in J."""
     ising = make_problem((64,), _SIZE, seed=trial.seed + 22, fields=0.5, couplings=_WEAK / 2)
@@ -130,7 +114,7 @@ def coupling_response(trial: Trial) -> None:
     _demand_slope(trial, 2 * p - 1 - m, first_order, error, bounds, what)
 
 
-@check(_both)
+@check(samples=True, when=Trial.analytic_moments)
 def samples_agree_with_moments(trial: Trial) -> None:
     """Samples and analytic moments of one backend follow the same law, for every leading shape of J."""
     for lead in LEADS:
@@ -149,7 +133,7 @@ _TOLERANCE = 1e-3
 _OWN: tuple[Lead, ...] = ("heads", "per_problem")
 
 
-@check(_own_law)
+@check(law="own")
 def own_couplings(trial: Trial) -> None:
     """In a batch with several J every problem is solved with its own J, with the same result as alone."""
     for lead in _OWN:
@@ -169,7 +153,6 @@ def _one_by_one(ising: Ising) -> list[Ising]:
 
 
 def _demand_equal_moments(trial: Trial, ising: Ising, alone: list[Ising], where: str) -> None:
-    """Analytic moments agree within the tolerance of an iterative solver."""
     together = trial.sampler.moments(ising).probability.flatten(0, -2)
     single = torch.stack([trial.sampler.moments(one).probability for one in alone])
     what = f"probability {where}: expected each problem to be solved with its own J, as alone"

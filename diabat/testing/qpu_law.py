@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +17,7 @@ from diabat.samplers.dimod.packing import FloatArray, IntArray, expand
 from diabat.samplers.seeds import child_seed
 
 
-@dataclass(frozen=True, eq=False)
-class Model:
+class Model(NamedTuple):
     """Biases of an energy to be minimised: h float64 [V], pairs int64 [E, 2], J float64 [E]."""
 
     h: FloatArray
@@ -62,11 +60,8 @@ def draw(model: Model, sampler: Any, reads: int, keywords: dict[str, Any]) -> ND
     """Reads of a model from a dimod sampler, int8 [reads, V], in draw order."""
     import dimod
 
-    first, second = model.pairs.T
-    labels = list(range(len(model.h)))
-    bqm = dimod.BinaryQuadraticModel.from_numpy_vectors(
-        model.h, (first, second, model.J), 0.0, "SPIN", variable_order=labels
-    )
+    labels, edges = list(range(len(model.h))), (*model.pairs.T, model.J)
+    bqm = dimod.BinaryQuadraticModel.from_numpy_vectors(model.h, edges, 0.0, "SPIN", variable_order=labels)
     answer = sampler.sample(bqm, num_reads=reads, **keywords)
     return expand(answer, labels, np.random.default_rng(keywords["seed"])).spins
 
@@ -81,26 +76,15 @@ def anneal(
 ) -> NDArray[np.int8]:
     """Reads of a fast anneal of every connected part, by the simulation of the backend ``dqa``, int8 [reads, V].
 
-    A qubit with a flux bias is fixed at the sign of the bias and acts as a field on its neighbours.  Chains are
-    simulated qubit by qubit and may break.
-
-    Args:
-        model: Programmed values in hardware units.
-        flux: Fields that act like the flux biases, [V]; 0 for none.
-        schedule: Built-in schedule of the solver.
-        annealing_time_us: In microseconds, as submitted.
-        reads: Number of reads.
-        seed: Seed of the reads.
-
-    Raises:
-        ValueError: If a part has more than 16 qubits, or a flux bias is too weak to hold its qubit.
+    A qubit with a flux bias, given as the field that it acts like [V], is fixed at the sign of the bias and acts as a
+    field on its neighbours.  Chains are simulated qubit by qubit and may break.
     """
     from diabat.samplers.dqa import DQASampler
 
     weak = (flux != 0) & (np.abs(flux) < _HOLDING_FIELD)
     if weak.any():
         raise ArgumentError(
-            "flux_biases", "expected 0 or enough to hold a qubit with law='anneal', got a weak one."
+            "flux_biases", "expected 0 or enough to hold a qubit with a schedule, got a weak one."
         )
     held = -np.sign(flux)  # 0 where the qubit is free
     out = np.empty((reads, len(model.h)), dtype=np.int8)
@@ -125,8 +109,7 @@ def _parts(model: Model, held: FloatArray) -> Iterator[tuple[NDArray[np.int64], 
     members = [free[group == part] for part in range(size)]
     for n in sorted({len(part) for part in members}):
         if n > _MOST_QUBITS:
-            raise ArgumentError(
-                "law", f"'anneal' simulates parts of at most {_MOST_QUBITS} coupled qubits, got one of {n}."
-            )
+            limit = f"parts of at most {_MOST_QUBITS} coupled qubits"
+            raise ArgumentError("schedule", f"expected {limit}, got one of {n}.")
         qubits = np.stack([part for part in members if len(part) == n])
         yield qubits, h[qubits], J[qubits[:, :, None], qubits[:, None, :]]

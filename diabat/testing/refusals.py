@@ -10,7 +10,7 @@ import torch
 
 from diabat.ising import Ising
 from diabat.samplers.capabilities import Estimator, UnsupportedError
-from diabat.testing.core import ConformanceError, Trial, check, demand, demand_equal, draws_samples
+from diabat.testing.core import ConformanceError, Trial, check, demand, demand_equal
 from diabat.testing.problems import make_problem
 from diabat.testing.structure import check_form
 
@@ -52,7 +52,7 @@ def three_body_support(trial: Trial) -> None:
         _demand_unsupported(trial, ising, "three_body")
 
 
-@check(lambda trial: trial.able.max_spins is not None)
+@check(when=lambda trial: trial.able.max_spins is not None)
 def too_many_spins(trial: Trial) -> None:
     """One visible spin more than declared is refused; invisible ones do not count."""
     count = (trial.able.max_spins or 0) + 1
@@ -70,14 +70,14 @@ def correlation_support(trial: Trial) -> None:
         demand_refusal(ask, UnsupportedError, f"correlations, which '{trial.sampler.name}' does not declare")
 
 
-@check(lambda trial: not trial.able.samples)
+@check(when=lambda trial: not trial.able.samples)
 def sampling_support(trial: Trial) -> None:
     """A sampler that only computes moments refuses to draw."""
     draw = partial(trial.draw, make_problem((2,), 4, seed=trial.seed), 2)
     demand_refusal(draw, UnsupportedError, f"sampling, which '{trial.sampler.name}' does not declare")
 
 
-@check(draws_samples)
+@check(samples=True)
 def bad_arguments(trial: Trial) -> None:
     """num_reads and seed out of range, and objects that are not a problem, are refused."""
     ising, sample = make_problem((2,), 4, seed=trial.seed), trial.sampler.sample

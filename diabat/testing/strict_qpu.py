@@ -10,12 +10,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from diabat.checks import ArgumentError, check_choice, check_positive
-from diabat.circuits import schedule
+from diabat.checks import ArgumentError, check_positive
+from diabat.circuits import schedule as built_in
 from diabat.samplers.dimod.budget import estimated_access_us
 from diabat.samplers.dimod.target import missing_package
 from diabat.testing import qpu_law, qpu_rules
@@ -46,20 +46,6 @@ TIMING = {
 }
 
 
-def _check_law(law: Any, name: str | None, tied_below: float | None) -> None:
-    check_choice("law", law, ("boltzmann", "anneal"))
-    if (law == "anneal") != (name is not None):
-        raise ArgumentError(
-            "schedule", f"expected a name with law='anneal' and None with law='boltzmann', got {name!r}."
-        )
-    if law == "anneal" and tied_below is not None:
-        raise ArgumentError(
-            "tied_below", f"expected None with law='anneal', whose chains are simulated, got {tied_below!r}."
-        )
-    if name is not None:
-        schedule(name)
-
-
 class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has no stubs
     """A ``MockDWaveSampler`` that enforces the rules of a processor and returns Boltzmann reads.
 
@@ -74,15 +60,14 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
 
     Answers are histograms unless ``answer_mode="raw"``.
 
-    The law ``boltzmann``: P(s) ∝ exp(-beta · E(s)) of the programmed values, by simulated annealing held at beta.
-    The law ``anneal``: the fast anneal of ``schedule``, simulated by the backend ``dqa`` for every connected part
-    (16 qubits at most); qubits with flux biases are fixed.  It is not Boltzmann: fields and couplings have
-    different effective temperatures.  As on a processor there is no seed per call: answer number k is a function
-    of ``seed`` and k.
+    Reads follow P(s) ∝ exp(-beta · E(s)) of the programmed values, by simulated annealing held at beta, or with a
+    ``schedule`` its fast anneal, simulated by the backend ``dqa`` for every connected part (16 qubits at most); qubits
+    with flux biases are fixed.  It is not Boltzmann: fields and couplings have different effective temperatures.  As on
+    a processor there is no seed per call: answer number k is a function of ``seed`` and k.
 
     Args:
-        law: ``boltzmann``, or ``anneal``, which accepts only submissions with ``fast_anneal``.
-        schedule: Built-in schedule of the anneal, such as Advantage2_system1.
+        schedule: Built-in schedule of an anneal, such as Advantage2_system1, which accepts only submissions with
+            ``fast_anneal``; None for Boltzmann reads.
         beta: Inverse temperature of Boltzmann answers, for fields and couplings alike.
         sweeps: Sweeps from a random start.
         seed: Seed of all answers; None draws one.
@@ -101,7 +86,6 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
     def __init__(
         self,
         *,
-        law: Literal["boltzmann", "anneal"] = "boltzmann",
         schedule: str | None = None,
         beta: float = 1.0,
         sweeps: int = 100,
@@ -112,12 +96,17 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
         **chip: Any,
     ) -> None:
         check_positive("beta", beta)
-        _check_law(law, schedule, tied_below)
+        if schedule is not None:
+            built_in(schedule)
+            if tied_below is not None:
+                raise ArgumentError(
+                    "tied_below",
+                    f"expected None with a schedule, whose chains are simulated, got {tied_below!r}.",
+                )
         stated = {"problem_timing_data": TIMING, "beta": beta, "seed": seed, "sweeps": sweeps}
-        if law == "anneal":
-            stated |= {"law": law, "schedule": schedule}
+        stated |= {"tied_below": tied_below} | ({} if schedule is None else {"schedule": schedule})
         super().__init__(
-            properties={**stated, "tied_below": tied_below, **(properties or {})},
+            properties=stated | (properties or {}),
             substitute_sampler=SimulatedAnnealingSampler(),
             substitute_kwargs={"beta_schedule_type": "custom", "beta_schedule": [beta] * sweeps},
             **chip,
@@ -135,23 +124,24 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
         if self.calls in self.fail_at:
             raise ConnectionError("the connection was lost")
         qpu_rules.check_keywords(keywords, self.properties, set(self.parameters))
-        spin = bqm.change_vartype("SPIN", inplace=False)
-        reads = keywords.get("num_reads", 1)
+        spin, reads = bqm.change_vartype("SPIN", inplace=False), keywords.get("num_reads", 1)
         spins = self._spins(spin, reads, keywords)
         self.answered += 1
         self.reads += reads
         access = estimated_access_us(self.properties["problem_timing_data"], max(len(bqm), 1), keywords)
         info = {"timing": {"qpu_access_time": access}, "problem_id": f"stand-in-{self.calls}"}
         found = dimod.SampleSet.from_samples_bqm((spins, list(spin.variables)), spin, info=info)
-        return self._formatted(found, keywords).change_vartype(bqm.vartype, inplace=False)
+        if keywords.get("answer_mode", "histogram") == "histogram" and len(found):
+            found = found.aggregate().slice(sorted_by="energy")
+        most = keywords.get("max_answers")
+        found = found if most is None else found.slice(most, sorted_by=None)
+        return found.change_vartype(bqm.vartype, inplace=False)
 
     def _spins(self, spin: Any, reads: int, keywords: dict[str, Any]) -> np.ndarray:
         qubits = list(spin.variables)
         h, (first, second, J), _ = spin.to_numpy_vectors(variable_order=qubits)
-        pairs = np.stack((first, second), axis=1).astype(np.int64)
-        h, J = qpu_rules.programmed(
-            h.astype(np.float64), pairs, J.astype(np.float64), keywords, self.properties
-        )
+        h, J, pairs = h.astype(float), J.astype(float), np.stack((first, second), axis=1).astype(np.int64)
+        h, J = qpu_rules.programmed(h, pairs, J, keywords, self.properties)
         biases = keywords.get("flux_biases")
         flux = np.zeros(len(h)) if biases is None else qpu_law.flux_as_fields(biases, qubits)
         (child,) = self._seeds.spawn(1)
@@ -162,10 +152,3 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
         model, group = qpu_law.tie(qpu_law.Model(h + flux, pairs, J), self.tied_below)
         given = {**self.substitute_kwargs, "seed": seed}
         return qpu_law.draw(model, self.substitute_sampler, reads, given)[:, group]
-
-    def _formatted(self, found: Any, keywords: dict[str, Any]) -> Any:
-        """Histogram, the default, or raw; at most ``max_answers`` rows."""
-        if keywords.get("answer_mode", "histogram") == "histogram" and len(found):
-            found = found.aggregate().slice(sorted_by="energy")
-        most = keywords.get("max_answers")
-        return found if most is None else found.slice(most, sorted_by=None)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
-from diabat.testing.core import Trial, check, demand, demand_below, demand_equal, draws_samples
+from diabat.testing.core import Trial, check, demand, demand_below, demand_equal
 from diabat.testing.problems import LEADS, make_problem, with_visible
 
 BATCHES: tuple[tuple[int, ...], ...] = ((), (1,), (5,), (2, 3))
@@ -44,7 +44,7 @@ def nothing_visible(trial: Trial) -> None:
             demand_below(log_z[0], 1e-5, "log_partition: expected 0 for a problem without visible spins")
 
 
-@check(draws_samples)
+@check(samples=True)
 def number_of_reads(trial: Trial) -> None:
     """num_reads is kept exactly."""
     ising = make_problem((2,), SIZE, seed=trial.seed)
@@ -106,9 +106,8 @@ def check_moments_form(moments: Moments, ising: Ising, trial: Trial, where: str)
             assert value is not None
             demand_equal(list(value.shape), shape, f"{name} {where}: shape")
             demand_equal(value.dtype, ising.fields.dtype, f"{name} {where}: dtype")
-            demand(
-                bool(value.isfinite().all()), f"{name} {where}: expected finite values, got NaN or infinity."
-            )
+            finite = bool(value.isfinite().all())
+            demand(finite, f"{name} {where}: expected finite values, got NaN or infinity.")
     p, hidden = moments.probability, ~ising.visible_mask
     demand(bool(((p >= 0) & (p <= 1)).all()), f"probability {where}: expected values in [0, 1].")
     demand(bool((p[hidden] == 0).all()), f"probability {where}: expected 0 on invisible spins.")

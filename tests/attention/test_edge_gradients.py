@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from sparse import sparse_problem
 from torch import Tensor
 
 import diabat
 from diabat.attention.estimators import covariance
 from diabat.ising import Ising
-from diabat.testing.problems import sparse_problem
 
 BRIDGES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "exact": ("exact", "exact", {}),

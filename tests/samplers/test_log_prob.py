@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from sparse import sparse_problem
 from torch import Tensor
 
 import diabat
 from diabat.ising import Ising, IsingError, pack_couplings, pack_three_body
 from diabat.testing import brute_force_states, state_table
-from diabat.testing.problems import causal_problem, make_problem, sparse_problem, with_visible
+from diabat.testing.problems import causal_problem, make_problem, with_visible
 
 HELD = torch.tensor([0, 1, 0, -1, 0])
 MASK = torch.tensor([True, True, False, True, True])

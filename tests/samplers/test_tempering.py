@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from sparse import sparse_problem
 from torch import Tensor
 
 import diabat
@@ -22,7 +23,7 @@ from diabat.samplers import UnsupportedError
 from diabat.samplers.tempering import TemperingSampler
 from diabat.samplers.tempering import sampler as module
 from diabat.testing import brute_force, brute_force_states
-from diabat.testing.problems import Lead, causal_problem, make_problem, sparse_problem, with_visible
+from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
 
 from .goodness import g_test
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sparse import sparse_problem
 
 import diabat
 from diabat.ising import Ising
@@ -14,7 +15,7 @@ from diabat.samplers.tempering import TemperingSampler
 from diabat.samplers.tempering.edges import neighbour_lists
 from diabat.samplers.tempering.simulation import EdgeSimulation, Method, Rules
 from diabat.testing import brute_force_states
-from diabat.testing.problems import sparse_problem, with_visible
+from diabat.testing.problems import with_visible
 
 from .goodness import g_test
 

@@ -287,7 +287,7 @@ def test_a_bad_beta_is_refused() -> None:
 
 
 def annealer(**options: Any) -> Any:
-    return chip(law="anneal", schedule="Advantage2_system1", **options)
+    return chip(schedule="Advantage2_system1", **options)
 
 
 def test_an_anneal_follows_the_simulated_dynamics() -> None:
@@ -334,31 +334,20 @@ def test_parts_of_an_anneal_are_independent_and_seeded() -> None:
 @pytest.mark.parametrize(
     ("options", "keywords", "sentence"),
     [
-        ({}, {"annealing_time": 20.0}, "fast_anneal: expected True with law='anneal'"),
-        ({}, {"fast_anneal": True}, "annealing_time: expected one with law='anneal', got none"),
+        ({}, {"annealing_time": 20.0}, "fast_anneal: expected True with a schedule"),
+        ({}, {"fast_anneal": True}, "annealing_time: expected one with a schedule, got none"),
         (
             {},
             {**FAST, "flux_biases": [1e-4] * 48},
-            "flux_biases: expected 0 or enough to hold a qubit with law='anneal'",
-        ),
-        ({"law": "boltzman"}, {}, "law: expected one of boltzmann, anneal, got 'boltzman'"),
-        (
-            {"schedule": None},
-            {},
-            "schedule: expected a name with law='anneal' and None with law='boltzmann', got None",
+            "flux_biases: expected 0 or enough to hold a qubit with a schedule",
         ),
         ({"schedule": "Advantage3"}, {}, "schedule: expected one of .*, got 'Advantage3'"),
-        (
-            {"law": "boltzmann"},
-            {},
-            "schedule: expected a name with law='anneal' and None with law='boltzmann', got 'Adv",
-        ),
-        ({"tied_below": -1.5}, {}, "tied_below: expected None with law='anneal'"),
+        ({"tied_below": -1.5}, {}, "tied_below: expected None with a schedule"),
     ],
 )
 def test_what_an_anneal_refuses(options: dict[str, Any], keywords: dict[str, Any], sentence: str) -> None:
     def answer() -> None:
-        qpu = chip(**{"law": "anneal", "schedule": "Advantage2_system1", **options})
+        qpu = chip(**{"schedule": "Advantage2_system1", **options})
         qpu.sample_ising({}, {edge(qpu): 0.1}, **keywords)
 
     with pytest.raises(ValueError, match=sentence):
@@ -367,5 +356,5 @@ def test_what_an_anneal_refuses(options: dict[str, Any], keywords: dict[str, Any
 
 def test_large_parts_are_refused() -> None:
     qpu = annealer()
-    with pytest.raises(ValueError, match="simulates parts of at most 16 coupled qubits, got one of 48"):
+    with pytest.raises(ValueError, match="parts of at most 16 coupled qubits, got one of 48"):
         qpu.sample_ising({}, dict.fromkeys(qpu.edgelist, 0.1), **FAST)
