@@ -120,10 +120,8 @@ def edges_of(J: Tensor, n: int) -> Edges:
     if J.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
         raise IsingError("couplings", f"expected a dense, COO, CSR or CSC tensor, got the layout {J.layout}.")
     if tuple(J.shape) != (n, n):
-        raise IsingError(
-            "couplings",
-            f"expected a sparse tensor [n, n] with n = {n}, got {list(J.shape)}; use diabat.Edges for several J.",
-        )
+        got = f"{list(J.shape)}; use diabat.Edges for several J"
+        raise IsingError("couplings", f"expected a sparse tensor [n, n] with n = {n}, got {got}.")
     J = J.to_sparse_coo().coalesce()
     if J.dense_dim():
         raise IsingError("couplings", "expected two sparse dimensions, got a dense one; use diabat.Edges.")
@@ -142,9 +140,8 @@ def edges_of(J: Tensor, n: int) -> Edges:
         )
     if at := first_true((rows == columns) & (known != 0)):
         where = int(rows[at])
-        raise IsingError(
-            "couplings", f"expected no diagonal, got {float(known[at]):.3g} at [{where}, {where}]."
-        )
+        got = f"{float(known[at]):.3g} at [{where}, {where}]"
+        raise IsingError("couplings", f"expected no diagonal, got {got}.")
     upper = rows < columns
     return Edges(torch.stack((rows[upper], columns[upper]), dim=1), ((values + values[order]) / 2)[upper])
 

@@ -23,6 +23,16 @@ from diabat.ising_checks import (
 )
 
 _LISTS = (np.ndarray, list, tuple)
+_INTEGERS = (
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
 
 
 def read_fields(value: Any) -> Tensor:
@@ -112,7 +122,12 @@ def read_index(value: Any) -> Tensor:
             value = torch.from_numpy(np.array(value, dtype=np.int64, order="C"))
     elif not isinstance(value, Tensor):
         raise IsingError("index", f"expected a tensor, an array or a list, got {type(value).__name__}.")
-    if not isinstance(value, Tensor) or not _is_integer(value):
+    if (
+        not isinstance(value, Tensor)
+        or value.dtype == torch.bool
+        or value.dtype.is_floating_point
+        or value.is_complex()
+    ):
         raise IsingError("index", f"expected integers, got dtype {value.dtype}.")
     value = value.detach() if value.numel() else value.reshape(-1, 2)
     if value.ndim != 2 or value.shape[1] != 2:
@@ -121,24 +136,17 @@ def read_index(value: Any) -> Tensor:
     return value.to(torch.int64)
 
 
-def _is_integer(value: Tensor) -> bool:
-    return not (value.dtype == torch.bool or value.is_floating_point() or value.is_complex())
-
-
 def read_values(value: Any, index: Tensor) -> Tensor:
     """Convert the values of edges, arrays and lists to float64, and require one for each pair."""
     wide = torch.float32 if isinstance(value, Tensor) else torch.float64
     values: Tensor = _numbers("values", value, torch.empty(0, dtype=wide, device=index.device))
     check_tensor("values", values)
     if not values.is_floating_point():
-        raise IsingError(
-            "values", f"expected a dense tensor of numbers, got {values.dtype}, {values.layout}."
-        )
+        got = f"{values.dtype}, {values.layout}"
+        raise IsingError("values", f"expected a dense tensor of numbers, got {got}.")
     if values.ndim < 1 or values.shape[-1] != len(index):
-        raise IsingError(
-            "values",
-            f"expected one value for each of {len(index)} pairs, [*lead, E], got {list(values.shape)}.",
-        )
+        expected = f"one value for each of {len(index)} pairs, [*lead, E]"
+        raise IsingError("values", f"expected {expected}, got {list(values.shape)}.")
     if index.device != values.device:
         raise IsingError("index", f"expected the device of the values, {values.device}, got {index.device}.")
     return values
@@ -148,9 +156,8 @@ def check_edges(pairs: Tensor, values: Tensor, fields: Tensor) -> None:
     """Raise IsingError unless edges [E, 2] and their J [*lead, E] fit the fields, are finite and name a pair once."""
     n, name = fields.shape[-1], "couplings"
     if values.device != fields.device:
-        raise IsingError(
-            name, f"expected edges on {fields.device} as the fields, got them on {values.device}."
-        )
+        expected = f"edges on {fields.device} as the fields"
+        raise IsingError(name, f"expected {expected}, got them on {values.device}.")
     _check_lead(name, values.shape[:-1], fields)
     check_finite(name, values)
     if edge := first_true(((pairs < 0) | (pairs >= n)).any(1)):

@@ -150,14 +150,12 @@ class Ising:
                 raise IsingError(name, f"expected a mapping, got {type(given).__name__}.")
             for key, value in given.items():
                 if not is_number(value):
-                    raise IsingError(
-                        f"{name}[{key!r}]", f"expected a real number, got {type(value).__name__}."
-                    )
+                    got = type(value).__name__
+                    raise IsingError(f"{name}[{key!r}]", f"expected a real number, got {got}.")
         for pair in couplings:
             if not isinstance(pair, tuple) or len(pair) != 2 or pair[0] == pair[1]:
-                raise IsingError(
-                    "couplings", f"expected pairs (a, b) of two different spins as keys, got {pair!r}."
-                )
+                expected = "pairs (a, b) of two different spins as keys"
+                raise IsingError("couplings", f"expected {expected}, got {pair!r}.")
             if pair[::-1] in couplings:
                 raise IsingError("couplings", f"expected every pair once, got {pair[::-1]} and {pair}.")
         labels = list(dict.fromkeys([*fields, *chain.from_iterable(couplings)]))

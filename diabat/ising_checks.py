@@ -71,9 +71,8 @@ def check_tensor(name: str, value: Any, expected: str = "a tensor, an array or a
 def check_finite(name: str, value: Tensor) -> None:
     """Raise IsingError, with the first index, unless all values are finite, or if ``vmap`` hides them."""
     if is_mapped(value):
-        raise IsingError(
-            name, "expected values that can be read, got those that torch.func.vmap maps; use check=False."
-        )
+        got = "those that torch.func.vmap maps; use check=False"
+        raise IsingError(name, f"expected values that can be read, got {got}.")
     if value.dtype in DTYPES and is_within(value, sys.float_info.max):
         return
     if (index := first_true(~torch.isfinite(value))) is not None:
@@ -91,20 +90,15 @@ def check_symmetric(name: str, value: Tensor, order: int) -> None:
     for axis in range(1, order):
         flipped = value.transpose(-order, -order + axis)
         if not _is_mirrored(value, -order, axis - order):
-            at = np.unravel_index(int((value - flipped).abs().argmax()), value.shape)
-            index = [int(i) for i in at]
-            mirrored = index.copy()
-            mirrored[-order], mirrored[axis - order] = index[axis - order], index[-order]
+            at = [int(i) for i in np.unravel_index(int((value - flipped).abs().argmax()), value.shape)]
+            other = at.copy()
+            other[-order], other[axis - order] = at[axis - order], at[-order]
             kind, hint = _HINTS[order]
-            raise IsingError(
-                name,
-                f"expected a symmetric {kind}, got {value[tuple(index)]:.6g} at {index} and "
-                f"{value[tuple(mirrored)]:.6g} at {mirrored}; use {hint}.",
-            )
+            got = " and ".join(f"{value[tuple(i)]:.6g} at {i}" for i in (at, other))
+            raise IsingError(name, f"expected a symmetric {kind}, got {got}; use {hint}.")
         if worst := float(value.diagonal(0, -order, axis - order).abs().max()):
-            raise IsingError(
-                name, f"expected zero where two indices coincide, got {worst:.3g} on the diagonal."
-            )
+            got = f"{worst:.3g} on the diagonal"
+            raise IsingError(name, f"expected zero where two indices coincide, got {got}.")
 
 
 def _is_mirrored(value: Tensor, i: int, j: int) -> bool:
