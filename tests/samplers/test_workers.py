@@ -67,7 +67,6 @@ def test_processes_give_the_tensors_of_this_process(two: DistributedSampler) -> 
     for where in ({"workers": 0}, {"executor": two._pool()}):
         backend = DistributedSampler("exact", chunk=3, **where)
         moments = backend.moments(ising, correlations=True, seed=1)
-        assert moments.correlation is not None
         results.append([backend.sample(ising, 10, seed=1).spins, moments.probability, moments.correlation])
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
     assert [part.dtype for part in results[1]] == [torch.int8, torch.float32, torch.float32]

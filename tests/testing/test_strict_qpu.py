@@ -47,11 +47,7 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "h with a fast anneal": ({"h": 0.1}, FAST, "h: expected 0 with fast_anneal, got 0.1"),
     "too fast": ({}, {**FAST, "annealing_time": 0.004}, "annealing_time: expected 0.005 to 2000"),
     "fast time in ns": ({}, {**FAST, "annealing_time": 5000.0}, "annealing_time: expected 0.005 to 2000"),
-    "too fast for the standard anneal": (
-        {},
-        {"annealing_time": 0.005},
-        "annealing_time: expected 0.5 to 2000",
-    ),
+    "too fast for the standard anneal": ({}, {"annealing_time": 0.005}, "annealing_time: expected 0.5 to 2000"),
     "schedule and time, fast": (
         {},
         {**FAST, "anneal_schedule": [[0, 0], [1, 1]]},
@@ -77,21 +73,9 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"fast_anneal": True, "anneal_schedule": [[0, 0], [0.001, 1]]},
         "annealing_time: expected 0.005",
     ),
-    "initial state, fast": (
-        {},
-        {**FAST, "initial_state": {}},
-        "initial_state: cannot be combined with fast_anneal",
-    ),
-    "reinitialize, fast": (
-        {},
-        {**FAST, "reinitialize_state": True},
-        "reinitialize_state: cannot be combined",
-    ),
-    "h gain, fast": (
-        {},
-        {**FAST, "h_gain_schedule": [[0, 0], [1, 1]]},
-        "h_gain_schedule: cannot be combined",
-    ),
+    "initial state, fast": ({}, {**FAST, "initial_state": {}}, "initial_state: cannot be combined with fast_anneal"),
+    "reinitialize, fast": ({}, {**FAST, "reinitialize_state": True}, "reinitialize_state: cannot be combined"),
+    "h gain, fast": ({}, {**FAST, "h_gain_schedule": [[0, 0], [1, 1]]}, "h_gain_schedule: cannot be combined"),
     "time that falls": (
         {},
         {"anneal_schedule": [[0, 0], [5, 0.5], [4, 1]]},
@@ -103,11 +87,7 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "anneal_schedule: expected s that rises",
     ),
     "s that ends below 1": ({}, {"anneal_schedule": [[0, 0], [5, 0.5]]}, "anneal_schedule: expected s in"),
-    "slope": (
-        {},
-        {"anneal_schedule": [[0, 0], [8, 0], [8.1, 1]]},
-        "anneal_schedule: expected slopes up to 2",
-    ),
+    "slope": ({}, {"anneal_schedule": [[0, 0], [8, 0], [8.1, 1]]}, "anneal_schedule: expected slopes up to 2"),
     "long schedule": ({}, {"anneal_schedule": [[0, 0], [3000, 1]]}, "annealing_time: expected 0.5 to 2000"),
     "many points": (
         {},
@@ -126,11 +106,7 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "flux_biases: expected 48 numbers, got 1",
     ),
     "flux biases and auto_scale": ({}, {"flux_biases": [0.0] * 48}, "flux_biases: expected auto_scale=False"),
-    "flux biases NaN": (
-        {},
-        {"flux_biases": [float("nan")] * 48, "auto_scale": False},
-        "flux_biases: expected finite",
-    ),
+    "flux biases NaN": ({}, {"flux_biases": [float("nan")] * 48, "auto_scale": False}, "flux_biases: expected finite"),
     "no reads": ({}, {"num_reads": 0}, r"num_reads: expected an integer in \[1, 10000\], got 0"),
     "too many reads": ({}, {"num_reads": 10_001}, "num_reads: expected an integer"),
     "too long a run": (
@@ -141,7 +117,7 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "an unknown keyword": ({}, {"num_read": 5}, "num_read: this solver has no such parameter"),
     "an unknown answer mode": ({}, {"answer_mode": "hist"}, "answer_mode: expected 'histogram' or 'raw'"),
     "max_answers": ({}, {"num_reads": 5, "max_answers": 6}, "max_answers: expected 1 to num_reads = 5"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -336,15 +312,11 @@ def test_parts_of_an_anneal_are_independent_and_seeded() -> None:
     [
         ({}, {"annealing_time": 20.0}, "fast_anneal: expected True with a schedule"),
         ({}, {"fast_anneal": True}, "annealing_time: expected one with a schedule, got none"),
-        (
-            {},
-            {**FAST, "flux_biases": [1e-4] * 48},
-            "flux_biases: expected 0 or enough to hold a qubit with a schedule",
-        ),
+        ({}, {**FAST, "flux_biases": [1e-4] * 48}, "flux_biases: expected 0 or enough to hold a qubit with a schedule"),
         ({"schedule": "Advantage3"}, {}, "schedule: expected one of .*, got 'Advantage3'"),
         ({"tied_below": -1.5}, {}, "tied_below: expected None with a schedule"),
     ],
-)
+)  # fmt: skip
 def test_what_an_anneal_refuses(options: dict[str, Any], keywords: dict[str, Any], sentence: str) -> None:
     def answer() -> None:
         qpu = chip(**{"schedule": "Advantage2_system1", **options})
