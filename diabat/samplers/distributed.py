@@ -108,6 +108,7 @@ class DistributedSampler(Sampler):
         allowed = getattr(os, "sched_getaffinity", None)  # not on every system
         available = len(allowed(0)) if allowed else os.cpu_count() or 1
         self.executor, self.workers = executor, available if workers is None else workers
+        self._sent: bytes | None = None
         self._pools: dict[int, Executor] = {}  # by process: a fork copies them, but not their threads
 
     @property
@@ -207,8 +208,10 @@ class DistributedSampler(Sampler):
         return self._pools.setdefault(me, pool)
 
     def _packed(self) -> bytes:
+        """The same bytes at every call, so that workers keep the base with what it has counted, such as paid reads."""
         try:
-            return pickle.dumps(self.base)
+            self._sent = self._sent or pickle.dumps(self.base)
+            return self._sent
         except Exception as error:  # pickling can raise any type
             why = " ".join(str(error).split())
             raise ArgumentError(

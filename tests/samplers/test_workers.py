@@ -265,3 +265,27 @@ def test_results_come_in_order_and_an_error_cancels_the_rest() -> None:
 
 def test_processors() -> None:
     assert 1 <= DistributedSampler("exact").workers <= (os.cpu_count() or 1)
+
+
+class Counting(ReferenceSampler):
+    """Counts its calls, as a backend does that spends a budget."""
+
+    calls = 0
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        self.calls += 1
+        return Samples(
+            super()._sample(ising, num_reads, seed).spins, ising.visible_mask, {"call": self.calls}
+        )
+
+
+def test_a_worker_keeps_what_the_base_has_counted() -> None:
+    base = Counting()
+    with ThreadPoolExecutor(1) as thread:
+        sampler = DistributedSampler(base, executor=thread)
+        base.calls = 5  # before it is sent
+        counts = [sampler.sample(problem(0.0), 1, seed=s).info["base"]["call"] for s in range(2)]
+        base.calls = 50
+        counts.append(sampler.sample(problem(0.0), 1).info["base"]["call"])
+    assert counts == [6, 7, 8]
+    assert base.calls == 50
