@@ -362,7 +362,7 @@ def test_only_tests_need_the_conformance_suite() -> None:
 # Are imported by those who ask for a subclass of a dimod.Sampler: one converts by ising.py, the other takes arrays.
 EDGES = {"samplers/ocean.py", "testing/strict_qpu.py"}
 # Hand arrays that ising.py made to dimod, and take reads.
-CARRIERS = {"samplers/dimod/submit.py", "testing/qpu_law.py"}
+CARRIERS = {"samplers/dimod/submit.py"}
 # Knows what a dimod sampler is, and no model.
 CLASSES = {"samplers/dimod/target.py"}
 

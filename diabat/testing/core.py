@@ -64,13 +64,11 @@ class Check:
 
     Attributes:
         name: Name by which it is run alone.
-        summary: The requirement in one sentence.
         run: Raises ConformanceError if the requirement is not met.
         applies: Whether the requirement applies to a sampler.
     """
 
     name: str
-    summary: str
     run: Callable[[Trial], None]
     applies: Applies
 
@@ -85,12 +83,9 @@ def check(
     samples: bool = False,
     when: Applies = lambda trial: True,
 ) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
-    """Register a function as a check under its name; the first line of its docstring is the summary.
+    """Register a function as a check under its name; the first line of its docstring is the requirement.
 
-    Args:
-        law: Applies to samplers of the Boltzmann law only, or to those of another law only.
-        samples: Applies to samplers that draw only.
-        when: A further condition.
+    It applies to samplers of the Boltzmann law or to those of another one, that draw if ``samples``, ``when`` it fits.
     """
 
     def applies(trial: Trial) -> bool:
@@ -98,8 +93,7 @@ def check(
         return not wrong_law and (trial.able.samples or not samples) and when(trial)
 
     def register(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
-        summary = (run.__doc__ or "").strip().splitlines()[0]
-        CHECKS[run.__name__] = Check(run.__name__, summary, run, applies)
+        CHECKS[run.__name__] = Check(run.__name__, run, applies)
         return run
 
     return register

@@ -81,10 +81,11 @@ def no_live_state(trial: Trial) -> None:
         demand(owned, f"{call.__name__}: expected a result that owns its memory, found it overwritten.")
         for part in first:
             part.zero_()
-        same = all(map(torch.equal, call(ising), kept))
-        demand(
-            same, f"{call.__name__}: expected the same values after a result was written into, found others."
+        same, what = (
+            all(map(torch.equal, call(ising), kept)),
+            "the same values after a result was written into",
         )
+        demand(same, f"{call.__name__}: expected {what}, found others.")
 
 
 _SIZE = 5
@@ -94,20 +95,15 @@ def _demand_uncorrelated(trial: Trial, a: Tensor, b: Tensor, what: str) -> None:
     """Fail if the spins a, b [draws, M], independent along ``draws``, correlate within a column."""
     a, b = a.double() - a.double().mean(0), b.double() - b.double().mean(0)
     spread = a.std(0) * b.std(0)
-    live = spread > 0
-    demand(
-        bool(live.any()), f"{what}: expected reads that vary, got the same spins in all of {len(a)} reads."
-    )
+    live, got = spread > 0, f"the same spins in all of {len(a)} reads"
+    demand(bool(live.any()), f"{what}: expected reads that vary, got {got}.")
     # Spins of one read are coupled, so that their products are pooled per read before the variance is taken.
     product = (a * b)[:, live].div(spread[live]).sum(1)
     z = float(product.mean() / product.std() * math.sqrt(len(product)))
     pvalue = float(2 * stats.norm.sf(abs(z)))
-    demand(
-        pvalue >= trial.alpha,
-        f"{what}: expected independent spins, got a correlation of "
-        f"{float(product.mean()) / int(live.sum()):.3f} (z = {z:.1f}, N = {len(product)} reads, "
-        f"alpha = {trial.alpha:g}).",
-    )
+    got = f"a correlation of {float(product.mean()) / int(live.sum()):.3f}"
+    test = f"z = {z:.1f}, N = {len(product)} reads, alpha = {trial.alpha:g}"
+    demand(pvalue >= trial.alpha, f"{what}: expected independent spins, got {got} ({test}).")
 
 
 @check(samples=True)
