@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from diabat.files import replace_file
+from diabat.studies.report import Report
 
 R = TypeVar("R")
 Row = dict[str, Any]
@@ -72,6 +73,16 @@ def report(
     for row in rows:
         table.add_row(*(_cell(row.get(key), (formats or {}).get(key, ".3g")) for key in rows[0]))
     Console(width=200, highlight=False).print(table)
+
+
+def show(found: Report, *, as_json: bool) -> None:
+    """Print the report of a study as a table or as JSON."""
+    from rich.console import Console
+
+    if as_json:
+        print(found.to_json())
+    else:
+        Console(width=200, highlight=False).print(found.table())
 
 
 def print_tables(titled: Titled, *, as_json: bool, prefix: str = "") -> dict[str, list[Row]]:

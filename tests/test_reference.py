@@ -34,14 +34,10 @@ ALSO = [
     "diabat.attention.correlations.QueryMoments",
     "diabat.samplers.dqa.DQASampler",
     "diabat.samplers.refine.RefineSampler",
-    "diabat.studies.calibration.CalibrationOptions",
-    "diabat.studies.calibration.CalibrationReport",
-    "diabat.studies.calibration.calibrate",
     "diabat.studies.ensembles.Ensemble",
     "diabat.studies.ensembles.ferromagnet",
     "diabat.studies.fidelity.FidelityOptions",
     "diabat.studies.fidelity.FidelityReport",
-    "diabat.studies.gradients.GradientReport",
 ]
 
 

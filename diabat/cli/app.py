@@ -101,22 +101,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
         """,
         default="fidelity",
     ),
-    "gradients": study(
-        "gradients",
-        """Compare gradients through sampling backends with exact ones, for every estimator.
-
-        The section fidelity names the backends and the problems, as for 'diabat fidelity'.
-        """,
-        default="gradients",
-    ),
-    "calibrate": study(
-        "calibration",
-        """Compare predicted with fitted inverse temperatures of an anneal.
-
-        Random problems are annealed with h/beta_h and J/beta_J programmed as the schedule predicts, and both are
-        fitted to the result by maximum pseudo-likelihood.  The section calibration names schedule and problems.
-        """,
-    ),
     "warm-up": backends.compile_kernels,
     "anneal learn": anneal.learn,
     "anneal show": anneal.show,

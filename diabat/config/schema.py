@@ -15,7 +15,6 @@ from diabat.config.errors import dotted
 from diabat.config.sections import STRICT, ModelSection, SamplerChoice, TaskSection, options_model
 from diabat.config.trust import sampler_sections
 from diabat.models import MODELS
-from diabat.studies.calibration import CalibrationOptions
 from diabat.studies.fidelity import FidelityOptions
 from diabat.studies.learned.problems import AnnealOptions
 from diabat.tasks import TASKS, ExampleKind
@@ -55,7 +54,6 @@ class Config(BaseModel):
         gradient: Estimator of the gradient through the sampler.
         training: Options of the training loop.
         fidelity: Options of the comparison with exact marginals.
-        calibration: Options of the calibration of a schedule.
         anneal: Options of a learned anneal.
     """
 
@@ -71,7 +69,6 @@ class Config(BaseModel):
     gradient: Gradient = "auto"
     training: TrainOptions = TrainOptions()
     fidelity: FidelitySection = FidelitySection()
-    calibration: CalibrationOptions = CalibrationOptions()
     anneal: AnnealOptions = AnnealOptions()
 
     @model_validator(mode="after")

@@ -10,40 +10,26 @@ import torch
 from diabat.attention import BoltzmannAttention
 from diabat.attention.coupled import recording
 from diabat.attention.windows import visible_slots
-from diabat.config.errors import ConfigError, of_section
+from diabat.config.errors import ConfigError
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
 from diabat.ising import Ising
 from diabat.models import Transformer, TransformerOptions
 from diabat.runs.build import build_sampler, use_threads
 from diabat.runs.finished import load_run
-from diabat.studies.calibration import CalibrationReport, calibrate
 from diabat.studies.ensembles import Ensemble, from_attention
 from diabat.studies.fidelity import FidelityReport, fidelity_report
-from diabat.studies.gradients import GradientReport, gradient_report
 from diabat.training.folder import CONFIG
 
 _WINDOWS = 16
 
 
-def calibration(config: Config, *, progress: bool = False, trust: bool = False) -> CalibrationReport:
-    """The study of the section ``calibration``."""
-    use_threads(config)
-    with of_section("calibration"):
-        return calibrate(config.calibration, seed=config.seed, progress=progress)
-
-
 def fidelity(config: Config, *, progress: bool = False, trust: bool = False) -> FidelityReport:
     """Backends of the section ``fidelity`` against exact marginals; ``trust`` is that of its checkpoint."""
-    return fidelity_report(**_compared(config, trust), progress=progress)
+    return fidelity_report(**compared(config, trust=trust), progress=progress)
 
 
-def gradients(config: Config, *, progress: bool = False, trust: bool = False) -> GradientReport:
-    """Gradients through the same backends against exact ones."""
-    return gradient_report(**_compared(config, trust), progress=progress)
-
-
-def _compared(config: Config, trust: bool) -> dict[str, Any]:
+def compared(config: Config, *, trust: bool = False) -> dict[str, Any]:
     """Backends and problems of the section ``fidelity``, with those of its checkpoint, and the reads.
 
     Raises:

@@ -86,7 +86,7 @@ BAD = [
     # an unknown key comes before other faults, and one unlike any other lists the valid ones
     ({"seed": "x", "training": {"patienc": 1}},
      "training.patienc: unknown key. Did you mean 'training.patience'?"),
-    ({"zzzz": 1}, "zzzz: unknown key. Valid keys here: anneal, calibration, device, fidelity, gradient, model, ..."),
+    ({"zzzz": 1}, "zzzz: unknown key. Valid keys here: anneal, device, fidelity, gradient, model, ..."),
     # names of models
     ({"model": {"name": "transformr"}},
      "model.name: expected one of transformer, pairs, got 'transformr' (string). Did you mean 'transformer'?"),

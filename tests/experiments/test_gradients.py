@@ -1,4 +1,4 @@
-"""The gradient report: right for estimators whose errors are known."""
+"""``experiments.gradients``: right for estimators whose errors are known."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from fakes import RecorderSampler
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers import Sampler, sampler
 from diabat.studies.ensembles import Ensemble, from_attention, sk
-from diabat.studies.gradients import GradientReport, gradient_report
 from diabat.testing import ReferenceSampler
+from experiments import gradients
+from experiments.gradients import GradientReport, gradient_report
 
 SMALL: dict[str, Any] = {"num_spins": 4, "instances": 3, "queries": 2}
 EXACT = sampler("exact")
@@ -94,18 +95,6 @@ def test_seeds_reach_the_backend_and_repeat_the_report() -> None:
         assert a["h_cosine"] != c["h_cosine"]
 
 
-def test_refusals_before_any_backend_runs() -> None:
-    recorder = RecorderSampler(ReferenceSampler())
-    ensembles = [*sk([0.1], **SMALL), *sk([0.1], num_spins=40, instances=1, queries=1)]
-    with pytest.raises(ValueError, match=r"'SK' at strength 0\.1 with 40 spins has no exact answer"):
-        gradient_report({"r": recorder}, ensembles)
-    with pytest.raises(ValueError, match="repeats: expected an integer >= 2, got 1"):
-        gradient_report({"r": recorder}, ensembles, repeats=1)
-    with pytest.raises(ValueError, match="reference: expected a sampler with exact gradients"):
-        gradient_report({"r": recorder}, ensembles, reference=ReferenceSampler(analytic=True))
-    assert recorder.calls == []
-
-
 def test_json_and_figure_have_every_estimator(tmp_path: Path) -> None:
     backends: dict[str, Sampler] = {"exact": EXACT, "mean_field": sampler("mean_field")}
     report = gradient_report(backends, sk([0.2, 0.6], **SMALL), num_reads=50, repeats=2)
@@ -120,3 +109,18 @@ def test_json_and_figure_have_every_estimator(tmp_path: Path) -> None:
             assert f"<!-- {estimator} -->" in svg
     with pytest.raises(ValueError, match="every backend refused"):
         GradientReport([{"refused": "no"}], 50, 2, 0).plot(tmp_path / "x.png")
+
+
+def test_the_command_compares_the_backends_that_are_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left_out = [
+        f"fidelity.backends.{name}=null" for name in gradients.SECTION["backends"] if name != "mean_field"
+    ]
+    small = ["fidelity.strengths=[0.5]", "fidelity.sizes=[3]", "fidelity.instances=2", "seed=4"]
+    monkeypatch.setattr("sys.argv", ["gradients", *left_out, *small, "--json"])
+    gradients.main()
+    content = json.loads(capsys.readouterr().out)
+    assert [row["estimator"] for row in content["rows"]] == ["exact", "straight_through", "linear_response"]
+    assert {(row["ensemble"], row["num_spins"], row["queries"]) for row in content["rows"]} == {("SK", 3, 8)}
+    assert (content["num_reads"], content["seed"]) == (1000, 4)

@@ -1,4 +1,4 @@
-"""Calibration: fits and corrections of samplers whose inverse temperatures are known, and the rows over times."""
+"""``experiments.calibration``: fits and corrections of samplers of known inverse temperatures; rows over times."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from diabat.samplers import Moments, Samples
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.pseudolikelihood import fit_state_betas
 from diabat.studies import states
-from diabat.studies.calibration import CalibrationOptions, CalibrationReport, calibrate, measure, rescaled
 from diabat.studies.ensembles import sk
 from diabat.studies.report import with_error
 from diabat.testing import ReferenceSampler, brute_force_states, state_table
 from diabat.testing.problems import causal_problem, make_problem
+from experiments import calibration
+from experiments.calibration import CalibrationReport, calibrate, measure, rescaled
 
 PROBLEM = make_problem((3, 2), 4, lead="heads", seed=1)
 SMALL: dict[str, Any] = {"spins": 3, "instances": 4, "queries": 2}
@@ -111,7 +112,7 @@ def test_only_visible_spins_are_explained() -> None:
 
 @pytest.fixture(scope="module")
 def small() -> CalibrationReport:
-    return calibrate(CalibrationOptions(times_ns=(5.0, 2.0), **SMALL), seed=1)
+    return calibrate((5.0, 2.0), **SMALL, seed=1)
 
 
 def test_every_number_of_a_row(small: CalibrationReport) -> None:
@@ -139,7 +140,7 @@ def test_every_number_of_a_row(small: CalibrationReport) -> None:
 
 def test_weak_problems_come_out_as_predicted() -> None:
     """First order is exact for weak problems; the rest, linear in g, is random in sign and averages out."""
-    (row,) = calibrate(CalibrationOptions(times_ns=(5.0,), strength=0.01, **SMALL)).rows
+    (row,) = calibrate([5.0], strength=0.01, **SMALL).rows
     assert row["fitted_beta_h"] == pytest.approx(row["predicted_beta_h"], rel=0.01)
     assert row["fitted_beta_J"] == pytest.approx(row["predicted_beta_J"], rel=0.01)
     # One beta for both would be 8 % off.
@@ -148,18 +149,17 @@ def test_weak_problems_come_out_as_predicted() -> None:
 
 
 def test_long_anneals_get_the_steps_they_need_and_one_instance_has_no_interval() -> None:
-    (row,) = calibrate(CalibrationOptions(times_ns=(20.0,), spins=3, instances=1, queries=2)).rows
+    (row,) = calibrate([20.0], spins=3, instances=1, queries=2).rows
     assert row["steps"] > minimum_steps(schedule("Advantage2_system1"), 20.0) > 450
     assert row["fitted_beta_h"] is not None
     assert row["fitted_beta_h_margin"] is row["fitted_beta_J_margin"] is None
-    with pytest.raises(ValueError, match="steps: expected at least 249"):
-        calibrate(CalibrationOptions(times_ns=(2.0, 20.0), steps=200, **SMALL))
+    with pytest.raises(ValueError, match=r"schedule: expected an annealing schedule, .* a plan of angles"):
+        calibrate([2.0], schedule="boltzmann-8", **SMALL)
 
 
 def test_json_and_table_explain_their_columns(small: CalibrationReport) -> None:
     content = json.loads(small.to_json())
     assert content["definitions"].keys() == content["rows"][0].keys()
-    assert content["options"]["times_ns"] == [5, 2]
     row = small.rows[1]
     cells = {column.key: column.cell(row) for column in small.columns}
     assert cells["predicted_beta_h"] == "10.63"
@@ -177,8 +177,29 @@ def test_figure(small: CalibrationReport, rows: str, tmp_path: Path) -> None:
     assert text.count("fitted -->") == (0 if rows == "without fit" else 2)
 
 
-def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    calibrate(CalibrationOptions(times_ns=(2.0,), **SMALL), progress=True)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "annealing times" in err
+def test_the_command_prints_what_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    made = {"spins": 3, "instances": 4, "queries": 2}
+    monkeypatch.setattr(calibration, "calibrate", lambda times, **given: calibrate(times, **given, **made))
+    figure = tmp_path / "figure.svg"
+    words = [
+        "--times",
+        "3",
+        "2",
+        "--strength",
+        "0.2",
+        "--num-reads",
+        "900",
+        "--figure",
+        str(figure),
+        "--json",
+    ]
+    monkeypatch.setattr("sys.argv", ["calibration", *words])
+    calibration.main()
+    content = json.loads(capsys.readouterr().out)
+    assert [row["annealing_time_ns"] for row in content["rows"]] == [2, 3]
+    assert content["label"] == "Advantage2_system1 (fast)"
+    assert content["problems"].startswith("SK n = 3, g = 0.2, 4 J x 2 h, 900 reads each;")
+    assert content["rows"][0]["predicted_beta_h"] == pytest.approx(3.641, abs=1e-3)
+    assert figure.read_text().startswith("<?xml")

@@ -1,5 +1,10 @@
 r"""Predicted and fitted inverse temperatures of a diabatic anneal, over annealing times.
 
+    python -m experiments.calibration [--times 2 5 7 10 20] [--strength 0.3] [--schedule NAME] [--figure FILE] [--json]
+
+SK problems are annealed with h/beta_h and J/beta_J programmed as the schedule predicts, and both are fitted to the
+result by maximum pseudo-likelihood.
+
 With ℓ(β) the mean of log P(s_j | rest) over the states of the sampler and visible spins, in nats, the goodness of the
 fitted law β̂ is
 
@@ -11,67 +16,29 @@ fitted law β̂ is
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError, check_count, check_positive
+from diabat.checks import ArgumentError
 from diabat.circuits import AnnealingSchedule
 from diabat.ising import Ising
 from diabat.plots import REFERENCE, Line, Panel, lines
-from diabat.progress import new_bar
 from diabat.samplers.anneals import find_schedule
 from diabat.samplers.base import Sampler
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.pseudolikelihood import Term, fit_betas, fit_state_betas, log_pseudolikelihood
-from diabat.samplers.seeds import draw_seed
 from diabat.studies import states
 from diabat.studies.ensembles import sk
 from diabat.studies.report import Column, Report, Row, with_error
+from experiments.common import parser, show
 
 _LEVEL = 0.95
-
-
-@dataclass(frozen=True)
-class CalibrationOptions:
-    """A schedule, annealing times, and the random problems of a calibration.
-
-    Attributes:
-        schedule: Name of a built-in schedule, or path of a CSV file with columns s, A_GHz, B_GHz.
-        protocol: ``fast`` or ``standard``, of a built-in schedule (None for ``fast``) or of a CSV file with several.
-        times_ns: Annealing times in ns.
-        engine: Engine of the backend ``dqa``.
-        steps: Trotter steps at every time; None chooses them for each time.
-        spins: Number n of spins of each problem.
-        strength: g > 0, dimensionless: h ~ N(0, g), J ~ N(0, g/√n).
-        instances: Different J; confidence intervals are over these, and with one there are none.
-        queries: Different h for each J.
-        num_reads: Reads per problem behind the fits; None fits exact state probabilities, n <= 16.
-    """
-
-    schedule: str = "Advantage2_system1"
-    protocol: Literal["fast", "standard"] | None = None
-    times_ns: tuple[float, ...] = (2.0, 5.0, 7.0, 10.0, 20.0)
-    engine: str = "native"
-    steps: int | None = None
-    spins: int = 6
-    strength: float = 0.3
-    instances: int = 8
-    queries: int = 4
-    num_reads: int | None = None
-
-    def __post_init__(self) -> None:
-        times = list(self.times_ns)
-        if not times or not all(math.isfinite(time) and time > 0 for time in times):
-            raise ArgumentError("times_ns", f"expected positive finite times in ns, got {times}.")
-        check_positive("strength", self.strength)
-        for name in ("spins", "instances", "queries"):
-            check_count(name, getattr(self, name))
-        check_count("num_reads", self.num_reads, optional=True)
 
 
 def _beta(key: str, meaning: str, title: str) -> tuple[Column, Column]:
@@ -84,10 +51,10 @@ def _beta(key: str, meaning: str, title: str) -> tuple[Column, Column]:
 
 @dataclass(frozen=True)
 class CalibrationReport(Report):
-    """Calibration of one schedule, named by ``label``: a row for each annealing time, ascending."""
+    """Calibration of one schedule: a row for each annealing time, ascending; ``problems`` describes them."""
 
     label: str
-    options: CalibrationOptions
+    problems: str
     seed: int
 
     labels = (Column("annealing_time_ns", "annealing time in ns", "t_a\nns"),)
@@ -112,10 +79,7 @@ class CalibrationReport(Report):
     @property
     def title(self) -> str:
         """Lines above the table: the schedule, and the problems."""
-        of, reads = self.options, self.options.num_reads
-        source = "exact laws" if reads is None else f"{reads} reads each"
-        problems = f"{of.instances} J x {of.queries} h, {source}; ± {100 * _LEVEL:g} % over J"
-        return f"{self.label}\nSK n = {of.spins}, g = {of.strength:g}, {problems}"
+        return f"{self.label}\n{self.problems}"
 
     def plot(self, path: str | Path) -> Path:
         """Draw β_h and β_J, their ratios to the prediction, and the distance to the target, against annealing time."""
@@ -157,7 +121,16 @@ class CalibrationReport(Report):
 
 
 def calibrate(
-    options: CalibrationOptions | None = None, *, seed: int = 0, progress: bool = False
+    times_ns: Sequence[float] = (2.0, 5.0, 7.0, 10.0, 20.0),
+    *,
+    schedule: str = "Advantage2_system1",
+    engine: str = "native",
+    spins: int = 6,
+    strength: float = 0.3,
+    instances: int = 8,
+    queries: int = 4,
+    num_reads: int | None = None,
+    seed: int = 0,
 ) -> CalibrationReport:
     """Compare predicted with fitted inverse temperatures of a diabatic anneal, of SK problems.
 
@@ -165,28 +138,32 @@ def calibrate(
     value, is the fitted value.  It decreases with g; the prediction holds for weak problems.  Intervals are over
     instances (Student's t, instances - 1 degrees of freedom): they cover the fit to infinitely many of them.
 
+    Args:
+        times_ns: Annealing times in ns.
+        schedule: Name of a built-in schedule, or path of a CSV file with columns s, A_GHz, B_GHz.
+        engine: Engine of the backend ``dqa``.
+        spins: Number n of spins of each problem.
+        strength: g > 0, dimensionless: h ~ N(0, g), J ~ N(0, g/√n).
+        instances: Different J.
+        queries: Different h for each J.
+        num_reads: Reads per problem behind the fits; None fits exact state probabilities, n <= 16.
+        seed: Seed of problems and reads.
+
     Raises:
-        ValueError: If an option is out of range, or the states cannot be had without reads.
+        ValueError: If a value is out of range, or the states cannot be had without reads.
     """
-    of, seed = options or CalibrationOptions(), draw_seed(seed)
-    schedule = find_schedule(of.schedule, of.protocol)
-    if not isinstance(schedule, AnnealingSchedule):
+    found = find_schedule(schedule, None)
+    if not isinstance(found, AnnealingSchedule):
         expected = "expected an annealing schedule, which runs at any annealing time"
-        raise ArgumentError("schedule", f"{expected}, got '{of.schedule}': a plan of angles, which has none.")
-    (ensemble,) = sk([of.strength], num_spins=of.spins, instances=of.instances, queries=of.queries, seed=seed)
-    anneal: dict[str, Any] = {"engine": of.engine, "schedule": schedule, "steps": of.steps}
-    try:
-        backends = [
-            DQASampler(**anneal, annealing_time_ns=time, calibration="predicted")
-            for time in sorted(set(of.times_ns))
-        ]
-    except ArgumentError as refused:
-        known = refused.argument != "annealing_time_ns"
-        raise ArgumentError(refused.argument if known else "times_ns", refused.reason) from refused
-    with new_bar(shown=progress) as bar:
-        shown = bar.track(backends, description="annealing times")
-        rows = [_row(backend, ensemble.ising, of.num_reads, seed) for backend in shown]
-    return CalibrationReport(rows, f"{schedule.name} ({schedule.protocol})", of, seed)
+        raise ArgumentError("schedule", f"{expected}, got '{schedule}': a plan of angles, which has none.")
+    (ensemble,) = sk([strength], num_spins=spins, instances=instances, queries=queries, seed=seed)
+    rows = []
+    for time in sorted(set(times_ns)):
+        backend = DQASampler(engine=engine, schedule=found, annealing_time_ns=time, calibration="predicted")
+        rows.append(_row(backend, ensemble.ising, num_reads, seed))
+    source = "exact laws" if num_reads is None else f"{num_reads} reads each"
+    problems = f"SK n = {spins}, g = {strength:g}, {instances} J x {queries} h, {source}; ± {100 * _LEVEL:g} % over J"
+    return CalibrationReport(rows, f"{found.name} ({found.protocol})", problems, seed)
 
 
 def _row(backend: DQASampler, ising: Ising, num_reads: int | None, seed: int) -> Row:
@@ -266,3 +243,23 @@ def _explained(ising: Ising, law: Tensor, scales: tuple[float, float, float]) ->
 
 def _distance(q: Tensor, p: Tensor) -> float:
     return float(states.total_variation(q, p).mean())
+
+
+def main() -> None:
+    """Print the table of the command line."""
+    made = parser(__doc__)
+    made.add_argument("--times", type=float, nargs="+", default=(2.0, 5.0, 7.0, 10.0, 20.0), help="in ns")
+    made.add_argument("--schedule", default="Advantage2_system1", help="built-in schedule, or a CSV file")
+    made.add_argument("--strength", type=float, default=0.3, help="g of the problems")
+    made.add_argument("--num-reads", type=int, help="behind the fits; exact laws if left out")
+    made.add_argument("--figure", type=Path, help="file of the figure: .png, .pdf or .svg")
+    asked = made.parse_args()
+    problems = {"strength": asked.strength, "num_reads": asked.num_reads}
+    found = calibrate(asked.times, schedule=asked.schedule, **problems)
+    if asked.figure is not None:
+        found.plot(asked.figure)
+    show(found, as_json=asked.json)
+
+
+if __name__ == "__main__":
+    main()
