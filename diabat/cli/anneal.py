@@ -33,7 +33,6 @@ def learn(
     it at all times; Ctrl-C keeps it.
     """
     from diabat.config.errors import of_section
-    from diabat.runs.anneals import learn_anneal
 
     resolved = arguments.load(config, overrides, trust=trust)
     with of_section():
@@ -42,6 +41,8 @@ def learn(
                 "output", "expected the file of the plan, such as output=plan.json, got none."
             )
         require_writable(resolved.output, "output", (".json",), new=not force)
+    from diabat.runs.anneals import learn_anneal
+
     plan, metadata = learn_anneal(resolved, progress=progress, trust=trust)
     _print_plan(plan, metadata, str(resolved.output), as_json=as_json, angles=False)
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from diabat.cli import anneal, arguments, backends, config, explain, heads, runs, sample
+from diabat.cli import anneal, backends, config, explain, fidelity, heads, runs, sample
 from diabat.cli.failures import Command, handled
-from diabat.cli.output import print_report, require_writable, say
+from diabat.cli.output import say
 from diabat.compute.loading import preparing
 from diabat.progress import compiling_bar
 
@@ -59,32 +58,6 @@ def options(
     """
 
 
-def study(function: str, text: str, default: str | None = None) -> Callable[..., None]:
-    """The command of a study, a function of :mod:`diabat.runs.studies` that makes a report from a configuration.
-
-    ``text`` is its help, ``default`` a shipped configuration in place of one that is left out.
-    """
-
-    def command(
-        config: arguments.ConfigArgument = None,
-        overrides: arguments.OverridesArgument = None,
-        figure: arguments.FigureOption = None,
-        progress: arguments.ProgressOption = True,
-        trust: arguments.TrustOption = False,
-        as_json: arguments.JsonOption = False,
-    ) -> None:
-        make = getattr(import_module("diabat.runs.studies"), function)
-        resolved = arguments.load(config, overrides, trust=trust, default=default)
-        require_writable(figure)
-        report = make(resolved, progress=progress, trust=trust)
-        if figure is not None:
-            report.plot(figure)
-        print_report(report, figure, as_json=as_json)
-
-    command.__doc__ = text
-    return command
-
-
 COMMANDS: dict[str, Callable[..., None]] = {
     "backends": backends.show_backends,
     "sample": sample.sample_problem,
@@ -92,15 +65,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": runs.evaluate_model,
     "predict": runs.predict_pairs_of_file,
     "explain": explain.explain_prediction,
-    "fidelity": study(
-        "fidelity",
-        """Compare sampling backends with exact marginals.
-
-        The section fidelity names the backends and the random problems; fidelity.checkpoint=RUN adds the fields and
-        couplings of a trained model.
-        """,
-        default="fidelity",
-    ),
+    "fidelity": fidelity.compare_backends,
     "warm-up": backends.compile_kernels,
     "anneal learn": anneal.learn,
     "anneal show": anneal.show,

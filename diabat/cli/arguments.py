@@ -47,14 +47,13 @@ def config_and_overrides(config: str | None, overrides: list[str] | None) -> tup
     return config, changes
 
 
-def load(
-    config: str | None, overrides: list[str] | None, *, trust: bool = False, default: str | None = None
-) -> Config:
+def load(config: str | None, overrides: list[str] | None, *, trust: bool = False) -> Config:
     """The configuration of a command: its first argument, an override if there is none, and the overrides after it.
 
-    ``default`` is a shipped one in place of one that is left out; ``trust`` as for :func:`diabat.config.load_config`.
+    A mistake in its name or in a key is refused before torch is imported; ``trust`` as for
+    :func:`diabat.config.load_config`.
     """
     from diabat.config import load_config
 
     name, changes = config_and_overrides(config, overrides)
-    return load_config(name or default, changes, trust=trust)
+    return load_config(name, changes, trust=trust)

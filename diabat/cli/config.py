@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,7 @@ def list_configs(as_json: arguments.JsonOption = False) -> None:
         time = next((line.removeprefix("Time:").strip() for line in more if line.startswith("Time:")), "")
         found.append({"name": name, "description": first, "time": time})
     if as_json:
-        print_json(found)
+        say(json.dumps(found))
     else:
         rows = [tuple(row.values()) for row in found]
         print_table("Configurations", ("name", "what", "time on one core"), rows)

@@ -72,6 +72,9 @@ def explain_prediction(
     Of a decoder: the attention of one query and the connected correlations of its spins; for every position the
     entropy of the weights, the effective number of positions, and what is predicted.
     """
+    from diabat.config.loading import find_run
+
+    find_run(run)  # refuses a mistake before torch is imported
     from diabat.models.figures import plot_decoder, plot_explanation
     from diabat.runs import examples_of_run, explain_decoder_run, explain_run
 

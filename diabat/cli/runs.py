@@ -33,11 +33,11 @@ def train_model(
 
     The run is written to the folder output, which is new or empty unless --resume.
     """
+    resolved = arguments.load(config, overrides, trust=trust)
     from diabat.config import to_plain
     from diabat.runs.build import require_same_run, run_training
     from diabat.training import OutputError, TrainingInterrupted
 
-    resolved = arguments.load(config, overrides, trust=trust)
     if resume:
         require_same_run(resolved)
     try:
@@ -94,10 +94,14 @@ def evaluate_model(
     Classifiers of sentence pairs report accuracy, F1, precision, recall and calibration, and draw confusion matrix and
     reliability diagram; other models report the metric of their task.
     """
+    require_writable(figure)
+    from diabat.config.keys import check_keys
+    from diabat.config.loading import find_run, read_config
+
+    check_keys(read_config(find_run(run), overrides or (), trust=trust))  # before torch is imported
     from diabat.runs import evaluate_run, load_run
     from diabat.training.scores import plot_scores
 
-    require_writable(figure)
     loaded = load_run(run, overrides or (), trust=trust)
     result = evaluate_run(loaded, split or ("test" if "test" in loaded.task.sets else "validation"))
     if figure is not None:

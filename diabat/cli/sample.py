@@ -70,16 +70,16 @@ def sample_problem(
     +1 and positive couplings favour agreement.  Energies are those of the file, whatever beta is; log Z is that of
     the law at beta.  Variables of a BINARY model are 0 and 1.
     """
-    from diabat.problem_files import read_problem
-    from diabat.runs import build_sampler
-    from diabat.samplers.registry import sampler
-
     asked = {"lowest": lowest, "dry_run": dry_run, "samples": samples}
     given = [name for name, kind in asked.items() if kind]
     given += [name for name, kind in {"correlations": correlations, "compare": compare}.items() if kind]
     if len(given) > 1 and given[0] in asked:
         raise ArgumentError(given[0], f"cannot be combined with --{given[1].replace('_', '-')}.")
     resolved = arguments.load(config, overrides, trust=trust)
+    from diabat.problem_files import read_problem
+    from diabat.runs.build import build_sampler
+    from diabat.samplers.registry import sampler
+
     backend, seed = build_sampler(resolved.sampler), resolved.seed
     loaded = read_problem(problem, beta=beta)
     ising, reads = loaded.ising, num_reads or backend.num_reads

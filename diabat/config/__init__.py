@@ -1,9 +1,13 @@
 """Configurations: YAML files with dotted overrides, validated.  What they describe is built in `diabat.runs`."""
 
+from typing import TYPE_CHECKING, Any
+
 from diabat.config.errors import ConfigError
 from diabat.config.loading import find_config, load_config, make_config, shipped_configs, to_plain, to_yaml
-from diabat.config.schema import Config
-from diabat.config.sections import SamplerChoice
+
+if TYPE_CHECKING:
+    from diabat.config.schema import Config
+    from diabat.config.sections import SamplerChoice
 
 __all__ = [
     "Config",
@@ -16,3 +20,11 @@ __all__ = [
     "to_plain",
     "to_yaml",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("Config", "SamplerChoice"):
+        raise AttributeError(f"module 'diabat.config' has no attribute '{name}'")
+    from diabat.config import schema  # which imports torch
+
+    return getattr(schema, name)

@@ -6,16 +6,13 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
+from diabat.checks import ArgumentError
 
-from diabat.checks import ArgumentError, did_you_mean
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
-UNKNOWN_NAME = "unknown_name"
-"""Type of the error of a section whose key ``name`` is missing or unknown."""
-
-_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _WORDS = {
     r".* should (be|have) (a valid )?": "",
     "(greater|less) than or equal to ": r"\1 than= ",
@@ -107,28 +104,19 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
     ``known`` are all valid dotted keys, for the nearest one, and ``prefix`` is the key path of the object that was
     validated; validators may raise a nested ``ValidationError``.
     """
-    # A misspelt key is often reported as a missing key as well; the unknown key is more useful.
-    details = sorted(error.errors(include_url=False), key=lambda d: d["type"] not in _UNKNOWN)
+    details = error.errors(include_url=False)
     detail = details[0]
     kind, given, inner = detail["type"], detail["input"], detail.get("ctx", {}).get("error")
     location = (*prefix, *_without_tags(detail["loc"]))
     key = dotted(location)
     if kind in _SECTIONS and (keys := [k for k in known if k.startswith(f"{key}.")]):
         return ConfigError(key, f"expected a mapping with keys such as {keys[0]}, got {shown(given)}.")
-    if isinstance(inner, ValidationError):
+    if isinstance(inner, type(error)):
         return explain(inner, known, location)
     if inner is not None:
         return refused(inner, key)
-    if kind in _UNKNOWN:
-        return unknown_key(key, known)
     if kind == "missing":
         return ConfigError(key, "this key is required.")
-    if kind == UNKNOWN_NAME:
-        names, name = detail["ctx"]["names"], given.get("name")
-        if name is None:
-            return ConfigError(f"{key}.name", f"this key is required; it is one of {names}.")
-        hint = did_you_mean(name, names.split(", "))
-        return ConfigError(f"{key}.name", f"expected one of {names}, got {shown(name)}.{hint}")
     # A union such as "int | str" gives one error per member.
     same = [d["msg"] for d in details if _without_tags(d["loc"]) == _without_tags(detail["loc"])]
     for theirs, ours in _WORDS.items():

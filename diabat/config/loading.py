@@ -9,16 +9,17 @@ import re
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any
 
 from diabat.checks import did_you_mean
 from diabat.config.errors import ConfigError, cut, explain, shown
-from diabat.config.schema import Config, valid_keys, with_defaults
+from diabat.config.keys import check_keys, valid_keys
 from diabat.config.trust import RUN_CONFIG, refuse_stored_secrets, refuse_untrusted
 from diabat.config.yaml_files import dump_yaml, parse_yaml, read_mapping
 from diabat.scrubbing import without_secrets
+
+if TYPE_CHECKING:
+    from diabat.config.schema import Config
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -50,6 +51,16 @@ def find_config(name: str | Path) -> Path:
     )
 
 
+def find_run(path: str | Path) -> Path:
+    """The configuration of a run, of which the path is the folder or one of the checkpoints; else a ConfigError."""
+    path = Path(path)
+    home = path.parent if path.suffix == ".safetensors" else path
+    if not (home / RUN_CONFIG).is_file():
+        got = f"a folder without {RUN_CONFIG}" if home.is_dir() else "a path that does not exist"
+        raise ConfigError(f"'{path}'", f"expected the folder of a run or one of its checkpoints, got {got}.")
+    return home / RUN_CONFIG
+
+
 def load_config(path: str | Path | None, overrides: Iterable[str] = (), *, trust: bool = False) -> Config:
     """Read, override and validate a configuration.
 
@@ -62,17 +73,23 @@ def load_config(path: str | Path | None, overrides: Iterable[str] = (), *, trust
     Raises:
         ConfigError: If the file or an override is not valid; one sentence that names the key.
     """
-    changes = tuple(overrides)
+    return make_config(read_config(path, overrides, trust=trust))
+
+
+def read_config(
+    path: str | Path | None, changes: Iterable[str] = (), *, trust: bool = False
+) -> dict[str, Any]:
+    """The document of :func:`load_config`, with its overrides; neither keys nor values are checked."""
     if path is None:
-        return make_config(apply_overrides({}, changes))
-    file = find_config(path)
+        return apply_overrides({}, changes)
+    file, changes = find_config(path), tuple(changes)
     document = read_mapping(file, follow=file.name != RUN_CONFIG)  # which a run writes
     if Path(path).is_dir():
         document["output"] = str(path)  # not where the run was once trained
     document = apply_overrides(document, changes)
     if not trust:
         refuse_untrusted(document, file, (parse_override(text)[0] for text in changes))
-    return make_config(document)
+    return document
 
 
 def make_config(document: dict[str, Any]) -> Config:
@@ -82,9 +99,14 @@ def make_config(document: dict[str, Any]) -> Config:
         ConfigError: If a key is unknown, a value has the wrong type or range, or there is a secret, which is not shown.
     """
     refuse_stored_secrets(document)
+    check_keys(document)  # before torch is imported
+    from pydantic import ValidationError
+
+    from diabat.config.schema import Config, with_defaults
+
     try:
         text = json.dumps(with_defaults(document))
-    except (ValueError, RecursionError) as error:  # a YAML alias to a list that holds it
+    except (ValueError, RecursionError) as error:
         raise ConfigError("the configuration contains itself.") from error
     try:
         return Config.model_validate_json(text)

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core.core_schema import CoreSchema, tagged_union_schema
 
 from diabat.checks import ArgumentError
-from diabat.config.errors import dotted
-from diabat.config.sections import STRICT, ModelSection, SamplerChoice, TaskSection, options_model
-from diabat.config.trust import sampler_sections
-from diabat.models import MODELS
+from diabat.config.keys import DEFAULT_TASK, chosen, models_for
+from diabat.config.sections import STRICT, SamplerChoice
+from diabat.models import MODELS, ModelOptions
+from diabat.samplers.capabilities import Estimator
 from diabat.studies.fidelity import FidelityOptions
 from diabat.studies.learned.problems import AnnealOptions
-from diabat.tasks import TASKS, ExampleKind
+from diabat.tasks import TASKS, TaskOptions
 from diabat.training.options import PROTOCOLS, TrainOptions
 
-Gradient = Literal["auto", "exact", "straight_through", "linear_response", "covariance", "adjoint"]
+Gradient = Literal["auto", Estimator]
 _MOST_THREADS = 1024  # torch would start more of them until memory is full
+
+
+class _ByName:
+    """Annotation of a section whose key ``name`` chooses among ``options``, dataclasses by the field ``name``."""
+
+    def __init__(self, options: Mapping[str, type]) -> None:
+        self.options = options
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        choices = {name: handler.generate_schema(options) for name, options in self.options.items()}
+        return tagged_union_schema(choices, discriminator="name")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,13 +41,22 @@ class FidelitySection(FidelityOptions):
 
     Attributes:
         backends: Backends by the label of their line in the table and the figure.
+        problem: File of one problem, as of ``diabat sample``, in place of the random ones.
+        beta: Inverse temperature that is folded into this problem; None takes the one of a YAML file, or 1.
         checkpoint: Folder of a finished run; its fields and couplings are added to the comparison.
     """
 
     backends: Annotated[dict[str, SamplerChoice], Field(min_length=1)] = dataclasses.field(
         default_factory=lambda: {"mean_field": SamplerChoice(backend="mean_field")}
     )
+    problem: Path | None = None
+    beta: float | None = None
     checkpoint: Path | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta is not None and self.problem is None:
+            raise ArgumentError("beta", f"must be combined with problem, got {self.beta:g} without it.")
 
 
 class Config(BaseModel):
@@ -63,8 +83,8 @@ class Config(BaseModel):
     output: Path = Path("runs/default")
     threads: Annotated[int, Field(ge=1, le=_MOST_THREADS)] | None = 1
     device: Literal["cpu", "cuda", "auto"] = "cpu"
-    task: TaskSection = TASKS["brackets"]()
-    model: ModelSection = MODELS["transformer"]()
+    task: Annotated[TaskOptions, _ByName(TASKS)] = TASKS[DEFAULT_TASK]()
+    model: Annotated[ModelOptions, _ByName(MODELS)] = MODELS["transformer"]()
     sampler: SamplerChoice = SamplerChoice()
     gradient: Gradient = "auto"
     training: TrainOptions = TrainOptions()
@@ -73,7 +93,7 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _fitting_model(self) -> Config:
-        fitting = _models_for(self.task.examples)
+        fitting = models_for(self.task.name)
         if self.model.name not in fitting:
             raise ArgumentError(
                 "model.name",
@@ -99,13 +119,10 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
     fidelity = filled.get("fidelity")
     if isinstance(fidelity, dict) and isinstance(named := fidelity.get("backends"), dict):
         filled["fidelity"] = {**fidelity, "backends": {k: v for k, v in named.items() if v is not None}}
-    task, model = chosen(filled)
-    if task not in TASKS:  # which is refused; what the model section should hold is not known then
-        filled.pop("model", None)
-        return filled
+    task, model = chosen(filled).values()
     defaults: dict[str, Mapping[str, Any]] = {"model": {"name": model}}
     sampler, protocol = filled.get("sampler", {}), PROTOCOLS.get(task, PROTOCOLS.get(model))
-    if isinstance(sampler, dict) and "backend" not in sampler and model in MODELS:
+    if isinstance(sampler, dict) and "backend" not in sampler:
         defaults["sampler"] = MODELS[model].sampler
     if protocol is not None:
         seed = {"seed": filled["seed"]} if "seed" in filled else {}
@@ -114,35 +131,3 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
         if isinstance(given := filled.get(name, {}), dict):
             filled[name] = {**values, **given}
     return filled
-
-
-def chosen(document: dict[str, Any]) -> tuple[str, str]:
-    """Names of task and model of a document, or their defaults; one that is no string, as text, is refused later."""
-    section, model = document.get("task"), document.get("model")
-    task = str(section.get("name")) if isinstance(section, dict) else Config.model_fields["task"].default.name
-    if isinstance(model, dict) and "name" in model:
-        return task, str(model["name"])
-    return task, _models_for(TASKS[task].examples if task in TASKS else "sequences")[0]
-
-
-def _models_for(examples: ExampleKind) -> list[str]:
-    """Names of the models that take these examples; the first is the default."""
-    return [name for name, options in MODELS.items() if options.examples == examples]
-
-
-def valid_keys(document: dict[str, Any]) -> list[str]:
-    """All dotted keys that a document with these choices of task, model and backends may have."""
-    task, model = chosen(document)
-    named = {"model": MODELS.get(model, MODELS["transformer"]), "task": TASKS.get(task, TASKS["brackets"])}
-    keys = [*Config.model_fields]
-    for section, options in (_SECTIONS | named).items():
-        hints = get_type_hints(options if isinstance(options, type) else type(options))
-        for name in (field.name for field in dataclasses.fields(options)):
-            parts = filter(dataclasses.is_dataclass, get_args(hints[name]))  # e.g. CouplingInit | None
-            inner = [f"{name}.{field.name}" for part in parts for field in dataclasses.fields(part)]
-            keys += [f"{section}.{key}" for key in (name, *inner)]
-    for place, choice in ({("sampler",): None} | sampler_sections(document)).items():
-        backend = str(choice.get("backend", "exact")) if isinstance(choice, dict) else "exact"
-        with suppress(ValueError):  # an unknown backend has no options to suggest
-            keys += [f"{dotted(place)}.{name}" for name in ("backend", *options_model(backend).model_fields)]
-    return keys

@@ -1,44 +1,20 @@
-"""Sections of a configuration whose keys depend on a choice: task and model by name, the sampler by backend."""
+"""The section of a sampler, whose keys depend on the backend."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, create_model, model_validator
-from pydantic_core.core_schema import CoreSchema, tagged_union_schema
+from pydantic import BaseModel, ConfigDict, create_model, model_validator
 
 from diabat.checks import ArgumentError
-from diabat.config.errors import UNKNOWN_NAME, shown
-from diabat.models import MODELS, ModelOptions
+from diabat.config.errors import shown
 from diabat.samplers.registry import backend_factory
-from diabat.tasks import TASKS, TaskOptions
 
 # JSON mode accepts lists as tuples; strict mode refuses to convert "3" to 3 and true to 1.
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Named:
-    """Annotation of a section whose key ``name`` chooses among ``options``, dataclasses by the field ``name``."""
-
-    def __init__(self, options: Mapping[str, type]) -> None:
-        self.options = options
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return tagged_union_schema(
-            {name: handler.generate_schema(options) for name, options in self.options.items()},
-            discriminator="name",
-            custom_error_type=UNKNOWN_NAME,
-            custom_error_message="expected one of {names}",
-            custom_error_context={"names": ", ".join(self.options)},
-        )
-
-
-TaskSection = Annotated[TaskOptions, Named(TASKS)]
-ModelSection = Annotated[ModelOptions, Named(MODELS)]
 
 
 class SamplerChoice(BaseModel):

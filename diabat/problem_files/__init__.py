@@ -13,21 +13,25 @@ import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from diabat.checks import ArgumentError
 from diabat.config.errors import ConfigError
 from diabat.config.yaml_files import parse_yaml, read_bytes
 from diabat.files import replace_file
-from diabat.ising import Ising, from_bqm, to_bqm
-from diabat.problem_files.dimod_formats import COO_HEADER, coo_bqm, coo_lines, json_bqm
-from diabat.problem_files.yaml_format import yaml_lines, yaml_problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diabat.ising import Ising
 
 __all__ = ["Problem", "ProblemFileError", "read_problem", "write_problem"]
 
 _MAX_BYTES = 1 << 31
+COO_HEADER = re.compile(r"#.*?\bvartype[:=][ \t]*([A-Za-z]+)")
+_COO_LINE = re.compile(r"\d+[ \t]+\d+[ \t]")
+_OTHERS = re.compile(r"""\{.*"BinaryQuadraticModel"|(.*\n)?["']?fields["']?[ \t]*:""", re.DOTALL)
+"""dimod's JSON, and a YAML with the key fields."""
 
 
 class ProblemFileError(ArgumentError):
@@ -48,11 +52,19 @@ class Problem:
 
     def states(self, spins: Tensor) -> Tensor:
         """States in the values of the file, int8: ±1, or 0 and 1."""
-        return (spins > 0).to(torch.int8) if self.binary else spins
+        return (spins > 0).to(spins.dtype) if self.binary else spins
 
     def energy(self, spins: Tensor) -> Tensor:
         """Energies of states ±1 in the units of the file, offset included: the law is P ∝ exp(-beta · energy)."""
         return self.ising.energy(spins) / self.beta
+
+
+def is_problem(path: str | Path) -> bool:
+    """Whether a path is ``-`` or a file that looks like a problem in one of the formats, not like a configuration."""
+    if str(path) == "-" or not Path(path).is_file():
+        return str(path) == "-"
+    text = read_bytes(Path(path), _MAX_BYTES).decode("utf-8-sig", "replace").lstrip()
+    return any(form.match(text) for form in (COO_HEADER, _COO_LINE, _OTHERS))
 
 
 def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
@@ -86,12 +98,16 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
 
 def _parse(text: str, name: str, beta: float | None) -> Problem:
     """Read the content of a file, whose refusals name the place in it."""
+    from diabat.ising import from_bqm
+    from diabat.problem_files.dimod_formats import coo_bqm, json_bqm
+    from diabat.problem_files.yaml_format import yaml_problem
+
     first = next((s for line in text.splitlines() if (s := line.strip())), "")
     if not first:
         raise ArgumentError("the file is empty")
     if first.startswith("{"):
         bqm = json_bqm(text)
-    elif COO_HEADER.match(first) or re.match(r"\d+[ \t]+\d+[ \t]", first):
+    elif COO_HEADER.match(first) or _COO_LINE.match(first):
         bqm = coo_bqm(text)
     else:
         ising, beta = yaml_problem(parse_yaml(text, f"'{name}'"), beta)
@@ -120,6 +136,10 @@ def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None 
         ArgumentError: If the suffix is unknown, or the format cannot hold the problem or its labels.
         OSError: If the file cannot be written.
     """
+    from diabat.ising import to_bqm
+    from diabat.problem_files.dimod_formats import coo_lines
+    from diabat.problem_files.yaml_format import yaml_lines
+
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:

@@ -10,8 +10,8 @@ from typing import Any
 from diabat.checks import ArgumentError, is_integer
 from diabat.files import parse_json
 from diabat.ising import Ising, coupled_pairs, to_bqm, to_minimised
+from diabat.problem_files import COO_HEADER
 
-COO_HEADER = re.compile(r"#.*?\bvartype[:=][ \t]*([A-Za-z]+)")
 _SCHEMAS = ("2.0.0", "3.0.0")
 """Versions of dimod's JSON that hold numbers, not bytes, and mean the same."""
 

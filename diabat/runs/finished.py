@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diabat.checks import ArgumentError
 from diabat.config.errors import ConfigError
-from diabat.config.loading import load_config
+from diabat.config.loading import find_run, load_config
 from diabat.config.schema import Config
 from diabat.models import PairClassifier, PairModelOptions, Transformer
 from diabat.runs.build import (
@@ -28,7 +28,7 @@ from diabat.samplers.state import reset_chains, weights_of
 from diabat.tasks import DataError, ExampleKind, PairOptions, Task
 from diabat.training.checkpoint import copy_tensors, read_checkpoint
 from diabat.training.evaluate import evaluate, own_random_numbers, predict, tally
-from diabat.training.folder import BEST, CONFIG
+from diabat.training.folder import BEST
 from diabat.training.optimizer import autocast
 from diabat.training.scores import Scores, score
 
@@ -223,8 +223,4 @@ def _stored(path: str | Path, overrides: Iterable[str], trust: bool) -> tuple[Co
 
 def _parts(path: Path) -> tuple[Path, Path]:
     """Configuration of a run, and the checkpoint that the path means."""
-    home, checkpoint = (path.parent, path) if path.suffix == ".safetensors" else (path, path / BEST)
-    if not (home / CONFIG).is_file():
-        got = f"a folder without {CONFIG}" if home.is_dir() else "a path that does not exist"
-        raise ConfigError(f"'{path}'", f"expected the folder of a run or one of its checkpoints, got {got}.")
-    return home / CONFIG, checkpoint
+    return find_run(path), path if path.suffix == ".safetensors" else path / BEST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import torch
 from diabat.attention import BoltzmannAttention
 from diabat.attention.coupled import recording
 from diabat.attention.windows import visible_slots
-from diabat.config.errors import ConfigError
+from diabat.config.errors import ConfigError, of_section
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
-from diabat.ising import Ising
+from diabat.ising import Ising, coupled_pairs
 from diabat.models import Transformer, TransformerOptions
+from diabat.problem_files import read_problem
 from diabat.runs.build import build_sampler, use_threads
 from diabat.runs.finished import load_run
 from diabat.studies.ensembles import Ensemble, from_attention
@@ -25,22 +27,36 @@ _WINDOWS = 16
 
 
 def fidelity(config: Config, *, progress: bool = False, trust: bool = False) -> FidelityReport:
-    """Backends of the section ``fidelity`` against exact marginals; ``trust`` is that of its checkpoint."""
-    return fidelity_report(**compared(config, trust=trust), progress=progress)
+    """Backends of the section ``fidelity`` against exact marginals; ``trust`` is that of its checkpoint.
+
+    Raises:
+        ConfigError: As :func:`compared`, or if a problem has no exact answer.
+    """
+    what = compared(config, trust=trust)
+    place = "ensembles" if config.fidelity.problem is None else "problem"
+    with of_section("fidelity", {"ensembles": f"fidelity.{place}"}):
+        return fidelity_report(**what, progress=progress)
 
 
 def compared(config: Config, *, trust: bool = False) -> dict[str, Any]:
     """Backends and problems of the section ``fidelity``, with those of its checkpoint, and the reads.
 
     Raises:
-        ConfigError: If a backend refuses its options, there are no problems, or the checkpoint is not a run of
-            Boltzmann attention, or would have to be trusted.
+        ConfigError: If a backend refuses its options, there are no problems, the file of the problem cannot be read,
+            or the checkpoint is not a run of Boltzmann attention, or would have to be trusted.
         CheckpointError: If the checkpoint is damaged.
     """
     use_threads(config)
     options, named = config.fidelity, config.fidelity.backends.items()
     backends = {label: build_sampler(choice, f"fidelity.backends.{label}") for label, choice in named}
-    ensembles = options.problems(config.seed)
+    if options.problem is None:
+        ensembles = options.problems(config.seed)
+    else:
+        with of_section("fidelity", {None: "fidelity.problem"}):
+            ising = read_problem(options.problem, beta=options.beta).ising
+        _, J = coupled_pairs(ising)
+        strength = math.sqrt(2 * float((J**2).sum()) / max(1, ising.num_spins - 1))
+        ensembles = [Ensemble(options.problem.name, strength, ising)]
     if options.checkpoint is not None:
         ensembles += attention_ensembles(options.checkpoint, seed=config.seed, trust=trust)
     elif not ensembles:

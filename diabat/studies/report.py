@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from diabat.checks import ArgumentError, escaped
-from diabat.samplers.diagnostics import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -124,6 +123,8 @@ class Report(ABC):
 
     def to_json(self) -> str:
         """Return facts, definitions and rows; a number that is not finite becomes null."""
+        from diabat.samplers.diagnostics import plain
+
         facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "rows"}
         content = plain({**facts, "definitions": self.definitions(), "rows": self.rows})
         return json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)

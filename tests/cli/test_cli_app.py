@@ -29,15 +29,33 @@ def test_version() -> None:
     assert (result.exit_code, result.stdout) == (0, f"diabat {diabat.__version__}\n")
 
 
-def test_help_imports_nothing_heavy() -> None:
+MISTAKES = """
+train recal-exact
+train recall-exact trainin.rate=1
+train recall-exact sampler.memory=1
+train nowhere.yaml
+config show recall-exact task.pair=3
+anneal learn output=p.json anneal.layer=2
+sample problem.yaml sampler.bakend=dqa
+sample problem.yaml sampler.backend
+fidelity fidelity.backends.t.backend=tempering fidelity.backends.t.sweep=3
+evaluate nowhere
+explain nowhere (a)
+nonsense
+"""
+
+
+def test_help_and_refusals_of_typing_mistakes_import_nothing_heavy() -> None:
+    """They answer in less than half a second; torch alone takes two."""
+    asked = [*(f"{words} -h" for words in (*app.COMMANDS, "")), "config list", "config list --json"]
     code = (
         "import sys\n"
-        "from diabat.cli.app import COMMANDS, main\n"
-        "for words in (*COMMANDS, ''):\n"
-        "    sys.argv = ['diabat', *words.split(), '-h']\n"
-        "    try:\n        main()\n    except SystemExit as stop:\n        assert not stop.code, stop.code\n"
-        "heavy = {'torch', 'numpy', 'scipy', 'qiskit', 'dimod', 'numba'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
+        "from diabat.cli.app import main\n"
+        f"for line, code in {[*((line, 0) for line in asked), *((m, 2) for m in MISTAKES.split(chr(10)) if m)]}:\n"
+        "    sys.argv = ['diabat', *line.split()]\n"
+        "    try:\n        main()\n    except SystemExit as stop:\n        assert (stop.code or 0) == code, line\n"
+        "    heavy = {'torch', 'numpy', 'scipy', 'qiskit', 'dimod', 'numba'} & set(sys.modules)\n"
+        "    assert not heavy, (line, heavy)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

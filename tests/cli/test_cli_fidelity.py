@@ -1,11 +1,14 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cli_runs import run, train
-from typer.testing import Result
+from cli_runs import run, run_json, train
+from typer.testing import CliRunner, Result
 
+from diabat.cli import app
+from diabat.problem_files import is_problem, read_problem, write_problem
 from diabat.studies.report import formatted
 
 QUICK = [
@@ -87,3 +90,67 @@ def test_a_damaged_checkpoint_is_a_sentence(tmp_path: Path) -> None:
     result = fidelity(f"fidelity.checkpoint={tmp_path / 'run'}")
     assert result.exit_code == 1
     assert "best.safetensors is damaged: " in result.stderr
+
+
+PROBLEM = "fields: [0.5, -1.0, 0.3]\ncouplings: [[0, 1, 0.8], [1, 2, -1.3]]\nbeta: 2\n"
+
+
+def rows_of(*words: str, piped: str | None = None) -> list[dict[str, Any]]:
+    result = CliRunner().invoke(app, ["fidelity", *words, "--no-progress", "--json"], input=piped)
+    assert result.exit_code == 0, result.stderr
+    rows: list[dict[str, Any]] = json.loads(result.stdout)["rows"]
+    return [{key: value for key, value in row.items() if key != "us_per_query"} for row in rows]
+
+
+def test_a_problem_of_one_s_own_is_compared(tmp_path: Path) -> None:
+    """The errors are those of 'diabat sample --compare exact', whatever the format of the file."""
+    path = tmp_path / "own"
+    path.write_text(PROBLEM)
+    chosen = ["fidelity.backends.boltzmann-8=null", "fidelity.backends.t.backend=tempering"]
+    found = rows_of(str(path), *chosen)
+    assert [(row["ensemble"], row["backend"], row["queries"]) for row in found] == [
+        ("own", name, 1) for name in ("mean_field", "dqa-5ns", "t")
+    ]
+    beside = run_json("sample", str(path), "sampler.backend=mean_field", "--compare", "exact")["comparison"]
+    assert found[0]["marginal_mean"] == pytest.approx(beside["mean"], rel=1e-6)
+    assert found[0]["marginal_max"] == pytest.approx(beside["largest"], rel=1e-6)
+    assert found[0]["strength"] == pytest.approx(2 * (0.8**2 + 1.3**2) ** 0.5)  # beta √(2 ΣJ²/(n - 1))
+    assert found[2]["num_reads"] == 1000
+    assert found[2]["marginal_mean"] < 0.02 < found[0]["marginal_mean"]
+    assert rows_of("fidelity", f"fidelity.problem={path}", *chosen) == found
+    assert rows_of("-", *chosen, piped=PROBLEM)[0]["marginal_mean"] == found[0]["marginal_mean"]
+    cold = rows_of(str(path), *chosen, "fidelity.beta=0.5")[0]
+    assert cold["strength"] == pytest.approx(found[0]["strength"] / 4)
+    ising = read_problem(path).ising
+    for suffix in (".json", ".coo"):
+        write_problem(tmp_path / f"p{suffix}", ising)
+        same = rows_of(str(tmp_path / f"p{suffix}"), *chosen)
+        assert [row["marginal_mean"] for row in same] == [row["marginal_mean"] for row in found]
+    figure = tmp_path / "figure.svg"
+    assert "own" in run("fidelity", str(path), *chosen, "--no-progress", "--figure", str(figure)).stdout
+    assert figure.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (PROBLEM, True),
+        ("# by hand\n\n'fields' : [1]\n", True),
+        ("beta: 1\nfields: [1]\n", True),
+        ("# vartype=SPIN\n0 1 0.5\n", True),
+        ("0 1 0.5\n", True),
+        ('{"offset": 0, "type": "BinaryQuadraticModel"}', True),
+        ("seed: 3\nfidelity: {sizes: [3]}\n", False),
+        ("fidelity:\n  fields: 3\n", False),
+        ('{"seed": 3}', False),
+        ("", False),
+    ],
+)
+def test_a_problem_is_told_from_a_configuration_by_its_content(
+    text: str, problem: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text(text)
+    assert is_problem(tmp_path / "file") is problem
+    assert is_problem("-")
+    assert not is_problem("fidelity")
+    assert not is_problem(tmp_path)

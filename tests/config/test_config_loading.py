@@ -22,8 +22,8 @@ from diabat.config import (
     to_plain,
     to_yaml,
 )
+from diabat.config.keys import valid_keys
 from diabat.config.loading import apply_overrides, parse_override
-from diabat.config.schema import valid_keys
 from diabat.models import MODELS, PairModelOptions, TransformerOptions
 from diabat.runs import build_model, build_sampler, build_task
 from diabat.samplers import registry
@@ -188,7 +188,7 @@ def test_an_override_is_a_key_and_a_yaml_value(text: str, path: tuple[str, ...],
         ("=3", r"override '=3': expected KEY=VALUE"),
         ("a..b=3", r"override 'a\.\.b=3': expected KEY=VALUE"),
         ("seed=", r"override 'seed=': expected a value after '=', got nothing; write seed=null"),
-        ("seed=[1", r"override 'seed=\[1': expected ',' or '\]', got the end of the text\."),
+        ("seed=[1", r"override 'seed=\[1': did not find expected ',' or '\]'\."),
         ("sampler={backend: dqa}", r"expected a scalar or a list, got a mapping"),
         ("seed.deep=1", r"override seed\.deep: expected a section at 'seed', got 3 \(integer\)"),
     ],
