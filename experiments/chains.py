@@ -18,23 +18,25 @@ import math
 import statistics
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
-from rich.progress import track
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 import diabat
 from diabat.attention import CouplingInit
 from diabat.attention.chain import ChainLayer, attend, by_operators
 from diabat.attention.weights import masked_softmax, normalised_weights, odds_fields
-from diabat.models.transformer import Transformer, TransformerOptions
+from diabat.models.transformer import Transformer
 from diabat.plots import REFERENCE, Line, Panel, lines
+from experiments import rivals
 from experiments.chain_tasks import GAP, NAMES, TESTED, VALUES, Study, studies
-from experiments.common import Backward, Row, calls, keep, kept, parser, report, same_settings
-from experiments.rivals import TAPS, Convolved, Scanned, Softmax
+from experiments.common import Row, add_choice, by_name, kept, means, once, parser, report, same_settings
+from experiments.rivals import TAPS
+from experiments.training import Backward, parameters_by_name, size_of, step_ms
 
 OWN_RATE, EVERY = 1e-2, 50
 """Rate of couplings, gates and biases, which do not decay; steps between looks at the share of right answers."""
@@ -55,19 +57,14 @@ MODELS: dict[str, Row] = {
     "softmax": {**SOFTMAX, "positions": "rope"},
     "softmax, two layers": {**SOFTMAX, "positions": "rope", "num_layers": 2},
     "softmax, two layers, +4 on the previous token": {
-        **SOFTMAX,
-        "num_layers": 2,
-        "relative": True,
-        "attention_window": 2,
-        "far": "independent",
-        "offset_bias": True,
+        **SOFTMAX, "num_layers": 2, "relative": True, "attention_window": 2, "far": "independent", "offset_bias": True,
     },
-    **{f"softmax, {name}": {**SOFTMAX, "convolved": options} for name, options in CONVOLUTIONS.items()},
     **{
-        f"softmax, {name}, {start} start": {**SOFTMAX, "convolved": (*options, start)}
-        for name, options in CONVOLUTIONS.items()
+        f"softmax, {name}" + (f", {start} start" if start != "torch" else ""): {
+            **SOFTMAX, "convolved": (*arguments, start),
+        }
         for start in TAPS
-        if start != "torch"
+        for name, arguments in CONVOLUTIONS.items()
     },
     "softmax, q, k, v convolved, 7": {**SOFTMAX, "convolved": ("qkv", 7)},
     "softmax, two layers, q, k, v convolved, 7": {**SOFTMAX, "convolved": ("qkv", 7), "num_layers": 2},
@@ -75,8 +72,8 @@ MODELS: dict[str, Row] = {
     "softmax, keys and values scanned": {**SOFTMAX, "scanned": ("kv",)},
     "softmax, two layers, keys scanned": {**SOFTMAX, "scanned": ("k",), "num_layers": 2},
     "chain, gates, q, k, v convolved, 3": {**CHAIN, "convolved": ("qkv", 3)},
-}
-"""Convolutions begin as torch draws them unless the name says how, see `experiments.recall.TAPS`."""
+}  # fmt: skip
+"""Convolutions begin as torch draws them unless the name says how, see `experiments.rivals.TAPS`."""
 RECIPES = {
     "decay 0.01": (2e-3, 0.01, 1),
     "decay 0.01, three times the steps": (2e-3, 0.01, 3),
@@ -98,30 +95,8 @@ FIGURE = {
 
 
 def built(name: str, study: Study, seed: int) -> Transformer:
-    """A model of width 64 without positions, unless the options say otherwise, with torch's own initial weights."""
-    options = {"positions": "none", **MODELS[name]}
-    convolved, scanned = options.pop("convolved", None), options.pop("scanned", None)
-    torch.manual_seed(seed)
-    made = TransformerOptions(embed_dim=64, ffn_dim=128, dropout=0.0, **options)
-    backend = "banded" if "couplings" in options else "exact"
-    model = Transformer(made, study.symbols, VALUES, study.context, backend)
-    chain: Row = {**CHAIN, "mode": "h+J"} if "couplings" in options else {}
-    window = None if chain else study.context
-    for block in model.all_blocks():
-        rotary = made.positions == "rope"
-        if convolved is not None:
-            block.attention = Convolved(64, 1, window, *convolved, rotary=rotary, **chain)
-        elif scanned is not None:
-            block.attention = Scanned(64, 1, window, *scanned, rotary=rotary)
-        elif made.mode == "softmax" and not made.offset_bias:
-            block.attention = Softmax(64, 1, window, rotary=rotary)
-    bias = model.all_blocks()[0].attention.offset_bias
-    if bias is not None:
-        bias.data[:, -2] = 4.0
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            module.reset_parameters()
-    return model
+    """A model for the sequences of a study."""
+    return rivals.built(MODELS[name], study.symbols, VALUES, study.context, seed)
 
 
 def right(model: Transformer, study: Study, size: int, count: int = 1_000) -> dict[str, float]:
@@ -138,17 +113,9 @@ def right(model: Transformer, study: Study, size: int, count: int = 1_000) -> di
 
 def groups(model: Transformer, decay_of_scores: float) -> list[Row]:
     """Couplings, gates and biases have a rate of their own and do not decay; decay of queries and keys is given."""
-    parts: dict[str, list[nn.Parameter]] = {"own": [], "scores": [], "others": []}
-    for name, parameter in model.named_parameters():
-        own = any(part in name for part in (".key_couplings.", ".gate_", ".offset_bias"))
-        scores = ".attention.query." in name or ".attention.key." in name
-        parts["own" if own else "scores" if scores else "others"].append(parameter)
-    options: dict[str, Row] = {
-        "own": {"lr": OWN_RATE, "weight_decay": 0.0},
-        "scores": {"weight_decay": decay_of_scores},
-        "others": {"weight_decay": 0.01},
-    }
-    return [{"params": found, **options[part]} for part, found in parts.items() if found]
+    own = (".key_couplings.", ".gate_", ".offset_bias"), {"lr": OWN_RATE, "weight_decay": 0.0}
+    scores = (".attention.query.", ".attention.key."), {"weight_decay": decay_of_scores}
+    return parameters_by_name(model, own, scores)
 
 
 def answered(logits: Tensor, targets: Tensor) -> Tensor:
@@ -156,44 +123,54 @@ def answered(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, -targets.shape[1] :].flatten(0, 1), targets.flatten())
 
 
+def trained(
+    model: Transformer, draw: Callable[[int], tuple[Tensor, Tensor]], recipe: str, steps: int, device: str,
+    look: Callable[[int], None] = lambda step: None,
+) -> Row:  # fmt: skip
+    """Train on the sequences that ``draw`` gives for a step; ``look`` is called behind each, and does not count."""
+    rate, decay_of_scores, _ = RECIPES[recipe]
+    optimiser = torch.optim.AdamW(groups(model.to(device), decay_of_scores), rate, fused=device != "cpu")
+    falling = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: (1 + math.cos(math.pi * s / steps)) / 2)
+    backward, seconds = Backward(model, answered, device), 0.0
+    for step in range(steps):
+        began = time.process_time()
+        backward(*draw(step))
+        optimiser.step()
+        falling.step()
+        seconds += time.process_time() - began
+        look(step)
+    model.eval()
+    return {"CPU ms a step": 1e3 * seconds / steps if device == "cpu" else None, "parameters": size_of(model)}
+
+
 def one(folder: Path, study: Study, name: str, recipe: str, seed: int, device: str) -> tuple[str, Row]:
     """One training, unless its result is there."""
-    title = f"{name}, {recipe}"
-    path = folder / study.name / f"{title} {seed}.json"
-    if not path.exists():
-        torch.set_num_threads(1)
-        model, generator = built(name, study, seed).to(device), torch.Generator().manual_seed(seed)
-        rate, decay_of_scores, longer = RECIPES[recipe]
-        steps, reached = longer * study.steps, None
-        optimiser = torch.optim.AdamW(groups(model, decay_of_scores), rate, fused=device != "cpu")
-        falling = torch.optim.lr_scheduler.LambdaLR(
-            optimiser, lambda s: (1 + math.cos(math.pi * s / steps)) / 2
-        )
-        backward, began = Backward(model, answered, device), time.process_time()
-        looks = 0.0
-        for step in range(steps):
-            backward(*study.draw(study.batch, study.sizes(step), generator))
-            optimiser.step()
-            falling.step()
-            if reached is None and (step + 1) % EVERY == 0:
-                paused = time.process_time()
-                share = min(right(model.eval(), study, study.sizes(step), 250).values())
-                if share >= 0.9 and study.sizes(step) == study.sizes(steps):
-                    reached = step + 1
+    title, steps = f"{name}, {recipe}", RECIPES[recipe][2] * study.steps
+
+    def result() -> Row:
+        model, generator = built(name, study, seed), torch.Generator().manual_seed(seed)
+        reached: list[int] = []
+
+        def look(step: int) -> None:
+            if not reached and (step + 1) % EVERY == 0 and study.sizes(step) == study.sizes(steps):
+                if min(right(model.eval(), study, study.sizes(step), 250).values()) >= 0.9:
+                    reached.append(step + 1)
                 model.train()
-                looks += time.process_time() - paused
-        cost = 1e3 * (time.process_time() - began - looks) / steps
-        row: Row = {"CPU ms a step": cost if device == "cpu" else None, "steps to 90 %": reached}
-        row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        model.eval()
+
+        def draw(step: int) -> tuple[Tensor, Tensor]:
+            return study.draw(study.batch, study.sizes(step), generator)
+
+        cost = trained(model, draw, recipe, steps, device, look)
+        row = {"CPU ms a step": cost["CPU ms a step"], "steps to 90 %": [*reached, None][0], **cost}
         for size in study.tested:
             found = right(model, study, size)
             row |= {study.title.format(size) + part: share for part, share in found.items()}
-        keep(path, row)
-    return title, kept(path)
+        return row
+
+    return title, once(folder / study.name / f"{title} {seed}.json", result)
 
 
-def trained(options: Namespace, study: Study) -> Iterator[Row]:
+def table(options: Namespace, study: Study) -> Iterator[Row]:
     """Means over seeds, with σ at the largest size."""
     jobs = [
         (options.folder, study, name, recipe, seed, options.device)
@@ -201,40 +178,18 @@ def trained(options: Namespace, study: Study) -> Iterator[Row]:
         for name in options.models
         for recipe in options.recipes
     ]
-    rows: dict[str, list[Row]] = {}
-    for title, row in track(calls(one, jobs, options.workers), study.name, len(jobs)):
-        rows.setdefault(title, []).append(row)
-    for title, found in rows.items():
-        last = [row[[*row][-1]] for row in found]
-        means = {key: mean(row[key] for row in found) for key in found[0]}
-        yield {
-            "": title,
-            "seeds": len(found),
-            **means,
-            "σ": statistics.stdev(last) if len(last) > 1 else None,
-        }
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """The mean, or None if a value is missing: a training that never had 90 %, or was done on a GPU."""
-    found = [*values]
-    return None if None in found else statistics.fmean(value for value in found if value is not None)
+    for title, rows in by_name(one, jobs, options.workers, study.name).items():
+        yield {"": title, **means(rows, [*rows[0]][-1])}
 
 
 def cost(names: Sequence[str], study: Study) -> Iterator[Row]:
     """CPU time of a step on one thread, the fastest of ten, and parameters."""
-    torch.set_num_threads(1)
     for name in names:
-        model, generator, times = built(name, study, 0), torch.Generator().manual_seed(0), []
-        backward = Backward(model, answered, "cpu")
-        optimiser = torch.optim.AdamW(groups(model, 0.01), 1e-3)
-        for _ in range(12):
-            began = time.process_time()
-            backward(*study.draw(study.batch, study.sizes(study.steps), generator))
-            optimiser.step()
-            times.append(1e3 * (time.process_time() - began))
-        row: Row = {"": name, "parameters": sum(parameter.numel() for parameter in model.parameters())}
-        yield row | {"CPU ms a step": min(times[2:])}
+        model, generator = built(name, study, 0), torch.Generator().manual_seed(0)
+        batch = partial(study.draw, study.batch, study.sizes(study.steps), generator)
+        backward, optimiser = Backward(model, answered, "cpu"), torch.optim.AdamW(groups(model, 0.01), 1e-3)
+        ms = step_ms(lambda: backward(*batch()), optimiser)  # noqa: B023
+        yield {"": name, "parameters": size_of(model), "CPU ms a step": ms}
 
 
 def draw_gaps(folder: Path, path: Path) -> Path:
@@ -254,30 +209,29 @@ def laws() -> Iterator[Row]:
     """Largest error of weights against enumeration, and of derivatives against the scan in float64, by strength."""
     for strength in (0.1, 1.0, 5.0, 15.0, 40.0):
         for dtype in (torch.float64, torch.float32):
-            worst, slope = 0.0, 0.0
-            for seed in range(250):
-                torch.manual_seed(seed)
-                law = ChainLayer(seed % 2 == 0, ("odds", "probability")[seed // 2 % 2])
-                keys, fields = 3 + seed % 14, (0.1, 1.0, 10.0)[seed % 3]
-                q, k = torch.randn(2, 1, 4, keys, keys, dtype=torch.float64)
-                given = [fields * q, k, torch.eye(keys, dtype=torch.float64).expand(1, 4, -1, -1)]
-                given.append(strength * torch.randn(1, 4, keys - 1, dtype=torch.float64))
-                exact = [t.to(dtype).double().requires_grad_() for t in given]
-                terms = [t.to(dtype).requires_grad_() for t in given]
-                found = attend(
-                    law, terms[0], terms[1], terms[2], terms[3], None
-                )  # the weights: values are unit vectors
-                worst = max(worst, float((found.detach() - enumerated(law, exact)).abs().max()))
-                cotangent = torch.randn(found.shape, dtype=torch.float64)
-                by_scan = by_operators(law, exact[0], exact[1], exact[2], exact[3], None)[0]
-                pairs = zip(
-                    torch.autograd.grad(found, terms, cotangent.to(dtype)),
-                    torch.autograd.grad(by_scan, exact, cotangent),
-                    strict=True,
-                )
-                slope = max(slope, *(float((a - b).abs().max() / (1 + b.abs().max())) for a, b in pairs))
-            row: Row = {"J": strength, "dtype": str(dtype)[6:], "chains": 1000, "largest error": worst}
-            yield row | {"of derivatives": slope}
+            errors = [law_error(seed, strength, dtype) for seed in range(250)]
+            row: Row = {"J": strength, "dtype": str(dtype)[6:], "chains": 1000}
+            yield row | {"largest error": max(errors)[0], "of derivatives": max(slope for _, slope in errors)}
+
+
+def law_error(seed: int, strength: float, dtype: torch.dtype) -> tuple[float, float]:
+    """Largest error of the weights of four random chains, and of derivatives."""
+    torch.manual_seed(seed)
+    law = ChainLayer(seed % 2 == 0, ("odds", "probability")[seed // 2 % 2])
+    keys, fields = 3 + seed % 14, (0.1, 1.0, 10.0)[seed % 3]
+    q, k = torch.randn(2, 1, 4, keys, keys, dtype=torch.float64)
+    unit_vectors = torch.eye(keys, dtype=torch.float64).expand(1, 4, -1, -1)  # whose mean is the weights
+    J = strength * torch.randn(1, 4, keys - 1, dtype=torch.float64)
+    terms = [t.to(dtype).requires_grad_() for t in (fields * q, k, unit_vectors, J)]
+    exact = [t.detach().double().requires_grad_() for t in terms]
+    found = attend(law, terms[0], terms[1], terms[2], terms[3], None)
+    worst = float((found.detach() - enumerated(law, exact)).abs().max())
+    cotangent = torch.randn(found.shape, dtype=torch.float64)
+    ours = torch.autograd.grad(found, terms, cotangent.to(dtype))
+    scanned = by_operators(law, exact[0], exact[1], exact[2], exact[3], None)[0]
+    others = torch.autograd.grad(scanned, exact, cotangent)
+    slopes = [float((a - b).abs().max() / (1 + b.abs().max())) for a, b in zip(ours, others, strict=True)]
+    return worst, max(slopes)
 
 
 @torch.no_grad()
@@ -289,25 +243,21 @@ def enumerated(law: ChainLayer, terms: list[Tensor]) -> Tensor:
     visible = visible.tril() if law.causal else visible
     h = odds_fields(scores, visible) if law.weights == "odds" else scores
     upper = torch.diag_embed(J, 1)[:, :, None]
-    found = diabat.sampler("exact").differentiable_log_odds(
-        diabat.Ising(h, upper + upper.mT, visible, check=False)
-    )
-    return (
-        masked_softmax(found, visible)
-        if law.weights == "odds"
-        else normalised_weights(found.sigmoid(), visible)
-    )
+    chain = diabat.Ising(h, upper + upper.mT, visible, check=False)
+    found = diabat.sampler("exact").differentiable_log_odds(chain)
+    if law.weights == "odds":
+        return masked_softmax(found, visible)
+    return normalised_weights(found.sigmoid(), visible)
 
 
 def main() -> None:
     """Run what was asked for, and print its tables."""
     made = parser(__doc__, study=True)
-    sections = [*NAMES, "law", "cost"]
-    made.add_argument("--only", nargs="+", default=["gaps", "anywhere", "law"], choices=sections)
-    made.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     made.add_argument(
-        "--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES), help="rates and decays"
+        "--only", nargs="+", default=["gaps", "anywhere", "law"], choices=[*NAMES, "law", "cost"]
     )
+    add_choice(made, "--models", MODELS)
+    add_choice(made, "--recipes", RECIPES, "rates and decays")
     made.add_argument("--steps", type=int)
     made.add_argument("--figure", type=Path, help="draw right answers of gaps there")
     options = made.parse_args()
@@ -316,7 +266,7 @@ def main() -> None:
     same_settings(options.folder, {"steps": options.steps or 3_000})
     timed = "cost" in options.only
     for study in studies(options.only, options.steps):
-        rows = [*(cost(options.models, study) if timed else trained(options, study))]
+        rows = [*(cost(options.models, study) if timed else table(options, study))]
         report(study.name, rows, as_json=options.json)
         if options.figure and study.name == "gaps" and not timed:
             draw_gaps(options.folder, options.figure)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from diabat.files import replace_file
 from diabat.studies.report import Report
 
 R = TypeVar("R")
 Row = dict[str, Any]
-
-
 Titled = Iterator[tuple[str, Row]]
 """Rows, each with the title of its table."""
 
@@ -38,10 +36,17 @@ def parser(
         made.add_argument("--device", default="cpu", help="of trainings that take one: cpu or cuda")
     if sections is not None:
         names = [*sections]
-        made.add_argument(
-            "sections", nargs="*", metavar="SECTION", default=names, help=f"{', '.join(names)}; else all"
-        )
+        said = f"{', '.join(names)}; else all"
+        made.add_argument("sections", nargs="*", metavar="SECTION", default=names, help=said)
     return made
+
+
+def add_choice(made: argparse.ArgumentParser, option: str, names: Iterable[str], said: str = "") -> None:
+    """An option that takes some of the names, by default all of them."""
+    every = [*names]
+    made.add_argument(
+        option, nargs="+", default=every, choices=every, help=said or "; ".join(every), metavar="NAME"
+    )
 
 
 def run_sections(
@@ -85,13 +90,15 @@ def show(found: Report, *, as_json: bool) -> None:
         Console(width=200, highlight=False).print(found.table())
 
 
-def print_tables(titled: Titled, *, as_json: bool, prefix: str = "") -> dict[str, list[Row]]:
-    """Print a table of the rows of every title; return the tables."""
+def print_tables(
+    titled: Titled, *, as_json: bool, prefix: str = "", formats: Mapping[str, str] | None = None
+) -> dict[str, list[Row]]:
+    """Print a table of the rows of every title, with ``formats`` as of :func:`report`; return the tables."""
     tables: dict[str, list[Row]] = {}
     for title, row in titled:
         tables.setdefault(title, []).append(row)
     for title, rows in tables.items():
-        report(prefix + title, rows, as_json=as_json)
+        report(prefix + title, rows, as_json=as_json, formats=formats)
     return tables
 
 
@@ -112,6 +119,14 @@ def keep(path: Path, content: object) -> None:
 def kept(path: Path) -> Any:
     """What :func:`keep` has written."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def once(path: Path, make: Callable[[], Any]) -> Any:
+    """What ``make`` gives on one thread, as JSON in a file, from which it is read the next time."""
+    if not path.exists():
+        torch.set_num_threads(1)
+        keep(path, make())
+    return kept(path)
 
 
 def same_settings(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -143,44 +158,23 @@ def calls(function: Callable[..., R], jobs: Sequence[tuple[Any, ...]], workers: 
                 running |= {pool.submit(function, *job) for job in islice(todo, 1)}
 
 
-class Backward:
-    """Computes ``loss(model(inputs), targets)`` and its gradients; on a GPU as a graph for each shape of the inputs.
+def by_name(
+    function: Callable[..., tuple[Any, Row]], jobs: Sequence[tuple[Any, ...]], workers: int, title: str
+) -> dict[Any, list[Row]]:
+    """Rows of ``function(*job)`` by the name that it gives them, behind a bar with the number of those done."""
+    from rich.progress import track
 
-    Gradients are added up in place in a graph, so that all graphs share them.
-    """
+    rows: dict[Any, list[Row]] = {}
+    for name, row in track(calls(function, jobs, workers), title, len(jobs)):
+        rows.setdefault(name, []).append(row)
+    return rows
 
-    def __init__(self, model: torch.nn.Module, loss: Callable[[Tensor, Tensor], Tensor], device: str) -> None:
-        self.model, self.loss, self.device = model, loss, device
-        self.graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
-        for parameter in model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
 
-    def __call__(self, inputs: Tensor, targets: Tensor) -> None:
-        """Leave the gradients of one batch in the parameters."""
-        if self.device == "cpu":
-            self._run(inputs, targets)
-            return
-        if inputs.shape not in self.graphs:
-            self.graphs[inputs.shape] = self._captured(inputs.to(self.device), targets.to(self.device))
-        graph, *places = self.graphs[inputs.shape]
-        for place, values in zip(places, (inputs, targets), strict=True):
-            place.copy_(values, non_blocking=True)
-        graph.replay()
-
-    def _run(self, inputs: Tensor, targets: Tensor) -> None:
-        torch._foreach_zero_([p.grad for p in self.model.parameters() if p.grad is not None])
-        self.loss(self.model(inputs), targets).backward()
-
-    def _captured(self, inputs: Tensor, targets: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):  # libraries set themselves up outside of the graph
-                self._run(inputs, targets)
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(graph):
-            self._run(inputs, targets)
-        return graph, inputs, targets
+def means(rows: Sequence[Row], spread: str) -> Row:
+    """Number of seeds, the mean of every column, None where a row has no value, and σ of the column ``spread``."""
+    columns = {key: [row[key] for row in rows] for key in rows[0]}
+    found = {key: None if None in values else fmean(values) for key, values in columns.items()}
+    return {"seeds": len(rows), **found, "σ": stdev(columns[spread]) if len(rows) > 1 else None}
 
 
 def attend_back(model: Any, steps: Sequence[int], strength: float = 6.0) -> None:
@@ -202,11 +196,7 @@ def attend_back(model: Any, steps: Sequence[int], strength: float = 6.0) -> None
 
 
 def fit(
-    model: Any,
-    backward: Callable[[int], None],
-    steps: int,
-    rate: float,
-    groups: Sequence[Row] | None = None,
+    model: Any, backward: Callable[[int], None], steps: int, rate: float, groups: Sequence[Row] | None = None
 ) -> Any:
     """Train with AdamW on the gradients that ``backward`` adds in every step; the rate falls over the last 40 %.
 

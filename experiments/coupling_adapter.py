@@ -13,11 +13,12 @@ again.  Every training is one file in the folder, and is not done again.
 from __future__ import annotations
 
 import random
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from diabat.huggingface import convert, load_decoder
 from diabat.huggingface.pretrained import attention_modules, query_heads
 from diabat.plots import Line, Panel, lines
 from diabat.tasks.data import fetch
-from experiments.common import Row, calls, keep, kept, parser, report, same_settings
+from experiments.common import Row, add_choice, calls, once, parser, print_tables, same_settings
 from experiments.models import smollm2
 from experiments.recall_language import seen_before
 
@@ -113,39 +114,22 @@ ARMS: dict[str, tuple[float, Callable[[Any], list[nn.Parameter]]]] = {
 """Rate before tuning, and what is trained."""
 
 
+NAMES = ["Alice", "Bob", "Carla", "David", "Emma", "Frank", "Grace", "Henry", "Irene", "Jack", "Karen", "Leo"]
+SURNAMES = ["Stone", "Rivers", "Baker", "Walsh", "Novak", "Silva", "Okafor", "Tanaka", "Berg", "Costa"]
+FORMS = ("{} has account {}.", "Account {1} belongs to {0}.", "{} paid from account {}.",
+         "A letter went to {}, account {}.")  # fmt: skip
+
+
 def ledger(seed: int, sentences: int = 6_000) -> str:
     """Sentences about accounts, in which a name and its number come again within a few lines."""
     draw = random.Random(seed)
-    names = [
-        "Alice",
-        "Bob",
-        "Carla",
-        "David",
-        "Emma",
-        "Frank",
-        "Grace",
-        "Henry",
-        "Irene",
-        "Jack",
-        "Karen",
-        "Leo",
-    ]
-    surnames = ["Stone", "Rivers", "Baker", "Walsh", "Novak", "Silva", "Okafor", "Tanaka", "Berg", "Costa"]
-    forms = [
-        "{} has account {}.",
-        "Account {1} belongs to {0}.",
-        "{} paid from account {}.",
-        "A letter went to {}, account {}.",
-    ]
     found: list[str] = []
     open_: list[tuple[str, int]] = []
     for _ in range(sentences):
         if len(open_) < 4 or draw.random() < 0.25:
-            open_ = [
-                *open_[-5:],
-                (f"{draw.choice(names)} {draw.choice(surnames)}", draw.randint(1000, 99999)),
-            ]
-        found.append(draw.choice(forms).format(*draw.choice(open_)))
+            name = f"{draw.choice(NAMES)} {draw.choice(SURNAMES)}"
+            open_ = [*open_[-5:], (name, draw.randint(1000, 99999))]
+        found.append(draw.choice(FORMS).format(*draw.choice(open_)))
     return " ".join(found)
 
 
@@ -172,26 +156,20 @@ def evaluated(model: Any, held_out: Tensor) -> Row:
     with torch.no_grad():
         found = torch.cat([losses(model, part) for part in held_out.split(BATCH)])
     again = seen_before(held_out[:, :-1], held_out[:, 1:])
-    return {
-        "loss": found.mean().item(),
-        "again": found[again].mean().item(),
-        "share again": again.double().mean().item(),
-    }
+    parts = {"loss": found, "again": found[again], "share again": again.double()}
+    return {key: values.mean().item() for key, values in parts.items()}
 
 
 def one(folder: Path, base: Path, text: str, arm: str, factor: float, seed: int, steps: int) -> Row:
     """One training, unless its result is there."""
-    path = folder / text / f"{arm}, {factor:g}, {seed}.json"
-    if not path.exists():
-        torch.set_num_threads(1)
+
+    def result() -> Row:
         torch.manual_seed(seed)
         train, held_out = tokens(text, str(base))
         model, _ = load_decoder(base)
         model.requires_grad_(False)
         rate, build = ARMS[arm]
-        parameters = build(model)
-        for parameter in parameters:
-            parameter.requires_grad_(True)
+        parameters = [parameter.requires_grad_(True) for parameter in build(model)]
         optimiser = torch.optim.Adam(parameters, factor * rate)
         generator = torch.Generator().manual_seed(seed)
         curve, seconds = {0: evaluated(model, held_out)}, 0.0
@@ -204,18 +182,17 @@ def one(folder: Path, base: Path, text: str, arm: str, factor: float, seed: int,
             seconds += time.process_time() - began
             if step % 20 == 0 or step == steps:
                 curve[step] = evaluated(model, held_out)
-        size = sum(p.numel() for p in parameters)
-        keep(
-            path,
-            {
-                "curve": curve,
-                "parameters": size,
-                "seconds": seconds / steps,
-                "GB": (peak_memory() or 0.0) / 1e3,
-                "end": curve[steps],
-            },
-        )
-    return {"text": text, "arm": arm, "factor": factor, "seed": seed, **kept(path)}
+        size, memory = sum(p.numel() for p in parameters), (peak_memory() or 0.0) / 1e3
+        return {
+            "curve": curve,
+            "parameters": size,
+            "seconds": seconds / steps,
+            "GB": memory,
+            "end": curve[steps],
+        }
+
+    found = once(folder / text / f"{arm}, {factor:g}, {seed}.json", result)
+    return {"text": text, "arm": arm, "factor": factor, "seed": seed, **found}
 
 
 def best(rows: list[Row]) -> float:
@@ -223,52 +200,34 @@ def best(rows: list[Row]) -> float:
     return min((row for row in rows if row["seed"] == 0), key=lambda row: row["end"]["loss"])["factor"]
 
 
-def study(options: Any, base: Path) -> Iterator[Row]:
+def study(options: Namespace, base: Path) -> Iterator[Row]:
     """All trainings: rates for seed 0 first, then the other seeds with the best one."""
     for text in options.texts:
-        jobs = [
-            (options.folder, base, text, arm, f, 0, options.steps) for f in FACTORS for arm in options.arms
-        ]
+        place, steps = (options.folder, base, text), options.steps
+        jobs: list[Any] = [(*place, arm, f, 0, steps) for f in FACTORS for arm in options.arms]
         rows = list(track(calls(one, jobs, options.workers), f"{text}, rates", len(jobs)))
         yield from rows
-        jobs = [
-            (options.folder, base, text, arm, best([r for r in rows if r["arm"] == arm]), seed, options.steps)
-            for seed in range(1, options.seeds)
-            for arm in options.arms
-        ]
+        rate = {arm: best([row for row in rows if row["arm"] == arm]) for arm in options.arms}
+        seeds = range(1, options.seeds)
+        jobs = [(*place, arm, rate[arm], seed, steps) for seed in seeds for arm in options.arms]
         yield from track(calls(one, jobs, options.workers), f"{text}, seeds", len(jobs))
 
 
 def tabled(rows: list[Row]) -> Iterator[tuple[str, Row]]:
     """One row per text and arm: means over seeds at its best rate."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["text"], row["arm"]), []).append(row)
-    for (text, arm), found in groups.items():
-        factor = best(found)
-        chosen = [row for row in found if row["factor"] == factor]
-        ends = {key: [row["end"][key] for row in chosen] for key in ("loss", "again")}
-        start = chosen[0]["curve"]["0"]
-        spread: Mapping[str, Any] = {
-            key: statistics.stdev(values) if len(values) > 1 else None for key, values in ends.items()
-        }
-        yield (
-            text,
-            {
-                "arm": arm,
-                "parameters": chosen[0]["parameters"],
-                "rate": factor * ARMS[arm][0],
-                "loss": statistics.fmean(ends["loss"]),
-                "σ": spread["loss"],
-                "gain": start["loss"] - statistics.fmean(ends["loss"]),
-                "pairs again": statistics.fmean(ends["again"]),
-                "σ again": spread["again"],
-                "gain again": start["again"] - statistics.fmean(ends["again"]),
-                "seeds": len(chosen),
-                "s a step": statistics.fmean(row["seconds"] for row in chosen),
-                "GB": max(row["GB"] for row in chosen),
-            },
-        )
+    for text, arm in dict.fromkeys((row["text"], row["arm"]) for row in rows):
+        every = [row for row in rows if (row["text"], row["arm"]) == (text, arm)]
+        factor = best(every)
+        found = [row for row in every if row["factor"] == factor]
+        loss, again = ([row["end"][key] for row in found] for key in ("loss", "again"))
+        start, many = found[0]["curve"]["0"], len(found) > 1
+        yield text, {
+            "arm": arm, "parameters": found[0]["parameters"], "rate": factor * ARMS[arm][0],
+            "loss": fmean(loss), "σ": stdev(loss) if many else None, "gain": start["loss"] - fmean(loss),
+            "pairs again": fmean(again), "σ again": stdev(again) if many else None,
+            "gain again": start["again"] - fmean(again), "seeds": len(found),
+            "s a step": fmean(row["seconds"] for row in found), "GB": max(row["GB"] for row in found),
+        }  # fmt: skip
 
 
 def draw(rows: list[Row], path: Path) -> Path:
@@ -290,23 +249,15 @@ def draw(rows: list[Row], path: Path) -> Path:
 def main() -> None:
     """Train what is not there, print a table per text, draw the curves."""
     command = parser(__doc__, study=True)
-    command.add_argument(
-        "--model", type=Path, default=Path("models/smollm2"), help="written there if it is not"
-    )
-    command.add_argument(
-        "--texts", nargs="+", default=["shakespeare", "ledger"], choices=["shakespeare", "ledger"]
-    )
-    command.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), metavar="ARM")
+    command.add_argument("--model", type=Path, default="models/smollm2", help="written there if it is not")
+    add_choice(command, "--texts", ("shakespeare", "ledger"))
+    add_choice(command, "--arms", ARMS)
     command.add_argument("--steps", type=int, default=60)
     command.add_argument("--figure", type=Path)
     options = command.parse_args()
     same_settings(options.folder, {"steps": options.steps})
-    rows = list(study(options, smollm2(options.model)))
-    tables: dict[str, list[Row]] = {}
-    for text, row in tabled(rows):
-        tables.setdefault(text, []).append(row)
-    for text, found in tables.items():
-        report(text, found, as_json=options.json, formats={"loss": ".4f", "pairs again": ".4f"})
+    rows = list(study(options, smollm2(Path(options.model))))
+    print_tables(tabled(rows), as_json=options.json, formats={"loss": ".4f", "pairs again": ".4f"})
     if options.figure is not None:
         print(draw(rows, options.figure))
 

@@ -16,27 +16,24 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich.progress import track
-from torch import nn
 
 import diabat
 from diabat.attention import CouplingInit
-from diabat.attention.boltzmann import coupling_parameters
-from diabat.attention.key_couplings import KeyCouplings
 from diabat.checks import ArgumentError
 from diabat.models.transformer import Transformer, TransformerOptions
 from diabat.tasks import RecallOptions, Split, Task
 from diabat.training.evaluate import evaluate
 from diabat.training.optimizer import token_loss
-from experiments.common import Row, calls, keep, kept, parser, report, same_settings
-from experiments.rivals import Convolved, Scanned, Softmax
+from experiments.common import Row, add_choice, by_name, once, parser, report, same_settings
+from experiments.rivals import replace_attention, reset, rival_of
+from experiments.training import parameters_by_name, size_of
 
 BATCH, EVERY, SOLVED = 128, 25, 0.995
-NEIGHBOURS = CouplingInit(mean=0.5, distance=1)
+NEIGHBOURS, BOUND = CouplingInit(mean=0.5, distance=1), CouplingInit(mean=1.0, distance=1)
 BAND: Row = {"bandwidth": 1, "coupling_init": NEIGHBOURS}
 ANNEAL_OPTIONS: Row = {"engine": "native", "annealing_time_ns": 5.0, "precision": "single"}
 ANNEAL: Row = {"backend": "dqa", **ANNEAL_OPTIONS}
@@ -44,8 +41,8 @@ ANNEAL: Row = {"backend": "dqa", **ANNEAL_OPTIONS}
 MODELS: dict[str, Row] = {
     "softmax": {"mode": "softmax"},
     "softmax, two layers": {"mode": "softmax", "num_layers": 2},
-    "softmax, keys convolved": {"mode": "softmax", "convolved": "k"},
-    "softmax, q, k, v convolved": {"mode": "softmax", "convolved": "qkv"},
+    "softmax, keys convolved": {"mode": "softmax", "convolved": ("k",)},
+    "softmax, q, k, v convolved": {"mode": "softmax", "convolved": ("qkv",)},
     "h": {"mode": "h"},
     "h+J": {"coupling_init": NEIGHBOURS},
     "h+J+K": {"mode": "h+J+K", "coupling_init": NEIGHBOURS},
@@ -53,12 +50,9 @@ MODELS: dict[str, Row] = {
     "h+J, band of 1, odds": {"sampler": {"backend": "banded"}, "weights": "odds", **BAND},
     "h+J, band of 1, mean field": {"sampler": {"backend": "mean_field"}, **BAND},
     "h+J of the last 8 keys": {
-        "relative": True,
-        "attention_window": 8,
-        "far": "independent",
-        "coupling_init": NEIGHBOURS,
+        "relative": True, "attention_window": 8, "far": "independent", "coupling_init": NEIGHBOURS,
     },
-}
+}  # fmt: skip
 MOST_PAIRS = {"h+J": 8, "h+J+K": 4}
 """Enumeration of 2^T states ends here."""
 
@@ -75,10 +69,8 @@ STARTS: dict[str, CouplingInit | None] = {
     "neighbours -.5": CouplingInit(mean=-0.5, distance=1),
     "neighbours +.25": CouplingInit(mean=0.25, distance=1),
     "neighbours +.5": NEIGHBOURS,
-    "neighbours +1": CouplingInit(mean=1.0, distance=1),
+    "neighbours +1": BOUND,
 }
-
-TABLES = ("pairs", "width", "start", "samplers", "recipes", "anywhere", "hardware")
 
 SAMPLERS: dict[str, Row] = {
     "exact": {"backend": "exact"},
@@ -87,38 +79,21 @@ SAMPLERS: dict[str, Row] = {
     "anneal of 5 ns, straight through": {**ANNEAL, "gradient": "straight_through"},
     "boltzmann-8": {"backend": "dqa", "engine": "native", "schedule": "boltzmann-8", "gradient": "adjoint"},
     "100 reads of 5 ns": {**ANNEAL, "num_reads": 100},
-    "refine of 5 ns, 100 reads": {
-        "backend": "refine",
-        "sampler": "dqa",
-        "options": ANNEAL_OPTIONS,
-        "num_reads": 100,
-    },
+    "refine of 5 ns, 100 reads": {"backend": "refine", "sampler": "dqa", "options": ANNEAL_OPTIONS, "num_reads": 100},
     "boltzmann-8, 1000 reads, covariance": {
-        "backend": "dqa",
-        "schedule": "boltzmann-8",
-        "precision": "single",
-        "gradient": "covariance",
-        "num_reads": 1000,
+        "backend": "dqa", "schedule": "boltzmann-8", "precision": "single", "gradient": "covariance", "num_reads": 1000,
     },
     "tempering, 100 reads, covariance": {"backend": "tempering", "gradient": "covariance", "num_reads": 100},
-}
+}  # fmt: skip
 
 STAND_IN: Row = {
-    "backend": "dimod",
-    "sampler": "diabat.testing.strict_qpu:StrictMockQPU",
+    "backend": "dimod", "sampler": "diabat.testing.strict_qpu:StrictMockQPU",
     "options": {
-        "topology_type": "zephyr",
-        "topology_shape": [12, 4],
-        "beta": 10.0,
-        "sweeps": 32,
-        "tied_below": -1.5,
+        "topology_type": "zephyr", "topology_shape": [12, 4], "beta": 10.0, "sweeps": 32, "tied_below": -1.5,
     },
     "qpu": {"annealing_time_ns": 5.0, "fields": "ancilla", "spins": 5},
-    "beta": 10.0,
-    "law": "boltzmann",
-    "gradient": "covariance",
-    "num_reads": 100,
-}
+    "beta": 10.0, "law": "boltzmann", "gradient": "covariance", "num_reads": 100,
+}  # fmt: skip
 """2 pairs and a query: tiles of 5 spins and an ancilla."""
 
 RECIPES: dict[str, Row] = {
@@ -127,11 +102,8 @@ RECIPES: dict[str, Row] = {
     "J rate .1": {"coupling_rate": 0.1},
     "from 1 to 16 pairs": {"task": {"min_pairs": 1, "queries": 1}},
     "16 pairs, 1 query": {"task": {"queries": 1}},
-    "neighbours +1": {"model": {"coupling_init": CouplingInit(mean=1.0, distance=1)}},
-    "neighbours +1, J rate .1": {
-        "coupling_rate": 0.1,
-        "model": {"coupling_init": CouplingInit(mean=1.0, distance=1)},
-    },
+    "neighbours +1": {"model": {"coupling_init": BOUND}},
+    "neighbours +1, J rate .1": {"coupling_rate": 0.1, "model": {"coupling_init": BOUND}},
     "J = 0": {"model": {"coupling_init": None}},
 }
 
@@ -145,32 +117,89 @@ EVERYWHERE: Row = {"relative": True, "attention_window": 12, "coupling_init": NE
 """J by the distances of two keys from the query."""
 
 
+OWN = {name: {**model, **OWN_INIT} for name, model in MODELS.items()}
+MANY: Row = {"pairs": 16, "queries": 4}
+EVERY_PLACE: dict[str, Row] = {
+    **{name: OWN[name] for name in MODELS if name.startswith("softmax")},
+    **{f"{name}{odds}": {**model, **OWN_INIT, **({"weights": "odds"} if odds else {})}
+       for name, model in (("h+J, J per position", MODELS["h+J"]), ("h+J, windows", EVERYWHERE))
+       for odds in ("", ", odds")},
+}  # fmt: skip
+
+TABLES: dict[str, dict[str, Row]] = {
+    "pairs": {
+        f"{pairs:2} pairs, {name}": {"task": {**MANY, "pairs": pairs, "symbols": max(16, pairs)}, "model": model}
+        for pairs in (4, 8, 16, 32, 64)
+        for name, model in OWN.items()
+        if pairs <= MOST_PAIRS.get(name, pairs)
+    },
+    "width": {
+        f"width {width:3}, {name}": {"task": MANY, "model": OWN[name], "width": width}
+        for width in (16, 32, 64, 128)
+        for name in WIDTHS
+    },
+    "start": {
+        f"{positions}, {queries} queries, {name}": {
+            "task": {"pairs": 4, "queries": queries}, "model": {"positions": positions, "coupling_init": start},
+        }
+        for positions in ("rope", "learned")
+        for queries in (1, 4)
+        for name, start in STARTS.items()
+    },
+    "samplers": {
+        f"trained by {name}": {
+            "task": {"pairs": 4}, "model": {"coupling_init": NEIGHBOURS, "sampler": sampler}, "then": SAMPLERS,
+        }
+        for name, sampler in SAMPLERS.items()
+    },
+    "recipes": {
+        f"{backend}, {name}": {
+            **recipe, "task": {**MANY, **recipe.get("task", {})},
+            "model": {**BAND, **options, **OWN_INIT, **recipe.get("model", {})},
+        }
+        for backend, options in BACKENDS.items()
+        for name, recipe in RECIPES.items()
+    },
+    "anywhere": {
+        f"3 pairs and 3 fillers, {name}": {"task": {"pairs": 3, "filler": 3, "queries": 3}, "model": model}
+        for name, model in EVERY_PLACE.items()
+    },
+    "hardware": {
+        "a strict stand-in, 2 pairs": {
+            "task": {"pairs": 2, "num_train": 2000, "num_validation": 100, "num_test": 200},
+            "model": {"coupling_init": NEIGHBOURS, "sampler": STAND_IN},
+            "then": {"exact": SAMPLERS["exact"]}, "batch": 32,
+        }
+    },
+}  # fmt: skip
+"""Settings of the trainings of every table, by their names."""
+
+
 def built(options: Row, task: Task[Split], width: int, seed: int) -> Transformer:
-    """A model of one block, unless the options say otherwise, with weights drawn from the seed."""
+    """A model of one block, unless the options say otherwise, with weights drawn from the seed.
+
+    Options are those of a Transformer, the ``sampler``, ``own_init``, and the arguments of a rival.
+    """
     options = {"embed_dim": width, "ffn_dim": 2 * width, "dropout": 0.0, "positions": "rope", **options}
-    sampler, mixed = options.pop("sampler", SAMPLERS["exact"]), options.pop("convolved", "")
-    scanned = options.pop("scanned", "")
-    own_init = options.pop("own_init", False)
+    sampler, own_init = options.pop("sampler", SAMPLERS["exact"]), options.pop("own_init", False)
+    rival, arguments = rival_of(options)
     torch.manual_seed(seed)
     sizes = (task.vocab_size, task.num_classes, task.window)
     model = Transformer(TransformerOptions(**options), *sizes, diabat.sampler(sampler["backend"]))
     use(model, sampler)
     if own_init:
-        for module in model.modules():
-            if isinstance(module, nn.Linear | nn.Embedding):
-                module.reset_parameters()
-    for block in model.all_blocks() if options.get("mode") == "softmax" or mixed else ():
-        plain = block.attention
-        more: Row = {"rotary": plain.rotary}
-        if plain.key_couplings is not None:
-            more |= {name: options[name] for name in ("relative", "couplings", "weights") if name in options}
-            more |= {"mode": "h+J", "sampler": plain.sampler}
-        sizes_of = width, plain.num_heads, plain.window and task.window
-        if scanned:
-            block.attention = Scanned(*sizes_of, scanned, **more)
-        else:
-            block.attention = Convolved(*sizes_of, mixed, **more) if mixed else Softmax(*sizes_of, **more)
-        block.attention.load_state_dict(plain.state_dict(), strict=False)
+        reset(model)
+    if arguments or options.get("mode") == "softmax":
+        plain = [block.attention for block in model.all_blocks()]
+        chain: Row = {name: options[name] for name in ("relative", "couplings", "weights") if name in options}
+        more = (
+            {**chain, "mode": "h+J", "sampler": plain[0].sampler}
+            if plain[0].key_couplings is not None
+            else {}
+        )
+        replace_attention(model, rival, arguments, task.window, **more)
+        for layer, block in zip(plain, model.all_blocks(), strict=True):
+            block.attention.load_state_dict(layer.state_dict(), strict=False)
     return model
 
 
@@ -185,17 +214,12 @@ def use(model: Transformer, sampler: Row) -> None:
 
 def groups(model: Transformer, coupling_rate: float, feature_rate: float = 2e-4) -> list[Row]:
     """Parameters for an optimiser: couplings and gates, and features, have rates of their own, and no weight decay."""
-    gates = [p for name, p in model.named_parameters() if ".gate_" in name]
-    couplings = [*coupling_parameters(model), *gates]
-    chains = (module for module in model.modules() if isinstance(module, KeyCouplings))
-    features = [p for module in chains for p in (module.first, module.second) if p is not None]
-    own = {id(parameter) for parameter in (*couplings, *features)}
-    made: list[Row] = [{"params": [one for one in model.parameters() if id(one) not in own]}]
-    if couplings:
-        made.append({"params": couplings, "lr": coupling_rate, "weight_decay": 0.0})
-    if features:
-        made.append({"params": features, "lr": feature_rate, "weight_decay": 0.0})
-    return made
+    features = (".key_couplings.first", ".key_couplings.second"), {"lr": feature_rate, "weight_decay": 0.0}
+    couplings = (
+        (".coupling_", ".key_couplings.", ".gate_", ".offset_bias"),
+        {"lr": coupling_rate, "weight_decay": 0.0},
+    )
+    return parameters_by_name(model, features, couplings)
 
 
 def train(
@@ -222,7 +246,7 @@ def train(
         "accuracy": recalled(model, task),
         "steps to 99 %": reached,
         "CPU ms a step": 1e3 * seconds / step,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": size_of(model),
     }
 
 
@@ -232,11 +256,10 @@ def recalled(model: Transformer, task: Task[Split]) -> float:
     return evaluate(model, task.test)[1]
 
 
-def one(folder: Path, table: str, name: str, job: Row, seed: int, steps: int) -> tuple[str, str, Row]:
+def one(folder: Path, table: str, name: str, job: Row, seed: int, steps: int) -> tuple[str, Row]:
     """One training, unless its result is there."""
-    path = folder / table / f"{name} {seed}.json".replace("/", "_")
-    if not path.exists():
-        torch.set_num_threads(1)
+
+    def result() -> Row:
         task = RecallOptions(**job["task"]).build()
         model = built(job["model"], task, job.get("width", 64), seed)
         try:
@@ -245,58 +268,10 @@ def one(folder: Path, table: str, name: str, job: Row, seed: int, steps: int) ->
                 use(model, sampler)
                 row[other] = recalled(model, task)
         except ArgumentError as error:  # fields have grown beyond what the backend can program
-            row = {"refused": str(error)}
-        keep(path, row)
-    return table, name, kept(path)
+            return {"refused": str(error)}
+        return row
 
-
-def jobs_of(table: str) -> Iterator[tuple[str, Row]]:
-    """Names and settings of the trainings of a table."""
-    if table == "pairs":
-        for pairs in (4, 8, 16, 32, 64):
-            task = {"pairs": pairs, "symbols": max(16, pairs), "queries": 4}
-            for name, model in MODELS.items():
-                if pairs <= MOST_PAIRS.get(name, pairs):
-                    yield f"{pairs:2} pairs, {name}", {"task": task, "model": {**model, **OWN_INIT}}
-    elif table == "width":
-        for width in (16, 32, 64, 128):
-            for name in WIDTHS:
-                job = {
-                    "task": {"pairs": 16, "queries": 4},
-                    "model": {**MODELS[name], **OWN_INIT},
-                    "width": width,
-                }
-                yield f"width {width:3}, {name}", job
-    elif table == "start":
-        for positions in ("rope", "learned"):
-            for queries in (1, 4):
-                for name, start in STARTS.items():
-                    model = {"positions": positions, "coupling_init": start}
-                    task = {"pairs": 4, "queries": queries}
-                    yield f"{positions}, {queries} queries, {name}", {"task": task, "model": model}
-    elif table == "samplers":
-        for name, sampler in SAMPLERS.items():
-            model = {"coupling_init": NEIGHBOURS, "sampler": sampler}
-            yield f"trained by {name}", {"task": {"pairs": 4}, "model": model, "then": SAMPLERS}
-    elif table == "recipes":
-        for backend, options in BACKENDS.items():
-            for name, recipe in RECIPES.items():
-                task = {"pairs": 16, "queries": 4, **recipe.get("task", {})}
-                model = {**BAND, **options, **OWN_INIT, **recipe.get("model", {})}
-                yield f"{backend}, {name}", {**recipe, "task": task, "model": model}
-    elif table == "anywhere":
-        rows = {name: MODELS[name] for name in MODELS if name.startswith("softmax")}
-        rows |= {"h+J, J per position": MODELS["h+J"], "h+J, windows": EVERYWHERE}
-        for name in ("h+J, J per position", "h+J, windows"):
-            rows[f"{name}, odds"] = {**rows[name], "weights": "odds"}
-        for name, model in rows.items():
-            task = {"pairs": 3, "filler": 3, "queries": 3}
-            yield f"3 pairs and 3 fillers, {name}", {"task": task, "model": {**model, **OWN_INIT}}
-    elif table == "hardware":
-        task = {"pairs": 2, "num_train": 2000, "num_validation": 100, "num_test": 200}
-        model = {"coupling_init": NEIGHBOURS, "sampler": STAND_IN}
-        job = {"task": task, "model": model, "then": {"exact": SAMPLERS["exact"]}, "batch": 32}
-        yield "a strict stand-in, 2 pairs", job
+    return name, once(folder / table / f"{name} {seed}.json".replace("/", "_"), result)
 
 
 def summary(name: str, rows: Sequence[Row]) -> Row:
@@ -317,7 +292,7 @@ def summary(name: str, rows: Sequence[Row]) -> Row:
 def main() -> None:
     """Train what is not there, and print the tables."""
     made = parser(__doc__, study=True)
-    made.add_argument("--only", nargs="+", default=TABLES, choices=TABLES)
+    add_choice(made, "--only", TABLES)
     made.add_argument("--steps", type=int, default=600, help="most steps of a training")
     options = made.parse_args()
     same_settings(options.folder, {"steps": options.steps})
@@ -325,12 +300,11 @@ def main() -> None:
         jobs = [
             (options.folder, table, name, job, seed, options.steps)
             for seed in range(options.seeds)
-            for name, job in jobs_of(table)
+            for name, job in TABLES[table].items()
         ]
-        rows: dict[str, list[Row]] = {name: [] for name, _ in jobs_of(table)}
-        for _, name, row in track(calls(one, jobs, options.workers), f"{table}", len(jobs)):
-            rows[name].append(row)
-        report(table, [summary(name, found) for name, found in rows.items()], as_json=options.json)
+        rows = by_name(one, jobs, options.workers, table)
+        found = [summary(name, rows[name]) for name in TABLES[table]]
+        report(table, found, as_json=options.json)
 
 
 if __name__ == "__main__":

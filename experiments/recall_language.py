@@ -12,7 +12,6 @@ of 64 tokens from the last tenth of the text.  Every training is one file in the
 from __future__ import annotations
 
 import re
-import statistics
 import time
 from argparse import Namespace
 from collections import Counter
@@ -27,8 +26,9 @@ from torch.nn.functional import cross_entropy
 from diabat.models.transformer import Transformer
 from diabat.tasks import Split, Task
 from diabat.tasks.data import fetch
-from experiments.common import Backward, Row, calls, fit, keep, kept, parser, report, same_settings
+from experiments.common import Row, add_choice, by_name, fit, means, once, parser, report, same_settings
 from experiments.recall import BAND, OWN_INIT, built, groups
+from experiments.training import Backward, size_of, step_ms
 
 WIDTH, BATCH, TESTED = 96, 16, 400
 TOKENS = {
@@ -39,37 +39,27 @@ TOKENS = {
 """Expression of a token, and how many of them have a symbol; the rest share symbol 0."""
 
 BANDED: Row = {"sampler": {"backend": "banded"}, **BAND}
-CHAIN: Row = {
-    "sampler": {"backend": "banded"},
-    "relative": True,
-    "couplings": "tokens",
-    "weights": "odds",
-}
+CHAIN: Row = {"sampler": {"backend": "banded"}, "relative": True, "couplings": "tokens", "weights": "odds"}
 """Over the whole context, see experiments/chains.py."""
 
 MODELS: dict[str, Row] = {
     "softmax": {"mode": "softmax"},
-    "softmax, keys convolved": {"mode": "softmax", "convolved": "k"},
-    "softmax, q, k, v convolved": {"mode": "softmax", "convolved": "qkv"},
+    "softmax, keys convolved": {"mode": "softmax", "convolved": ("k",)},
+    "softmax, q, k, v convolved": {"mode": "softmax", "convolved": ("qkv",)},
     "h+J, band of 1": BANDED,
     "h+J, band of 1, odds": {**BANDED, "weights": "odds"},
     "chain, J from distance": {**CHAIN, "couplings": "distance"},
     "chain, J from tokens": CHAIN,
-    "chain, J from tokens, q, k, v convolved": {**CHAIN, "convolved": "qkv"},
-    "softmax, keys scanned": {"mode": "softmax", "scanned": "k"},
-    "softmax, keys and values scanned": {"mode": "softmax", "scanned": "kv"},
+    "chain, J from tokens, q, k, v convolved": {**CHAIN, "convolved": ("qkv",)},
+    "softmax, keys scanned": {"mode": "softmax", "scanned": ("k",)},
+    "softmax, keys and values scanned": {"mode": "softmax", "scanned": ("kv",)},
 }
 MODELS |= {
-    f"{name}, {positions} positions": {
-        **MODELS[name],
-        "positions": "none" if positions == "no" else positions,
-    }
+    f"{name}, {word} positions": {**MODELS[name], "positions": positions}
     for name in [*MODELS]
     if not name.startswith("h+J")
-    for positions in ("learned", "no")
+    for word, positions in (("learned", "learned"), ("no", "none"))
 }
-FEATURE_RATE = 2e-4
-"""Of the features that couplings are products of: a tenth of the rate of the model."""
 
 
 @cache
@@ -110,30 +100,24 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 def cost(folder: Path, tokens: str, context: int, name: str, layers: int) -> float:
     """CPU ms of a step on one thread: the fastest of ten; measured once for a folder."""
-    path = folder / "costs" / f"{tokens}, {name}, {layers}.json"
-    if not path.exists():
-        torch.set_num_threads(1)
+
+    def measured() -> float:
         model, task = made(tokens, context, name, layers, 0)
-        backward, times = Backward(model, loss_of, "cpu"), []
-        optimiser = torch.optim.AdamW(groups(model, 2e-2, FEATURE_RATE), 2e-3, fused=True)
-        for _ in range(12):
-            began = time.process_time()
-            backward(*task.train.batch(torch.arange(BATCH)))
-            optimiser.step()
-            times.append(1e3 * (time.process_time() - began))
-        keep(path, min(times[2:]))
-    found: float = kept(path)
+        backward, batch = Backward(model, loss_of, "cpu"), task.train.batch(torch.arange(BATCH))
+        optimiser = torch.optim.AdamW(groups(model, 2e-2), 2e-3, fused=True)
+        return step_ms(lambda: backward(*batch), optimiser)
+
+    found: float = once(folder / "costs" / f"{tokens}, {name}, {layers}.json", measured)
     return found
 
 
 def one(
     options: Namespace, tokens: str, name: str, layers: int, seed: int, steps: int
-) -> tuple[str, str, Row]:
+) -> tuple[tuple[str, str], Row]:
     """One training, unless its result is there."""
     title = f"{name}, {layers} layer{'s' * (layers > 1)}"
-    path = options.folder / tokens / f"{title} {seed}.json"
-    if not path.exists():
-        torch.set_num_threads(1)
+
+    def result() -> Row:
         model, task = made(tokens, options.context, name, layers, seed)
         model, generator = model.to(options.device), torch.Generator().manual_seed(seed)
         backward, began = Backward(model, loss_of, options.device), time.process_time()
@@ -141,25 +125,25 @@ def one(
         def gradients(_: int) -> None:
             backward(*task.train.batch(torch.randint(len(task.train), (BATCH,), generator=generator)))
 
-        fit(model, gradients, steps, 2e-3, groups(model, 2e-2, FEATURE_RATE))
+        fit(model, gradients, steps, 2e-3, groups(model, 2e-2))
         seconds = time.process_time() - began
         inputs, targets = task.validation.inputs, task.validation.targets
         with torch.no_grad():
             logits = torch.cat([model(some.to(options.device)).cpu() for some in inputs.split(BATCH)])
             losses = cross_entropy(logits.mT, targets, reduction="none")
-        again = torch.cat(
-            [seen_before(*some) for some in zip(inputs.split(50), targets.split(50), strict=True)]
-        )
-        row: Row = {
+        parts = zip(inputs.split(50), targets.split(50), strict=True)
+        again = torch.cat([seen_before(*some) for some in parts])
+        return {
             "loss": losses.mean().item(),
             "bigram seen before": losses[again].mean().item(),
             "others": losses[~again].mean().item(),
             "share seen before": again.double().mean().item(),
             "steps": steps,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "parameters": size_of(model),
+            "CPU ms a step": 1e3 * seconds / steps if options.device == "cpu" else None,
         }
-        keep(path, row | {"CPU ms a step": 1e3 * seconds / steps if options.device == "cpu" else None})
-    return tokens, title, kept(path)
+
+    return (tokens, title), once(options.folder / tokens / f"{title} {seed}.json", result)
 
 
 def main() -> None:
@@ -168,8 +152,8 @@ def main() -> None:
     parsed.add_argument("--steps", type=int, default=1_000)
     parsed.add_argument("--minutes", type=float, help="of CPU time, in place of steps")
     parsed.add_argument("--context", type=int, default=64)
-    parsed.add_argument("--tokens", nargs="+", default=list(TOKENS), choices=list(TOKENS))
-    parsed.add_argument("--only", nargs="+", default=list(MODELS), choices=list(MODELS), help="models")
+    add_choice(parsed, "--tokens", TOKENS)
+    add_choice(parsed, "--only", MODELS, "models")
     parsed.add_argument("--layers", nargs="+", type=int, default=[1, 2, 4])
     options = parsed.parse_args()
     settings = {"steps": options.steps, "minutes": options.minutes, "context": options.context}
@@ -181,17 +165,10 @@ def main() -> None:
             ms = cost(options.folder, t, options.context, name, layers)
             steps[t, name, layers] = round(6e4 * options.minutes / ms)
     jobs = [(options, *model, seed, steps[model]) for seed in range(options.seeds) for model in models]
-    tables: dict[str, dict[str, list[Row]]] = {tokens: {} for tokens in options.tokens}
-    for tokens, title, row in track(calls(one, jobs, options.workers), "language", len(jobs)):
-        tables[tokens].setdefault(title, []).append(row)
-    for tokens, rows in tables.items():
-        report(tokens, [_summary(title, found) for title, found in rows.items()], as_json=options.json)
-
-
-def _summary(title: str, rows: list[Row]) -> Row:
-    means = {key: statistics.fmean(row[key] for row in rows) for key in rows[0] if rows[0][key] is not None}
-    spread = statistics.stdev(row["loss"] for row in rows) if len(rows) > 1 else None
-    return {"": title, "seeds": len(rows), **means, "σ of the loss": spread}
+    rows = by_name(one, jobs, options.workers, "language")
+    for tokens in options.tokens:
+        found = [{"": title, **means(some, "loss")} for (kind, title), some in rows.items() if kind == tokens]
+        report(tokens, found, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -11,27 +11,24 @@ is not done again.
 
 from __future__ import annotations
 
-import math
 import statistics
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich.progress import track
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from diabat.attention import CouplingInit
-from diabat.models.transformer import Transformer, TransformerOptions
 from experiments import hidden_segments as task
-from experiments.chains import RECIPES, answered, groups, mean
-from experiments.common import Backward, Row, calls, keep, kept, parser, report, same_settings
-from experiments.rivals import Convolved, Scanned, Softmax
+from experiments.chains import trained
+from experiments.common import Row, by_name, means, once, parser, report, same_settings
+from experiments.rivals import built
 
 STEPS, BATCH, TESTED = 1500, 32, {"validation": 1000, "test": 2000}
 RATES = ("decay 0.01", "decay 30 of q, k")
+Setting = tuple[str, str, str]
+"""Model, start, recipe."""
 
 
 def chain(couplings: str, J: float, **options: str) -> Row:
@@ -40,76 +37,50 @@ def chain(couplings: str, J: float, **options: str) -> Row:
     return {"relative": True, "couplings": couplings, "coupling_init": init, **options}
 
 
-def convolved(names: str, taps: int, start: str, **options: int | bool) -> Row:
+def convolved(names: str, taps: int, kind: str = "convolved", **options: int) -> dict[str, Row]:
     """Softmax with convolutions that start near the ``identity`` or as ``torch`` draws them."""
-    return {"mode": "softmax", "convolved": (names, taps, start), **options}
+    return {
+        start: {"mode": "softmax", kind: (names, taps, start), **options} for start in ("identity", "torch")
+    }
+
+
+def scanned(names: str, directions: int) -> dict[str, Row]:
+    """Softmax with scans from one side or both."""
+    return {f"g {g}": {"mode": "softmax", "scanned": (names, directions, g)} for g in (0.9, 0.1)}
 
 
 MODELS: dict[str, dict[str, Row]] = {
     "chain, gates": {f"J {J}": chain("gates", J) for J in (0.75, 1.5, 0.25)},
     "softmax": {p: {"mode": "softmax", "positions": p} for p in ("none", "rope")},
-    "softmax, keys and values scanned from both sides": {
-        f"g {g}": {"mode": "softmax", "scanned": ("kv", 2, g)} for g in (0.9, 0.1)
-    },
-    "softmax, keys scanned from both sides": {
-        f"g {g}": {"mode": "softmax", "scanned": ("k", 2, g)} for g in (0.9, 0.1)
-    },
-    **{
-        f"softmax, keys convolved, {taps} around": {
-            start: convolved("k", taps, start, centred=True) for start in ("identity", "torch")
-        }
-        for taps in (15, 31, 7)
-    },
+    "softmax, keys and values scanned from both sides": scanned("kv", 2),
+    "softmax, keys scanned from both sides": scanned("k", 2),
+    **{f"softmax, keys convolved, {taps} around": convolved("k", taps, "centred") for taps in (15, 31, 7)},
     "chain, distance": {f"J {J}": chain("distance", J) for J in (0.75, 1.5)},
     "chain, tokens": {f"J {J}": chain("tokens", J) for J in (0.75, 1.5)},
     "softmax, two layers": {"rope": {"mode": "softmax", "positions": "rope", "num_layers": 2}},
-    "softmax, two layers, q, k, v convolved, 7": {
-        start: convolved("qkv", 7, start, num_layers=2) for start in ("identity", "torch")
-    },
-    **{
-        f"softmax, {'q, k, v' if names == 'qkv' else 'keys'} convolved, {taps}": {
-            start: convolved(names, taps, start) for start in ("identity", "torch")
-        }
-        for names, taps in (("qkv", 15), ("qkv", 7), ("k", 15), ("k", 7), ("k", 3))
-    },
-    **{
-        f"softmax, {words} scanned": {
-            f"g {g}": {"mode": "softmax", "scanned": (over, 1, g)} for g in (0.9, 0.1)
-        }
-        for over, words in (("kv", "keys and values"), ("k", "keys"))
-    },
+    "softmax, two layers, q, k, v convolved, 7": convolved("qkv", 7, num_layers=2),
+    **{f"softmax, q, k, v convolved, {taps}": convolved("qkv", taps) for taps in (15, 7)},
+    **{f"softmax, keys convolved, {taps}": convolved("k", taps) for taps in (15, 7, 3)},
+    "softmax, keys and values scanned": scanned("kv", 1),
+    "softmax, keys scanned": scanned("k", 1),
     "chain, gates, odds": {"J 0.75": chain("gates", 0.75, weights="odds")},
 }
 """Options by model and start; without positions unless they say otherwise.  Rivals first, then variants."""
 
 
-class Centred(Convolved):
-    """Convolutions over as many tokens behind as before; only the last position may ask."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        for filters in self.convolutions.parameters():
-            filters.data = filters.roll(-(self.taps // 2), -1)  # the identity is in the middle
-
-    def _convolved(self, name: str, tokens: Tensor) -> Tensor:
-        half = self.taps // 2
-        return super()._convolved(name, F.pad(tokens, (0, 0, 0, half)))[:, half:]
-
-
-def ceiling_rows(folder: Path) -> list[Row]:
-    """Right answers of the ceilings on the test set, and the nats of Bayes, unless they are there."""
-    path = folder / "ceilings.json"
-    if not path.exists():
-        right: dict[str, list[float]] = {}
-        nats = []
-        for x, answers in sequences("test"):
-            for name, scores in task.ceilings(x):
-                right.setdefault(name, []).append((scores.argmax(1) == answers).double().mean().item())
-                if name == "Bayes":
-                    nats.append(F.nll_loss(scores.log(), answers).item())
-        rows: list[Row] = [{"": name, "test": statistics.fmean(found)} for name, found in right.items()]
-        keep(path, [{**row, "nats": statistics.fmean(nats) if row[""] == "Bayes" else None} for row in rows])
-    return kept(path)
+def ceilings() -> list[Row]:
+    """Right answers of the ceilings on the test set, and the nats of Bayes."""
+    right: dict[str, list[float]] = {}
+    nats = []
+    for x, answers in sequences("test"):
+        for name, scores in task.ceilings(x):
+            right.setdefault(name, []).append((scores.argmax(1) == answers).double().mean().item())
+            if name == "Bayes":
+                nats.append(F.nll_loss(scores.log(), answers).item())
+    mean = {"Bayes": statistics.fmean(nats)}
+    return [
+        {"": name, "test": statistics.fmean(found), "nats": mean.get(name)} for name, found in right.items()
+    ]
 
 
 def sequences(part: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -118,98 +89,52 @@ def sequences(part: str) -> Iterator[tuple[Tensor, Tensor]]:
     return (task.draw(50, generator) for _ in range(TESTED[part] // 50))
 
 
-def built(options: Row, seed: int) -> Transformer:
-    """A model of width 64 with torch's own initial weights."""
-    options = {"positions": "none", **options}
-    filters, scans = options.pop("convolved", None), options.pop("scanned", None)
-    centred = options.pop("centred", False)
-    torch.manual_seed(seed)
-    made = TransformerOptions(embed_dim=64, ffn_dim=128, dropout=0.0, **options)
-    backend = "banded" if "relative" in options else "exact"
-    model = Transformer(made, task.BLANK + 1 + task.KINDS, task.VALUES, task.LENGTH + 1, backend)
-    sizes = 64, 1, task.LENGTH + 1
-    rotary = made.positions == "rope"
-    for block in model.all_blocks() if made.mode == "softmax" else ():
-        if filters is not None:
-            block.attention = (Centred if centred else Convolved)(*sizes, *filters, rotary=rotary)
-        elif scans is not None:
-            block.attention = Scanned(*sizes, *scans, rotary=rotary)
-        else:
-            block.attention = Softmax(*sizes, rotary=rotary)
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            module.reset_parameters()
-    return model
-
-
-def one(
-    folder: Path, name: str, start: str, recipe: str, seed: int, steps: int, device: str
-) -> tuple[tuple[str, str, str], Row]:
+def one(folder: Path, setting: Setting, seed: int, steps: int, device: str) -> tuple[Setting, Row]:
     """One training, unless its result is there."""
-    path = folder / f"{name}, {start}, {recipe} {seed}.json"
-    if not path.exists():
-        torch.set_num_threads(1)
-        model = built(MODELS[name][start], seed).to(device)
-        generator = torch.Generator().manual_seed(seed)
-        rate, decay_of_scores, _ = RECIPES[recipe]
-        optimiser = torch.optim.AdamW(groups(model, decay_of_scores), rate, fused=device != "cpu")
-        falling = torch.optim.lr_scheduler.LambdaLR(
-            optimiser, lambda s: (1 + math.cos(math.pi * s / steps)) / 2
-        )
-        backward, began = Backward(model, answered, device), time.process_time()
-        for _ in range(steps):
+    name, start, recipe = setting
+
+    def result() -> Row:
+        sizes = task.BLANK + 1 + task.KINDS, task.VALUES, task.LENGTH + 1
+        model, generator = built(MODELS[name][start], *sizes, seed), torch.Generator().manual_seed(seed)
+
+        def draw(_: int) -> tuple[Tensor, Tensor]:
             inputs, targets = task.draw(BATCH, generator)
-            backward(inputs, targets[:, None])
-            optimiser.step()
-            falling.step()
-        cost = 1e3 * (time.process_time() - began) / steps
-        row: Row = {"CPU ms a step": cost if device == "cpu" else None}
-        row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+            return inputs, targets[:, None]
+
+        row = trained(model, draw, recipe, steps, device)
         for part in TESTED:
             with torch.no_grad():
-                found = [(model.eval()(x.to(device))[:, -1].cpu(), y) for x, y in sequences(part)]
+                found = [(model(x.to(device))[:, -1].cpu(), y) for x, y in sequences(part)]
             logits, answers = (torch.cat(tensors) for tensors in zip(*found, strict=True))
             row[part] = (logits.argmax(1) == answers).double().mean().item()
             row[f"{part}, nats"] = F.cross_entropy(logits.double(), answers).item()
-        keep(path, row)
-    return (name, start, recipe), kept(path)
+        return row
 
-
-def summary(rows: Sequence[Row]) -> Row:
-    """Means over seeds, and σ of the right answers."""
-    found = {key: mean(row[key] for row in rows) for key in rows[0]}
-    right = [row["test"] for row in rows]
-    return {"seeds": len(rows), **found, "σ": statistics.stdev(right) if len(right) > 1 else None}
+    return setting, once(folder / f"{name}, {start}, {recipe} {seed}.json", result)
 
 
 def main() -> None:
     """Train what is not there, and print the tables: ceilings, all trainings, the best of each model."""
     made = parser(__doc__, study=True)
     made.add_argument("--models", nargs="*", default=[*MODELS], metavar="MODEL", help="none: ceilings alone")
-    made.add_argument("--recipes", nargs="+", default=RATES, choices=RATES)
     made.add_argument("--steps", type=int, default=STEPS)
     options = made.parse_args()
     if unknown := set(options.models) - set(MODELS):
         raise SystemExit(f"--models: expected {', '.join(MODELS)}, got {', '.join(sorted(unknown))}.")
     same_settings(options.folder, {"steps": options.steps})
-    report("ceilings", ceiling_rows(options.folder), as_json=options.json)
+    report("ceilings", once(options.folder / "ceilings.json", ceilings), as_json=options.json)
     settings = [
-        (name, start, recipe)
-        for recipe in options.recipes
-        for name in options.models
-        for start in MODELS[name]
+        (name, start, recipe) for name in options.models for recipe in RATES for start in MODELS[name]
     ]
     jobs = [
-        (options.folder, *setting, seed, options.steps, options.device)
+        (options.folder, setting, seed, options.steps, options.device)
         for seed in range(options.seeds)
         for setting in settings
     ]
-    rows: dict[tuple[str, str, str], list[Row]] = {setting: [] for setting in settings}
-    for setting, row in track(calls(one, jobs, options.workers), "segments", len(jobs)):
-        rows[setting].append(row)
+    rows = by_name(one, jobs, options.workers, "segments")
     found = [
-        {"": name, "start": start, "recipe": recipe, **summary(rows[name, start, recipe])}
-        for name, start, recipe in sorted(settings, key=lambda setting: options.models.index(setting[0]))
+        {"": name, "start": start, "recipe": recipe, **means(rows[name, start, recipe], "test")}
+        for name, start, recipe in settings
     ]
     report("trainings", found, as_json=options.json)
     best = {row[""]: row for row in sorted(found, key=lambda row: row["validation"])}
