@@ -65,12 +65,9 @@ def prepare() -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print and draw; 1 if a case failed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--only", nargs="+", metavar="PATTERN", default=[""], help="cases that match one of them"
-    )
+    as_it_is = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__, formatter_class=as_it_is)
+    parser.add_argument("--only", nargs="+", metavar="PATTERN", default=[""], help="cases that match one")
     parser.add_argument("--quick", action="store_true", help="half of the sizes, three short rounds")
     parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout in place of the peers")
     parser.add_argument("--json", action="store_true", help="one JSON document in place of tables")
@@ -79,9 +76,8 @@ def main(words: Sequence[str] | None = None) -> int:
     cases = load_cases()
     chosen = [case for name, case in cases.items() if any(re.search(p, name) for p in options.only)]
     if not chosen:
-        parser.error(
-            f"--only: expected patterns of some of {', '.join(cases)}, got {', '.join(options.only)}."
-        )
+        names, patterns = ", ".join(cases), ", ".join(options.only)
+        parser.error(f"--only: expected patterns of some of {names}, got {patterns}.")
     if options.against and not (options.against / "diabat" / "__init__.py").exists():
         parser.error(f"--against: expected a checkout of diabat, got {options.against}.")
     prepare()

@@ -10,15 +10,7 @@ import numpy as np
 
 from benchmarks import peers
 from benchmarks.case import Build, Case, Peer, Work
-from diabat.circuits import (
-    AerEngine,
-    Batch,
-    NativeEngine,
-    TrotterPlan,
-    builtin_plan,
-    schedule,
-    trotter_plan,
-)
+from diabat.circuits import AerEngine, Batch, NativeEngine, TrotterPlan, builtin_plan, schedule, trotter_plan
 
 QUERIES, SIZES = 64, (4, 8, 10, 12)
 
@@ -73,17 +65,14 @@ def engines() -> list[Case]:
         single = batch(n, 1)
         return peers.qulacs_anneal(plans()["200 steps"], single.fields[0], single.couplings)
 
-    by_gates = Peer(gates, {8: 1 / 1000})
     compared = {
-        "Aer": Peer(aer, {8: 1 / 100, 10: 1 / 60, 12: 1 / 40}),
-        "gates on Aer": by_gates,
+        "Aer": Peer(aer, {8: 1 / 100, 10: 1 / 60, 12: 1 / 40}), "gates on Aer": Peer(gates, {8: 1 / 1000}),
         "qulacs": Peer(qulacs, module="qulacs"),
-    }
-    of_single = {"single": Peer(partial(native, plan="200 steps"))}
-    double = partial(native, plan="200 steps", precision="double")
+    }  # fmt: skip
+    single, double = (partial(native, plan="200 steps", precision=kind) for kind in ("single", "double"))
     return [
-        Case("dqa/native, 200 steps", partial(native, plan="200 steps"), SIZES, "n", "query", compared),
-        Case("dqa/native, double precision", double, SIZES, "n", "query", of_single),
+        Case("dqa/native, 200 steps", single, SIZES, "n", "query", compared),
+        Case("dqa/native, double precision", double, SIZES, "n", "query", {"single": Peer(single)}),
         Case("dqa/Aer, a new J", new_couplings, SIZES, "n", "query", {"gates on Aer": Peer(gates)}),
     ]
 
@@ -114,12 +103,7 @@ def few() -> list[Case]:
         return native(n, plan, queries=queries).call
 
     return [
-        Case(
-            f"dqa/engine, {plan}, n = {n}",
-            partial(build, n=n, plan=plan),
-            (1, 4, 16),
-            "problems",
-        )
+        Case(f"dqa/engine, {plan}, n = {n}", partial(build, n=n, plan=plan), (1, 4, 16), "problems")
         for plan in ("boltzmann-8", "200 steps")
         for n in (8, 11)
     ]

@@ -55,10 +55,8 @@ def main() -> None:
     for name in backends:
         layer = diabat.BoltzmannAttention(64, 1, 8, sampler=name)
         forward, both = calls(partial(layer, x)), calls(partial(step, layer, x))
-        print(
-            f"{name}: {forward.total()} calls in {len(forward)} modules, "
-            f"with backward {both.total()} in {len(both)}"
-        )
+        first = f"{name}: {forward.total()} calls in {len(forward)} modules"
+        print(f"{first}, with backward {both.total()} in {len(both)}")
 
 
 if __name__ == "__main__":

@@ -19,13 +19,11 @@ from typing import Any
 import torch
 
 from benchmarks.case import Work
+from benchmarks.growth import FEW
 from benchmarks.problems import gradients, in_a_band, moments, problem
 from benchmarks.runner import EFFORTS, Line
 from diabat.attention.chain import ChainLayer, attend
 from diabat.progress import new_bar
-
-FEW: dict[str, Any] = {"num_replicas": 1, "num_chains": 16, "burn_in": 16, "sweeps": 16, "threads": 1}
-
 
 STRENGTHS = (1, 10, 16, 17, 50, 150, 151, 400, 1000, math.nan)
 
@@ -34,40 +32,27 @@ def lines() -> Iterator[tuple[str, str, Sequence[float], Callable[[Any], Work]]]
     """Name, what grows, its sizes, and the call at a size."""
     for what, call in (("moments", moments), ("gradients", gradients)):
         for own, J in ((False, "one J"), (True, "a J each")):
-            yield f"exact, {what}, 64 problems with {J}", "n", range(2, 20), partial(_spins, call, own)
-    yield "exact, moments, 1 problem", "n", range(2, 25), lambda n: moments("exact", problem(n))
-    yield "dqa, moments, 8 problems", "n", range(2, 13), lambda n: moments("dqa", problem(n, 8))
-    yield (
-        "mean_field, moments, 64 problems",
-        "n",
-        range(2, 73),
-        lambda n: moments("mean_field", problem(n, 64)),
-    )
-    yield (
-        "tempering, moments, 8 problems",
-        "n",
-        range(2, 137),
-        lambda n: moments("tempering", problem(n, 8), **FEW),
-    )
+            by = partial(_spins, call, "exact", 64, own=own)
+            yield f"exact, {what}, 64 problems with {J}", "n", range(2, 20), by
+    for backend, count, most, options in (
+        ("exact", 1, 24, {}), ("dqa", 8, 12, {}), ("mean_field", 64, 72, {}), ("tempering", 8, 136, FEW),
+    ):  # fmt: skip
+        by = partial(_spins, moments, backend, count, **options)
+        yield f"{backend}, moments, {count} problem{'s' * (count > 1)}", "n", range(2, most + 1), by
     yield "banded, w = 3, 8 problems", "n", range(4, 137), lambda n: moments("banded", in_a_band(8, n, 3))
     for backend, options in (("exact", {}), ("mean_field", {}), ("dqa", {}), ("tempering", FEW)):
-        yield f"{backend}, moments, n = 8", "B", range(1, 131), partial(_batch, backend, options)
-    for length, where, padding, dropout in (
-        (1024, "", 0, 0.0),
-        (1024, " at padding", 1, 0.0),
-        (512, "", 0, 0.1),
-    ):
+        by = partial(_spins, moments, backend, n=8, **options)
+        yield f"{backend}, moments, n = 8", "B", range(1, 131), by
+    settings = ((1024, "", 0, 0.0), (1024, " at padding", 1, 0.0), (512, "", 0, 0.1))
+    for length, where, padding, dropout in settings:
         for what, backward in (("outputs", False), ("gradients", True)):
             name = f"chains, {what}, L = {length}, dropout {dropout:g}, one |J|{where}"
             yield name, "|J|", STRENGTHS, partial(_chain, length, padding, dropout, backward)
 
 
-def _spins(call: Callable[..., Work], own: bool, n: int) -> Work:
-    return call("exact", problem(n, 64, own=own))
-
-
-def _batch(backend: str, options: dict[str, Any], number: int) -> Work:
-    return moments(backend, problem(8, number), **options)
+def _spins(call: Any, backend: str, number: int, n: int, own: bool = False, **options: Any) -> Work:
+    found: Work = call(backend, problem(n, number, own=own), **options)
+    return found
 
 
 def _chain(length: int, padding: int, dropout: float, backward: bool, strongest: float) -> Work:
@@ -110,9 +95,8 @@ def main() -> None:
         steps = sorted(((b / a, n, m) for a, b, n, m in pairs), reverse=True)
         print(f"{name}: " + ", ".join(f"{r:.2f} at {what} = {n} -> {m}" for r, n, m in steps[:3]))
         if len(sizes) <= len(STRENGTHS):
-            print(
-                "    ms: " + ", ".join(f"{1e3 * t:.1f} at {n:g}" for n, t in zip(sizes, times, strict=True))
-            )
+            each = (f"{1e3 * t:.1f} at {n:g}" for n, t in zip(sizes, times, strict=True))
+            print("    ms: " + ", ".join(each))
 
 
 if __name__ == "__main__":

@@ -78,12 +78,7 @@ def exact() -> list[Case]:
 
 def variants() -> list[Case]:
     """Correlations against marginals alone; a J of their own against a shared one."""
-
-    def shared(n: int) -> Ising:
-        return problem(n, QUERIES, h=1.0)
-
-    def own(n: int) -> Ising:
-        return problem(n, QUERIES, h=1.0, own=True)
+    shared, own = (partial(problem, queries=QUERIES, h=1.0, own=each) for each in (False, True))
 
     def solved(n: int, way: Callable[[Ising], Work], make: Callable[[int], Ising]) -> Work:
         return way(make(n))
@@ -125,15 +120,11 @@ def causal() -> list[Case]:
         return lambda _: Work(differentiated(probabilities, windows()).call)
 
     compared = {"2^T states": Peer(by(masked), 1 / 30), "2^(i+1) states": Peer(by(prefixes))}
-    return [
-        Case(
-            "exact/causal window",
-            lambda _: Work(gradients("exact", windows()).call),
-            (T,),
-            "T",
-            peers=compared,
-        )
-    ]
+
+    def ours(_: int) -> Work:
+        return Work(gradients("exact", windows()).call)
+
+    return [Case("exact/causal window", ours, (T,), "T", peers=compared)]
 
 
 def mean_field() -> list[Case]:
@@ -142,18 +133,14 @@ def mean_field() -> list[Case]:
     def batch(n: int) -> Ising:
         return problem(n, 64, g=0.4, h=1.0)
 
+    def solved(by: Any, n: int) -> Work:
+        return by("mean_field", batch(n))
+
     iteration = {"iteration in torch": Peer(lambda n: peers.fixed_point(batch(n)))}
     sizes = (8, 16, 32, 64, 256, 512, 1024)
     return [
-        Case(
-            "mean_field/64 problems",
-            lambda n: moments("mean_field", batch(n)),
-            sizes,
-            "n",
-            "problem",
-            iteration,
-        ),
-        Case("mean_field/gradients", lambda n: gradients("mean_field", batch(n)), sizes[:5], "n", "problem"),
+        Case("mean_field/64 problems", partial(solved, moments), sizes, "n", "problem", iteration),
+        Case("mean_field/gradients", partial(solved, gradients), sizes[:5], "n", "problem"),
     ]
 
 
@@ -180,21 +167,13 @@ def banded() -> list[Case]:
     def whole(make: Callable[[int], Ising], by: Any) -> Build:
         return lambda width: Work(by("banded", make(width), bandwidth=width).call)
 
-    def long(width: int) -> Ising:
-        return in_a_band(64, 512, width)
-
-    enumeration = {"exact": Peer(lambda w: Work(moments("exact", in_a_band(64, 16, w)).call))}
+    long, few = partial(in_a_band, 64, 512), partial(in_a_band, 64, 16)
+    enumeration = {"exact": Peer(lambda w: Work(moments("exact", few(w)).call))}
     autograd = {"autograd in torch": Peer(lambda w: Work(by_autograd(w).call), 1 / 20, last=8)}
     return [
         Case("banded/64 of 512 spins", whole(long, moments), (4, 8, 10), "w"),
         Case("banded/64 of 512 spins, gradients", whole(long, gradients), (4, 8, 10), "w", peers=autograd),
         Case("banded/16 windows of 128", whole(sequences, moments), (8,), "w"),
         Case("banded/16 windows of 128, gradients", whole(sequences, gradients), (8,), "w"),
-        Case(
-            "banded/64 of 16 spins",
-            whole(lambda w: in_a_band(64, 16, w), moments),
-            (2, 4, 8),
-            "w",
-            peers=enumeration,
-        ),
+        Case("banded/64 of 16 spins", whole(few, moments), (2, 4, 8), "w", peers=enumeration),
     ]

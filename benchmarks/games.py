@@ -26,10 +26,8 @@ def cases() -> list[Case]:
 def indices() -> list[Case]:
     """φ, β and the interactions of all pairs, against Algorithm 1 of the paper on a few tokens and pairs."""
     g = torch.Generator().manual_seed(0)
-    x, W = (
-        torch.randn(BATCH, PLAYERS, DIMENSION, generator=g),
-        torch.randn(DIMENSION, DIMENSION, generator=g) / 27.7,
-    )
+    x = torch.randn(BATCH, PLAYERS, DIMENSION, generator=g)
+    W = torch.randn(DIMENSION, DIMENSION, generator=g) / 27.7
 
     def estimate(weighting: Any, x: Tensor, W: Tensor) -> list[Tensor]:
         game = games.NormGame(x @ W.T)
@@ -62,9 +60,8 @@ def pairs() -> list[Case]:
         V = (torch.randn(batch, n, 16, dtype=dtype) / 32).requires_grad_(backward)
 
         def run() -> None:
-            found = games.sample_interaction(
-                games.NormGame(V), count, weighting=weighting, seed=0, diagnostics=False
-            )
+            game = games.NormGame(V)
+            found = games.sample_interaction(game, count, weighting=weighting, seed=0, diagnostics=False)
             if backward:
                 found.value.square().sum().backward()
 
@@ -117,33 +114,19 @@ def layers() -> list[Case]:
     def exact(T: int) -> Call:
         return step(diabat.NeuroGameAttention(32, heads, sampler="exact"), torch.randn(32, T, 32))
 
-    compared = {"MultiheadAttention": Peer(softmax, {256: 40.0})}
-    return [
-        *(
-            Case(
-                f"NeuroGame/{name}",
-                partial(neurogame, weighting=name),
-                (32, 64, 128, 256),
-                "T",
-                "step",
-                compared,
-            )
-            for name in WEIGHTINGS
-        ),
-        *(
-            Case(
-                f"NeuroGame/{name}, short",
-                partial(neurogame, weighting=name),
-                ("1 x 4", "1 x 16", "32 x 4", "32 x 16"),
-                "B x T",
-                "step",
-                {"MultiheadAttention": Peer(softmax)},
-                {"1 x 4": 6e-3, "1 x 16": 6e-3},
-            )
-            for name in WEIGHTINGS
-        ),
-        Case("NeuroGame/exact marginals", exact, (4, 8, 12), "T", "step"),
-    ]
+    compared, plain = (
+        {"MultiheadAttention": Peer(softmax, {256: 40.0})},
+        {"MultiheadAttention": Peer(softmax)},
+    )
+    short, targets = ("1 x 4", "1 x 16", "32 x 4", "32 x 16"), {"1 x 4": 6e-3, "1 x 16": 6e-3}
+    found = [Case("NeuroGame/exact marginals", exact, (4, 8, 12), "T", "step")]
+    for name in WEIGHTINGS:
+        build: Build = partial(neurogame, weighting=name)
+        found += [
+            Case(f"NeuroGame/{name}", build, (32, 64, 128, 256), "T", "step", compared),
+            Case(f"NeuroGame/{name}, short", build, short, "B x T", "step", plain, targets),
+        ]
+    return found
 
 
 def mobius() -> list[Case]:
@@ -153,12 +136,8 @@ def mobius() -> list[Case]:
         return torch.randn(1 << n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
 
     compared = {"shapiq": Peer(lambda n: peers.shapiq_mobius(table(n)), 1 / 100, "shapiq", last=12)}
-    return [
-        Case(
-            "games/Möbius transform",
-            lambda n: partial(games.mobius, table(n)),
-            (10, 16, 20),
-            "players",
-            peers=compared,
-        )
-    ]
+
+    def build(n: int) -> Call:
+        return partial(games.mobius, table(n))
+
+    return [Case("games/Möbius transform", build, (10, 16, 20), "players", peers=compared)]

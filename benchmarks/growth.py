@@ -11,7 +11,7 @@ from torch import nn
 
 import diabat
 from benchmarks import peers
-from benchmarks.case import Call, Case, Peer, Work
+from benchmarks.case import Build, Call, Case, Peer, Work
 from benchmarks.problems import couplings, in_a_band, moments, on_graph, one, problem, reads, regular
 from diabat.circuits import predicted_beta, schedule, trotter_plan
 from diabat.ising import Ising
@@ -33,10 +33,7 @@ def annealers(
     def build(size: Any, run: peers.Annealing) -> Work:
         return peers.annealed(run, ising(size), count(size))
 
-    return {
-        name: Peer(partial(build, run=run), module=module, last=last)
-        for name, (run, module) in peers.ANNEALERS.items()
-    }
+    return peers.annealers(build, last=last)
 
 
 def qulacs(n: int, steps: int | None = None) -> Call:
@@ -56,16 +53,16 @@ def states() -> list[Case]:
         "torch softmax, batch of 64": Peer(lambda n: peers.enumeration(problem(n, 64)), last=18),
         "half-split in torch, batch of 64": Peer(lambda n: peers.half_split_moments(problem(n, 64))),
     }
+
+    def many(n: int) -> Work:
+        return moments("exact", problem(n, 64))
+
     anneal = {"qulacs, the anneal of dqa": Peer(qulacs, module="qulacs", last=14)}
     return [
         Case("growth/states/exact", lambda n: moments("exact", problem(n)), sizes, "n", "problem", softmax),
-        Case(
-            "growth/states/exact, batch of 64",
-            lambda n: moments("exact", problem(n, 64)),
-            sizes, "n", "problem", of_batch,
-        ),
+        Case("growth/states/exact, batch of 64", many, sizes, "n", "problem", of_batch),
         Case("growth/states/dqa", lambda n: moments("dqa", problem(n)), sizes[:8], "n", "problem", anneal),
-    ]  # fmt: skip
+    ]
 
 
 def dense() -> list[Case]:
@@ -87,13 +84,15 @@ def edges() -> list[Case]:
 
 def drawn(figure: str, sizes: Any, ising: Callable[[int], Ising], compared: dict[str, Peer]) -> list[Case]:
     """Tempering with and without replicas, and mean field."""
-    name = f"growth/{figure}"
+    ways: dict[str, Build] = {
+        "tempering": lambda n: reads(ising(n)),
+        "tempering, 8 replicas": lambda n: reads(ising(n), num_replicas=8),
+        "mean_field": lambda n: moments("mean_field", ising(n)),
+    }
+    of = {"tempering": compared}
     return [
-        Case(f"{name}/tempering", lambda n: reads(ising(n)), sizes, "n", "problem", compared),
-        Case(
-            f"{name}/tempering, 8 replicas", lambda n: reads(ising(n), num_replicas=8), sizes, "n", "problem"
-        ),
-        Case(f"{name}/mean_field", lambda n: moments("mean_field", ising(n)), sizes, "n", "problem"),
+        Case(f"growth/{figure}/{name}", by, sizes, "n", "problem", of.get(name, {}))
+        for name, by in ways.items()
     ]
 
 
@@ -124,9 +123,8 @@ def batch() -> list[Case]:
         "torch softmax": Peer(lambda q: peers.enumeration(problem(SPINS, q))),
         "half-split in torch": Peer(lambda q: peers.half_split_moments(problem(SPINS, q))),
     }
-    one_by_one = {
-        "dwave-samplers, 16 reads": annealers(lambda q: problem(SPINS, q), last=256)["dwave-samplers"]
-    }
+    others = annealers(lambda q: problem(SPINS, q), last=256)
+    one_by_one = {"dwave-samplers, 16 reads": others["dwave-samplers"]}
     return [
         solved("exact", "exact", first_implementations),
         solved("mean_field", "mean_field"),
@@ -164,13 +162,11 @@ def read_numbers() -> list[Case]:
 def window() -> list[Case]:
     """A layer forward and backward: 64 sequences, one head, width 64, projections included."""
     sizes = range(4, 17, 2)
+    short = {4: 1.0, 6: 1.0} | dict.fromkeys(sizes[2:], 0.5)
+    softmax = Peer(lambda T: step(peers.Softmax(WIDTH), T), {4: 1.5, 6: 1.5, 8: 1.5, 16: 3.0})
     compared = {
-        "short torch layer": Peer(
-            lambda T: step(peers.ShortLayer(WIDTH, T), T), {4: 1.0, 6: 1.0} | dict.fromkeys(sizes[2:], 0.5)
-        ),
-        "scaled_dot_product_attention": Peer(
-            lambda T: step(peers.Softmax(WIDTH), T), {4: 1.5, 6: 1.5, 8: 1.5, 16: 3.0}
-        ),
+        "short torch layer": Peer(lambda T: step(peers.ShortLayer(WIDTH, T), T), short),
+        "scaled_dot_product_attention": softmax,
     }
     return [
         Case("growth/window/exact", lambda T: step(layer("exact", T), T), sizes, "T", "step", compared),

@@ -65,9 +65,8 @@ def coupled() -> list[Case]:
         from diabat.huggingface import parameter_groups
 
         mine = "boltzmann" in model.config.model_type
-        optimizer = torch.optim.AdamW(
-            parameter_groups(model, 3e-4, 3e-3) if mine else model.parameters(), lr=3e-4
-        )
+        groups: Any = parameter_groups(model, 3e-4, 3e-3) if mine else model.parameters()
+        optimizer = torch.optim.AdamW(groups, lr=3e-4)
         ids = tokens(2, 256)
 
         def run() -> None:
@@ -160,9 +159,9 @@ def coalitions() -> list[Case]:
         asked = [{"input_ids": torch.arange(length)}]
         return HeadCoalitions(model, asked, layer=layer, value=value, batch_size=batch).table()
 
-    def replay(width: int, batch: int) -> Work:
+    def by_layer(of: Callable[[Any, int, int], Tensor], width: int, batch: int = 16) -> Work:
         model = llama(layers, width, players, players)
-        return Work(lambda: [table(model, layer, batch) for layer in range(layers)], layers * len(masks))
+        return Work(lambda: [of(model, layer, batch) for layer in range(layers)], layers * len(masks))
 
     @torch.no_grad()
     def passes(model: Any, layer: int, batch: int) -> Tensor:
@@ -171,28 +170,23 @@ def coalitions() -> list[Case]:
         for some in masks.split(batch):
             kept = some.repeat_interleave(output.in_features // players, 1)[:, None]
             handle = output.register_forward_pre_hook(lambda _, args, kept=kept: (args[0] * kept,))
-            values.append(
-                model(torch.arange(length).expand(len(some), -1), logits_to_keep=1).logits[:, -1, 0]
-            )
+            ids = torch.arange(length).expand(len(some), -1)
+            values.append(model(ids, logits_to_keep=1).logits[:, -1, 0])
             handle.remove()
         return torch.cat(values)
-
-    def whole(width: int, batch: int) -> Work:
-        model = llama(layers, width, players, players)
-        return Work(lambda: [passes(model, layer, batch) for layer in range(layers)], layers * len(masks))
 
     def alone(width: int) -> Work:
         """One coalition at a time, in one of the layers."""
         model = llama(layers, width, players, players)
         return Work(partial(passes, model, 0, 1), len(masks))
 
-    compared = {"whole passes": Peer(partial(whole, batch=16), 0.8), "one at a time": Peer(alone, 0.25)}
+    compared = {"whole passes": Peer(partial(by_layer, passes), 0.8), "one at a time": Peer(alone, 0.25)}
 
     def memory(batch: int) -> Work:
         return Work(partial(table, llama(2, 128, players, players), 1, batch), len(masks))
 
     return [
-        Case("heads/coalitions", partial(replay, batch=16), (64, 128), "width", "coalition", compared),
+        Case("heads/coalitions", partial(by_layer, table), (64, 128), "width", "coalition", compared),
         Case("heads/memory of a batch", memory, (1, 4, 16, 64, 256), "batch", "coalition", fresh=True),
     ]
 
@@ -233,14 +227,11 @@ def adapted(model: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    return get_peft_model(
-        model, LoraConfig(r=16, lora_alpha=32, lora_dropout=0.1, target_modules=targets)
-    ).train()
+    config = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.1, target_modules=targets)
+    return get_peft_model(model, config).train()
 
 
-def trained(
-    model: Any, ids: Tensor, layer: int, options: Mapping[str, Any] | None, steps: int = 10
-) -> Callable[[], None]:
+def trained(model: Any, ids: Tensor, layer: int, options: Mapping[str, Any] | None, steps: int = 10) -> Call:
     """Steps of fine-tuning with the losses of GAME-LoRA; of plain LoRA without options."""
     from diabat.heads import GameLoss, GameOptions
 
@@ -282,15 +273,11 @@ def fine_tuning() -> list[Case]:
     def build(_: Any, options: Mapping[str, Any] | None = None) -> Work:
         return Work(trained(adapted(llama(6, 256, 8, 2)), tokens(2, 128), 4, options), 10)
 
-    return [
-        Case(
-            f"GAME-LoRA/{name}",
-            partial(build, options=options),
-            unit="step",
-            peers={"plain LoRA": Peer(build, targets.get(name))},
-        )
-        for name, options in ARMS.items()
-    ]
+    found = []
+    for name, options in ARMS.items():
+        plain = {"plain LoRA": Peer(build, targets.get(name))}
+        found.append(Case(f"GAME-LoRA/{name}", partial(build, options=options), unit="step", peers=plain))
+    return found
 
 
 def qwen() -> list[Case]:
@@ -307,8 +294,5 @@ def qwen() -> list[Case]:
         options = {"plain LoRA": None, "sum": ARMS["sum, rho of the last step"], "Nash every step": {}}[arm]
         return trained(adapted(Qwen2ForCausalLM(config)), tokens(1, 256), 19, options, steps=1)
 
-    return [
-        Case(
-            "GAME-LoRA/Qwen2.5-0.5B", build, ("plain LoRA", "sum", "Nash every step"), "", "step", fresh=True
-        )
-    ]
+    arms = ("plain LoRA", "sum", "Nash every step")
+    return [Case("GAME-LoRA/Qwen2.5-0.5B", build, arms, "", "step", fresh=True)]

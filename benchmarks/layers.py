@@ -30,16 +30,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def cases() -> list[Case]:
     """All of them."""
-    return [
-        *one_layer(),
-        *training(),
-        *compiled(),
-        *mapped(),
-        *long_sequences(),
-        *chains(),
-        *padded(),
-        *decoding(),
-    ]
+    parts = (one_layer, training, compiled, mapped, long_sequences, chains, padded, decoding)
+    return [case for part in parts for case in part()]
 
 
 def one_layer() -> list[Case]:
@@ -54,11 +46,9 @@ def one_layer() -> list[Case]:
 
     compared = {"softmax": Peer(softmax)}
     backends = ("exact", "mean_field", "dqa", "tempering")
+    forwards = {name: partial(forward, backend=name) for name in backends[:2]}
     return [
-        *(
-            Case(f"layer/forward, {name}", partial(forward, backend=name), (8, 16), "T", peers=compared)
-            for name in backends[:2]
-        ),
+        *(Case(f"layer/forward, {name}", by, (8, 16), "T", peers=compared) for name, by in forwards.items()),
         Case("layer/one sequence, forward", lambda name: forward(8, name, 1), backends, ""),
         Case("layer/one sequence, gradients", lambda name: step(layer(name, 8, 32), 8, 1, 32), backends, ""),
     ]
@@ -89,12 +79,11 @@ def training() -> list[Case]:
 
         return run
 
-    softmax = partial(build, mode="softmax")
     targets = {"exact": {8: 1.2, 16: 1.6}, "mean_field": None}
     return [
         Case(
             f"training step/{name}", partial(build, mode="h+J", sampler=name), (4, 8, 12, 16), "T", "step",
-            {"softmax": Peer(softmax, target)},
+            {"softmax": Peer(partial(build, mode="softmax"), target)},
         )
         for name, target in targets.items()
     ]  # fmt: skip
@@ -162,9 +151,8 @@ def long_sequences() -> list[Case]:
         q, k, v = inputs(batch)
         leaves = [q, k, v, *(p for p in (made.coupling_pairs,) if p is not None)]
         cotangent = torch.randn(batch, LENGTH, FEATURES)
-        return Work(
-            lambda: torch.autograd.grad(made._attend(q, k, v, None)[0], leaves, cotangent), batch * LENGTH
-        )
+        call = partial(made._attend, q, k, v, None)
+        return Work(lambda: torch.autograd.grad(call()[0], leaves, cotangent), batch * LENGTH)
 
     def softmax(_: int, batch: int) -> Work:
         qkv, cotangent = inputs(batch), torch.randn(batch, 1, LENGTH, FEATURES)
@@ -207,24 +195,14 @@ def chains() -> list[Case]:
         return torch.no_grad()(partial(made, x))
 
     def token(length: int, softmax: bool = False) -> Call:
-        kind: dict[str, Any] = {"couplings": "tokens"}
-        if softmax:
-            kind = {"mode": "softmax", "attention_window": 4096}
+        plain: dict[str, Any] = {"mode": "softmax", "attention_window": 4096}
         options = TransformerOptions(
-            num_heads=4, num_layers=4, embed_dim=96, relative=True, weights="odds", positions="rope", **kind
-        )
+            num_heads=4, num_layers=4, embed_dim=96, relative=True, weights="odds", positions="rope",
+            **(plain if softmax else {"couplings": "tokens"}),
+        )  # fmt: skip
         made = Transformer(options, SYMBOLS, SYMBOLS, 4096, "exact" if softmax else "banded").eval()
-        with torch.no_grad():
-            start = made.prefill(torch.randint(SYMBOLS, (1, length)))[1]
-        new, states = torch.zeros(1, dtype=torch.int64), [start]
-
-        @torch.no_grad()
-        def step() -> None:
-            states.append(made.step(new, states.pop())[1])
-            if int(states[0].position) == length + 64:
-                states[0] = start
-
-        return step
+        new = torch.zeros(1, dtype=torch.int64)
+        return tokens_behind(made, lambda _: new, torch.randint(SYMBOLS, (1, length)))
 
     sizes = (128, 512, 2048)
     compared = [
@@ -240,6 +218,21 @@ def chains() -> list[Case]:
     return [*compared, token_case, cached_token(), *chain_kernel()]
 
 
+def tokens_behind(made: Any, new: Callable[[int], Tensor], prompt: Tensor) -> Call:
+    """One token after another behind a prompt, from the prompt again after 64 of them."""
+    with torch.no_grad():
+        start = made.prefill(prompt)[1]
+    states = [start]
+
+    @torch.no_grad()
+    def step() -> None:
+        if int(states[0].position) == prompt.shape[1] + 64:
+            states[0] = start
+        states.append(made.step(new(int(states[0].position)), states.pop())[1])
+
+    return step
+
+
 def cached_token() -> Case:
     """A token of one layer of 4 heads behind 512 others, against eight lines of torch: a cache and its attention."""
 
@@ -249,17 +242,7 @@ def cached_token() -> Case:
         window = None if kind == "chain" else 8
         made = diabat.BoltzmannAttention(int(width), 4, window, relative=True, weights="odds", **more)
         x = torch.randn(1, LENGTH + 64, int(width))
-        with torch.no_grad():
-            start = made.prefill(x[:, :LENGTH])[1]
-        states = [start]
-
-        @torch.no_grad()
-        def step() -> None:
-            if int(states[0].position) == LENGTH + 64:
-                states[0] = start
-            states.append(made.step(x[:, int(states[0].position)], states.pop())[1])
-
-        return step
+        return tokens_behind(made, lambda at: x[:, at], x[:, :LENGTH])
 
     def cached(size: str) -> Call:
         width = int(size.split(", ")[1])
@@ -323,10 +306,9 @@ def padded() -> list[Case]:
         drawn = masks()
         return Work(lambda: made(x, next(drawn)).sum().backward(), 16 * LENGTH)
 
-    without = {"without padding": Peer(partial(build, padding=False), 1.1)}
-    return [
-        Case("long sequences/left padding", partial(build, padding=True), (8, 12, 16), "T", "token", without)
-    ]
+    ours, without = partial(build, padding=True), Peer(partial(build, padding=False), 1.1)
+    peer = {"without padding": without}
+    return [Case("long sequences/left padding", ours, (8, 12, 16), "T", "token", peer)]
 
 
 def decoding() -> list[Case]:
@@ -334,9 +316,8 @@ def decoding() -> list[Case]:
 
     def build(window: int, length: int, options: dict[str, Any]) -> Callable[[], None]:
         made, x = relative(window, HEADS, **options), torch.randn(1, length, FEATURES)
-        softmax = diabat.BoltzmannAttention(
-            FEATURES, HEADS, window, relative=True, mode="softmax", far=made.far
-        )
+        plain: dict[str, Any] = {"relative": True, "mode": "softmax", "far": made.far}
+        softmax = diabat.BoltzmannAttention(FEATURES, HEADS, window, **plain)
         with torch.no_grad():
             state = softmax.prefill(x)[1]
 
@@ -347,10 +328,10 @@ def decoding() -> list[Case]:
 
         return run
 
-    kinds: dict[str, Build] = {}
+    found = []
     for name in ("probability", "odds", "far odds"):
         for length in (64, 4096):
-            kinds[f"{name}, after {length}"] = partial(build, length=length, options=KINDS[name])
-    return [
-        Case(f"decoding/{name}", way, (8, 12, 16), "T", "token", target=1.5e-3) for name, way in kinds.items()
-    ]
+            way: Build = partial(build, length=length, options=KINDS[name])
+            title = f"decoding/{name}, after {length}"
+            found.append(Case(title, way, (8, 12, 16), "T", "token", target=1.5e-3))
+    return found

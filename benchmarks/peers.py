@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.case import Call, Work
+from benchmarks.case import Call, Peer, Target, Work
 from benchmarks.problems import couplings, differentiated
 from diabat.circuits import TrotterPlan
 from diabat.ising import Ising, to_bqm
@@ -161,6 +162,13 @@ ANNEALERS: dict[str, tuple[Annealing, str]] = {
 }
 
 
+def annealers(build: Callable[..., Work], target: Target = None, last: float = math.inf) -> dict[str, Peer]:
+    """Simulated annealing of other programs; ``build(size, run=...)`` is timed."""
+    return {
+        name: Peer(partial(build, run=run), target, module, last) for name, (run, module) in ANNEALERS.items()
+    }
+
+
 def annealed(annealing: Annealing, ising: Ising, reads: int = 16, sweeps: int = 32) -> Work:
     """Reads at beta = 1 of one problem after another, from models that are built; a unit is a problem."""
     h = ising.fields.reshape(-1, ising.num_spins)
@@ -186,13 +194,9 @@ def thrml(ising: Ising, reads: int = 16, sweeps: int = 32) -> Call:
     for spin, node in enumerate(nodes):
         groups[colour[spin]].append(node)
     blocks = [Block(group) for group in groups]
-    model = IsingEBM(
-        nodes,
-        [(nodes[j], nodes[k]) for j, k in edges.index.tolist()],
-        jax.numpy.asarray(ising.fields.numpy()),
-        jax.numpy.asarray(edges.values.numpy()),
-        jax.numpy.asarray(1.0),
-    )
+    pairs = [(nodes[j], nodes[k]) for j, k in edges.index.tolist()]
+    h, J = (jax.numpy.asarray(tensor.numpy()) for tensor in (ising.fields, edges.values))
+    model = IsingEBM(nodes, pairs, h, J, jax.numpy.asarray(1.0))
     program = IsingSamplingProgram(model, blocks, clamped_blocks=[])
     schedule = SamplingSchedule(n_warmup=sweeps - 1, n_samples=1, steps_per_sample=1)
 
@@ -211,13 +215,11 @@ def plugin_layer(ising: Ising, queries: int) -> Work:
     from dwave.samplers import SimulatedAnnealingSampler
 
     first, second = np.triu_indices(ising.num_spins, 1)
+    edges = list(zip(first.tolist(), second.tolist(), strict=True))
     layer = Layer(
-        nodes=range(ising.num_spins),
-        edges=list(zip(first.tolist(), second.tolist(), strict=True)),
-        sampler=SimulatedAnnealingSampler(),
+        nodes=range(ising.num_spins), edges=edges, sampler=SimulatedAnnealingSampler(), beta=1.0,
         sample_params={"num_reads": 16, "beta_schedule_type": "custom", "beta_schedule": [1.0] * 32},
-        beta=1.0,
-    )
+    )  # fmt: skip
     pairs = -couplings(ising)[first, second].expand(queries, -1)  # the plugin minimises
     return Work(lambda: layer(-ising.fields[:queries], pairs), queries)
 
@@ -271,9 +273,11 @@ def shapiq_mobius(table: Tensor) -> Call:
 
     n, values = len(table).bit_length() - 1, table.numpy()
     powers = 1 << np.arange(n)
-    return lambda: shapiq.ExactComputer(lambda masks: values[masks.astype(int) @ powers], n)(
-        "Moebius", order=n
-    )
+
+    def game(masks: Any) -> Any:
+        return values[masks.astype(int) @ powers]
+
+    return lambda: shapiq.ExactComputer(game, n)("Moebius", order=n)
 
 
 def algorithm_1(V: Tensor, count: int, temperature: float, sampled: int = 24) -> Work:

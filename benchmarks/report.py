@@ -20,14 +20,8 @@ Cases = Mapping[str, Case]
 def show(title: str, cases: Cases, rows: Sequence[Row]) -> None:
     """Print rows as a table, with the columns of fresh processes where there are any."""
     fresh = any(row.first is not None for row in rows)
-    columns = [
-        "case",
-        "size",
-        "time",
-        "spread",
-        *(["first call", "peak (grown) MB"] * fresh),
-        "to peers (target)",
-    ]
+    more = ["first call", "peak (grown) MB"] * fresh
+    columns = ["case", "size", "time", "spread", *more, "to peers (target)"]
     print_table(title, columns, [_cells(cases[row.case], row, fresh) for row in rows])
 
 

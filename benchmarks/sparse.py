@@ -53,27 +53,18 @@ def updates() -> list[Case]:
         call = peers.annealed(run, graph(name), 16, SWEEPS).call
         return Work(call, graph(name).num_spins * SWEEPS * 16)
 
-    compared = {
-        name: Peer(partial(peer, run=run), 1 / 4, module) for name, (run, module) in peers.ANNEALERS.items()
-    }
     ways: dict[str, tuple[Build, dict[str, Peer]]] = {
-        "64 reads": (partial(drawn, count=64), compared),
-        "one read": (
-            partial(drawn, count=1),
-            {name: Peer(p.build, module=p.module) for name, p in compared.items()},
-        ),
+        "64 reads": (partial(drawn, count=64), peers.annealers(peer, 1 / 4)),
+        "one read": (partial(drawn, count=1), peers.annealers(peer)),
         "16 reads, 8 replicas": (partial(drawn, count=16, replicas=8), {}),
         "averages of 64 chains": (averaged, {}),
     }
     matrix = partial(drawn, count=64, dense=True)
     small = ("3-regular, n = 512", "Zephyr, n = 576")
-    return [
-        *(
-            Case(f"sparse/{name}", build, list(GRAPHS), "", "update", theirs)
-            for name, (build, theirs) in ways.items()
-        ),
-        Case("sparse/64 reads of a matrix", matrix, small, "", "update"),
+    found = [
+        Case(f"sparse/{name}", by, list(GRAPHS), "", "update", theirs) for name, (by, theirs) in ways.items()
     ]
+    return [*found, Case("sparse/64 reads of a matrix", matrix, small, "", "update")]
 
 
 @cache
@@ -101,9 +92,7 @@ def effective() -> list[Case]:
     def peer(name: str, run: peers.Annealing) -> Work:
         return Work(peers.annealed(run, graph(name), 64, burn_in(name)).call, 64)
 
-    compared = {
-        name: Peer(partial(peer, run=run), 1 / 4, module) for name, (run, module) in peers.ANNEALERS.items()
-    }
+    compared = peers.annealers(peer, 1 / 4)
     ways = {"a read of a chain": by_read, "averages of 64 chains": averaged}
     return [
         Case(f"sparse/effective samples, {name}", build, list(GRAPHS), "", "sample", compared)
@@ -122,10 +111,7 @@ def files() -> list[Case]:
         path = Path(folder.name) / "problem.coo"
         ising = on_graph(n, regular(n))
         write_problem(path, Ising(ising.fields.double(), ising.edges))
-        words = [
-            *("sample", str(path), "--json"),
-            *("sampler.backend=tempering", "sampler.num_replicas=1", "seed=1"),
-        ]
+        words = f"sample {path} --json sampler.backend=tempering sampler.num_replicas=1 seed=1".split()
 
         def run() -> None:
             assert folder.name  # kept as long as the file is needed

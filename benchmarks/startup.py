@@ -59,10 +59,8 @@ def python(*words: str, cache: str | None = None, folder: str | None = None) -> 
 
 def first_calls() -> list[Case]:
     """The first call of a process, numba's import included and torch's not, without and with compiled code on disk."""
-    calls = {
-        name: (name, "1", "8", "0")
-        for name in ("exact", "mean_field", "dqa", "tempering", "banded", "refine")
-    }
+    backends = ("exact", "mean_field", "dqa", "tempering", "banded", "refine")
+    calls = {name: (name, "1", "8", "0") for name in backends}
     calls["exact, 64 of 12 spins"] = ("exact", "64", "12", "0")
     calls["the same, gradients"] = ("exact", "64", "12", "1")
 
@@ -92,14 +90,8 @@ def first_calls() -> list[Case]:
 def demo() -> list[Case]:
     """What the commands of `make demo`, with trainings of one step, and `diabat warm-up` spend on compiling."""
     one_step = "training.max_steps=1"
-    commands: dict[str, list[list[str]]] = {
-        "demo": [
-            ["train", "demo-exact", one_step],
-            ["train", "demo-dqa", one_step],
-            ["fidelity", "demo-fidelity"],
-        ],
-        "warm-up": [["warm-up"]],
-    }
+    trainings = [["train", f"recall-{name}", one_step] for name in ("softmax", "exact", "dqa")]
+    commands = {"demo": [*trainings, ["fidelity", "recall-fidelity"]], "warm-up": [["warm-up"]]}
 
     def build(name: str) -> Callable[[], float]:
         def run() -> float:
@@ -120,28 +112,23 @@ def commands() -> list[Case]:
     """CPU time of processes that do nothing yet."""
     words = {"diabat --help": ("-m", "diabat.cli", "--help"), "import diabat": ("-c", "import diabat")}
     torch = {"import torch": Peer(lambda _: lambda: python("-c", "import torch")[0])}
-    return [
-        Case(
-            "start/process",
-            lambda name: lambda: python(*words[name])[0],
-            list(words),
-            "",
-            peers=torch,
-            clock="returned",
-        )
-    ]
+
+    def build(name: str) -> Callable[[], float]:
+        return lambda: python(*words[name])[0]
+
+    return [Case("start/process", build, list(words), "", peers=torch, clock="returned")]
 
 
 def executor() -> list[Case]:
     """Batches over two worker processes against the same jobs in this process, and what a job costs."""
+    sizes: dict[str, tuple[str, int, int, dict[str, Any]]] = {
+        "tempering, n = 32": ("tempering", 32, 256, {}), "dqa, n = 10": ("dqa", 10, 512, {"num_reads": 100}),
+    }  # fmt: skip
 
     def build(name: str, workers: int) -> Call:
         from diabat.samplers.distributed import DistributedSampler
 
-        base, n, count, options = {
-            "tempering, n = 32": ("tempering", 32, 256, {}),
-            "dqa, n = 10": ("dqa", 10, 512, {"num_reads": 100}),
-        }[name]
+        base, n, count, options = sizes[name]
         backend = DistributedSampler(base, options=options, workers=workers, chunk=32)
         return partial(backend.moments, problem(n, count), seed=0)
 
@@ -153,14 +140,8 @@ def executor() -> list[Case]:
         return partial(backend.moments, problem(8), seed=0)
 
     here = {"in this process": Peer(partial(build, workers=0), 0.6)}
+    two = partial(build, workers=2)
     return [
-        Case(
-            "executor/two workers",
-            partial(build, workers=2),
-            ("tempering, n = 32", "dqa, n = 10"),
-            "",
-            peers=here,
-            clock="wall",
-        ),
+        Case("executor/two workers", two, list(sizes), "", peers=here, clock="wall"),
         Case("executor/one job", job, (0, 1, 2), "workers", clock="wall"),
     ]

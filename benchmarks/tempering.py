@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,6 @@ from benchmarks.problems import couplings, one, problem, reads, regular
 from diabat.ising import Ising, to_bqm
 from diabat.samplers import Capabilities, Samples
 from diabat.testing import ReferenceSampler
-
-SWEEPS = 32
 
 
 def cases() -> list[Case]:
@@ -80,9 +79,7 @@ def annealed(
         work = count * more * model.num_variables
         return Work(lambda: run(model, count, long), work, less=lambda: run(model, count, few))
 
-    return {
-        name: Peer(partial(build, run=run), target, module) for name, (run, module) in peers.ANNEALERS.items()
-    }
+    return peers.annealers(build, target)
 
 
 def effective() -> list[Case]:
@@ -112,19 +109,16 @@ def effective() -> list[Case]:
     }
     models = [to_bqm(Ising(h, ising.couplings)) for h in ising.fields]
 
-    def peer(run: peers.Annealing, _: str) -> Work:
+    def peer(_: str, run: peers.Annealing) -> Work:
         def estimate(seed: int) -> Tensor:
             return torch.stack([shares(run(model, count // 4, [1.0] * burn)) for model in models])
 
         return informative(estimate, ising)
 
-    compared = {
-        name: Peer(partial(peer, run), 1 / 10, module) for name, (run, module) in peers.ANNEALERS.items()
-    }
-
     def build(name: str) -> Work:
         return informative(ways[name], ising)
 
+    compared = peers.annealers(peer, 1 / 10)
     return [Case("tempering/effective samples", build, list(ways), "", "sample", compared)]
 
 
@@ -137,9 +131,8 @@ def shares(drawn: Any) -> Tensor:
 
 def informative(estimate: Callable[[int], Tensor], ising: Ising, seeds: int = 5) -> Work:
     """An estimate (seed) of the marginals; a unit is an effective sample of a problem, Σ p(1 - p)/Σ error²."""
-    exact = (
-        diabat.sampler("exact").moments(Ising(ising.fields.double(), couplings(ising).double())).probability
-    )
+    double = Ising(ising.fields.double(), couplings(ising).double())
+    exact = diabat.sampler("exact").moments(double).probability
     squares = [float((estimate(seed).double() - exact).square().sum()) for seed in range(1, 1 + seeds)]
     samples = float((exact * (1 - exact)).sum()) / float(np.mean(squares))
     return Work(lambda: estimate(1), samples * ising.num_problems)
@@ -166,11 +159,11 @@ def queries() -> list[Case]:
     """One query from tensors to reads; the queries of a layer from tensors to probabilities; 16 reads of 32 sweeps."""
 
     def from_tensors(replicas: int) -> Callable[[], Any]:
-        ising, sampler = one(problem(8)), tempering(num_replicas=replicas, burn_in=SWEEPS)
+        ising, sampler = one(problem(8)), tempering(num_replicas=replicas, burn_in=32)
         return lambda: sampler.sample(Ising(ising.fields, ising.matrix), 16, seed=1)
 
     def layer(n: int) -> Work:
-        ising, sampler = problem(n, 64 * n), tempering(num_replicas=1, burn_in=SWEEPS)
+        ising, sampler = problem(n, 64 * n), tempering(num_replicas=1, burn_in=32)
         return Work(lambda: sampler.sample(ising, 16, seed=1).moments(), 64 * n)
 
     def plugin(n: int) -> Work:
@@ -190,26 +183,17 @@ Solver = Callable[[Ising, int, int], Tensor]
 def ground_states() -> list[Case]:
     """Time to find the ground state of ±1 couplings with 99 %: t max(1, ln 0.01 / ln(1 - p)), t and p of a run."""
 
-    def annealing(sampler: Any, **options: Any) -> Solver:
+    def annealing(module: str, name: str) -> Peer:
         def solve(ising: Ising, runs: int, sweeps: int) -> Tensor:
-            found = sampler().sample(to_bqm(ising), num_reads=runs, num_sweeps=sweeps, **options).record
+            sampler = getattr(import_module(module), name)()
+            found = sampler.sample(to_bqm(ising), num_reads=runs, num_sweeps=sweeps).record
             return torch.from_numpy(np.repeat(found.energy, found.num_occurrences).copy())
 
-        return solve
-
-    def dwave() -> Any:
-        from dwave.samplers import SimulatedAnnealingSampler
-
-        return SimulatedAnnealingSampler()
-
-    def openjij() -> Any:
-        from openjij import SASampler
-
-        return SASampler()
+        return Peer(partial(to_solution, solve), 0.5, module)
 
     compared = {
-        "dwave-samplers": Peer(partial(to_solution, annealing(dwave)), 0.5, "dwave.samplers"),
-        "OpenJij": Peer(partial(to_solution, annealing(openjij)), 0.5, "openjij"),
+        "dwave-samplers": annealing("dwave.samplers", "SimulatedAnnealingSampler"),
+        "OpenJij": annealing("openjij", "SASampler"),
     }
     kinds = ("dense, n = 64", "dense, n = 128", "3-regular, n = 128")
     return [Case("tempering/ground state", partial(to_solution, lowest), kinds, "", "solution", compared)]
@@ -219,10 +203,8 @@ def ground_states() -> list[Case]:
 def signs(kind: str, seed: int) -> tuple[Ising, float]:
     """±1 on all pairs or on a 3-regular graph, without fields; the lowest energy that many long runs find."""
     n, draw = int(kind.rpartition(" ")[2]), torch.Generator().manual_seed(seed)
-    J = torch.zeros(n, n)
-    j, k = (
-        torch.triu_indices(n, n, 1) if kind.startswith("dense") else torch.from_numpy(regular(n, seed=seed)).T
-    )
+    J, dense = torch.zeros(n, n), kind.startswith("dense")
+    j, k = torch.triu_indices(n, n, 1) if dense else torch.from_numpy(regular(n, seed=seed)).T
     J[j, k] = 2.0 * torch.randint(0, 2, (len(j),), generator=draw) - 1
     ising = Ising(torch.zeros(n), J + J.T)
     return ising, float(lowest(ising, 100, 3000).min())
@@ -281,12 +263,9 @@ def refine() -> list[Case]:
         backend = diabat.sampler("refine", sampler=Given(spins), sweeps=sweeps)
         return partial(backend.sample, problem(n, 64, h=1.0), count, seed=1)
 
-    return [
-        Case(
-            f"refine/{count} reads, sweeps: {sweeps}",
-            partial(build, count=count, sweeps=sweeps),
-            (8, 16, 32, 64),
-        )
-        for count in (100, 1000)
-        for sweeps in (1, 10)
-    ]
+    found = []
+    for count in (100, 1000):
+        for sweeps in (1, 10):
+            way: Build = partial(build, count=count, sweeps=sweeps)
+            found.append(Case(f"refine/{count} reads, sweeps: {sweeps}", way, (8, 16, 32, 64)))
+    return found
