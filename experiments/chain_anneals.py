@@ -57,10 +57,8 @@ def law() -> Titled:
     """One row for each setting."""
     for name, given in SETTINGS.items():
         options = {key: value for key, value in given.items() if key != "n"}
-        ising, sampler = (
-            problem(given["n"]),
-            DQASampler(engine="aer", method="matrix_product_state", **options),
-        )
+        ising = problem(given["n"])
+        sampler = DQASampler(engine="aer", method="matrix_product_state", **options)
         began = time.process_time()
         found = sampler.moments(ising).probability
         seconds = time.process_time() - began
@@ -70,18 +68,11 @@ def law() -> Titled:
         _, bonds = sampler.engine.state(sampler.anneal.plan, batch.fields[0], batch.couplings)
         reads = sampler.sample(ising, 2000, seed=1).spins
         betas = fit_betas(ising, reads, torch.full(reads.shape[:-1], 1 / len(reads), dtype=torch.float64))
-        yield (
-            "law",
-            {
-                "": name,
-                "largest bond": max(map(len, bonds)),
-                "seconds": seconds,
-                "largest error of P": error.max().item(),
-                "mean": error.mean().item(),
-                "beta_h": betas.field,
-                "beta_J": betas.coupling,
-            },
-        )
+        yield "law", {
+            "": name, "largest bond": max(map(len, bonds)), "seconds": seconds,
+            "largest error of P": error.max().item(), "mean": error.mean().item(),
+            "beta_h": betas.field, "beta_J": betas.coupling,
+        }  # fmt: skip
 
 
 class Recall(nn.Module):
@@ -128,12 +119,11 @@ def training() -> Titled:
         "5 ns anneal": DQASampler(**PRODUCTS),
         "2 ns anneal": DQASampler(annealing_time_ns=2.0, steps=80, **PRODUCTS),
     }
-    for name, gradient in (
+    trained = [
         ("exact", "exact"),
-        ("exact", "linear_response"),
-        ("learned plan", "linear_response"),
-        ("2 ns anneal", "linear_response"),
-    ):
+        *((name, "linear_response") for name in ("exact", "learned plan", "2 ns anneal")),
+    ]
+    for name, gradient in trained:
         torch.manual_seed(0)
         model, generator = Recall(samplers[name], gradient), torch.Generator().manual_seed(0)
         optimiser = torch.optim.Adam(model.parameters(), 5e-3)
@@ -167,17 +157,11 @@ def processor() -> Titled:
             found = (sampler.sample(ising, 2000, seed=1).spins > 0).double().mean(0)
             exact = diabat.sampler("banded").moments(ising).probability
             error, expected = (found - exact).abs(), (exact * (1 - exact) / 2000).sqrt()
-            yield (
-                "processor",
-                {
-                    "": f"{name}, {n} spins",
-                    "qubits": planned.qubits,
-                    "longest chain": planned.longest_chain,
-                    "access s": planned.access_s,
-                    "largest error of P": error.max().item(),
-                    "in standard errors": (error / expected).max().item(),
-                },
-            )
+            yield "processor", {
+                "": f"{name}, {n} spins", "qubits": planned.qubits, "longest chain": planned.longest_chain,
+                "access s": planned.access_s, "largest error of P": error.max().item(),
+                "in standard errors": (error / expected).max().item(),
+            }  # fmt: skip
 
 
 SECTIONS = {"law": law, "training": training, "processor": processor}

@@ -90,11 +90,16 @@ def with_distractors(count: int, gap: int, generator: torch.Generator) -> tuple[
     return torch.where(chosen, others, found), answers
 
 
+def places(count: int, pairs: int, width: int, length: int, generator: torch.Generator) -> Tensor:
+    """Random places of the first tokens of pairs of ``width`` tokens that do not meet, [B, pairs], in order."""
+    free = length - QUERIES - (width - 1) * pairs
+    found = torch.rand(count, free, generator=generator).argsort(1)[:, :pairs].sort(1).values
+    return found + (width - 1) * torch.arange(pairs)
+
+
 def placed(pairs: int, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Pairs at random places."""
-    free = length - QUERIES - pairs
-    first = torch.rand(count, free, generator=generator).argsort(1)[:, :pairs].sort(1).values
-    first = first + torch.arange(pairs)
+    first = places(count, pairs, 2, length, generator)
     return drawn(count, max(VALUES, 2 * pairs), pairs, length, first, first + 1, generator)
 
 
@@ -127,10 +132,7 @@ def conversations(part: int, size: int) -> tuple[Tensor, Tensor]:
     """
     text, generator = speeches()[part], torch.Generator().manual_seed(part)
     length = SPEAKERS * (size + 1) + QUERIES
-    found, answers = (
-        torch.zeros(4096, length, dtype=torch.int64),
-        torch.zeros(4096, QUERIES, dtype=torch.int64),
-    )
+    found, answers = (torch.zeros(4096, columns, dtype=torch.int64) for columns in (length, QUERIES))
     for row in range(len(found)):
         asked: list[tuple[int, int]] = []
         while len(asked) < QUERIES:
@@ -139,9 +141,8 @@ def conversations(part: int, size: int) -> tuple[Tensor, Tensor]:
             if len({name for name, _ in text[at : at + SPEAKERS]}) < SPEAKERS:
                 continue
             by = Counter(word for words in some for word in set(words))
-            asked = [
-                (k, word) for k, words in enumerate(some) for word in set(words) if word and by[word] == 1
-            ]
+            said = ((k, word) for k, words in enumerate(some) for word in set(words))
+            asked = [(k, word) for k, word in said if word and by[word] == 1]
         names = torch.randperm(VALUES, generator=generator)[:SPEAKERS]
         chosen = [asked[k] for k in torch.randperm(len(asked), generator=generator)[:QUERIES]]
         tokens = [t for k, words in enumerate(some) for t in (WORDS + int(names[k]), *words)]
@@ -161,8 +162,7 @@ def of_speakers(part: int, count: int, size: int, generator: torch.Generator) ->
 def doubles(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """A key and two values behind it, at random places; asked for are both, the second behind the first."""
     keys, asked = VALUES, QUERIES // 2
-    first = torch.rand(count, length - QUERIES - 2 * PAIRS, generator=generator).argsort(1)[:, :PAIRS]
-    first = first.sort(1).values + 2 * torch.arange(PAIRS)
+    first = places(count, PAIRS, 3, length, generator)
     symbols = torch.rand(count, keys, generator=generator).argsort(1)[:, :PAIRS]
     values = torch.randint(VALUES, (count, PAIRS), generator=generator)
     starts = torch.randint(FIRST_VALUES, (count, PAIRS), generator=generator)
@@ -203,31 +203,27 @@ NAMES = ("gaps", "anywhere", "distractors", "records", "speakers", "doubles", "c
 
 def studies(names: Sequence[str], steps: int | None) -> Iterator[Study]:
     """The studies of these names; ``steps`` in place of their own."""
-    symbols, context = VALUES + VALUES + NOISE, PAIRS * (2 + TESTED[-1]) + QUERIES
+    symbols, long, short = VALUES + VALUES + NOISE, steps or 3000, steps or 1000
     for name, draw in (("gaps", with_gaps), ("distractors", with_distractors)):
+        sizes, context = partial(growing, 0, GAP), PAIRS * (2 + TESTED[-1]) + QUERIES
         if name in names:
-            sizes = partial(growing, 0, GAP)
-            yield Study(name, symbols, steps or 3000, 128, context, sizes, TESTED, draw, "gaps to {}")
+            yield Study(name, symbols, long, 128, context, sizes, TESTED, draw, "gaps to {}")
     for pairs, length in PLACED if "anywhere" in names else ():
         name, keys, batch = f"{pairs} pairs in {length}", max(VALUES, 2 * pairs), min(128, 4096 // length)
-        sizes, draw, tested = partial(constant, length), partial(placed, pairs), (length, 2 * length)
-        symbols_of = keys + VALUES + NOISE
-        yield Study(name, symbols_of, steps or 1000, batch, 2 * length, sizes, tested, draw, "{} tokens")
+        sizes, both, draw = partial(constant, length), (length, 2 * length), partial(placed, pairs)
+        yield Study(name, keys + VALUES + NOISE, short, batch, 2 * length, sizes, both, draw, "{} tokens")
     if "records" in names:
         context, sizes = PAIRS * RECORDS[-1] + QUERIES, partial(growing, 3, RECORD)
-        yield Study(
-            "records", symbols + 1, steps or 3000, 128, context, sizes, RECORDS, in_records, "records of {}"
-        )
+        yield Study("records", symbols + 1, long, 128, context, sizes, RECORDS, in_records, "records of {}")
     if "speakers" in names:
         context, sizes = SPEAKERS * (SPEECHES[-1] + 1) + QUERIES, partial(doubling, SPEECH)
-        draw, steps_ = partial(of_speakers, 0), steps or 3000
-        study = Study("speakers", WORDS + VALUES, steps_, 64, context, sizes, SPEECHES, draw, "{} words")
-        yield study._replace(test=partial(of_speakers, 1))
+        draw, test = partial(of_speakers, 0), partial(of_speakers, 1)
+        study = Study("speakers", WORDS + VALUES, long, 64, context, sizes, SPEECHES, draw, "{} words")
+        yield study._replace(test=test)
     if "doubles" in names:
         parts = {", first": slice(0, None, 2), ", second": slice(1, None, 2)}
-        sizes, tested = partial(constant, DOUBLES), (DOUBLES, 2 * DOUBLES)
-        study = Study("doubles", symbols, steps or 1000, 64, 2 * DOUBLES, sizes, tested, doubles, "{} tokens")
-        yield study._replace(parts=parts)
+        sizes, both = partial(constant, DOUBLES), (DOUBLES, 2 * DOUBLES)
+        yield Study("doubles", symbols, short, 64, 2 * DOUBLES, sizes, both, doubles, "{} tokens", parts)
     if "copies" in names:
         context, sizes = COPIES[-1] + COPIED, partial(constant, COPIES[0])
-        yield Study("copies", LETTERS, steps or 3000, 64, context, sizes, COPIES, copies, "{} tokens")
+        yield Study("copies", LETTERS, long, 64, context, sizes, COPIES, copies, "{} tokens")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,30 +19,83 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import diabat
 from diabat import circuits
 from diabat.circuits.schedules import PROTOCOLS
 from diabat.ising import Ising, pack_couplings
 from diabat.plots import COLOURS, Line, Panel, lines
+from diabat.studies.ensembles import sk
 from diabat.studies.learned.problems import error_table, wide_problems
-from diabat.studies.states import boltzmann, mean_deviation, states_of, total_variation
+from diabat.studies.states import all_states, boltzmann, mean_deviation, states_of, states_of_marginals
+from diabat.studies.states import total_variation as distance_of
 from experiments.common import Row, Titled, parser, run_sections
-from experiments.dqa_problems import (
-    LEARNED,
-    SOLVER,
-    Problems,
-    anneal,
-    law_of,
-    marginals,
-    sk_problems,
-    swept,
-)
 
+SOLVER = "Advantage2_system1"
+LEARNED = tuple(name for name in circuits.available_plans() if name.startswith("boltzmann-"))
 STRENGTHS, SIZES, BOUND, ERROR = (0.1, 0.2, 0.3, 0.6, 1.0, 1.5, 2.0), (6, 8), 0.02, "Mean |ΔP| of marginals"
 READS = "1000 exact reads"
 SHOWN = ("J = 0", "mean field", READS, "5 ns, predicted", "5 ns, fitted", "5 ns + refine 1", "5 ns + refine 4",
          "boltzmann-4", "boltzmann-8", "boltzmann-16", "boltzmann-8 + refine 1")  # fmt: skip
 """Methods in the figure."""
 SWEEPS = (0, 1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, eq=False)
+class Problems:
+    """Problems of one size and strength, Boltzmann's law and those of simple answers, float64 [64, 4, 2^n]."""
+
+    ising: Ising
+    law: Tensor
+    simple: dict[str, Tensor]
+
+    def error(self, law: Tensor) -> float:
+        """Mean |P(s_j = +1) - exact| over spins and problems."""
+        return float((marginals(law) - marginals(self.law)).abs().mean())
+
+    def distance(self, law: Tensor) -> float:
+        """Total variation to Boltzmann's law, mean over problems."""
+        return float(distance_of(law, self.law).mean())
+
+
+@cache
+def sk_problems(n: int, g: float, instances: int = 64, field_strength: float | None = None) -> Problems:
+    """SK problems with their exact law."""
+    (ensemble,) = sk([g], num_spins=n, instances=instances, queries=4, seed=0)
+    ising = ensemble.ising
+    if field_strength is not None:
+        ising = Ising(field_strength / g * ising.fields, ising.couplings)
+    mean_field = diabat.sampler("mean_field").moments(ising).probability
+    simple = {"J = 0": torch.sigmoid(2 * ising.fields), "mean field": mean_field}
+    return Problems(ising, boltzmann(ising), {name: states_of_marginals(p) for name, p in simple.items()})
+
+
+@cache
+def anneal(**options: Any) -> Any:
+    """The backend ``dqa`` on the native engine; 5 ns on one solver by default."""
+    return diabat.sampler("dqa", engine="native", **options)
+
+
+def law_of(ising: Ising, **options: Any) -> Tensor:
+    """Exact law of an anneal, float64 [*batch, 2^n]."""
+    return states_of(anneal(**options), ising)
+
+
+def marginals(law: Tensor) -> Tensor:
+    """P(s_j = +1), float64 [*batch, n]."""
+    return law @ (all_states(law.shape[-1].bit_length() - 1) > 0).double()
+
+
+def swept(law: Tensor, ising: Ising, sweeps: int) -> Tensor:
+    """The law of a read after sweeps of heat bath, the spins in order: ``refine`` with infinitely many reads."""
+    states = all_states(ising.num_spins).double()
+    index = torch.arange(len(states))
+    # f_j(s) = h_j + Σ_k J_jk s_k, float64 [*batch, n, 2^n]; it does not depend on s_j.
+    local = ising.fields[..., None] + (0.0 if ising.couplings is None else ising.couplings @ states.T)
+    up = torch.sigmoid(2 * local * states.T)  # P(s_j as in the state | rest)
+    for _ in range(sweeps):
+        for j in range(ising.num_spins):
+            law = up[..., j, :] * (law + law[..., index ^ (1 << j)])
+    return law
 
 
 def least_root(f: Callable[[float], float], low: float, high: float) -> float:
@@ -59,10 +113,8 @@ def without_fields() -> Titled:
         for g in (0.1, 0.3, 0.5, 1.0):
             row: Row = {"ensemble": family, "g": g}
             for name, x in zip(("KL", "TV"), distances(g * unit), strict=True):
-                row |= {
-                    name: float(x.mean()),
-                    f"± {name}": float(x.std(correction=min(1, len(x) - 1))) / len(x) ** 0.5,
-                }
+                error = float(x.std(correction=min(1, len(x) - 1))) / len(x) ** 0.5
+                row |= {name: float(x.mean()), f"± {name}": error}
             yield "Anneal without fields, n = 10", row
 
         def excess(g: float, unit: Tensor = unit) -> float:
@@ -96,7 +148,7 @@ def distances(J: Tensor) -> tuple[Tensor, Tensor]:
     ising = Ising(torch.zeros(J.shape[:-1], dtype=torch.float64), J)
     got, exact = law_of(ising, steps=800), boltzmann(ising)
     ratio = torch.where(got > 0, got / exact, 1.0)
-    return (got * ratio.log()).sum(-1), total_variation(got, exact)
+    return (got * ratio.log()).sum(-1), distance_of(got, exact)
 
 
 @cache
@@ -269,14 +321,15 @@ def draw(name: str, rows: list[Row], folder: Path) -> None:
             if row[label] == READS:  # what lies below it cannot be seen in so many reads
                 style = {"color": "0.75", "linewidth": 4, "marker": ""}
             found.append(Line([*points], [*points.values()], row[label], len(found), style=style))
-    settings: Row = {"yscale": "log", "xlabel": "sweeps", "ylabel": "total variation"}
+    settings: Row = {"xlabel": "sweeps", "ylabel": "total variation"}
     if name == "strength":
-        settings |= {
+        settings = {
             "xlabel": "coupling strength g",
             "ylabel": "mean |ΔP|",
             "xscale": "log",
             "ylim": (1e-5, 0.5),
         }
+    settings["yscale"] = "log"
     drawn = [Panel(found, settings=settings | {"title": title}) for title, found in panels.items()]
     folder.mkdir(parents=True, exist_ok=True)
     lines([drawn], folder / f"dqa-{name}.png")

@@ -68,11 +68,7 @@ def _draw_couplings(figure: Any, axis: Any, J: Tensor) -> None:
     figure.colorbar(image, ax=axis, label="$J_{jk}$")
     axis.set_xticks(places, TEXT)
     axis.set_yticks(places, TEXT)
-    axis.set(
-        title="Learned couplings between positions",
-        xlabel="token at position k",
-        ylabel="token at position j",
-    )
+    axis.set(title="Learned couplings between positions", xlabel="token at k", ylabel="token at j")
 
 
 def _draw_weights(axis: Any, found: dict[str, Tensor]) -> None:

@@ -29,7 +29,7 @@ from experiments.common import Row, parser, report
 
 PAIRS, SYMBOLS, J, FIELD = 16, 64, 1.0, 1.5
 READS = (1, 3, 10, 30, 100, 300, 1000)
-BETAS = (0.5, 1.0, 2.0)
+BETAS, COUNTS = (0.5, 1.0, 2.0), (4, 16, 64)
 BY_HAND = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "recall_by_hand.py"))["recall_by_hand"]
 
 
@@ -49,6 +49,11 @@ def expected_accuracy(reads: int, pairs: int, J: float, c: float) -> float:
     return float((binom.pmf(counts, reads, right) * ties).sum())
 
 
+def accuracy_at(beta: float, reads: int) -> float:
+    """That of the weights by hand."""
+    return expected_accuracy(reads, PAIRS, beta * J, beta * FIELD)
+
+
 def reads_needed(pairs: int, J: float) -> tuple[int | None, float]:
     """Fewest reads for 99 %, up to 10,000, and the field c at which they are enough."""
     best: tuple[int | None, float] = None, math.nan
@@ -58,9 +63,8 @@ def reads_needed(pairs: int, J: float) -> tuple[int | None, float]:
             continue
         while low < high:
             middle = (low + high) // 2
-            low, high = (
-                (low, middle) if expected_accuracy(middle, pairs, J, c) >= 0.99 else (middle + 1, high)
-            )
+            enough = expected_accuracy(middle, pairs, J, c) >= 0.99
+            low, high = (low, middle) if enough else (middle + 1, high)
         best = low, float(c)
     return best
 
@@ -81,62 +85,38 @@ def main() -> None:
     made.add_argument("folder", type=Path)
     options = made.parse_args()
     torch.set_num_threads(1)
-    rows: list[Row] = [
-        {
-            "beta": beta,
-            "contrast": math.exp(4 * beta * J),
-            "reads": reads,
-            "formula": expected_accuracy(reads, PAIRS, beta * J, beta * FIELD),
-            "measured": measured(reads, beta),
-        }
-        for beta in BETAS
-        for reads in READS
-    ]
+    rows: list[Row] = []
+    for beta in BETAS:
+        for n in READS:
+            row = {"beta": beta, "contrast": math.exp(4 * beta * J), "reads": n}
+            rows.append(row | {"formula": accuracy_at(beta, n), "measured": measured(n, beta)})
     report(f"{PAIRS} pairs, J = {J}, c = {FIELD}", rows, as_json=options.json)
-    strengths = (0.35, 0.5, 0.7, 0.85, 1.0, 1.25, 1.5, 2.0)
     needed: list[Row] = []
-    for pairs in (4, 16, 64):
-        for strength in strengths:
+    for pairs in COUNTS:
+        for strength in (0.35, 0.5, 0.7, 0.85, 1.0, 1.25, 1.5, 2.0):
             reads, c = reads_needed(pairs, strength)
-            found = {
-                "pairs": pairs,
-                "beta J": strength,
-                "contrast": math.exp(4 * strength),
-                "reads": reads,
-                "beta c": c,
-            }
-            needed.append(found)
+            row = {"pairs": pairs, "beta J": strength, "contrast": math.exp(4 * strength)}
+            needed.append(row | {"reads": reads, "beta c": c})
     report("reads for 99 % at the best field", needed, as_json=options.json)
     print(f"Figure: {_draw(rows, needed, options.folder / 'recall-reads.png')}")
 
 
 def _draw(rows: list[Row], needed: list[Row], path: Path) -> Path:
-    curves = []
+    curves, counts = [], []
+    dense = np.unique(np.geomspace(1, READS[-1], 60).astype(int))
     for look, beta in enumerate(BETAS):
-        own = [row for row in rows if row["beta"] == beta]
-        dense = np.unique(np.geomspace(1, READS[-1], 60).astype(int))
-        formula = [expected_accuracy(int(n), PAIRS, beta * J, beta * FIELD) for n in dense]
+        formula = [accuracy_at(beta, int(n)) for n in dense]
         curves.append(Line(dense, formula, look=look, style={"marker": "", "linestyle": "-"}))
         label = f"β = {beta:g}, contrast {math.exp(4 * beta * J):.0f}"
-        curves.append(Line(READS, [row["measured"] for row in own], label, look, style={"linestyle": ""}))
-    counts = []
-    for look, pairs in enumerate((4, 16, 64)):
+        points = [row["measured"] for row in rows if row["beta"] == beta]
+        curves.append(Line(READS, points, label, look, style={"linestyle": ""}))
+    for look, pairs in enumerate(COUNTS):
         own = [row for row in needed if row["pairs"] == pairs]
-        counts.append(
-            Line([row["contrast"] for row in own], [row["reads"] for row in own], f"{pairs} pairs", look)
-        )
-    panels = [
-        Panel(curves, settings={"xlabel": "reads", "ylabel": f"accuracy, {PAIRS} pairs", "xscale": "log"}),
-        Panel(
-            counts,
-            settings={
-                "xlabel": "contrast exp(4βJ)",
-                "ylabel": "reads for 99 %",
-                "xscale": "log",
-                "yscale": "log",
-            },
-        ),
-    ]
+        x, y = ([row[key] for row in own] for key in ("contrast", "reads"))
+        counts.append(Line(x, y, f"{pairs} pairs", look))
+    left: Row = {"xlabel": "reads", "ylabel": f"accuracy, {PAIRS} pairs", "xscale": "log"}
+    right: Row = {"xlabel": "contrast exp(4βJ)", "ylabel": "reads for 99 %", "xscale": "log", "yscale": "log"}
+    panels = [Panel(curves, settings=left), Panel(counts, settings=right)]
     return lines([panels], path, size=(4.6, 3.6), shared=False)
 
 

@@ -126,9 +126,7 @@ def decoupled_heads(target: float = 1.0, floor: float = 0.09, ridge: float = 0.5
     is 1 + (2α/(1 + 2α))² target²/floor.
     """
     eye = torch.eye(2, dtype=torch.float64)
-    return QuadraticGame(
-        target * eye[..., None], eye, floor, torch.full((2,), 0.5, dtype=torch.float64), ridge
-    )
+    return QuadraticGame(target * eye[..., None], eye, floor, eye.mean(0), ridge)
 
 
 def random_game(seed: int) -> QuadraticGame:
@@ -149,9 +147,8 @@ def random_game(seed: int) -> QuadraticGame:
     moments = scale @ scale.T * (coupling + (1 - coupling) * inside)  # Schur: still positive definite
     targets = torch.randn(heads, out, size, generator=g, dtype=torch.float64)
     shares = torch.rand(heads, generator=g, dtype=torch.float64) + 0.05
-    return QuadraticGame(
-        targets, moments / moments.diagonal().mean(), power(-2, 0.5), shares / shares.sum(), power(-2, 2)
-    )
+    moments = moments / moments.diagonal().mean()
+    return QuadraticGame(targets, moments, power(-2, 0.5), shares / shares.sum(), power(-2, 2))
 
 
 def is_coupled(game: QuadraticGame) -> bool:
@@ -233,9 +230,8 @@ def main() -> None:
     if options.part != "fit":
         report("Theorem 2.2 in quadratic games, β_R = β_C = 0", games(options.games), as_json=options.json)
     if options.part != "games":
-        report(
-            "Fit of 20 points of a - λ/(1 - c Γ): c and its 95 % interval", noisy_fits(), as_json=options.json
-        )
+        title = "Fit of 20 points of a - λ/(1 - c Γ): c and its 95 % interval"
+        report(title, noisy_fits(), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from experiments import dqa_fidelity as study
-from experiments.dqa_fidelity import SECTIONS, answer
-from experiments.dqa_problems import sk_problems, swept
+from experiments.dqa_fidelity import SECTIONS, answer, sk_problems, swept
 
 
 def test_sweeps_keep_boltzmanns_law_and_lead_to_it() -> None:
@@ -23,10 +22,8 @@ def test_sweeps_keep_boltzmanns_law_and_lead_to_it() -> None:
 
 def test_refinement_and_learned_anneals_are_nearer() -> None:
     problems = sk_problems(6, 0.6, instances=2)
-    errors = [
-        problems.error(answer(problems, m))
-        for m in ("J = 0", "5 ns, predicted", "5 ns + refine 4", "boltzmann-8")
-    ]
+    methods = ("J = 0", "5 ns, predicted", "5 ns + refine 4", "boltzmann-8")
+    errors = [problems.error(answer(problems, name)) for name in methods]
     assert errors[0] > errors[1] > errors[2]
     assert errors[1] > errors[3]
 
