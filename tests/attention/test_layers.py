@@ -1,54 +1,44 @@
-"""What holds for every layer: seeds of training and evaluation, gradients, autocast, refused inputs."""
+"""What holds for every layer: seeds, gradients, precision, and that a batch is kept only where it is recorded."""
 
 from __future__ import annotations
 
 import copy
+import gc
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from layers import LAYERS, answer, arguments, coupled, tokens
+from left_behind import left_behind
 from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
 
 import diabat
+from diabat import BoltzmannAttention, BoltzmannMultiheadAttention
+from diabat.attention.coupled import CoupledHeads, recording
 from diabat.attention.pooling import BoltzmannPooling
+from diabat.huggingface.boltzmann.config import BoltzmannOptions
+from diabat.huggingface.boltzmann.layer import BoltzmannHeads
 from diabat.models import Model
+from diabat.samplers.exact import ExactSampler
 from diabat.tasks.base import Split
 from diabat.training import evaluate
 
-LAYERS: dict[str, Any] = {
-    "attention": diabat.BoltzmannAttention,
-    "odds": lambda *a, **k: diabat.BoltzmannAttention(*a, weights="odds", **k),
-    "own spin": lambda *a, **k: diabat.BoltzmannAttention(*a, mode="J-self", **k),
-    "slots": lambda *a, **k: diabat.BoltzmannAttention(*a, relative=True, **k),
-    "multihead": lambda dim, heads, window, **k: diabat.BoltzmannMultiheadAttention(
-        dim, heads, batch_first=True, window=window, **k
-    ),
-    "pooling": BoltzmannPooling,
-    "neurogame": lambda dim, heads, window, **k: diabat.NeuroGameAttention(dim, heads, **k),
-}
+
+def built(kind: str, sampler: Any = None, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return coupled(LAYERS[kind](8, 2, 4, sampler=sampler or tempering(**options)), std=1.0)
+
+
+def inputs() -> Tensor:
+    return tokens(3, 4, dtype=torch.float32)
 
 
 def tempering(**options: Any) -> diabat.Sampler:
     return diabat.sampler("tempering", num_replicas=2, burn_in=2, sweeps=3, num_chains=3, **options)
-
-
-def built(kind: str, sampler: Any = None, seed: int = 0, **options: Any) -> Any:
-    torch.manual_seed(seed)
-    layer = LAYERS[kind](8, 2, 4, sampler=sampler or tempering(**options))
-    for name, p in layer.named_parameters():
-        if name == "coupling_pairs":
-            nn.init.normal_(p)
-    return layer
-
-
-def answer(layer: nn.Module, x: Tensor) -> Tensor:
-    out: Any = layer(x, x, x) if isinstance(layer, diabat.BoltzmannMultiheadAttention) else layer(x)
-    found: Tensor = out[0] if isinstance(out, tuple) else out
-    return found.detach()
-
-
-def inputs() -> Tensor:
-    return torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(2))
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -80,8 +70,8 @@ def test_chains_that_continue_draw_in_evaluation() -> None:
     assert not torch.equal(answer(layer, x), different)
 
 
+# What has no gradient: scores without fields, and a shift of all scores.
 IDLE = {"own spin": {"query", "key"}, "odds": {"key.bias"}}
-"""What has no gradient: scores without fields, and a shift of all scores."""
 
 
 @pytest.mark.parametrize("drawn", [False, True])
@@ -89,7 +79,7 @@ IDLE = {"own spin": {"query", "key"}, "odds": {"key.bias"}}
 def test_gradients_reach_every_parameter(kind: str, drawn: bool) -> None:
     layer = built(kind, tempering() if drawn else "mean_field")
     state = torch.get_rng_state()
-    found: Any = layer(inputs(), inputs(), inputs())[0] if kind == "multihead" else layer(inputs())
+    found = answer(layer, inputs())
     assert kind == "neurogame" or torch.equal(torch.get_rng_state(), state) is not drawn
     found.sin().sum().backward()
     copy.deepcopy(layer)  # nothing of the graph is kept
@@ -129,23 +119,156 @@ def test_an_evaluation_of_a_split_draws_for_every_batch_by_its_seed() -> None:
     assert layer.eval_seed == 0
 
 
-@pytest.mark.parametrize("kind", ["attention", "neurogame", "multihead"])
-@pytest.mark.parametrize(
-    ("x", "told"),
-    [
-        ([[[0.0] * 4] * 3], "expected a torch.Tensor, got list"),
-        (torch.zeros(1, 3, 4, dtype=torch.int64), "expected a floating dtype, got torch.int64"),
-        (torch.zeros(1, 3, 4).to_sparse(), "expected a dense tensor, got the layout torch.sparse_coo"),
-        (torch.zeros(1, 3, 4).double(), "expected dtype torch.float32 as the layer, got torch.float64"),
-        (torch.zeros(1, 3, 4, device="meta"), "expected a tensor on cpu as the layer, got one on meta"),
-    ],
-    ids=["list", "integers", "sparse", "float64", "meta"],
-)
-def test_what_is_given_instead_of_tokens_is_refused(kind: str, x: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{'query' if kind == 'multihead' else 'x'}: {told}"):
-        answer(LAYERS[kind](4, 1, 3), x)
+KINDS: dict[str, Callable[[], CoupledHeads]] = {
+    "absolute": lambda: BoltzmannAttention(8, 2, 6),
+    "relative": lambda: BoltzmannAttention(8, 2, 3, relative=True, weights="odds"),
+    "self": lambda: BoltzmannAttention(8, 2, 3, relative=True, mode="J-self"),
+    "band": lambda: BoltzmannAttention(8, 2, 6, bandwidth=1, sampler="banded"),
+    "independent": lambda: BoltzmannAttention(8, 2, 3, relative=True, far="independent"),
+    "chain": lambda: BoltzmannAttention(8, 2, None, relative=True, couplings="tokens", rank=2),
+    "mean field chain": lambda: BoltzmannAttention(8, 2, None, relative=True, sampler="mean_field"),
+    "multihead": lambda: BoltzmannMultiheadAttention(8, 2, window=6, batch_first=True),
+    "multihead chain": lambda: BoltzmannMultiheadAttention(8, 2, window=None, batch_first=True),
+    "pooling": lambda: BoltzmannPooling(8, 2, 6),
+    "hugging face": lambda: BoltzmannHeads(2, BoltzmannOptions(window=3)),
+    "hugging face chain": lambda: BoltzmannHeads(2, BoltzmannOptions(window=None), features=16),
+}
 
 
-def test_causal_is_true_or_false() -> None:
-    with pytest.raises(ValueError, match="causal: expected True or False, got 'no'"):
-        diabat.BoltzmannAttention(4, 1, 3, causal="no")
+@contextmanager
+def only_new_objects() -> Iterator[None]:
+    """Whatever there is before is left out by the collector, which is then fast."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def numbers_alive() -> int:
+    """Numbers in all new tensors that Python holds."""
+    gc.collect()
+    return sum(
+        t.numel() for t in gc.get_objects() if type(t) in (Tensor, nn.Parameter) and t.is_floating_point()
+    )
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("name", KINDS)
+def test_nothing_of_a_batch_is_alive_after_it(name: str, gradients: bool) -> None:
+    if name == "hugging face chain" and not gradients:
+        pytest.skip("values of the last pass are kept beside the cache of a decoder")
+    layer = KINDS[name]()
+    with torch.set_grad_enabled(gradients):
+        answer(layer, torch.randn(40, 6, 8))  # whatever is computed once
+        with only_new_objects():
+            answer(layer, torch.randn(50, 6, 8))
+            assert numbers_alive() == 0
+            with layer.recording():
+                answer(layer, torch.randn(50, 6, 8))
+                assert numbers_alive() > 0
+            assert numbers_alive() == 0
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_copies_and_files_are_those_of_a_new_layer(name: str) -> None:
+    layer = KINDS[name]().eval()
+    size = len(pickle.dumps(layer))
+    with torch.no_grad(), layer.recording():
+        answer(layer, torch.randn(40, 6, 8))
+        layer.last_fields_and_couplings()
+        assert len(pickle.dumps(layer)) == size
+        for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            with pytest.raises(RuntimeError, match="not recorded"):
+                other.last_fields_and_couplings()
+        layer.last_fields_and_couplings()
+    assert len(pickle.dumps(layer)) == size
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("name", KINDS)
+def test_layers_are_copied_after_vmap(name: str, gradients: bool) -> None:
+    layers = [KINDS[name]() for _ in range(2)]
+    parameters, buffers = stack_module_state(layers)
+    x = torch.randn(1, 6, 8)
+    with torch.set_grad_enabled(gradients):
+        vmap(lambda p, b: functional_call(layers[0], (p, b), arguments(layers[0], x))[0])(parameters, buffers)
+        assert torch.equal(answer(pickle.loads(pickle.dumps(layers[0])), x), answer(layers[0], x))
+        assert torch.equal(answer(copy.deepcopy(layers[0]), x), answer(layers[0], x))
+
+
+def test_fields_are_asked_for_inside_of_a_recording() -> None:
+    layer, x = KINDS["absolute"](), torch.randn(2, 6, 8)
+    layer(x)
+    outside = r"not recorded; call the layer.* inside of 'with layer\.recording\(\):'\.$"
+    with pytest.raises(RuntimeError, match=outside):
+        layer.last_fields_and_couplings()
+    with layer.recording():
+        with pytest.raises(
+            RuntimeError, match="no Boltzmann forward pass has been recorded yet; call the layer"
+        ):
+            layer.last_fields_and_couplings()
+        layer(x)
+        fields, J = layer.last_fields_and_couplings()
+        with layer.recording():  # one in another is the same
+            assert torch.equal(layer.last_fields_and_couplings()[0], fields)
+            layer(2 * x)
+        assert not torch.equal(layer.last_fields_and_couplings()[0], fields)
+        assert not fields.requires_grad
+        assert not J.requires_grad
+    with pytest.raises(RuntimeError, match="not recorded"):
+        layer.last_fields_and_couplings()
+
+
+def test_a_recording_ends_with_an_error() -> None:
+    layers = [KINDS["absolute"](), KINDS["chain"]()]
+
+    def call() -> None:
+        with recording(layers):
+            for layer in layers:
+                answer(layer, torch.randn(2, 6, 8))
+            layers[0](torch.randn(2, 6, 7))
+
+    with pytest.raises(ValueError, match="x: expected"):
+        call()
+    for layer in layers:
+        with pytest.raises(RuntimeError, match="not recorded"):
+            layer.last_fields_and_couplings()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("name", ["absolute", "relative", "band"])
+def test_a_compiled_layer_records_as_well(name: str) -> None:
+    layer, x = KINDS[name](), torch.randn(2, 6, 8)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    with layer.recording():
+        answer(layer, x)
+        want = layer.last_fields_and_couplings()
+        answer(compiled, x)
+        torch.testing.assert_close(layer.last_fields_and_couplings(), want)
+    answer(compiled, x)
+
+
+STEPS: list[dict[str, Any]] = [
+    *({}, {"mode": "h+J+K"}, {"mode": "J-self"}, {"sampler": "mean_field"}, {"sampler": "dqa"}),
+    {"sampler": "banded", "bandwidth": 2},
+    {"relative": True, "weights": "odds"},
+    {"window": None, "relative": True, "couplings": "gates"},
+]
+
+
+@pytest.mark.parametrize("options", STEPS, ids=str)
+def test_a_step_of_a_layer_leaves_nothing(options: dict[str, Any]) -> None:
+    layer, x = diabat.BoltzmannAttention(16, 2, **{"window": 8} | options), torch.randn(4, 8, 16)
+    assert left_behind(lambda: layer(x).square().sum().backward()) == 0
+
+
+@pytest.mark.parametrize("problems", [1, 3_000])
+def test_log_odds_of_exact_leave_nothing(problems: int) -> None:
+    h, J = torch.randn(problems, 6, requires_grad=True), torch.zeros(6, 6, requires_grad=True)
+
+    def step() -> None:
+        ExactSampler().differentiable_log_odds(diabat.Ising(h, J)).square().sum().backward()
+
+    assert left_behind(step) == 0
