@@ -3,7 +3,7 @@
     from layers import F64, LAYERS, answer, attention, tokens
 
     layer = attention(4, relative=True, weights="odds")    # BoltzmannAttention of 2 heads in float64, J not zero
-    out = answer(layer, tokens(2, 11))                     # the output of any layer, self-attention where it takes three
+    out = answer(layer, tokens(2, 11))                     # the output of any layer on B x T tokens
 
     @pytest.mark.parametrize("kind", LAYERS)
     def test_...(kind: str) -> None:                       # what holds for every layer
@@ -91,7 +91,8 @@ def arguments(layer: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     """The arguments of a layer from tokens [B, T, D]: self-attention where it takes queries, keys and values."""
     if isinstance(layer, BoltzmannHeads):
         visible = torch.ones(1, 1, x.shape[1], x.shape[1], dtype=torch.bool).tril()
-        return (*(x[:, None].expand(-1, layer.num_heads, -1, -1),) * 3, visible)
+        heads = x[:, None].expand(-1, layer.num_heads, -1, -1)
+        return heads, heads.flip(-1), heads, visible
     return (x,) * (3 if isinstance(layer, diabat.BoltzmannMultiheadAttention) else 1)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from layers import F64
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -30,7 +31,6 @@ from diabat.attention.correlations import query_moments
 from diabat.attention.coupled import CoupledHeads, recording
 from diabat.attention.key_couplings import ChainOptions, KeyCouplings
 
-F64 = torch.float64
 LAWS = [ChainLayer(causal, weights) for causal in (True, False) for weights in ("odds", "probability")]
 
 
@@ -588,15 +588,6 @@ def test_couplings_of_one_token_by_their_kernel(source: str, bandwidth: int) -> 
             torch.testing.assert_close(one[:, :, 0], row.detach(), rtol=0, atol=1e-13)
 
 
-def test_states_of_other_layers_are_refused() -> None:
-    x = torch.randn(1, 3, 12)
-    window = BoltzmannAttention(12, 2, 4, relative=True)
-    with pytest.raises(ValueError, match="state: expected values with 15 numbers for each head, got 6"):
-        built().step(x[:, 0], window.prefill(x)[1])
-    with pytest.raises(ValueError, match="state: expected values with 6 numbers for each head, got 15"):
-        window.step(x[:, 0], built().prefill(x)[1])
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 def test_what_works_with_an_ordinary_module_works_here() -> None:
     layer = built(weights="odds", dropout=0.1).eval()
@@ -665,37 +656,6 @@ def test_other_backends_answer(sampler: str) -> None:
     out = layer(torch.randn(2, 6, 8))
     out.sum().backward()
     assert bool(out.isfinite().all())
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"window": 4, "rank": 2},
-         "rank: expected None unless neighbouring keys are coupled (window=None), got 2."),
-        ({"window": 4, "couplings": "tokens"},
-         "couplings: expected None unless neighbouring keys are coupled (window=None), "),
-        ({"rank": 0}, "rank: expected an integer >= 1, got 0."),
-        ({"rank": 10**12}, "rank: features of rank = 1000000000000 need "),
-        ({"rank": 2, "couplings": "distance"}, "rank: expected None with couplings='distance', got 2."),
-        ({"couplings": "words"}, "couplings: expected one of distance, tokens, gates, got 'words'."),
-        ({"bandwidth": 0}, "bandwidth: expected an integer >= 1, got 0."),
-        ({"relative": False},
-         "relative: expected True to couple neighbouring keys (window=None), got False."),
-        ({"mode": "h"}, "mode: expected 'h+J' to couple neighbouring keys (window=None), got 'h'."),
-        ({"far": "independent"},
-         "far: expected 'none' with window=None, where all keys are coupled, got 'independent'."),
-        ({"offset_bias": True}, "offset_bias: expected False with window=None, got True."),
-        ({"sampler": "exact"},
-         "sampler: expected one that takes edges without a window, as 'banded' does, got 'exact'."),
-        ({"coupling_init": CouplingInit(mean=1.0, distance=2)},
-         "coupling_init: expected a distance of at most bandwidth = 1, got 2."),
-        ({"sampler": diabat.sampler("banded", bandwidth=1), "bandwidth": 2},
-         "bandwidth: expected at least 2, the range"),
-    ],
-)  # fmt: skip
-def test_bad_options(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match="^" + re.escape(sentence)):
-        BoltzmannAttention(8, 2, **{"window": None, "relative": True, **options})
 
 
 @pytest.mark.parametrize("weights", ["odds", "probability"])

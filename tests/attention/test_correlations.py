@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from layers import F64, attention, tokens
 from torch import Tensor
 
 from diabat import BoltzmannAttention, UnsupportedError
@@ -15,7 +16,6 @@ from diabat.attention.coupled import recording
 from diabat.ising import Ising
 from diabat.testing import brute_force
 
-F64 = torch.float64
 T = 4
 CASES: dict[str, dict[str, Any]] = {
     "absolute": {"window": 7},
@@ -32,18 +32,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def layer(window: int = T, dtype: torch.dtype = F64, **options: Any) -> BoltzmannAttention:
-    torch.manual_seed(1)
-    built = BoltzmannAttention(8, 2, window, **options).to(dtype)
-    with torch.no_grad():
-        for parameter in (built.coupling_pairs, built.coupling_triples, built.offset_bias):
-            if parameter is not None:
-                parameter.normal_(std=0.7)
-    return built
+def layer(window: int = T, **options: Any) -> BoltzmannAttention:
+    return attention(window, std=0.7, **options)
 
 
-def inputs(length: int = 6, dtype: torch.dtype = F64) -> Tensor:
-    return torch.randn(2, length, 8, generator=torch.Generator().manual_seed(2), dtype=dtype)
+def inputs(dtype: torch.dtype = F64) -> Tensor:
+    return tokens(2, 6, dtype=dtype)
 
 
 @torch.no_grad()

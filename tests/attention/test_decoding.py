@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from layers import F64, tokens
 from torch import Tensor
 
 from diabat import BoltzmannAttention
 from diabat.attention.decoding import DecodingState
 
-from .test_relative import F64, OPTIONS, inputs, layer
+from .test_relative import OPTIONS, layer
 
 
 def decoded(built: BoltzmannAttention, x: Tensor, state: DecodingState | None = None) -> tuple[Tensor, Any]:
@@ -24,7 +25,7 @@ def decoded(built: BoltzmannAttention, x: Tensor, state: DecodingState | None = 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_steps_equal_the_full_pass(name: str) -> None:
-    built, x = layer(**OPTIONS[name]), inputs(length=13)
+    built, x = layer(**OPTIONS[name]), tokens(2, 13)
     found, state = decoded(built, x)
     assert (found - built(x)).abs().max() < 1e-12
     assert state.keys.shape == (2, 2, 13 if built.far == "independent" else 4, 4)
@@ -33,17 +34,15 @@ def test_steps_equal_the_full_pass(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["banded", "mean_field"])
 def test_steps_with_other_backends(name: str) -> None:
-    built, x = (
-        layer(sampler=name, bandwidth=2, dtype=torch.float32, weights="odds"),
-        inputs(dtype=torch.float32),
-    )
+    built = layer(sampler=name, bandwidth=2, dtype=torch.float32, weights="odds")
+    x = tokens(dtype=torch.float32)
     assert (decoded(built, x)[0] - built(x)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("name", ["probability", "far odds", "rotary", "J-self"])
 def test_steps_after_a_padded_prompt(name: str) -> None:
     """Prompts of different lengths, padded on the left."""
-    built, x = layer(**OPTIONS[name]), inputs(3)
+    built, x = layer(**OPTIONS[name]), tokens(3)
     mask = torch.arange(7) < torch.tensor([[0], [3], [6]])
     prompt, state = built.prefill(x[:, :7], mask)
     assert (prompt - built(x[:, :7], mask)).abs().max() < 1e-12
@@ -55,7 +54,7 @@ def test_steps_after_a_padded_prompt(name: str) -> None:
 
 
 def test_beams_are_reordered_and_states_are_not_changed() -> None:
-    built, x = layer(far="independent"), inputs(3)
+    built, x = layer(far="independent"), tokens(3)
     _, state = built.prefill(x[:, :6])
     before = [t.clone() for t in (state.keys, state.values, state.key_mask, state.position)]
     rows = torch.tensor([2, 0, 2, 1])
@@ -70,7 +69,7 @@ def test_beams_are_reordered_and_states_are_not_changed() -> None:
 
 
 def test_gradients_pass_through_steps() -> None:
-    built, x = layer(), inputs(1, 6)
+    built, x = layer(), tokens(1, 6)
     cotangent = torch.randn(1, 6, 8, dtype=F64)
     parameters = list(built.parameters())
     torch.testing.assert_close(
@@ -81,28 +80,10 @@ def test_gradients_pass_through_steps() -> None:
     )
 
 
-def test_refusals() -> None:
-    built, x = layer(), inputs()
-    _, state = built.step(x[:, 0])
-    absolute = BoltzmannAttention(8, 2, 4).to(F64)
-    for call in (lambda: absolute.step(x[:, 0]), lambda: absolute.prefill(x[:, :4])):
-        with pytest.raises(ValueError, match="relative: expected True to decode token by token, got False"):
-            call()
-    sentence = r"x: expected one token of every sequence, \[B, 8\], got \[2, 3, 8\]"
-    with pytest.raises(ValueError, match=sentence):
-        built.step(x[:, :3], state)
-    with pytest.raises(ValueError, match=r"state: expected keys \[1, 2, S, 4\] .* got \[2, 2, 1, 4\]"):
-        built.step(x[:1, 0], state)
-    with pytest.raises(TypeError, match="state: expected a DecodingState or None, got dict"):
-        built.step(x[:, 0], {})
-    with pytest.raises(ValueError, match=r"rows: expected int64 \[B\], got torch.float32 \[2\]"):
-        state.reorder(torch.zeros(2))
-
-
 @torch.no_grad()
 def test_states_that_share_memory_do_not_change_each_other() -> None:
     """Steps from one state, and from states before the last one, as a search with several continuations takes them."""
-    built, x = layer(far="independent"), inputs(2, 40)
+    built, x = layer(far="independent"), tokens(2, 40)
     whole = built(x)
     states, outputs = [built.prefill(x[:, :2])[1]], []
     for i in range(2, 40):
@@ -120,7 +101,7 @@ def test_states_that_share_memory_do_not_change_each_other() -> None:
 
 def test_a_step_without_gradients_does_not_disturb_those_of_others() -> None:
     """Autograd has saved the keys of a state; the next step writes behind them."""
-    built, x = layer(far="independent"), inputs(1, 8)
+    built, x = layer(far="independent"), tokens(1, 8)
     with torch.no_grad():
         state = built.step(x[:, 0], None)[1]
         state = built.step(x[:, 1], state)[1]
@@ -133,7 +114,7 @@ def test_a_step_without_gradients_does_not_disturb_those_of_others() -> None:
 
 
 def test_steps_leave_inference_mode() -> None:
-    built, x = layer(far="independent"), inputs(1, 8)
+    built, x = layer(far="independent"), tokens(1, 8)
     with torch.inference_mode():
         state = built.step(x[:, 0], built.prefill(x[:, :1])[1])[1]
     with torch.no_grad():

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import layers
 import pytest
 import torch
+from layers import F64
 from torch import Tensor
 
 from diabat import BoltzmannAttention, sampler
 from diabat.attention import boltzmann, fused
 
-F64 = torch.float64
 LAYERS: dict[str, dict[str, Any]] = {
     "causal": {},
     "all keys": {"causal": False},
@@ -53,17 +54,12 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return made
 
 
-def built(dtype: torch.dtype = F64, heads: int = 2, window: int = 6, **options: Any) -> BoltzmannAttention:
-    torch.manual_seed(1)
-    layer = BoltzmannAttention(4 * heads, heads, window, **options).to(dtype)
-    if layer.coupling_pairs is not None:
-        torch.nn.init.normal_(layer.coupling_pairs, std=0.5)
-    return layer
+def built(dtype: torch.dtype = F64, window: int = 6, **options: Any) -> BoltzmannAttention:
+    return layers.attention(window, dtype=dtype, **options)
 
 
-def tokens(length: int, dtype: torch.dtype = F64, heads: int = 2) -> Tensor:
-    generator = torch.Generator().manual_seed(2)
-    return torch.randn(3, length, 4 * heads, generator=generator, dtype=dtype).requires_grad_()
+def tokens(length: int, dtype: torch.dtype = F64) -> Tensor:
+    return layers.tokens(3, length, dtype=dtype).requires_grad_()
 
 
 def results(layer: BoltzmannAttention, x: Tensor, mask: Tensor | None) -> list[Tensor]:

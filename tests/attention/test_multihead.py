@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from layers import F64, attention, coupled
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 import diabat
-from diabat import BoltzmannAttention, BoltzmannMultiheadAttention
+from diabat import BoltzmannMultiheadAttention
 from diabat.attention.coupled import recording
 from diabat.attention.multihead import attention_masks
 
-F64 = torch.float64
 B, L, S, E, H = 3, 4, 5, 8, 2
 WHOLE: dict[str, Any] = {"window": 6}
 
@@ -112,11 +112,7 @@ def test_it_starts_as_torch_does() -> None:
 @pytest.mark.parametrize("mode", ["h+J", "h", "J", "h+J+K", "softmax"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_self_attention_is_that_of_the_layer(mode: str, causal: bool) -> None:
-    torch.manual_seed(2)
-    layer = BoltzmannAttention(E, H, 6, mode=mode, causal=causal).double()
-    for terms in (layer.coupling_pairs, layer.coupling_triples):
-        if terms is not None:
-            nn.init.normal_(terms, std=0.5)
+    layer = attention(6, mode=mode, causal=causal)
     adapter = BoltzmannMultiheadAttention(E, H, batch_first=True, dtype=F64, mode=mode, **WHOLE)
     state = layer.state_dict()
     for kind in ("weight", "bias"):
@@ -136,10 +132,9 @@ def test_self_attention_is_that_of_the_layer(mode: str, causal: bool) -> None:
 
 def boltzmann(**options: Any) -> Any:
     torch.manual_seed(6)
-    built = BoltzmannMultiheadAttention(E, H, **{"batch_first": True, "dtype": F64, **WHOLE, **options})
-    if built.coupling_pairs is not None:
-        nn.init.normal_(built.coupling_pairs, std=0.5)
-    return built
+    return coupled(
+        BoltzmannMultiheadAttention(E, H, **{"batch_first": True, "dtype": F64, **WHOLE, **options})
+    )
 
 
 def test_float_masks_add_to_the_fields_and_hide() -> None:
@@ -342,46 +337,3 @@ def test_parameters_have_the_dtype_that_was_asked_for(dtype: torch.dtype) -> Non
     assert out.dtype == weights.dtype == dtype
     meta = BoltzmannMultiheadAttention(E, H, device="meta", **WHOLE)
     assert {p.device.type for p in meta.parameters()} == {"meta"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"add_bias_kv": True}, "add_bias_kv: expected False, since couplings are between keys, got True"),
-        ({"add_zero_attn": True}, "add_zero_attn: expected False"),
-        ({"embed_dim": 9}, "embed_dim: expected a multiple of num_heads = 2, got 9"),
-        ({"window": 0}, "window: expected an integer >= 1, got 0"),
-        ({"mode": "h+j"}, r"mode: expected one of .* Did you mean 'h\+J'"),
-        ({"window": 60}, "window: sampler 'exact' accepts at most"),
-        ({"num_reads": 5}, "num_reads: gradient 'exact' differentiates"),
-        ({"gradient": "adjoint"}, "gradient: sampler 'exact' supports"),
-        ({"bandwidth": 0}, "bandwidth: expected None or an integer >= 1, got 0"),
-    ],
-)
-def test_options_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        BoltzmannMultiheadAttention(**{"embed_dim": E, "num_heads": H, **WHOLE, **options})
-
-
-INPUT = torch.zeros(B, S, E)
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"query": torch.zeros(E)}, r"query: expected \[L, B, E\].* got \[8\]"),
-    ({"query": INPUT[..., :3]}, r"query: expected .* with 8 features.* got \[3, 5, 3\]"),
-    ({"query": INPUT.long()}, "query: expected a floating dtype, got torch.int64"),
-    ({"query": INPUT[:2]}, "key: expected a batch of 2 as the queries, got 3"),
-    ({"key": INPUT[0]}, r"key: expected 3 dimensions .* got \[5, 8\]"),
-    ({"key": INPUT[:, :0]}, r"key: .* none of them empty, got \[3, 0, 8\]"),
-    ({"value": INPUT[:, :4]}, r"value: expected the positions of the keys, \[3, 5\], got \[3, 4\]"),
-    ({"key": torch.zeros(B, 7, E), "value": torch.zeros(B, 7, E)},
-     "key: expected at most window = 6 positions, got 7"),
-    ({"attn_mask": torch.zeros(5, 4)}, r"attn_mask: expected shape \[5, 5\] or \[6, 5, 5\], got \[5, 4\]"),
-    ({"attn_mask": torch.zeros(5, 5).int()}, "attn_mask: expected dtype bool or float, got torch.int32"),
-    ({"key_padding_mask": torch.zeros(5)}, r"key_padding_mask: expected shape \[3, 5\], got \[5\]"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "message"), REFUSED)
-def test_inputs_are_refused(change: dict[str, Any], message: str) -> None:
-    built = BoltzmannMultiheadAttention(E, H, batch_first=True, **WHOLE)
-    with pytest.raises(ValueError, match=message):
-        built(**{"query": INPUT, "key": INPUT, "value": INPUT, **change})

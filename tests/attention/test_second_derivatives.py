@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from layers import F64, arguments
 from torch import Tensor, nn
 from torch.autograd import forward_ad, grad
 
@@ -23,7 +24,6 @@ from diabat.samplers.capabilities import UnsupportedError
 
 # torch compiles some of its own forward derivatives by what it has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
-F64 = torch.float64
 Function = Callable[..., Tensor]
 Leaves = tuple[Tensor, ...]
 Entry = Callable[[], tuple[Function, Leaves]]
@@ -46,17 +46,8 @@ def of_layer(build: Callable[[], nn.Module], tokens: int = 4) -> Entry:
         fixed = {name: p.detach() for name, p in named.items()}
 
         def function(x: Tensor, *parameters: Tensor) -> Tensor:
-            if isinstance(layer, BoltzmannHeads):
-                args: Any = (
-                    x[:, None],
-                    x[:, None].flip(-1),
-                    x[:, None],
-                    torch.ones(1, 1, 4, 4).bool().tril(),
-                )
-            else:
-                args = (x,) * (3 if isinstance(layer, diabat.BoltzmannMultiheadAttention) else 1)
             given = fixed | dict(zip(moved, parameters, strict=True))
-            found: Any = torch.func.functional_call(layer, given, args)
+            found: Any = torch.func.functional_call(layer, given, arguments(layer, x))
             out: Tensor = found[0] if isinstance(found, tuple) else found
             return out
 

@@ -1,0 +1,537 @@
+"""Boltzmann attention over a window: weights of every mode, odds, bands of couplings, and what a module promises."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from fakes import RecorderSampler
+from largest_tensor import LargestTensor
+from layers import F64, attention, functional, tokens
+from torch import Tensor
+
+from diabat.attention import BoltzmannAttention, BoltzmannMultiheadAttention, CouplingInit
+from diabat.attention.bridge import GradientBridge
+from diabat.attention.coupling_layout import MODES
+from diabat.attention.weights import log_odds
+from diabat.config import make_config
+from diabat.ising import Ising, pair_indices
+from diabat.samplers import UnsupportedError, sampler
+from diabat.samplers.banded import BandedSampler
+from diabat.samplers.dqa import DQASampler
+from diabat.samplers.exact import ExactSampler
+from diabat.testing import ReferenceSampler, brute_force
+
+
+def layer(mode: str = "h+J", **options: Any) -> BoltzmannAttention:
+    """A layer of 2 heads over windows of 5, with couplings that are not zero."""
+    return attention(5, 6, std=0.4, mode=mode, **options)
+
+
+def inputs(batch: int = 3, length: int = 5, dtype: torch.dtype = F64) -> Tensor:
+    return tokens(batch, length, 6, dtype=dtype)
+
+
+SAMPLERS: dict[str, Any] = {
+    "exact": lambda: "exact",
+    "mean_field": lambda: "mean_field",
+    "dqa": lambda: DQASampler(annealing_time_ns=2.0, steps=60),
+    "dqa_reads": lambda: DQASampler(annealing_time_ns=2.0, steps=60, num_reads=50),
+}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["probability", "odds"])
+def test_weights_are_the_normalised_marginals(kind: str, mode: str, causal: bool) -> None:
+    """Against plain enumeration with fields q·k/sqrt(d) or those of odds, term by term of the mode."""
+    built, x = layer(mode, causal=causal, weights=kind), inputs()
+    out, weights = built(x, None, True)
+    q, k, v = (f(x).view(3, 5, 2, 3).transpose(1, 2) for f in (built.query, built.key, built.value))
+    h = q @ k.mT / 3**0.5
+    seen = torch.ones(5, 5, dtype=torch.bool)
+    seen = seen.tril() if causal else seen
+    terms = mode.split("+")
+    if mode == "softmax":
+        want = torch.softmax(h.masked_fill(~seen, -torch.inf), -1)
+    else:
+        fields = h.masked_fill(~seen, -1e300).log_softmax(-1) / 2 if kind == "odds" else h
+        fields = fields.masked_fill(~seen, 0) if "h" in terms else torch.zeros_like(h)
+        alpha = brute_force(Ising(fields.detach(), built.couplings(), seen, built.three_body())).probability
+        alpha = alpha / (1 - alpha) if kind == "odds" else alpha
+        want = alpha / alpha.sum(-1, keepdim=True)
+    assert (built.couplings() is not None, built.three_body() is not None) == ("J" in terms, "K" in terms)
+    assert (weights - want).abs().max() < 1e-12
+    mixed = (want @ v).transpose(1, 2).reshape(3, 5, 6)
+    assert (out - built.output(mixed)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "sampler", "tolerance"),
+    [*((mode, "exact", 1e-12) for mode in MODES), ("h+J", "mean_field", 1e-5)],
+)
+def test_padding_is_the_shorter_sequence(mode: str, sampler: str, tolerance: float, causal: bool) -> None:
+    built, x = layer(mode, causal=causal, sampler=sampler), inputs()
+    lengths = torch.tensor([5, 2, 4])
+    mask = torch.arange(5) >= lengths[:, None]
+    out, weights = built(torch.where(mask[..., None], 30.0, x), mask, True)
+    for row, length in enumerate(lengths.tolist()):
+        alone, alone_weights = built(x[row : row + 1, :length], None, True)
+        assert (out[row, :length] - alone[0]).abs().max() < tolerance
+        assert (weights[row, :, :length, :length] - alone_weights[0]).abs().max() < tolerance
+        assert not weights[row, :, :, length:].any()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("mode", ["softmax", "h+J", "J"])
+def test_one_visible_position_has_weight_exactly_one(mode: str, sampler: str) -> None:
+    built = layer(mode, sampler=SAMPLERS[sampler](), dtype=torch.float32)
+    # Fields of either sign in the hundreds: P underflows, the weight must not.
+    x = 40 * inputs(dtype=torch.float32)
+    x = x if sampler in ("exact", "mean_field") else x / 40
+    _, weights = built(x[:, :1], None, True)
+    assert (weights == 1).all()
+    only_last = torch.tensor([[True, True, True, True, False]]).expand(3, 5)
+    _, weights = layer(mode, causal=False, sampler=SAMPLERS[sampler](), dtype=torch.float32)(
+        x / 40, only_last, True
+    )
+    assert (weights[..., 4] == 1).all()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("mode", ["softmax", "h+J"])
+def test_nothing_visible_gives_zeros_and_finite_gradients(mode: str, sampler: str) -> None:
+    built, x = layer(mode, sampler=SAMPLERS[sampler]()), inputs().requires_grad_()
+    mask = torch.zeros(3, 5, dtype=torch.bool)
+    mask[0] = True  # a whole sequence of padding
+    mask[1, 0] = True  # the first query of a causal window sees only itself, and that is padding
+    out, weights = built(x, mask, True)
+    assert not weights[0].any()
+    assert not weights[1, :, 0].any()
+    assert torch.equal(out[0], built.output.bias.expand(5, 6))
+    assert torch.isfinite(out).all()
+    (1e3 * out).pow(2).sum().backward()
+    assert torch.isfinite(x.grad).all()
+    for parameter in built.parameters():
+        assert parameter.grad is None or torch.isfinite(parameter.grad).all()
+
+
+@pytest.mark.parametrize("value", [5.5, 20.0])
+def test_underflowing_probabilities_give_uniform_weights_and_no_nan(value: float) -> None:
+    """Fields of -60 (and -800): every alpha is 0 in float32; neither weights nor gradients may become NaN."""
+    built = BoltzmannAttention(4, 1, 3, causal=False)
+    with torch.no_grad():
+        built.query.weight.copy_(torch.eye(4))
+        built.key.weight.copy_(-torch.eye(4))
+        built.query.bias.zero_()
+        built.key.bias.zero_()
+    x = torch.full((1, 3, 4), value, requires_grad=True)
+    out, weights = built(x, None, True)
+    assert torch.allclose(weights, torch.full((1, 1, 3, 3), 1 / 3))
+    (100 * out).pow(2).sum().backward()
+    assert torch.isfinite(x.grad).all()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in built.parameters())
+
+
+def correlated(J: Tensor, visible: Tensor, own: int) -> Tensor:
+    """(1 + <s_own s_j>)/2 of visible spins without fields, normalised."""
+    found = brute_force(Ising(torch.zeros(len(visible), dtype=F64), J, visible)).correlation
+    alpha = torch.where(visible, (1 + found[own]) / 2, 0)
+    return alpha / alpha.sum()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("backend", ["exact", "banded"])
+def test_weights_are_correlations_without_fields(backend: str, causal: bool) -> None:
+    built, x = layer("J-self", causal=causal, sampler=backend), inputs(2, 5)
+    found, J = built(x, None, True)[1], built.couplings()
+    for head in range(2):
+        for i in range(5):
+            visible = torch.arange(5) <= i if causal else torch.ones(5, dtype=torch.bool)
+            want = correlated(J[head, 0].detach(), visible, i)
+            assert (found[:, head, i] - want).abs().max() < 1e-12
+    assert torch.equal(found[0], found[1])
+
+
+def test_padding_without_fields() -> None:
+    built, x = layer("J-self", causal=False), inputs(2, 5)
+    mask = torch.tensor([[False, False, True, False, True], [True] * 5])
+    found, J = built(x, mask, True)[1], built.couplings()
+    for i in (0, 1, 3):
+        assert (found[0, 0, i] - correlated(J[0, 0].detach(), ~mask[0], i)).abs().max() < 1e-12
+    assert torch.allclose(found[0, :, 2], (~mask[0]).to(F64) / 3)  # its own spin is hidden
+    assert not found[1].any()
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_problems_do_not_grow_with_the_batch(relative: bool) -> None:
+    recorder = RecorderSampler(ReferenceSampler())
+    built = layer("J-self", sampler=recorder, num_reads=50, relative=relative)
+    for batch, length in ((1, 5), (7, 5), (2, 40 if relative else 5)):
+        built(inputs(batch, length))
+    assert [c.shape for c in recorder.calls] == [(2, 5, 5)] * 3
+
+
+@pytest.mark.parametrize("backend", ["exact", "tempering"])
+@pytest.mark.parametrize("relative", [True, False])
+def test_reads_without_fields_and_their_covariances(backend: str, relative: bool) -> None:
+    """5,000 reads: P within 0.04 (5 standard errors), the gradient of J within 20 % (alpha < 1e-6)."""
+    exact, x = layer("J-self", relative=relative), inputs(1, 5)
+    options = {"gradient": "covariance"} if backend == "exact" else {}
+    drawn = layer("J-self", relative=relative, sampler=backend, num_reads=5_000, **options)
+    torch.manual_seed(5)
+    assert (drawn(x, None, True)[1] - exact(x, None, True)[1]).abs().max() < 0.04
+    slopes = []
+    for built in (drawn, exact):
+        cotangent = torch.randn(1, 5, 6, generator=torch.Generator().manual_seed(6), dtype=F64)
+        slopes.append(torch.autograd.grad(built(x), built.coupling_pairs, cotangent)[0])
+    assert (slopes[0] - slopes[1]).norm() < 0.2 * slopes[1].norm()
+
+
+def test_the_own_spin_is_certain_in_every_read() -> None:
+    """Weights of the own position: 1 of Σ alpha, whatever the reads."""
+    built = layer("J-self", sampler="tempering", num_reads=3)
+    found = built(inputs(1, 5), None, True)[1][0, 0].detach()
+    smoothed = {(n + 0.5) / 4 for n in range(4)}
+    for i in range(1, 5):
+        ratios = found[i, :i] / found[i, i]
+        assert all(min(abs(float(r) - s) for s in smoothed) < 1e-6 for r in ratios)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_mode_j_is_uniform_and_modes_j_and_h_call_no_sampler(causal: bool) -> None:
+    recorder, x = RecorderSampler(sampler("exact")), inputs(2, 5)
+    built = layer("J", causal=causal, sampler=recorder)
+    seen = torch.ones(5, 5, dtype=F64).tril() if causal else torch.ones(5, 5, dtype=F64)
+    assert torch.equal(built(x, None, True)[1], (seen / seen.sum(-1, keepdim=True)).expand(2, 2, 5, 5))
+    built(x).sum().backward()
+    assert not built.coupling_pairs.grad.any()
+    BoltzmannAttention(6, 2, 5, mode="h", causal=causal, sampler=recorder).to(F64)(x)
+    assert not recorder.calls
+
+
+def test_modes_without_sampler_have_no_largest_window() -> None:
+    for mode in ("J", "h"):
+        assert BoltzmannAttention(8, 2, 64, mode=mode)(torch.randn(1, 64, 8)).shape == (1, 64, 8)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_reach_every_parameter(mode: str) -> None:
+    built = layer(mode)
+    built(inputs()).pow(2).sum().backward()
+    idle = set() if mode == "softmax" or "h" in mode.split("+") else {"query", "key"}
+    for name, parameter in built.named_parameters():
+        if name.split(".")[0] in idle:  # without h there is nothing for them to learn
+            assert parameter.grad is None or not parameter.grad.any(), name
+        elif name == "coupling_pairs" and mode == "J":
+            # Without fields every alpha is 1/2 whatever J is; a wrapper still sees a gradient.
+            assert parameter.grad is not None
+            assert not parameter.grad.any()
+        elif name == "key.bias" and mode == "softmax":
+            assert parameter.grad is not None  # softmax cannot see a shift that is common to all keys
+        else:
+            assert parameter.grad is not None, name
+            assert parameter.grad.any(), name
+
+
+@pytest.mark.parametrize("mode", ["h", "h+J+K"])
+def test_gradcheck(mode: str) -> None:
+    function, values = functional(attention(3, 2, 1, mode=mode, std=0.5))
+    leaves = [torch.randn(2, 3, 2, dtype=F64, requires_grad=True), *values]
+    assert torch.autograd.gradcheck(function, leaves, eps=1e-6, atol=1e-6)
+
+
+def test_last_fields_and_couplings() -> None:
+    built, x = layer(), inputs()
+    with built.recording():
+        built(x)
+        h, J = built.last_fields_and_couplings()
+    q, k = (f(x).view(3, 5, 2, 3).transpose(1, 2) for f in (built.query, built.key))
+    assert torch.allclose(h, q @ k.mT / math.sqrt(3))
+    assert J.shape == (2, 1, 5, 5)
+    softmax = layer("softmax")
+    with softmax.recording():
+        softmax(x)
+        with pytest.raises(RuntimeError, match="no Boltzmann forward pass has been recorded"):
+            softmax.last_fields_and_couplings()
+
+
+def test_dropout_acts_in_training_only() -> None:
+    built, x = layer(dropout=0.5), inputs()
+    assert not torch.equal(built(x), built(x))
+    built.eval()
+    assert torch.equal(built(x), built(x))
+
+
+def test_options_show_in_the_representation() -> None:
+    shown = repr(layer("h", sampler=DQASampler(annealing_time_ns=2.0, steps=60), bias=False))
+    sampled = "(sampler): DQASampler(engine='native', schedule='Advantage2_system1', annealing_time_ns=2.0,"
+    for part in (
+        "num_heads=2",
+        "mode='h'",
+        "gradient='auto'",
+        "window=5",
+        "causal=True",
+        "bias=False",
+        sampled,
+    ):
+        assert part in shown
+
+
+def test_a_window_of_one() -> None:
+    built = BoltzmannAttention(4, 2, 1, mode="h+J+K")
+    assert built(torch.randn(3, 1, 4)).shape == (3, 1, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sampler", ["exact", "mean_field", "banded"])
+def test_autocast_computes_marginals_in_full_precision(sampler: str, dtype: torch.dtype) -> None:
+    built = attention(6, dtype=torch.float32, std=0.3, sampler=sampler, bandwidth=2)
+    x, padding = torch.randn(3, 5, 8), torch.arange(5) >= torch.tensor([[5], [3], [0]])
+    out, weights = built(x, padding, need_weights=True)
+    with torch.autocast("cpu", dtype):
+        low, low_weights = built(x, padding, need_weights=True)
+    assert low.dtype == low_weights.dtype == dtype
+    assert (low.float() - out).abs().max() < 0.02
+    assert (low_weights.float() - weights).abs().max() < 0.01
+    (rough,) = torch.autograd.grad(low.float().square().sum(), built.coupling_pairs)
+    (exact,) = torch.autograd.grad(out.square().sum(), built.coupling_pairs)
+    assert torch.nn.functional.cosine_similarity(rough, exact).min() > 0.99
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_of_half_precision(mode: str) -> None:
+    built = attention(6, dtype=torch.float32, std=0.3, mode=mode)
+    x = torch.randn(3, 5, 8)
+    low = copy.deepcopy(built).to(torch.bfloat16)
+    out = low(x.bfloat16())
+    assert out.dtype == torch.bfloat16
+    assert (out.float() - built(x)).abs().max() < 0.05
+    out.float().square().sum().backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in low.parameters())
+
+
+def test_another_sampler_in_place_is_checked_like_the_first() -> None:
+    layer = BoltzmannAttention(8, 2, 5, gradient="straight_through")
+    layer.sampler = sampler("tempering")
+    assert (layer.sampler.name, layer.gradient) == ("tempering", "straight_through")
+    layer.use_sampler("exact")
+    assert layer.gradient == "auto"
+    with pytest.raises(UnsupportedError, match="accepts at most 3 spins, got 5"):
+        layer.use_sampler(sampler("exact", max_seconds=2e-8))
+    with pytest.raises(UnsupportedError, match="sampler 'tempering' supports"):
+        layer.use_sampler("tempering", gradient="exact")
+    assert layer.sampler.name == "exact"  # a refusal changes nothing
+
+
+def random_couplings(spins: int, scale: float, dtype: torch.dtype = F64, heads: int = 2) -> Tensor:
+    J = scale * torch.randn(
+        heads, 1, spins, spins, generator=torch.Generator().manual_seed(4), dtype=dtype
+    ).triu(1)
+    return J + J.mT
+
+
+def bridge(name: str, **options: Any) -> GradientBridge:
+    return GradientBridge(sampler(name, **options))
+
+
+@pytest.mark.parametrize("spins", [5, 11, 14])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("far", ["none", "independent"])
+@pytest.mark.parametrize("size", [1.0, 100.0])
+def test_without_couplings_it_is_softmax(
+    size: float, far: str, dtype: torch.dtype, tolerance: float, spins: int
+) -> None:
+    """At scores up to ±100 too, with finite gradients."""
+    layer = BoltzmannAttention(4, 1, spins, relative=True, weights="odds", far=far).to(dtype)
+    twin = BoltzmannAttention(4, 1, spins, relative=True, mode="softmax", far=far).to(dtype)
+    with torch.no_grad():
+        for linear in (layer.query, layer.key):
+            linear.weight.copy_(torch.eye(4))
+            linear.bias.zero_()
+    twin.load_state_dict({k: v for k, v in layer.state_dict().items() if k != "coupling_pairs"})
+    x = torch.randn(3, 20, 4, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    with torch.no_grad():
+        q, k, _ = map(layer._split, layer._projected(x))
+        x *= (size / (q @ k.mT / 2).abs().max()).sqrt()
+    x.requires_grad_()
+    (out, weights), (want_out, want) = layer(x, None, True), twin(x, None, True)
+    assert (weights - want).abs().max() < tolerance
+    (slope,), (want_slope,) = (
+        torch.autograd.grad(y.sin().sum(), x, retain_graph=True) for y in (out, want_out)
+    )
+    assert torch.isfinite(slope).all()
+    assert (slope - want_slope).abs().max() < 300 * tolerance * (1 + want_slope.abs().max())
+    out.sum().backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("name", ["exact", "banded"])
+@pytest.mark.parametrize("spins", [4, 9, 12])
+def test_log_odds_against_enumeration(name: str, spins: int) -> None:
+    h = torch.randn(3, 2, 6, spins, generator=torch.Generator().manual_seed(2), dtype=F64)
+    J, visible = (
+        random_couplings(spins, 0.5),
+        torch.rand(6, spins, generator=torch.Generator().manual_seed(3)) > 0.2,
+    )
+    found = log_odds(bridge(name), h, J, visible, None)
+    p = brute_force(Ising(h, J, visible)).probability
+    assert (found - p.logit())[visible.expand(found.shape)].abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("spins", [4, 11])
+def test_probabilities_that_round_to_one(spins: int) -> None:
+    """Where 1 - P is 0 in float32, the log-odds are right to seven digits and have their derivatives."""
+    h = torch.linspace(-12, 25, spins)[None, None, None].repeat(1, 2, 3, 1).requires_grad_()
+    J = random_couplings(spins, 0.3, torch.float32).requires_grad_()
+    visible = torch.ones(spins, dtype=torch.bool)
+    assert (bridge("exact")(h, J, visible) == 1).any()
+    found = log_odds(bridge("exact"), h, J, visible, None)
+    wide = [t.detach().double().requires_grad_() for t in (h, J)]
+    want = log_odds(bridge("exact"), wide[0], wide[1], visible, None)
+    assert ((found - want) / want.abs().clamp(min=1)).abs().max() < 3e-6
+    slopes = torch.autograd.grad(found.sum(), (h, J)), torch.autograd.grad(want.sum(), wide)
+    for a, b in zip(*slopes, strict=True):
+        assert (a - b).abs().max() < 1e-4 * b.abs().max()
+
+
+@pytest.mark.parametrize("name", ["tempering", "dqa", "exact"])
+def test_reads_give_smoothed_odds(name: str) -> None:
+    """From N reads the odds are (n + 1/2)/(N - n + 1/2), finite where all reads agree."""
+    h = torch.tensor([[40.0, -40.0, 0.3]], requires_grad=True)
+    gradient = "covariance" if name == "exact" else "auto"
+    drawing = GradientBridge(sampler(name), gradient, num_reads=10)
+    torch.manual_seed(0)
+    found = log_odds(drawing, h, None, torch.ones(3, dtype=torch.bool), None)
+    ups = (torch.arange(11) + 0.5) / (10.5 - torch.arange(11))
+    assert bool(((found[..., None] - ups.log()).abs().min(-1).values < 1e-5).all())
+    if name != "dqa":
+        assert torch.allclose(found[0, :2], torch.tensor([21.0, 1 / 21]).log())
+    (slope,) = torch.autograd.grad(found.sum(), h)
+    assert torch.isfinite(slope).all()
+
+
+def test_one_call_per_pass_of_a_backend_that_draws() -> None:
+    """The two probabilities of a spin come from the same reads."""
+    from fakes import RecorderSampler
+
+    from diabat.testing import ReferenceSampler
+
+    recorder = RecorderSampler(ReferenceSampler())
+    layer = BoltzmannAttention(4, 1, 3, relative=True, weights="odds", sampler=recorder, num_reads=9)
+    layer(torch.randn(2, 5, 4))
+    assert [(c.num_reads, c.shape) for c in recorder.calls] == [(9, (2, 1, 5, 3))]
+
+
+@pytest.mark.parametrize("bandwidth", [1, 3, 7, 20])
+def test_only_couplings_in_the_band_are_parameters(bandwidth: int) -> None:
+    layer = attention(8, bandwidth=bandwidth)
+    J = layer.couplings()
+    reach = min(bandwidth, 7)
+    assert layer.coupling_pairs.shape == (2, sum(8 - d for d in range(1, reach + 1)))
+    apart = (torch.arange(8)[:, None] - torch.arange(8)).abs()
+    inside = (apart > 0) & (apart <= bandwidth)
+    assert torch.equal((J != 0)[:, 0], inside.expand(2, -1, -1))
+    assert torch.equal(J, J.mT)
+    assert torch.equal(J[:, 0][:, inside.triu()], layer.coupling_pairs)
+
+
+def test_without_a_bandwidth_checkpoints_keep_their_layout() -> None:
+    """The full triangle in row-major order, which a bandwidth of window - 1 is too."""
+    whole, wide = attention(5), attention(5, bandwidth=4)
+    wide.load_state_dict(whole.state_dict())
+    J = whole.couplings()
+    assert torch.equal(J[:, 0, *torch.triu_indices(5, 5, 1)], whole.coupling_pairs)
+    assert torch.equal(whole(tokens(3, 5)), wide(tokens(3, 5)))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("mode", ["h+J", "J", "h"])
+def test_banded_and_exact_backends_agree(mode: str, causal: bool) -> None:
+    """Outputs and gradients of every parameter, with padding."""
+    padding = torch.zeros(3, 9, dtype=torch.bool)
+    padding[0, 6:] = True
+    padding[1, :2] = True
+    found = []
+    for backend in (BandedSampler(), ExactSampler()):
+        layer = attention(9, bandwidth=3, sampler=backend, mode=mode, causal=causal)
+        out = layer(tokens(3, 9), key_padding_mask=padding)
+        out.square().sum().backward()
+        found.append((out, [p.grad for p in layer.parameters()]))
+    (got, got_grads), (want, want_grads) = found
+    assert (got - want).abs().max() < 1e-12
+    for g, w in zip(got_grads, want_grads, strict=True):
+        assert (g is None) == (w is None)
+        if g is not None and w is not None:
+            assert (g - w).abs().max() < 1e-10 * max(1.0, float(w.abs().max()))
+
+
+def test_couplings_train_from_zero() -> None:
+    """At J = 0 the band cannot be read off J; the layer tells its sampler."""
+    layer = BoltzmannAttention(8, 1, 12, sampler="banded", bandwidth=3)
+    layer(tokens(3, 12).float()).square().sum().backward()
+    assert (layer.coupling_pairs.grad != 0).all()
+
+
+def test_shorter_sequences_and_long_windows() -> None:
+    layer = attention(256, sampler="banded", bandwidth=3)
+    short = attention(20, sampler="exact", bandwidth=3)
+    state = layer.state_dict()
+    J = layer.couplings(20)
+    upper = torch.triu_indices(20, 20, 1)
+    state["coupling_pairs"] = J[:, 0, upper[0], upper[1]][:, upper[1] - upper[0] <= 3]
+    short.load_state_dict(state)
+    assert (layer(tokens(3, 8)) - short(tokens(3, 8))).abs().max() < 1e-12
+    assert torch.isfinite(layer(tokens(1, 256))).all()
+
+
+def test_a_band_is_not_expanded() -> None:
+    """Two queries of 1,000 keys: no tensor of 1,000 x 1,000 numbers, forward or backward."""
+    layer = BoltzmannMultiheadAttention(8, 2, window=1000, sampler="banded", bandwidth=2)
+    x = tokens(1, 1000).float().transpose(0, 1)
+    with layer.recording():
+        with LargestTensor() as largest:
+            out, _ = layer(x[:2], x, x)
+            out.square().sum().backward()
+        recorded, built = layer.last_fields_and_couplings()[1], layer.couplings()
+    assert largest.numel <= 2 * 1000 * 8
+    assert layer.coupling_pairs.grad.abs().sum() > 0
+    assert torch.equal(recorded, built)
+
+
+def test_a_mode_without_couplings_takes_any_bandwidth() -> None:
+    layer = BoltzmannAttention(8, 1, 64, mode="h", sampler="banded", bandwidth=4)
+    assert layer.coupling_pairs is None
+    assert layer(tokens(3, 64).float()).shape == (3, 64, 8)
+
+
+def pairs_of(**options: Any) -> torch.Tensor:
+    torch.manual_seed(3)
+    layer = BoltzmannAttention(8, 2, 12, coupling_init=CouplingInit(**options), bandwidth=4)
+    return layer.coupling_pairs.detach()
+
+
+def test_couplings_begin_where_they_are_told() -> None:
+    near = torch.tensor([k - j for j, k in zip(*pair_indices(12, 4), strict=True)]) <= 2
+    J = pairs_of(mean=0.5, std=0.1, distance=2)
+    assert bool((J[:, ~near] == 0).all())
+    # 2 x 21 draws: six standard errors of mean and standard deviation
+    assert J[:, near].mean().item() == pytest.approx(0.5, abs=6 * 0.1 / 42**0.5)
+    assert J[:, near].std().item() == pytest.approx(0.1, rel=6 / 84**0.5)
+    assert torch.equal(J, pairs_of(mean=0.5, std=0.1, distance=2)), "torch's seed decides"
+    assert bool((pairs_of(mean=-0.25) == -0.25).all())
+
+
+def test_multihead_attention_and_models_take_it_and_softmax_leaves_it_unused() -> None:
+    start = CouplingInit(mean=0.5, distance=1)
+    layer = BoltzmannMultiheadAttention(8, 2, window=4, coupling_init=start)
+    wanted = torch.tensor([0.5, 0.0, 0.0, 0.5, 0.0, 0.5])  # (0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)
+    assert torch.equal(layer.coupling_pairs.detach(), wanted.expand(2, -1))
+    model = {"name": "transformer", "coupling_init": {"mean": 0.5, "distance": 1}}
+    config = make_config({"task": {"name": "brackets"}, "model": model})
+    assert config.model.coupling_init == start  # type: ignore[attr-defined]  # a transformer
+    assert BoltzmannAttention(8, 2, 4, mode="softmax", coupling_init=start).coupling_pairs is None
