@@ -1,10 +1,11 @@
-"""Every tutorial is stored without outputs, and its cells run from the first to the last, as in a fresh kernel."""
+"""Every example and tutorial runs from the first line to the last; tutorials are stored without outputs."""
 
 from __future__ import annotations
 
 import json
 import linecache
 import re
+import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +17,9 @@ import torch
 from test_docs import slugs
 from test_real_decoder import pytestmark as real
 
-TUTORIALS = sorted((Path(__file__).parent.parent / "docs" / "tutorials").glob("*.ipynb"))
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 REAL = ("induction",)  # of six minutes, on the pretrained decoder only
 each = pytest.mark.parametrize("path", TUTORIALS, ids=[path.stem for path in TUTORIALS])
 executed = pytest.mark.parametrize(
@@ -91,12 +94,24 @@ def test_links_of_a_tutorial_lead_to_files_and_headings(path: Path) -> None:
             assert not anchor or (linked.suffix == ".md" and anchor in slugs(linked)), f"{target}#{anchor}"
 
 
-def test_there_are_tutorials() -> None:
+@pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
+def test_example_runs_and_says_something(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(path)])
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+
+
+def test_there_are_examples_and_tutorials() -> None:
+    assert EXAMPLES
     assert TUTORIALS
 
 
 def test_the_site_executes_all_but_what_needs_the_pretrained_decoder() -> None:
-    conf = (TUTORIALS[0].parent.parent / "conf.py").read_text(encoding="utf-8")
+    conf = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
     (patterns,) = re.findall(r"^nb_execution_excludepatterns = (\[.*\])", conf, re.MULTILINE)
     assert json.loads(patterns) == [f"tutorials/{name}.ipynb" for name in REAL]
     assert {*REAL} <= {path.stem for path in TUTORIALS}

@@ -13,13 +13,10 @@ from diabat.ising import pack_couplings
 from statements.table import F64, drawn, magnetization, refused, says
 
 
-@says(
-    "dqa",
-    "- A strong field turns a spin with P(s = +1) above .97, <s> above .94, up to |h| = 41 (5 ns, the 150 "
-    "adaptive "
-    "steps of the default) or 58 (200 equal steps).",
-)
+@says
 def saturation() -> None:
+    """dqa: - A strong field turns a spin with P(s = +1) above .97, <s> above .94, up to |h| = 41 (5 ns, the 150
+    adaptive steps of the default) or 58 (200 equal steps)."""
     for grid, most in (("adaptive", 41), ("uniform", 58)):
         assert (magnetization([float(h) for h in range(25, most + 1)], grid=grid) > 0.94).all()
         backend = sampler("dqa", grid=grid)
@@ -28,19 +25,14 @@ def saturation() -> None:
             backend.moments(Ising(torch.tensor([most + 2.0])))
 
 
-@says(
-    "dqa",
-    "- The default is 150 adaptive Strang steps at 5 ns, whose error is below a hundredth of the anneal's "
-    'own distance to Boltzmann. `grid="uniform"` takes 200 equal steps',
-)
-@says(
-    "dqa",
-    "the fast schedule at 5 ns in 150 steps",
-    "with 4 to 16 layers in place of 150.",
-    "8 layers instead of 150.",
-)
-@says("backends", "have eight layers in place of 150 steps")
+@says
 def default_steps() -> None:
+    """dqa: - The default is 150 adaptive Strang steps at 5 ns, whose error is below a hundredth of the anneal's
+    own distance to Boltzmann. `grid="uniform"` takes 200 equal steps
+    dqa: the fast schedule at 5 ns in 150 steps
+    dqa: with 4 to 16 layers in place of 150.
+    dqa: 8 layers instead of 150.
+    backends: have eight layers in place of 150 steps"""
     assert sampler("dqa", grid="uniform").plan.steps == 200
     assert sampler("dqa", schedule="boltzmann-8").plan.steps == 8
     default, problem = sampler("dqa"), drawn(16, dtype=F64)
@@ -53,12 +45,10 @@ def default_steps() -> None:
     assert (law - many).abs().sum() < 0.01 * (law - boltzmann).abs().sum()
 
 
-@says(
-    "dqa",
-    "with equal steps up to 2·A(0)·t_a (at least 114 at 5 ns), with adaptive ones where one turns the "
-    "mixer by π (at least 57).",
-)
+@says
 def fewest_steps() -> None:
+    """dqa: with equal steps up to 2·A(0)·t_a (at least 114 at 5 ns), with adaptive ones where one turns the
+    mixer by π (at least 57)."""
     assert 113 < 2 * float(schedule("Advantage2_system1", "fast").A_GHz[0]) * 5 < 114
     for grid, least in (("uniform", 114), ("adaptive", 57)):
         assert sampler("dqa", grid=grid, steps=least).plan.steps == least
@@ -66,9 +56,10 @@ def fewest_steps() -> None:
             sampler("dqa", grid=grid, steps=least - 1)
 
 
-@says("dqa", "single for float32, with errors of P below 1e-6 at 8 spins and up to 1e-4 at 16.")
-@says("backends", "probabilities to 1e-6 at 8 spins and 1e-4 at 16)")
+@says
 def single_precision() -> None:
+    """dqa: single for float32, with errors of P below 1e-6 at 8 spins and up to 1e-4 at 16.
+    backends: probabilities to 1e-6 at 8 spins and 1e-4 at 16)"""
     for n, error in ((8, 1e-6), (16, 1e-4)):
         problem = drawn(4, n=n, J=1 / n**0.5)
         assert sampler("dqa").moments(problem).info["precision"] == "single"
@@ -76,15 +67,11 @@ def single_precision() -> None:
         assert (sampler("dqa").moments(problem).probability - double).abs().max() < error
 
 
-@says(
-    "dqa",
-    "without fields the total variation between a plain anneal and the Boltzmann distribution is below 2 % "
-    "on average "
-    "if Σ_k |J_jk|, averaged over the spins j, is below 0.35. With fields h ~ N(0, g) beside J ~ N(0, "
-    "g/√n) it is if "
-    "that sum is below 0.23.",
-)
+@says
 def rule_of_thumb() -> None:
+    """dqa: without fields the total variation between a plain anneal and the Boltzmann distribution is below 2 %
+    on average if Σ_k |J_jk|, averaged over the spins j, is below 0.35. With fields h ~ N(0, g) beside J ~
+    N(0, g/√n) it is if that sum is below 0.23."""
     for n in (6, 8):
         J = pack_couplings(torch.randn(64, n * (n - 1) // 2), n)
         J = J / J.abs().sum(-1).mean(-1)[:, None, None]
@@ -101,23 +88,20 @@ def rule_of_thumb() -> None:
             assert (float((anneal - law).abs().sum(-1).mean()) / 2 < 0.02) is within
 
 
-@says("dqa", "If several layers are given the same sampler, each learns separate angles.")
+@says
 def separate_angles() -> None:
+    """dqa: If several layers are given the same sampler, each learns separate angles."""
     shared = sampler("dqa", schedule="boltzmann-4", learn_schedule=True)
     one, other = (diabat.BoltzmannAttention(8, 1, 4, sampler=shared, gradient="adjoint") for _ in range(2))
     assert one.sampler.schedule_angles is not other.sampler.schedule_angles
 
 
-@says(
-    "dqa",
-    "- `per_batch`: 64 extra reads of each problem.",
-    "the programmed values of a problem depend on its batch.",
-)
-@says(
-    "limitations",
-    '**`calibration="per_batch"`** makes the answer to one problem depend on the others of its batch.',
-)
+@says
 def calibration_of_a_batch() -> None:
+    """dqa: - `per_batch`: 64 extra reads of each problem.
+    dqa: the programmed values of a problem depend on its batch.
+    limitations: **`calibration="per_batch"`** makes the answer to one problem depend on the others of its
+    batch."""
     problems = drawn(4)
     backend = sampler("dqa", calibration="per_batch")
     assert not torch.equal(
@@ -131,16 +115,11 @@ def calibration_of_a_batch() -> None:
     )
 
 
-@says(
-    "dqa",
-    "hardly depend on schedule holds within the fast protocol; the standard protocol has .51 and .67.",
-)
-@says(
-    "backends",
-    "A field acting through a neighbour has 42 % of its Boltzmann effect, and a correlation through two "
-    "couplings 61 %",
-)
+@says
 def second_order() -> None:
+    """dqa: hardly depend on schedule holds within the fast protocol; the standard protocol has .51 and .67.
+    backends: A field acting through a neighbour has 42 % of its Boltzmann effect, and a correlation through
+    two couplings 61 %"""
     names = [f"Advantage2_system{k}" for k in (1, 2, 4)] + ["Advantage_system4", "Advantage_system6"]
     for name in names:
         found = second_order_response(sampler("dqa", schedule=name).plan)
@@ -150,9 +129,10 @@ def second_order() -> None:
         assert second_order_response(standard) == pytest.approx((0.51, 0.67), abs=0.006)
 
 
-@says("dqa", "- `none` programs g as if it were hardware units: ten times too cold.")
-@says("dqa", "At g = 1 the fitted values are 9.5 and 8.2 where 10.6 and 11.6 are predicted")
+@says
 def predicted_temperatures() -> None:
+    """dqa: - `none` programs g as if it were hardware units: ten times too cold.
+    dqa: At g = 1 the fitted values are 9.5 and 8.2 where 10.6 and 11.6 are predicted"""
     problem = drawn(2)
     info = sampler("dqa", calibration="none").moments(problem).info
     assert info["effective_beta"] == pytest.approx((10.6, 11.6), abs=0.05)
@@ -160,13 +140,11 @@ def predicted_temperatures() -> None:
     assert sampler("dqa").moments(problem).info["effective_beta"] == pytest.approx((1, 1))
 
 
-@says(
-    "dqa",
-    "First order costs the same and is less accurate.",
-    "Suzuki-4 takes five layers a step",
-    "`trotter_error=1e-3` chooses the number by measurement.",
-)
+@says
 def orders_of_splitting() -> None:
+    """dqa: First order costs the same and is less accurate.
+    dqa: Suzuki-4 takes five layers a step
+    dqa: `trotter_error=1e-3` chooses the number by measurement."""
     problem = drawn(8, dtype=F64)
     plans = {
         order: sampler("dqa", order=order, steps=200, grid="uniform")
@@ -183,12 +161,10 @@ def orders_of_splitting() -> None:
     assert few < more
 
 
-@says(
-    "dqa",
-    "all engines run the same plan and agree to rounding.",
-    "`primitive` returns reads only, no probabilities.",
-)
+@says
 def engines() -> None:
+    """dqa: all engines run the same plan and agree to rounding.
+    dqa: `primitive` returns reads only, no probabilities."""
     problem = drawn(2, n=4, J=0.2, dtype=F64)
     problem = Ising(problem.fields.clamp(-1, 1), problem.couplings)
     native, *others = (

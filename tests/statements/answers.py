@@ -6,6 +6,7 @@ import math
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import dimod
 import numpy as np
@@ -19,12 +20,10 @@ from diabat.samplers.ocean import OceanSampler
 from statements.table import F64, drawn, refused, says
 
 
-@says(
-    "statistics",
-    "Reads of `distributed` and `refine` count as one chain, because `info` does not have the number of "
-    "chains of the base. If the base has `thin`, give it yourself: `to_xarray(chains=8)`.",
-)
+@says
 def chains_of_composites() -> None:
+    """statistics: Reads of `distributed` and `refine` count as one chain, because `info` does not have the
+    number of chains of the base. If the base has `thin`, give it yourself: `to_xarray(chains=8)`."""
     base, problem = {"num_chains": 8, "thin": 1}, drawn(2)
     for name in ("distributed", "refine"):
         options = {"workers": 0} if name == "distributed" else {}
@@ -34,12 +33,10 @@ def chains_of_composites() -> None:
     assert sampler("tempering", **base).sample(problem, 16, seed=0).to_xarray().sizes["chain"] == 8
 
 
-@says(
-    "statistics",
-    "- A spin that is invisible or fixed by `clamp` has the same value in every read.",
-    "`data.where(data.visible)` does so for invisible ones.",
-)
+@says
 def still_spins() -> None:
+    """statistics: - A spin that is invisible or fixed by `clamp` has the same value in every read.
+    statistics: `data.where(data.visible)` does so for invisible ones."""
     problem = drawn()
     hidden = Ising(problem.fields, problem.couplings, torch.tensor([True] * 5 + [False]))
     data = sampler("exact").sample(hidden, 50, seed=0).to_xarray()
@@ -50,14 +47,12 @@ def still_spins() -> None:
     assert (held[:, 5] == -1).all()
 
 
-@says(
-    "statistics",
-    "A state that contradicts a fixed variable has `log_prob` -inf.",
-    "| `mean_field`, `dqa`, `dimod`, `refine` | none: `log_prob` refuses None |",
-    "Where h, J or K need a gradient, a log Z without one is refused",
-)
-@says("statistics", "The last line is a marginal: log P(s_c) = log Z of the clamped problem - log Z.")
+@says
 def likelihoods() -> None:
+    """statistics: A state that contradicts a fixed variable has `log_prob` -inf.
+    statistics: | `mean_field`, `dqa`, `dimod`, `refine` | none: `log_prob` refuses None |
+    statistics: Where h, J or K need a gradient, a log Z without one is refused
+    statistics: The last line is a marginal: log P(s_c) = log Z of the clamped problem - log Z."""
     problem, exact = drawn(dtype=F64), sampler("exact")
     held = torch.tensor([1, 0, 0, -1, 0, 0])
     given, log_z = problem.clamp(held), exact.moments(problem).log_partition
@@ -75,20 +70,15 @@ def likelihoods() -> None:
         Ising(problem.fields.requires_grad_(), problem.couplings).log_prob(torch.ones(6), log_z)
 
 
-@says(
-    "ocean",
-    '`OceanSampler("dqa", schedule="boltzmann-8")`; the default is `tempering`. `mean_field` only computes '
-    "moments and is refused.",
-    "`num_reads` (1, as everywhere in Ocean), `seed`, `beta`.",
-    "Unknown keywords are ignored with a `SamplerUnknownArgWarning`",
-    "Rows.** int8, one per read",
-)
-@says(
-    "ocean",
-    "Energies are those of the model, offset included, for SPIN and BINARY.",
-    "The same seed gives the same sample set",
-)
+@says
 def ocean() -> None:
+    """ocean: `OceanSampler("dqa", schedule="boltzmann-8")`; the default is `tempering`. `mean_field` only
+    computes moments and is refused.
+    ocean: `num_reads` (1, as everywhere in Ocean), `seed`, `beta`.
+    ocean: Unknown keywords are ignored with a `SamplerUnknownArgWarning`
+    ocean: Rows.** int8, one per read
+    ocean: Energies are those of the model, offset included, for SPIN and BINARY.
+    ocean: The same seed gives the same sample set"""
     spin = dimod.BinaryQuadraticModel({"a": 0.5}, {("a", "b"): 1.0}, 0.7, "SPIN")
     assert OceanSampler().sampler.name == "tempering"
     assert len(OceanSampler().sample(spin).record) == 1
@@ -103,13 +93,11 @@ def ocean() -> None:
         assert np.allclose(one.record.energy, model.energies(one))
 
 
-@says(
-    "executor",
-    "No process, one process and a hundred give the same tensors.",
-    "`chunk_seeds`, the seed of every job; and `busy_s`",
-    "`exact` does not, because autograd cannot cross the boundary of a process.",
-)
+@says
 def jobs() -> None:
+    """executor: No process, one process and a hundred give the same tensors.
+    executor: `chunk_seeds`, the seed of every job; and `busy_s`
+    executor: `exact` does not, because autograd cannot cross the boundary of a process."""
     backend = sampler("distributed", sampler="exact", workers=0, chunk=2)
     assert "exact" not in backend.capabilities.gradients
     info = backend.moments(drawn(5), seed=7).info
@@ -118,8 +106,9 @@ def jobs() -> None:
     assert info["busy_s"] > 0
 
 
-@says("statistics", "coefficients of a logistic regression on ±1 variables are 2h and 2J;")
+@says
 def log_odds_of_a_variable() -> None:
+    """statistics: coefficients of a logistic regression on ±1 variables are 2h and 2J;"""
     problem, rest = drawn(dtype=F64), torch.tensor([0, 1, -1, 1, 1, -1.0], dtype=F64)
     p = sampler("exact").moments(problem.clamp(rest)).probability[0]
     assert float(torch.logit(p)) == pytest.approx(
@@ -127,8 +116,9 @@ def log_odds_of_a_variable() -> None:
     )
 
 
-@says("statistics", "Tensors come back bit for bit, `info` as JSON has it. The problem is not in the file.")
+@says
 def files_of_answers() -> None:
+    """statistics: Tensors come back bit for bit, `info` as JSON has it. The problem is not in the file."""
     problem = drawn(3)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "answer.safetensors"
@@ -145,12 +135,11 @@ def files_of_answers() -> None:
         assert set(diabat.Moments.load(path).info) == set(moments.info)
 
 
-@says(
-    "ocean",
-    "Reads follow P(x) ∝ exp(-beta · E(x))",
-    "Backends with another law (`dqa`) draw from that law with fields and couplings multiplied by beta.",
-)
+@says
 def beta_of_ocean() -> None:
+    """ocean: Reads follow P(x) ∝ exp(-beta · E(x))
+    ocean: Backends with another law (`dqa`) draw from that law with fields and couplings multiplied by beta.
+    """
     model = dimod.BinaryQuadraticModel({"a": 0.5, "b": -0.2}, {("a", "b"): 0.7}, 0.0, "SPIN")
     problem, labels = from_bqm(model, beta=2.0)
     assert labels == ["a", "b"]
@@ -160,13 +149,20 @@ def beta_of_ocean() -> None:
         assert reads.record.sample.mean(0).tolist() == pytest.approx(want.tolist(), abs=0.03)  # 4 errors
 
 
-@says(
-    "executor",
-    'A base that estimates from a whole batch (`calibration="per_batch"` of `dqa`) estimates from each '
-    "chunk.",
-)
+@says
 def parts_of_a_call() -> None:
+    """executor: by default the reads of a problem are one job.
+    executor: A base that estimates from a whole batch (`calibration="per_batch"` of `dqa`) estimates from
+    each chunk."""
     problem = drawn(3)
+    parts: list[dict[str, Any]] = [{}, {"read_chunk": 25}]
+    jobs = [
+        sampler("distributed", sampler="tempering", workers=0, **part)
+        .sample(problem, 100, seed=1)
+        .info["chunks"]
+        for part in parts
+    ]
+    assert jobs == [1, 4]
     whole, single = (
         sampler("distributed", options={"calibration": "per_batch"}, workers=0, chunk=chunk)
         for chunk in (3, 1)

@@ -12,17 +12,12 @@ from diabat import Ising, sampler
 from statements.table import DOCS, all_to_all, drawn, refused, says
 
 
-@says(
-    "tempering",
-    'Where `info["num_replicas"]` is 1, probabilities and reads of a problem are bit for bit those of a '
-    "call with `num_replicas=1` and the same seed; where it is 8, those of a call with `num_replicas=8`.",
-)
-@says(
-    "tempering",
-    "There is no log Z, and `persistent` is refused.",
-    "of a plain problem is NaN on the rungs that it lacks, and its swap rates are 1.",
-)
+@says
 def fewer_replicas() -> None:
+    """tempering: Where `info["num_replicas"]` is 1, probabilities and reads of a problem are bit for bit those
+    of a call with `num_replicas=1` and the same seed; where it is 8, those of a call with `num_replicas=8`.
+    tempering: There is no log Z, and `persistent` is refused.
+    tempering: of a plain problem is NaN on the rungs that it lacks, and its swap rates are 1."""
     J = torch.stack([all_to_all(12, 0.02), all_to_all(12, 0.5)])
     problems = Ising(0.1 * torch.randn(2, 12), J)
     auto, one, eight = (sampler("tempering", num_replicas=r) for r in ("auto", 1, 8))
@@ -39,12 +34,10 @@ def fewer_replicas() -> None:
         sampler("tempering", num_replicas="auto", persistent=True)
 
 
-@says(
-    "tempering",
-    "They are not reported below two thirds of the error of `num_reads` independent reads",
-    "`Moments.num_reads` is `num_chains · sweeps`",
-)
+@says
 def errors_have_a_floor() -> None:
+    """tempering: They are not reported below two thirds of the error of `num_reads` independent reads
+    tempering: `Moments.num_reads` is `num_chains · sweeps`"""
     found = sampler("tempering", num_chains=4, sweeps=32).moments(Ising(torch.linspace(-2, 2, 9)), seed=0)
     assert found.num_reads == 128
     p = found.smoothed_probability
@@ -53,12 +46,10 @@ def errors_have_a_floor() -> None:
     assert (found.info["measured_error"] < 1e-7).all()
 
 
-@says(
-    "tempering",
-    "A call with another batch shape, number of chains or of couplings starts at random "
-    '(`info["continued"]` is false).',
-)
+@says
 def continued_chains() -> None:
+    """tempering: A call with another batch shape, number of chains or of couplings starts at random
+    (`info["continued"]` is false)."""
     backend, problems = sampler("tempering", num_replicas=1, persistent=True), drawn(3)
     fewer = Ising(problems.fields[:2], problems.couplings)
     found = [
@@ -67,12 +58,10 @@ def continued_chains() -> None:
     assert found == [False, True, False]
 
 
-@says(
-    "tempering",
-    "With `track_lowest=True` it is the lowest of all states after a sweep, of every chain and every "
-    "replica. The reads are the same as without.",
-)
+@says
 def lowest_states() -> None:
+    """tempering: With `track_lowest=True` it is the lowest of all states after a sweep, of every chain and every
+    replica. The reads are the same as without."""
     problems = drawn(3, n=12, J=1.0)
     plain, tracking = (
         sampler("tempering", burn_in=8, track_lowest=track).sample(problems, 2, seed=0)
@@ -92,9 +81,10 @@ def of_table(page: str) -> dict[str, str]:
     return found
 
 
-@says("tempering", "| `num_replicas` | 8 | replicas R of each chain")
-@says("hardware", "| `together` | 1 | problems of a submission, without `qpu` |")
+@says
 def tables_of_options() -> None:
+    """tempering: | `num_replicas` | 8 | replicas R of each chain
+    hardware: | `together` | 1 | problems of a submission, without `qpu` |"""
     for page, name in (("tempering", "tempering"), ("hardware", "dimod")):
         told, parameters = of_table(page), inspect.signature(type(sampler(name)).__init__).parameters
         given = {
@@ -104,13 +94,10 @@ def tables_of_options() -> None:
     assert sampler("tempering").num_replicas == 8
 
 
-@says(
-    "tempering",
-    "After 96 sweeps an R-hat below 1.01 means that the problem has mixed, above 1.5 that it has not. "
-    "Otherwise 160 more "
-    "sweeps decide, with the limit 1.05.",
-)
+@says
 def pilots() -> None:
+    """tempering: After 96 sweeps an R-hat below 1.01 means that the problem has mixed, above 1.5 that it has
+    not. Otherwise 160 more sweeps decide, with the limit 1.05."""
     J = torch.stack([all_to_all(12, strength) for strength in (0.02, 0.1, 0.6)])
     info = sampler("tempering", num_replicas="auto").moments(Ising(torch.zeros(3, 12), J), seed=1).info
     assert info["pilot"]["sweeps"].tolist() == [96, 256, 96]
@@ -120,13 +107,11 @@ def pilots() -> None:
     assert info["num_replicas"].tolist() == [1, 1 if undecided < 1.05 else 8, 8]
 
 
-@says(
-    "tempering",
-    "Where sums of fields and couplings are exact in float32 (multiples of 1/64, say), every read is the "
-    "same, bit for bit.",
-    "so that with one replica a read is the same alone and among others.",
-)
+@says
 def edges_and_matrices() -> None:
+    """tempering: Where sums of fields and couplings are exact in float32 (multiples of 1/64, say), every read is
+    the same, bit for bit.
+    tempering: so that with one replica a read is the same alone and among others."""
     n = 70
     h, values = (torch.randint(-64, 65, (n,)) / 64 for _ in range(2))
     edges = Ising(h, diabat.Edges([(j, (j + 1) % n) for j in range(n)], values))
@@ -138,12 +123,10 @@ def edges_and_matrices() -> None:
         assert torch.equal(backend.sample(edges.dense(), 64, seed=3).spins, many)
 
 
-@says(
-    "tempering",
-    "log Z is that of the states that agree with `spins`. Answers show held spins at their values (P = 0 "
-    "or 1).",
-)
+@says
 def held_spins() -> None:
+    """tempering: log Z is that of the states that agree with `spins`. Answers show held spins at their values (P
+    = 0 or 1)."""
     problem = drawn(3)
     given = problem.clamp(torch.tensor([1, -1, 0, 0, 0, 0]))
     exact = sampler("exact").moments(given)
@@ -158,9 +141,10 @@ def held_spins() -> None:
     )
 
 
-@says("tempering-measured", "One chain has no R-hat.")
-@says("limitations", "misses a tenth to a half of the bad answers with four.")
+@says
 def four_chains() -> None:
+    """tempering-measured: One chain has no R-hat.
+    limitations: misses a tenth to a half of the bad answers with four."""
     text = (DOCS / "tempering-measured.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| (?:g = \d|ferromagnet)[^|]*\|[^|]*\|[^|]*\((\d+) %\) \|([^|]*)\|", text, re.MULTILINE

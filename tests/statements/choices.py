@@ -17,23 +17,17 @@ from diabat.studies.ensembles import sk
 from statements.table import DOCS, all_to_all, drawn, on, says
 
 
-@says("backends", "| three-body terms | yes | no | yes |", "| three-body terms | yes | no | no |")
-@says(
-    "backends",
-    "| gradients | exact, straight-through, linear response, covariance | exact, straight-through, linear "
-    "response, covariance | exact (implicit), straight-through, linear response |",
-)
-@says(
-    "backends",
-    "| gradients | straight-through, linear response, covariance | straight-through, linear response, "
-    "covariance, adjoint | straight-through, linear response, covariance |",
-)
-@says(
-    "backends",
-    "26 (`native`), 24 (`torch`), 20 (`aer`), 1,024 with short couplings (`aer` by matrix product states)",
-)
-@says("backends", "`refine` supports reads only: no log Z and no `adjoint`.")
+@says
 def capabilities() -> None:
+    """backends: | three-body terms | yes | no | yes |
+    backends: | three-body terms | yes | no | no |
+    backends: | gradients | exact, straight-through, linear response, covariance | exact, straight-through,
+    linear response, covariance | exact (implicit), straight-through, linear response |
+    backends: | gradients | straight-through, linear response, covariance | straight-through, linear response,
+    covariance, adjoint | straight-through, linear response, covariance |
+    backends: 26 (`native`), 24 (`torch`), 20 (`aer`), 1,024 with short couplings (`aer` by matrix product
+    states)
+    backends: `refine` supports reads only: no log Z and no `adjoint`."""
     able = {entry.name: sampler(entry.name).capabilities for entry in entry_points(group="diabat.samplers")}
     three_body = {name for name in able if able[name].three_body} - {"distributed"}
     assert three_body == {"exact", "mean_field", "tempering"}
@@ -48,12 +42,10 @@ def capabilities() -> None:
     assert sampler("dqa", engine="aer", method="matrix_product_state").capabilities.max_spins == 1024
 
 
-@says(
-    "long-sequences",
-    "`exact` sums P(s_j = -1) and P(s_j = +1) in one enumeration, up to 22 spins on the CPU.",
-)
-@says("limitations", "`exact` up to 22 spins on the CPU.")
+@says
 def odds_of_one_enumeration() -> None:
+    """long-sequences: `exact` sums P(s_j = -1) and P(s_j = +1) in one enumeration, up to 22 spins on the CPU.
+    limitations: `exact` up to 22 spins on the CPU."""
     for n, one in ((22, True), (23, False)):
         small, others = sampler("exact")._divided(Ising(torch.zeros(1, n), torch.zeros(n, n)))
         assert (bool(small.tiers), bool(others.tiers)) == (one, not one)
@@ -71,13 +63,11 @@ def table_of_bias() -> dict[tuple[str, str], list[tuple[float, float]]]:
     return found
 
 
-@says(
-    "gradients",
-    "With exact marginals its bias is less than a quarter of `straight_through`'s up to g = 0.6, and less "
-    "than a third at g = 1.",
-)
-@says("gradients", "it gains less (0.080 for 0.114).")
+@says
 def gain_of_linear_response() -> None:
+    """gradients: With exact marginals its bias is less than a quarter of `straight_through`'s up to g = 0.6, and
+    less than a third at g = 1.
+    gradients: it gains less (0.080 for 0.114)."""
     bias = table_of_bias()
     better, worse = bias["exact", "linear_response"], bias["exact", "straight_through"]
     for g, most in enumerate((1 / 4, 1 / 4, 1 / 4, 1 / 3)):
@@ -86,29 +76,23 @@ def gain_of_linear_response() -> None:
     assert tuple(drawn_ones) == (0.080, 0.114)
 
 
-@says("gradients", "This page says which of the five estimators to choose")
+@says
 def five_estimators() -> None:
+    """gradients: This page says which of the five estimators to choose"""
     names = get_args(Estimator)
     assert len(names) == 5
     assert all(f"| `{name}` |" in on("gradients") for name in names)
 
 
-@says(
-    "backends",
-    "| `mean_field` | .009, .044, .074 (mean, g = 0.3, 0.6, 1); large where couplings are strong | "
-    "converged; residual at most `tolerance`; iterations |",
-)
-@says(
-    "backends",
-    "R-hat at most 1.3, swap rates at least 0.2, autocorrelation time at most `burn_in`/10",
-    "no spin outside the range; predicted beta of the reads from 0.7 to 1.4 |",
-)
-@says(
-    "backends",
-    'at most 5 % of chains broken and of ancillas flipped; fitted betas (with `beta="estimate"`) from 0.7 '
-    "to 1.4 |",
-)
+@says
 def watched() -> None:
+    """backends: | `mean_field` | .009, .044, .074 (mean, g = 0.3, 0.6, 1); large where couplings are strong |
+    converged; residual at most `tolerance`; iterations |
+    backends: R-hat at most 1.3, swap rates at least 0.2, autocorrelation time at most `burn_in`/10
+    backends: no spin outside the range; predicted beta of the reads from 0.7 to 1.4 |
+    backends: at most 5 % of chains broken and of ancillas flipped; fitted betas (with `beta="estimate"`) from
+    0.7 to 1.4 |"""
+
     def limits(name: str, **options: Any) -> dict[str, tuple[float | None, float | None]]:
         return {fact.key: (fact.least, fact.most) for fact in sampler(name, **options).watched}
 
@@ -131,23 +115,17 @@ def watched() -> None:
         assert limits(name) == {f"base.{key}": both for key, both in limits("dqa").items()}
 
 
-@says(
-    "backends",
-    "| `exact` | `max_seconds` (600): problems that would take longer are refused; `memory_budget_mb` (256)",
-)
-@says(
-    "backends",
-    "| `mean_field` | `damping` (0.7): weight of the new value in the first iterations; `max_iterations` "
-    "(500); `tolerance` (1e-6)",
-)
-@says(
-    "backends",
-    "| `refine` | `sampler`, `options`: the base (`dqa`); `sweeps` (4) of heat bath; `num_reads` (1000) "
-    "behind `moments` |",
-)
-@says("backends", "a misspelt one raises an error that names the nearest.")
-@says("executor", "| `chunk` | problems per job (64).")
+@says
 def defaults() -> None:
+    """backends: | `exact` | `max_seconds` (600): problems that would take longer are refused; `memory_budget_mb`
+    (256)
+    backends: | `mean_field` | `damping` (0.7): weight of the new value in the first iterations;
+    `max_iterations` (500); `tolerance` (1e-6)
+    backends: | `refine` | `sampler`, `options`: the base (`dqa`); `sweeps` (4) of heat bath; `num_reads`
+    (1000) behind `moments` |
+    backends: a misspelt one raises an error that names the nearest.
+    executor: | `chunk` | problems per job (64)."""
+
     def of(name: str) -> dict[str, Any]:
         parameters = inspect.signature(type(sampler(name)).__init__).parameters
         return {key: parameter.default for key, parameter in parameters.items() if key != "self"}
@@ -160,13 +138,11 @@ def defaults() -> None:
         sampler("exact", max_second=3)
 
 
-@says(
-    "gradients",
-    "| V consistent with the variances (`linear_response`) | 0.000 | 0.009 | 0.051 | 0.121 | 0.244 |",
-    "| D alone (`straight_through`) | 0.091 | 0.253 | 0.420 | 0.554 | 0.678 |",
-    "It makes χ a covariance matrix: |χ_jk| <= sqrt(D_j D_k).",
-)
+@says
 def susceptibilities() -> None:
+    """gradients: | V consistent with the variances (`linear_response`) | 0.000 | 0.009 | 0.051 | 0.121 | 0.244 |
+    gradients: | D alone (`straight_through`) | 0.091 | 0.253 | 0.420 | 0.554 | 0.678 |
+    gradients: It makes χ a covariance matrix: |χ_jk| <= sqrt(D_j D_k)."""
     consistent: list[float] = []
     alone: list[float] = []
     for case in sk([0.1, 0.3, 0.6, 1.0, 3.0], num_spins=8, instances=48, queries=1):
@@ -182,8 +158,9 @@ def susceptibilities() -> None:
     assert alone == pytest.approx([0.091, 0.253, 0.42, 0.554, 0.678], abs=1e-3)
 
 
-@says("gradients", "No threshold is needed, and a saturated spin causes no division by zero.")
+@says
 def saturated_spins() -> None:
+    """gradients: No threshold is needed, and a saturated spin causes no division by zero."""
     for field, J in ((50.0, 0.0), (1e8, 1.0), (0.0, 50.0), (0.0, 1e4)):
         h, couplings = torch.full((1, 6), field, requires_grad=True), all_to_all(6, J).requires_grad_()
         p = diabat.spin_probabilities(h, couplings, "exact", gradient="linear_response")

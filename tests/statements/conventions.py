@@ -19,13 +19,10 @@ from diabat.ising import from_bqm, pack_three_body, triple_indices
 from statements.table import F64, ROWS, drawn, refused, says
 
 
-@says(
-    "conventions",
-    "- `mode` names the terms of the exponent: `h`, `J`, `h+J` (the default), `h+K`, `J+K`, `h+J+K` or "
-    "`K`. Two more "
-    "are `softmax`, which uses no sampler, and `J-self`,",
-)
+@says
 def modes() -> None:
+    """conventions: - `mode` names the terms of the exponent: `h`, `J`, `h+J` (the default), `h+K`, `J+K`,
+    `h+J+K` or `K`. Two more are `softmax`, which uses no sampler, and `J-self`,"""
     sentence = next(one for page, one, check in ROWS if check is modes)
     assert set(re.findall(r"`([^`]+)`", sentence)) - {"mode"} == set(SELF_MODES)
     for mode in SELF_MODES:
@@ -34,14 +31,11 @@ def modes() -> None:
     assert diabat.BoltzmannAttention(4, 1, 3).mode == "h+J"
 
 
-@says("conventions", "A mix of float32 and float64 tensors is refused.")
-@says(
-    "conventions",
-    "| float64 tensors and arrays | float64 | | nested lists | torch's default dtype | | half precision, "
-    "integers, "
-    "everything else | float32 | | couplings | the dtype of the fields |",
-)
+@says
 def number_types() -> None:
+    """conventions: A mix of float32 and float64 tensors is refused.
+    conventions: | float64 tensors and arrays | float64 | | nested lists | torch's default dtype | | half
+    precision, integers, everything else | float32 | | couplings | the dtype of the fields |"""
     single = (
         [0.5, 1.0],
         torch.ones(2).half(),
@@ -59,12 +53,10 @@ def number_types() -> None:
         Ising(torch.ones(2), torch.tensor(J, dtype=F64))
 
 
-@says(
-    "conventions",
-    "In `Edges` every pair is named once, in either order; a second time is refused.",
-    "Repeated entries of an uncoalesced COO tensor are added, as torch defines it.",
-)
+@says
 def repeated_pairs() -> None:
+    """conventions: In `Edges` every pair is named once, in either order; a second time is refused.
+    conventions: Repeated entries of an uncoalesced COO tensor are added, as torch defines it."""
     for again in ((0, 1), (1, 0)):
         with refused("pair"):
             Ising(torch.zeros(2), diabat.Edges([(0, 1), again], torch.ones(2)))
@@ -73,8 +65,9 @@ def repeated_pairs() -> None:
     assert Ising(torch.zeros(2), coo).couplings[0, 1] == 3
 
 
-@says("conventions", "give edges, unless spins have more than n/8 neighbours on average.")
+@says
 def forms_of_models() -> None:
+    """conventions: give edges, unless spins have more than n/8 neighbours on average."""
     for n, reach, sparse in (
         (16, 1, True),
         (40, 2, True),
@@ -86,12 +79,11 @@ def forms_of_models() -> None:
         assert (Ising.from_dict({}, pairs)[0].edges is not None) is sparse
 
 
-@says(
-    "conventions",
-    "An invisible spin has no field, no coupling and probability 0. Samples report it as -1.",
-    "Sampled probabilities are smoothed before they enter attention: (reads·P + ½)/(reads + 1).",
-)
+@says
 def invisible_spins() -> None:
+    """conventions: An invisible spin has no field, no coupling and probability 0. Samples report it as -1.
+    conventions: Sampled probabilities are smoothed before they enter attention: (reads·P + ½)/(reads + 1).
+    """
     problem = drawn(3)
     hidden = Ising(problem.fields, problem.couplings, torch.tensor([True] * 5 + [False]))
     without = Ising(problem.fields[:, :5], problem.couplings[:5, :5])
@@ -106,16 +98,15 @@ def invisible_spins() -> None:
     assert torch.allclose(moments.smoothed_probability[:, :5], smoothed[:, :5])
 
 
-@says(
-    "conventions",
-    "| no visible key | The query gets weight 0 everywhere; torch returns NaN. |",
-    "| `is_causal=True` | Works without a mask. |",
-    '| `mode="softmax"` | torch\'s own attention, up to rounding. |',
-    "It changes the odds of a spin by exp(2m), not exp(m). -inf and the lowest number of a dtype hide a "
-    "key. |",
-    "With one visible position the normalised weight is exactly 1; with none every weight is 0.",
-)
+@says
 def against_torch() -> None:
+    """conventions: | no visible key | The query gets weight 0 everywhere; torch returns NaN. |
+    conventions: | `is_causal=True` | Works without a mask. |
+    conventions: | `mode="softmax"` | torch's own attention, up to rounding. |
+    conventions: It changes the odds of a spin by exp(2m), not exp(m). -inf and the lowest number of a dtype
+    hide a key. |
+    conventions: With one visible position the normalised weight is exactly 1; with none every weight is 0.
+    """
     ours = diabat.BoltzmannMultiheadAttention(8, 2, batch_first=True, window=5, sampler="exact").eval()
     x, nothing = torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)
     assert (ours(x, x, x, key_padding_mask=nothing)[1] == 0).all()
@@ -141,21 +132,20 @@ def against_torch() -> None:
         assert weights.tolist() == pytest.approx([alpha / (alpha + 0.5), 0.5 / (alpha + 0.5)])
 
 
-@says("conventions", "| refused | `add_bias_kv`, `add_zero_attn` |")
+@says
 def refused_options() -> None:
+    """conventions: | refused | `add_bias_kv`, `add_zero_attn` |"""
     for name in ("add_bias_kv", "add_zero_attn"):
         with refused(f"{name}: expected False"):
             diabat.BoltzmannMultiheadAttention(8, 2, window=5, **{name: True})
 
 
-@says(
-    "conventions",
-    "| training | from torch's global generator; restoring its state repeats a training step |",
-    "| evaluation | `layer.eval_seed`, 0 unless you set it: equal inputs have equal outputs; None draws as "
-    "in training |",
-    "The same seed gives the same tensor on any number of threads.",
-)
+@says
 def seeds() -> None:
+    """conventions: | training | from torch's global generator; restoring its state repeats a training step |
+    conventions: | evaluation | `layer.eval_seed`, 0 unless you set it: equal inputs have equal outputs; None
+    draws as in training |
+    conventions: The same seed gives the same tensor on any number of threads."""
     layer, x = diabat.BoltzmannAttention(8, 1, 4, sampler="tempering"), torch.randn(2, 4, 8)
     nn.init.normal_(layer.coupling_pairs)
     state = torch.get_rng_state()
@@ -175,14 +165,12 @@ def seeds() -> None:
     assert torch.equal(*reads)
 
 
-@says("conventions", "They belong to the energy written as ½ Σ_{j≠k} J_jk s_j s_k.")
-@says(
-    "statistics",
-    "The entries of J or K that mean the same pair or triple share the derivative equally.",
-    "∂ log P / ∂J_jk = s_j s_k - <s_j s_k>",
-)
+@says
 def gradients_of_couplings() -> None:
-    """No backend, energy or clamped problem has a derivative where two indices coincide."""
+    """conventions: They belong to the energy written as ½ Σ_{j≠k} J_jk s_j s_k.
+    statistics: The entries of J or K that mean the same pair or triple share the derivative equally.
+    statistics: ∂ log P / ∂J_jk = s_j s_k - <s_j s_k>"""
+    # No backend, energy or clamped problem has a derivative where two indices coincide.
     problem, K = drawn(n=4, dtype=F64), pack_three_body(0.2 * torch.randn(4, dtype=F64), 4)
     h, J, K = (t.clone().requires_grad_() for t in (problem.fields, problem.couplings, K))
     exact, both, s = sampler("exact"), Ising(h, J, three_body=K), torch.tensor([1.0, -1, -1, 1], dtype=F64)
@@ -198,20 +186,19 @@ def gradients_of_couplings() -> None:
         assert (d != 0).any()
 
 
-@says("conventions", "| chains that continue (`persistent=True`) | always drawn |")
+@says
 def seeds_of_kept_chains() -> None:
+    """conventions: | chains that continue (`persistent=True`) | always drawn |"""
     chains = sampler("tempering", num_replicas=1, persistent=True)
     layer, x = diabat.BoltzmannAttention(8, 1, 4, sampler=chains).eval(), torch.randn(2, 4, 8)
     nn.init.normal_(layer.coupling_pairs)
     assert not torch.equal(layer(x), layer(x))
 
 
-@says(
-    "conventions",
-    "`nn.TransformerEncoder` warns of that unless it is built with `enable_nested_tensor=False`. |",
-    "It has the same constructor, forward pass, parameters and masks",
-)
+@says
 def inside_an_encoder() -> None:
+    """conventions: `nn.TransformerEncoder` warns of that unless it is built with `enable_nested_tensor=False`. |
+    conventions: It has the same constructor, forward pass, parameters and masks"""
     ours = diabat.BoltzmannMultiheadAttention(16, 4, batch_first=True, window=6)
     plain = nn.TransformerEncoderLayer(16, 4, batch_first=True)
     assert set(plain.self_attn.state_dict()) <= set(ours.state_dict())
@@ -224,12 +211,11 @@ def inside_an_encoder() -> None:
         nn.TransformerEncoder(plain, 2)
 
 
-@says(
-    "conventions",
-    "so that the energies of a problem are those of its model times beta, for SPIN and for BINARY variables.",
-    "An `offset` of the exponent shifts energies and log Z, and nothing else.",
-)
+@says
 def energies_of_models() -> None:
+    """conventions: so that the energies of a problem are those of its model times beta, for SPIN and for BINARY
+    variables.
+    conventions: An `offset` of the exponent shifts energies and log Z, and nothing else."""
     spin = dimod.BinaryQuadraticModel({"a": 0.5, "b": -0.2}, {("a", "b"): 0.7}, 0.3, "SPIN")
     states = torch.tensor([[1, 1], [1, -1], [-1, 1], [-1, -1]])
     for model in (spin, spin.change_vartype("BINARY", inplace=False)):

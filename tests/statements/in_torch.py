@@ -17,13 +17,10 @@ from diabat.circuits import OutOfRangeWarning
 from statements.table import ANALYTIC, drawn, refused, says
 
 
-@says(
-    "pytorch",
-    "A layer that draws reads takes one seed for a mapped call, whatever `randomness` says. The elements "
-    "are problems "
-    "of one batch, and elements that are equal have different reads.",
-)
+@says
 def seeds_of_mapped_layers() -> None:
+    """pytorch: A layer that draws reads takes one seed for a mapped call, whatever `randomness` says. The
+    elements are problems of one batch, and elements that are equal have different reads."""
     layer = diabat.BoltzmannAttention(8, 1, 4, sampler="tempering")
     nn.init.normal_(layer.coupling_pairs)
     x = torch.randn(1, 4, 8).expand(2, 1, 4, 8)
@@ -35,12 +32,10 @@ def seeds_of_mapped_layers() -> None:
     assert all(torch.equal(one, found[0]) for one in found)
 
 
-@says(
-    "pytorch",
-    "Call `spin_probabilities` with `check=False` inside `vmap`, where values cannot be checked; else it "
-    "raises.",
-)
+@says
 def unchecked_values() -> None:
+    """pytorch: Call `spin_probabilities` with `check=False` inside `vmap`, where values cannot be checked; else
+    it raises."""
     problems = drawn(2)
     for of in (problems.fields, problems.fields.double()):
 
@@ -57,8 +52,9 @@ def unchecked_values() -> None:
         )
 
 
-@says("pytorch", "`NeuroGameAttention` is not mapped, since it draws coalitions by the values of its inputs.")
+@says
 def games_under_transforms() -> None:
+    """pytorch: `NeuroGameAttention` is not mapped, since it draws coalitions by the values of its inputs."""
     layer, x = diabat.NeuroGameAttention(8, 2).eval(), torch.randn(2, 3, 8, requires_grad=True)
     layer.eval_seed = 1
     [expected] = torch.autograd.grad(layer(x).sum(), x)
@@ -67,13 +63,11 @@ def games_under_transforms() -> None:
         vmap(lambda x: layer(x[None]))(x.detach())
 
 
-@says(
-    "pytorch",
-    "- NaN and infinity; - with `exact`, `banded` and `mean_field` also numbers beyond 10⁹.",
-    "Probabilities are in [0, 1], also after rounding.",
-)
-@says("limitations", "All analytic backends refuse numbers beyond 10⁹")
+@says
 def large_numbers() -> None:
+    """pytorch: - NaN and infinity; - with `exact`, `banded` and `mean_field` also numbers beyond 10⁹.
+    pytorch: Probabilities are in [0, 1], also after rounding.
+    limitations: All analytic backends refuse numbers beyond 10⁹"""
     for name in ("exact", "banded", "mean_field", "tempering", "dqa", "refine", "dimod"):
         for value in (math.nan, math.inf):
             with refused(r"fields: expected finite values, got .* at index \(0, 1\)"):
@@ -89,13 +83,12 @@ def large_numbers() -> None:
         assert 0.9 < p[0, 1] <= 1
 
 
-@says(
-    "pytorch",
-    "| `torch.autograd.functional` with `vectorize=True` | refused; use `torch.func` | yes |",
-    "| forward derivatives: `jvp`, `jacfwd`, `hessian` | yes | yes | refused |",
-    "| `torch.jit.trace` | refused | refused | refused: a trace would contain the answers as constants |",
-)
+@says
 def parts_of_torch() -> None:
+    """pytorch: | `torch.autograd.functional` with `vectorize=True` | refused; use `torch.func` | yes |
+    pytorch: | forward derivatives: `jvp`, `jacfwd`, `hessian` | yes | yes | refused |
+    pytorch: | `torch.jit.trace` | refused | refused | refused: a trace would contain the answers as constants
+    |"""
     x = torch.randn(1, 3, 4)
     for name in ("exact", "banded", "mean_field", "tempering"):
         layer = diabat.BoltzmannAttention(4, 1, 3, sampler=name, bandwidth=2).eval()

@@ -16,12 +16,11 @@ from diabat.samplers.diagnostics import diagnostics
 from statements.table import ANALYTIC, F64, all_to_all, drawn, magnetization, refused, says
 
 
-@says(
-    "limitations",
-    "**R-hat of `tempering`** is unavailable with one chain (NaN, as is the effective sample size)",
-)
-@says("tempering", "with one chain it is unavailable (NaN) |", "summed over spins; NaN with one chain |")
+@says
 def one_chain() -> None:
+    """limitations: **R-hat of `tempering`** is unavailable with one chain (NaN, as is the effective sample size)
+    tempering: with one chain it is unavailable (NaN) |
+    tempering: summed over spins; NaN with one chain |"""
     modes = Ising(torch.zeros(2, 12), all_to_all(12, 1.0))  # P is 1/2, and a chain stays at 0 or 1
     backend = sampler("tempering", num_chains=1, num_replicas=1)
     for seed in range(3):
@@ -37,15 +36,11 @@ def one_chain() -> None:
     assert two["effective_sample_size"] > 10
 
 
-@says(
-    "limitations",
-    "The magnetization of a 5 ns anneal peaks near h = 6 (0.9997), decreases to 0.96 at h = 60, and does "
-    "not follow "
-    "stronger fields. Beyond h = 30 the 150 steps of the default are too few for that (0.94 at 40, 0.71 at "
-    "60); "
-    "`steps=400` are enough.",
-)
+@says
 def strong_fields() -> None:
+    """limitations: The magnetization of a 5 ns anneal peaks near h = 6 (0.9997), decreases to 0.96 at h = 60,
+    and does not follow stronger fields. Beyond h = 30 the 150 steps of the default are too few for that (0.94
+    at 40, 0.71 at 60); `steps=400` are enough."""
     assert magnetization([4, 6, 10, 30, 40, 60]).tolist() == pytest.approx(
         [0.9954, 0.9997, 0.9989, 0.9917, 0.9435, 0.7144], abs=1e-3
     )
@@ -54,13 +49,10 @@ def strong_fields() -> None:
     assert torch.allclose(enough, many, atol=2e-3)
 
 
-@says(
-    "limitations",
-    "`native` refuses phases beyond its precision: at 5 ns |h| above about 7·10^11, with "
-    '`precision="single"` above '
-    '1.3·10^3 (3.8·10^4 with `grid="uniform"`).',
-)
+@says
 def phases() -> None:
+    """limitations: `native` refuses phases beyond its precision: at 5 ns |h| above about 7·10^11, with
+    `precision="single"` above 1.3·10^3 (3.8·10^4 with `grid="uniform"`)."""
     for options, most in (
         ({}, 7e11),
         ({"precision": "single"}, 1.2e3),
@@ -71,9 +63,10 @@ def phases() -> None:
             magnetization([1.15 * most], **options)
 
 
-@says("limitations", "Problems beyond `max_seconds` are refused, with the estimated time.")
-@says("backends", "refused beyond 38 (an estimated 10 minutes)")
+@says
 def too_many_states() -> None:
+    """limitations: Problems beyond `max_seconds` are refused, with the estimated time.
+    backends: refused beyond 38 (an estimated 10 minutes)"""
     assert sampler("exact").capabilities.max_spins == 38
     with refused("39 visible spins in 1 problems, which need about .* minutes"):
         sampler("exact").moments(Ising(torch.zeros(39)))
@@ -81,33 +74,28 @@ def too_many_states() -> None:
         sampler("exact", max_seconds=1).moments(Ising(torch.zeros(31)))
 
 
-@says("limitations", "23 tokens for 32 sequences of 4 heads.")
+@says
 def states_of_sequences() -> None:
+    """limitations: 23 tokens for 32 sequences of 4 heads."""
     layer = diabat.NeuroGameAttention(8, 4, sampler="exact")
     layer._check_lengths(torch.empty(32, 23, 8), None)
     with refused("at most 1.1e[+]09 in one call, got 2.1e[+]09"):
         layer(torch.empty(32, 24, 8))
 
 
-@says(
-    "limitations",
-    "Where a problem exceeds the range of float32 (Σ|J| beyond 72 up to 22 spins) it is solved again in "
-    "float64 "
-    '(`info["float64_escalation"]`)',
-)
+@says
 def escalation() -> None:
+    """limitations: Where a problem exceeds the range of float32 (Σ|J| beyond 72 up to 22 spins) it is solved
+    again in float64 (`info["float64_escalation"]`)"""
     for total, again in ((71.0, False), (73.0, True)):
         info = sampler("exact").moments(Ising(torch.zeros(32, 12), all_to_all(12, total / 66))).info
         assert info["float64_escalation"] is again
 
 
-@says(
-    "limitations",
-    "**Odds** of `exact`, `banded` and `mean_field` have any size; under `torch.func` those below about "
-    "e^-65 in "
-    "float32 are cut off. From N reads they are between 1/(2N + 1) and 2N + 1.",
-)
+@says
 def odds() -> None:
+    """limitations: **Odds** of `exact`, `banded` and `mean_field` have any size; under `torch.func` those below
+    about e^-65 in float32 are cut off. From N reads they are between 1/(2N + 1) and 2N + 1."""
     h = torch.tensor([[-40.0, 0.3]])
     for name in ANALYTIC:
         log_odds = sampler(name).differentiable_log_odds
@@ -120,19 +108,13 @@ def odds() -> None:
     assert (p / (1 - p)).tolist() == pytest.approx([1 / 101, 101], rel=1e-4)
 
 
-@says(
-    "limitations",
-    "`exact` and `banded` are differentiable any number of times by `torch.autograd`, `mean_field` twice, "
-    "all three "
-    "twice under `torch.func`; higher derivatives raise.",
-    "**Pair correlations are not differentiable.** Probabilities and log Z are.",
-)
-@says(
-    "pytorch",
-    "| `torch.autograd`, twice | yes, and further | yes, of a converged fixed point | first derivatives; a "
-    "second raises |",
-)
+@says
 def orders() -> None:
+    """limitations: `exact` and `banded` are differentiable any number of times by `torch.autograd`, `mean_field`
+    twice, all three twice under `torch.func`; higher derivatives raise.
+    limitations: **Pair correlations are not differentiable.** Probabilities and log Z are.
+    pytorch: | `torch.autograd`, twice | yes, and further | yes, of a converged fixed point | first
+    derivatives; a second raises |"""
     ising = drawn(n=3, dtype=F64)
 
     def total(name: str, h: Tensor) -> Tensor:
@@ -169,8 +151,9 @@ def orders() -> None:
     assert not found.correlation.requires_grad
 
 
-@says("limitations", "Mode `J-self` with reads refuses `torch.func.vmap` over its couplings")
+@says
 def own_spin() -> None:
+    """limitations: Mode `J-self` with reads refuses `torch.func.vmap` over its couplings"""
     options: dict[str, Any] = {"relative": True, "mode": "J-self", "sampler": "tempering", "num_reads": 20}
     layer, x = diabat.BoltzmannAttention(8, 1, 4, **options).eval(), torch.randn(2, 1, 4, 8)
     nn.init.normal_(layer.coupling_pairs)
@@ -180,8 +163,9 @@ def own_spin() -> None:
         vmap(lambda p: functional_call(layer, p, (x[0],)))(two)
 
 
-@says("limitations", "Without fields the sign of the minimum is arbitrary, but always the same.")
+@says
 def sign_of_the_minimum() -> None:
+    """limitations: Without fields the sign of the minimum is arbitrary, but always the same."""
     first, *others = (
         sampler("mean_field").moments(Ising(torch.zeros(4), all_to_all(4, 2.0))).probability for _ in range(3)
     )
@@ -189,13 +173,10 @@ def sign_of_the_minimum() -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
-@says(
-    "limitations",
-    'Outside, `dqa` warns once (`OutOfRangeWarning`), and `info["outside_range"]` is the fraction of such '
-    "spins. "
-    "Circuits that you draw or export yourself are not checked.",
-)
+@says
 def outside() -> None:
+    """limitations: Outside, `dqa` warns once (`OutOfRangeWarning`), and `info["outside_range"]` is the fraction
+    of such spins. Circuits that you draw or export yourself are not checked."""
     backend, strong = sampler("dqa", schedule="boltzmann-8"), Ising(torch.tensor([[8.0, 0, 0, 0]]))
     backend.circuit(Ising(strong.fields[0]))
     with pytest.warns(OutOfRangeWarning):
@@ -203,12 +184,10 @@ def outside() -> None:
     assert backend.moments(strong).info["outside_range"] == 0.25  # a warning is an error here
 
 
-@says(
-    "limitations",
-    "couplings beyond 1e25 are refused, and no spin points against a local field above about 11.4.",
-)
-@says("tempering", "A local field above about 11.4 never lets a spin point against it")
+@says
 def rounded_sweeps() -> None:
+    """limitations: couplings beyond 1e25 are refused, and no spin points against a local field above about 11.4.
+    tempering: A local field above about 11.4 never lets a spin point against it"""
     for name in ("refine", "tempering"):
         with refused("expected values up to 1e[+]25, got 1e[+]26"):
             sampler(name).moments(Ising(torch.zeros(2), all_to_all(2, 1e26)), seed=0)
@@ -221,15 +200,12 @@ def rounded_sweeps() -> None:
     assert against[1] == 0
 
 
-@says("limitations", "`distributed` does so for any base")
-@says(
-    "conventions",
-    "For all others edges are expanded into a matrix, up to 4,096 spins (`diabat.edges.DENSE_SPINS`, 128 "
-    "MiB). Larger "
-    "problems are refused.",
-)
+@says
 def many_spins_on_edges() -> None:
-    """The advice names backends that take edges, and what they do not take them for."""
+    """limitations: `distributed` does so for any base
+    conventions: For all others edges are expanded into a matrix, up to 4,096 spins
+    (`diabat.edges.DENSE_SPINS`, 128 MiB). Larger problems are refused."""
+    # The advice names backends that take edges, and what they do not take them for.
     ring = diabat.Edges([(j, (j + 1) % 4097) for j in range(4097)], torch.full((4097,), 0.1))
     problem, advice = (
         Ising(torch.zeros(4097), ring),
@@ -246,11 +222,10 @@ def many_spins_on_edges() -> None:
         diabat.spin_probabilities(h, ring, plain, gradient="linear_response", seed=0).sum().backward()
 
 
-@says(
-    "limitations", "**`distributed`** does not support a base with learnable parameters or persistent chains"
-)
-@says("executor", "A base that continues from its last call (`persistent=True` of `tempering`) is refused")
+@says
 def bases_of_workers() -> None:
+    """limitations: **`distributed`** does not support a base with learnable parameters or persistent chains
+    executor: A base that continues from its last call (`persistent=True` of `tempering`) is refused"""
     with refused("without learnable parameters"):
         learned = {"schedule": "boltzmann-8", "learn_schedule": True}
         sampler("distributed", sampler="dqa", options=learned, workers=0)

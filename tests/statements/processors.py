@@ -24,8 +24,9 @@ from diabat.testing.strict_qpu import StrictMockQPU
 from statements.table import F64, drawn, refused, says
 
 
-@says("hardware", "By default 5 with `fast`, 20,000 with `standard` |")
+@says
 def annealing_times() -> None:
+    """hardware: By default 5 with `fast`, 20,000 with `standard` |"""
     chip = StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4], beta=10.0, sweeps=2)
     for qpu, time in (({}, 0.005), ({"protocol": "standard", "fields": "direct"}, 20.0)):
         assert QPU(**qpu).parameters["annealing_time"] == time
@@ -34,13 +35,10 @@ def annealing_times() -> None:
     assert QPU(protocol="standard", annealing_time_ns=500).parameters == {"annealing_time": 0.5}
 
 
-@says(
-    "hardware",
-    "Boltzmann reads of any temperature leave about √(10/(4 · reads · spins)), .009 with 4,000 reads of 8 "
-    "spins. Much "
-    "more than that means that the reads follow no Boltzmann distribution of the problem.",
-)
+@says
 def calibration_errors() -> None:
+    """hardware: Boltzmann reads of any temperature leave about √(10/(4 · reads · spins)), .009 with 4,000 reads
+    of 8 spins. Much more than that means that the reads follow no Boltzmann distribution of the problem."""
     problem, weights = drawn(n=8, J=0.5, dtype=F64), torch.full((4000,), 1 / 4000, dtype=F64)
 
     def error(**reads_of: Any) -> float:
@@ -55,19 +53,14 @@ def calibration_errors() -> None:
     assert error(backend=sampler("exact"), problem=other) > 0.05
 
 
-@says(
-    "hardware",
-    "**`beta` must be given** for your own sampler",
-    "If beta is declared, a simulated annealer that chooses its own final temperature is refused, since it "
-    "would solve another problem. So is a schedule that ends at another beta.",
-)
-@says(
-    "hardware",
-    '`law="boltzmann"` is refused for optimisers, such as tabu search and steepest descent',
-    "`auto_scale=False` is always sent, and True is refused.",
-    "options named like a token are refused",
-)
+@says
 def declared_temperatures() -> None:
+    """hardware: **`beta` must be given** for your own sampler
+    hardware: If beta is declared, a simulated annealer that chooses its own final temperature is refused,
+    since it would solve another problem. So is a schedule that ends at another beta.
+    hardware: `law="boltzmann"` is refused for optimisers, such as tabu search and steepest descent
+    hardware: `auto_scale=False` is always sent, and True is refused.
+    hardware: options named like a token are refused"""
     annealer, at_two = (
         SimulatedAnnealingSampler(),
         {"beta_schedule_type": "custom", "beta_schedule": [2.0] * 3},
@@ -92,21 +85,14 @@ def declared_temperatures() -> None:
     assert call_keywords(chip, {}, None)["auto_scale"] is False
 
 
-@says(
-    "hardware",
-    'Hardware has no seeds: without a cache `info["seed"]` is None; with a cache the same seed gives the '
-    "same tensor.",
-    "Without a folder the budget limits one object.",
-)
-@says(
-    "limitations",
-    "**Budgets** limit one object, or all runs that share a `cache_dir` on a local file system.",
-)
-@says(
-    "security",
-    "- **Write** into the folder `output`, and into `cache_dir` of the backend `dimod` if that is set.",
-)
+@says
 def paid_answers() -> None:
+    """hardware: Hardware has no seeds: without a cache `info["seed"]` is None; with a cache the same seed gives
+    the same tensor.
+    hardware: Without a folder the budget limits one object.
+    limitations: **Budgets** limit one object, or all runs that share a `cache_dir` on a local file system.
+    security: - **Write** into the folder `output`, and into `cache_dir` of the backend `dimod` if that is
+    set."""
     chip = StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4], beta=10.0, sweeps=2)
     problem = drawn(2, n=3)
 
@@ -130,9 +116,10 @@ def paid_answers() -> None:
         assert {path.name for path in Path().iterdir()} == {"paid", "run"}
 
 
-@says("limitations", "or simulates a noiseless anneal of parts of up to 16 qubits.")
+@says
 def parts_of_the_mock() -> None:
-    options: dict[str, Any] = {"schedule": "Advantage2_system1"}
+    """limitations: or simulates a noiseless anneal of parts of up to 16 qubits."""
+    options: dict[str, Any] = {"law": "anneal", "schedule": "Advantage2_system1"}
     chip = StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4], **options)
     backend = sampler("dimod", sampler=chip, beta=(10.0, 11.0), qpu={"fields": "gauge"}, retries=0)
     for n in (15, 16):  # and one free spin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,15 +25,15 @@ Check = Callable[[], object]
 ROWS: list[tuple[str, str, Check]] = []
 
 
-def says(page: str, *sentences: str) -> Callable[[Check], Check]:
-    """Add rows of the table: a page, one of its sentences, and its check."""
-
-    def add(check: Check) -> Check:
-        once = functools.cache(check)
-        ROWS.extend((page, sentence, once) for sentence in sentences)
-        return once
-
-    return add
+def says(check: Check) -> Check:
+    """Add rows of the table, which are the docstring of a check: ``page: a sentence of it, over any lines``."""
+    once = functools.cache(check)
+    parts = re.split(r"^\s*([a-z-]+): ", check.__doc__ or "", flags=re.MULTILINE)
+    assert len(parts) > 1, f"{check.__name__} has no sentence"
+    ROWS.extend(
+        (page, " ".join(text.split()), once) for page, text in zip(parts[1::2], parts[2::2], strict=True)
+    )
+    return once
 
 
 def on(page: str) -> str:
