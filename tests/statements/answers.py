@@ -6,7 +6,6 @@ import math
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import dimod
 import numpy as np
@@ -151,18 +150,9 @@ def beta_of_ocean() -> None:
 
 @says
 def parts_of_a_call() -> None:
-    """executor: by default the reads of a problem are one job.
-    executor: A base that estimates from a whole batch (`calibration="per_batch"` of `dqa`) estimates from
+    """executor: A base that estimates from a whole batch (`calibration="per_batch"` of `dqa`) estimates from
     each chunk."""
     problem = drawn(3)
-    parts: list[dict[str, Any]] = [{}, {"read_chunk": 25}]
-    jobs = [
-        sampler("distributed", sampler="tempering", workers=0, **part)
-        .sample(problem, 100, seed=1)
-        .info["chunks"]
-        for part in parts
-    ]
-    assert jobs == [1, 4]
     whole, single = (
         sampler("distributed", options={"calibration": "per_batch"}, workers=0, chunk=chunk)
         for chunk in (3, 1)

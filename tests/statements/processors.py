@@ -119,7 +119,7 @@ def paid_answers() -> None:
 @says
 def parts_of_the_mock() -> None:
     """limitations: or simulates a noiseless anneal of parts of up to 16 qubits."""
-    options: dict[str, Any] = {"law": "anneal", "schedule": "Advantage2_system1"}
+    options: dict[str, Any] = {"schedule": "Advantage2_system1"}
     chip = StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4], **options)
     backend = sampler("dimod", sampler=chip, beta=(10.0, 11.0), qpu={"fields": "gauge"}, retries=0)
     for n in (15, 16):  # and one free spin
