@@ -1,3 +1,5 @@
+"""Aer: state vectors, which are the same for any batches and threads, and matrix products beyond their reach."""
+
 from __future__ import annotations
 
 import subprocess
@@ -6,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import diabat
+from diabat import Ising
 from diabat.circuits import (
     AerEngine,
     Batch,
-    EngineError,
+    MatrixProductEngine,
     draw_spins,
     predicted_beta,
     reference_probabilities,
@@ -20,9 +25,12 @@ from diabat.circuits import (
 )
 from diabat.circuits.engines.qiskit import aer as aer_module
 from diabat.circuits.engines.qiskit import circuit as circuit_module
+from diabat.samplers.dqa import DQASampler
 
-from .conftest import random_plan, random_problem
-from .goodness import ALPHA, p_value
+from .conftest import (
+    random_plan,
+    random_problem,
+)
 
 
 def test_changed_couplings_and_plans_are_noticed(engine: AerEngine) -> None:
@@ -69,77 +77,12 @@ def test_signs(engine: AerEngine) -> None:
         assert sign * pair > 0.3
 
 
-def test_empty_batch(engine: AerEngine) -> None:
-    plan = random_plan(2, seed=1)
-    assert engine.probabilities(plan, np.zeros((0, 3)), np.zeros((3, 3))).shape == (0, 8)
-    assert engine.probabilities(plan, np.zeros((0, 3)), np.zeros((0, 3, 3))).shape == (0, 8)
-    (spins,) = engine.sample(plan, [Batch(np.zeros((0, 3)), np.zeros((3, 3)))], 5, np.random.default_rng(1))
-    assert spins.shape == (5, 0, 3)
-
-
-def test_samples_follow_the_probabilities(engine: AerEngine) -> None:
-    """Chi-square at alpha = 1e-6, N = 20,000 draws of 2 problems, 8 states; mutants fail it by far."""
-    plan = trotter_plan(schedule("Advantage2_system1"), 5.0)
-    fields, couplings = random_problem(3, 2, seed=7, scale=0.05)
-    (spins,) = engine.sample(plan, [Batch(fields, couplings)], 20_000, np.random.default_rng(11))
-    assert spins.shape == (20_000, 2, 3)
-    assert spins.dtype == np.int8
-    laws = reference_probabilities(plan, fields, couplings)
-    mutants = {
-        "fields": reference_probabilities(plan, -fields, couplings),
-        "couplings": reference_probabilities(plan, fields, -couplings),
-        "columns": reference_probabilities(plan, fields[:, ::-1], couplings),
-        "problems": laws[::-1],
-        "beta": reference_probabilities(plan, 1.2 * fields, 1.2 * couplings),
-    }
-    assert p_value(spins, laws) > ALPHA
-    for name, mutant in mutants.items():
-        assert p_value(spins, mutant) < ALPHA, name
-
-
-def test_same_seed_same_draw_whatever_the_batches_and_threads(engine: AerEngine) -> None:
-    plan = random_plan(5, seed=5)
-    batch = Batch(*random_problem(3, 7, seed=5))
-    small = AerEngine(threads=1, batch_size=2)
-    first, same, other = (
-        runner.sample(plan, [batch], 50, np.random.default_rng(seed))[0]
-        for runner, seed in ((engine, 3), (small, 3), (engine, 4))
-    )
-    assert (first == same).all()
-    assert (first != other).any()
-
-
 def test_draws_at_the_edges_of_the_table() -> None:
     p = np.array([[0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 0.0, 1.0]])
     top = np.nextafter(1.0, 0.0)
     spins = draw_spins(p, np.array([[0.0, 0.5], [0.0, top]]))
     assert spins[:, 0].tolist() == [[1, -1], [-1, 1]]
     assert spins[:, 1].tolist() == [[1, 1], [1, 1]]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"method": "magic"}, "method: expected 'statevector', got 'magic'"),
-        ({"precision": "half"}, "precision: expected 'double' or 'single', got 'half'"),
-        ({"threads": -1}, "threads: expected an integer >= 0, got -1"),
-        ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
-    ],
-)
-def test_bad_engines_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AerEngine(**arguments)
-
-
-def test_bad_calls_are_refused(engine: AerEngine) -> None:
-    plan = random_plan(2, seed=1)
-    with pytest.raises(ValueError, match=r"fields: expected shape \[Q, n\] with n >= 1, got \(3,\)"):
-        engine.probabilities(plan, np.zeros(3), np.zeros((3, 3)))
-    with pytest.raises(ValueError, match="expected at most 20 spins, got 21"):
-        engine.probabilities(plan, np.zeros((1, 21)), np.zeros((21, 21)))
-    batch = Batch(np.zeros((1, 2)), np.zeros((2, 2)))
-    with pytest.raises(EngineError, match="gradient: engine 'aer' has no adjoint gradient"):
-        engine.gradient(plan, [batch], [batch.fields])
 
 
 def test_couplings_of_each_problem_run_grouped(engine: AerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,3 +125,78 @@ print([name for name in ("qiskit", "qiskit_aer", "scipy", "numba", "torch") if n
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+pytest.importorskip("qiskit_aer")
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::diabat.circuits.OutOfRangeWarning")
+PRODUCTS: dict[str, Any] = {"engine": "aer", "method": "matrix_product_state"}
+
+
+def chain(n: int, reach: int = 1, problems: int = 2, seed: int = 0) -> Ising:
+    """Random fields, and couplings between spins up to a distance."""
+    generator = torch.Generator().manual_seed(seed)
+    h = 0.5 * torch.randn(problems, n, generator=generator, dtype=torch.float64)
+    J = torch.zeros(n, n, dtype=torch.float64)
+    for d in range(1, reach + 1):
+        J += torch.diag(0.5 * torch.randn(n - d, generator=generator, dtype=torch.float64), d)
+    return Ising(h, J + J.T)
+
+
+@pytest.mark.parametrize(("n", "reach"), [(1, 0), (2, 1), (9, 1), (8, 2), (6, 5), (14, 1)])
+def test_moments_are_those_of_the_state_vector(n: int, reach: int) -> None:
+    problem = chain(n, reach, problems=1)
+    native, products = diabat.sampler("dqa"), diabat.sampler("dqa", **PRODUCTS)
+    expected, found = (s.moments(problem, correlations=True) for s in (native, products))
+    torch.testing.assert_close(found.probability, expected.probability, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.correlation, expected.correlation, rtol=0, atol=1e-6)
+    if n < 10:
+        states = [DQASampler(**options).state_probabilities(problem) for options in ({}, PRODUCTS)]
+        torch.testing.assert_close(states[1], states[0], rtol=0, atol=1e-6)
+
+
+def test_reads_follow_the_probabilities() -> None:
+    """4,000 reads of 2 x 6 spins within 5 standard errors (alpha = 6e-7 for each); a seed gives the same reads."""
+    problem, products = chain(6), diabat.sampler("dqa", **PRODUCTS, schedule="boltzmann-16")
+    reads = products.sample(problem, 4000, seed=3)
+    p = products.moments(problem).probability
+    share = (reads.spins > 0).double().mean(0)
+    assert bool(((share - p).abs() <= 5 * (p * (1 - p) / 4000).sqrt()).all())
+    assert torch.equal(reads.spins, products.sample(problem, 4000, seed=3).spins)
+
+
+def test_thirty_six_spins_that_fall_apart_are_their_parts() -> None:
+    """Without the couplings of every sixth bond, P of 36 spins is that of six state vectors of six."""
+    problem = chain(36, problems=1)
+    J = problem.couplings
+    assert isinstance(J, torch.Tensor)
+    J = J.clone()
+    for cut in range(5, 35, 6):
+        J[cut, cut + 1] = J[cut + 1, cut] = 0
+    found = diabat.sampler("dqa", **PRODUCTS).moments(Ising(problem.fields, J)).probability[0]
+    native = diabat.sampler("dqa")
+    for at in range(0, 36, 6):
+        part = slice(at, at + 6)
+        expected = native.moments(Ising(problem.fields[:, part], J[part, part])).probability[0]
+        torch.testing.assert_close(found[part], expected, rtol=0, atol=1e-6)
+
+
+def test_a_small_bond_dimension_is_an_approximation() -> None:
+    problem = chain(8, 2, problems=1)
+    exact = diabat.sampler("dqa").moments(problem).probability
+    samplers = [diabat.sampler("dqa", **PRODUCTS, max_bond_dimension=m) for m in (1, 4, 16)]
+    errors = [float((s.moments(problem).probability - exact).abs().max()) for s in samplers]
+    assert errors[0] > 1e-3 > 1e-6 > errors[2]
+    state, scales = MatrixProductEngine(2).state(
+        DQASampler().plan, np.ones(4), np.eye(4, k=1) + np.eye(4, k=-1)
+    )
+    assert len(state) == 4
+    assert max(map(len, scales)) <= 2
+
+
+def test_a_layer_of_chains_by_an_anneal() -> None:
+    layer = diabat.BoltzmannAttention(8, 1, None, relative=True, sampler=diabat.sampler("dqa", **PRODUCTS))
+    out = layer(torch.randn(1, 3, 8))
+    out.sum().backward()
+    assert bool(out.isfinite().all())

@@ -1,3 +1,5 @@
+"""Circuits of Qiskit: gates, parameters, OpenQASM."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -15,7 +17,10 @@ from diabat.circuits import (
     to_qasm3,
 )
 
-from .conftest import random_plan, random_problem
+from .conftest import (
+    random_plan,
+    random_problem,
+)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
@@ -109,31 +114,3 @@ def test_openqasm_round_trip() -> None:
     source = to_qasm3(circuit)
     assert source.startswith("OPENQASM 3.0;")
     assert Statevector(qasm3.loads(source)).equiv(Statevector(circuit))
-
-
-def test_openqasm_refuses_the_diagonal_form() -> None:
-    circuit = anneal_circuit(random_plan(4, seed=6), [0.1, 0.2], np.zeros((2, 2)), "diagonal")
-    with pytest.raises(ValueError, match="expected a circuit of form 'gates', got 4 DiagonalGates"):
-        to_qasm3(circuit)
-
-
-def test_unknown_form() -> None:
-    with pytest.raises(ValueError, match="expected form 'gates' or 'diagonal', got 'matrix'"):
-        anneal_circuit(random_plan(1, seed=0), [0.0], [[0.0]], "matrix")
-
-
-@pytest.mark.parametrize(
-    ("fields", "couplings", "message"),
-    [
-        ([[0.0]], [[0.0]], r"fields: expected shape \[n\] with n >= 1, got \(1, 1\)"),
-        ([], np.zeros((0, 0)), r"fields: expected shape \[n\] with n >= 1, got \(0,\)"),
-        ([0.0, np.inf], np.zeros((2, 2)), r"fields: expected finite values, got inf at \(1,\)"),
-        ([0.0, 0.0], np.zeros((3, 3)), r"couplings: expected shape \(2, 2\), got \(3, 3\)"),
-        ([0.0, 0.0], [[0, np.nan], [0, 0]], r"couplings: expected finite values, got nan at \(0, 1\)"),
-        ([0.0, 0.0], [[0, 1], [0, 0]], r"expected a symmetric matrix, got 1 at \(0, 1\) and 0 at \(1, 0\)"),
-        ([0.0, 0.0], [[0, 1], [1, 2]], "expected a zero diagonal, got 2 at spin 1"),
-    ],
-)
-def test_bad_problems_are_refused(fields: list[float], couplings: list[list[float]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        anneal_circuit(random_plan(1, seed=0), fields, couplings)

@@ -20,18 +20,14 @@ from diabat.circuits import (
 )
 from diabat.circuits.engines.torch.steps import TorchSteps
 
-from .conftest import KINDS, Array, make_batch, random_plan
-
-ANGLES = ("field_angles", "coupling_angles", "mixer_angles")
-
-
-def turning(steps: int, parity: int, seed: int) -> TrotterPlan:
-    """Mixers beyond ±π that flip all spins an even (0) or odd (1) number of times."""
-    plan = random_plan(steps, seed)
-    mixers = np.clip(plan.mixer_angles, -1.0, 1.0)
-    mixers[0] += np.pi  # the steps between see the signs of the fields turned
-    mixers[-1] -= (2 + (parity + 1) % 2) * np.pi
-    return TrotterPlan(plan.field_angles, plan.coupling_angles, mixers)
+from .conftest import (
+    ANGLES,
+    KINDS,
+    Array,
+    make_batch,
+    random_plan,
+    turning,
+)
 
 
 def cotangents(batch: Batch, seed: int = 5) -> tuple[Array, Array]:

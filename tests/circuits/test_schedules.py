@@ -1,9 +1,13 @@
+"""Schedules of anneals: those that are shipped, ramps, and CSV files."""
+
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from diabat.circuits import AnnealingSchedule, available_schedules, linear_ramp, schedule
+from diabat.circuits import available_schedules, from_csv, linear_ramp, schedule
 
 # A(0), B(0), B(1) in GHz, and the s at which A = B, of the fast tables.
 FAST = {
@@ -55,61 +59,52 @@ def test_a_schedule_cannot_be_changed() -> None:
         table.A_GHz[0] = 0.0
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"),
-    [("advantage2_system1", "Advantage2_system1"), ("Advantage_sytem6", "Advantage_system6")],
-)
-def test_unknown_name_gets_the_nearest(name: str, nearest: str) -> None:
-    with pytest.raises(ValueError, match=rf"got '{name}'\. Did you mean '{nearest}'"):
-        schedule(name)
-
-
-def test_unknown_protocol() -> None:
-    with pytest.raises(ValueError, match="protocol: expected 'fast' or 'standard', got 'slow'"):
-        schedule("Advantage2_system1", "slow")
-
-
-@pytest.mark.parametrize(
-    ("s", "a", "message"),
-    [
-        ([0, 0.5, 1], [1, np.nan, 0], "A_GHz finite and not negative, got nan at point 1"),
-        ([0, 0.5, 1], [1, 0.5, -1], "A_GHz finite and not negative, got -1 at point 2"),
-        (
-            [0, 0.5, 0.4, 1],
-            [1, 1, 1, 0],
-            r"s strictly increasing by 1e-09 or more, got 0.4 after 0.5 at point 2",
-        ),
-        (
-            [0, 5e-324, 0.4, 1],
-            [1, 1, 1, 0],
-            r"s strictly increasing by 1e-09 or more, got .*e-324 after 0 at point 1",
-        ),
-        ([0, 0.5, 0.9], [1, 1, 0], r"s to span 0 to 1, got 0 to 0.9 \(truncated\?\)"),
-        ([0, 50, 100], [1, 1, 0], r"s to span 0 to 1, got 0 to 100; is s in percent\? Divide it by 100"),
-        ([0, 3, 5], [1, 1, 0], r"s to span 0 to 1, got 0 to 5; is it a time\? Divide it by its last value"),
-        ([0.1, 0.5, 1], [1, 1, 0], "s to span 0 to 1, got 0.1 to 1$"),
-        ([0, 0.5, 1], [11_000, 1, 0], r"A_GHz in GHz, got a maximum of 1\.1e\+04; is the table in MHz, Hz"),
-        ([0, 0.5, 1], [1, 0], r"A_GHz as a list of 3 numbers, got shape \(2,\)"),
-        ([0], [1], r"s as a list of 2 numbers, got shape \(1,\)"),
-    ],
-)
-def test_bad_tables_are_refused(s: list[float], a: list[float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AnnealingSchedule("mine", np.array(s), np.array(a), np.ones(len(s)))
-
-
-def test_the_problem_energy_too_is_in_ghz() -> None:
-    with pytest.raises(ValueError, match=r"expected B_GHz in GHz, got a maximum of 1\.5e\+10"):
-        linear_ramp(1.0, 1.5e10)
-
-
 def test_a_slow_simulator_is_a_schedule_too() -> None:
     assert linear_ramp(1e-6, 1e-6).A(0.0) == 1e-6
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), True])
-def test_linear_ramp_refuses_bad_scales(value: float) -> None:
-    with pytest.raises(ValueError, match="expected A0_GHz > 0"):
-        linear_ramp(value, 1.0)
-    with pytest.raises(ValueError, match="expected B1_GHz > 0"):
-        linear_ramp(1.0, value)
+HEADER = "s,A_GHz,B_GHz"
+ROWS = [f"{k / 20},{10 - k / 2},{k / 4}" for k in range(21)]
+
+
+def write(folder: Path, *lines: str) -> Path:
+    path = folder / "mine.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_round_trip_of_a_built_in_table(tmp_path: Path) -> None:
+    table = schedule("Advantage_system6", "standard")
+    columns = (table.s.tolist(), table.A_GHz.tolist(), table.B_GHz.tolist())
+    rows = [f"Advantage_system6,standard,{s!r},{a!r},{b!r},0" for s, a, b in zip(*columns, strict=True)]
+    loaded = from_csv(write(tmp_path, "# a comment", "solver,protocol,s,A_GHz,B_GHz,c", *rows))
+    assert (loaded.name, loaded.protocol) == ("Advantage_system6", "standard")
+    for key in ("s", "A_GHz", "B_GHz"):
+        assert (getattr(loaded, key) == getattr(table, key)).all()
+
+
+def test_plain_columns(tmp_path: Path) -> None:
+    loaded = from_csv(write(tmp_path, HEADER, *ROWS))
+    assert (loaded.name, loaded.protocol, loaded.source) == ("mine", "fast", "mine.csv")
+    assert loaded.A(0.5) == pytest.approx(5.0)
+
+
+def test_several_solvers_need_a_choice(tmp_path: Path) -> None:
+    lines = [f"{solver},{row}" for solver in ("x", "y") for row in ROWS]
+    path = write(tmp_path, f"solver,{HEADER}", *lines)
+    assert from_csv(path, solver="y").name == "y"
+    with pytest.raises(ValueError, match="expected one solver, got x, y; leave one in the file, or read"):
+        from_csv(path)
+    with pytest.raises(ValueError, match="expected solver 'z', got only x, y"):
+        from_csv(path, solver="z")
+
+
+def test_files_as_spreadsheets_and_people_write_them(tmp_path: Path) -> None:
+    """Byte order mark, CRLF, quotes, indented comments, empty lines, columns in another order."""
+    rows = [",".join(f'"{cell}"' for cell in (b, s, a)) for s, a, b in (row.split(",") for row in ROWS)]
+    text = "\r\n".join(["  # a comment", '"B_GHz","s","A_GHz"', *rows[:9], "", "# another", *rows[9:]])
+    path = tmp_path / "excel.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    loaded, plain = from_csv(path), from_csv(write(tmp_path, HEADER, *ROWS))
+    for key in ("s", "A_GHz", "B_GHz"):
+        assert (getattr(loaded, key) == getattr(plain, key)).all()

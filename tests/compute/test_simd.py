@@ -52,6 +52,7 @@ def test_products_are_fused_only_where_the_target_of_numba_can() -> None:
     assert float(printed(FUSED, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")) == 0
 
 
+@pytest.mark.slow
 def test_the_width_of_vectors_does_not_change_bits() -> None:
     """Of AVX2 and what this processor has, which is wider where it has AVX-512; both fuse."""
     narrow = printed(BACKENDS, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES="+avx2,+fma")

@@ -1,3 +1,5 @@
+"""Trotter plans of an anneal: order of the error, grids, numbers of steps."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -12,13 +14,18 @@ from diabat.circuits import (
     linear_ramp,
     minimum_steps,
     plan_distance,
+    predicted_beta,
     reference_probabilities,
     schedule,
     steps_for_error,
     trotter_plan,
 )
+from diabat.circuits.grids import grid_edges, layer_edges
 
-from .conftest import Array, random_problem
+from .conftest import (
+    Array,
+    random_problem,
+)
 
 RAMP = linear_ramp(2.0, 2.0)
 
@@ -106,15 +113,6 @@ def test_default_steps() -> None:
     assert default_steps(table, 40_000.0) == 1_000_000  # and not more than are allowed
 
 
-def test_too_few_steps_are_refused_with_the_minimum() -> None:
-    table = schedule("Advantage2_system1")
-    trotter_plan(table, 5.0, 114)
-    with pytest.raises(
-        ValueError, match=r"steps: expected at least 114 \(more than 2·A\(0\)·t_a for Advantage2.*\), got 113"
-    ):
-        trotter_plan(table, 5.0, 113)
-
-
 def test_a_grid_of_ones_own() -> None:
     table = schedule("Advantage2_system1")
     same = trotter_plan(table, 5.0, grid=np.arange(201) / 200)
@@ -167,71 +165,12 @@ def test_smaller_errors_take_more_steps_and_are_found_again_at_once(monkeypatch:
         steps_for_error(changed, 2.0, 1e-3)
 
 
-@pytest.mark.parametrize("error", [0.0, -1e-3, 1.0, float("nan"), True, "1e-3"])
-def test_bad_trotter_errors(error: Any) -> None:
-    with pytest.raises(ValueError, match="trotter_error: expected a number above 0 and below 1, got"):
-        steps_for_error(RAMP, 1.0, error)
-
-
 def test_an_error_that_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diabat.circuits.trotter_error._MOST_LAYERS", 300)
     with pytest.raises(
         ValueError, match=r"that 300 layers resolve, got 1e-09 for linear.* give steps instead"
     ):
         steps_for_error(RAMP, 1.0, 1e-9)
-
-
-@pytest.mark.parametrize("steps", [200.0, "200", True])
-def test_steps_must_be_an_integer(steps: Any) -> None:
-    with pytest.raises(ValueError, match="steps: expected an integer, got"):
-        trotter_plan(RAMP, 1.0, steps)
-
-
-@pytest.mark.parametrize("time", [0.0, -1.0, float("nan")])
-def test_bad_annealing_time(time: float) -> None:
-    with pytest.raises(ValueError, match="annealing_time_ns: expected a positive finite time in ns, got"):
-        trotter_plan(RAMP, time, 100)
-
-
-@pytest.mark.parametrize(
-    ("time", "message"),
-    [
-        (
-            0.005,
-            r"expected at least 0\.0273 ns .* got 0\.005; is it in microseconds\? 0\.005 microseconds are 5 ns",
-        ),
-        (
-            5e6,
-            r"expected at most 4\.419e\+04 ns .*1000000 steps\), got 5e\+06, which needs at least 113148162",
-        ),
-    ],
-)
-def test_times_out_of_range(time: float, message: str) -> None:
-    with pytest.raises(ValueError, match=f"annealing_time_ns: {message}"):
-        trotter_plan(schedule("Advantage2_system1"), time)
-
-
-def test_absurd_numbers_of_steps() -> None:
-    with pytest.raises(ValueError, match="steps: expected at most 1000000, got 10000000000"):
-        trotter_plan(RAMP, 1.0, 10**10)
-
-
-def test_unknown_order() -> None:
-    with pytest.raises(ValueError, match="order: expected 'first', 'strang' or 'suzuki4', got 'second'"):
-        trotter_plan(RAMP, 1.0, 100, "second")
-
-
-@pytest.mark.parametrize(
-    ("angles", "message"),
-    [
-        (([], [], []), r"field_angles: expected shape \(1,\), got \(0,\)"),
-        (([1.0, 2.0], [1.0], [1.0, 2.0]), r"coupling_angles: expected shape \(2,\), got \(1,\)"),
-        (([1.0], [1.0], [np.nan]), "mixer_angles: expected finite angles, got nan at step 0"),
-    ],
-)
-def test_bad_plans_are_refused(angles: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TrotterPlan(*angles)
 
 
 def test_a_plan_copies_its_angles() -> None:
@@ -258,3 +197,100 @@ def test_the_plan_follows_the_annealing_hamiltonian() -> None:
         psi = vectors @ (np.exp(-2j * np.pi * energy * 1.0 / 2000) * (vectors.T @ psi))
     expected = np.abs(psi[::-1]) ** 2  # |00> is s = (+1, +1), which diabat calls state 3
     assert reference_probabilities(plan, fields, couplings)[0] == pytest.approx(expected, abs=1e-5)
+
+
+TABLE = schedule("Advantage2_system1")
+RAMP = linear_ramp(2.0, 2.0)
+
+
+def test_a_hundred_adaptive_steps_reach_one_in_a_thousand() -> None:
+    """Where a uniform grid would alias: 5 ns, eight spins, g = 0.5, J ~ N(0, g/√n)."""
+    beta_h, beta_j = predicted_beta(TABLE, 5.0)
+    fields, couplings = random_problem(8, 2, seed=1, scale=0.5)
+    programmed = fields / beta_h, couplings / (beta_j * np.sqrt(8))
+    plan = trotter_plan(TABLE, 5.0, 100, grid="adaptive")
+    exact = trotter_plan(TABLE, 5.0, 200, "suzuki4")
+    assert plan_distance(plan, exact, *programmed).max() < 1e-3
+    assert plan.label.endswith("100 steps, strang, adaptive grid")
+
+
+def test_adaptive_steps_follow_the_field_and_end_in_one_step() -> None:
+    edges = grid_edges(TABLE, 5.0, 100, "strang", "adaptive")
+    assert (edges[0], edges[-1], len(edges)) == (0.0, 1.0, 101)
+    ds, middle = np.diff(edges), (edges[1:] + edges[:-1]) / 2
+    scale = ds * np.sqrt(TABLE.A(middle) + TABLE.A(0.0) / 5)
+    assert scale[:-1] == pytest.approx(np.full(99, scale[0]), rel=2e-3)
+    assert ds[-1] > 5 * ds[-2]
+    assert 2 * np.pi * 5 * (TABLE.integral_A(1.0) - TABLE.integral_A(edges[-2])) < 1e-4
+    # A better order wants a shorter tail.
+    assert grid_edges(TABLE, 5.0, 100, "suzuki4", "adaptive")[-2] > edges[-2] + 0.05
+
+
+@pytest.mark.parametrize(("order", "power"), [("first", 1), ("strang", 2), ("suzuki4", 4)])
+def test_the_adaptive_grid_keeps_the_order(order: Any, power: int) -> None:
+    fields, couplings = random_problem(3, 4, seed=3)
+    exact = trotter_plan(RAMP, 1.0, 400, "suzuki4")
+    errors = [
+        plan_distance(trotter_plan(RAMP, 1.0, n, order, "adaptive"), exact, fields, couplings).max()
+        for n in (50, 100)
+    ]
+    assert np.log2(errors[0] / errors[1]) == pytest.approx(power, abs=0.3)
+
+
+@pytest.mark.parametrize("order", ["first", "strang", "suzuki4"])
+def test_the_least_adaptive_grid_turns_by_less_than_pi(order: Any) -> None:
+    least = minimum_steps(TABLE, 5.0, order, "adaptive")
+    assert 45 < least < 70
+    turns = [
+        2 * np.pi * 5 * np.diff(TABLE.integral_A(grid_edges(TABLE, 5.0, n, order, "adaptive"))).max()
+        for n in (least, least - 1)
+    ]
+    assert turns[0] < np.pi <= turns[1]
+    assert np.abs(trotter_plan(TABLE, 5.0, least, order, "adaptive").mixer_angles).max() < np.pi
+    with pytest.raises(
+        ValueError, match=rf"steps: expected at least {least} \(a turn below π .*\), got {least - 1}"
+    ):
+        trotter_plan(TABLE, 5.0, least - 1, order, "adaptive")
+
+
+@pytest.mark.parametrize("order", ["first", "strang", "suzuki4"])
+def test_the_uniform_threshold_holds_for_every_order(order: Any) -> None:
+    assert minimum_steps(TABLE, 5.0, order) == 114
+    with pytest.raises(ValueError, match="steps: expected at least 114 "):
+        trotter_plan(TABLE, 5.0, 113, order)
+
+
+def test_default_steps_of_the_adaptive_grid() -> None:
+    steps = default_steps(TABLE, 5.0, "strang", "adaptive")
+    assert 100 < steps < default_steps(TABLE, 5.0) == 200
+    assert trotter_plan(TABLE, 5.0, grid="adaptive").steps == steps
+
+
+def test_layers_of_a_strang_step_run_from_middle_to_middle() -> None:
+    problem, mixer = layer_edges(np.array([0.0, 0.2, 1.0]), "strang")
+    assert problem == pytest.approx([0, 0.2, 1])
+    assert mixer == pytest.approx([0.1, 0.6, 1])
+
+
+def test_one_and_two_adaptive_steps() -> None:
+    for steps in (1, 2, 3):
+        edges = grid_edges(RAMP, 0.2, steps, "strang", "adaptive")
+        assert len(edges) == steps + 1
+        assert (np.diff(edges) > 0).all()
+
+
+def test_a_coarse_grid_of_ones_own_is_refused_with_the_number_it_needs() -> None:
+    edges = np.linspace(0, 1, 81) ** 1.1
+    message = (
+        r"grid: .* rotate by less than π, got 3\.\d+ in the step from s = 0.* needs about (\d+) steps, got 80"
+    )
+    with pytest.raises(ValueError, match=message) as caught:
+        trotter_plan(TABLE, 5.0, grid=edges)
+    needed = int(str(caught.value).split("needs about ")[1].split()[0])
+    trotter_plan(TABLE, 5.0, grid=np.linspace(0, 1, needed + 2) ** 1.1)
+    with pytest.raises(ValueError, match="grid: expected every mixer layer"):
+        trotter_plan(TABLE, 5.0, grid=np.linspace(0, 1, needed - 2) ** 1.1)
+    with pytest.raises(
+        ValueError, match=r"got 91\.4 in the step from s = 0 to 1 for Advantage2_system1 at 5 ns"
+    ):
+        trotter_plan(TABLE, 5.0, grid=[0.0, 1.0])
