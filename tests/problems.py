@@ -3,7 +3,7 @@
     from problems import PATTERNS, banded_problem, g_test, gradients, naive, pvalue
 
     ising = banded_problem((2, 6), 6, width=2, lead="heads", visible=PATTERNS["causal"])
-    assert pvalue(backend, ising, READS) > ALPHA       # reads against the Boltzmann law, by enumeration
+    assert pvalue(backend, ising, reads=READS) > ALPHA # reads against the Boltzmann law, by enumeration
     p, log_z = naive(ising)                            # what autograd can differentiate as often as it likes
 
 Random problems without structure are those of ``diabat.testing.problems`` (``make_problem`` and the like).
@@ -123,7 +123,8 @@ def gradients(
     generator = torch.Generator().manual_seed(99)
     v, u = (torch.randn(t.shape, generator=generator, dtype=F64).to(p) for t in (p, log_z))
     loss = ("P" in terms) * (v * p).sum() + ("Z" in terms) * (u * log_z).sum()
-    return torch.autograd.grad(loss, [t for t in (h, J, K) if t is not None])
+    # Where nothing is visible, nothing depends on the couplings.
+    return torch.autograd.grad(loss, [t for t in (h, J, K) if t is not None], materialize_grads=True)
 
 
 # Comparisons
@@ -167,7 +168,7 @@ def g_test(spins: Any, probabilities: Any) -> float:
     return float(stats.chi2.sf(statistic, freedom))
 
 
-def pvalue(sampler: Sampler, ising: Ising, reads: int, law: Tensor | None = None, *, seed: int = 1) -> float:
+def pvalue(sampler: Sampler, ising: Ising, law: Tensor | None = None, *, reads: int, seed: int = 1) -> float:
     """G-test of all states of all problems, so many reads each, against a law or that of Boltzmann."""
     n = ising.num_spins
     spins = sampler.sample(ising, reads, seed=seed).spins.reshape(reads, -1, n)

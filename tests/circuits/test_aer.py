@@ -27,10 +27,7 @@ from diabat.circuits.engines.qiskit import aer as aer_module
 from diabat.circuits.engines.qiskit import circuit as circuit_module
 from diabat.samplers.dqa import DQASampler
 
-from .conftest import (
-    random_plan,
-    random_problem,
-)
+from .conftest import random_plan, random_problem
 
 
 def test_changed_couplings_and_plans_are_noticed(engine: AerEngine) -> None:

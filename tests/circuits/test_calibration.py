@@ -22,9 +22,7 @@ from diabat.circuits import (
     trotter_plan,
 )
 
-from .conftest import (
-    random_plan,
-)
+from .conftest import random_plan
 
 TIMES = (5, 7, 10, 20, 100)
 # beta_h / beta_J of the fast tables, as published, computed with another integrator.

@@ -17,10 +17,7 @@ from diabat.circuits import (
     to_qasm3,
 )
 
-from .conftest import (
-    random_plan,
-    random_problem,
-)
+from .conftest import random_plan, random_problem
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])

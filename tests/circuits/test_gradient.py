@@ -20,14 +20,7 @@ from diabat.circuits import (
 )
 from diabat.circuits.engines.torch.steps import TorchSteps
 
-from .conftest import (
-    ANGLES,
-    KINDS,
-    Array,
-    make_batch,
-    random_plan,
-    turning,
-)
+from .conftest import ANGLES, KINDS, Array, make_batch, random_plan, turning
 
 
 def cotangents(batch: Batch, seed: int = 5) -> tuple[Array, Array]:

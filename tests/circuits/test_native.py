@@ -14,11 +14,7 @@ from diabat.circuits import Batch, NativeEngine, TrotterPlan, draw_spins, refere
 from diabat.compute import memory
 from diabat.compute.scratch import aligned_rows
 
-from .conftest import (
-    random_plan,
-    random_problem,
-    turning,
-)
+from .conftest import random_plan, random_problem, turning
 
 PRECISIONS = ("double", "single")
 

@@ -22,9 +22,7 @@ from diabat.circuits import (
     trotter_plan,
 )
 
-from .conftest import (
-    random_plan,
-)
+from .conftest import random_plan
 
 GOOD: dict[str, Any] = {
     "format": "diabat-plan",

@@ -22,10 +22,7 @@ from diabat.circuits import (
 )
 from diabat.circuits.grids import grid_edges, layer_edges
 
-from .conftest import (
-    Array,
-    random_problem,
-)
+from .conftest import Array, random_problem
 
 RAMP = linear_ramp(2.0, 2.0)
 

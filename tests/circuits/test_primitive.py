@@ -22,12 +22,7 @@ from diabat.circuits import (
 )
 from diabat.scrubbing import scrubbed
 
-from .conftest import (
-    Array,
-    line_backend,
-    random_plan,
-    random_problem,
-)
+from .conftest import Array, line_backend, random_plan, random_problem
 
 N = 4000
 TOKEN = "b7Q-x_0123456789abcdefABCDEFxyz0123456789"

@@ -1,76 +1,34 @@
+"""Backend ``banded``: strong problems, arithmetic, and couplings as edges, in memory linear in the spins."""
+
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
+from largest_tensor import LargestTensor
+from problems import F64, PATTERNS, assert_moments, banded_problem, relative_error
+from torch import Tensor
 
-from diabat.ising import Ising
-from diabat.samplers import Moments, UnsupportedError
+import diabat
+from diabat.edges import DENSE_SPINS
+from diabat.ising import Ising, pair_indices
+from diabat.samplers import UnsupportedError
 from diabat.samplers.banded import BandedSampler
-from diabat.samplers.exact import ExactSampler
 from diabat.testing import brute_force
 from diabat.testing.problems import Lead, make_problem
 
-from .banded_problems import PATTERNS, banded_problem
-from .enumeration import relative_error
-
-F64 = torch.float64
 Engine = Literal["native", "torch"]
 ENGINES: tuple[Engine, ...] = ("native", "torch")
-LEADS: tuple[Lead, ...] = ("none", "shared", "heads", "per_problem")
 # A few roundings per spin in the working precision.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-
-
-def assert_equal(got: Moments, want: Moments, dtype: torch.dtype) -> None:
-    for name in ("probability", "correlation", "log_partition"):
-        value, expected = getattr(got, name), getattr(want, name)
-        assert value.dtype == dtype
-        assert value.shape == expected.shape
-        scale = max(1.0, float(expected.abs().max()))
-        assert float((value.double() - expected).abs().max()) < TOLERANCE[dtype] * scale, name
 
 
 def check(ising: Ising, bandwidth: int | None, engine: Engine) -> None:
     got = BandedSampler(bandwidth=bandwidth, engine=engine).moments(ising, correlations=True)
     assert got.info["engine"] == engine
-    assert_equal(got, brute_force(ising), ising.fields.dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("width", range(9))
-@pytest.mark.parametrize("engine", ENGINES)
-def test_every_bandwidth_against_enumeration(engine: Engine, width: int, dtype: torch.dtype) -> None:
-    """Also n <= w, and no couplings at all (w = 0)."""
-    for n in (1, 2, 5, 9):
-        check(banded_problem((3,), n, width, seed=n, dtype=dtype), width, engine)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("width", range(1, 9))
-def test_sixteen_spins_against_the_exact_backend(width: int, dtype: torch.dtype) -> None:
-    ising = banded_problem((20,), 16, width, seed=width, dtype=dtype)
-    want = ExactSampler().moments(Ising(ising.fields.double(), _double(ising)), correlations=True)
-    assert_equal(BandedSampler(bandwidth=width).moments(ising, correlations=True), want, dtype)
-
-
-def _double(ising: Ising) -> torch.Tensor:
-    return ising.couplings.double()
-
-
-@pytest.mark.parametrize("lead", LEADS)
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_every_visibility(engine: Engine, pattern: str, lead: Lead) -> None:
-    check(banded_problem((2, 6), 6, 2, lead=lead, seed=5, visible=PATTERNS[pattern]), 2, engine)
-
-
-@pytest.mark.parametrize("batch", [(), (1,), (2, 3), (2, 2, 3), (40,)])
-@pytest.mark.parametrize("lead", LEADS)
-def test_every_lead(lead: Lead, batch: tuple[int, ...]) -> None:
-    check(banded_problem(batch, 5, 3, lead=lead, seed=1), 3, "native")
+    assert_moments(got, brute_force(ising), ising.fields.dtype, TOLERANCE[ising.fields.dtype])
 
 
 def test_few_queries_per_coupling_matrix() -> None:
@@ -125,7 +83,7 @@ def test_hundreds_of_spins(dtype: torch.dtype) -> None:
     """n = 512: float32 and float64 messages against float64 logarithms."""
     ising = banded_problem((3,), 512, 5, seed=7, couplings=0.4, dtype=dtype)
     got = BandedSampler(bandwidth=5, engine="native").moments(ising)
-    want = BandedSampler(bandwidth=5, engine="torch").moments(Ising(ising.fields.double(), _double(ising)))
+    want = BandedSampler(bandwidth=5, engine="torch").moments(ising.to(torch.float64))
     assert got.info["arithmetic"] == str(dtype).removeprefix("torch.")
     assert (got.probability - want.probability).abs().max() < TOLERANCE[dtype]
     assert relative_error(got.log_partition, want.log_partition) < TOLERANCE[dtype]
@@ -142,7 +100,7 @@ def test_strong_problems(fields: float, couplings: float, arithmetic: str, dtype
     h, J = fields * signs.fields.sign() + signs.fields, couplings * signs.couplings.sign()
     got = BandedSampler(bandwidth=4).moments(Ising(h, J), correlations=True)
     assert got.info["arithmetic"] == arithmetic
-    assert_equal(got, brute_force(Ising(h, J)), dtype)
+    assert_moments(got, brute_force(Ising(h, J)), dtype, TOLERANCE[dtype])
 
 
 def mixed_problem(dtype: torch.dtype, *, own: bool = False) -> Ising:
@@ -161,7 +119,7 @@ def test_every_problem_has_the_arithmetic_that_it_needs(dtype: torch.dtype, own:
     ising, sampler = mixed_problem(dtype, own=own), BandedSampler(bandwidth=3)
     got = sampler.moments(ising, correlations=True)
     assert got.info["arithmetic"] == "logarithms"
-    assert_equal(got, brute_force(ising), dtype)
+    assert_moments(got, brute_force(ising), dtype, TOLERANCE[dtype])
     for row, arithmetic in enumerate((str(dtype).removeprefix("torch."), "float64", "logarithms")):
         alone = sampler.moments(Ising(ising.fields[row], ising.couplings[row]), correlations=True)
         assert alone.info["arithmetic"] == arithmetic
@@ -205,7 +163,7 @@ def test_large_fields_far_from_strong_couplings_cost_nothing() -> None:
     pairs[9, 10] = pairs[10, 9] = 7.0
     got = BandedSampler(bandwidth=2).moments(Ising(h, pairs), correlations=True)
     assert got.info["arithmetic"] == "float32"
-    assert_equal(got, brute_force(Ising(h, pairs)), torch.float32)
+    assert_moments(got, brute_force(Ising(h, pairs)), torch.float32, TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("fields", [-12.0, -30.0, -42.0])
@@ -222,23 +180,15 @@ def test_threads_change_no_bit() -> None:
     ising = banded_problem((70, 12), 12, 4, seed=10, dtype=torch.float32)
     ising = Ising(ising.fields, ising.couplings, torch.ones(12, 12, dtype=torch.bool).tril())
     found = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            h, J = ising.fields.clone().requires_grad_(), _grad(ising)
-            moments = BandedSampler(bandwidth=4).moments(Ising(h, J, ising.visible), correlations=True)
-            (moments.probability.square().sum() + moments.log_partition.sum()).backward()
-            reads = BandedSampler(bandwidth=4).sample(ising, 5, seed=11).spins
-            found.append((moments.probability.detach(), moments.correlation, h.grad, J.grad, reads))
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        h, J = ising.fields.clone().requires_grad_(), ising.couplings.clone().requires_grad_()
+        moments = BandedSampler(bandwidth=4).moments(Ising(h, J, ising.visible), correlations=True)
+        (moments.probability.square().sum() + moments.log_partition.sum()).backward()
+        reads = BandedSampler(bandwidth=4).sample(ising, 5, seed=11).spins
+        found.append((moments.probability.detach(), moments.correlation, h.grad, J.grad, reads))
     for one, two in zip(*found, strict=True):
         assert torch.equal(one, two)
-
-
-def _grad(ising: Ising) -> torch.Tensor:
-    return ising.couplings.clone().requires_grad_()
 
 
 @pytest.mark.parametrize("far", [4, 5, 7])
@@ -254,32 +204,77 @@ def test_a_coupling_outside_the_band_is_named(far: int) -> None:
         BandedSampler(bandwidth=2).sample(Ising(ising.fields, torch.stack((ising.couplings, J))), 2)
 
 
-def test_what_would_not_fit_is_refused_with_its_size() -> None:
-    ising = make_problem((2,), 40, seed=13)
-    with pytest.raises(
-        UnsupportedError, match=r"a bandwidth of 39 with 40 spins in 2 problems, .* s and .* MB"
-    ):
-        BandedSampler().moments(ising)
-    with pytest.raises(UnsupportedError, match=r"max_seconds = 1e-06"):
-        BandedSampler(max_seconds=1e-6).moments(make_problem((2,), 12, seed=13))
-    with pytest.raises(UnsupportedError, match=r"memory_budget_mb = 0\.1"):
-        BandedSampler(memory_budget_mb=0.1).sample(make_problem((2,), 12, seed=13), 2)
+def as_edges(J: Tensor, width: int) -> diabat.Edges:
+    """Pairs in a random order and orientation."""
+    generator = torch.Generator().manual_seed(1)
+    j, k = pair_indices(J.shape[-1], width)
+    order = torch.randperm(len(j), generator=generator)
+    index = torch.stack((j, k), 1)[order]
+    flipped = torch.rand(len(j), generator=generator) < 0.5
+    return diabat.Edges(torch.where(flipped[:, None], index.flip(1), index), J[..., j, k][..., order])
 
 
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"bandwidth": -1}, r"^bandwidth: expected an integer >= 0 or None, got -1\.$"),
-    ({"engine": "nativ"}, r"^engine: .* got 'nativ'\. Did you mean 'native'\?$"),
-    ({"memory_budget_mb": 0}, r"^memory_budget_mb: expected a positive finite number, got 0\.$"),
-    ({"max_seconds": float("nan")}, r"^max_seconds: expected a positive finite number, got nan\.$"),
-]
+def results(sampler: BandedSampler, ising: Ising, J: Tensor | diabat.Edges) -> list[Tensor]:
+    """Marginals, log Z, reads, and the gradient of the fields and of the couplings as they are held."""
+    h = ising.fields.clone().requires_grad_()
+    leaf = (J.values if isinstance(J, diabat.Edges) else J).clone().requires_grad_()
+    problem = Ising(h, J.with_values(leaf) if isinstance(J, diabat.Edges) else leaf, ising.visible)
+    moments = sampler.moments(problem)
+    assert moments.log_partition is not None
+    loss = moments.probability.square().sum() + moments.log_partition.sum()
+    gradients = torch.autograd.grad(loss, (h, leaf))
+    reads = sampler.sample(problem, 2, seed=2).spins
+    return [moments.probability, moments.log_partition, reads, *gradients]
 
 
-@pytest.mark.parametrize(("options", "message"), BAD)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        BandedSampler(**options)
+@pytest.mark.parametrize("lead", ["shared", "heads", "per_problem"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_edges_and_a_matrix_give_the_same_bits(engine: Engine, pattern: str, lead: Lead) -> None:
+    ising = banded_problem((2, 6), 6, 2, lead=lead, seed=5, visible=PATTERNS[pattern])
+    sampler, edges = BandedSampler(bandwidth=2, engine=engine), as_edges(ising.couplings, 2)
+    *got, of_values = results(sampler, ising, edges)
+    *want, of_matrix = results(sampler, ising, ising.couplings)
+    for one, other in zip(got, want, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(edges.with_values(of_values / 2).matrix(6), of_matrix)
 
 
-def test_the_native_engine_wants_fields_on_the_cpu() -> None:
-    with pytest.raises(UnsupportedError, match="expects a tensor on the CPU, got cuda; use engine 'torch'"):
-        BandedSampler(bandwidth=1, engine="native")._engine(torch.device("cuda"))
+def test_two_hundred_thousand_spins_in_linear_memory() -> None:
+    """20,000 times the same ten spins, which a matrix would hold in 4e10 numbers."""
+    copies, reach = 20_000, 3
+    small = banded_problem((2,), 10, reach, seed=3)
+    one = as_edges(small.couplings, reach)
+    first = 10 * torch.arange(copies)[:, None, None]
+    edges = diabat.Edges((first + one.index).reshape(-1, 2), one.values.repeat(copies))
+    sampler = BandedSampler(bandwidth=reach)
+    with LargestTensor() as largest:
+        p, log_z, _, of_fields, of_values = results(
+            sampler, Ising(small.fields.repeat(1, copies), edges), edges
+        )
+    assert largest.numel <= 2 * edges.count  # the pairs
+    want = results(sampler, small, one)
+    assert (p.reshape(2, copies, 10) - want[0][:, None]).abs().max() < 1e-12
+    assert (log_z / copies - want[1]).abs().max() < 1e-10
+    assert (of_fields.reshape(2, copies, 10) - want[3][:, None]).abs().max() < 1e-10
+    assert (of_values.reshape(copies, -1) - want[4]).abs().max() < 1e-10
+
+
+def test_the_band_is_found_in_edges() -> None:
+    """An edge of 0 counts where it is a parameter, and is none outside a given band."""
+    values = torch.tensor([[0.5, 0.0, 0.0], [0.0, 0.5, 0.0]])
+    edges, h = diabat.Edges([(0, 1), (4, 2), (0, 5)], values), torch.ones(2, 8)
+    trained = edges.with_values(values.clone().requires_grad_())
+    for J, width in ((edges, 2), (trained, 5)):
+        assert BandedSampler().moments(Ising(h, J)).info["bandwidth"] == width
+    p = BandedSampler(bandwidth=2).moments(Ising(h, trained)).probability
+    (found,) = torch.autograd.grad(p.sum(), trained.values)
+    assert (found != 0).tolist() == [[True, True, False]] * 2
+
+
+def test_log_odds_form_no_matrix() -> None:
+    n = DENSE_SPINS + 1
+    chain = diabat.Edges(torch.stack((torch.arange(n - 1), torch.arange(1, n)), 1), torch.full((n - 1,), 0.3))
+    ising, sampler = Ising(torch.full((n,), 0.2), chain), BandedSampler(bandwidth=1)
+    odds = sampler.differentiable_log_odds(ising)
+    torch.testing.assert_close(odds, sampler.moments(ising).probability.logit(), rtol=1e-5, atol=1e-5)

@@ -1,4 +1,4 @@
-"""What every backend inherits: containers, refusals, seeds."""
+"""What every backend inherits: answers, refusals, seeds."""
 
 from __future__ import annotations
 
@@ -108,32 +108,6 @@ def test_seeds_come_from_the_generator_of_torch() -> None:
     before = torch.get_rng_state()
     diabat.sampler("exact").moments(ising)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-ONE = make_problem((), 2)
-HALF = Ising(torch.zeros(2, 3, dtype=torch.float16), check=False)
-REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
-    *(("sample", ONE, {"num_reads": x}, "num_reads: expected an integer >= 1, got") for x in (0, -3, True, 1.0, "7")),
-    *(("moments", ONE, {"num_reads": x}, "num_reads: expected an integer >= 1, got") for x in (0, True, 2.5)),
-    *(
-        (call, ONE, {"seed": x, "num_reads": 1}, r"seed: expected an integer between 0 and 2\^63 - 1, got")
-        for call in ("sample", "moments") for x in (-1, 2**63, True, 1.0)
-    ),
-    # Layers under autocast build problems without a check.
-    ("moments", HALF, {}, r"fields: expected dtype float32 or float64, got torch\.float16"),
-    ("moments", torch.zeros(3), {}, r"ising: expected a diabat\.Ising, got Tensor"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "ising", "arguments", "message"), REFUSED)
-def test_bad_arguments_are_refused(call: str, ising: Any, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        getattr(ReferenceSampler(), call)(ising, **arguments)
-
-
-def test_reads_of_an_analytic_backend_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=r"a sampler that draws reads, got 'mean_field', which"):
-        diabat.sampler("mean_field").moments(ONE, num_reads=50)
 
 
 def test_integers_of_numpy_are_integers() -> None:

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from problems import F64, naive
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
+import diabat
 from diabat import Sampler, sampler
 from diabat.ising import Ising, pack_couplings, pack_three_body
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.testing.problems import make_problem
 
-from .enumeration import naive
-
-F64 = torch.float64
 SMOOTH: dict[str, Sampler] = {
     "exact": sampler("exact"),
     "banded": sampler("banded"),
@@ -42,7 +41,7 @@ def penalty(name: str) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own"])
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_gradgradcheck_at_every_size(name: str, n: int, own: bool) -> None:
     """Central differences of the analytic gradient; about 1e-9 apart, gradgradcheck's tolerance is 1e-5."""
@@ -59,8 +58,8 @@ def test_gradgradcheck_at_every_size(name: str, n: int, own: bool) -> None:
 @pytest.mark.parametrize("visible", [CAUSAL, GAPS], ids=["causal", "gaps"])
 @pytest.mark.parametrize("name", ["exact", "mean_field"])
 def test_gradgradcheck_with_masks_and_three_body_terms(name: str, visible: Tensor) -> None:
-    h = make_problem((2, 3), 3, seed=3).fields.requires_grad_()
-    pairs = (0.2 * torch.randn(2, 1, 3, dtype=F64)).requires_grad_()
+    h = make_problem((1, 3), 3, seed=3).fields.requires_grad_()
+    pairs = (0.2 * torch.randn(1, 1, 3, dtype=F64)).requires_grad_()
     triple = torch.full((1,), 0.1, dtype=F64, requires_grad=True)
 
     def f(h: Tensor, pairs: Tensor, triple: Tensor) -> Moments:
@@ -253,3 +252,13 @@ def test_numbers_beside_which_others_vanish_are_refused(name: str) -> None:
     ):  # a frustrated triangle: ground states of equal energy, which the fields tell apart
         strong, weak = (SMOOTH[name].moments(Ising(h, size * J)).probability for size in (1e8, 1e2))
         assert torch.allclose(strong, weak, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["exact", "banded", "mean_field"])
+def test_couplings_that_nothing_depends_on_have_no_gradient(backend: str) -> None:
+    pairs = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    hidden = torch.zeros(4, dtype=torch.bool)
+    ising = Ising(torch.randn(3, 4, dtype=torch.float64), pack_couplings(pairs, 4), hidden)
+    moments = diabat.sampler(backend).moments(ising)
+    (moments.probability.sum() + (pairs**2).sum()).backward()
+    assert torch.equal(pairs.grad, 2 * pairs)

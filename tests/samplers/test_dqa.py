@@ -1,12 +1,16 @@
+"""Backend ``dqa``: what is simulated, engines, schedules, precision, and the range of a plan."""
+
 from __future__ import annotations
 
-import re
+import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from problems import ALPHA, F64, g_test
 
 from diabat.circuits import (
     NativeEngine,
@@ -24,22 +28,13 @@ from diabat.circuits import (
     to_qasm3,
     trotter_plan,
 )
-from diabat.ising import Ising, IsingError
+from diabat.ising import Ising, pack_couplings
 from diabat.samplers import UnsupportedError
 from diabat.samplers.dqa import DQASampler
 from diabat.testing import brute_force, state_table
 from diabat.testing.problems import causal_problem, make_problem, with_visible
 
-from .goodness import g_test
-from .recording_engine import RecordingEngine
-
-ALPHA = 1e-6
-F64 = torch.float64
-
-
-def quick(**options: Any) -> DQASampler:
-    """A short anneal: 2 ns need more than 46 steps."""
-    return DQASampler(**({"annealing_time_ns": 2.0, "steps": 60} | options))
+from .fakes import RecordingEngine, quick
 
 
 @pytest.mark.parametrize("lead", ["none", "shared", "heads"])
@@ -417,164 +412,91 @@ def test_phases_that_single_precision_does_not_resolve_are_run_in_double() -> No
         quick(precision="single").moments(strong)
 
 
-PLAN = TrotterPlan(np.ones(2), np.ones(2), np.ones(2))
-FREE: dict[str, Any] = {"annealing_time_ns": None, "steps": None}
-OPTIONS: list[tuple[dict[str, Any], str]] = [
-    (
-        {"engine": "qpu"},
-        "engine: expected one of native, aer, torch, primitive, an Engine or a Qiskit BaseSamplerV2, got 'qpu'",
-    ),
-    ({"engine": "nativ"}, r"got 'nativ'\. Did you mean 'native'\?"),
-    ({"engine": 3}, "engine: expected one of native, .* or a Qiskit BaseSamplerV2, got 3"),
-    (
-        {"calibration": "measured"},
-        "calibration: expected one of predicted, fitted, per_batch, none, got 'measured'",
-    ),
-    (
-        {"calibration_strength": 0.0},
-        r"calibration_strength: expected a coupling strength in \(0, 10\], got 0.0",
-    ),
-    ({"calibration_strength": float("nan")}, "calibration_strength: expected a coupling strength .* got nan"),
-    ({"calibration_strength": True}, "calibration_strength: expected a coupling strength .* got True"),
-    ({"calibration_strength": "a"}, "calibration_strength: expected a coupling strength .* got 'a'"),
-    (
-        {"calibration_strength": 0.5},
-        "calibration_strength: cannot be combined with calibration='predicted', got 0.5; ",
-    ),
-    (
-        {"calibration_strength": 1, "calibration": "per_batch"},
-        "calibration_strength: cannot be combined with calibration='per_batch', got 1;",
-    ),
-    (
-        {"calibration_strength": 0.5, "betas": (9.0, 9.0)},
-        "calibration_strength: cannot be combined with calibration=",
-    ),
-    (
-        {"protocol": "fast", "schedule": linear_ramp(6.0, 1.0)},
-        "protocol: cannot be combined with a schedule object, which has a protocol, got 'fast'",
-    ),
-    ({"calibration": ""}, "calibration: expected one of predicted, .*, got ''"),
-    ({"calibration": False}, "calibration: expected one of predicted, .*, got False"),
-    (
-        {"calibration": "fitted", "betas": (9.0, 9.0)},
-        "calibration: cannot be combined with betas, got 'fitted'",
-    ),
-    ({"betas": (9.0,)}, r"betas: expected two positive numbers \(beta_h, beta_J\), got \(9.0,\)"),
-    ({"betas": (9.0, 0.0)}, r"betas: expected two positive numbers .*, got \(9.0, 0.0\)"),
-    ({"betas": (float("nan"), 1.0)}, r"betas: expected two positive numbers .*, got \(nan, 1.0\)"),
-    ({"betas": (float("inf"), 1.0)}, r"betas: expected two positive numbers .*, got \(inf, 1.0\)"),
-    ({"betas": ("9", 1.0)}, r"betas: expected two positive numbers .*, got \('9', 1.0\)"),
-    ({"betas": (True, 2.0)}, r"betas: expected two positive numbers .*, got \(True, 2.0\)"),
-    ({"betas": (2.0, True)}, r"betas: expected two positive numbers .*, got \(2.0, True\)"),
-    ({"betas": 9.0}, r"betas: expected two positive numbers .*, got 9.0"),
-    ({"field_noise": -0.1}, "field_noise: expected a standard deviation >= 0 in hardware units, got -0.1"),
-    ({"field_noise": True}, "field_noise: expected a standard deviation >= 0 .*, got True"),
-    ({"field_noise": None}, "field_noise: expected a standard deviation >= 0 .*, got None"),
-    ({"coupling_noise": True}, "coupling_noise: expected a standard deviation >= 0 .*, got True"),
-    ({"coupling_noise": float("inf")}, "coupling_noise: expected a standard deviation >= 0 .*, got inf"),
-    ({"coupling_noise": "small"}, "coupling_noise: expected a standard deviation >= 0 .*, got 'small'"),
-    (
-        {"schedule": "Advantage2_system9"},
-        r"got 'Advantage2_system9'\. Did you mean 'Advantage2_system",
-    ),
-    ({"schedule": "advantage_system4"}, "Did you mean 'Advantage_system4'"),
-    ({"schedule": 3}, "schedule: expected a name, a path, an AnnealingSchedule or a TrotterPlan, got 3"),
-    (
-        {"schedule": PLAN, "steps": 60, "annealing_time_ns": None},
-        "steps: cannot be combined with a plan, .* got 60",
-    ),
-    (
-        {"schedule": PLAN, "steps": None},
-        "annealing_time_ns: cannot be combined with a plan, .*, got 2.0",
-    ),
-    (
-        {"schedule": PLAN, **FREE, "trotter_error": 0.1},
-        "trotter_error: cannot be combined with a plan, .* got 0.1",
-    ),
-    ({"schedule": PLAN, **FREE, "order": "strang"}, "order: cannot be combined with a plan, .* got 'strang'"),
-    (
-        {"schedule": PLAN, **FREE, "grid": "adaptive"},
-        "grid: cannot be combined with a plan, .* got 'adaptive'",
-    ),
-    (
-        {"schedule": PLAN, **FREE, "protocol": "fast"},
-        "protocol: cannot be combined with a plan, .* got 'fast'",
-    ),
-    ({"device": "cpu"}, "device: requires engine 'torch', got 'cpu'"),
-    (
-        {"engine": "primitive", "precision": "single"},
-        "precision: cannot be combined with this engine",
-    ),
-    (
-        {"engine": NativeEngine(), "precision": "single"},
-        "precision: cannot be combined with this engine",
-    ),
-    ({"protocol": ""}, "protocol: expected 'fast' or 'standard', got ''"),
-    ({"protocol": "slow"}, "protocol: expected 'fast' or 'standard', got 'slow'"),
-    ({"annealing_time_ns": 0.0}, "annealing"),
-    ({"annealing_time_ns": float("nan")}, "annealing"),
-    ({"annealing_time_ns": True}, "annealing_time_ns: expected a positive finite time in ns, got True"),
-    ({"annealing_time_ns": "5"}, "annealing_time_ns: expected a positive finite time in ns, got '5'"),
-    ({"steps": 10}, "steps"),
-    ({"steps": True}, "steps: expected an integer, got True"),
-    ({"steps": 60.0}, "steps: expected an integer, got 60.0"),
-    ({"steps": "60"}, "steps: expected an integer, got '60'"),
-    ({"order": "second"}, "order"),
-    ({"order": ""}, "order: expected 'first', 'strang' or 'suzuki4', got ''"),
-    ({"grid": ""}, "grid: expected 'uniform', 'adaptive' or an array of edges, got ''"),
-    ({"grid": "tight"}, "grid"),
-    ({"trotter_error": 0.1}, "trotter_error: cannot be combined with steps, got both"),
-    (
-        {"trotter_error": 0.1, "steps": None, "grid": [0, 0.5, 1]},
-        "trotter_error: cannot be combined with an array of edges, got both",
-    ),
-    ({"trotter_error": 2.0, "steps": None}, "trotter_error: expected a number above 0 and below 1, got 2.0"),
-    (
-        {"trotter_error": True, "steps": None},
-        "trotter_error: expected a number above 0 and below 1, got True",
-    ),
-    ({"precision": ""}, "precision: expected 'double' or 'single', got ''"),
-    ({"precision": False, "engine": "aer"}, "precision: expected 'double' or 'single', got False"),
-    ({"precision": True, "engine": "torch"}, "precision: expected 'double' or 'single', got True"),
-    ({"precision": "half"}, "precision: expected 'double' or 'single', got 'half'"),
-    ({"precision": "half", "engine": "aer"}, "precision: expected 'double' or 'single', got 'half'"),
-    ({"precision": "half", "engine": "torch"}, "precision: expected 'double' or 'single', got 'half'"),
-    ({"device": "abacus", "engine": "torch"}, "device: expected a torch device with float64, got 'abacus'"),
-    ({"device": "", "engine": "torch"}, "device: expected a torch device with float64, got ''"),
-    ({"num_reads": True}, "num_reads: expected an integer >= 1, got True"),
-    ({"learn_schedule": "yes"}, "learn_schedule: expected True or False, got 'yes'"),
-    ({"learn_schedule": 1}, "learn_schedule: expected True or False, got 1"),
-    ({"learn_schedule": None}, "learn_schedule: expected True or False, got None"),
-    ({"num_reads": 0}, "num_reads: expected an integer >= 1, got 0"),
-    (
-        {"learn_schedule": True, "engine": "aer"},
-        "learn_schedule: expected engine native or torch, .* got 'aer'",
-    ),
-    ({"learn_schedule": True, "engine": "primitive"}, "learn_schedule: expected engine .* got 'primitive'"),
-]
+PLAN = TrotterPlan(np.array([0.3, 0.6]), np.array([0.2, 0.5]), np.array([1.2, 0.7]), "two layers")
+KEY = "outside_range"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"), OPTIONS, ids=[f"{next(iter(o))}-{i}" for i, (o, _) in enumerate(OPTIONS)]
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        quick(**options)
+@pytest.fixture
+def trained_plan(tmp_path: Path) -> str:
+    save_plan(tmp_path / "two.json", PLAN, {"trained_range": {"max_field": 2.0, "max_row_norm": 1.0}})
+    return str(tmp_path / "two.json")
 
 
-def test_problems_it_cannot_run() -> None:
-    sampler = quick()
-    limit = sampler.capabilities.max_spins
-    with pytest.raises(UnsupportedError, match=f"accepts at most {limit} visible spins, got {limit + 1}"):
-        sampler.moments(Ising(torch.zeros(limit + 1)))
-    with pytest.raises(UnsupportedError, match="three_body: sampler 'dqa' accepts fields and couplings only"):
-        sampler.circuit(make_problem((), 3, three_body=1.0))
-    with pytest.raises(IsingError, match=re.escape("expected one problem [n], got a batch [2, 3]")):
-        sampler.circuit(make_problem((2,), 3))
-    with pytest.raises(
-        ValueError, match=r"probabilities of all states need 1\.05e\+06 GiB of memory, got .* available"
-    ):
-        sampler.state_probabilities(Ising(torch.zeros(1, 24).expand(2**23, 24)))
-    hidden = with_visible(make_problem((), 2), torch.tensor([True, False]))
-    with pytest.raises(UnsupportedError, match="need every spin visible"):
-        sampler.state_probabilities(hidden)
+def fields_of(*fields: float, coupling: float = 0.0, visible: torch.Tensor | None = None) -> Ising:
+    n = len(fields)
+    J = pack_couplings(torch.tensor([coupling] + [0.0] * (n * (n - 1) // 2 - 1)), n)
+    return Ising(torch.tensor(fields), J, visible)
+
+
+def test_inside_there_is_no_warning(trained_plan: str) -> None:
+    sampler = DQASampler(schedule=trained_plan)
+    assert sampler.moments(fields_of(2.0, -2.0, 0.5, coupling=1.0)).info[KEY] == 0.0
+    assert sampler.sample(fields_of(0.0, 1.0), 3, seed=1).info[KEY] == 0.0
+
+
+def test_outside_is_warned_of_once_and_always_counted(trained_plan: str) -> None:
+    sampler = DQASampler(schedule=trained_plan)
+    with pytest.warns(
+        OutOfRangeWarning, match=r"50\.0% of the spins have \|h\| above 2 or .* 'two layers'"
+    ) as seen:
+        moments = sampler.moments(fields_of(2.5, 0.0))
+    assert seen[0].filename == __file__
+    assert "schedule='boltzmann-16-wide'" in str(seen[0].message)
+    assert moments.info[KEY] == 0.5
+    # The same sampler says it no more; another one does, as does the first call of another kind.
+    assert sampler.sample(fields_of(0.0, 0.0, 0.0, coupling=1.5), 2, seed=0).info[KEY] == pytest.approx(2 / 3)
+    with pytest.warns(OutOfRangeWarning) as again:
+        DQASampler(schedule=trained_plan).sample(fields_of(2.5, 0.0), 2, seed=0)
+    assert again[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OutOfRangeWarning)
+        assert DQASampler(schedule=trained_plan).moments(fields_of(2.5)).info[KEY] == 1.0
+    assert not copy.deepcopy(DQASampler(schedule=trained_plan))._warned
+
+
+def test_invisible_spins_and_their_couplings_do_not_count(trained_plan: str) -> None:
+    sampler, seen = DQASampler(schedule=trained_plan), torch.tensor([True, False, True])
+    assert sampler.moments(fields_of(0.1, 9.0, 0.1, coupling=5.0, visible=seen)).info[KEY] == 0.0
+    nothing = fields_of(9.0, 9.0, visible=torch.tensor([False, False]))
+    assert sampler.moments(nothing).info[KEY] == 0.0
+
+
+def test_what_is_programmed_counts(trained_plan: str) -> None:
+    assert (
+        DQASampler(schedule=trained_plan, betas=(2.0, 2.0))
+        .moments(fields_of(3.0, 0.0, coupling=1.9))
+        .info[KEY]
+        == 0.0
+    )
+
+
+def test_plans_without_a_promise_and_schedules_say_nothing(trained_plan: str) -> None:
+    strong = fields_of(9.0, 9.0)
+    assert KEY not in DQASampler(schedule=PLAN).moments(strong).info
+    assert KEY not in DQASampler(annealing_time_ns=2.0).moments(strong).info
+    assert KEY not in DQASampler(schedule=trained_plan, learn_schedule=True).moments(strong).info
+
+
+def test_shipped_plans_go_by_their_names() -> None:
+    sampler = DQASampler(schedule="boltzmann-4")
+    assert sampler.anneal.name == "boltzmann-4"
+    with pytest.warns(OutOfRangeWarning, match=r"\|h\| above 2\.8 .* 'boltzmann-4' was not trained"):
+        sampler.moments(fields_of(4.0, 0.0))
+    wide = DQASampler(schedule="boltzmann-16-wide")
+    assert wide.moments(fields_of(6.0, -6.0)).info[KEY] == 0.0
+    with pytest.warns(OutOfRangeWarning, match="may be far off; use a plan learned"):
+        wide.moments(fields_of(7.0))
+
+
+def test_fields_that_no_anneal_follows_are_warned_of() -> None:
+    """A field of 1e4 in place of ``visible``: the spin comes out as anything."""
+    sampler = DQASampler()
+    assert KEY not in sampler.moments(fields_of(5.0, -9.0)).info
+    assert sampler.moments(fields_of(30.0, -9.0)).info[KEY] == 0.0
+    wanted = (
+        r"33\.3% of the spins are programmed with \|h\| above 3\.\d+ \(h = 4\d.* leave spins out with visible"
+    )
+    with pytest.warns(OutOfRangeWarning, match=wanted):
+        moments = sampler.moments(fields_of(-1e4, 0.1, 0.1))
+    assert moments.info[KEY] == pytest.approx(1 / 3)
+    assert float(moments.probability[0]) > 0.03  # the truth is 0

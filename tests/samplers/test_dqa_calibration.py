@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from problems import F64, total_variation
 
 from diabat.circuits import Betas, TrotterPlan, plan_betas, predicted_beta, schedule
 from diabat.ising import Ising, pack_couplings
@@ -15,14 +14,7 @@ from diabat.samplers.exact import ExactSampler
 from diabat.samplers.pseudolikelihood import BetaFit, fit_state_betas
 from diabat.testing.problems import make_problem
 
-from .recording_engine import RecordingEngine
-
-F64 = torch.float64
-
-
-def quick(**options: Any) -> DQASampler:
-    """A short anneal: 2 ns need more than 46 steps."""
-    return DQASampler(**({"annealing_time_ns": 2.0, "steps": 60} | options))
+from .fakes import RecordingEngine, quick
 
 
 def sk_problems(strength: float, seed: int, n: int = 6, instances: int = 24) -> Ising:
@@ -31,11 +23,6 @@ def sk_problems(strength: float, seed: int, n: int = 6, instances: int = 24) -> 
     h = strength * torch.randn(instances, n, generator=generator, dtype=F64)
     J = strength / n**0.5 * torch.randn(instances, n * (n - 1) // 2, generator=generator, dtype=F64)
     return Ising(h, pack_couplings(J, n))
-
-
-def total_variation(sampler: DQASampler, ising: Ising) -> float:
-    gap = sampler.state_probabilities(ising) - ExactSampler().state_probabilities(ising)
-    return float(gap.abs().sum(-1).mean() / 2)
 
 
 def test_predicted_is_the_default() -> None:
@@ -82,7 +69,7 @@ def test_fitted_is_closer_to_boltzmann_at_its_strength(strength: float) -> None:
     assert fitted.betas.beta_J < predicted.betas.beta_J
     for seed in (1, 2):
         ising = sk_problems(strength, seed)
-        assert total_variation(fitted, ising) < 0.97 * total_variation(predicted, ising)
+        assert distance_to_boltzmann(fitted, ising) < 0.97 * distance_to_boltzmann(predicted, ising)
 
 
 def test_fitted_is_deterministic_and_happens_once() -> None:
@@ -138,7 +125,7 @@ def test_per_batch_finds_the_betas_of_these_very_problems() -> None:
     assert betas == pytest.approx(tuple(known), rel=0.15)
     assert betas[1] < 0.97 * sampler.predicted_betas.beta_J
     other = quick(betas=betas)
-    assert total_variation(other, ising) < total_variation(quick(), ising)
+    assert distance_to_boltzmann(other, ising) < distance_to_boltzmann(quick(), ising)
 
 
 def test_per_batch_draws_other_reads_for_the_fit_than_for_the_answer() -> None:
@@ -182,3 +169,7 @@ def test_modes_apply_to_learned_plans_as_well() -> None:
     assert DQASampler(schedule=plan, calibration="predicted").betas == plan_betas(plan)
     assert DQASampler(schedule=plan, betas=(2.0, 3.0)).betas == Betas(2.0, 3.0)
     assert DQASampler(schedule=plan).calibration == "none"
+
+
+def distance_to_boltzmann(sampler: DQASampler, ising: Ising) -> float:
+    return total_variation(sampler.state_probabilities(ising), ExactSampler().state_probabilities(ising))

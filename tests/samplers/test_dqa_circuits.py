@@ -1,4 +1,4 @@
-"""Circuits of the backend ``dqa``: measured, described, and for a batch, as Qiskit's tools take them."""
+"""Circuits of the backend ``dqa``: measured, described, and for a batch, as tools of Qiskit take them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from diabat.samplers import UnsupportedError
 from diabat.samplers.dqa import DQASampler
 from diabat.testing.problems import make_problem, with_visible
 
-
-def quick(**options: Any) -> DQASampler:
-    return DQASampler(**{"annealing_time_ns": 1.0, "steps": 24, **options})
+from .fakes import quick
 
 
 def test_metadata_say_what_was_programmed() -> None:
@@ -33,8 +31,8 @@ def test_metadata_say_what_was_programmed() -> None:
         "law": "diabatic",
         "engine": "native",
         "schedule": "Advantage2_system1",
-        "annealing_time_ns": 1.0,
-        "steps": 24,
+        "annealing_time_ns": 2.0,
+        "steps": 60,
         "calibration": "given",
         "programmed_with": [1.5, 2.5],
         "labels": ["a", ("b", 1), 7],
@@ -152,16 +150,3 @@ def test_learned_plans_say_so() -> None:
     circuit = DQASampler(schedule="boltzmann-8").circuit(make_problem((), 2))
     assert (circuit.metadata["schedule"], circuit.metadata["steps"]) == ("boltzmann-8", 8)
     assert circuit.metadata["annealing_time_ns"] is None
-
-
-def test_what_is_no_problem_for_a_circuit() -> None:
-    sampler, ising = quick(), make_problem((2,), 3)
-    with pytest.raises(IsingError, match=r"got a batch \[2, 3\]; use circuits or pub"):
-        sampler.circuit(ising)
-    with pytest.raises(IsingError, match="labels: expected 3 labels, one per spin, got 2"):
-        sampler.circuits(ising, labels=["a", "b"])
-    with pytest.raises(ValueError, match="num_reads: expected an integer >= 1, got 0"):
-        sampler.pub(ising, 0)
-    fields: Any = torch.zeros(3)
-    with pytest.raises(TypeError, match=r"ising: expected a diabat\.Ising, got Tensor"):
-        sampler.circuit(fields)

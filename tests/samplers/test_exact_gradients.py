@@ -1,55 +1,29 @@
-"""Analytic gradients three ways in float64: autograd through enumeration, central differences, and itself.
+"""Analytic gradients of exact and banded three ways in float64: enumeration, central differences, and themselves.
 
-Enumeration differs by rounding (1e-10); gradcheck's central differences with step 1e-6 have an error of
-about 1e-12 + eps/1e-6, far inside its tolerance of 1e-6 absolute.
+Autograd through enumeration and the exact backend differ by rounding (1e-10); gradcheck's central differences with
+step 1e-6 have an error of about 1e-12 + eps/1e-6, far inside its tolerance of 1e-6 absolute.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from problems import F64, PATTERNS, band, banded_problem, causal, gradients, naive, solved
 from torch import Tensor
 
-from diabat.ising import Ising, pack_couplings, pack_three_body
+from diabat.ising import Ising, pack_couplings, pack_three_body, pair_indices
+from diabat.samplers import UnsupportedError
+from diabat.samplers.banded import BandedSampler
 from diabat.samplers.exact import ExactSampler, half_split, sampler
-from diabat.testing.problems import Lead, make_problem
+from diabat.testing.problems import LEADS, Lead, make_problem
 
-from .enumeration import naive
-
-F64 = torch.float64
-CAUSAL = torch.ones(4, 4, dtype=torch.bool).tril()
-PADDED = torch.tensor([[True] * 4, [True, True, False, False], [False] * 4, [False, True, True, True]])
-
-
-def leaves(ising: Ising) -> tuple[Tensor, ...]:
-    return tuple(
-        t.clone().requires_grad_() for t in (ising.fields, ising.couplings, ising.three_body) if t is not None
-    )
-
-
-def rebuilt(parts: tuple[Tensor, ...], visible: Tensor | None) -> Ising:
-    return Ising(
-        parts[0], parts[1] if len(parts) > 1 else None, visible, parts[2] if len(parts) > 2 else None
-    )
-
-
-def gradients(ising: Ising, solve: object, terms: str) -> tuple[Tensor, ...]:
-    """Gradient of a fixed linear form in P and/or log Z with respect to h, J and K."""
-    parts = leaves(ising)
-    p, log_z = solve(rebuilt(parts, ising.visible))
-    generator = torch.Generator().manual_seed(99)
-    v = torch.randn(p.shape, generator=generator, dtype=F64)
-    u = torch.randn(log_z.shape, generator=generator, dtype=F64)
-    loss = ("P" in terms) * (v * p).sum() + ("Z" in terms) * (u * log_z).sum()
-    return torch.autograd.grad(loss, parts)
-
-
-def analytic(ising: Ising) -> tuple[Tensor, Tensor]:
-    moments = ExactSampler().moments(ising)
-    assert moments.log_partition is not None
-    return moments.probability, moments.log_partition
+Solve = Callable[[Ising], tuple[Tensor, Tensor]]
+analytic = solved(ExactSampler())
 
 
 @pytest.fixture(autouse=True)
@@ -58,65 +32,110 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(half_split, "_TILE_BYTES", 64)
 
 
-def halved(ising: Ising) -> tuple[Tensor, Tensor]:
+def by_halves(ising: Ising, **options: Any) -> tuple[Tensor, Tensor]:
     """By products of halves, which few spins without three-body terms do without."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sampler, "suits_kernel", lambda *shape: False)
-        return analytic(ising)
+        return solved(ExactSampler(**options))(ising)
 
 
-def divided(ising: Ising) -> tuple[Tensor, Tensor]:
-    """By products of halves, one query after the other."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sampler, "suits_kernel", lambda *shape: False)
-        moments = ExactSampler(memory_budget_mb=1e-6).moments(ising)
-    assert moments.log_partition is not None
-    return moments.probability, moments.log_partition
+EXACT: dict[str, Solve] = {
+    "kernel": analytic,
+    "halved": by_halves,
+    "divided": partial(by_halves, memory_budget_mb=1e-6),  # one query after the other
+}
+BANDED: dict[str, Solve] = {
+    "native": solved(BandedSampler(bandwidth=2, engine="native")),
+    "torch": solved(BandedSampler(bandwidth=2, engine="torch")),
+}
 
 
-@pytest.mark.parametrize("terms", ["P", "Z", "PZ"])
-@pytest.mark.parametrize("solve", [analytic, halved, divided])
-@pytest.mark.parametrize("three_body", [0.0, 0.5])
-@pytest.mark.parametrize("visible", [None, CAUSAL, PADDED], ids=["all", "causal", "padded"])
-@pytest.mark.parametrize("lead", ["none", "shared", "heads", "per_problem"])
-def test_against_autograd_through_enumeration(
-    lead: Lead, visible: Tensor | None, three_body: float, solve: object, terms: str
-) -> None:
-    base = make_problem((2, 4), 4, lead=lead, seed=21, three_body=three_body)
-    ising = Ising(base.fields, base.couplings, visible, base.three_body)
-    for got, want in zip(gradients(ising, solve, terms), gradients(ising, naive, terms), strict=True):
-        assert float((got - want).abs().max()) < 1e-10
-        assert float(want.abs().max()) > 1e-3
+def in_band(found: tuple[Tensor, ...], width: int) -> list[Tensor]:
+    """What is a parameter: entries of J outside the band have a derivative too, but no gradient."""
+    return [found[0], *(J * band(J.shape[-1], width) for J in found[1:])]
+
+
+def assert_close(got: Any, want: Any, tolerance: float = 1e-10) -> None:
+    for one, other in zip(got, want, strict=True):
+        assert float((one - other).abs().max()) < tolerance
+
+
+@pytest.mark.parametrize("name", [*EXACT, *BANDED])
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("lead", LEADS)
+def test_against_autograd_through_enumeration(lead: Lead, pattern: str, name: str) -> None:
+    """P, log Z, and both, with three-body terms and without."""
+    for three_body in (0.0, 0.5) if name in EXACT else (0.0,):
+        if name in EXACT:
+            base = make_problem((2, 6), 6, lead=lead, seed=21, three_body=three_body)
+            ising = Ising(base.fields, base.couplings, PATTERNS[pattern], base.three_body)
+        else:
+            ising = banded_problem((2, 6), 6, 2, lead=lead, seed=21, visible=PATTERNS[pattern])
+        for terms in ("P", "Z", "PZ"):
+            want = gradients(ising, naive, terms)
+            found = gradients(ising, (EXACT | BANDED)[name], terms)
+            assert_close(found, want if name in EXACT else in_band(want, 2))
+            assert pattern == "nothing" or float(want[0].abs().max()) > 1e-3
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 9])
-@pytest.mark.parametrize("solve", [analytic, halved, divided])
-def test_every_split_of_the_halves(n: int, solve: object) -> None:
+@pytest.mark.parametrize("name", EXACT)
+def test_every_split_of_the_halves(n: int, name: str) -> None:
     ising = make_problem((3,), n, seed=n, three_body=0.3)
-    for got, want in zip(gradients(ising, solve, "PZ"), gradients(ising, naive, "PZ"), strict=True):
-        assert float((got - want).abs().max()) < 1e-10
+    assert_close(gradients(ising, EXACT[name]), gradients(ising, naive))
 
 
-@pytest.mark.parametrize("visible", [None, CAUSAL], ids=["all", "causal"])
-@pytest.mark.parametrize("solve", [analytic, halved, divided])
-def test_against_central_differences(visible: Tensor | None, solve: object) -> None:
-    """Through the packed parameters, which is how J and K are trained: every perturbation stays symmetric."""
+@pytest.mark.parametrize("width", range(1, 9))
+@pytest.mark.parametrize("engine", ["native", "torch"])
+def test_every_bandwidth_against_the_exact_backend(engine: Any, width: int) -> None:
+    for n in (1, 3, 10):
+        ising = banded_problem((20,), n, width, seed=n)
+        got = gradients(ising, solved(BandedSampler(bandwidth=width, engine=engine)))
+        assert_close(got, in_band(gradients(ising, analytic), width))
+
+
+@pytest.mark.parametrize("visible", [None, causal(4)], ids=["all", "causal"])
+@pytest.mark.parametrize("name", [*EXACT, *BANDED])
+def test_against_central_differences(visible: Tensor | None, name: str) -> None:
+    """Through the packed parameters, which are what is trained: a perturbation stays symmetric and in the band."""
     generator = torch.Generator().manual_seed(22)
-    h, pairs, triples = (
-        (0.5 * torch.randn(*shape, generator=generator, dtype=F64)).requires_grad_()
-        for shape in ((2, 4, 4), (2, 1, 6), (2, 1, 4))
-    )
+    width = 3 if name in EXACT else 2
+    shapes = ((1, 4, 4), (1, 1, len(pair_indices(4, width)[0])), (1, 1, 4))
+    given = [(0.5 * torch.randn(*s, generator=generator, dtype=F64)).requires_grad_() for s in shapes]
 
-    def function(h: Tensor, pairs: Tensor, triples: Tensor) -> tuple[Tensor, Tensor]:
-        ising = Ising(h, pack_couplings(pairs, 4), visible, pack_three_body(triples, 4), check=False)
-        return solve(ising)
+    def function(h: Tensor, pairs: Tensor, triples: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        K = None if triples is None else pack_three_body(triples, 4)
+        return (EXACT | BANDED)[name](Ising(h, pack_couplings(pairs, 4, width), visible, K, check=False))
 
-    assert torch.autograd.gradcheck(function, (h, pairs, triples), eps=1e-6, atol=1e-6)
+    assert torch.autograd.gradcheck(function, given[: 3 if name in EXACT else 2], eps=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*EXACT, *BANDED])
+def test_the_gradient_of_log_z_is_the_magnetization_and_the_correlation(name: str) -> None:
+    ising = banded_problem((), 5, 2, seed=26)
+    h, J = ising.fields.requires_grad_(), ising.couplings.requires_grad_()
+    dh, dJ = torch.autograd.grad((EXACT | BANDED)[name](ising)[1], (h, J))
+    moments = ExactSampler().moments(ising, correlations=True)
+    assert torch.allclose(dh, moments.magnetization)
+    within = band(5, 4 if name in EXACT else 2)
+    assert torch.allclose(2 * dJ, moments.correlation * within)  # each pair stands in J twice
+
+
+@pytest.mark.parametrize("name", ["kernel", "native"])
+def test_invisible_spins_get_no_gradient(name: str) -> None:
+    """Nor do couplings outside a band, also where invisible spins between them bring two spins closer."""
+    ising = banded_problem((4,), 6, 2, seed=27, visible=torch.tensor([True, True, False, False, True, True]))
+    dh, dJ = gradients(ising, (EXACT | BANDED)[name])
+    assert not dh[:, 2:4].any()
+    assert not dJ[2:4].any()
+    assert dJ[0, 1] != 0
+    assert (dJ[1, 4] != 0) == (name == "kernel")
+    assert torch.allclose(dJ, dJ.T, atol=1e-14)
 
 
 def test_gradients_are_symmetric_and_empty_on_the_diagonal() -> None:
     ising = make_problem((2, 3), 5, lead="heads", seed=23, three_body=0.3)
-    _, dJ, dK = gradients(ising, analytic, "PZ")
+    _, dJ, dK = gradients(ising, analytic)
     assert (dJ - dJ.mT).abs().max() < 1e-14
     assert not dJ.diagonal(dim1=-2, dim2=-1).any()
     for places in itertools.permutations((2, 3, 4)):
@@ -124,16 +143,6 @@ def test_gradients_are_symmetric_and_empty_on_the_diagonal() -> None:
     for j, k in itertools.product(range(5), repeat=2):
         assert not dK[..., j, j, k].any()
         assert not dK[..., j, k, j].any()
-
-
-def test_invisible_spins_get_no_gradient() -> None:
-    base = make_problem((4,), 4, seed=24)
-    dh, dJ = gradients(
-        Ising(base.fields, base.couplings, torch.tensor([True, True, False, True])), analytic, "PZ"
-    )
-    assert not dh[:, 2].any()
-    assert not dJ[2].any()
-    assert dJ[0, 1] != 0
 
 
 def test_only_what_is_asked_is_differentiated() -> None:
@@ -148,41 +157,84 @@ def test_only_what_is_asked_is_differentiated() -> None:
     assert torch.allclose(J.grad, want[1])
 
 
-def test_the_gradient_of_log_z_is_the_magnetization_and_the_correlation() -> None:
-    ising = make_problem((), 5, seed=26)
-    parts = leaves(ising)
-    moments = ExactSampler().moments(rebuilt(parts, None), correlations=True)
-    dh, dJ = torch.autograd.grad(moments.log_partition, parts)
-    off_diagonal = moments.correlation - torch.eye(5, dtype=F64)
-    assert torch.allclose(dh, moments.magnetization)
-    assert torch.allclose(2 * dJ, off_diagonal)  # each pair stands in J twice
-
-
-def test_float32_gradients_are_close_to_float64() -> None:
-    ising = make_problem((6,), 10, seed=27)
-    want = gradients(ising, analytic, "P")
-    v = torch.randn(6, 10, generator=torch.Generator().manual_seed(99), dtype=F64).float()
-    h, J = ising.fields.float().requires_grad_(), ising.couplings.float().requires_grad_()
-    (v * ExactSampler().moments(Ising(h, J)).probability).sum().backward()
-    for got, exact in zip((h.grad, J.grad), want, strict=True):
+@pytest.mark.parametrize(
+    ("solve", "ising"),
+    [
+        (analytic, make_problem((6,), 10, seed=27)),
+        (solved(BandedSampler(bandwidth=4)), banded_problem((5,), 300, 4, seed=25, couplings=0.4)),
+    ],
+    ids=["exact", "banded"],
+)
+def test_float32_gradients_are_close_to_float64(solve: Solve, ising: Ising) -> None:
+    single = gradients(ising.to(torch.float32), solve, "P")
+    for got, exact in zip(single, gradients(ising, solve, "P"), strict=True):
         assert got.dtype == torch.float32
         assert float((got - exact).abs().max()) < 2e-5 * float(exact.abs().max())
 
 
 @pytest.mark.parametrize("three_body", [0.0, 0.5])
-@pytest.mark.parametrize("visible", [None, CAUSAL], ids=["all", "causal"])
+@pytest.mark.parametrize("visible", [None, causal(4)], ids=["all", "causal"])
 def test_second_derivatives_by_halves(visible: Tensor | None, three_body: float) -> None:
     """Those of the kernel are checked in test_derivatives.py.  Rounding is that of enumeration with hidden spins."""
     base = make_problem((2, 4), 4, seed=25, three_body=three_body)
-    parts = leaves(base)
+    parts = [
+        t.clone().requires_grad_() for t in (base.fields, base.couplings, base.three_body) if t is not None
+    ]
     generator = torch.Generator().manual_seed(1)
     found = []
-    for solve in (halved, naive):
+    for solve in (by_halves, naive):
         p, log_z = solve(Ising(parts[0], parts[1], visible, parts[2] if three_body else None))
         loss = p.square().sum() + log_z.square().sum()
         first = torch.autograd.grad(loss, parts, create_graph=True)
         generator.manual_seed(1)
         along = torch.stack([(g * torch.randn(g.shape, generator=generator, dtype=F64)).sum() for g in first])
         found.append(torch.autograd.grad(along.sum(), parts))
-    for got, want in zip(*found, strict=True):
-        assert float((got - want).abs().max()) < 1e-7
+    assert_close(*found, tolerance=1e-7)
+
+
+# Of banded alone
+
+
+@pytest.mark.parametrize("engine", ["native", "torch"])
+def test_strong_problems(engine: Any) -> None:
+    """Couplings of 20 in logarithms: the exact backend's gradient, and no NaN."""
+    signs = banded_problem((16,), 10, 4, seed=23)
+    ising = Ising(signs.fields, 20 * signs.couplings.sign())
+    got = gradients(ising, solved(BandedSampler(bandwidth=4, engine=engine)))
+    assert_close(got, in_band(gradients(ising, analytic), 4), 1e-9)
+
+
+def test_segments_and_lanes_of_a_causal_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """n = 29 in segments of a few spins, all prefixes of one J; the torch engine has neither segments nor lanes."""
+    monkeypatch.setattr("diabat.samplers.banded.native._SEGMENT_BYTES", 1 << 12)
+    ising = banded_problem((7, 29), 29, 3, seed=24, visible=causal(29))
+    native, by_torch = (
+        BandedSampler(bandwidth=3, engine="native"),
+        BandedSampler(bandwidth=3, engine="torch"),
+    )
+    assert_close(gradients(ising, solved(native)), gradients(ising, solved(by_torch)), 1e-11)
+
+
+def test_without_a_bandwidth_every_differentiated_coupling_is_a_parameter() -> None:
+    """J starts at zero in training, where a band read off J would leave it there."""
+    ising = banded_problem((4,), 6, 2, seed=28)
+    zero = Ising(ising.fields, torch.zeros_like(ising.couplings))
+    assert_close(gradients(zero, solved(BandedSampler())), gradients(zero, analytic), 1e-12)
+    long = torch.zeros(40, 40, dtype=F64, requires_grad=True)
+    with pytest.raises(UnsupportedError, match="give a smaller bandwidth"):
+        BandedSampler().moments(Ising(torch.zeros(40, dtype=F64), long))
+
+
+def test_the_gradient_of_strong_fields_beside_weak_ones() -> None:
+    """In float32, which compiled code solves in float64: the gradient comes back in float32."""
+    fields = torch.tensor([[60.0, -70.0, 50.0, 0.1], [0.1, -0.2, 0.3, 0.4]])
+    v = torch.tensor([[1.0, -2.0, 0.5, 3.0], [0.3, 1.0, -1.0, 2.0]])
+    found = []
+    for backend in (BandedSampler(bandwidth=1, engine="native"), ExactSampler()):
+        h = fields.clone().requires_grad_()
+        moments = backend.moments(Ising(h))
+        found.append(torch.autograd.grad((moments.probability * v).sum(), [h])[0])
+        if isinstance(backend, BandedSampler):
+            assert moments.info["arithmetic"] == "float64"
+    assert found[0].dtype == torch.float32
+    assert torch.allclose(found[0], found[1], rtol=1e-4, atol=1e-6)

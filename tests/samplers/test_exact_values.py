@@ -1,73 +1,103 @@
+"""Moments and reads of exact and banded against enumeration: every size, band, mask and lead of the couplings.
+
+Reads: G-test of all states at alpha = 1e-6; N = 200,000 of exact, 100,000 of banded.
+"""
+
 from __future__ import annotations
 
+from typing import Any, Literal
+
+import numpy as np
+import problems
 import pytest
 import torch
-from torch import Tensor
+from fakes import scaled
+from problems import ALPHA, PATTERNS, assert_moments, banded_problem, causal, g_test
+from scipy import stats
 
+from diabat.compute.counter_random import stream_keys, uniforms
 from diabat.ising import Ising
-from diabat.samplers import Moments
+from diabat.samplers import Sampler
+from diabat.samplers.banded import BandedSampler
 from diabat.samplers.exact import ExactSampler
 from diabat.testing import brute_force, brute_force_states
-from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
+from diabat.testing.problems import LEADS, Lead, causal_problem, make_problem, with_visible
 
-LEADS: tuple[Lead, ...] = ("none", "shared", "heads", "per_problem")
-# Sums of up to 2^10 terms in the working precision.
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
-
-
-def assert_equal(got: Moments, want: Moments, dtype: torch.dtype) -> None:
-    for name in ("probability", "correlation", "log_partition"):
-        value, expected = getattr(got, name), getattr(want, name)
-        assert value.dtype == dtype
-        assert value.shape == expected.shape
-        scale = max(1.0, float(expected.abs().max()))
-        assert float((value.double() - expected).abs().max()) < TOLERANCE[dtype] * scale, name
+READS = 200_000
+BACKENDS: dict[str, Sampler] = {
+    "exact": ExactSampler(),
+    "native": BandedSampler(bandwidth=2, engine="native"),
+    "torch": BandedSampler(bandwidth=2, engine="torch"),
+}
+Engine = Literal["native", "torch"]
+ENGINES: tuple[Engine, ...] = ("native", "torch")
+DTYPES = [torch.float32, torch.float64]
 
 
-def check(ising: Ising) -> None:
-    assert_equal(ExactSampler().moments(ising, correlations=True), brute_force(ising), ising.fields.dtype)
+def check(ising: Ising, backend: Sampler) -> None:
+    """Sums of up to 2^10 terms, or a few roundings per spin, in the working precision."""
+    got, dtype = backend.moments(ising, correlations=True), ising.fields.dtype
+    assert backend.name == "exact" or got.info["engine"] == backend.options["engine"]
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12 if backend.name == "exact" else 1e-10
+    assert_moments(got, brute_force(ising), dtype, tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def problem_of(name: str, batch: tuple[int, ...], n: int, **options: Any) -> Ising:
+    """With three-body terms for exact, in a band of 2 for banded."""
+    return (
+        make_problem(batch, n, three_body=0.3, **options)
+        if name == "exact"
+        else banded_problem(batch, n, 2, **options)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", range(1, 11))
 def test_every_size(n: int, dtype: torch.dtype) -> None:
-    check(make_problem((3,), n, seed=n, three_body=0.3, dtype=dtype))
+    check(make_problem((3,), n, seed=n, three_body=0.3, dtype=dtype), ExactSampler())
 
 
-@pytest.mark.parametrize("three_body", [0.0, 0.4])
-@pytest.mark.parametrize("batch", [(), (1,), (2, 3), (2, 2, 3)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", range(9))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_bandwidth(engine: Engine, width: int, dtype: torch.dtype) -> None:
+    """Also n <= w, and no couplings at all (w = 0)."""
+    for n in (1, 2, 5, 9):
+        check(
+            banded_problem((3,), n, width, seed=n, dtype=dtype), BandedSampler(bandwidth=width, engine=engine)
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", range(1, 9))
+def test_sixteen_spins_against_the_exact_backend(width: int, dtype: torch.dtype) -> None:
+    ising = banded_problem((20,), 16, width, seed=width, dtype=dtype)
+    want = ExactSampler().moments(ising.to(torch.float64), correlations=True)
+    got = BandedSampler(bandwidth=width).moments(ising, correlations=True)
+    assert_moments(got, want, dtype, 1e-5 if dtype == torch.float32 else 1e-10)
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (2, 3), (2, 2, 3), (40,)])
 @pytest.mark.parametrize("lead", LEADS)
-def test_every_lead(lead: Lead, batch: tuple[int, ...], three_body: float) -> None:
-    check(make_problem(batch, 5, lead=lead, seed=1, three_body=three_body))
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_lead(name: str, lead: Lead, batch: tuple[int, ...]) -> None:
+    check(problem_of(name, batch, 5, lead=lead, seed=1), BACKENDS[name])
+    if name == "exact":
+        check(make_problem(batch, 5, lead=lead, seed=1), BACKENDS[name])
 
 
 def test_leads_of_couplings_and_three_body_terms_may_differ() -> None:
     J = make_problem((2, 3), 4, lead="heads", seed=3).couplings
     K = make_problem((2, 3), 4, seed=4, three_body=0.5).three_body
-    check(Ising(make_problem((2, 3), 4).fields, J, three_body=K))
-
-
-def ragged(problems: int, n: int) -> Tensor:
-    mask = torch.rand(problems, n, generator=torch.Generator().manual_seed(3)) < 0.6
-    mask[0] = False
-    mask[1] = True
-    return mask
-
-
-PATTERNS = {
-    "causal": torch.ones(6, 6, dtype=torch.bool).tril(),
-    "padding": (torch.arange(6) < 4).expand(6, 6).clone(),
-    "shared_row": torch.tensor([True, False, True, True, False, True]),
-    "ragged": ragged(6, 6),
-    "one_each": torch.eye(6, dtype=torch.bool),
-    "nothing": torch.zeros(6, 6, dtype=torch.bool),
-}
+    check(Ising(make_problem((2, 3), 4).fields, J, three_body=K), ExactSampler())
 
 
 @pytest.mark.parametrize("lead", LEADS)
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_every_visibility(pattern: str, lead: Lead) -> None:
-    check(with_visible(make_problem((2, 6), 6, lead=lead, seed=5, three_body=0.3), PATTERNS[pattern]))
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_visibility(name: str, pattern: str, lead: Lead) -> None:
+    ising = problem_of(name, (2, 6), 6, lead=lead, seed=5)
+    check(Ising(ising.fields, ising.couplings, PATTERNS[pattern], ising.three_body), BACKENDS[name])
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
@@ -81,8 +111,7 @@ def test_a_query_that_sees_nothing(n: int) -> None:
 def test_a_larger_causal_window_of_several_heads() -> None:
     """Position i of the batch is position i alone, solved with its first i + 1 spins."""
     n, sampler = 12, ExactSampler()
-    mask = torch.ones(n, n, dtype=torch.bool).tril()
-    ising = with_visible(make_problem((2, 2, n), n, lead="heads", seed=6), mask)
+    ising = with_visible(make_problem((2, 2, n), n, lead="heads", seed=6), causal(n))
     moments = sampler.moments(ising)
     for i in range(n):
         first = slice(None, i + 1)
@@ -96,10 +125,9 @@ def test_a_larger_causal_window_of_several_heads() -> None:
 
 def test_magnetization_and_probability_agree() -> None:
     moments = ExactSampler().moments(causal_problem(5, seed=1))
-    assert torch.equal(moments.magnetization == 0, ~moments.visible)
-    assert torch.allclose(
-        moments.magnetization[moments.visible], 2 * moments.probability[moments.visible] - 1
-    )
+    m, seen = moments.magnetization, moments.visible
+    assert torch.equal(m == 0, ~seen)
+    assert torch.allclose(m[seen], 2 * moments.probability[seen] - 1)
 
 
 @pytest.mark.parametrize("lead", LEADS)
@@ -116,9 +144,141 @@ def test_bit_j_of_the_state_index_is_spin_j() -> None:
     assert float(p[1]) > 0.999
 
 
-def test_fields_are_not_written_to() -> None:
-    ising = make_problem((3,), 6, seed=1)
-    kept = ising.fields.clone(), ising.couplings.clone()
-    ExactSampler().moments(ising, correlations=True)
-    assert torch.equal(ising.fields, kept[0])
-    assert torch.equal(ising.couplings, kept[1])
+# Reads
+
+
+def pvalue(name: str, ising: Ising, law: Ising | None = None) -> float:
+    """Of reads of a problem against the law of that or of another one."""
+    table = None if law is None else brute_force_states(law)
+    return problems.pvalue(BACKENDS[name], ising, table, reads=READS if name == "exact" else READS // 2)
+
+
+@pytest.mark.parametrize("name", ["exact", "native"])
+@pytest.mark.parametrize("lead", ["shared", "heads", "per_problem"])
+def test_reads_have_the_law_of_all_states(lead: Lead, name: str) -> None:
+    assert pvalue(name, problem_of(name, (2, 2), 5, lead=lead, seed=11)) > ALPHA
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "couplings"),
+    [
+        *(("exact", *scales) for scales in ((1.03, 1.03), (1.0, 1.05), (1.05, 1.0))),
+        *(("native", *scales) for scales in ((1.05, 1.05), (1.0, 1.08), (1.08, 1.0))),
+    ],
+)
+def test_the_test_sees_a_scale_that_is_off(name: str, fields: float, couplings: float) -> None:
+    ising = problem_of(name, (2, 2), 5, seed=11)
+    assert pvalue(name, scaled(ising, fields, couplings), ising) < ALPHA
+
+
+def test_causal_windows() -> None:
+    ising = causal_problem(5, seed=12)
+    spins = ExactSampler().sample(ising, READS, seed=2).spins
+    assert (spins[:, ~ising.visible_mask] == -1).all()
+    assert g_test(spins, brute_force_states(ising)) > ALPHA
+
+
+def test_reads_and_problems_are_independent() -> None:
+    """Pairs of neighbouring reads of two spins, and reads of two equal problems, have the product law on 16 states."""
+    ising = make_problem((), 2, seed=13)
+    p = brute_force_states(ising)
+    product = (p[:, None] * p[None, :]).flatten()[None]  # the second read holds the high bits
+    spins = ExactSampler().sample(ising, READS, seed=3).spins
+    assert g_test(torch.cat((spins[0::2], spins[1::2]), -1)[:, None], product) > ALPHA
+    two = Ising(ising.fields.expand(2, 2).clone(), ising.couplings)
+    assert g_test(ExactSampler().sample(two, READS, seed=4).spins.flatten(1)[:, None], product) > ALPHA
+
+
+def test_strong_couplings_are_sampled_without_barriers() -> None:
+    """A ferromagnet that no local chain leaves: both orientations at equal rates (binomial, alpha = 1e-6)."""
+    J = 5 * (torch.ones(6, 6) - torch.eye(6))
+    spins = ExactSampler().sample(Ising(torch.zeros(6), J), 4000, seed=5).spins
+    assert (spins == spins[:, :1]).all()
+    assert stats.binomtest(int((spins[:, 0] > 0).sum()), 4000).pvalue > ALPHA
+
+
+@pytest.mark.parametrize("pattern", ["causal", "ragged"])
+def test_marginals_and_pairs_of_visible_spins(pattern: str) -> None:
+    """Means of N = 100,000 reads within 6.5 standard errors (alpha = 1e-6 over some 500 comparisons)."""
+    ising, reads = banded_problem((2, 6), 6, 3, seed=15, visible=PATTERNS[pattern]), READS // 2
+    samples, want = BandedSampler(bandwidth=3).sample(ising, reads, seed=5), brute_force(ising)
+    assert (samples.spins[:, ~ising.visible_mask] == -1).all()
+    got = samples.moments(correlations=True, dtype=torch.float64)
+    p, c = want.probability, want.correlation
+    assert ((got.probability - p).abs() <= 6.5 * (p * (1 - p) / reads).sqrt()).all()
+    assert ((got.correlation - c).abs() <= 6.5 * ((1 - c**2).clamp(min=0) / reads).sqrt() + 1e-10).all()
+
+
+def test_long_problems() -> None:
+    """n = 200: means of N = 4000 reads within 6.5 standard errors of the marginals (400 comparisons)."""
+    ising = banded_problem((2,), 200, 4, seed=16, couplings=0.4, dtype=torch.float32)
+    sampler, reads = BandedSampler(bandwidth=4), 4000
+    p = sampler.moments(ising).probability.double()
+    up = (sampler.sample(ising, reads, seed=6).spins > 0).double().mean(0)
+    assert ((up - p).abs() <= 6.5 * (p * (1 - p) / reads).sqrt()).all()
+
+
+@pytest.mark.parametrize("couplings", [0.5, 30.0])
+def test_both_engines_of_banded_draw_the_same(couplings: float) -> None:
+    """One stream of numbers; at |J| of 30 both work in logarithms."""
+    ising = banded_problem((3, 6), 6, 2, seed=17, couplings=couplings, visible=PATTERNS["causal"])
+    native, by_torch = (BandedSampler(bandwidth=2, engine=e).sample(ising, 50, seed=7) for e in ENGINES)
+    assert torch.equal(native.spins, by_torch.spins)
+    assert native.info["engine"] == "native"
+
+
+def test_same_seed_same_draw_on_any_number_of_threads() -> None:
+    ising, sampler = make_problem((2, 7), 9, lead="heads", seed=15), ExactSampler()
+    first = sampler.sample(ising, 500, seed=6).spins
+    torch.set_num_threads(2)
+    assert torch.equal(sampler.sample(ising, 500, seed=6).spins, first)
+    assert not torch.equal(sampler.sample(ising, 500, seed=7).spins, first)
+
+
+def test_a_drawn_seed_is_recorded_and_replays() -> None:
+    ising, sampler = make_problem((3,), 6, seed=16), ExactSampler()
+    first, second = sampler.sample(ising, 100), sampler.sample(ising, 100)
+    assert first.info["seed"] != second.info["seed"]
+    assert not torch.equal(first.spins, second.spins)
+    assert torch.equal(sampler.sample(ising, 100, seed=first.info["seed"]).spins, first.spins)
+    assert (first.info["backend"], first.info["effective_beta"]) == ("exact", 1.0)
+
+
+def test_the_draw_of_a_problem_does_not_depend_on_what_others_see() -> None:
+    ising, sampler = make_problem((3,), 5, seed=17), ExactSampler()
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    mask[1, 2:] = False
+    masked = sampler.sample(with_visible(ising, mask), 50, seed=8).spins
+    assert torch.equal(masked[:, [0, 2]], sampler.sample(ising, 50, seed=8).spins[:, [0, 2]])
+
+
+def test_results_are_the_callers_own_and_problems_are_left_alone() -> None:
+    """Reads are contiguous int8 without a graph."""
+    base, sampler = make_problem((2, 3), 4, seed=18), ExactSampler()
+    ising, kept = Ising(base.fields.clone().requires_grad_(), base.couplings.clone()), base
+    first = sampler.sample(ising, 20, seed=9).spins
+    assert (first.dtype, first.requires_grad, first.view(20, -1).shape) == (torch.int8, False, (20, 24))
+    reads = first.clone()
+    first.zero_()
+    assert torch.equal(sampler.sample(ising, 20, seed=9).spins, reads)
+    with torch.no_grad():
+        sampler.moments(ising, correlations=True).probability.zero_()
+    assert sampler.moments(ising).probability.min() > 0
+    assert torch.equal(ising.fields, kept.fields)
+    assert torch.equal(ising.couplings, kept.couplings)
+
+
+def test_the_compiled_stream_of_numbers_is_the_stream_and_uniform() -> None:
+    """Counts in 100 cells of 10^6 numbers, chi-square at alpha = 1e-6 (99 degrees of freedom: 183)."""
+    from diabat.compute.compiled_random import uniform
+
+    keys = stream_keys(3, 4)
+    counters = np.array([0, 1, 77, 10**9])
+    table = uniforms(keys[:, None], counters)
+    assert table.min() >= 0
+    assert table.max() < 1
+    for i, key in enumerate(keys):
+        assert [uniform(key, int(c)) for c in counters] == table[i].tolist()
+    numbers = uniforms(stream_keys(4, 10)[:, None], np.arange(100_000)).ravel()
+    counts = np.bincount((numbers * 100).astype(int), minlength=100)
+    assert ((counts - 1e4) ** 2 / 1e4).sum() < 183

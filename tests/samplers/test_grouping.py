@@ -1,12 +1,15 @@
+"""Batches as groups of equal numbers of visible spins, and back."""
+
 from __future__ import annotations
 
 import pytest
 import torch
+from problems import padded_windows
 
 from diabat.ising import Ising
 from diabat.samplers import grouping
 from diabat.samplers.grouping import Cost, enumeration_cost, tiers, unpadded_cost
-from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
+from diabat.testing.problems import Lead, causal_problem, make_problem
 
 LEADS: tuple[Lead, ...] = ("none", "shared", "heads", "per_problem")
 
@@ -77,18 +80,11 @@ def test_a_whole_batch_aliases_nothing() -> None:
     assert bool(values.all())
 
 
-def masked(lead: Lead, batch: tuple[int, ...] = (2, 3, 4)) -> Ising:
-    """Causal rows with padding, one of which sees nothing; J and K of whatever lead."""
-    base = make_problem(batch, 4, lead=lead, seed=3, three_body=0.3)
-    padding = torch.tensor([[False] * 4, [False, False, True, True], [True, True, False, False]])
-    return with_visible(base, torch.ones(4, 4, dtype=torch.bool).tril() & ~padding[:, None])
-
-
 @pytest.mark.parametrize("cost", [enumeration_cost, unpadded_cost, one_tier])
 @pytest.mark.parametrize("lead", LEADS)
 def test_what_is_gathered_goes_back_where_it_was(lead: Lead, cost: Cost) -> None:
     """Round trip of numbers per spin, problem and pair, and the right J and K for every problem."""
-    ising = masked(lead)
+    ising = padded_windows(lead, three_body=0.3)
     found, seen = tiers(ising, cost), ising.visible_mask
     groups = found.gather(ising)
     spins = found.per_spin([g.fields for g in groups], fill=-7.0)
@@ -112,7 +108,7 @@ def test_what_is_gathered_goes_back_where_it_was(lead: Lead, cost: Cost) -> None
 @pytest.mark.parametrize("cost", [unpadded_cost, one_tier])
 @pytest.mark.parametrize("lead", LEADS)
 def test_places_are_the_problems_without_padding(lead: Lead, cost: Cost) -> None:
-    ising = masked(lead)
+    ising = padded_windows(lead, three_body=0.3)
     flat, index = ising.fields.reshape(-1, 4), ising.coupling_index()
     rows: list[int] = []
     for group in tiers(ising, cost).gather(ising):
@@ -143,7 +139,7 @@ def test_an_empty_batch_has_no_tier(visible: torch.Tensor | None) -> None:
 
 
 def test_gradients_flow_through_gather_and_scatter() -> None:
-    ising = masked("heads")
+    ising = padded_windows("heads", three_body=0.3)
     h, J = ising.fields.clone().requires_grad_(), ising.couplings
     J = J.clone().requires_grad_()
     problem = Ising(h, J, ising.visible)

@@ -1,4 +1,4 @@
-"""Log-probabilities: enumeration, conditioning, gradients of the likelihood, refusals."""
+"""Log-probabilities: enumeration, conditioning, gradients of the likelihood."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparse import sparse_problem
 from torch import Tensor
 
 import diabat
-from diabat.ising import Ising, IsingError, pack_couplings, pack_three_body
+from diabat.ising import Ising, pack_couplings, pack_three_body
 from diabat.testing import brute_force_states, state_table
 from diabat.testing.problems import causal_problem, make_problem, with_visible
 
@@ -93,22 +93,3 @@ def test_the_gradient_is_data_less_model_also_under_torch_func() -> None:
         torch.testing.assert_close(found[0], want[0], atol=1e-12, rtol=0)
         off = ~torch.eye(6, dtype=torch.bool)
         torch.testing.assert_close(found[1][off], want[1][off], atol=1e-12, rtol=0)
-
-
-ONES, FLAT = torch.ones(2, 3), Ising(torch.zeros(2, 3))
-REFUSED: list[tuple[Any, Any, str]] = [
-    (ONES, None, "log_partition: expected log Z, as 'exact' and 'banded' compute it, got None"),
-    (ONES, torch.zeros(3), r"log_partition: expected leading dimensions that broadcast to the batch \[2\]"),
-    (ONES, torch.zeros(2).double(), "log_partition: expected dtype torch.float32 on cpu as in fields"),
-    (0 * ONES, 0.0, r"spins: expected -1 or \+1 at visible spins, got 0.0 at \[0, 0\]; 2 \* x - 1 makes"),
-    (torch.tensor([1.0, 0.5, -1]), 0.0, r"spins: expected -1 or \+1 .* got 0.5 at \[0, 1\]\."),
-    ([[1, 1, 1]], 0.0, "spins: expected a torch.Tensor, got list"),
-]
-
-
-@pytest.mark.parametrize(("spins", "log_z", "message"), REFUSED)
-def test_what_does_not_fit_is_refused(spins: Any, log_z: Any, message: str) -> None:
-    with pytest.raises(IsingError, match=message):
-        FLAT.log_prob(spins, log_z)
-    with pytest.raises(IsingError, match="log_partition: expected a gradient as in fields, got none"):
-        Ising(torch.zeros(2, 3, requires_grad=True)).log_prob(ONES, -3 * math.log(2))

@@ -18,28 +18,23 @@ import numpy as np
 import pytest
 import torch
 from dimod.exceptions import SamplerUnknownArgWarning
-from dwave.preprocessing.composites import (
-    FixVariablesComposite,
-    SpinReversalTransformComposite,
-)
+from dwave.preprocessing.composites import FixVariablesComposite, SpinReversalTransformComposite
 from mutants import mutants
+from problems import ALPHA, g_test
 
 import diabat
 from diabat.ising import Ising
-from diabat.samplers import Samples, UnsupportedError, available_backends
+from diabat.samplers import Samples, available_backends
 from diabat.samplers.ocean import OceanSampler
 from diabat.testing import ReferenceSampler
 
-from .goodness import g_test
-
-ALPHA, READS, BETA = 1e-6, 20_000, 0.7
-
+READS, BETA = 20_000, 0.7
 # Draws no samples; wraps a dimod sampler already, and has no default for it.
 LEFT_OUT = {"mean_field", "dimod"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "dqa": {"annealing_time_ns": 1.0, "steps": 40},
     "refine": {"sampler": "exact"},
-    "distributed": {"sampler": "exact", "workers": 0},
+    "distributed": {"sampler": "exact", "workers": 0, "read_chunk": 3000},
 }
 BACKENDS = sorted(set(available_backends()) - LEFT_OUT)
 BOLTZMANN = [name for name in BACKENDS if name != "dqa"]
@@ -246,54 +241,6 @@ def test_closing_reaches_the_backend() -> None:
     assert backend.closed
     with ocean("exact") as sampler:
         sampler.sample(model())
-
-
-def test_limits_of_the_backend_are_refused() -> None:
-    bqm = dimod.BinaryQuadraticModel({i: 1.0 for i in range(15)}, {}, 0.0, "SPIN")
-    with pytest.raises(UnsupportedError, match=r"accepts at most 14 visible spins, got 15\."):
-        OceanSampler(ReferenceSampler()).sample(bqm)
-    with pytest.raises(diabat.IsingError, match="couplings: expected finite values"):
-        ocean("exact").sample(dimod.BinaryQuadraticModel({}, {"ab": float("inf")}, 0.0, "SPIN"))
-
-
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"beta": -1.0}, r"beta: expected a number in \[0, inf\), got -1.0."),
-    ({"beta": float("nan")}, r"beta: expected a number in \[0, inf\), got nan."),
-    ({"beta": True}, r"beta: expected a number in \[0, inf\), got True."),
-    ({"beta": [1.0]}, r"beta: expected a number in \[0, inf\), got \[1.0\]."),
-    ({"num_reads": 0}, "num_reads: expected an integer >= 1, got 0."),
-    ({"num_reads": True}, "num_reads: expected an integer >= 1, got True."),
-    ({"seed": -1}, "seed: expected an integer between 0 and"),
-    ({"seed": 0.5}, "seed: expected an integer between 0 and"),
-]
-
-
-@pytest.mark.parametrize("empty", [False, True])
-@pytest.mark.parametrize(("options", "message"), BAD, ids=[f"{i}" for i in range(len(BAD))])
-def test_bad_arguments(options: dict[str, Any], message: str, empty: bool) -> None:
-    bqm = dimod.BinaryQuadraticModel("SPIN") if empty else model()
-    with pytest.raises(ValueError, match=message):
-        ocean("exact").sample(bqm, **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "error", "message"),
-    [
-        ("mean_field", {}, ValueError, "expected a backend that draws samples, got 'mean_field'"),
-        ("exat", {}, ValueError, "Did you mean 'exact'?"),
-        ("exact", {"max_second": 1.0}, TypeError, "options: sampler 'exact' has no option 'max_second'"),
-        (3, {}, TypeError, "sampler: expected a diabat Sampler or its name, got int"),
-    ],
-)
-def test_bad_backends(name: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message.replace("?", r"\?")):
-        OceanSampler(name, **options)
-
-
-@pytest.mark.parametrize("other", [{"a": 1.0}, dimod.ConstrainedQuadraticModel(), None])
-def test_other_models_are_refused(other: Any) -> None:
-    with pytest.raises(TypeError, match=f"a dimod.BinaryQuadraticModel, got {type(other).__name__}"):
-        ocean("exact").sample(other)
 
 
 def test_it_is_reached_from_the_top() -> None:

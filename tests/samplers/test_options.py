@@ -1,21 +1,104 @@
-"""The options of a sampler: recorded by the base class, shown like the call that built it."""
+"""Backends by name, their options as recorded and shown, and backends of somebody else."""
 
 from __future__ import annotations
 
 import copy
+import io
+import pickle
+import re
+import textwrap
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
 import diabat
 from diabat.attention.pooling import BoltzmannPooling
-from diabat.samplers import Capabilities, Sampler
+from diabat.ising import Ising
+from diabat.samplers import Capabilities, Sampler, Samples, registry
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.exact import ExactSampler
 from diabat.samplers.registry import register
+from diabat.samplers.state import reset_chains, sampler_parameters
 from diabat.testing import ReferenceSampler
+from diabat.testing.problems import make_problem
+
+
+@pytest.fixture
+def private_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+
+
+def test_built_in_backends_are_known_by_name() -> None:
+    assert {"exact", "mean_field", "dqa"} <= set(diabat.available_backends())
+    for name in diabat.available_backends():
+        sampler = diabat.sampler(name)
+        assert isinstance(sampler, Sampler)
+        assert sampler.name == name
+
+
+@pytest.mark.usefixtures("private_registry")
+def test_third_party_backends_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def entry_points(*, group: str) -> list[EntryPoint]:
+        asked.append(group)
+        return [
+            EntryPoint("reference", "diabat.testing:ReferenceSampler", group),
+            # A package cannot take the name of a built-in backend.
+            EntryPoint("exact", "diabat.testing:ReferenceSampler", group),
+        ]
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    assert "reference" in diabat.available_backends()
+    sampler = diabat.sampler("reference", num_reads=17)
+    assert isinstance(sampler, ReferenceSampler)
+    assert sampler.num_reads == 17
+    assert not isinstance(diabat.sampler("exact"), ReferenceSampler)
+    assert set(asked) == {"diabat.samplers"}
+    with pytest.raises(TypeError, match=r"Did you mean 'num_reads'\?"):
+        diabat.sampler("reference", num_read=17)
+    with pytest.raises(ValueError, match=r"Did you mean 'reference'\?"):
+        diabat.sampler("referenc")
+
+
+@pytest.mark.usefixtures("private_registry")
+def test_register() -> None:
+    registry.register("mine", ReferenceSampler)
+    registry.register("mine", ReferenceSampler)  # importing a module twice is no conflict
+    assert "mine" in diabat.available_backends()
+    assert isinstance(diabat.sampler("mine", analytic=True), ReferenceSampler)
+    with pytest.raises(ValueError, match="name: expected an unused name, got 'mine', which already exists"):
+        registry.register("mine", lambda: ReferenceSampler())
+    with pytest.raises(ValueError, match="name: expected an unused name, got 'exact', which already exists"):
+        registry.register("exact", ReferenceSampler)
+
+
+def test_as_sampler() -> None:
+    sampler = ReferenceSampler()
+    assert registry.as_sampler(sampler) is sampler
+    assert registry.as_sampler("exact").name == "exact"
+    for bad in (3, None, ReferenceSampler):
+        value: Any = bad
+        with pytest.raises(TypeError, match="sampler: expected a diabat Sampler or its name, got"):
+            registry.as_sampler(value)
+
+
+@pytest.mark.parametrize("seconds", [1e300, 1e-300])
+def test_any_time_is_a_number_of_spins(seconds: float) -> None:
+    limit = diabat.sampler("exact", max_seconds=seconds).capabilities.max_spins
+    assert limit >= 1
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert diabat.sampler("exact", max_seconds=np.float32(2)).capabilities.max_spins == 29
+    assert diabat.sampler("mean_field", damping=np.float64(0.5)).name == "mean_field"
+
 
 HELD: dict[str, Any] = {
     "sampler": "dwave.samplers:SimulatedAnnealingSampler",
@@ -145,3 +228,152 @@ def test_layers_show_their_sampler_with_its_options() -> None:
         assert "(sampler): ReferenceSampler(analytic=False, num_reads=9)" in shown
         assert "num_heads=2" in shown
         assert "gradient='auto'" in shown
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def shown(page: str) -> str:
+    """The example of a complete backend."""
+    found = re.findall(r"^ *```python\n(.*?)^ *```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = (textwrap.dedent(block) for block in found if "class Enumerated" in block)
+    return block
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/backends.md"])
+def test_the_backend_that_is_shown_is_complete_and_has_under_ten_lines(page: str) -> None:
+    block = shown(page)
+    lines = block[block.index("class Enumerated") : block.index("check_sampler(Enumerated())")].splitlines()
+    assert sum(bool(line.strip()) for line in lines) < 10
+    names: dict[str, Any] = {}
+    exec(block, names)  # holds it against the suite
+    own = names["Enumerated"]()
+    assert (own.capabilities.max_spins, own.options, repr(own)) == (12, {}, "Enumerated()")
+
+
+def test_both_pages_show_the_same_backend() -> None:
+    assert shown("CONTRIBUTING.md") == shown("docs/backends.md")
+
+
+class Biased(Sampler):
+    """Learnable numbers, a base and chains; its constructor leaves ``super().__init__()`` out."""
+
+    name = "biased"
+    capabilities = Capabilities(max_spins=6)
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.base = ExactSampler()
+        self.scale = nn.Parameter(torch.tensor(scale))
+        self.register_buffer("seen", torch.zeros(1, dtype=torch.int64))
+
+    @property
+    def remembers(self) -> bool:
+        return True
+
+    def reset(self) -> None:
+        self.seen = torch.zeros(1, dtype=torch.int64)
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        self.seen = self.seen + 1
+        scaled = Ising(ising.fields * self.scale.detach(), ising.couplings, ising.visible, check=False)
+        return self.base.sample(scaled, num_reads, seed=seed)
+
+
+class Late(Biased):
+    """Calls ``super().__init__()`` after it has set attributes."""
+
+    def __init__(self) -> None:
+        self.first = nn.Parameter(torch.zeros(2))
+        super().__init__(2.0)
+
+
+class WithBase(Sampler):
+    """Calls ``super().__init__()`` last, which must forget nothing."""
+
+    name = "with_base"
+    capabilities = Capabilities()
+
+    def __init__(self, base: Sampler) -> None:
+        self.base = base
+        super().__init__()
+
+
+def test_a_constructor_need_not_call_its_parents() -> None:
+    assert dict(Biased(3.0).named_parameters()).keys() == {"scale"}
+    assert [name for name, _ in Late().named_parameters()] == ["first", "scale"]
+    assert isinstance(WithBase(Biased()).base, Biased)
+    assert WithBase(Biased()).remembers
+    assert not WithBase(ExactSampler()).remembers
+    assert list(WithBase(Biased()).state_dict()) == ["base.scale", "base.seen"]
+
+
+def test_somebody_elses_parameters_are_the_layers_once() -> None:
+    own = Biased()
+    layer = diabat.BoltzmannAttention(4, 2, 3, sampler=own)
+    stack = nn.Sequential(layer, diabat.BoltzmannAttention(4, 2, 3, sampler=own))
+    names = [name for name, _ in stack.named_parameters() if "scale" in name]
+    assert names == ["0.sampler.scale", "1.sampler.scale"]
+    assert (
+        len(sampler_parameters(stack)) == 2
+    )  # each layer has a copy, the sampler that was given none of them
+    assert all(p is not own.scale for p in stack.parameters())
+    layer(torch.randn(1, 3, 4))
+    assert int(layer.sampler.state_dict()["seen"]) == 1
+    assert int(own.state_dict()["seen"]) == 0
+
+
+def test_somebody_elses_memory_is_taken_away_and_put_back() -> None:
+    own = Biased()
+    own.sample(make_problem((), 3), 2, seed=1)
+    with reset_chains(nn.ModuleList([WithBase(own)])):
+        assert int(own.state_dict()["seen"]) == 0
+        own.sample(make_problem((), 3), 2, seed=1)
+        own.sample(make_problem((), 3), 2, seed=1)
+    assert int(own.state_dict()["seen"]) == 1
+
+
+def test_copies_share_nothing() -> None:
+    own = Biased(2.0)
+    stored = io.BytesIO()
+    pickle.dump(own, stored)
+    for other in (copy.deepcopy(own), pickle.loads(stored.getvalue())):
+        assert torch.equal(other.scale, own.scale)
+        assert other.options == own.options == {"scale": 2.0}
+        with torch.no_grad():
+            other.scale.zero_()
+        assert torch.equal(own.scale, torch.tensor(2.0))
+        ising = make_problem((2,), 3)
+        assert torch.equal(own.sample(ising, 5, seed=1).spins, Biased(2.0).sample(ising, 5, seed=1).spins)
+
+
+def test_a_sampler_that_is_compared_by_value_is_refused() -> None:
+    @dataclass
+    class ByValue(ReferenceSampler):
+        level: int = 1
+
+    with pytest.raises(
+        TypeError, match=r"ByValue: expected a sampler that is compared by identity.*eq=False"
+    ):
+        ByValue()
+
+
+def test_capabilities_are_an_attribute_or_a_property() -> None:
+    class Fields(Sampler):
+        name = "fields"
+        capabilities = Capabilities(max_spins=3)
+
+        def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+            drawn: Tensor = torch.rand(
+                num_reads, *ising.fields.shape, generator=torch.Generator().manual_seed(seed)
+            )
+            p = torch.sigmoid(2 * ising.fields) * ising.visible_mask
+            return Samples((2 * (drawn < p) - 1).to(torch.int8), ising.visible_mask)
+
+    with pytest.raises(diabat.UnsupportedError, match="accepts at most 3 visible spins, got 4"):
+        Fields().sample(make_problem((3,), 4, lead="per_problem"), 2)
+
+    class Nothing(Sampler):
+        name = "nothing"
+
+    with pytest.raises(TypeError, match="capabilities"):
+        Nothing()  # type: ignore[abstract]

@@ -9,23 +9,16 @@ from typing import Any
 import pytest
 import torch
 from fakes import scaled
+from problems import ALPHA
 from scipy import stats
 from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers import conditionals, pseudolikelihood
-from diabat.samplers.pseudolikelihood import (
-    BetaFit,
-    Term,
-    fit_betas,
-    fit_state_betas,
-    log_pseudolikelihood,
-)
+from diabat.samplers.pseudolikelihood import BetaFit, Term, fit_betas, fit_state_betas, log_pseudolikelihood
 from diabat.studies.ensembles import sk
 from diabat.testing import ReferenceSampler, brute_force_states, state_table
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
-
-ALPHA = 1e-6
 
 
 @pytest.mark.parametrize("lead", ["shared", "heads", "per_problem"])
@@ -256,16 +249,6 @@ def test_interval_by_hand() -> None:
     unknown: Any = "fields"
     with pytest.raises(ValueError, match="term: expected 'field', 'coupling' or 'three_body', got 'fields'"):
         reads.interval(unknown)
-
-
-def test_shapes_are_checked() -> None:
-    problem, spins = make_problem((2,), 3), torch.ones(5, 2, 3, dtype=torch.int8)
-    with pytest.raises(ValueError, match=r"spins: expected shape .*, got \[5, 3, 3\]"):
-        fit_betas(problem, torch.ones(5, 3, 3), torch.full((5, 2), 0.2))
-    with pytest.raises(ValueError, match=r"weights: expected shape \[5, 2\], got \[5\]"):
-        fit_betas(problem, spins, torch.full((5,), 0.2))
-    with pytest.raises(ValueError, match=r"spins: expected shape .*, got \[0, 2, 3\]"):
-        fit_betas(problem, spins[:0], torch.ones(0, 2))
 
 
 def test_pairs_of_terms_are_not_mixed_up() -> None:

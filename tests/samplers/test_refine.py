@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
+import problems
 import pytest
 import torch
 from fakes import RecorderSampler
+from problems import ALPHA, total_variation
 from torch import Tensor
 
 import diabat
@@ -17,15 +18,13 @@ from diabat.config import ConfigError, make_config
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising, pack_couplings
 from diabat.runs import build_sampler
-from diabat.samplers import Sampler, Samples, UnsupportedError, sampler
+from diabat.samplers import Samples, UnsupportedError, sampler
 from diabat.samplers.refine import RefineSampler
 from diabat.testing import ReferenceSampler, brute_force_states
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
 
-from .goodness import g_test
-
-ALPHA = 1e-6
 READS = 40_000
+pvalue = partial(problems.pvalue, reads=READS)
 
 
 class AllUp(ReferenceSampler):
@@ -36,12 +35,6 @@ class AllUp(ReferenceSampler):
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         up = torch.where(ising.visible_mask, 1, -1).to(torch.int8)
         return Samples(up.expand(num_reads, *up.shape).clone(), ising.visible_mask, info={"mark": "up"})
-
-
-def pvalue(backend: Sampler, ising: Ising, law: Tensor, *, seed: int = 1) -> float:
-    """G-test of all states of all problems, READS reads each."""
-    spins = backend.sample(ising, READS, seed=seed).spins
-    return g_test(spins.reshape(READS, -1, ising.num_spins), law.reshape(-1, 2**ising.num_spins))
 
 
 def sweep_matrix(p: Tensor) -> Tensor:
@@ -65,7 +58,7 @@ def after(start: Tensor, p: Tensor, sweeps: int) -> Tensor:
     return torch.stack(rows)
 
 
-def all_up(ising: Ising) -> Tensor:
+def law_of_all_up(ising: Ising) -> Tensor:
     law = torch.zeros(ising.num_problems, 2**ising.num_spins, dtype=torch.float64)
     law[:, -1] = 1
     return law
@@ -83,7 +76,7 @@ def test_the_exact_law_is_invariant(three_body: float) -> None:
 def test_few_sweeps_of_a_wrong_base_give_the_law_of_the_transition_matrix(lead: Lead, sweeps: int) -> None:
     """Far from equilibrium every probability and the order of the spins show."""
     ising = make_problem((2, 2), 5, lead=lead, seed=4)
-    law = after(all_up(ising), brute_force_states(ising).flatten(0, 1), sweeps)
+    law = after(law_of_all_up(ising), brute_force_states(ising).flatten(0, 1), sweeps)
     assert pvalue(RefineSampler(AllUp(), sweeps=sweeps), ising, law) > ALPHA
 
 
@@ -100,10 +93,6 @@ def test_invisible_spins_stay_down_and_enter_no_local_field() -> None:
     assert pvalue(RefineSampler(AllUp(), sweeps=50), ising, brute_force_states(ising)) > ALPHA
     nothing = with_visible(ising, torch.zeros(5, dtype=torch.bool))
     assert (RefineSampler(AllUp()).sample(nothing, 3).spins == -1).all()
-
-
-def total_variation(law: Tensor, exact: Tensor) -> float:
-    return float((law - exact).abs().sum(-1).mean() / 2)
 
 
 def test_refined_anneals_are_closer_to_boltzmann() -> None:
@@ -206,17 +195,6 @@ def test_capabilities_are_those_of_reads_of_the_base() -> None:
     assert (dqa.capabilities.law, dqa.capabilities.three_body) == ("diabatic", False)
 
 
-def test_limits_of_the_base_are_refused() -> None:
-    with pytest.raises(
-        UnsupportedError, match="three_body: sampler 'refine' accepts fields and couplings only"
-    ):
-        RefineSampler("dqa").moments(make_problem((2,), 4, three_body=0.1))
-    with pytest.raises(
-        UnsupportedError, match=r"sampler 'refine' accepts at most 14 visible spins, got 15\."
-    ):
-        RefineSampler(ReferenceSampler()).moments(Ising(torch.zeros(15)))
-
-
 def test_couplings_beyond_float32_are_refused_by_sweeps_only() -> None:
     ising = Ising(
         torch.zeros(3, dtype=torch.float64), pack_couplings(torch.tensor([1e26, 0.0, 0.0]).double(), 3)
@@ -237,47 +215,6 @@ def test_a_single_spin_has_its_probability_and_a_large_field_decides() -> None:
         .spins
     )
     assert torch.equal(decided.unique(dim=0), torch.tensor([[[1], [-1]]], dtype=torch.int8))
-
-
-BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"sweeps": -1}, ValueError, "sweeps: expected an integer >= 0, got -1."),
-    ({"sweeps": 1.0}, ValueError, "sweeps: expected an integer >= 0, got 1.0."),
-    ({"sweeps": True}, ValueError, "sweeps: expected an integer >= 0, got True."),
-    ({"num_reads": 0}, ValueError, "num_reads: expected an integer >= 1, got 0."),
-    (
-        {"sampler": "mean_field"},
-        ValueError,
-        "sampler: expected a backend that draws samples, got 'mean_field', which computes moments only.",
-    ),
-    (
-        {"sampler": "dqa", "options": {"learn_schedule": True}},
-        ValueError,
-        "sampler: expected a base without learnable parameters, because reads cannot train them, got 'dqa' with 1.",
-    ),
-    ({"sampler": 3}, TypeError, "sampler: expected a diabat Sampler or its name, got int."),
-    ({"sampler": "exat"}, ValueError, "got 'exat'. Did you mean 'exact'?"),
-    (
-        {"sampler": ReferenceSampler(), "options": {"analytic": True}},
-        ValueError,
-        "options: cannot be combined with a sampler object, got ['analytic'].",
-    ),
-    (
-        {"options": {"anealing_time_ns": 5.0}},
-        TypeError,
-        "options: sampler 'dqa' has no option 'anealing_time_ns'. Did you mean 'annealing_time_ns'?",
-    ),
-    (
-        {"sampler": "exact", "options": {"max_seconds": -1}},
-        ValueError,
-        "options: max_seconds: expected a positive finite number, got -1.",
-    ),
-]
-
-
-@pytest.mark.parametrize(("options", "error", "message"), BAD, ids=[f"{i}" for i in range(len(BAD))])
-def test_bad_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=re.escape(message)):
-        RefineSampler(**options)
 
 
 def test_configuration() -> None:
@@ -308,7 +245,7 @@ def test_a_bad_configuration_is_one_sentence(section: dict[str, Any], message: s
 
 def test_it_is_a_base_like_any_other() -> None:
     ising = make_problem((2,), 4, seed=15)
-    law = after(all_up(ising), brute_force_states(ising), 2)
+    law = after(law_of_all_up(ising), brute_force_states(ising), 2)
     assert pvalue(RefineSampler(RefineSampler(AllUp(), sweeps=1), sweeps=1), ising, law) > ALPHA
 
 

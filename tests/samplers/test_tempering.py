@@ -1,15 +1,17 @@
-"""Backend ``tempering``: its law against enumeration, its errors, what its draws depend on, and its options."""
+"""Backend ``tempering``: its law against enumeration, its errors, and what its draws depend on."""
 
 from __future__ import annotations
 
 import math
-import re
+from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
+import problems
 import pytest
 import torch
+from problems import ALPHA, g_test
 from scipy import stats
 from sparse import sparse_problem
 from torch import Tensor
@@ -25,20 +27,11 @@ from diabat.samplers.tempering import sampler as module
 from diabat.testing import brute_force, brute_force_states
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
 
-from .goodness import g_test
+from .fakes import tempering
 
-ALPHA = 1e-6
 READS = 10_000
-
-
-def tempering(**options: Any) -> TemperingSampler:
-    return TemperingSampler(**({"num_replicas": 3, "burn_in": 32} | options))
-
-
-def pvalue(backend: TemperingSampler, ising: Ising, *, seed: int = 1) -> float:
-    """G-test of all states of all problems, N = 10,000 reads each."""
-    spins = backend.sample(ising, READS, seed=seed).spins.reshape(READS, -1, ising.num_spins)
-    return g_test(spins, brute_force_states(ising).reshape(-1, 2**ising.num_spins))
+pvalue = partial(problems.pvalue, reads=READS)
+AUTO: dict[str, Any] = {"num_replicas": "auto"}
 
 
 def sampling_z(backend: TemperingSampler, ising: Ising, *, seed: int = 1) -> Tensor:
@@ -397,21 +390,6 @@ def test_without_persistence_nothing_is_kept() -> None:
         sampler.chains = torch.ones(16, 3, 2, 4, dtype=torch.int8)
 
 
-@pytest.mark.parametrize(
-    ("spins", "message"),
-    [
-        ([1], "got list."),
-        (torch.ones(2, 3, 4), "got torch.float32 of shape [2, 3, 4]."),
-        (torch.ones(2, 2, 4, dtype=torch.int8), "got torch.int8 of shape [2, 2, 4]."),
-        (torch.zeros(2, 3, 4, dtype=torch.int8), "got other values."),
-    ],
-)
-def test_bad_chains_are_refused(spins: Any, message: str) -> None:
-    text = "chains: expected int8 spins of -1 and +1, [num_chains, 3, *batch, n], " + message
-    with pytest.raises(ValueError, match=re.escape(text)):
-        tempering(persistent=True).chains = spins
-
-
 def test_info() -> None:
     ising = causal_problem(4, seed=22)
     moments = tempering(num_chains=5, sweeps=20, burn_in=12).moments(ising, seed=9)
@@ -450,9 +428,6 @@ def test_gradients_reach_the_fields_and_couplings() -> None:
         assert couplings.grad is not None
         assert (h.grad[:, 0] > 0).all()
         assert (couplings.grad != 0).any()
-
-
-AUTO: dict[str, Any] = {"num_replicas": "auto"}
 
 
 def mixed_batch() -> Ising:
@@ -612,57 +587,18 @@ def test_the_lowest_state_of_all_sweeps(options: dict[str, Any]) -> None:
     assert (plain.lowest().energy > ground + 1e-6).any()
 
 
-def test_the_lowest_state_with_invisible_spins_and_in_chunks() -> None:
+@pytest.mark.slow
+def test_the_lowest_state_with_invisible_spins_in_parts_and_in_workers() -> None:
     ising = causal_problem(6, seed=19)
     options: dict[str, Any] = {"num_replicas": 2, "burn_in": 200, "track_lowest": True}
     whole = TemperingSampler(**options).sample(ising, 3, seed=1)
     assert (whole.tracked[~ising.visible_mask] == -1).all()
-    parts = diabat.sampler("distributed", sampler="tempering", options=options, workers=0, chunk=2)
+    parts = diabat.sampler(
+        "distributed", sampler="tempering", options=options, workers=1, chunk=2, read_chunk=2
+    )
     found = parts.sample(ising, 3, seed=1)
     assert torch.equal(found.lowest().energy, whole.lowest().energy)
     assert torch.equal(ising.energy(found.tracked), ising.energy(whole.tracked))
-
-
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"num_replicas": 0}, "num_replicas: expected an integer between 1 and 256 or 'auto', got 0."),
-    ({"num_replicas": True}, "num_replicas: expected an integer between 1 and 256 or 'auto', got True."),
-    ({"num_replicas": 257}, "num_replicas: expected an integer between 1 and 256 or 'auto', got 257."),
-    ({"num_replicas": 2, "betas": (0.0, 1.0)}, "num_replicas: cannot be combined with betas"),
-    *(
-        ({"betas": bad}, "betas: expected up to 256 ascending numbers from 0 or more to 1.0, got")
-        for bad in (
-            (),
-            (0.5,),
-            (0.5, 0.5, 1.0),
-            (-0.1, 1.0),
-            (0.0, 1.1),
-            (0.0, float("nan"), 1.0),
-            (True,),
-            "1",
-            1.0,
-        )
-    ),
-    *(
-        ({name: bad}, f"{name}: expected an integer >= 1")
-        for name in ("burn_in", "sweeps", "num_chains", "thin", "threads", "num_reads")
-        for bad in (0, -1, 1.5, True, "4")
-    ),
-    *(
-        ({name: 2**31}, f"{name}: expected at most 2147483647, got 2147483648.")
-        for name in ("burn_in", "sweeps", "num_chains", "thin", "threads")
-    ),
-    (AUTO | {"persistent": True}, "num_replicas: expected an integer with persistent=True, got 'auto'."),
-    (AUTO | {"betas": (0.0, 1.0)}, "num_replicas: cannot be combined with betas, got 'auto'."),
-    ({"num_replicas": "automatic"}, "expected an integer between 1 and 256 or 'auto', got 'automatic'."),
-    ({"method": "gibbs"}, "method: expected one of heat_bath, metropolis, got 'gibbs'."),
-    ({"order": "shuffled"}, "order: expected one of sequential, random, got 'shuffled'."),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), BAD, ids=[f"{i}" for i in range(len(BAD))])
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        TemperingSampler(**options)
 
 
 def test_configuration() -> None:

@@ -1,4 +1,4 @@
-"""Backend ``tempering`` on edges: its law against enumeration, its draws against those of the same J as a matrix."""
+"""Backend ``tempering`` on edges: its law by enumeration, its draws against those of the same J as a matrix."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from problems import ALPHA, g_test
 from sparse import sparse_problem
 
 import diabat
 from diabat.ising import Ising
-from diabat.samplers.tempering import TemperingSampler
 from diabat.samplers.tempering.edges import neighbour_lists
 from diabat.samplers.tempering.simulation import EdgeSimulation, Method, Rules
 from diabat.testing import brute_force_states
 from diabat.testing.problems import with_visible
 
-from .goodness import g_test
+from .fakes import tempering
 
-ALPHA = 1e-6
 READS = 10_000
-
 OPTIONS: dict[str, dict[str, Any]] = {
     "tempered": {},
     "plain": {"num_replicas": 1},
@@ -31,10 +29,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "given ladder": {"num_replicas": None, "betas": (0.2, 0.5, 0.7, 1.0)},
     "thinned": {"thin": 24, "num_chains": 500},
 }
-
-
-def tempering(**options: Any) -> TemperingSampler:
-    return TemperingSampler(**({"num_replicas": 3, "burn_in": 32} | options))
 
 
 def same_draws(ising: Ising, reads: int, **options: Any) -> None:

@@ -103,6 +103,7 @@ def test_what_users_ask_for_is_compiled(warm: dict[str, Any], dtype: torch.dtype
     assert {name: list(kernel.signatures) for name, kernel in warm.items()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2])
 def test_compiling_is_announced_once_and_reading_from_disk_is_not(tmp_path: Path, times: int) -> None:
     code = (
@@ -117,6 +118,7 @@ def test_compiling_is_announced_once_and_reading_from_disk_is_not(tmp_path: Path
         assert done.stderr == (f"{NOTICE}\n" if run == 0 else "")
 
 
+@pytest.mark.slow
 def test_a_warm_up_announces_nothing(tmp_path: Path) -> None:
     code = "from diabat.samplers.warm_up import GROUPS, warm_up\nnext(warm_up())\nGROUPS['exact']()"
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

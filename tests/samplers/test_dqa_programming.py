@@ -1,4 +1,4 @@
-"""What reaches the engine: grouping, scales, control noise."""
+"""What reaches the engine of ``dqa``: grouping, scales, control noise; and the gradient that comes back."""
 
 from __future__ import annotations
 
@@ -7,30 +7,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from problems import ALPHA, F64, padded_windows
 from scipy import stats
+from torch import Tensor, nn
 
-from diabat.circuits import Betas
-from diabat.ising import Ising
+from diabat.circuits import Betas, TrotterPlan, plan_betas
+from diabat.ising import Ising, pack_couplings
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.programming import ControlNoise, program
-from diabat.testing.problems import causal_problem, make_problem, with_visible
+from diabat.testing.problems import causal_problem, make_problem
 
-from .recording_engine import Array, RecordingEngine
+from .fakes import Array, RecordingEngine, quick
 
-ALPHA = 1e-6
 BETAS = Betas(4.0, 5.0)
 QUIET = ControlNoise()
 
 
-def quick(engine: RecordingEngine, **options: Any) -> DQASampler:
-    return DQASampler(engine=engine, annealing_time_ns=2.0, steps=60, **options)
-
-
 @pytest.mark.parametrize("lead", ["none", "shared", "heads", "per_problem"])
 def test_every_visible_spin_is_programmed_once_in_its_place(lead: Any) -> None:
-    base = make_problem((3, 2, 4), 4, lead=lead, seed=1)
-    padding = torch.tensor([[False] * 4, [False, False, True, True], [True, True, False, False]])
-    ising = with_visible(base, torch.ones(4, 4, dtype=torch.bool).tril() & ~padding[:, None, None])
+    base = ising = padded_windows(lead)
     seen = ising.visible_mask.reshape(-1, 4)
     h, times = base.fields.reshape(-1, 4), torch.zeros(24, 4)
     J = torch.zeros(4, 4) if base.couplings is None else base.couplings
@@ -67,7 +62,7 @@ def test_a_single_problem_has_no_phase_table_of_its_own_per_lane() -> None:
     twice = Ising(ising.fields.expand(2, 4), ising.couplings.reshape(1, 4, 4).repeat(2, 1, 1))
     (own,) = program(twice, BETAS, QUIET, 0).batches
     assert not own.shared
-    sampler, v = quick(RecordingEngine()), torch.tensor([0.3, -1.0, 0.5, 2.0], dtype=torch.float64)
+    sampler, v = quick(engine=RecordingEngine()), torch.tensor([0.3, -1.0, 0.5, 2.0], dtype=torch.float64)
     one, two = (sampler.moments(problem, correlations=True) for problem in (ising, twice))
     assert (one.probability - two.probability[0]).abs().max() < 1e-12
     assert (one.correlation - two.correlation[0]).abs().max() < 1e-12
@@ -181,7 +176,7 @@ def test_same_seed_same_noise() -> None:
 
 def test_moments_samples_and_gradients_with_one_seed_see_the_same_noise() -> None:
     engine, ising = RecordingEngine(), make_problem((4,), 3, seed=1)
-    sampler = quick(engine, field_noise=0.02, coupling_noise=0.01)
+    sampler = quick(engine=engine, field_noise=0.02, coupling_noise=0.01)
     moments = sampler.moments(ising, seed=5)
     seen = engine.taken()
     assert (moments.info["seed"], moments.info["field_noise"], moments.info["coupling_noise"]) == (
@@ -214,7 +209,7 @@ def test_noise_is_in_hardware_units_whatever_the_betas() -> None:
     found = []
     for betas in ((1.0, 1.0), (10.0, 5.0)):
         for sigma in (0.0, 0.02):
-            quick(engine, betas=betas, field_noise=sigma, coupling_noise=sigma).moments(ising, seed=5)
+            quick(engine=engine, betas=betas, field_noise=sigma, coupling_noise=sigma).moments(ising, seed=5)
         clean, noisy = engine.taken()
         found.append((noisy.fields - clean.fields, noisy.couplings - clean.couplings))
     assert found[0][0] == pytest.approx(found[1][0], abs=1e-14)
@@ -223,9 +218,163 @@ def test_noise_is_in_hardware_units_whatever_the_betas() -> None:
 
 def test_zero_noise_changes_nothing() -> None:
     ising = causal_problem(4, seed=2)
-    silent = quick(RecordingEngine(), field_noise=0.0, coupling_noise=0.0)
-    plain = quick(RecordingEngine())
+    silent = quick(engine=RecordingEngine(), field_noise=0.0, coupling_noise=0.0)
+    plain = quick(engine=RecordingEngine())
     moments = silent.moments(ising, seed=7)
     assert torch.equal(moments.probability, plain.moments(ising).probability)
     assert torch.equal(silent.sample(ising, 9, seed=7).spins, plain.sample(ising, 9, seed=7).spins)
     assert "field_noise" not in moments.info
+
+
+B, C, A = np.random.default_rng(3).normal(size=(3, 4))
+PLAN = TrotterPlan(B, C, A, "mine")
+
+
+def slope(function: Any) -> float:
+    """Central differences of fourth order; the step suits derivatives of order 1."""
+    e = 1e-3
+    return float((8 * (function(e) - function(-e)) - (function(2 * e) - function(-2 * e))) / (12 * e))
+
+
+def loss(sampler: DQASampler, ising: Ising, v: Tensor, seed: int = 0) -> Tensor:
+    return (v * sampler.moments(ising, seed=seed).probability).sum()
+
+
+@pytest.mark.parametrize("options", [{}, {"calibration": "fitted"}, {"betas": (7.0, 13.0)}, {"calibration": "none"},
+                                     {"field_noise": 0.05, "coupling_noise": 0.05}],
+                         ids=["predicted", "fitted", "given", "none", "noise"])  # fmt: skip
+@pytest.mark.parametrize("lead", ["none", "shared", "heads", "per_problem"])
+def test_adjoint_equals_differences_of_the_moments(lead: Any, options: dict[str, Any]) -> None:
+    """Inverse temperatures and noise are held constant; every place of J holds half of its pair's derivative."""
+    sampler, ising = quick(**options), padded_windows(lead)
+    v = torch.randn(ising.fields.shape, dtype=F64)
+    gradient = sampler.adjoint(ising, v, seed=4)
+    assert gradient.fields.shape == ising.fields.shape
+    assert gradient.parameters == ()
+    assert not gradient.fields[~ising.visible_mask].any()
+    direction = torch.randn(ising.fields.shape, dtype=F64)
+
+    def along_fields(e: float) -> Tensor:
+        return loss(sampler, Ising(ising.fields + e * direction, ising.couplings, ising.visible), v, seed=4)
+
+    assert float((gradient.fields * direction).sum()) == pytest.approx(
+        slope(along_fields), rel=1e-6, abs=1e-8
+    )
+    if ising.couplings is None:
+        assert gradient.couplings is None
+        return
+    J = ising.couplings
+    assert gradient.couplings.shape == J.shape
+    assert torch.equal(gradient.couplings, gradient.couplings.mT)
+    turn = pack_couplings(torch.randn(*J.shape[:-2], 6, dtype=F64), 4)
+
+    def along_couplings(e: float) -> Tensor:
+        return loss(sampler, Ising(ising.fields, J + e * turn, ising.visible), v, seed=4)
+
+    assert float((gradient.couplings * turn).sum()) == pytest.approx(
+        slope(along_couplings), rel=1e-6, abs=1e-8
+    )
+
+
+def test_engines_agree_on_the_adjoint() -> None:
+    ising = padded_windows("heads")
+    v = torch.randn(ising.fields.shape, dtype=F64)
+    native, other = (quick(engine=engine).adjoint(ising, v, seed=0) for engine in ("native", "torch"))
+    single = quick(precision="single").adjoint(ising, v, seed=0)
+    assert (native.fields - other.fields).abs().max() < 1e-10
+    assert (single.fields - native.fields).abs().max() < 1e-4
+    assert (native.couplings - other.couplings).abs().max() < 1e-10
+
+
+def test_adjoint_keeps_the_dtype_of_the_problem() -> None:
+    ising = make_problem((2, 3), 4, lead="heads", seed=1, dtype=torch.float32)
+    gradient = quick().adjoint(ising, torch.ones(2, 3, 4), seed=0)
+    assert (gradient.fields.dtype, gradient.couplings.dtype) == (torch.float32, torch.float32)
+
+
+def learned(**options: Any) -> DQASampler:
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(F64)
+    try:
+        return DQASampler(schedule=PLAN, learn_schedule=True, **options)
+    finally:
+        torch.set_default_dtype(previous)
+
+
+def angles_of(sampler: DQASampler) -> nn.Parameter:
+    assert sampler.schedule_angles is not None
+    return sampler.schedule_angles
+
+
+def test_angles_are_parameters_that_start_from_the_plan() -> None:
+    sampler = learned()
+    (angles,) = sampler.parameters()
+    assert isinstance(angles, nn.Parameter)
+    assert angles.shape == (3, 4)
+    want = np.stack((PLAN.field_angles, PLAN.coupling_angles, PLAN.mixer_angles))
+    assert np.array_equal(angles.detach().numpy(), want)
+    assert sampler.plan.label == "mine"
+    (default,) = quick(learn_schedule=True).parameters()
+    assert default.dtype == torch.float32
+    assert default.shape == (3, 60)
+    assert list(quick().parameters()) == []
+
+
+@pytest.mark.parametrize("engine", ["native", "torch"])
+def test_gradient_of_the_angles_equals_differences(engine: str) -> None:
+    sampler, ising = learned(engine=engine), padded_windows("heads")
+    v = torch.randn(ising.fields.shape, dtype=F64)
+    gradient = sampler.adjoint(ising, v, seed=0)
+    (angles,), (found,) = sampler.parameters(), gradient.parameters
+    start = angles.detach().clone()
+    for kind, step in ((0, 0), (0, 3), (1, 1), (1, 2), (2, 0), (2, 3)):
+
+        def at(e: float, kind: int = kind, step: int = step) -> Tensor:
+            with torch.no_grad():
+                angles.copy_(start)
+                angles[kind, step] += e
+            return loss(sampler, ising, v)
+
+        assert float(found[kind, step]) == pytest.approx(slope(at), rel=1e-7, abs=1e-9)
+    with torch.no_grad():
+        angles.copy_(start)
+
+
+def test_moments_samples_and_predictions_follow_the_angles() -> None:
+    sampler, ising = learned(), make_problem((3,), 4, seed=1)
+    before, betas = sampler.moments(ising), sampler.predicted_betas
+    assert betas == plan_betas(PLAN)
+    with torch.no_grad():
+        angles_of(sampler)[2] *= 0.5
+    halved = TrotterPlan(PLAN.field_angles, PLAN.coupling_angles, PLAN.mixer_angles / 2)
+    fixed = DQASampler(schedule=halved)
+    after = sampler.moments(ising)
+    assert (after.probability - fixed.moments(ising).probability).abs().max() < 1e-12
+    assert (after.probability - before.probability).abs().max() > 1e-3
+    assert tuple(sampler.predicted_betas) == pytest.approx(tuple(plan_betas(halved)))
+    assert after.info["beta_h"] == pytest.approx(plan_betas(halved).beta_h)
+    assert torch.equal(sampler.sample(ising, 9, seed=1).spins, fixed.sample(ising, 9, seed=1).spins)
+    assert (sampler.state_probabilities(ising) - fixed.state_probabilities(ising)).abs().max() < 1e-12
+
+
+def test_a_calibrated_anneal_stays_divided_by_the_betas_it_began_with() -> None:
+    """Else the angles would move h and J as well."""
+    sampler, ising = learned(calibration="predicted"), make_problem((3,), 4, seed=1)
+    betas = sampler.betas
+    with torch.no_grad():
+        angles_of(sampler)[0] *= 2
+    info = sampler.moments(ising).info
+    assert sampler.betas == betas == plan_betas(PLAN)
+    assert info["programmed_with"] == tuple(betas)
+    assert info["effective_beta"][0] == pytest.approx(2.0)
+
+
+def test_copies_have_parameters_of_their_own() -> None:
+    sampler = learned()
+    copies: Any = [sampler.with_own_parameters() for _ in range(2)]
+    with torch.no_grad():
+        angles_of(copies[0])[0, 0] = 7.0
+    assert copies[0].plan.field_angles[0] == 7.0
+    assert copies[1].plan.field_angles[0] == sampler.plan.field_angles[0] == PLAN.field_angles[0]
+    fixed = quick()
+    assert fixed.with_own_parameters() is fixed

@@ -1,31 +1,36 @@
-"""The whole path to a processor, on a stand-in that refuses what a processor refuses."""
+"""The whole path to a processor, on a stand-in that refuses what a processor refuses; tiles on its chip."""
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import combinations, product
 from typing import Any
 
+import numpy as np
+import problems
 import pytest
 import torch
+from dwave import graphs
+from dwave.embedding.chain_strength import uniform_torque_compensation
 from dwave.system import EmbeddingComposite
+from problems import ALPHA, g_test
 
-from diabat.circuits import predicted_beta, schedule
+from diabat.circuits import Betas, predicted_beta, schedule
 from diabat.edges import Edges
 from diabat.ising import Ising
 from diabat.samplers.banded import BandedSampler
-from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dimod.options import QPU
-from diabat.samplers.dimod.qpu_tiles import find_tiling
+from diabat.samplers.dimod.packing import Packed, Problem, logical_spins, program
+from diabat.samplers.dimod.qpu_packing import chain_strength, pack_tiles
+from diabat.samplers.dimod.qpu_tiles import Tiling, find_tiling, logical_graph
 from diabat.samplers.dqa import DQASampler
 from diabat.testing import brute_force_states
-from diabat.testing.problems import causal_problem, make_problem
+from diabat.testing.problems import causal_problem, make_problem, with_visible
 from diabat.testing.strict_qpu import StrictMockQPU
 
-from .dimod_fakes import Scripted, all_up
-from .goodness import g_test
-
-ALPHA = 1e-6
 SCHEDULE = "Advantage2_system1"
+pvalue = partial(problems.pvalue, reads=5000)
 
 
 def chip(**options: Any) -> Any:
@@ -37,11 +42,6 @@ def chip(**options: Any) -> Any:
         "tied_below": -1.5,
     }
     return StrictMockQPU(**{**given, **options})
-
-
-def pvalue(sampler: DimodSampler, ising: Ising, reads: int = 5000) -> float:
-    spins = sampler.sample(ising, reads, seed=1).spins
-    return g_test(spins.reshape(reads, -1, ising.num_spins), brute_force_states(ising))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_predictions_do_not_hold_for_chains() -> None:
 def annealer(**options: Any) -> Any:
     """A stand-in that simulates the anneal instead of answering with Boltzmann reads."""
     shape = {"topology_type": "zephyr", "topology_shape": [2, 4]}
-    return StrictMockQPU(**shape, schedule=SCHEDULE, **options)
+    return StrictMockQPU(**shape, law="anneal", schedule=SCHEDULE, **options)
 
 
 def through_a_gauge_spin(ising: Ising) -> Ising:
@@ -218,72 +218,6 @@ def test_a_tiling_is_searched_for_once_per_size(monkeypatch: pytest.MonkeyPatch)
     assert sizes == [4, 5]
 
 
-REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "direct fields": (
-        {"fields": "direct"},
-        {},
-        "qpu.fields: expected 'ancilla' or 'gauge' with a fast anneal",
-    ),
-    "too fast": ({"annealing_time_ns": 2.0}, {}, "annealing_time: expected 0.005 to 2000 microseconds"),
-    "a slow time in ns": (
-        {"protocol": "standard", "annealing_time_ns": 5.0},
-        {},
-        "annealing_time: expected 0.5 to 2000",
-    ),
-    "microseconds": (
-        {},
-        {"annealing_time": 0.005},
-        "parameters: 'annealing_time' cannot be combined with qpu",
-    ),
-    "own flux biases": ({}, {"flux_biases": []}, "parameters: 'flux_biases' cannot be combined with qpu"),
-    "a pause": ({}, {"anneal_schedule": []}, "parameters: 'anneal_schedule' cannot be combined with qpu"),
-    "auto_scale": ({}, {"auto_scale": True}, "auto_scale: expected False, got True"),
-    "reverse": ({}, {"initial_state": {}}, "initial_state: cannot be combined with fast_anneal"),
-    "h gain": ({}, {"h_gain_schedule": [[0, 0]]}, "h_gain_schedule: cannot be combined with fast_anneal"),
-    "time 0": ({"annealing_time_ns": 0}, {}, "qpu.annealing_time_ns: expected a positive finite number"),
-    "no protocol": ({"protocol": "slow"}, {}, "qpu.protocol: expected one of fast, standard"),
-    "no schedule": ({"schedule": "Advantage3"}, {}, "schedule: expected one of .*, got 'Advantage3'"),
-    "a seed of none": ({"embedding_seed": 2**32}, {}, "qpu.embedding_seed: expected at most 4294967295"),
-    "tiles 0": ({"tiles": 0}, {}, "qpu.tiles: expected an integer >= 1"),
-    "weak chain": ({"chain_strength": -1.0}, {}, "qpu.chain_strength: expected a positive"),
-    "token": ({"token": "x"}, {}, "qpu: expected no 'token'"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refusals(case: str) -> None:
-    qpu, parameters, message = REFUSED[case]
-    with pytest.raises(ValueError, match=message):
-        DimodSampler(chip(), beta=10.0, qpu=qpu, parameters=parameters)
-
-
-def test_a_misspelt_option_is_refused_with_the_nearest() -> None:
-    with pytest.raises(TypeError, match=r"qpu: expected known options, got 'field'\. Did you mean 'fields'"):
-        DimodSampler(chip(), beta=10.0, qpu={"field": "gauge"})
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        (
-            {"anneal_schedule": [[0, 0], [1, 1]], "annealing_time": 1.0},
-            "anneal_schedule: cannot be combined with",
-        ),
-        ({"anneal_schedule": [[0, 0], [1, 0.5], [2, 1]]}, "anneal_schedule: expected two points"),
-        ({"annealing_time": 0.001}, "annealing_time: expected 0.005"),
-    ],
-)
-def test_rules_hold_without_tiles_too(parameters: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DimodSampler(EmbeddingComposite(chip()), beta=10.0, parameters={"fast_anneal": True, **parameters})
-
-
-def test_fields_of_a_fast_anneal_are_refused_without_tiles() -> None:
-    sampler = DimodSampler(EmbeddingComposite(chip()), beta=10.0, parameters={"fast_anneal": True})
-    with pytest.raises(ValueError, match="fields: expected 0 with fast_anneal, which has no h"):
-        sampler.sample(make_problem((1,), 3, seed=1), 5)
-
-
 def test_an_embedding_composite_is_a_dimod_sampler() -> None:
     """Standard anneal through Ocean's own embedding; chain breaks are those that it reports."""
     # An embedding of its own choice has chains of one qubit now and then, which do not break.
@@ -294,30 +228,10 @@ def test_an_embedding_composite_is_a_dimod_sampler() -> None:
     assert 0 < samples.info["chain_break_fraction"]["mean"] < 0.5
 
 
-def test_problems_larger_than_the_tiles_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="accepts at most 3 visible spins, got 4"):
-        DimodSampler(chip(), beta=10.0, qpu={"spins": 3}).sample(make_problem((1,), 4), 1)
-    with pytest.raises(UnsupportedError, match=r"qpu\.spins: expected problems that fit on the chip"):
-        DimodSampler(chip(), beta=10.0, qpu={}).sample(make_problem((1,), 40), 1)
-
-
 def test_an_estimate_on_tiles_finds_the_temperature() -> None:
     """Also where tiles are smaller than the reference problems."""
     sampler = DimodSampler(chip(), beta="estimate", qpu={"fields": "gauge", "spins": 3})
     assert sampler.betas == pytest.approx((10.0, 10.0), rel=0.05)
-
-
-def test_tiling_replaces_together() -> None:
-    with pytest.raises(ValueError, match="together: cannot be combined with qpu"):
-        DimodSampler(chip(), beta=10.0, qpu={}, together=2)
-
-
-def test_tiles_need_a_chip() -> None:
-    fake = Scripted(all_up, "annealing_time", "fast_anneal", "flux_biases")
-    with pytest.raises(ValueError, match="qpu: expected a structured sampler such as DWaveSampler"):
-        DimodSampler(fake, beta=1.0, qpu={}).sample(Ising(torch.zeros(1)), 1)
-    with pytest.raises(ValueError, match="qpu: expected a sampler that accepts fast_anneal, got Scripted"):
-        DimodSampler(Scripted(all_up), beta=1.0, qpu={})
 
 
 def test_the_dry_run_counts_qubits_and_chains() -> None:
@@ -331,3 +245,183 @@ def test_the_dry_run_counts_qubits_and_chains() -> None:
     assert (report.qubits, report.longest_chain) == (info["qubits"], info["longest_chain"])
     assert report.logical_variables == 32
     assert report.access_s == pytest.approx(info["qpu_access_s"])
+
+
+ZEPHYR = graphs.zephyr_graph(2, 4)
+CHIPS = {
+    "zephyr": (ZEPHYR, 9),
+    "pegasus": (graphs.pegasus_graph(3), 7),
+    "chimera": (graphs.chimera_graph(3, 3, 4), 6),
+}
+
+
+def chains_of(tiling: Tiling) -> list[list[set[int]]]:
+    found: list[list[set[int]]] = [[set() for _ in range(tiling.spins)] for _ in range(tiling.tiles)]
+    for t, i, qubit in tiling.qubits:
+        found[t][i].add(int(qubit))
+    return found
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("spins", [2, 5])
+def test_tiles_are_disjoint_connected_cliques(chip: str, spins: int) -> None:
+    graph, least = CHIPS[chip]
+    tiling = find_tiling(graph, logical_graph(spins, spins - 1, False))
+    assert tiling.tiles >= least
+    used: set[int] = set()
+    for tile in chains_of(tiling):
+        for chain in tile:
+            assert chain
+            assert not used & chain
+            used |= chain
+            reached, todo = set(), [min(chain)]
+            while todo:
+                qubit = todo.pop()
+                reached.add(qubit)
+                todo += [v for v in graph[qubit] if v in chain and v not in reached]
+            assert reached == chain
+        for a, b in combinations(tile, 2):
+            assert any(graph.has_edge(u, v) for u in a for v in b)
+
+
+def test_missing_qubits_are_left_out() -> None:
+    graph = ZEPHYR.copy()
+    graph.remove_nodes_from([q for q in ZEPHYR if q % 3 == 0])
+    tiling = find_tiling(graph, logical_graph(4, 3, False))
+    assert tiling.tiles > 3
+    assert set(tiling.qubits[:, 2].tolist()) <= set(graph)
+    for _, _, _, u, v in tiling.couplers:
+        assert graph.has_edge(u, v)
+
+
+@pytest.mark.parametrize(("band", "extra"), [(1, False), (2, False), (1, True), (4, True)])
+def test_a_tile_couples_up_to_its_band(band: int, extra: bool) -> None:
+    tiling = find_tiling(ZEPHYR, logical_graph(5, band, extra), most=4)
+    wanted = {(i, j) for i, j in combinations(range(5), 2) if j - i <= band}
+    wanted |= {(i, 5) for i in range(5) if extra}
+    for t in range(tiling.tiles):
+        here = tiling.couplers[tiling.couplers[:, 0] == t]
+        assert wanted <= {(i, j) for _, i, j, _, _ in here.tolist()}
+    assert extra or band > 1 or max(len(chain) for tile in chains_of(tiling) for chain in tile) == 1
+
+
+def test_the_search_is_deterministic_and_stops_when_told() -> None:
+    five = logical_graph(5, 4, False)
+    first, again = find_tiling(ZEPHYR, five, seed=3), find_tiling(ZEPHYR, five, seed=3)
+    assert (first.qubits == again.qubits).all()
+    assert find_tiling(ZEPHYR, five, most=2).tiles == 2
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="got 12 spins with 11 coupled pairs"):
+        find_tiling(graphs.chimera_graph(1, 1, 4), logical_graph(12, 1, False))
+    with pytest.raises(ValueError, match=r"qpu\.spins: expected problems that fit on the chip, got 12 spins"):
+        find_tiling(graphs.chimera_graph(1, 1, 4), logical_graph(12, 11, False))
+
+
+def packed_problems(
+    ising: Ising, qpu: QPU, *, strongest: float | None = 2.0
+) -> tuple[list[Packed], list[Problem]]:
+    problems = program(ising, Betas(2.0, 3.0))
+    width = int(ising.visible_mask.sum(-1).max()) + (qpu.fields != "direct")
+    tiling = find_tiling(ZEPHYR, logical_graph(width, width - 1, False), most=3)
+    return pack_tiles(problems, tiling, qpu, strongest, len(ZEPHYR)), problems
+
+
+def energy(packed: Packed, spins: np.ndarray) -> float:
+    h, J = packed.scaled(1.0)
+    first, second = packed.pairs.T
+    return float(h @ spins + J @ (spins[first] * spins[second]))
+
+
+@pytest.mark.parametrize("fields", ["ancilla", "gauge", "direct"])
+@pytest.mark.parametrize("lead", ["none", "shared", "per_problem"])
+def test_energies_on_the_chip_are_those_of_the_problems(fields: Any, lead: Any) -> None:
+    """Whole chains in all joint states of a gauge or ancilla at ±1: differences to the reference state agree."""
+    qpu = QPU(fields=fields, protocol="standard" if fields == "direct" else "fast")
+    ising = make_problem((5,), 3, lead=lead, seed=1)
+    models, problems = packed_problems(ising, qpu)
+    by_row = {problem.row: problem for problem in problems}
+    rng = np.random.default_rng(0)
+    rows = []
+    for packed in models:
+        rows += packed.rows.tolist()
+        chain = np.repeat(np.arange(len(packed.starts)), packed.lengths)
+        values = []
+        for held in (1, -1) if fields == "gauge" else (1,):
+            for _ in range(20):
+                chains = 2 * rng.integers(0, 2, len(packed.starts)) - 1
+                chains[len(packed.rows) :] = held
+                spins = chains[chain].astype(np.int8)
+                read = logical_spins(spins[None], packed, rng)
+                assert read.broken[0] == 0
+                values.append(energy(packed, spins) - _energy(by_row, packed, read.spins[0]))
+        assert np.ptp(values) < 1e-12
+    assert sorted(rows) == sorted(np.repeat(np.arange(5), 3).tolist())
+
+
+def _energy(by_row: dict[int, Problem], packed: Packed, spins: np.ndarray) -> float:
+    total = 0.0
+    for row in np.unique(packed.rows):
+        problem = by_row[int(row)]
+        s = np.zeros(len(problem.spins))
+        s[np.searchsorted(problem.spins, packed.spins[packed.rows == row])] = spins[packed.rows == row]
+        total += float(problem.fields @ s + s @ np.triu(problem.matrix, 1) @ s)
+    return total
+
+
+def test_small_problems_share_tiles() -> None:
+    """Windows of 1 to 4 spins: 10 spins in three tiles of four."""
+    models, _ = packed_problems(causal_problem(4, seed=1), QPU())
+    assert len(models) == 1
+    assert len(models[0].starts) - len(models[0].rows) == 3  # ancillas
+
+
+def test_ancillas_alone_are_held() -> None:
+    models, _ = packed_problems(make_problem((2,), 3, seed=1), QPU(flux_bias=0.004))
+    packed = models[0]
+    biases = np.array(packed.parameters["flux_biases"])
+    ancillas = packed.labels[packed.starts[len(packed.rows)] :]
+    assert len(biases) == len(ZEPHYR)
+    assert sorted(np.flatnonzero(biases)) == sorted(ancillas)
+    assert set(biases[ancillas]) == {0.004}
+    assert not packed_problems(make_problem((2,), 3, seed=1), QPU(fields="gauge"))[0][0].parameters
+
+
+def test_invisible_spins_take_no_qubit() -> None:
+    ising = make_problem((1,), 4, seed=1)
+    seen = with_visible(ising, ising.fields.new_tensor([1, 0, 1, 0]).bool())
+    assert packed_problems(seen, QPU())[0][0].spins.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("strength", [None, 0.7, "uniform_torque"])
+def test_chains_are_as_strong_as_asked(strength: Any) -> None:
+    qpu = QPU(chain_strength=strength)
+    models, _ = packed_problems(make_problem((3,), 4, seed=2), qpu)
+    packed = models[0]
+    chain = np.repeat(np.arange(len(packed.starts)), packed.lengths)
+    inside = chain[packed.pairs[:, 0]] == chain[packed.pairs[:, 1]]
+    assert inside.any()
+    values = packed.scaled(1.0)[1][inside]
+    if strength == "uniform_torque":
+        assert np.ptp(values) == 0
+        assert (packed.chains == 0).all()
+    else:
+        assert (values == -(strength or 2.0)).all()
+        assert (packed.scaled(0.5)[1][inside] == values).all()  # no scale applies
+
+
+def test_uniform_torque_is_that_of_ocean() -> None:
+    import dimod
+
+    J = np.zeros((1, 4, 4))
+    for value, (i, j) in zip([0.3, -0.2, 0.5, 0.1], product((0, 1), (2, 3)), strict=True):
+        J[0, i, j] = J[0, j, i] = value
+    bqm = dimod.BQM({}, {(i, j): J[0, i, j] for i, j in combinations(range(4), 2) if J[0, i, j]}, "SPIN")
+    theirs = uniform_torque_compensation(bqm)
+    assert chain_strength(J, QPU(chain_strength="uniform_torque"), None) == pytest.approx(theirs)
+
+
+def test_a_device_without_ranges_needs_a_chain_strength() -> None:
+    with pytest.raises(ValueError, match=r"qpu\.chain_strength: expected a number"):
+        packed_problems(make_problem((3,), 4, seed=2), QPU(), strongest=None)

@@ -1,16 +1,21 @@
+"""Products of halves: strong problems, escalation of precision, tiles and memory."""
+
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from problems import g_test, relative_error
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from diabat.ising import Ising, pack_three_body
 from diabat.samplers import UnsupportedError
 from diabat.samplers.exact import ExactSampler, half_split, sampler
 from diabat.testing import brute_force, brute_force_states, state_table
-from diabat.testing.problems import make_problem
-
-from .enumeration import relative_error
-from .goodness import g_test
+from diabat.testing.problems import causal_problem, make_problem
 
 
 @pytest.fixture
@@ -249,3 +254,146 @@ def test_log_odds_of_any_size_and_their_gradients(scale: float, n: int, dtype: t
     slopes, expected = (torch.autograd.grad(odds.sum(), (h, J)) for odds in (got, want))
     assert (slopes[0] - expected[0]).abs().max() < 1e3 * digits
     assert (slopes[1] - expected[1] * (1 - torch.eye(n))).abs().max() < 1e3 * digits
+
+
+# One query after the other under this budget.
+FORGETFUL = ExactSampler(memory_budget_mb=1e-6)
+
+
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """Set the size of a tile; the list receives the number of tiles of every pass, so that a test can ask."""
+    seen: list[int] = []
+    original = half_split.Split.blocks
+
+    def spy(self: half_split.Split) -> list[slice]:
+        seen.append(len(original(self)))
+        return original(self)
+
+    def of_size(size: int) -> list[int]:
+        monkeypatch.setattr(half_split, "_TILE_BYTES", size)
+        seen.clear()
+        return seen
+
+    monkeypatch.setattr(half_split.Split, "blocks", spy)
+    return of_size
+
+
+def tiled_problems() -> dict[str, Ising]:
+    return {
+        "shared": make_problem((5,), 12, seed=1),
+        "three_body": make_problem((3,), 11, seed=2, three_body=0.2),
+        "heads": make_problem((2, 3), 12, lead="heads", seed=3),
+        "causal": causal_problem(11, seed=4),
+        "strong": make_problem((4,), 12, seed=5, fields=3.0, couplings=2.0),
+        "odd_block": make_problem((2,), 13, seed=6),
+    }
+
+
+@pytest.mark.usefixtures("halves")
+# 1 byte makes a tile of every row; 10 kB cut the rows into tiles that do not divide them.
+@pytest.mark.parametrize("size", [1, 10_000])
+@pytest.mark.parametrize("backend", [ExactSampler(), FORGETFUL], ids=["whole", "divided"])
+@pytest.mark.parametrize("name", tiled_problems())
+def test_tiles_equal_the_whole(
+    tiles: Callable[[int], list[int]], name: str, backend: ExactSampler, size: int
+) -> None:
+    ising = tiled_problems()[name]
+    seen = tiles(1 << 30)
+    whole = ExactSampler().moments(ising, correlations=True)
+    assert max(seen) == 1
+    seen = tiles(size)
+    tiled = backend.moments(ising, correlations=True)
+    assert max(seen) > 1
+    for attribute in ("probability", "correlation", "log_partition"):
+        got, want = getattr(tiled, attribute), getattr(whole, attribute)
+        assert (got - want).abs().max() < 1e-12 * max(1.0, float(want.abs().max()))
+
+
+@pytest.mark.usefixtures("halves")
+def test_the_memory_budget_divides_the_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables of one query have 1.3 kB at n = 10; both passes form W for every part."""
+    formed: list[int] = []
+    original = half_split.Split.tiles
+
+    def spy(self: half_split.Split) -> Iterator[tuple[slice, Tensor]]:
+        formed.append(1)
+        return original(self)
+
+    monkeypatch.setattr(half_split.Split, "tiles", spy)
+    ising = make_problem((3,), 10, seed=8)
+    for budget, passes in ((1.0, 2), (1e-9, 6)):
+        formed.clear()
+        fields = ising.fields.clone().requires_grad_()
+        found = ExactSampler(memory_budget_mb=budget).moments(Ising(fields, ising.couplings))
+        found.probability.pow(2).sum().backward()
+        assert len(formed) == passes
+
+
+@pytest.mark.usefixtures("halves")
+def test_tiles_in_float32_keep_the_precision(tiles: Callable[[int], list[int]]) -> None:
+    ising = make_problem((4,), 12, seed=5, fields=3.0, couplings=2.0, dtype=torch.float32)
+    double = ExactSampler().moments(Ising(ising.fields.double(), ising.couplings.double()))
+    seen = tiles(1000)
+    tiled = FORGETFUL.moments(ising)
+    assert max(seen) > 4
+    assert float((tiled.probability / double.probability - 1).abs().max()) < 1e-5
+
+
+@pytest.mark.usefixtures("halves")
+def test_samples_of_tiles_are_the_same_draw(tiles: Callable[[int], list[int]]) -> None:
+    ising = make_problem((3,), 12, seed=7)
+    whole = ExactSampler().sample(ising, 300, seed=5)
+    seen = tiles(1000)
+    # The scratch memory of sampling is the budget, too: one read at a time.
+    tiled = FORGETFUL.sample(ising, 300, seed=5)
+    assert max(seen) > 4
+    assert torch.equal(whole.spins, tiled.spins)
+
+
+@pytest.mark.usefixtures("halves")
+def test_a_large_problem_without_couplings(tiles: Callable[[int], list[int]]) -> None:
+    """n = 20 in tiles of 512 kB: the marginals are the sigmoids of the fields."""
+    fields = torch.randn(2, 20, generator=torch.Generator().manual_seed(1))
+    seen = tiles(1 << 19)
+    moments = FORGETFUL.moments(Ising(fields, torch.zeros(20, 20)))
+    assert max(seen) > 4
+    # The promise for float32 is 1e-5 relative in every probability.
+    assert float((moments.probability.double() / torch.sigmoid(2 * fields.double()) - 1).abs().max()) < 1e-5
+    log_z = (2 * fields.double().cosh()).log().sum(-1)
+    assert moments.log_partition.double().tolist() == pytest.approx(log_z.tolist(), rel=1e-6)
+
+
+@pytest.mark.usefixtures("halves")
+def test_invisible_spins_do_not_count() -> None:
+    visible = torch.arange(60) < 3
+    p = ExactSampler().moments(Ising(torch.zeros(60), visible=visible)).probability
+    assert p.tolist() == [0.5] * 3 + [0.0] * 57
+
+
+class Products(TorchDispatchMode):
+    """Counts the products of one shape, and the places taken for them."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape, self.count, self.places = shape, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and tuple(out.shape) == self.shape:
+            name = str(func)
+            self.count += "bmm" in name
+            self.places += name in ("aten.bmm.default", "aten.empty_like.default")
+        return out
+
+
+@pytest.mark.usefixtures("halves")
+def test_the_backward_pass_takes_no_memory_anew_for_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is freed is not found again by malloc: a process grew by the size of W, batch x heads x 2^n."""
+    monkeypatch.setattr(half_split, "_TILE_BYTES", 1 << 14)
+    ising = make_problem((4,), 12, lead="per_problem", seed=7, dtype=torch.float32)  # W is [4, 64, 64]
+    h, J = ising.fields.requires_grad_(), ising.couplings.requires_grad_()
+    p = FORGETFUL.moments(Ising(h, J)).probability
+    with Products((4, 16, 64)) as seen:
+        p.square().sum().backward()
+    assert (seen.count, seen.places) == (4, 1)

@@ -1,0 +1,392 @@
+"""Backend ``dimod``: what is programmed, the law that comes out, reads from sample sets, temperatures."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+import dimod
+import numpy as np
+import problems
+import pytest
+import torch
+from dwave.samplers import SimulatedAnnealingSampler
+from problems import ALPHA
+
+import diabat
+from diabat.config import make_config
+from diabat.ising import Ising
+from diabat.runs import build_sampler
+from diabat.samplers.answers import Samples
+from diabat.samplers.dimod import DimodSampler
+from diabat.samplers.dimod.packing import Packed, expand, logical_spins
+from diabat.samplers.dimod.submit import SubmissionError
+from diabat.samplers.dimod.temperature import calibration_error
+from diabat.testing import ReferenceSampler, brute_force
+from diabat.testing.problems import causal_problem, make_problem
+
+from .fakes import Scripted, all_up, annealed, rows
+
+READS = 10_000
+pvalue = partial(problems.pvalue, reads=READS)
+
+
+def annealer(beta: float, **options: Any) -> DimodSampler:
+    """dwave's annealer held at a beta: a device of that temperature."""
+    held = {"beta_schedule_type": "custom", "beta_schedule": [beta] * 30}
+    return DimodSampler(SimulatedAnnealingSampler(), parameters=held, beta=beta, **options)
+
+
+@pytest.mark.parametrize("together", [1, 4])
+@pytest.mark.parametrize("lead", ["none", "shared", "heads", "per_problem"])
+def test_a_cold_device_answers_the_problem_asked_for(lead: Any, together: int) -> None:
+    """N = 10,000 reads of 6 problems of 4 spins, alpha = 1e-6; a device at beta = 3 told to be at 2.7 gives 0."""
+    ising = make_problem((2, 3), 4, lead=lead, seed=2)
+    assert pvalue(annealer(3.0, together=together), ising) > ALPHA
+
+
+def test_a_wrong_temperature_is_seen() -> None:
+    held = {"beta_schedule_type": "custom", "beta_schedule": [3.3] * 30}
+
+    class Unsaid(SimulatedAnnealingSampler):  # type: ignore[misc]  # dimod has no stubs
+        """The annealer behind a signature that says nothing of temperatures."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.parameters: dict[str, Any] = {"num_reads": []}
+
+        def sample(self, bqm: Any, num_reads: int = 1) -> Any:
+            return super().sample(bqm, num_reads=num_reads, seed=1, **held)
+
+    ising = make_problem((6,), 4, seed=2)
+    assert pvalue(DimodSampler(Unsaid(), beta=3.0), ising) < ALPHA
+    assert pvalue(DimodSampler(Unsaid(), beta=3.3), ising) > ALPHA
+
+
+def test_invisible_spins_are_not_submitted() -> None:
+    fake = Scripted(all_up)
+    spins = DimodSampler(fake, beta=1.0).sample(causal_problem(4, seed=1), 3, seed=0).spins
+    assert [len(bqm) for bqm, _ in fake.calls] == [1, 2, 3, 4]
+    assert (spins == 2 * torch.ones(4, 4).tril().to(torch.int8) - 1).all()
+
+
+def test_what_is_programmed() -> None:
+    """dimod minimises: -h/beta_h and -J/beta_J, each pair once."""
+    fake = Scripted(all_up)
+    J = torch.tensor([[0.0, 0.6, 0.0], [0.6, 0.0, -0.3], [0.0, -0.3, 0.0]], dtype=torch.float64)
+    ising = Ising(torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64), J)
+    info = DimodSampler(fake, beta=(2.0, 3.0)).sample(ising, 1).info
+    bqm = fake.calls[0][0]
+    assert [bqm.get_linear(v) for v in range(3)] == [-0.5, 1.0, 0.0]
+    assert {(u, v): bqm.get_quadratic(u, v) for u, v in ((0, 1), (1, 2))} == pytest.approx(
+        {(0, 1): -0.2, (1, 2): 0.1}
+    )
+    assert bqm.num_interactions == 2
+    assert info["programmed_with"] == (2.0, 3.0)
+    assert info["effective_beta"] == (1.0, 1.0)
+
+
+def test_scale_fit_is_the_largest_factor_in_range_and_is_reported() -> None:
+    fake = Scripted(all_up, h_range=[-2.0, 2.0], extended_j_range=[-2.0, 1.0], j_range=[-1.0, 1.0])
+    J = torch.tensor([[0.0, -0.5], [-0.5, 0.0]])  # programmed as +0.5 of at most +1
+    info = DimodSampler(fake, beta=1.0, scale="fit").sample(Ising(torch.tensor([0.25, 0.5]), J), 1).info
+    assert info["scale"] == pytest.approx(2.0)
+    assert info["effective_beta"] == pytest.approx((2.0, 2.0))
+    assert fake.calls[0][0].get_quadratic(0, 1) == pytest.approx(1.0)
+    info = DimodSampler(fake, beta=1.0, scale="fit").sample(Ising(torch.tensor([0.25, 2.0]), J), 1).info
+    assert info["scale"] == pytest.approx(1.0)
+    halved = DimodSampler(fake, beta=1.0, scale=0.5).sample(Ising(torch.tensor([0.25, 2.0]), J), 1).info
+    assert halved["scale"] == 0.5
+
+
+def test_same_seed_same_tensor_and_seeds_that_differ_by_problem() -> None:
+    fake = Scripted(annealed, "seed")
+    sampler = DimodSampler(fake, beta=1.0, reads_per_call=20)
+    ising = make_problem((3,), 4, seed=1)
+    first, again = (sampler.sample(ising, 50, seed=5).spins for _ in range(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, sampler.sample(ising, 50, seed=6).spins)
+    seeds = [keywords["seed"] for _, keywords in fake.calls]
+    assert len(set(seeds[:9])) == 9  # three problems in three submissions each
+    assert seeds[:9] == seeds[9:18]
+    assert [keywords["num_reads"] for _, keywords in fake.calls[:3]] == [20, 20, 10]
+
+
+def test_hardware_has_no_seed_and_info_says_so() -> None:
+    assert (
+        DimodSampler(Scripted(all_up), beta=1.0).sample(Ising(torch.zeros(1)), 1, seed=3).info["seed"] is None
+    )
+    seeded = DimodSampler(Scripted(all_up, "seed"), beta=1.0)
+    assert seeded.sample(Ising(torch.zeros(1)), 1, seed=3).info["seed"] == 3
+
+
+def test_reads_per_submission_follow_the_stated_limits() -> None:
+    fake = Scripted(
+        all_up, "annealing_time", num_reads_range=[1, 100], problem_run_duration_range=[0.0, 1000.0]
+    )
+    ising = Ising(torch.zeros(1))
+    DimodSampler(fake, beta=1.0).sample(ising, 250, seed=0)
+    assert [keywords["num_reads"] for _, keywords in fake.calls] == [100, 100, 50]
+    fake.calls.clear()
+    DimodSampler(fake, beta=1.0, parameters={"annealing_time": 20.0}).sample(ising, 100, seed=0)
+    assert sum(keywords["num_reads"] for _, keywords in fake.calls) == 100
+    assert max(keywords["num_reads"] for _, keywords in fake.calls) in (49, 50)
+
+
+def test_problems_without_a_visible_spin_are_not_submitted() -> None:
+    fake = Scripted(all_up)
+    ising = Ising(torch.zeros(2, 3), visible=torch.zeros(2, 3, dtype=torch.bool))
+    samples = DimodSampler(fake, beta=1.0).sample(ising, 4, seed=0)
+    assert (samples.spins == -1).all()
+    assert not fake.calls
+    assert (samples.moments().probability == 0).all()
+
+
+def answering(answer: Any, *names: str, **options: Any) -> DimodSampler:
+    return DimodSampler(Scripted(answer, *names), beta=1.0, **options)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def test_num_occurrences_is_a_weight() -> None:
+    """Nine up and one down in ten reads of two rows: a peer's layer says 0 where 0.8 is right."""
+
+    def answer(bqm: Any, keywords: dict[str, Any]) -> Any:
+        return rows(bqm, [[1], [-1]], [9, 1])
+
+    samples = answering(answer).sample(Ising(torch.zeros(1)), 10, seed=1)
+    assert samples.spins.shape == (10, 1)
+    assert samples.moments().magnetization.item() == pytest.approx(0.8)
+
+
+def test_rows_that_count_more_than_once_come_in_random_order() -> None:
+    """Histograms are sorted by energy; half of the reads must be a fair sample all the same."""
+    bqm = dimod.BQM({0: 1.0}, {}, "SPIN")
+    found = expand(rows(bqm, [[-1], [1]], [500, 500]), [0], rng())
+    assert found.spins[:500].sum() != -500
+    assert found.spins.sum() == 0
+    again = expand(rows(bqm, [[-1], [1]], [500, 500]), [0], rng())
+    assert (found.spins == again.spins).all()
+
+
+def test_draw_order_is_kept_where_every_row_counts_once() -> None:
+    bqm = dimod.BQM({0: 1.0}, {}, "SPIN")
+    spins = np.array([[1], [-1], [1], [1], [-1]], dtype=np.int8)
+    assert (expand(rows(bqm, spins), [0], rng()).spins == spins).all()
+
+
+def test_columns_are_found_by_label() -> None:
+    """The answer lists the variables backwards; spin j has field j."""
+
+    def answer(bqm: Any, keywords: dict[str, Any]) -> Any:
+        labels = list(bqm.variables)[::-1]
+        spins = [[1 if label in (0, 3) else -1 for label in labels]] * keywords["num_reads"]
+        found = dimod.SampleSet.from_samples_bqm((spins, labels), bqm, sort_labels=False)
+        assert list(found.variables) == labels  # dimod sorts them if it may
+        return found
+
+    spins = answering(answer).sample(Ising(torch.randn(5)), 2, seed=0).spins
+    assert spins.tolist() == [[1, -1, -1, 1, -1]] * 2
+
+
+def test_bits_are_converted() -> None:
+    def answer(bqm: Any, keywords: dict[str, Any]) -> Any:
+        return rows(bqm, [[1, -1]] * keywords["num_reads"]).change_vartype("BINARY", inplace=False)
+
+    spins = answering(answer).sample(Ising(torch.zeros(2)), 3, seed=0).spins
+    assert spins.dtype == torch.int8
+    assert spins.tolist() == [[1, -1]] * 3
+
+
+@pytest.mark.parametrize("energy", [float("nan"), float("inf")])
+def test_energies_that_are_no_numbers_are_refused(energy: float) -> None:
+    def answer(bqm: Any, keywords: dict[str, Any]) -> Any:
+        return dimod.SampleSet.from_samples([[1]], energy=[energy], vartype="SPIN")
+
+    with pytest.raises(ValueError, match="answer: expected finite energies"):
+        answering(answer).sample(Ising(torch.zeros(1)), 1, seed=0)
+
+
+def test_a_missing_variable_is_refused() -> None:
+    def answer(bqm: Any, keywords: dict[str, Any]) -> Any:
+        return dimod.SampleSet.from_samples([{0: 1}], energy=[0.0], vartype="SPIN")
+
+    with pytest.raises(ValueError, match="expected a value for every variable, got none for 1"):
+        answering(answer).sample(Ising(torch.zeros(2)), 1, seed=0)
+
+
+def test_short_answers_are_completed_and_long_ones_cut() -> None:
+    def short(bqm: Any, keywords: dict[str, Any]) -> Any:
+        return all_up(bqm, {"num_reads": min(4, keywords["num_reads"])})
+
+    fake = Scripted(short)
+    assert DimodSampler(fake, beta=1.0).sample(Ising(torch.zeros(1)), 10, seed=0).num_reads == 10
+    assert [keywords["num_reads"] for _, keywords in fake.calls] == [10, 6, 2]
+    long = answering(lambda bqm, keywords: all_up(bqm, {"num_reads": keywords["num_reads"] + 3}))
+    assert long.sample(Ising(torch.zeros(1)), 10, seed=0).num_reads == 10
+
+
+@pytest.mark.parametrize("counts", [[10**9], [2**62, 2**62]])
+def test_counts_beyond_what_was_asked_for_are_refused(counts: list[int]) -> None:
+    """Refused before a read is expanded."""
+    many = answering(lambda bqm, keywords: rows(bqm, [[1]] * len(counts), counts))
+    with pytest.raises(ValueError, match="answer: expected about the requested 10 reads, got "):
+        many.sample(Ising(torch.zeros(1)), 10, seed=0)
+
+
+@pytest.mark.parametrize("reads", [0, 1])
+def test_too_short_answers_are_refused(reads: int) -> None:
+    few = answering(lambda bqm, keywords: all_up(bqm, {"num_reads": reads}))
+    with pytest.raises(SubmissionError, match="was asked for 10 reads and returned"):
+        few.sample(Ising(torch.zeros(1)), 10, seed=0)
+
+
+def test_one_read_has_no_covariance_and_says_so() -> None:
+    """A peer returns NaN gradients there."""
+    fields = torch.zeros(2, requires_grad=True)
+    with pytest.raises(ValueError, match="at least 2 reads"):
+        diabat.spin_probabilities(
+            fields, None, answering(all_up), gradient="covariance", num_reads=1
+        ).sum().backward()
+
+
+def chains(*lengths: int, logical: int, gauges: Any = None) -> Packed:
+    size = sum(lengths)
+    nothing = np.zeros(0)
+    return Packed(
+        labels=np.arange(size),
+        fields=np.zeros(size),
+        pairs=np.zeros((0, 2), dtype=np.int64),
+        couplings=nothing,
+        chains=nothing,
+        rows=np.zeros(logical, dtype=np.int64),
+        spins=np.arange(logical),
+        starts=np.cumsum([0, *lengths[:-1]]),
+        gauges=gauges,
+    )
+
+
+def test_chains_are_read_by_majority() -> None:
+    spins = np.array([[1, 1, -1, -1], [-1, 1, -1, -1]], dtype=np.int8)
+    read = logical_spins(spins, chains(3, 1, logical=2), rng())
+    assert read.spins.tolist() == [[1, -1], [-1, -1]]
+    assert read.broken.tolist() == [0.5, 0.5]
+
+
+def test_ties_are_broken_evenly() -> None:
+    """N = 10,000; alpha = 1e-6 is 4.9 standard errors, 0.049."""
+    spins = np.tile(np.array([1, -1], dtype=np.int8), (10_000, 1))
+    assert abs(logical_spins(spins, chains(2, logical=1), rng()).spins.mean()) < 0.049
+
+
+def test_a_gauge_spin_multiplies_and_an_ancilla_is_watched() -> None:
+    spins = np.array([[1, -1, 1], [1, -1, -1]], dtype=np.int8)
+    gauge = logical_spins(spins, chains(1, 1, 1, logical=2, gauges=np.array([2, 2])), rng())
+    assert gauge.spins.tolist() == [[1, -1], [-1, 1]]
+    ancilla = logical_spins(spins, chains(1, 1, 1, logical=2), rng())
+    assert ancilla.spins.tolist() == [[1, -1], [1, -1]]
+    assert ancilla.flipped == 0.5
+
+
+class Device(SimulatedAnnealingSampler):  # type: ignore[misc]  # dimod has no stubs
+    """An annealer at a temperature that nobody is told, with a seed."""
+
+    def __init__(self, beta: float) -> None:
+        super().__init__()
+        self.beta = beta
+        self.parameters: dict[str, Any] = {"num_reads": [], "seed": []}
+
+    def sample(self, bqm: Any, num_reads: int = 1, seed: int = 0) -> Any:
+        held = {"beta_schedule_type": "custom", "beta_schedule": [self.beta] * 30}
+        return super().sample(bqm, num_reads=num_reads, seed=seed, **held)
+
+
+@pytest.mark.parametrize("beta", [1.0, 12.0])
+def test_an_unknown_temperature_is_found(beta: float) -> None:
+    """1000 reads of 16 problems give beta to 0.7 %; 4 % is beyond 5 standard errors."""
+    sampler = DimodSampler(Device(beta), beta="estimate", together=16)
+    assert sampler.betas == pytest.approx((beta, beta), rel=0.04)
+    ising = make_problem((8,), 4, seed=3)
+    moments = sampler.moments(ising, seed=2)
+    assert float((moments.probability - brute_force(ising).probability).abs().max()) < 0.08
+    fit = moments.info["beta_fit"]
+    for term in ("beta_h", "beta_J"):
+        low, high = fit[f"{term}_interval"]
+        assert low < fit[term] < high
+        assert abs(fit[term] - 1) < 5 * (high - low) / 2
+    assert fit["pseudo_r2"] > 0.05
+    assert fit["calibration_error"] < 0.05
+    assert moments.info["beta"] == "estimate"
+
+
+def test_a_dry_run_does_not_estimate() -> None:
+    fake = Scripted(all_up)
+    sampler = DimodSampler(fake, beta="estimate")
+    assert sampler.dry_run(Ising(torch.zeros(3)), 10).submissions == 1
+    assert not fake.calls
+
+
+def test_calibration_error_sees_a_law_without_a_temperature() -> None:
+    """Reads of J -> -J fitted with J's own sign have conditionals that are off by tenths."""
+    ising = make_problem((8,), 4, seed=3)
+    right = ReferenceSampler().sample(ising, 2000, seed=1)
+    wrong = ReferenceSampler().sample(Ising(ising.fields, -ising.couplings), 2000, seed=1)
+    errors = [calibration_error(ising, Samples(s.spins, s.visible), (1.0, 1.0, 1.0)) for s in (right, wrong)]
+    assert errors[0] < 0.03 < 0.1 < errors[1]
+
+
+def plain(*names: str, **properties: Any) -> Scripted:
+    return Scripted(all_up, *names, **properties)
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dwave.samplers", None)
+    with pytest.raises(ValueError, match=r"needs the extra dwave: pip install 'diabat\[dwave\]'\.$"):
+        diabat.sampler("dimod").sample(Ising(torch.zeros(1)), 1)
+
+
+def test_parameters_of_the_signature_are_known_too() -> None:
+    class Undeclared(Scripted):
+        def sample(self, bqm: Any, *, patience: int = 0, **keywords: Any) -> Any:
+            return super().sample(bqm, patience=patience, **keywords)
+
+    fake = Undeclared(all_up)
+    DimodSampler(fake, beta=1.0, parameters={"patience": 3}).sample(Ising(torch.zeros(1)), 1)
+    assert fake.calls[0][1]["patience"] == 3
+
+
+def test_hardware_defaults_are_sent() -> None:
+    """auto_scale is True and answers are histograms unless told otherwise."""
+    fake = plain("auto_scale", "answer_mode")
+    DimodSampler(fake, beta=1.0).sample(Ising(torch.zeros(1)), 4)
+    assert fake.calls[0][1] == {"num_reads": 4, "auto_scale": False, "answer_mode": "raw"}
+
+
+def test_an_optimiser_without_a_declared_law_is_taken() -> None:
+    sampler = DimodSampler("dwave.samplers:TabuSampler", beta=1.0, parameters={"timeout": 1})
+    assert sampler.capabilities.law == "diabatic"
+    assert sampler.sample(Ising(torch.tensor([5.0, -5.0])), 2, seed=1).spins.tolist() == [[1, -1]] * 2
+
+
+def test_the_default_is_an_annealer_held_at_one() -> None:
+    sampler = diabat.sampler("dimod")
+    assert sampler.capabilities.law == "boltzmann"
+    assert DimodSampler(plain(), beta=1.0).capabilities.law == "diabatic"
+
+
+def test_a_configuration_names_the_sampler() -> None:
+    section = {
+        "backend": "dimod",
+        "sampler": "diabat.testing.strict_qpu:StrictMockQPU",
+        "options": {"topology_type": "zephyr", "topology_shape": [2, 4]},
+        "qpu": {"annealing_time_ns": 7},
+        "beta": [2.0, 3.0],
+    }
+    sampler = build_sampler(make_config({"sampler": section}).sampler)
+    assert isinstance(sampler, DimodSampler)
+    assert type(sampler.target).__name__ == "StrictMockQPU"
+    assert sampler.betas == (2.0, 3.0)
+    assert sampler.qpu.parameters == {"fast_anneal": True, "annealing_time": 0.007}

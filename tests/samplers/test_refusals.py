@@ -1,0 +1,509 @@
+"""What samplers refuse, each in one sentence that names the argument: options of every backend, and calls."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dimod
+import numpy as np
+import pytest
+import torch
+from dwave.samplers import RandomSampler, SimulatedAnnealingSampler, SteepestDescentComposite
+from dwave.system import EmbeddingComposite
+
+import diabat
+from diabat.circuits import NativeEngine, TrotterPlan, builtin_plan, linear_ramp, save_plan
+from diabat.ising import Ising, IsingError, pack_couplings
+from diabat.samplers import UnsupportedError
+from diabat.samplers.banded import BandedSampler
+from diabat.samplers.dimod import DimodSampler
+from diabat.samplers.dqa import DQASampler
+from diabat.samplers.exact import ExactSampler
+from diabat.samplers.ocean import OceanSampler
+from diabat.samplers.pseudolikelihood import BetaFit, fit_betas
+from diabat.samplers.refine import RefineSampler
+from diabat.samplers.tempering import TemperingSampler
+from diabat.samplers.tempering.chain_statistics import autocorrelation_time, split_rhat
+from diabat.testing import ReferenceSampler
+from diabat.testing.problems import causal_problem, make_problem, with_visible
+from diabat.testing.strict_qpu import StrictMockQPU
+
+from .fakes import HELD, Scripted, all_up
+
+INF, NAN, ARRAY = math.inf, math.nan, np.array([1.0, 2.0])
+POSITIVE = "expected a positive finite number, got"
+Row = tuple[str, dict[str, Any], str]
+
+
+def each(backend: str, name: str, values: Any, message: str) -> list[Row]:
+    """One row for each value of an option; the message goes on behind its name."""
+    return [(backend, {name: value}, f"{name}: {message}") for value in values]
+
+
+# Options of a backend; a message is a part of the sentence, or a regular expression.
+OF_EXACT: list[Row] = [
+    *(row for name in ("memory_budget_mb", "max_seconds") for row in each("exact", name, (0, -1.0, NAN), POSITIVE)),
+    ("exact", {"max_seconds": -1}, "max_seconds: expected a positive finite number, got -1"),
+    ("banded", {"bandwidth": -1}, r"^bandwidth: expected an integer >= 0 or None, got -1\.$"),
+    ("banded", {"engine": "nativ"}, r"^engine: .* got 'nativ'\. Did you mean 'native'\?$"),
+    ("banded", {"memory_budget_mb": 0}, r"^memory_budget_mb: expected a positive finite number, got 0\.$"),
+    ("banded", {"max_seconds": NAN}, r"^max_seconds: expected a positive finite number, got nan\.$"),
+    ("mean_field", {"damping": 0.0}, "damping: expected a number in (0, 1], got 0.0"),
+    ("mean_field", {"damping": NAN}, "damping: expected"),
+    ("mean_field", {"max_iterations": 0}, "max_iterations: expected an integer >= 1, got 0"),
+    ("mean_field", {"tolerance": 0.0}, "tolerance: expected a positive finite number, got 0.0"),
+]  # fmt: skip
+
+AUTO: dict[str, Any] = {"num_replicas": "auto"}
+REPLICAS = "expected an integer between 1 and 256 or 'auto', got"
+LADDERS = [(), (0.5,), (0.5, 0.5, 1.0), (-0.1, 1.0), (0.0, 1.1), (0.0, NAN, 1.0), (True,), "1", 1.0]
+COUNTS = ("burn_in", "sweeps", "num_chains", "thin", "threads")
+OF_TEMPERING: list[Row] = [
+    *(("tempering", {"num_replicas": x}, f"num_replicas: {REPLICAS} {x}.") for x in (0, True, 257)),
+    ("tempering", {"num_replicas": "automatic"}, f"{REPLICAS} 'automatic'."),
+    ("tempering", {"num_replicas": 2, "betas": (0.0, 1.0)}, "num_replicas: cannot be combined with betas"),
+    *each("tempering", "betas", LADDERS, "expected up to 256 ascending numbers from 0 or more to 1.0, got"),
+    *(row for name in (*COUNTS, "num_reads")
+      for row in each("tempering", name, (0, -1, 1.5, True, "4"), "expected an integer >= 1")),
+    *(row for name in COUNTS for row in each("tempering", name, [2**31],
+     "expected at most 2147483647, got 2147483648.")),
+    ("tempering", AUTO | {"persistent": True}, "num_replicas: expected an integer with persistent=True, got 'auto'."),
+    ("tempering", AUTO | {"betas": (0.0, 1.0)}, "num_replicas: cannot be combined with betas, got 'auto'."),
+    ("tempering", {"method": "gibbs"}, "method: expected one of heat_bath, metropolis, got 'gibbs'."),
+    ("tempering", {"order": "shuffled"}, "order: expected one of sequential, random, got 'shuffled'."),
+]  # fmt: skip
+
+OF_REFINE: list[Row] = [
+    *(("refine", {"sweeps": x}, f"sweeps: expected an integer >= 0, got {x}.") for x in (-1, 1.0, True)),
+    ("refine", {"num_reads": 0}, "num_reads: expected an integer >= 1, got 0."),
+    ("refine", {"sampler": "mean_field"},
+     "sampler: expected a backend that draws samples, got 'mean_field', which computes moments only."),
+    ("refine", {"sampler": "dqa", "options": {"learn_schedule": True}},
+     "sampler: expected a base without learnable parameters, because reads cannot train them, got 'dqa' with 1."),
+    ("refine", {"sampler": 3}, "sampler: expected a diabat Sampler or its name, got int."),
+    ("refine", {"sampler": "exat"}, "got 'exat'. Did you mean 'exact'?"),
+    ("refine", {"sampler": ReferenceSampler(), "options": {"analytic": True}},
+     "options: cannot be combined with a sampler object, got ['analytic']."),
+    ("refine", {"options": {"anealing_time_ns": 5.0}},
+     "options: sampler 'dqa' has no option 'anealing_time_ns'. Did you mean 'annealing_time_ns'?"),
+    ("refine", {"sampler": "exact", "options": {"max_seconds": -1}},
+     "options: max_seconds: expected a positive finite number, got -1."),
+]  # fmt: skip
+
+REGISTRY: list[Row] = [
+    ("exat", {}, r"sampler: expected one of .*dqa, exact.*, got 'exat'\. Did you mean 'exact'\?"),
+    ("meanfield", {}, "Did you mean 'mean_field'?"),
+    ("zzzzzz", {}, r"got 'zzzzzz'\.$"),
+    ("dqa", {"anealing_time_ns": 1}, r"'dqa' has no .*\. Did you mean 'annealing_time_ns'\?"),
+    ("exact", {"memory_budget": 1}, "Did you mean 'memory_budget_mb'?"),
+    ("exact", {"qqq": 1}, "no option 'qqq'. It accepts memory_budget_mb, max_seconds."),
+]
+
+ANNEAL: dict[str, Any] = {"annealing_time_ns": 2.0, "steps": 60}
+PLAN = TrotterPlan(np.ones(2), np.ones(2), np.ones(2))
+LEARNED: dict[str, Any] = {"annealing_time_ns": None, "steps": None, "schedule": PLAN}
+WITH_PLAN = "cannot be combined with a plan, .* got"
+STRENGTH, TWO_BETAS = "expected a coupling strength", "expected two positive numbers (beta_h, beta_J), got"
+DEVIATION = "expected a standard deviation >= 0 in hardware units, got"
+TIME, TROTTER = "expected a positive finite time in ns, got", "expected a number above 0 and below 1, got"
+PRECISION, DEVICE = "expected 'double' or 'single', got", "expected a torch device with float64, got"
+OF_DQA: list[tuple[dict[str, Any], str]] = [
+    ({"engine": "qpu"},
+     "engine: expected one of native, aer, torch, primitive, an Engine or a Qiskit BaseSamplerV2, got 'qpu'"),
+    ({"engine": "nativ"}, "got 'nativ'. Did you mean 'native'?"),
+    ({"engine": 3}, "engine: expected one of native, .* or a Qiskit BaseSamplerV2, got 3"),
+    ({"calibration": "measured"}, "calibration: expected one of predicted, fitted, per_batch, none, got 'measured'"),
+    ({"calibration": ""}, "calibration: expected one of predicted, .*, got ''"),
+    ({"calibration": False}, "calibration: expected one of predicted, .*, got False"),
+    ({"calibration": "fitted", "betas": (9.0, 9.0)}, "calibration: cannot be combined with betas, got 'fitted'"),
+    ({"calibration_strength": 0.0}, f"calibration_strength: {STRENGTH} in (0, 10], got 0.0"),
+    ({"calibration_strength": NAN}, f"calibration_strength: {STRENGTH} .* got nan"),
+    ({"calibration_strength": True}, f"calibration_strength: {STRENGTH} .* got True"),
+    ({"calibration_strength": "a"}, f"calibration_strength: {STRENGTH} .* got 'a'"),
+    ({"calibration_strength": 0.5}, "calibration_strength: cannot be combined with calibration='predicted', got 0.5; "),
+    ({"calibration_strength": 1, "calibration": "per_batch"},
+     "calibration_strength: cannot be combined with calibration='per_batch', got 1;"),
+    ({"calibration_strength": 0.5, "betas": (9.0, 9.0)}, "calibration_strength: cannot be combined with calibration="),
+    *(({"betas": x}, f"betas: {TWO_BETAS} {x!r}")
+      for x in ((9.0,), (9.0, 0.0), (NAN, 1.0), (INF, 1.0), ("9", 1.0), (True, 2.0), (2.0, True), 9.0)),
+    *(({name: x}, f"{name}: {DEVIATION} {x!r}")
+      for name, x in [("field_noise", -0.1), ("field_noise", True), ("field_noise", None),
+                      ("coupling_noise", True), ("coupling_noise", INF), ("coupling_noise", "small")]),
+    ({"schedule": "Advantage2_system9"}, "got 'Advantage2_system9'. Did you mean 'Advantage2_system"),
+    ({"schedule": "advantage_system4"}, "Did you mean 'Advantage_system4'"),
+    ({"schedule": 3}, "schedule: expected a name, a path, an AnnealingSchedule or a TrotterPlan, got 3"),
+    (LEARNED | {"steps": 60}, f"steps: {WITH_PLAN} 60"),
+    (LEARNED | {"annealing_time_ns": 2.0}, f"annealing_time_ns: {WITH_PLAN} 2.0"),
+    (LEARNED | {"trotter_error": 0.1}, f"trotter_error: {WITH_PLAN} 0.1"),
+    (LEARNED | {"order": "strang"}, f"order: {WITH_PLAN} 'strang'"),
+    (LEARNED | {"grid": "adaptive"}, f"grid: {WITH_PLAN} 'adaptive'"),
+    (LEARNED | {"protocol": "fast"}, f"protocol: {WITH_PLAN} 'fast'"),
+    ({"protocol": "fast", "schedule": linear_ramp(6.0, 1.0)},
+     "protocol: cannot be combined with a schedule object, which has a protocol, got 'fast'"),
+    ({"protocol": ""}, "protocol: expected 'fast' or 'standard', got ''"),
+    ({"protocol": "slow"}, "protocol: expected 'fast' or 'standard', got 'slow'"),
+    *(({"annealing_time_ns": x}, f"annealing_time_ns: {TIME} {x!r}") for x in (0.0, NAN, True, "5")),
+    ({"steps": 10}, "steps: expected at least"),
+    *(({"steps": x}, f"steps: expected an integer, got {x!r}") for x in (True, 60.0, "60")),
+    *(({"order": x}, f"order: expected 'first', 'strang' or 'suzuki4', got '{x}'") for x in ("second", "")),
+    *(({"grid": x}, f"grid: expected 'uniform', 'adaptive' or an array of edges, got '{x}'") for x in ("", "tight")),
+    ({"trotter_error": 0.1}, "trotter_error: cannot be combined with steps, got both"),
+    ({"trotter_error": 0.1, "steps": None, "grid": [0, 0.5, 1]},
+     "trotter_error: cannot be combined with an array of edges, got both"),
+    *(({"trotter_error": x, "steps": None}, f"trotter_error: {TROTTER} {x}") for x in (2.0, True)),
+    *(({"precision": x, "engine": engine}, f"precision: {PRECISION} {x!r}")
+      for x, engine in [("", "native"), (False, "aer"), (True, "torch"), ("half", "native"), ("half", "aer"), ("half",
+       "torch")]),
+    ({"engine": "primitive", "precision": "single"}, "precision: cannot be combined with this engine"),
+    ({"engine": NativeEngine(), "precision": "single"}, "precision: cannot be combined with this engine"),
+    ({"device": "cpu"}, "device: requires engine 'torch', got 'cpu'"),
+    *(({"device": x, "engine": "torch"}, f"device: {DEVICE} '{x}'") for x in ("abacus", "")),
+    *(({"num_reads": x}, f"num_reads: expected an integer >= 1, got {x}") for x in (True, 0)),
+    *(({"learn_schedule": x}, f"learn_schedule: expected True or False, got {x!r}") for x in ("yes", 1, None)),
+    ({"learn_schedule": True, "engine": "aer"}, "learn_schedule: expected engine native or torch, .* got 'aer'"),
+    ({"learn_schedule": True, "engine": "primitive"}, "learn_schedule: expected engine .* got 'primitive'"),
+]  # fmt: skip
+
+
+def plain(*names: str, **properties: Any) -> Scripted:
+    return Scripted(all_up, *names, **properties)
+
+
+SA = "dwave.samplers:SimulatedAnnealingSampler"
+NO_LAW: dict[str, Any] = {
+    "TabuSampler": "dwave.samplers:TabuSampler",
+    "SteepestDescentSolver": "dwave.samplers:SteepestDescentSampler",
+    "TreeDecompositionSolver": "dwave.samplers:TreeDecompositionSolver",
+    "RandomSampler": dimod.TrackingComposite(RandomSampler()),
+    "SteepestDescentComposite": SteepestDescentComposite(plain()),
+}
+NO_TOKEN = "options: expected no token or password in"
+# At beta = 1 where no other is given.
+OF_DIMOD: list[tuple[dict[str, Any], str]] = [
+    ({"sampler": plain(), "beta": None}, "beta: expected the inverse temperature .* got None"),
+    *(({"sampler": plain(), "beta": x}, "beta: expected a positive number") for x in (0.0, True, (1.0, 1.0, 1.0), NAN)),
+    ({"sampler": plain(), "beta": "predicted"}, "beta: .*qpu.schedule"),
+    # Of samplers that may choose the temperature themselves.
+    ({"sampler": SA}, "parameters: expected .*beta_schedule.* may otherwise choose the temperature"),
+    ({"sampler": plain("beta")}, "parameters: expected beta, .* got none; beta=1.0 keeps it at 1"),
+    ({"sampler": plain("beta_min", "beta_max")},
+     "parameters: expected beta_max, .* got none; beta_min=1.0, beta_max=1.0 keeps it at 1"),
+    ({"sampler": SA, "parameters": {"beta_range": [0.1, 5.0]}},
+     "beta: expected the last inverse temperature of the schedule, 5, got"),
+    # Laws that do not hold.
+    ({"sampler": plain(), "law": "gibbs"}, "law: expected 'boltzmann'"),
+    ({"sampler": plain(), "law": "boltzmann", "scale": 2.0}, "law: 'boltzmann' cannot be combined with scale="),
+    ({"sampler": plain(), "beta": "estimate", "law": "boltzmann"},
+     "law: 'boltzmann' cannot be combined with beta='estimate'"),
+    *(({"sampler": sampler, "law": "boltzmann"},
+     f"law: expected None, got 'boltzmann' for {name}, whose answers follow no Boltzmann law")
+      for name, sampler in NO_LAW.items()),
+    *(({"sampler": plain(), "scale": x}, "scale: expected a positive") for x in (0.0, "auto")),
+    # Parameters that would change what is asked for.
+    ({"sampler": plain(), "parameters": {"num_reads": 5}}, "parameters: expected no 'num_reads'"),
+    ({"sampler": plain("max_answers"), "parameters": {"max_answers": 5}}, "parameters: expected no 'max_answers'"),
+    ({"sampler": dimod.ExactSolver()}, "accepts num_reads, got ExactSolver"),
+    ({"sampler": plain("auto_scale"), "parameters": {"auto_scale": True}}, "auto_scale: expected False, got True"),
+    ({"sampler": plain(), "max_qpu_seconds": 1.0}, "max_qpu_seconds: expected a sampler that reports its timing"),
+    ({"sampler": SA, "parameters": {"beta_schedul": [1.0]}},
+     "no parameter 'beta_schedul'. Did you mean 'beta_schedule'"),
+    # What is no sampler, or none that can be built.
+    *(({"sampler": x}, "sampler: expected a dimod sampler") for x in (SimulatedAnnealingSampler, 5)),
+    ({"sampler": plain(), "options": {}}, "options: cannot be combined with a sampler object"),
+    ({"sampler": "dimod"}, "sampler: expected .* 'module:name'"),
+    ({"sampler": "dimod:Nobody"}, "sampler: expected a name in the module dimod"),
+    ({"sampler": "nowhere_at_all:X"}, "a package that is not installed"),
+    ({"parameters": HELD, "beta": None}, "sampler: expected .* with parameters, got None"),
+    ({"sampler": plain(), "together": 0}, "together: expected an integer >= 1"),
+    ({"sampler": plain(), "retries": -1}, "retries: expected an integer >= 0"),
+    ({"sampler": plain(), "max_reads": 0.5}, "max_reads: expected an integer"),
+    # Tokens, wherever they stand.
+    ({"sampler": SA, "options": {"token": "X"}}, "options: expected no 'token'"),
+    ({"sampler": SA, "options": {"client": {"api_token": "X"}}}, "options: expected no 'api_token'"),
+    ({"sampler": SA, "options": {"clients": [{"x": 1}, {"password": "X"}]}}, "options: expected no 'password'"),
+    ({"sampler": SA, "options": {"x": ["DEV-" + "0a" * 20]}}, f"{NO_TOKEN} 'x' here"),
+    ({"sampler": SA, "options": {"proxy": "http://me:pw@host"}}, f"{NO_TOKEN} 'proxy' here"),
+    ({"sampler": SA, "options": {"x": ["https://host/?token=s"]}}, f"{NO_TOKEN} 'x' here"),
+    ({"sampler": plain(), "parameters": {"token": 1}}, "parameters: expected no"),
+]  # fmt: skip
+
+
+def chip() -> Any:
+    return StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4], beta=10.0)
+
+
+# Options of tiles on a processor, and parameters beside them.
+OF_QPU: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"fields": "direct"}, {}, "qpu.fields: expected 'ancilla' or 'gauge' with a fast anneal"),
+    ({"field": "gauge"}, {}, "qpu: expected known options, got 'field'. Did you mean 'fields'"),
+    ({"annealing_time_ns": 2.0}, {}, "annealing_time: expected 0.005 to 2000 microseconds"),
+    ({"protocol": "standard", "annealing_time_ns": 5.0}, {}, "annealing_time: expected 0.5 to 2000"),
+    *(({}, {name: x}, f"parameters: '{name}' cannot be combined with qpu")
+      for name, x in [("annealing_time", 0.005), ("flux_biases", []), ("anneal_schedule", [])]),
+    ({}, {"auto_scale": True}, "auto_scale: expected False, got True"),
+    ({}, {"initial_state": {}}, "initial_state: cannot be combined with fast_anneal"),
+    ({}, {"h_gain_schedule": [[0, 0]]}, "h_gain_schedule: cannot be combined with fast_anneal"),
+    ({"annealing_time_ns": 0}, {}, "qpu.annealing_time_ns: expected a positive finite number"),
+    ({"protocol": "slow"}, {}, "qpu.protocol: expected one of fast, standard"),
+    ({"schedule": "Advantage3"}, {}, "schedule: expected one of .*, got 'Advantage3'"),
+    ({"embedding_seed": 2**32}, {}, "qpu.embedding_seed: expected at most 4294967295"),
+    ({"tiles": 0}, {}, "qpu.tiles: expected an integer >= 1"),
+    ({"chain_strength": -1.0}, {}, "qpu.chain_strength: expected a positive"),
+    ({"token": "x"}, {}, "qpu: expected no 'token'"),
+]  # fmt: skip
+OF_COMPOSITES = [
+    (
+        {"anneal_schedule": [[0, 0], [1, 1]], "annealing_time": 1.0},
+        "anneal_schedule: cannot be combined with",
+    ),
+    ({"anneal_schedule": [[0, 0], [1, 0.5], [2, 1]]}, "anneal_schedule: expected two points"),
+    ({"annealing_time": 0.001}, "annealing_time: expected 0.005"),
+]
+OPTIONS: list[Row] = [
+    *OF_EXACT, *OF_TEMPERING, *OF_REFINE, *REGISTRY,
+    *(("dqa", ANNEAL | options, message) for options, message in OF_DQA),
+    *(("dimod", {"beta": 1.0} | options, message) for options, message in OF_DIMOD),
+    *(("dimod", {"sampler": chip(), "beta": 10.0, "qpu": qpu,
+     "parameters": given}, message) for qpu, given, message in OF_QPU),
+    ("dimod", {"sampler": chip(), "beta": 10.0, "qpu": {}, "together": 2}, "together: cannot be combined with qpu"),
+    ("dimod", {"sampler": plain(), "beta": 1.0, "qpu": {}},
+     "qpu: expected a sampler that accepts fast_anneal, got Scripted"),
+    *(("dimod", {"sampler": EmbeddingComposite(chip()), "beta": 10.0,
+     "parameters": {"fast_anneal": True, **given}}, message)
+      for given, message in OF_COMPOSITES),
+]  # fmt: skip
+
+
+def refuses(message: str, error: Any, call: Callable[[], Any]) -> None:
+    """The message is a part of the sentence, or a regular expression that is found in it."""
+    with pytest.raises(error) as caught:
+        call()
+    said = str(caught.value)
+    assert message in said or re.search(message, said), said
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "message"), OPTIONS, ids=[f"{row[0]}-{i}" for i, row in enumerate(OPTIONS)]
+)
+def test_bad_options(backend: str, options: dict[str, Any], message: str) -> None:
+    refuses(message, (ValueError, TypeError), lambda: diabat.sampler(backend, **options))
+
+
+# Values of every type: refused by the name of the option, in one line.
+OF_ANY_TYPE: dict[str, list[tuple[str, Any]]] = {
+    "exact": [("max_seconds", "x"), ("max_seconds", INF), ("memory_budget_mb", ARRAY), ("memory_budget_mb", True),
+              ("memory_budget_mb", torch.tensor([1, 2]))],
+    "mean_field": [("damping", "x"), ("damping", ARRAY), ("damping", NAN), ("tolerance", None), ("tolerance", INF),
+                   ("tolerance", 10**400), ("max_iterations", 2**70)],
+    "tempering": [("persistent", ARRAY), ("store_chain", 1), ("method", ARRAY)],
+    "dqa": [("engine", ARRAY), ("precision", ARRAY), ("protocol", {}), ("calibration", ARRAY), ("order", ARRAY),
+            ("grid", {"a": 1}), ("grid", b"bytes")],
+    "refine": [("options", ARRAY), ("sampler", "a\nb")],
+    "dimod": [("cache_dir", 1.5), ("scale", ARRAY)],
+    "banded": [("engine", ARRAY)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "value"), [(b, *option) for b, options in OF_ANY_TYPE.items() for option in options]
+)
+def test_an_option_that_is_none_is_refused_by_name(backend: str, name: str, value: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=rf"^(.*: )?{name}: expected [^\n]*, got ") as caught:
+        diabat.sampler(backend, **{name: value})
+    assert "\n" not in str(caught.value)
+
+
+# Calls
+
+ONE, HALF = make_problem((), 2), Ising(torch.zeros(2, 3, dtype=torch.float16), check=False)
+SEED, READS = (
+    "seed: expected an integer between 0 and 2^63 - 1, got",
+    "num_reads: expected an integer >= 1, got",
+)
+HIDDEN = with_visible(ONE, torch.tensor([True, False]))
+PAIR = Ising(torch.zeros(2, 3, dtype=torch.float64))
+CUBIC = make_problem((2,), 3, three_body=1.0)
+QUICK, REFERENCE, EXACT = DQASampler(**ANNEAL), ReferenceSampler(), ExactSampler()
+CHAINS = "chains: expected int8 spins of -1 and +1, [num_chains, 3, *batch, n], got"
+SPINS, RATIO = torch.ones(5, 2, 3, dtype=torch.int8), torch.full((5, 2), 0.2)
+FAR = Ising(torch.zeros(10), diabat.Edges([(3, 4), (9, 5), (7, 2), (2, 6), (2, 3)], [0.5] * 5))
+RANGED = DimodSampler(dimod.TrackingComposite(plain(h_range=[-1.0, 1.0])), beta=1.0)
+EMBEDDED = DimodSampler(EmbeddingComposite(chip()), beta=10.0, parameters={"fast_anneal": True})
+ONES, FLAT = torch.ones(2, 3), Ising(torch.zeros(2, 3))
+CUBIC_REFUSED = "accepts fields and couplings only"
+
+
+def chains(spins: Any) -> None:
+    TemperingSampler(num_replicas=3, persistent=True).chains = spins
+
+
+CALLS: list[tuple[Callable[[], Any], Any, str]] = [
+    *((lambda x=x: REFERENCE.sample(ONE, x), ValueError, READS) for x in (0, -3, True, 1.0, "7")),
+    *((lambda x=x: REFERENCE.moments(ONE, num_reads=x), ValueError, READS) for x in (0, True, 2.5)),
+    *((lambda x=x, f=f: f(ONE, num_reads=1, seed=x), ValueError, SEED)
+      for f in (REFERENCE.sample, REFERENCE.moments) for x in (-1, 2**63, True, 1.0)),
+    # Layers under autocast build problems without a check.
+    (lambda: REFERENCE.moments(HALF), ValueError, "fields: expected dtype float32 or float64, got torch.float16"),
+    (lambda: REFERENCE.moments(torch.zeros(3)), ValueError, "ising: expected a diabat.Ising, got Tensor"),
+    (lambda: diabat.sampler("mean_field").moments(ONE, num_reads=50), UnsupportedError,
+     "a sampler that draws reads, got 'mean_field', which"),
+    *((lambda x=x: diabat.spin_probabilities(torch.zeros(2), None, "exact", gradient=x), ValueError,
+     r"gradient: expected [^\n]*, got [^\n]*$")
+      for x in (ARRAY, None, "a\nb")),
+    *((lambda f=f, shape=shape: f(np.zeros(shape)), ValueError,
+     r"series: expected \[T, C, ...\] with T >= 4 steps, got shape")
+      for f in (autocorrelation_time, split_rhat) for shape in ((3, 2), (8,))),
+    # exact
+    *((lambda n=n, f=f: f(Ising(torch.zeros(3, n)), num_reads=2), UnsupportedError, message)
+      for f in (EXACT.sample, EXACT.moments)
+      for n, message in [(60,
+       r"sampler 'exact' expects .* max_seconds = 600, got 60 visible spins in 3 problems, which need "
+                              r"about \d.* years and \d+ MB; use a sampling backend or raise max_seconds\."),
+                         (40, r"got 40 visible spins .* need about [\d.]+ (hours|minutes) and \d+ MB")]),
+    (lambda: ExactSampler(max_seconds=1e-6).moments(Ising(torch.zeros(2, 18))), UnsupportedError,
+     "max_seconds = 1e-06"),
+    (lambda: EXACT.state_probabilities(Ising(torch.zeros(21))), UnsupportedError,
+     "state probabilities need at most 20 spins, got 21"),
+    (lambda: EXACT.state_probabilities(HIDDEN), UnsupportedError,
+     "visible: state probabilities need every spin visible"),
+    # banded
+    (lambda: BandedSampler().moments(make_problem((2,), 40, seed=13)), UnsupportedError,
+     "a bandwidth of 39 with 40 spins in 2 problems, .* s and .* MB"),
+    (lambda: BandedSampler(max_seconds=1e-6).moments(make_problem((2,), 12, seed=13)), UnsupportedError,
+     "max_seconds = 1e-06"),
+    (lambda: BandedSampler(memory_budget_mb=0.1).sample(make_problem((2,), 12, seed=13), 2), UnsupportedError,
+     "memory_budget_mb = 0.1"),
+    (lambda: BandedSampler(bandwidth=1, engine="native")._engine(torch.device("cuda")), UnsupportedError,
+     "expects a tensor on the CPU, got cuda; use engine 'torch'"),
+    (lambda: BandedSampler(bandwidth=3).moments(FAR), UnsupportedError,
+     r"bandwidth = 3, got a coupling of spins 2 and 6\.$"),
+    (lambda: BandedSampler().moments(Ising(torch.zeros(100_000), diabat.Edges([(0, 99_999)], [1.0]))), UnsupportedError,
+     "got a bandwidth of 99999 with 100000 spins"),
+    # tempering, refine
+    (lambda: chains([1]), ValueError, f"{CHAINS} list."),
+    (lambda: chains(torch.ones(2, 3, 4)), ValueError, f"{CHAINS} torch.float32 of shape [2, 3, 4]."),
+    (lambda: chains(torch.ones(2, 2, 4, dtype=torch.int8)), ValueError, f"{CHAINS} torch.int8 of shape [2, 2, 4]."),
+    (lambda: chains(torch.zeros(2, 3, 4, dtype=torch.int8)), ValueError, f"{CHAINS} other values."),
+    (lambda: TemperingSampler().sample(Ising(PAIR.fields[0], three_body=1e30 * CUBIC.three_body), 2), UnsupportedError,
+     "three_body: .* expected values up to 1e"),
+    (lambda: RefineSampler("dqa").moments(CUBIC), UnsupportedError, f"three_body: sampler 'refine' {CUBIC_REFUSED}"),
+    (lambda: RefineSampler(REFERENCE).moments(Ising(torch.zeros(15))), UnsupportedError,
+     "sampler 'refine' accepts at most 14 visible spins, got 15."),
+    # dqa
+    *((lambda e=e: DQASampler(**ANNEAL, engine=e).adjoint(ONE, torch.ones(2), seed=0), UnsupportedError,
+       f"gradient: engine '{e}' has no adjoint gradient; use 'native' or 'torch'") for e in ("aer", "primitive")),
+    (lambda: DQASampler(**ANNEAL, engine="primitive").state_probabilities(ONE), UnsupportedError,
+     "engine: 'primitive' draws reads only, not state probabilities"),
+    (lambda: QUICK.moments(Ising(torch.zeros(27))), UnsupportedError, "accepts at most 26 visible spins, got 27"),
+    (lambda: QUICK.state_probabilities(Ising(torch.zeros(1, 24).expand(2**13, 24))), ValueError,
+     r"probabilities of all states need 1\.02e\+03 GiB of memory, got .* available"),
+    (lambda: QUICK.state_probabilities(HIDDEN), UnsupportedError, "need every spin visible"),
+    (lambda: QUICK.circuit(CUBIC), UnsupportedError, f"three_body: sampler 'dqa' {CUBIC_REFUSED}"),
+    (lambda: QUICK.circuit(make_problem((2,), 3)), IsingError, "got a batch [2, 3]; use circuits or pub"),
+    (lambda: QUICK.circuit(PAIR), IsingError, "expected one problem [n], got a batch [2, 3]"),
+    (lambda: QUICK.circuit(torch.zeros(3)), TypeError, "ising: expected a diabat.Ising, got Tensor"),
+    (lambda: QUICK.circuits(PAIR, labels=["a", "b"]), IsingError, "labels: expected 3 labels, one per spin, got 2"),
+    (lambda: QUICK.pub(PAIR, 0), ValueError, "num_reads: expected an integer >= 1, got 0"),
+    (lambda: QUICK.pub(causal_problem(3, seed=7)), IsingError,
+     "visible: expected the same visible spins in every problem"),
+    # dimod
+    (lambda: DimodSampler(plain(), beta=1.0).sample(CUBIC, 1), ValueError,
+     f"three_body: sampler 'dimod' {CUBIC_REFUSED}"),
+    (lambda: DimodSampler(plain(), beta=1.0, scale="fit").sample(ONE, 1), ValueError,
+     "scale: 'fit' needs a sampler that reports"),
+    (lambda: RANGED.sample(Ising(torch.tensor([2.0])), 1), ValueError,
+     "h_range"),
+    (lambda: DimodSampler(plain(), beta="estimate").sample(PAIR, 5), ValueError,
+     "beta: expected answers that some positive temperature explains"),
+    (lambda: DimodSampler(plain("annealing_time", "fast_anneal",
+     "flux_biases"), beta=1.0, qpu={}).sample(ONE, 1), ValueError,
+     "qpu: expected a structured sampler such as DWaveSampler"),
+    (lambda: EMBEDDED.sample(make_problem((1,), 3, seed=1), 5), ValueError,
+     "fields: expected 0 with fast_anneal, which has no h"),
+    (lambda: DimodSampler(chip(), beta=10.0, qpu={"spins": 3}).sample(make_problem((1,), 4), 1), UnsupportedError,
+     "accepts at most 3 visible spins, got 4"),
+    (lambda: DimodSampler(chip(), beta=10.0, qpu={}).sample(make_problem((1,), 40), 1), UnsupportedError,
+     r"qpu\.spins: expected problems that fit on the chip"),
+    # a backend as a dimod sampler
+    (lambda: OceanSampler("mean_field"), ValueError, "expected a backend that draws samples, got 'mean_field'"),
+    (lambda: OceanSampler("exat"), ValueError, "Did you mean 'exact'?"),
+    (lambda: OceanSampler("exact", max_second=1.0), TypeError, "options: sampler 'exact' has no option 'max_second'"),
+    (lambda: OceanSampler(3), TypeError, "sampler: expected a diabat Sampler or its name, got int"),
+    *((lambda x=x: OceanSampler("exact").sample(x), TypeError, f"a dimod.BinaryQuadraticModel, got {type(x).__name__}")
+      for x in ({"a": 1.0}, dimod.ConstrainedQuadraticModel(), None)),
+    (lambda: OceanSampler("exact").sample(dimod.BQM({}, {"ab": INF}, 0.0, "SPIN")), IsingError,
+     "couplings: expected finite values"),
+    (lambda: OceanSampler(REFERENCE).sample(dimod.BQM({i: 1.0 for i in range(15)}, {}, 0.0, "SPIN")), UnsupportedError,
+     "accepts at most 14 visible spins, got 15."),
+    # fits of temperatures
+    (lambda: fit_betas(PAIR, torch.ones(5, 3, 3), RATIO), ValueError, r"spins: expected shape .*, got \[5, 3, 3\]"),
+    (lambda: fit_betas(PAIR, SPINS, torch.full((5,), 0.2)), ValueError, "weights: expected shape [5, 2], got [5]"),
+    (lambda: fit_betas(PAIR, SPINS[:0], torch.ones(0, 2)), ValueError, r"spins: expected shape .*, got \[0, 2, 3\]"),
+    (lambda: BetaFit(1.0, 0.1).interval("field", level=95), ValueError,
+     "level: expected a number between 0 and 1, got 95"),
+    (lambda: BetaFit(1.0, 0.1).interval("fields"), ValueError,
+     "term: expected 'field', 'coupling' or 'three_body', got 'fields'"),
+    # log-probabilities
+    (lambda: FLAT.log_prob(ONES, None), IsingError,
+     "log_partition: expected log Z, as 'exact' and 'banded' compute it, got None"),
+    (lambda: FLAT.log_prob(ONES, torch.zeros(3)), IsingError,
+     "log_partition: expected leading dimensions that broadcast to the batch [2]"),
+    (lambda: FLAT.log_prob(ONES, torch.zeros(2).double()), IsingError,
+     "log_partition: expected dtype torch.float32 on cpu as in fields"),
+    (lambda: FLAT.log_prob(0 * ONES, 0.0), IsingError,
+     "spins: expected -1 or +1 at visible spins, got 0.0 at [0, 0]; 2 * x - 1 makes"),
+    (lambda: FLAT.log_prob(torch.tensor([1.0, 0.5, -1]), 0.0), IsingError,
+     r"spins: expected -1 or \+1 .* got 0.5 at \[0, 1\]\."),
+    (lambda: FLAT.log_prob([[1, 1, 1]], 0.0), IsingError, "spins: expected a torch.Tensor, got list"),
+    (lambda: Ising(torch.zeros(2, 3, requires_grad=True)).log_prob(ONES, -3 * math.log(2)), IsingError,
+     "log_partition: expected a gradient as in fields, got none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), CALLS, ids=range(len(CALLS)))
+def test_bad_calls(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+    refuses(message, error, call)
+
+
+OF_OCEAN: list[tuple[dict[str, Any], str]] = [
+    *(({"beta": x}, f"beta: expected a number in [0, inf), got {x}.") for x in (-1.0, NAN, True, [1.0])),
+    *(({"num_reads": x}, f"num_reads: expected an integer >= 1, got {x}.") for x in (0, True)),
+    *(({"seed": x}, "seed: expected an integer between 0 and") for x in (-1, 0.5)),
+]
+
+
+@pytest.mark.parametrize("bqm", [dimod.BQM("SPIN"), dimod.BQM({"a": 1.0}, {}, "SPIN")], ids=["empty", "one"])
+@pytest.mark.parametrize(("options", "message"), OF_OCEAN, ids=range(len(OF_OCEAN)))
+def test_bad_arguments_of_a_dimod_sampler(options: dict[str, Any], message: str, bqm: Any) -> None:
+    refuses(message, ValueError, lambda: OceanSampler("exact").sample(bqm, **options))
+
+
+def test_a_plan_with_a_bad_range_is_named(tmp_path: Path) -> None:
+    plan, metadata = builtin_plan("boltzmann-4")
+    path = tmp_path / "mine.json"
+    save_plan(path, plan, {**metadata, "trained_range": 3})
+    refuses(
+        r"mine\.json: trained_range: expected .*, got 3\.$",
+        ValueError,
+        lambda: diabat.sampler("dqa", schedule=str(path)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("h", "coupling", "message"),
+    [
+        (3.0, 0.0, r"fields: .*h_range \[-2, 2\], got a value -3; program smaller values"),
+        (0.0, 2.5, r"couplings: .*extended_j_range \[-2, 1\], got a value -2.5"),
+        (0.0, -1.2, r"couplings: .*extended_j_range \[-2, 1\], got a value 1.2"),
+        (0.0, -0.9, r"couplings: .*per_qubit_coupling_range \[-5, 0.7\], got a sum over one qubit"),
+    ],
+)
+def test_values_out_of_range_are_refused_before_submission(h: float, coupling: float, message: str) -> None:
+    fake = plain(h_range=[-2.0, 2.0], extended_j_range=[-2.0, 1.0], per_qubit_coupling_range=[-5.0, 0.7])
+    ising = Ising(torch.tensor([h, 0.0]), pack_couplings(torch.tensor([coupling]), 2))
+    refuses(message, ValueError, lambda: DimodSampler(fake, beta=1.0).sample(ising, 1))
+    assert not fake.calls
