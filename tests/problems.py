@@ -97,8 +97,23 @@ def naive(ising: Ising) -> tuple[Tensor, Tensor]:
         exponent = exponent + torch.einsum("...jkl,...xj,...xk,...xl->...x", K, s, s, s) / 6
     probability = torch.softmax(exponent, -1) @ (states > 0).to(s)
     # Every state was counted once for each value of the invisible spins.
-    log_z = exponent.logsumexp(-1) - (~seen).sum(-1) * math.log(2)
+    log_z = exponent.logsumexp(-1) - (~seen).sum(-1).to(s) * math.log(2)
     return torch.where(seen, probability, 0), log_z
+
+
+def naive_log_odds(ising: Ising) -> Tensor:
+    """log P(s = +1)/P(s = -1) by log-sums over all states, [*batch, n]; 0 at invisible spins."""
+    s = state_table(ising.num_spins).to(ising.fields)
+    seen = s * ising.visible_mask[..., None, :]
+    exponent = (seen * ising.fields[..., None, :]).sum(-1)
+    if ising.couplings is not None:
+        off = ising.couplings * (1 - torch.eye(ising.num_spins, dtype=s.dtype))
+        exponent = exponent + torch.einsum("...jk,...xj,...xk->...x", off, seen, seen) / 2
+    up, down = (
+        torch.stack([exponent[..., s[:, j] == side].logsumexp(-1) for j in range(ising.num_spins)], -1)
+        for side in (1, -1)
+    )
+    return torch.where(ising.visible_mask, up - down, 0)
 
 
 def solved(sampler: Sampler) -> Callable[[Ising], tuple[Tensor, Tensor]]:

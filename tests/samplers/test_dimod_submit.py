@@ -11,11 +11,11 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+import dimod
 import numpy as np
 import pytest
 import torch
@@ -57,7 +57,6 @@ def backend(fake: Scripted, **options: Any) -> DimodSampler:
     return DimodSampler(fake, beta=1.0, **options)
 
 
-# retries
 @pytest.mark.parametrize(
     "error",
     [ConnectionResetError(), TimeoutError(), ConnectTimeout(), SolverOfflineError(), PollingTimeout()],
@@ -72,29 +71,20 @@ def test_transient_failures_are_tried_again(error: Exception, waits: list[float]
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        ValueError("bad"),
-        InvalidURL("bad"),
-        SolverFailureError("bad"),
-        SolverAuthenticationError("bad"),
-        OSError("bad"),
-    ],
-    ids=lambda error: type(error).__name__,
+    "kind", [ValueError, InvalidURL, SolverFailureError, SolverAuthenticationError, OSError]
 )
-def test_everything_else_is_raised_at_once(error: Exception, waits: list[float]) -> None:
-    fake = Scripted(Failing(error))
-    with pytest.raises(SubmissionError, match=f"Scripted failed: {type(error).__name__}: bad"):
+def test_everything_else_is_raised_at_once(kind: type[Exception], waits: list[float]) -> None:
+    fake = Scripted(Failing(kind("bad")))
+    with pytest.raises(SubmissionError, match=f"Scripted failed: {kind.__name__}: bad"):
         backend(fake).sample(ONE, 3, seed=0)
     assert (len(fake.calls), waits) == (1, [])
-    assert not is_transient(error)
+    assert not is_transient(kind("bad"))
 
 
-def test_the_last_attempt_tells(waits: list[float]) -> None:
+def test_the_last_attempt_tells() -> None:
     fake = Scripted(Failing(*[ConnectionError("gone")] * 9))
-    with pytest.raises(
-        SubmissionError, match="failed 3 times in a row, the last time with ConnectionError: gone"
-    ):
+    message = "failed 3 times in a row, the last time with ConnectionError: gone"
+    with pytest.raises(SubmissionError, match=message):
         backend(fake, retries=2).sample(ONE, 3, seed=0)
     assert len(fake.calls) == 3
 
@@ -180,30 +170,31 @@ def test_constructor_options_are_a_part_of_the_key(tmp_path: Path) -> None:
     assert [spins(up=True), spins(up=False), spins()] == [([1, 1], 1), ([-1, -1], 1), ([1, 1], 1)]
 
 
-def test_options_that_no_key_can_hold_are_refused(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"up": object()}
+def test_options_that_no_key_can_hold_and_a_file_in_place_of_a_folder_are_refused(tmp_path: Path) -> None:
+    name, options = f"{Optioned.__module__}:Optioned", {"up": object()}
     with pytest.raises(
         TypeError, match="options: expected numbers, text and lists with a cache_dir, got obj"
     ):
-        DimodSampler(f"{Optioned.__module__}:Optioned", options=options, beta=1.0, cache_dir=tmp_path)
+        DimodSampler(name, options=options, beta=1.0, cache_dir=tmp_path)
+    (tmp_path / "x").write_text("")
+    with pytest.raises(ValueError, match="cache_dir: expected a folder"):
+        backend(Scripted(all_up), cache_dir=tmp_path / "x")
 
 
 KEY = np.zeros(32, dtype=np.uint8)
 TEN = {"key": KEY, "bits": np.zeros((10, 1), dtype=np.uint8)}
+BITS = np.zeros((1001, 2), dtype=np.uint8)
 DAMAGED: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "header"),
     "a pickle": (b"\x80\x04N." * 9, "header"),
     "cut": (save(TEN)[:-9], "deserializing"),
     "no bits": (save({"key": KEY}), "bits"),
     "another key": (save(TEN), "expected the answer of this key, got that of 0000000000000000"),
-    "columns": (save(TEN | {"bits": np.zeros((5, 2), dtype=np.uint8)}), r"\[5, 1\], got uint8 \[5, 2\]"),
-    "rows": (
-        save(TEN | {"bits": np.zeros((1001, 1), dtype=np.uint8)}),
-        r"\[1000, 1\], got uint8 \[1001, 1\]",
-    ),
+    "columns": (save(TEN | {"bits": BITS[:5].copy()}), r"\[5, 1\], got uint8 \[5, 2\]"),
+    "rows": (save(TEN | {"bits": BITS[:, :1].copy()}), r"\[1000, 1\], got uint8 \[1001, 1\]"),
     "dtype": (save(TEN | {"bits": np.zeros((10, 1))}), r"bits as uint8 \[10, 1\], got float64 \[10, 1\]"),
     "chain breaks": (save(TEN | {"chain_breaks": np.zeros(9)}), r"float64 \[10\], got float64 \[9\]"),
-    "no reads": (save(TEN | {"bits": np.zeros((0, 1), dtype=np.uint8)}), "expected reads, got none"),
+    "no reads": (save(TEN | {"bits": BITS[:0, :1].copy()}), "expected reads, got none"),
     "too large": (save(TEN | {"more": np.zeros(10**5)}), "more than 13096 bytes"),
 }
 
@@ -276,24 +267,22 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not list(tmp_path.iterdir())
 
 
-def test_the_cache_keeps_chain_breaks_and_times(tmp_path: Path) -> None:
+def taking(told: Any, breaks: Any = None) -> Any:
+    """Answers that say how long the processor took."""
+
     def answer(bqm: Any, keywords: dict[str, Any]) -> Any:
-        import dimod
-
         found = all_up(bqm, keywords)
-        found.info["timing"] = {"qpu_access_time": 5000.0}
-        return dimod.append_data_vectors(found, chain_break_fraction=[0.0, 0.5])
+        found.info["timing"] = {"qpu_access_time": told}
+        return found if breaks is None else dimod.append_data_vectors(found, chain_break_fraction=breaks)
 
-    sampler = backend(Scripted(answer), cache_dir=tmp_path)
+    return answer
+
+
+def test_the_cache_keeps_chain_breaks_and_times(tmp_path: Path) -> None:
+    sampler = backend(Scripted(taking(5000.0, [0.0, 0.5])), cache_dir=tmp_path)
     first, again = sampler.sample(ONE, 2, seed=0).info, sampler.sample(ONE, 2, seed=0).info
     assert first["chain_break_fraction"] == again["chain_break_fraction"] == {"mean": 0.25, "max": 0.5}
     assert (first["qpu_access_s"], again["qpu_access_s"]) == (0.005, None)  # paid once
-
-
-def test_a_file_is_no_cache(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("")
-    with pytest.raises(ValueError, match="cache_dir: expected a folder"):
-        backend(Scripted(all_up), cache_dir=tmp_path / "x")
 
 
 def test_an_interrupted_run_pays_nothing_twice(tmp_path: Path) -> None:
@@ -310,27 +299,19 @@ def test_an_interrupted_run_pays_nothing_twice(tmp_path: Path) -> None:
     assert not third.calls
 
 
-# budgets
 def test_reads_beyond_the_budget_are_refused_before_submission() -> None:
     fake = Scripted(all_up)
-    sampler = backend(fake, max_reads=25)
-    ising = Ising(torch.zeros(2, 1))
+    sampler, ising = backend(fake, max_reads=25), Ising(torch.zeros(2, 1))
     assert sampler.sample(ising, 10, seed=0).info["reads_spent"] == 20
-    with pytest.raises(
-        ValueError, match="max_reads: expected at most 25 reads in total, got 20 used and 6 more"
-    ):
+    message = "max_reads: expected at most 25 reads in total, got 20 used and 6 more"
+    with pytest.raises(ValueError, match=message):
         sampler.sample(ising, 3, seed=0)
     assert len(fake.calls) == 2
     sampler.sample(ONE, 5, seed=0)
 
 
 def test_seconds_are_estimated_before_and_counted_after() -> None:
-    def answer(bqm: Any, keywords: dict[str, Any]) -> Any:
-        found = all_up(bqm, keywords)
-        found.info["timing"] = {"qpu_access_time": 30_000.0}
-        return found
-
-    fake = Scripted(answer, problem_timing_data=TIMING)
+    fake = Scripted(taking(30_000.0), problem_timing_data=TIMING)
     sampler = backend(fake, max_qpu_seconds=0.07)
     info = sampler.sample(ONE, 10, seed=0).info
     assert info["qpu_seconds_spent"] == info["qpu_access_s"] == 0.03
@@ -340,16 +321,14 @@ def test_seconds_are_estimated_before_and_counted_after() -> None:
     assert len(fake.calls) == 2
 
 
+ESTIMATE = estimated_access_us(TIMING, 1, {"num_reads": 10}) / 1e6
+
+
 @pytest.mark.parametrize("told", [float("nan"), float("inf"), -5.0, "5000", "soon", None, True, [5.0]])
 def test_a_time_that_is_none_counts_as_the_estimate(told: Any) -> None:
-    def answer(bqm: Any, keywords: dict[str, Any]) -> Any:
-        found = all_up(bqm, keywords)
-        found.info["timing"] = {"qpu_access_time": told}
-        return found
-
-    sampler = backend(Scripted(answer, problem_timing_data=TIMING), max_qpu_seconds=9.0)
+    sampler = backend(Scripted(taking(told), problem_timing_data=TIMING), max_qpu_seconds=9.0)
     info = sampler.sample(ONE, 10, seed=0).info
-    assert info["qpu_seconds_spent"] == pytest.approx(estimated_access_us(TIMING, 1, {"num_reads": 10}) / 1e6)
+    assert info["qpu_seconds_spent"] == pytest.approx(ESTIMATE)
     assert info["qpu_access_s"] is None
 
 
@@ -359,9 +338,8 @@ def test_no_budget_holds_with_an_estimate_that_is_no_time(told: Any) -> None:
     if told == -1.0:
         timing |= {"typical_programming_time": -1e9}
     fake = Scripted(all_up, problem_timing_data=timing)
-    with pytest.raises(
-        BudgetError, match="max_qpu_seconds: expected a sampler that estimates its access time"
-    ):
+    message = "max_qpu_seconds: expected a sampler that estimates its access time"
+    with pytest.raises(BudgetError, match=message):
         backend(fake, max_qpu_seconds=9.0).sample(ONE, 10, seed=0)
     assert not fake.calls
     assert backend(fake).sample(ONE, 10, seed=0).info["qpu_seconds_spent"] == 0
@@ -390,29 +368,21 @@ def test_a_second_run_goes_on_with_the_budget_of_the_first(tmp_path: Path) -> No
     assert second.dry_run(ONE, 6, seed=1).reads_left == 5
     second.sample(ONE, 5, seed=1)
     assert (first.budget.reads, first.budget.seconds) == (25, second.budget.seconds)
-    assert (
-        backend(Scripted(all_up), max_reads=25).budget.reads == 0
-    )  # without a folder, an object counts alone
+    # Without a folder, an object counts alone.
+    assert backend(Scripted(all_up), max_reads=25).budget.reads == 0
 
 
 @pytest.mark.parametrize("folder", [False, True])
-def test_submissions_that_timed_out_are_counted(folder: bool, tmp_path: Path) -> None:
+def test_submissions_that_timed_out_are_counted_up_to_the_budget(folder: bool, tmp_path: Path) -> None:
     """Two time-outs and a lost connection of 10 reads each, then an answer: 30 reads may have been answered."""
     errors = [TimeoutError(), PollingTimeout(), ConnectionResetError()]
     options: dict[str, Any] = {"cache_dir": tmp_path} if folder else {}
     sampler = backend(Scripted(Failing(*errors), problem_timing_data=TIMING), **options)
     info = sampler.sample(ONE, 10, seed=0).info
-    assert info["reads_spent"] == 30
-    assert info["qpu_seconds_spent"] == pytest.approx(
-        3 * estimated_access_us(TIMING, 1, {"num_reads": 10}) / 1e6
-    )
-
-
-def test_time_outs_stop_at_the_budget() -> None:
+    assert (info["reads_spent"], info["qpu_seconds_spent"]) == (30, pytest.approx(3 * ESTIMATE))
     fake = Scripted(Failing(*[TimeoutError()] * 9))
-    sampler = backend(fake, max_reads=25)
     with pytest.raises(BudgetError, match="got 20 used and 10 more"):
-        sampler.sample(ONE, 10, seed=0)
+        backend(fake, max_reads=25).sample(ONE, 10, seed=0)
     assert len(fake.calls) == 2
 
 
@@ -485,14 +455,6 @@ def test_threads_share_a_budget(tmp_path: Path) -> None:
     assert FileLedger(tmp_path / "spent.sqlite").total().reads == 60
 
 
-def overwritten(path: Path) -> None:
-    path.write_bytes(b"not a database of anybody" * 100)
-
-
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
 def changed(statement: str) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         with closing(sqlite3.connect(path)) as database:
@@ -502,51 +464,48 @@ def changed(statement: str) -> Callable[[Path], None]:
 
 
 ENDLESS = "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t)"
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        overwritten,
-        cut,
-        changed("DROP TABLE spent; CREATE TABLE more (x)"),  # no table at all is a new file
-        changed("ALTER TABLE spent DROP COLUMN seconds"),
-        changed("DELETE FROM spent"),
-        changed("INSERT INTO spent VALUES (0, 0.0)"),
-        changed("UPDATE spent SET reads = -5"),
-        changed("UPDATE spent SET reads = 'many'"),
-        changed("UPDATE spent SET reads = CAST(x'ff' AS TEXT)"),
-        changed("UPDATE spent SET seconds = NULL"),
-        changed("UPDATE spent SET seconds = 9e999"),
-        changed("UPDATE spent SET reads = 9223372036854775807"),
-        changed(f"UPDATE spent SET reads = {(1 << 62) + 1}"),
-        lambda path: os.truncate(path, 1 << 21),
+DAMAGE: list[Callable[[Path], Any]] = [
+    lambda path: path.write_bytes(b"not a database of anybody" * 100),
+    lambda path: os.truncate(path, path.stat().st_size // 2),
+    lambda path: os.truncate(path, 1 << 21),
+    *map(changed, [
+        "DROP TABLE spent; CREATE TABLE more (x)",  # no table at all is a new file
+        "ALTER TABLE spent DROP COLUMN seconds",
+        "DELETE FROM spent",
+        "INSERT INTO spent VALUES (0, 0.0)",
+        "UPDATE spent SET reads = -5",
+        "UPDATE spent SET reads = 'many'",
+        "UPDATE spent SET reads = CAST(x'ff' AS TEXT)",
+        "UPDATE spent SET seconds = NULL",
+        "UPDATE spent SET seconds = 9e999",
+        "UPDATE spent SET reads = 9223372036854775807",
+        f"UPDATE spent SET reads = {(1 << 62) + 1}",
         # A stranger's code, which would be run by what is asked, or by the next entry.
-        changed(f"DROP TABLE spent; CREATE VIEW spent AS {ENDLESS} SELECT x AS reads, 0.0 AS seconds FROM t"),
-        changed("CREATE TRIGGER more AFTER INSERT ON spent BEGIN UPDATE spent SET reads = 0; END"),
-        changed(
-            f"CREATE TRIGGER more AFTER DELETE ON spent BEGIN INSERT INTO spent {ENDLESS} SELECT x, 0.0 FROM t; END"
-        ),
-        changed("CREATE INDEX more ON spent (abs(reads))"),
-        changed("CREATE TABLE more (x)"),
-        changed(
-            f"DROP TABLE spent; {ledger._TABLE[:-1]} CHECK (seconds >= 0)); INSERT INTO spent VALUES (0, 0.0)"
-        ),
-    ],
-)
-def test_a_ledger_that_is_damaged_is_refused(damage: Callable[[Path], None], tmp_path: Path) -> None:
-    path = tmp_path / "spent.sqlite"
+        f"DROP TABLE spent; CREATE VIEW spent AS {ENDLESS} SELECT x AS reads, 0.0 AS seconds FROM t",
+        "CREATE TRIGGER more AFTER INSERT ON spent BEGIN UPDATE spent SET reads = 0; END",
+        f"CREATE TRIGGER more AFTER DELETE ON spent BEGIN INSERT INTO spent {ENDLESS} SELECT x, 0.0 FROM t; END",
+        "CREATE INDEX more ON spent (abs(reads))",
+        "CREATE TABLE more (x)",
+        f"DROP TABLE spent; {ledger._TABLE[:-1]} CHECK (seconds >= 0)); INSERT INTO spent VALUES (0, 0.0)",
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=range(len(DAMAGE)))
+def test_a_ledger_that_is_damaged_is_refused(damage: Callable[[Path], Any], tmp_path: Path) -> None:
+    path, fake = tmp_path / "spent.sqlite", Scripted(all_up)
     FileLedger(path).add(3, 0.5)
     damage(path)
     expected = (
         r"cache_dir: expected a ledger of reads and seconds in '.*spent.sqlite', got .*; restore a copy"
     )
-    for use in (FileLedger.total, partial(FileLedger.add, reads=1, seconds=0.0)):
+    for use in (
+        lambda: FileLedger(path).total(),
+        lambda: FileLedger(path).add(1, 0.0),
+        lambda: backend(fake, cache_dir=tmp_path).sample(ONE, 1, seed=0),
+    ):
         with pytest.raises(ValueError, match=expected):
-            use(FileLedger(path))
-    fake = Scripted(all_up)
-    with pytest.raises(ValueError, match=expected):
-        backend(fake, cache_dir=tmp_path).sample(ONE, 1, seed=0)
+            use()
     assert not fake.calls
     path.unlink()
     assert FileLedger(path).add(2, 0.25) == (2, 0.25)

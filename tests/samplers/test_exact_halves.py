@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from problems import g_test, relative_error
+from problems import g_test, naive, naive_log_odds, relative_error, solved
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diabat.ising import Ising, pack_three_body
 from diabat.samplers import UnsupportedError
 from diabat.samplers.exact import ExactSampler, half_split, sampler
-from diabat.testing import brute_force, brute_force_states, state_table
+from diabat.testing import brute_force, brute_force_states
 from diabat.testing.problems import causal_problem, make_problem
 
 
@@ -32,16 +32,26 @@ def either(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("halves")
 
 
-def in_float64(ising: Ising) -> Ising:
-    J = None if ising.couplings is None else ising.couplings.double()
-    return Ising(ising.fields.double(), J)
+def assert_gradients_of_enumeration(
+    given: tuple[Tensor, Tensor], seen: int, sampler: ExactSampler, tolerance: float
+) -> None:
+    """Also P and log Z; the gradients are of squares of the P of some spins and of log Z, by h and J."""
+    found = []
+    for solve in (solved(sampler), naive):
+        h, J = (t.clone().requires_grad_() for t in given)
+        p, log_z = solve(Ising(h, J))
+        loss = p[..., :seen].square().sum() + 0.3 * log_z.sum()
+        found.append((p.detach(), *torch.autograd.grad(loss, (h, J)), log_z.detach()))
+    for got, want in zip(*found, strict=True):
+        scale = want.abs().clamp(min=1) * 1e-12 / tolerance if want is found[1][-1] else 1
+        assert ((got - want).abs() / scale).max() < tolerance
 
 
 @pytest.mark.parametrize(("fields", "couplings"), [(0.5, 0.1), (1.0, 0.5), (2.0, 1.0), (4.0, 3.0)])
 def test_float32_keeps_the_relative_precision_of_every_probability(fields: float, couplings: float) -> None:
     """At n = 16, within 1e-5 of float64, also where a probability is far below the rounding of 1."""
     ising = make_problem((8,), 16, seed=1, fields=fields, couplings=couplings, dtype=torch.float32)
-    single, double = (ExactSampler().moments(p) for p in (ising, in_float64(ising)))
+    single, double = (ExactSampler().moments(p) for p in (ising, ising.to(torch.float64)))
     assert single.probability.dtype == torch.float32
     # Compared where float32 can hold the number with its full precision.
     held = torch.where(double.probability > 1e-37, double.probability, 0)
@@ -174,22 +184,7 @@ def test_gradients_of_strong_problems_are_those_of_enumeration(budget_mb: float)
     """Near-ties: Cov is of order 1 although exponents are of order 1000; also of the weak queries beside them."""
     strong = opposed(500.0, 499.5, torch.float64)
     h = torch.cat((strong.fields, torch.tensor([[0.3, -0.2], [501.0, -500.4]], dtype=torch.float64)))
-    s = torch.tensor([[-1.0, -1], [1, -1], [-1, 1], [1, 1]], dtype=torch.float64)
-    found = []
-    for enumerate_states in (False, True):
-        fields, J = h.clone().requires_grad_(), strong.couplings.clone().requires_grad_()
-        if enumerate_states:
-            exponent = fields @ s.T + (s @ J * s).sum(-1) / 2
-            p = torch.softmax(exponent, -1) @ (s > 0).double()
-            log_z = exponent.logsumexp(-1)
-        else:
-            moments = ExactSampler(memory_budget_mb=budget_mb).moments(Ising(fields, J))
-            assert moments.log_partition is not None
-            p, log_z = moments.probability, moments.log_partition
-        (p[:, 0].sum() + 0.3 * log_z.sum()).backward()
-        found.append((fields.grad, (J.grad + J.grad.T).triu(1)))
-    for got, want in zip(*found, strict=True):
-        assert (got - want).abs().max() < 1e-9
+    assert_gradients_of_enumeration((h, strong.couplings), 1, ExactSampler(memory_budget_mb=budget_mb), 1e-9)
 
 
 def test_reads_of_strong_problems_follow_their_law() -> None:
@@ -205,36 +200,21 @@ def test_what_no_number_holds_is_refused(call: str) -> None:
         "float64 can hold" if call == "state_probabilities" else "so that float64 still resolves smaller"
     )
     with pytest.raises(ValueError, match=f"fields: expected .*{refusal}.*, got"):
-        _ = sampler.sample(ising, 4, seed=0) if call == "sample" else getattr(sampler, call)(ising)
+        getattr(sampler, call)(ising, **({"num_reads": 4} if call == "sample" else {}))
 
 
 def test_strong_queries_that_take_too_long_are_refused() -> None:
-    sampler = ExactSampler(max_seconds=1e-5)
-    ising = Ising(
-        opposed(500.0, 450.0, torch.float64).fields.expand(3000, 2),
-        opposed(1.0, 450.0, torch.float64).couplings,
-    )
-    with pytest.raises(
-        UnsupportedError, match="3000 of 2 visible spins whose fields and couplings are so strong"
-    ):
-        sampler.moments(ising)
+    strong = opposed(500.0, 450.0, torch.float64)
+    message = "3000 of 2 visible spins whose fields and couplings are so strong"
+    with pytest.raises(UnsupportedError, match=message):
+        ExactSampler(max_seconds=1e-5).moments(Ising(strong.fields.expand(3000, 2), strong.couplings))
 
 
 @pytest.mark.parametrize(("scale", "field"), [(300.0, 1.0), (200.0, 60.0)])
 def test_gradients_of_strong_couplings_are_those_of_enumeration(scale: float, field: float) -> None:
     """Where no query of a group can share its weights, and the sums of a query without fields are 0."""
     base = make_problem((3, 2), 14, lead="heads", seed=1, couplings=scale, fields=field)
-    h, J = (t.double().requires_grad_() for t in (base.fields, base.couplings))
-    s = state_table(14)
-    exponent = h @ s.T + torch.einsum("...jk,xj,xk->...x", J, s, s) / 2
-    p, log_z = exponent.softmax(-1) @ (s > 0).double(), exponent.logsumexp(-1)
-    found = ExactSampler().moments(Ising(h, J))
-    assert (found.probability - p).abs().max() < 1e-9
-    assert ((found.log_partition - log_z) / log_z).abs().max() < 1e-12
-    want = torch.autograd.grad((p * p).sum() + log_z.sum(), (h, J))
-    got = torch.autograd.grad((found.probability**2).sum() + found.log_partition.sum(), (h, J))
-    assert (got[0] - want[0]).abs().max() < 1e-8
-    assert (got[1] - want[1] * (1 - torch.eye(14))).abs().max() < 1e-8
+    assert_gradients_of_enumeration((base.fields, base.couplings), 14, ExactSampler(), 1e-8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -244,16 +224,14 @@ def test_log_odds_of_any_size_and_their_gradients(scale: float, n: int, dtype: t
     """Up to tens of thousands, where no probability is a number; by log-sums over all states."""
     base = make_problem((5,), n, seed=3, couplings=scale, fields=scale, dtype=dtype)
     h, J = base.fields.requires_grad_(), base.couplings.requires_grad_()
-    s = state_table(n)
-    exponent = h.double() @ s.T + torch.einsum("jk,xj,xk->x", J.double(), s, s) / 2
-    sides = [[exponent[:, s[:, j] == sign].logsumexp(-1) for j in range(n)] for sign in (1, -1)]
-    want = torch.stack(sides[0], -1) - torch.stack(sides[1], -1)
+    want = naive_log_odds(Ising(h.double(), J.double()))
     got = ExactSampler().differentiable_log_odds(Ising(h, J))
     digits = 1e-5 if dtype == torch.float32 else 1e-12
     assert ((got - want) / want.abs().clamp(min=1)).abs().max() < digits
-    slopes, expected = (torch.autograd.grad(odds.sum(), (h, J)) for odds in (got, want))
-    assert (slopes[0] - expected[0]).abs().max() < 1e3 * digits
-    assert (slopes[1] - expected[1] * (1 - torch.eye(n))).abs().max() < 1e3 * digits
+    for slope, expected in zip(
+        *(torch.autograd.grad(odds.sum(), (h, J)) for odds in (got, want)), strict=True
+    ):
+        assert (slope - expected).abs().max() < 1e3 * digits
 
 
 # One query after the other under this budget.
