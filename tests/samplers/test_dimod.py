@@ -47,28 +47,22 @@ def test_a_cold_device_answers_the_problem_asked_for(lead: Any, together: int) -
 
 
 def test_a_wrong_temperature_is_seen() -> None:
-    held = {"beta_schedule_type": "custom", "beta_schedule": [3.3] * 30}
-
-    class Unsaid(SimulatedAnnealingSampler):  # type: ignore[misc]  # dimod has no stubs
-        """The annealer behind a signature that says nothing of temperatures."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.parameters: dict[str, Any] = {"num_reads": []}
-
-        def sample(self, bqm: Any, num_reads: int = 1) -> Any:
-            return super().sample(bqm, num_reads=num_reads, seed=1, **held)
-
     ising = make_problem((6,), 4, seed=2)
-    assert pvalue(DimodSampler(Unsaid(), beta=3.0), ising) < ALPHA
-    assert pvalue(DimodSampler(Unsaid(), beta=3.3), ising) > ALPHA
+    assert pvalue(DimodSampler(Device(3.3), beta=3.0), ising) < ALPHA
+    assert pvalue(DimodSampler(Device(3.3), beta=3.3), ising) > ALPHA
 
 
-def test_invisible_spins_are_not_submitted() -> None:
+def test_what_is_not_visible_is_not_submitted() -> None:
     fake = Scripted(all_up)
-    spins = DimodSampler(fake, beta=1.0).sample(causal_problem(4, seed=1), 3, seed=0).spins
+    seen = DimodSampler(fake, beta=1.0).sample(causal_problem(4, seed=1), 3, seed=0).spins
     assert [len(bqm) for bqm, _ in fake.calls] == [1, 2, 3, 4]
-    assert (spins == 2 * torch.ones(4, 4).tril().to(torch.int8) - 1).all()
+    assert (seen == 2 * torch.ones(4, 4).tril().to(torch.int8) - 1).all()
+    fake = Scripted(all_up)
+    ising = Ising(torch.zeros(2, 3), visible=torch.zeros(2, 3, dtype=torch.bool))
+    samples = DimodSampler(fake, beta=1.0).sample(ising, 4, seed=0)
+    assert (samples.spins == -1).all()
+    assert not fake.calls
+    assert (samples.moments().probability == 0).all()
 
 
 def test_what_is_programmed() -> None:
@@ -114,11 +108,9 @@ def test_same_seed_same_tensor_and_seeds_that_differ_by_problem() -> None:
 
 
 def test_hardware_has_no_seed_and_info_says_so() -> None:
-    assert (
-        DimodSampler(Scripted(all_up), beta=1.0).sample(Ising(torch.zeros(1)), 1, seed=3).info["seed"] is None
-    )
-    seeded = DimodSampler(Scripted(all_up, "seed"), beta=1.0)
-    assert seeded.sample(Ising(torch.zeros(1)), 1, seed=3).info["seed"] == 3
+    for names, seed in (((), None), (("seed",), 3)):
+        sampler = DimodSampler(Scripted(all_up, *names), beta=1.0)
+        assert sampler.sample(Ising(torch.zeros(1)), 1, seed=3).info["seed"] == seed
 
 
 def test_reads_per_submission_follow_the_stated_limits() -> None:
@@ -134,15 +126,6 @@ def test_reads_per_submission_follow_the_stated_limits() -> None:
     assert max(keywords["num_reads"] for _, keywords in fake.calls) in (49, 50)
 
 
-def test_problems_without_a_visible_spin_are_not_submitted() -> None:
-    fake = Scripted(all_up)
-    ising = Ising(torch.zeros(2, 3), visible=torch.zeros(2, 3, dtype=torch.bool))
-    samples = DimodSampler(fake, beta=1.0).sample(ising, 4, seed=0)
-    assert (samples.spins == -1).all()
-    assert not fake.calls
-    assert (samples.moments().probability == 0).all()
-
-
 def answering(answer: Any, *names: str, **options: Any) -> DimodSampler:
     return DimodSampler(Scripted(answer, *names), beta=1.0, **options)
 
@@ -153,16 +136,13 @@ def rng() -> np.random.Generator:
 
 def test_num_occurrences_is_a_weight() -> None:
     """Nine up and one down in ten reads of two rows: a peer's layer says 0 where 0.8 is right."""
-
-    def answer(bqm: Any, keywords: dict[str, Any]) -> Any:
-        return rows(bqm, [[1], [-1]], [9, 1])
-
-    samples = answering(answer).sample(Ising(torch.zeros(1)), 10, seed=1)
+    weighted = answering(lambda bqm, keywords: rows(bqm, [[1], [-1]], [9, 1]))
+    samples = weighted.sample(Ising(torch.zeros(1)), 10, seed=1)
     assert samples.spins.shape == (10, 1)
     assert samples.moments().magnetization.item() == pytest.approx(0.8)
 
 
-def test_rows_that_count_more_than_once_come_in_random_order() -> None:
+def test_rows_keep_the_order_of_draws_unless_they_count_more_than_once() -> None:
     """Histograms are sorted by energy; half of the reads must be a fair sample all the same."""
     bqm = dimod.BQM({0: 1.0}, {}, "SPIN")
     found = expand(rows(bqm, [[-1], [1]], [500, 500]), [0], rng())
@@ -170,9 +150,6 @@ def test_rows_that_count_more_than_once_come_in_random_order() -> None:
     assert found.spins.sum() == 0
     again = expand(rows(bqm, [[-1], [1]], [500, 500]), [0], rng())
     assert (found.spins == again.spins).all()
-
-
-def test_draw_order_is_kept_where_every_row_counts_once() -> None:
     bqm = dimod.BQM({0: 1.0}, {}, "SPIN")
     spins = np.array([[1], [-1], [1], [1], [-1]], dtype=np.int8)
     assert (expand(rows(bqm, spins), [0], rng()).spins == spins).all()
@@ -201,21 +178,36 @@ def test_bits_are_converted() -> None:
     assert spins.tolist() == [[1, -1]] * 3
 
 
-@pytest.mark.parametrize("energy", [float("nan"), float("inf")])
-def test_energies_that_are_no_numbers_are_refused(energy: float) -> None:
-    def answer(bqm: Any, keywords: dict[str, Any]) -> Any:
-        return dimod.SampleSet.from_samples([[1]], energy=[energy], vartype="SPIN")
-
-    with pytest.raises(ValueError, match="answer: expected finite energies"):
-        answering(answer).sample(Ising(torch.zeros(1)), 1, seed=0)
+def answer_of(*samples: dict[int, int], energy: float = 0.0) -> Any:
+    return lambda bqm, keywords: dimod.SampleSet.from_samples(
+        list(samples), energy=[energy] * len(samples), vartype="SPIN"
+    )
 
 
-def test_a_missing_variable_is_refused() -> None:
-    def answer(bqm: Any, keywords: dict[str, Any]) -> Any:
-        return dimod.SampleSet.from_samples([{0: 1}], energy=[0.0], vartype="SPIN")
+def reads_of(count: int) -> Any:
+    return lambda bqm, keywords: all_up(bqm, {"num_reads": count})
 
-    with pytest.raises(ValueError, match="expected a value for every variable, got none for 1"):
-        answering(answer).sample(Ising(torch.zeros(2)), 1, seed=0)
+
+def counts_of(*counts: int) -> Any:
+    return lambda bqm, keywords: rows(bqm, [[1]] * len(counts), counts)
+
+
+@pytest.mark.parametrize(
+    ("answer", "spins", "message"),
+    [
+        (answer_of({0: 1}, energy=float("nan")), 1, "answer: expected finite energies"),
+        (answer_of({0: 1}, energy=float("inf")), 1, "answer: expected finite energies"),
+        (answer_of({0: 1}), 2, "expected a value for every variable, got none for 1"),
+        # Refused before a read is expanded.
+        (counts_of(10**9), 1, "answer: expected about the requested 10 reads, got "),
+        (counts_of(2**62, 2**62), 1, "answer: expected about the requested 10 reads, got "),
+        (reads_of(0), 1, "was asked for 10 reads and returned"),
+        (reads_of(1), 1, "was asked for 10 reads and returned"),
+    ],
+)
+def test_answers_that_cannot_be_are_refused(answer: Any, spins: int, message: str) -> None:
+    with pytest.raises(SubmissionError if "was asked" in message else ValueError, match=message):
+        answering(answer).sample(Ising(torch.zeros(spins)), 10, seed=0)
 
 
 def test_short_answers_are_completed_and_long_ones_cut() -> None:
@@ -227,21 +219,6 @@ def test_short_answers_are_completed_and_long_ones_cut() -> None:
     assert [keywords["num_reads"] for _, keywords in fake.calls] == [10, 6, 2]
     long = answering(lambda bqm, keywords: all_up(bqm, {"num_reads": keywords["num_reads"] + 3}))
     assert long.sample(Ising(torch.zeros(1)), 10, seed=0).num_reads == 10
-
-
-@pytest.mark.parametrize("counts", [[10**9], [2**62, 2**62]])
-def test_counts_beyond_what_was_asked_for_are_refused(counts: list[int]) -> None:
-    """Refused before a read is expanded."""
-    many = answering(lambda bqm, keywords: rows(bqm, [[1]] * len(counts), counts))
-    with pytest.raises(ValueError, match="answer: expected about the requested 10 reads, got "):
-        many.sample(Ising(torch.zeros(1)), 10, seed=0)
-
-
-@pytest.mark.parametrize("reads", [0, 1])
-def test_too_short_answers_are_refused(reads: int) -> None:
-    few = answering(lambda bqm, keywords: all_up(bqm, {"num_reads": reads}))
-    with pytest.raises(SubmissionError, match="was asked for 10 reads and returned"):
-        few.sample(Ising(torch.zeros(1)), 10, seed=0)
 
 
 def test_one_read_has_no_covariance_and_says_so() -> None:
@@ -269,26 +246,24 @@ def chains(*lengths: int, logical: int, gauges: Any = None) -> Packed:
     )
 
 
-def test_chains_are_read_by_majority() -> None:
+def test_chains_are_read_by_majority_and_multiplied_by_their_gauge() -> None:
+    """An ancilla is watched."""
     spins = np.array([[1, 1, -1, -1], [-1, 1, -1, -1]], dtype=np.int8)
     read = logical_spins(spins, chains(3, 1, logical=2), rng())
     assert read.spins.tolist() == [[1, -1], [-1, -1]]
     assert read.broken.tolist() == [0.5, 0.5]
-
-
-def test_ties_are_broken_evenly() -> None:
-    """N = 10,000; alpha = 1e-6 is 4.9 standard errors, 0.049."""
-    spins = np.tile(np.array([1, -1], dtype=np.int8), (10_000, 1))
-    assert abs(logical_spins(spins, chains(2, logical=1), rng()).spins.mean()) < 0.049
-
-
-def test_a_gauge_spin_multiplies_and_an_ancilla_is_watched() -> None:
     spins = np.array([[1, -1, 1], [1, -1, -1]], dtype=np.int8)
     gauge = logical_spins(spins, chains(1, 1, 1, logical=2, gauges=np.array([2, 2])), rng())
     assert gauge.spins.tolist() == [[1, -1], [-1, 1]]
     ancilla = logical_spins(spins, chains(1, 1, 1, logical=2), rng())
     assert ancilla.spins.tolist() == [[1, -1], [1, -1]]
     assert ancilla.flipped == 0.5
+
+
+def test_ties_are_broken_evenly() -> None:
+    """N = 10,000; alpha = 1e-6 is 4.9 standard errors, 0.049."""
+    spins = np.tile(np.array([1, -1], dtype=np.int8), (10_000, 1))
+    assert abs(logical_spins(spins, chains(2, logical=1), rng()).spins.mean()) < 0.049
 
 
 class Device(SimulatedAnnealingSampler):  # type: ignore[misc]  # dimod has no stubs
@@ -348,7 +323,9 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         diabat.sampler("dimod").sample(Ising(torch.zeros(1)), 1)
 
 
-def test_parameters_of_the_signature_are_known_too() -> None:
+def test_parameters_of_the_signature_are_known_and_those_of_hardware_are_sent() -> None:
+    """auto_scale is True and answers are histograms unless told otherwise."""
+
     class Undeclared(Scripted):
         def sample(self, bqm: Any, *, patience: int = 0, **keywords: Any) -> Any:
             return super().sample(bqm, patience=patience, **keywords)
@@ -356,22 +333,16 @@ def test_parameters_of_the_signature_are_known_too() -> None:
     fake = Undeclared(all_up)
     DimodSampler(fake, beta=1.0, parameters={"patience": 3}).sample(Ising(torch.zeros(1)), 1)
     assert fake.calls[0][1]["patience"] == 3
-
-
-def test_hardware_defaults_are_sent() -> None:
-    """auto_scale is True and answers are histograms unless told otherwise."""
+    # auto_scale is True and answers are histograms unless told otherwise.
     fake = plain("auto_scale", "answer_mode")
     DimodSampler(fake, beta=1.0).sample(Ising(torch.zeros(1)), 4)
     assert fake.calls[0][1] == {"num_reads": 4, "auto_scale": False, "answer_mode": "raw"}
 
 
-def test_an_optimiser_without_a_declared_law_is_taken() -> None:
+def test_the_law_is_that_of_the_sampler() -> None:
     sampler = DimodSampler("dwave.samplers:TabuSampler", beta=1.0, parameters={"timeout": 1})
     assert sampler.capabilities.law == "diabatic"
     assert sampler.sample(Ising(torch.tensor([5.0, -5.0])), 2, seed=1).spins.tolist() == [[1, -1]] * 2
-
-
-def test_the_default_is_an_annealer_held_at_one() -> None:
     sampler = diabat.sampler("dimod")
     assert sampler.capabilities.law == "boltzmann"
     assert DimodSampler(plain(), beta=1.0).capabilities.law == "diabatic"

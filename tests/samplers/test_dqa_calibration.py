@@ -28,6 +28,7 @@ def sk_problems(strength: float, seed: int, n: int = 6, instances: int = 24) -> 
 def test_predicted_is_the_default() -> None:
     sampler = quick()
     assert sampler.betas == sampler.predicted_betas == predicted_beta(schedule("Advantage2_system1"), 2.0)
+    assert sampler.betas.beta_J > 1.05 * sampler.betas.beta_h
     info = sampler.moments(make_problem((2,), 3)).info
     assert info["calibration"] == "predicted"
     assert info["programmed_with"] == tuple(sampler.betas)
