@@ -121,15 +121,11 @@ def test_no_sweeps_give_the_reads_of_the_base_with_its_own_seed() -> None:
     swept = RefineSampler(base, sweeps=1).sample(ising, 50, seed=11)
     assert swept.info["base"]["seed"] == inner
     assert not torch.equal(swept.spins, samples.spins)
-
-
-def test_reads_reach_the_base_in_one_call() -> None:
-    recorder = RecorderSampler(ReferenceSampler())
-    refined = RefineSampler(recorder, num_reads=37)
-    assert refined.moments(make_problem((2, 3), 4, seed=10), seed=5).num_reads == 37
-    assert [(call.method, call.num_reads, call.shape) for call in recorder.calls] == [
-        ("sample", 37, (2, 3, 4))
-    ]
+    # All reads reach the base in one call.
+    recorder = RecorderSampler(base)
+    assert RefineSampler(recorder, num_reads=37).moments(ising, seed=5).num_reads == 37
+    (call,) = recorder.calls
+    assert (call.method, call.num_reads, call.shape) == ("sample", 37, (2, 3, 5))
 
 
 @pytest.mark.parametrize(
@@ -138,13 +134,9 @@ def test_reads_reach_the_base_in_one_call() -> None:
 def test_seeds_and_threads(ising: Ising) -> None:
     refined = RefineSampler("exact")
     first = refined.sample(ising, 500, seed=3).spins
-    before = torch.get_num_threads()
-    try:
-        for threads in (2, 3):
-            torch.set_num_threads(threads)
-            assert torch.equal(refined.sample(ising, 500, seed=3).spins, first)
-    finally:
-        torch.set_num_threads(before)
+    for threads in (2, 3):
+        torch.set_num_threads(threads)
+        assert torch.equal(refined.sample(ising, 500, seed=3).spins, first)
     assert not torch.equal(refined.sample(ising, 500, seed=4).spins, first)
 
 
@@ -170,13 +162,9 @@ def test_float32_fields_give_the_draw_of_the_same_numbers_in_float64() -> None:
 
 
 def test_info() -> None:
-    samples = RefineSampler(AllUp(), sweeps=3).sample(make_problem((2,), 3, seed=14), 4, seed=6)
-    assert {k: samples.info[k] for k in ("backend", "seed", "sweeps")} == {
-        "backend": "refine",
-        "seed": 6,
-        "sweeps": 3,
-    }
-    assert (samples.info["base"]["backend"], samples.info["base"]["mark"]) == ("all_up", "up")
+    info = RefineSampler(AllUp(), sweeps=3).sample(make_problem((2,), 3, seed=14), 4, seed=6).info
+    assert (info["backend"], info["seed"], info["sweeps"]) == ("refine", 6, 3)
+    assert (info["base"]["backend"], info["base"]["mark"]) == ("all_up", "up")
 
 
 def test_capabilities_are_those_of_reads_of_the_base() -> None:
@@ -189,16 +177,13 @@ def test_capabilities_are_those_of_reads_of_the_base() -> None:
     )
     assert exact.gradients == ("straight_through", "linear_response", "covariance")
     assert exact.max_spins == sampler("exact").capabilities.max_spins
-    dqa = diabat.sampler("refine")
-    base = sampler("dqa").capabilities
-    assert dqa.capabilities == replace(base, edges=True, gradients=exact.gradients)
-    assert (dqa.capabilities.law, dqa.capabilities.three_body) == ("diabatic", False)
+    dqa, base = diabat.sampler("refine").capabilities, sampler("dqa").capabilities
+    assert dqa == replace(base, edges=True, gradients=exact.gradients)
+    assert (dqa.law, dqa.three_body) == ("diabatic", False)
 
 
 def test_couplings_beyond_float32_are_refused_by_sweeps_only() -> None:
-    ising = Ising(
-        torch.zeros(3, dtype=torch.float64), pack_couplings(torch.tensor([1e26, 0.0, 0.0]).double(), 3)
-    )
+    ising = Ising(torch.zeros(3).double(), pack_couplings(torch.tensor([1e26, 0.0, 0.0]).double(), 3))
     message = r"couplings: sampler 'refine' computes in float32, expected values up to 1e\+25, got 1e\+26\."
     with pytest.raises(UnsupportedError, match=message):
         RefineSampler(AllUp()).sample(ising, 2)
@@ -207,13 +192,9 @@ def test_couplings_beyond_float32_are_refused_by_sweeps_only() -> None:
 
 def test_a_single_spin_has_its_probability_and_a_large_field_decides() -> None:
     """N = 40,000 reads of 2 problems of one spin, alpha = 1e-6."""
-    ising = Ising(torch.tensor([[0.8], [-0.8]]))
-    assert pvalue(RefineSampler(AllUp(), sweeps=1), ising, brute_force_states(ising)) > ALPHA
-    decided = (
-        RefineSampler(AllUp(), sweeps=1)
-        .sample(Ising(torch.tensor([[1e4], [-1e39]], dtype=torch.float64)), READS)
-        .spins
-    )
+    one, ising = RefineSampler(AllUp(), sweeps=1), Ising(torch.tensor([[0.8], [-0.8]]))
+    assert pvalue(one, ising, brute_force_states(ising)) > ALPHA
+    decided = one.sample(Ising(torch.tensor([[1e4], [-1e39]], dtype=torch.float64)), READS).spins
     assert torch.equal(decided.unique(dim=0), torch.tensor([[[1], [-1]]], dtype=torch.int8))
 
 

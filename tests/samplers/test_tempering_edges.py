@@ -101,9 +101,13 @@ def test_moments_are_those_of_the_same_couplings_as_a_matrix(options: dict[str, 
         torch.testing.assert_close(getattr(one, name), getattr(other, name), rtol=1e-5, atol=1e-6)
 
 
-def test_many_replicas_share_several_strips() -> None:
+def test_refinements_and_many_replicas_are_those_of_the_matrix() -> None:
     """70 replicas of a chain are two strips of 64 lanes."""
     same_draws(sparse_problem((2,), 9, 12, seed=8), 3, num_replicas=70, burn_in=16)
+    ising = sparse_problem((2,), 9, 12, seed=13)
+    backend = diabat.sampler("refine", sampler=tempering(num_replicas=1), sweeps=3)
+    one, other = (backend.sample(p, 40, seed=4).spins for p in (ising, ising.dense()))
+    assert torch.equal(one, other)
 
 
 def test_problems_without_visible_spins_are_left_out() -> None:
@@ -171,13 +175,6 @@ def test_neighbours_after_a_spin_come_before_those_in_front_of_it() -> None:
         own = slice(starts[j], starts[j + 1])
         assert neighbours[own].tolist() == sorted(found, key=lambda k: (k < j, k))
         assert all(set(index[e]) == {j, k} for e, k in zip(entries[own], neighbours[own], strict=True))
-
-
-def test_refine_sweeps_on_edges() -> None:
-    ising = sparse_problem((2,), 9, 12, seed=13)
-    backend = diabat.sampler("refine", sampler=tempering(num_replicas=1), sweeps=3)
-    one, other = (backend.sample(p, 40, seed=4).spins for p in (ising, ising.dense()))
-    assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(("replicas", "reads"), [(1, 1), (1, 20), (3, 20)])

@@ -21,9 +21,16 @@ from diabat.samplers.tempering.ladder import (
 )
 
 
-def test_even_ladder() -> None:
+def test_rungs_stay_where_nothing_was_seen_and_ascending_after_extreme_counts() -> None:
     assert even_ladder(1).tolist() == [1.0]
     assert even_ladder(5).tolist() == [0.0, 0.25, 0.5, 0.75, 1.0]
+    betas = np.array([[0.0, 0.1, 0.5, 1.0]])
+    assert equalised(betas, np.zeros((1, 3)), np.zeros(3))[0] == pytest.approx(
+        [0.0, 0.1, 0.5, 1.0], abs=1e-12
+    )
+    six = np.tile(even_ladder(6), (2, 1))
+    moved = equalised(six, np.array([[0, 0, 0, 0, 1e6], [1e6, 0, 0, 0, 0.0]]), np.full(5, 1e6))
+    assert (np.diff(moved) > 0).all()
 
 
 @pytest.mark.parametrize(("first", "sweeps"), [(0, 1), (1, 1), (0, 7), (3, 8), (4, 5)])
@@ -41,19 +48,6 @@ def test_rungs_move_to_equal_parts_of_the_barrier() -> None:
     steps = np.arange(9) / 8
     assert betas == pytest.approx(np.stack([steps**0.5, steps**2]), abs=1e-3)
     assert np.array_equal(betas[:, [0, -1]], [[0.0, 1.0]] * 2)
-
-
-def test_rungs_stay_where_nothing_was_seen() -> None:
-    betas = np.array([[0.0, 0.1, 0.5, 1.0]])
-    assert equalised(betas, np.zeros((1, 3)), np.zeros(3))[0] == pytest.approx(
-        [0.0, 0.1, 0.5, 1.0], abs=1e-12
-    )
-
-
-def test_rungs_stay_ascending_after_extreme_counts() -> None:
-    betas = np.tile(even_ladder(6), (2, 1))
-    moved = equalised(betas, np.array([[0, 0, 0, 0, 1e6], [1e6, 0, 0, 0, 0.0]]), np.full(5, 1e6))
-    assert (np.diff(moved) > 0).all()
 
 
 def test_log_partition_of_a_two_state_system() -> None:
@@ -124,11 +118,6 @@ def test_statistics_are_taken_for_each_column() -> None:
     assert split_rhat(x).shape == (2,)
 
 
-def test_rhat_of_mixed_chains() -> None:
-    """E[R-hat²] = 1 + (τ - 1)/T' for halves of T' steps: 1.008 at τ = 9, T' = 1000, within 0.003 for 64 chains."""
-    assert float(split_rhat(autoregressive(0.8, 2000, 64, seed=4))) ** 2 == pytest.approx(1.008, abs=0.003)
-
-
 def test_rhat_sees_chains_in_different_places_and_a_drift() -> None:
     x = autoregressive(0.5, 1000, 8, seed=5)
     apart = x + np.where(np.arange(8) < 4, -1.0, 1.0)
@@ -138,15 +127,14 @@ def test_rhat_sees_chains_in_different_places_and_a_drift() -> None:
     assert float(split_rhat(drift)) > 1.3
 
 
-def test_chains_that_stand_still() -> None:
+def test_rhat_by_hand_of_mixed_chains_and_of_chains_that_stand_still() -> None:
+    """Means 0 and 2 (variance 2), variances 1 and 3 (mean 2), T = 4: √(3/4 + 2/2)."""
+    got = rhat(np.array([0.0, 2.0]), np.array([1.0, 3.0]), 4)
+    assert float(got) == pytest.approx(1.75**0.5)
+    # E[R-hat²] = 1 + (τ - 1)/T' for halves of T' steps: 1.008 at τ = 9, T' = 1000, within 0.003 for 64 chains.
+    assert float(split_rhat(autoregressive(0.8, 2000, 64, seed=4))) ** 2 == pytest.approx(1.008, abs=0.003)
     still = np.zeros((10, 3))
     assert float(split_rhat(still)) == 1.0
     assert float(autocorrelation_time(still)) == 1.0
     still[:, 1] = 1.0
     assert float(split_rhat(still)) == np.inf
-
-
-def test_rhat_by_hand() -> None:
-    """Means 0 and 2 (variance 2), variances 1 and 3 (mean 2), T = 4: √(3/4 + 2/2)."""
-    got = rhat(np.array([0.0, 2.0]), np.array([1.0, 3.0]), 4)
-    assert float(got) == pytest.approx(1.75**0.5)
