@@ -5,16 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from diabat.circuits import Batch, NativeEngine, TrotterPlan, draw_spins, reference_probabilities, spin_table
+from diabat.circuits.engines.native import adjoint as native_adjoint
+from diabat.circuits.engines.native import kernel as native_kernel
 from diabat.compute import memory
 from diabat.compute.scratch import aligned_rows
 
-from .conftest import random_plan, random_problem, turning
+from .conftest import ANGLES, KINDS, make_batch, random_plan, random_problem, turning
 
 PRECISIONS = ("double", "single")
 
@@ -22,13 +25,7 @@ PRECISIONS = ("double", "single")
 def mixed_batches() -> list[Batch]:
     """Sizes 1 to 9, shared and own couplings, blocks that are full and not, and none at all."""
     sizes = ((1, 2), (3, 0), (4, 17), (7, 9), (9, 3), (4, 1), (7, 33))
-    batches = []
-    for k, (n, problems) in enumerate(sizes):
-        fields, couplings = random_problem(n, problems, seed=k)
-        if k % 2:
-            couplings = np.array([random_problem(n, 1, seed=50 + q)[1] for q in range(problems)])
-        batches.append(Batch(fields, couplings.reshape(-1, n, n) if k % 2 else couplings))
-    return batches
+    return [make_batch(n, problems, KINDS[k % 2], seed=k) for k, (n, problems) in enumerate(sizes)]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -44,18 +41,15 @@ def test_batches_of_several_sizes_equal_separate_calls_bit_for_bit(precision: An
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("kind", ["shared", "per problem"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [3, 4, 5, 8, 10])
 def test_a_problem_does_not_depend_on_the_batch_around_it(n: int, kind: str, precision: Any) -> None:
-    engine, plan = NativeEngine(precision), turning(5, 0, seed=6)
-    fields, couplings = random_problem(n, 35, seed=n)
-    if kind == "per problem":
-        couplings = np.array([random_problem(n, 1, seed=q)[1] for q in range(35)])
-    (whole,) = engine.moments(plan, [Batch(fields, couplings)], correlations=True)
-    table = engine.probabilities(plan, fields, couplings)
+    engine, plan, batch = NativeEngine(precision), turning(5, 0, seed=6), make_batch(n, 35, kind, seed=n)
+    (whole,) = engine.moments(plan, [batch], correlations=True)
+    table = engine.probabilities(plan, batch.fields, batch.couplings)
     random = np.random.default_rng(2)
     for rows in (random.permutation(35), np.array([34]), np.array([7, 3, 20]), np.arange(17, 35)):
-        part = Batch(fields[rows], couplings if kind == "shared" else couplings[rows])
+        part = Batch(batch.fields[rows], batch.couplings if batch.shared else batch.couplings[rows])
         (moments,) = engine.moments(plan, [part], correlations=True)
         assert (moments.probability == whole.probability[rows]).all()
         assert (moments.correlation == whole.correlation[rows]).all()
@@ -83,36 +77,25 @@ def test_few_problems_give_the_same_states_and_reads_as_many() -> None:
 
 
 def test_threads_do_not_change_a_bit() -> None:
-    plan, batches = turning(5, 1, seed=6), mixed_batches()
-    v = [np.cos(b.fields) for b in batches]
-    results = []
+    plan, batches, results = turning(5, 1, seed=6), mixed_batches(), []
     for threads in (1, 2, 3, 64):
         engine = NativeEngine(threads=threads)
         moments = engine.moments(plan, batches, correlations=True)
-        reads = engine.sample(plan, batches, 20, np.random.default_rng(8))
-        gradient = engine.gradient(plan, batches, v)
-        tables = [engine.probabilities(plan, b.fields, b.couplings) for b in batches]
+        gradient = engine.gradient(plan, batches, [np.cos(b.fields) for b in batches])
         results.append(
             [
-                *(m.probability for m in moments),
-                *(m.correlation for m in moments),
-                *reads,
-                *(g.fields for g in gradient.batches),
-                *(g.couplings for g in gradient.batches),
-                gradient.field_angles,
-                gradient.coupling_angles,
-                gradient.mixer_angles,
-                *tables,
+                *(array for m in moments for array in (m.probability, m.correlation)),
+                *engine.sample(plan, batches, 20, np.random.default_rng(8)),
+                *(array for g in gradient.batches for array in (g.fields, g.couplings)),
+                *(getattr(gradient, key) for key in ANGLES),
+                *(engine.probabilities(plan, b.fields, b.couplings) for b in batches),
             ]
         )
     for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
-            assert np.array_equal(np.asarray(a), np.asarray(b))
+        assert all(np.array_equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def test_threads_are_used_and_a_function_is_asked_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    from diabat.circuits.engines.native import kernel as native_kernel
-
     seen: list[int] = []
     original = native_kernel.run_plan
 
@@ -220,32 +203,28 @@ def test_same_seed_same_draw_on_any_number_of_threads(threads: int) -> None:
 
 
 def test_what_does_not_fit_into_memory_is_refused_with_amounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tables of 2^23 rows of 64 bytes and a phase table, on each thread that has a block."""
     monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 27)
-    plan, n = random_plan(2, seed=1), 23
+    plan, n, one = random_plan(2, seed=1), 23, NativeEngine()
     batch = Batch(np.zeros((9, n)), np.zeros((n, n)))
-    got = r"got 0\.125 GiB available"
-    # Two tables of 2^23 rows of 64 bytes and a phase table, on each thread that has a block.
-    with pytest.raises(ValueError, match=rf"^fields: 23 spins on 1 thread need 1\.25 GiB of memory, {got}"):
-        NativeEngine().moments(plan, [batch])
-    with pytest.raises(ValueError, match=rf"^fields: 23 spins on 2 threads need 2\.5 GiB of memory, {got}"):
-        NativeEngine(threads=2).moments(plan, [batch])
-    with pytest.raises(ValueError, match=rf"23 spins on 1 thread need 2\.25 GiB of memory, {got}"):
-        NativeEngine().moments(plan, [batch], correlations=True)
-    with pytest.raises(ValueError, match=rf"23 spins on 1 thread need 3\.75 GiB of memory, {got}"):
-        NativeEngine().gradient(plan, [batch], [batch.fields])
-    # The table of states itself counts as well: 2^23 numbers of one block of lanes.
-    with pytest.raises(ValueError, match=rf"23 spins on 1 thread need 1\.75 GiB of memory, {got}"):
-        NativeEngine().probabilities(plan, batch.fields[:1], batch.couplings)
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: one.moments(plan, [batch]), "1 thread need 1.25"),
+        (lambda: NativeEngine(threads=2).moments(plan, [batch]), "2 threads need 2.5"),
+        (lambda: one.moments(plan, [batch], correlations=True), "1 thread need 2.25"),
+        (lambda: one.gradient(plan, [batch], [batch.fields]), "1 thread need 3.75"),
+        # The table of states itself counts as well: 2^23 numbers of one block of lanes.
+        (lambda: one.probabilities(plan, batch.fields[:1], batch.couplings), "1 thread need 1.75"),
+    ]
+    for call, needs in calls:
+        with pytest.raises(
+            ValueError, match=f"^fields: 23 spins on {needs} GiB of memory, got 0.125 GiB available"
+        ):
+            call()
 
 
 def test_small_problems_do_not_ask_about_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-
-    def nothing_left() -> int:
-        asked.append(1)
-        return 0
-
-    monkeypatch.setattr(memory, "available_bytes", nothing_left)
+    monkeypatch.setattr(memory, "available_bytes", lambda: asked.append(1) or 0)
     plan, batch = random_plan(2, seed=1), Batch(*random_problem(8, 3, seed=1))
     (found,) = NativeEngine().moments(plan, [batch])
     want = reference_probabilities(plan, batch.fields, batch.couplings) @ (spin_table(8) > 0)
@@ -267,13 +246,7 @@ def all_kernels(engine: NativeEngine, n: int, own: bool, parity: int) -> None:
 
 def test_nothing_is_compiled_for_a_second_engine() -> None:
     """One compiled version of every kernel for each precision serves all sizes, couplings and plans."""
-    from diabat.circuits.engines.native import adjoint as native_adjoint
-    from diabat.circuits.engines.native import kernel as native_kernel
-
-    kernels: list[Any] = [
-        native_kernel.run_plan,
-        native_adjoint.run_gradient,
-    ]
+    kernels: list[Any] = [native_kernel.run_plan, native_adjoint.run_gradient]
     for precision in PRECISIONS:
         all_kernels(NativeEngine(precision), 3, False, 0)
     before = [list(k.signatures) for k in kernels]
@@ -304,9 +277,6 @@ def test_kernels_stay_within_their_scratch(
     own: bool, precision: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guard rows before and behind either buffer of scratch are left as they were, all sizes of groups."""
-    from diabat.circuits.engines.native import adjoint as native_adjoint
-    from diabat.circuits.engines.native import kernel as native_kernel
-
     runs = 0
 
     def guarded(kernel: Any, place: int) -> Any:
@@ -324,11 +294,8 @@ def test_kernels_stay_within_their_scratch(
 
         return run
 
-    for module, name, place in (
-        (native_kernel, "run_plan", 6),
-        (native_adjoint, "run_gradient", 6),
-    ):
-        monkeypatch.setattr(module, name, guarded(getattr(module, name), place))
+    for module, name in ((native_kernel, "run_plan"), (native_adjoint, "run_gradient")):
+        monkeypatch.setattr(module, name, guarded(getattr(module, name), 6))
     sizes = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12)
     for n in sizes:
         all_kernels(NativeEngine(precision), n, own, 0)

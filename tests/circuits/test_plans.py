@@ -22,23 +22,23 @@ from diabat.circuits import (
 )
 from diabat.circuits.grids import grid_edges, layer_edges
 
-from .conftest import Array, random_problem
+from .conftest import random_problem
 
 RAMP = linear_ramp(2.0, 2.0)
 
 
-def distance(steps: int, order: Any, exact: Array) -> float:
-    fields, couplings = random_problem(3, 4, seed=3)
-    p = reference_probabilities(trotter_plan(RAMP, 1.0, steps, order), fields, couplings)
-    return float(np.abs(p - exact).sum(axis=1).max() / 2)
-
-
+@pytest.mark.parametrize("grid", ["uniform", "adaptive"])
 @pytest.mark.parametrize(("order", "power"), [("first", 1), ("strang", 2), ("suzuki4", 4)])
-def test_order_of_the_trotter_error(order: str, power: int) -> None:
+def test_order_of_the_trotter_error(order: Any, power: int, grid: Any) -> None:
     fields, couplings = random_problem(3, 4, seed=3)
-    exact = reference_probabilities(trotter_plan(RAMP, 1.0, 800, "suzuki4"), fields, couplings)
-    errors = np.array([distance(steps, order, exact) for steps in (25, 50, 100)])
-    assert np.log2(errors[:-1] / errors[1:]) == pytest.approx(power, abs=0.2)
+    exact = trotter_plan(RAMP, 1.0, 800, "suzuki4")
+    errors = np.array(
+        [
+            plan_distance(trotter_plan(RAMP, 1.0, steps, order, grid), exact, fields, couplings).max()
+            for steps in ((25, 50, 100) if grid == "uniform" else (50, 100))
+        ]
+    )
+    assert np.log2(errors[:-1] / errors[1:]) == pytest.approx(power, abs=0.2 if grid == "uniform" else 0.3)
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,19 @@ def test_angles_add_up_to_the_integrals() -> None:
         assert plan.steps == 150
 
 
-def test_default_steps() -> None:
+def test_default_steps_and_the_least_of_every_order() -> None:
     table = schedule("Advantage2_system1")
-    assert minimum_steps(table, 5.0) == 114
+    for order in ("first", "strang", "suzuki4"):
+        assert minimum_steps(table, 5.0, order) == 114
+        with pytest.raises(ValueError, match="steps: expected at least 114 "):
+            trotter_plan(table, 5.0, 113, order)
+    trotter_plan(table, 5.0, 114)
     assert default_steps(table, 5.0) == 200 == trotter_plan(table, 5.0).steps
     assert default_steps(RAMP, 0.1) == 20
     assert default_steps(table, 40_000.0) == 1_000_000  # and not more than are allowed
+    steps = default_steps(TABLE, 5.0, "strang", "adaptive")
+    assert 100 < steps < default_steps(TABLE, 5.0) == 200
+    assert trotter_plan(TABLE, 5.0, grid="adaptive").steps == steps
 
 
 def test_a_grid_of_ones_own() -> None:
@@ -197,7 +204,6 @@ def test_the_plan_follows_the_annealing_hamiltonian() -> None:
 
 
 TABLE = schedule("Advantage2_system1")
-RAMP = linear_ramp(2.0, 2.0)
 
 
 def test_a_hundred_adaptive_steps_reach_one_in_a_thousand() -> None:
@@ -223,17 +229,6 @@ def test_adaptive_steps_follow_the_field_and_end_in_one_step() -> None:
     assert grid_edges(TABLE, 5.0, 100, "suzuki4", "adaptive")[-2] > edges[-2] + 0.05
 
 
-@pytest.mark.parametrize(("order", "power"), [("first", 1), ("strang", 2), ("suzuki4", 4)])
-def test_the_adaptive_grid_keeps_the_order(order: Any, power: int) -> None:
-    fields, couplings = random_problem(3, 4, seed=3)
-    exact = trotter_plan(RAMP, 1.0, 400, "suzuki4")
-    errors = [
-        plan_distance(trotter_plan(RAMP, 1.0, n, order, "adaptive"), exact, fields, couplings).max()
-        for n in (50, 100)
-    ]
-    assert np.log2(errors[0] / errors[1]) == pytest.approx(power, abs=0.3)
-
-
 @pytest.mark.parametrize("order", ["first", "strang", "suzuki4"])
 def test_the_least_adaptive_grid_turns_by_less_than_pi(order: Any) -> None:
     least = minimum_steps(TABLE, 5.0, order, "adaptive")
@@ -250,26 +245,10 @@ def test_the_least_adaptive_grid_turns_by_less_than_pi(order: Any) -> None:
         trotter_plan(TABLE, 5.0, least - 1, order, "adaptive")
 
 
-@pytest.mark.parametrize("order", ["first", "strang", "suzuki4"])
-def test_the_uniform_threshold_holds_for_every_order(order: Any) -> None:
-    assert minimum_steps(TABLE, 5.0, order) == 114
-    with pytest.raises(ValueError, match="steps: expected at least 114 "):
-        trotter_plan(TABLE, 5.0, 113, order)
-
-
-def test_default_steps_of_the_adaptive_grid() -> None:
-    steps = default_steps(TABLE, 5.0, "strang", "adaptive")
-    assert 100 < steps < default_steps(TABLE, 5.0) == 200
-    assert trotter_plan(TABLE, 5.0, grid="adaptive").steps == steps
-
-
-def test_layers_of_a_strang_step_run_from_middle_to_middle() -> None:
+def test_layers_of_a_strang_step_run_from_middle_to_middle_also_of_few_adaptive_ones() -> None:
     problem, mixer = layer_edges(np.array([0.0, 0.2, 1.0]), "strang")
     assert problem == pytest.approx([0, 0.2, 1])
     assert mixer == pytest.approx([0.1, 0.6, 1])
-
-
-def test_one_and_two_adaptive_steps() -> None:
     for steps in (1, 2, 3):
         edges = grid_edges(RAMP, 0.2, steps, "strang", "adaptive")
         assert len(edges) == steps + 1

@@ -44,15 +44,9 @@ def test_averages_over_reads_by_hand() -> None:
 
 def test_invisible_spins_average_to_nothing() -> None:
     moments = Samples(reads(), torch.tensor([True, False])).moments(correlations=True)
-    for value in (
-        moments.probability[1],
-        moments.smoothed_probability[1],
-        moments.magnetization[1],
-        moments.standard_error[1],
-        moments.correlation[1],
-        moments.correlation[:, 1],
-    ):
-        assert not value.any()
+    for name in ("probability", "smoothed_probability", "magnetization", "standard_error", "correlation"):
+        assert not getattr(moments, name)[..., 1].any()
+    assert not moments.correlation[1].any()
 
 
 class Limited(ReferenceSampler):
@@ -65,26 +59,20 @@ class Limited(ReferenceSampler):
         return replace(super().capabilities, max_spins=3, three_body=False, correlations=False)
 
 
+CUBIC = make_problem((2,), 3, three_body=1.0)
+
+
 @pytest.mark.parametrize(
-    ("ising", "message"),
-    [
-        (make_problem((2,), 4), "sampler 'limited' accepts at most 3 visible spins, got 4"),
-        (
-            make_problem((2,), 3, three_body=1.0),
-            "sampler 'limited' accepts fields and couplings only; use 'exact'",
-        ),
-    ],
+    "call", [lambda ising: Limited().sample(ising, 2), lambda ising: Limited().moments(ising)]
 )
-@pytest.mark.parametrize("call", ["sample", "moments"])
-def test_capabilities_refuse(ising: Ising, message: str, call: str) -> None:
-    with pytest.raises(UnsupportedError, match=message):
-        _ = Limited().sample(ising, 2) if call == "sample" else Limited().moments(ising)
-
-
-def test_capabilities_allow_the_rest() -> None:
+def test_capabilities_refuse_and_allow_the_rest(call: Any) -> None:
+    with pytest.raises(UnsupportedError, match="sampler 'limited' accepts at most 3 visible spins, got 4"):
+        call(make_problem((2,), 4))
+    with pytest.raises(UnsupportedError, match="'limited' accepts fields and couplings only; use 'exact'"):
+        call(CUBIC)
     few = Ising(torch.zeros(2, 5), visible=torch.tensor([True, True, True, False, False]))
-    assert Limited().sample(few, 2).spins.shape == (2, 2, 5)
-    assert Limited().sample(make_problem((2, 3), 3, lead="heads"), 2).spins.shape == (2, 2, 3, 3)
+    assert call(few).visible.shape == (2, 5)
+    assert call(make_problem((2, 3), 3, lead="heads")).visible.shape == (2, 3, 3)
     with pytest.raises(UnsupportedError, match="does not report pair correlations"):
         Limited().moments(few, correlations=True)
 
@@ -110,20 +98,17 @@ def test_seeds_come_from_the_generator_of_torch() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_integers_of_numpy_are_integers() -> None:
-    ising = make_problem((2,), 3)
-    want = ReferenceSampler().sample(ising, 4, seed=7)
-    got = ReferenceSampler().sample(ising, np.int32(4), seed=np.uint64(7))
-    assert torch.equal(got.spins, want.spins)
-    assert type(got.info["seed"]) is int
-
-
-def test_moments_of_a_sampling_backend_are_averages_of_its_reads() -> None:
+def test_averages_of_a_sampling_backend_are_those_of_its_reads_and_integers_of_numpy_are_integers() -> None:
     spins = torch.randint(0, 2, (40, 2, 3)).to(torch.int8) * 2 - 1
     moments = FIFOSampler([spins], num_reads=40).moments(make_problem((2,), 3), seed=5)
     assert torch.allclose(moments.probability, (spins > 0).double().mean(0))
     assert (moments.num_reads, moments.info["seed"], moments.info["backend"]) == (40, 5, "fifo")
     assert moments.info["wall_s"] >= 0
+    ising = make_problem((2,), 3)
+    want = ReferenceSampler().sample(ising, 4, seed=7)
+    got = ReferenceSampler().sample(ising, np.int32(4), seed=np.uint64(7))
+    assert torch.equal(got.spins, want.spins)
+    assert type(got.info["seed"]) is int
 
 
 @pytest.mark.parametrize("name", ["exact", "banded", "tempering", "dqa", "refine", "distributed"])
@@ -161,10 +146,7 @@ def test_samples_know_their_energy_and_the_lowest_read(shape: tuple[int, ...]) -
 def test_a_backend_without_either_method_says_so() -> None:
     class Empty(Sampler):
         name = "empty"
-
-        @property
-        def capabilities(self) -> Capabilities:
-            return ReferenceSampler().capabilities
+        capabilities = Capabilities()
 
     with pytest.raises(UnsupportedError, match=r"sampler 'empty' cannot draw samples\."):
         Empty().moments(make_problem((), 2))
