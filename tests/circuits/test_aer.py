@@ -27,7 +27,7 @@ from diabat.circuits.engines.qiskit import aer as aer_module
 from diabat.circuits.engines.qiskit import circuit as circuit_module
 from diabat.samplers.dqa import DQASampler
 
-from .conftest import random_plan, random_problem
+from .conftest import expected_probabilities, random_plan, random_problem
 
 
 def test_changed_couplings_and_plans_are_noticed(engine: AerEngine) -> None:
@@ -83,31 +83,14 @@ def test_draws_at_the_edges_of_the_table() -> None:
 
 
 def test_couplings_of_each_problem_run_grouped(engine: AerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = random_plan(4, seed=6)
-    fields, _ = random_problem(3, 6, seed=6)
+    plan, (fields, _) = random_plan(4, seed=6), random_problem(3, 6, seed=6)
     distinct = [random_problem(3, 1, seed=q)[1] for q in range(2)]
-    couplings = np.stack([distinct[q] for q in (0, 1, 1, 0, 1, 0)])
-    expected = np.concatenate(
-        [reference_probabilities(plan, fields[q : q + 1], couplings[q]) for q in range(6)]
-    )
-    built = []
-    original = circuit_module.parameterised_circuit
-
-    def counted(*arguments: Any) -> Any:
-        built.append(arguments)
-        return original(*arguments)
-
-    monkeypatch.setattr(aer_module, "parameterised_circuit", counted)
-    assert np.abs(engine.probabilities(plan, fields, couplings) - expected).max() < 1e-10
+    batch = Batch(fields, np.stack([distinct[q] for q in (0, 1, 1, 0, 1, 0)]))
+    built, original = [], circuit_module.parameterised_circuit
+    monkeypatch.setattr(aer_module, "parameterised_circuit", lambda *a: built.append(a) or original(*a))
+    found = engine.probabilities(plan, batch.fields, batch.couplings)
+    assert np.abs(found - expected_probabilities(plan, batch)).max() < 1e-10
     assert len(built) == 2
-
-
-def test_moments_are_those_of_the_probabilities(engine: AerEngine) -> None:
-    plan, (fields, couplings) = random_plan(4, seed=9), random_problem(3, 2, seed=9)
-    table, spins = reference_probabilities(plan, fields, couplings), spin_table(3)
-    (moments,) = engine.moments(plan, [Batch(fields, couplings)], correlations=True)
-    assert np.abs(moments.probability - table @ (spins > 0)).max() < 1e-10
-    assert np.abs(moments.correlation - np.einsum("qx,xi,xj->qij", table, spins, spins)).max() < 1e-10
 
 
 def test_importing_circuits_loads_no_heavy_library() -> None:

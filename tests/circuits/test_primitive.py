@@ -159,26 +159,21 @@ def test_kept_circuits_are_bounded() -> None:
     assert engine.circuit(random_plan(1, seed=0), batch) is not first
 
 
-def test_one_job_with_one_pub_per_batch() -> None:
-    recorder = Recorder()
-    plan = random_plan(2, seed=1)
-    batches = [Batch(*random_problem(n, problems, seed=n)) for n, problems in ((1, 2), (3, 0), (3, 4))]
-    spins = PrimitiveEngine(recorder).sample(plan, batches, 6, np.random.default_rng(1))
-    assert [s.shape for s in spins] == [(6, 2, 1), (6, 0, 3), (6, 4, 3)]
-    (job,) = recorder.jobs
-    assert [(circuit.num_qubits, values.shape, shots) for circuit, values, shots in job] == [
-        (1, (2, 1), 6),
-        (3, (4, 6), 6),
-    ]
-
-
-def test_nothing_runs_for_nothing() -> None:
-    recorder = Recorder()
+def test_one_job_with_one_pub_per_batch_and_none_for_nothing() -> None:
+    recorder, plan, random = Recorder(), random_plan(2, seed=1), np.random.default_rng(1)
     engine = PrimitiveEngine(recorder)
     empty = Batch(np.zeros((0, 2)), np.zeros((2, 2)))
-    assert engine.sample(random_plan(1, seed=1), [empty], 3, np.random.default_rng(1))[0].shape == (3, 0, 2)
-    assert engine.sample(random_plan(1, seed=1), [], 3, np.random.default_rng(1)) == []
+    assert engine.sample(plan, [empty], 3, random)[0].shape == (3, 0, 2)
+    assert engine.sample(plan, [], 3, random) == []
     assert not recorder.jobs
+    batches = [Batch(*random_problem(n, problems, seed=n)) for n, problems in ((1, 2), (3, 0), (3, 4))]
+    spins = engine.sample(plan, batches, 6, random)
+    assert [s.shape for s in spins] == [(6, 2, 1), (6, 0, 3), (6, 4, 3)]
+    (job,) = recorder.jobs
+    pubs = [(circuit.num_qubits, values.shape, shots) for circuit, values, shots in job]
+    assert pubs == [(1, (2, 1), 6), (3, (4, 6), 6)]
+    limits = [engine.max_spins, PrimitiveEngine(backend=line_backend(), max_spins=3).max_spins]
+    assert [*limits, PrimitiveEngine(recorder, max_spins=127).max_spins] == [20, 3, 127]
 
 
 def test_the_built_in_sampler_is_seeded_by_the_generator() -> None:
@@ -254,21 +249,22 @@ def test_depolarizing_noise_shrinks_the_marginals() -> None:
 
 
 def test_failures_are_one_sentence_without_credentials() -> None:
-    batch = Batch(np.zeros((3, 2)), np.zeros((2, 2)))
+    """Also of a primitive that ignores the number of shots."""
+    batch, plan, random = (
+        Batch(np.zeros((3, 2)), np.zeros((2, 2))),
+        random_plan(1, seed=1),
+        np.random.default_rng(1),
+    )
     with pytest.raises(RuntimeError) as caught:
-        PrimitiveEngine(Failing()).sample(random_plan(1, seed=1), [batch], 10, np.random.default_rng(1))
+        PrimitiveEngine(Failing()).sample(plan, [batch], 10, random)
     assert str(caught.value) == (
         "engine 'primitive': Failing failed on 1 circuit (3 problems, 10 shots each): "
         "ConnectionError: job refused for *** queue closed"
     )
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
-
-
-def test_a_primitive_that_ignores_the_number_of_shots_is_noticed() -> None:
-    batch = Batch(np.zeros((3, 2)), np.zeros((2, 2)))
     with pytest.raises(RuntimeError, match=r"expected measured bits of shape \(3, 10, 2\), got \(3, 1, 2\)"):
-        PrimitiveEngine(OneShot()).sample(random_plan(1, seed=1), [batch], 10, np.random.default_rng(1))
+        PrimitiveEngine(OneShot()).sample(plan, [batch], 10, random)
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,15 @@ def test_every_visible_spin_is_programmed_once_in_its_place(lead: Any) -> None:
     assert torch.equal(times, seen.float())
 
 
-def test_couplings_are_shared_where_they_are_and_stacked_where_each_problem_has_its_own() -> None:
+def test_couplings_are_shared_where_they_are_stacked_where_they_differ_and_float64_always() -> None:
     shared = program(make_problem((3, 2, 5), 4, lead="heads", seed=2), BETAS, QUIET, 0)
     assert [(batch.num_problems, batch.shared) for batch in shared.batches] == [(15, True)] * 2
     (own,) = program(make_problem((6,), 4, lead="per_problem", seed=2), BETAS, QUIET, 0).batches
     assert (own.num_problems, own.shared) == (6, False)
+    ising = make_problem((3,), 4, seed=2, dtype=torch.float32)
+    (batch,) = program(ising, BETAS, QUIET, 0).batches
+    assert batch.fields.dtype == batch.couplings.dtype == np.float64
+    assert (batch.fields == ising.fields.double().numpy() / 4).all()
 
 
 def test_a_single_problem_has_no_phase_table_of_its_own_per_lane() -> None:
@@ -70,13 +74,6 @@ def test_a_single_problem_has_no_phase_table_of_its_own_per_lane() -> None:
     assert gradient.couplings.shape == ising.couplings.shape
     assert (gradient.fields - among.fields[0]).abs().max() < 1e-12
     assert (gradient.couplings - among.couplings[0]).abs().max() < 1e-12
-
-
-def test_float32_problems_are_programmed_in_float64() -> None:
-    ising = make_problem((3,), 4, seed=2, dtype=torch.float32)
-    (batch,) = program(ising, BETAS, QUIET, 0).batches
-    assert batch.fields.dtype == batch.couplings.dtype == np.float64
-    assert (batch.fields == ising.fields.double().numpy() / 4).all()
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -143,7 +140,7 @@ def test_the_noise_is_normal_with_the_deviations_stated() -> None:
     assert abs(np.corrcoef(h[:, 0], J[:, 0])[0, 1]) < 5 / 500**0.5
 
 
-def test_each_kind_of_noise_leaves_the_other_alone() -> None:
+def test_each_kind_of_noise_leaves_the_other_alone_and_needs_no_couplings() -> None:
     ising = make_problem((20,), 4, seed=1)
     h, J = errors(ising, ControlNoise(fields=0.1), seed=3)
     assert h.all()
@@ -153,9 +150,6 @@ def test_each_kind_of_noise_leaves_the_other_alone() -> None:
     assert not h.any()
     assert J.shape == (20, 6)
     assert J.all()
-
-
-def test_noise_hits_problems_without_couplings_too() -> None:
     _, J = errors(make_problem((20,), 4, lead="none", seed=1), ControlNoise(couplings=0.1), seed=3)
     assert J.shape == (20, 6)
     assert J.all()
@@ -276,7 +270,7 @@ def test_adjoint_equals_differences_of_the_moments(lead: Any, options: dict[str,
     )
 
 
-def test_engines_agree_on_the_adjoint() -> None:
+def test_engines_agree_on_the_adjoint_which_keeps_the_dtype() -> None:
     ising = padded_windows("heads")
     v = torch.randn(ising.fields.shape, dtype=F64)
     native, other = (quick(engine=engine).adjoint(ising, v, seed=0) for engine in ("native", "torch"))
@@ -284,15 +278,13 @@ def test_engines_agree_on_the_adjoint() -> None:
     assert (native.fields - other.fields).abs().max() < 1e-10
     assert (single.fields - native.fields).abs().max() < 1e-4
     assert (native.couplings - other.couplings).abs().max() < 1e-10
-
-
-def test_adjoint_keeps_the_dtype_of_the_problem() -> None:
-    ising = make_problem((2, 3), 4, lead="heads", seed=1, dtype=torch.float32)
-    gradient = quick().adjoint(ising, torch.ones(2, 3, 4), seed=0)
+    narrow = make_problem((2, 3), 4, lead="heads", seed=1, dtype=torch.float32)
+    gradient = quick().adjoint(narrow, torch.ones(2, 3, 4), seed=0)
     assert (gradient.fields.dtype, gradient.couplings.dtype) == (torch.float32, torch.float32)
 
 
 def learned(**options: Any) -> DQASampler:
+    """With angles in float64; the default dtype is put back."""
     previous = torch.get_default_dtype()
     torch.set_default_dtype(F64)
     try:

@@ -109,12 +109,13 @@ def test_the_law_is_boltzmann_at_the_beta_asked_for(name: str, vartype: str) -> 
     assert pvalue(ocean(name).sample(bqm, num_reads=READS, seed=1, beta=BETA), bqm) > ALPHA
 
 
-def test_beta_is_one_unless_said_otherwise() -> None:
+def test_beta_is_one_unless_said_otherwise_and_another_is_seen() -> None:
     bqm = model()
     sampleset = ocean("exact").sample(bqm, num_reads=READS, seed=2)
     assert sampleset.info["beta"] == 1.0
     assert pvalue(sampleset, bqm, 1.0) > ALPHA
     assert pvalue(ocean("exact").sample(bqm, num_reads=READS, seed=2, beta=0), bqm, 0.0) > ALPHA
+    assert pvalue(ocean("exact").sample(bqm, num_reads=READS, seed=1, beta=0.6), bqm) < ALPHA
 
 
 MISTAKES = ("negated_fields", "negated_couplings", "half_fields", "permuted_columns", "ignored_couplings")
@@ -125,11 +126,6 @@ MISTAKES = ("negated_fields", "negated_couplings", "half_fields", "permuted_colu
 def test_the_test_of_the_law_sees_mistakes(mistake: str, vartype: str) -> None:
     bqm, wrong = model(vartype), OceanSampler(mutants(diabat.sampler("exact"))[mistake])
     assert pvalue(wrong.sample(bqm, num_reads=READS, seed=1, beta=BETA), bqm) < ALPHA
-
-
-def test_the_test_of_the_law_sees_another_beta() -> None:
-    bqm = model()
-    assert pvalue(ocean("exact").sample(bqm, num_reads=READS, seed=1, beta=0.6), bqm) < ALPHA
 
 
 def test_rows_are_the_reads_in_their_order() -> None:
@@ -161,27 +157,15 @@ class Chatty(ReferenceSampler):
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         drawn = super()._sample(ising, num_reads, seed)
-        facts = {
-            "t": torch.ones(2, dtype=torch.float32),
-            "a": np.arange(3),
-            "x": np.float64(0.5),
-            "p": (1, 2),
-        }
+        facts = {"t": torch.ones(2), "a": np.arange(3), "x": np.float64(0.5), "p": (1, 2)}
         rest = {"m": {3: np.bool_(True)}, "nan": float("nan"), "o": torch.float32}
         return Samples(drawn.spins, drawn.visible, info=facts | rest)
 
 
 def test_info_is_plain_data() -> None:
     info = OceanSampler(Chatty()).sample(model()).info
-    assert {key: info[key] for key in ("t", "a", "x", "p", "m", "nan", "o")} == {
-        "t": [1.0, 1.0],
-        "a": [0, 1, 2],
-        "x": 0.5,
-        "p": [1, 2],
-        "m": {"3": True},
-        "nan": None,
-        "o": "torch.float32",
-    }
+    expected = {"t": [1.0, 1.0], "a": [0, 1, 2], "x": 0.5, "p": [1, 2], "m": {"3": True}, "nan": None}
+    assert {key: info[key] for key in (*expected, "o")} == expected | {"o": "torch.float32"}
     json.dumps(info, allow_nan=False)
 
 
@@ -195,14 +179,11 @@ def test_parameters_are_the_keywords_of_sample_and_name_properties(name: str) ->
     assert sampler.properties["max_spins"] == sampler.sampler.capabilities.max_spins
 
 
-def test_properties_and_parameters_are_copies() -> None:
+def test_properties_and_parameters_are_copies_and_unknown_keywords_are_named_and_ignored() -> None:
     sampler = ocean("exact")
     sampler.properties["law"] = sampler.parameters["beta"] = []
     assert sampler.properties["law"] == "boltzmann"
     assert sampler.parameters["beta"]
-
-
-def test_unknown_keywords_are_named_and_ignored() -> None:
     with pytest.warns(SamplerUnknownArgWarning, match="num_raeds"):
         sampleset = ocean("exact").sample(model(), num_raeds=3)
     assert len(sampleset) == 1

@@ -79,12 +79,6 @@ def test_newton_steps_that_go_too_far_are_halved(monkeypatch: pytest.MonkeyPatch
     assert float(found[0]) == pytest.approx(2, abs=1e-9)
 
 
-def test_strong_ensembles_are_fitted() -> None:
-    problem = sk([3.0], instances=3, queries=2)[0].ising
-    fit = fit_state_betas(problem, brute_force_states(problem))
-    assert (fit.field, fit.coupling) == pytest.approx((1, 1), abs=1e-7)
-
-
 def test_chunks_and_kept_tables_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = with_visible(make_problem((3, 4), 4, lead="heads", seed=5), torch.rand(3, 4, 4) > 0.2)
     samples = ReferenceSampler().sample(problem, 50, seed=0)
@@ -231,24 +225,25 @@ def test_no_fit_without_terms_or_without_optimum() -> None:
         assert fit.interval("field") is None
 
 
-def test_fields_alone() -> None:
+def test_scales_of_fields_alone_and_of_strong_ensembles() -> None:
     problem = make_problem((6,), 3, lead="none", seed=9)
     fit = fit_state_betas(problem, brute_force_states(scaled(problem, 0.8, 1.0)))
     assert fit.field == pytest.approx(0.8, abs=1e-8)
     assert fit.coupling is fit.coupling_error is None
     assert fit.interval("coupling") is None
+    strong = sk([3.0], instances=3, queries=2)[0].ising
+    fit = fit_state_betas(strong, brute_force_states(strong))
+    assert (fit.field, fit.coupling) == pytest.approx((1, 1), abs=1e-7)
 
 
 def test_interval_by_hand() -> None:
     reads, clustered = BetaFit(1.0, 0.1), BetaFit(1.0, 0.1, groups=8)
-    assert reads.interval("field") == pytest.approx((1 - 0.1959964, 1 + 0.1959964))
-    assert reads.interval("field", level=0.5) == pytest.approx((1 - 0.0674490, 1 + 0.0674490))
-    assert clustered.interval("field") == pytest.approx((1 - 0.2364624, 1 + 0.2364624))  # t with 7 degrees
-    with pytest.raises(ValueError, match="level: expected a number between 0 and 1, got 95"):
-        reads.interval("field", level=95)
-    unknown: Any = "fields"
-    with pytest.raises(ValueError, match="term: expected 'field', 'coupling' or 'three_body', got 'fields'"):
-        reads.interval(unknown)
+    for found, half in (
+        (reads.interval("field"), 0.1959964),
+        (reads.interval("field", level=0.5), 0.0674490),
+        (clustered.interval("field"), 0.2364624),  # t with 7 degrees
+    ):
+        assert found == pytest.approx((1 - half, 1 + half))
 
 
 def test_pairs_of_terms_are_not_mixed_up() -> None:
