@@ -17,8 +17,7 @@ import torch
 from hypothesis import strategies as st
 
 from diabat.files import to_json
-from diabat.heads import Calibration, disable_gac, enable_gac, load_gac, save_gac
-from diabat.heads.calibration import enabled_calibration
+from diabat.heads import Calibration, disable_gac, enable_gac, enabled_calibration, load_gac, save_gac
 from diabat.heads.commands.analysis import FILE, read_analysis
 from diabat.heads.commands.calibration import CalibrationOptions, calibration_of, salient_groups
 from diabat.huggingface import convert, load_adapter, load_decoder

@@ -125,7 +125,9 @@ def test_options_build_an_equal_sampler(name: str, options: dict[str, Any]) -> N
 
 def test_repr_reads_like_the_call() -> None:
     assert repr(ExactSampler()) == "ExactSampler(memory_budget_mb=256.0, max_seconds=600.0)"
-    assert repr(ExactSampler(memory_budget_mb=np.float32(8.0))).startswith("ExactSampler(memory_budget_mb=8.0,")
+    assert repr(ExactSampler(memory_budget_mb=np.float32(8.0))).startswith(
+        "ExactSampler(memory_budget_mb=8.0,"
+    )
     nested = diabat.sampler("refine", sampler=ReferenceSampler(analytic=True))
     inner = "ReferenceSampler(analytic=True, num_reads=1000)"
     assert repr(nested) == f"RefineSampler(sampler={inner}, sweeps=4, num_reads=1000)"
