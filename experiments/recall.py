@@ -25,7 +25,7 @@ import diabat
 from diabat.attention import CouplingInit
 from diabat.checks import ArgumentError
 from diabat.models.transformer import Transformer, TransformerOptions
-from diabat.tasks import RecallOptions, Split, Task
+from diabat.tasks import RecallOptions, Task
 from diabat.training.evaluate import evaluate
 from diabat.training.optimizer import token_loss
 from experiments.common import Row, add_choice, by_name, once, parser, report, same_settings
@@ -175,7 +175,7 @@ TABLES: dict[str, dict[str, Row]] = {
 """Settings of the trainings of every table, by their names."""
 
 
-def built(options: Row, task: Task[Split], width: int, seed: int) -> Transformer:
+def built(options: Row, task: Task, width: int, seed: int) -> Transformer:
     """A model of one block, unless the options say otherwise, with weights drawn from the seed.
 
     Options are those of a Transformer, the ``sampler``, ``own_init``, and the arguments of a rival.
@@ -222,9 +222,7 @@ def groups(model: Transformer, coupling_rate: float, feature_rate: float = 2e-4)
     return parameters_by_name(model, features, couplings)
 
 
-def train(
-    model: Transformer, task: Task[Split], seed: int, steps: int, coupling_rate: float, batch: int
-) -> Row:
+def train(model: Transformer, task: Task, seed: int, steps: int, coupling_rate: float, batch: int) -> Row:
     """Train until the model recalls, and measure it on the test set."""
     optimiser = torch.optim.AdamW(groups(model, coupling_rate), 2e-3)
     generator = torch.Generator().manual_seed(seed)
@@ -250,7 +248,7 @@ def train(
     }
 
 
-def recalled(model: Transformer, task: Task[Split]) -> float:
+def recalled(model: Transformer, task: Task) -> float:
     """Accuracy on the test set."""
     assert task.test is not None
     return evaluate(model, task.test)[1]

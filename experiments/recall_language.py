@@ -63,7 +63,7 @@ MODELS |= {
 
 
 @cache
-def task_of(tokens: str, context: int) -> Task[Split]:
+def task_of(tokens: str, context: int) -> Task:
     """Next tokens of Tiny Shakespeare; the first nine tenths are for training."""
     text = fetch("tinyshakespeare", None).read_text(encoding="utf-8")
     expression, size = TOKENS[tokens]
@@ -87,7 +87,7 @@ def seen_before(inputs: Tensor, targets: Tensor) -> Tensor:
     return (pairs[:, :, None] == pairs[:, None, :]).tril(-1).any(-1)
 
 
-def made(tokens: str, context: int, name: str, layers: int, seed: int) -> tuple[Transformer, Task[Split]]:
+def made(tokens: str, context: int, name: str, layers: int, seed: int) -> tuple[Transformer, Task]:
     """A model and its task."""
     task = task_of(tokens, context)
     return built({**MODELS[name], "num_heads": 4, "num_layers": layers, **OWN_INIT}, task, WIDTH, seed), task

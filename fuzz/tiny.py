@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from diabat.models import Transformer, TransformerOptions
-from diabat.tasks import BracketOptions, Split, Task
+from diabat.tasks import BracketOptions, Task
 from diabat.training import TrainOptions, TrainResult, train
 from diabat.training.folder import LATEST
 
@@ -22,7 +22,7 @@ OPTIONS = TrainOptions(
 )  # fmt: skip
 
 
-def tiny_task(num_train: int = 40) -> Task[Split]:
+def tiny_task(num_train: int = 40) -> Task:
     """40 sequences: batches of 16, 16 and 8."""
     return BracketOptions(window=4, num_train=num_train, num_validation=16).build()
 
@@ -40,7 +40,7 @@ def tiny_train(
     resume: bool = False,
     progress: bool = False,
     model: Transformer | None = None,
-    task: Task[Split] | None = None,
+    task: Task | None = None,
     weights: int | None = None,
     **changes: Any,
 ) -> TrainResult:

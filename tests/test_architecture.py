@@ -201,7 +201,7 @@ NUMPY_ONLY = [
 # What a configuration knows of the packages that it describes.
 DESCRIBED = {
     "models": {"diabat.models", "diabat.models.MODELS", "diabat.models.ModelOptions"},
-    "tasks": {"diabat.tasks", "diabat.tasks.TASKS", "diabat.tasks.TaskOptions", "diabat.tasks.ExampleKind"},
+    "tasks": {"diabat.tasks", "diabat.tasks.TASKS", "diabat.tasks.TaskOptions"},
     "training": {"diabat.training.options"},
 }
 # Are imported by those who ask for a subclass of a dimod.Sampler: one converts by ising.py, the other takes arrays.
@@ -251,7 +251,7 @@ def own_threads_and_scratch(file: str) -> set[str]:
 
 def more_than_described(file: str) -> set[str]:
     """A configuration knows names and options, and asks neither a model nor a task for its type."""
-    found = asked_types(file) & {"Task", "PairTask", "Transformer", "PairClassifier"}
+    found = asked_types(file) & {"Task", "Transformer"}
     for name in imports(file):
         parts = name.split(".")
         known = DESCRIBED.get(parts[1]) if name.startswith("diabat.") else None
@@ -301,7 +301,7 @@ RULES: dict[str, tuple[Iterable[str], Callable[[str], Iterable[object]]]] = {
     "a configuration only describes": (of("config"), more_than_described),
     "no code checks the type of task or model": (
         [f for f in FILES if f.startswith(("config/", "cli/", "runs/build", "runs/train"))],
-        lambda f: [n for n in asked_types(f) if n.endswith("Options") or n in ("Task", "PairTask")]),
+        lambda f: [n for n in asked_types(f) if n.endswith("Options") or n == "Task"]),
     "heavy libraries are imported where they are used": (FILES, heavy),
     "the sign of dimod is flipped in one file": ([f for f in FILES if f != "ising.py"], biases),
     "only those who carry models know dimod": (

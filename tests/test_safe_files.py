@@ -27,8 +27,7 @@ from diabat.samplers.answers import Samples
 from diabat.samplers.dimod.cache import AnswerCache
 from diabat.studies.ensembles import sk
 from diabat.studies.fidelity import fidelity_report
-from diabat.tasks.data import fetch
-from diabat.tasks.nli_files import Columns, read_pairs
+from diabat.tasks.data import fetch, text_of
 from diabat.training.checkpoint import load_model, read_checkpoint
 
 
@@ -100,8 +99,8 @@ NAMED: dict[str, Callable[[Path], Any]] = {
     "schedule": from_csv,
     "problem": read_problem,
     "configuration": load_config,
-    "pairs": lambda path: read_pairs(path, Columns()),
-    "data": lambda path: fetch("sick", path),
+    "text": lambda path: text_of("task.data", str(path)),
+    "data": lambda path: fetch("tinyshakespeare", path),
     "questions": read_questions,
     "answer": Samples.load,
     "calibration": stored_calibration,
@@ -146,8 +145,8 @@ def test_pipes_and_devices_are_not_read(what: str, kind: str, tmp_path: Path) ->
 def test_links_that_a_user_names_are_followed(what: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("s,A_GHz\n0,1\n")
     (tmp_path / "some.csv").symlink_to(tmp_path / "file")
-    if what == "data":
-        assert fetch("sick", tmp_path / "some.csv") == tmp_path / "some.csv"
+    if what == "text":
+        assert text_of("task.data", str(tmp_path / "some.csv")).startswith("s,")
         return
     with pytest.raises(KINDS) as caught:  # of the content
         NAMED[what](tmp_path / "some.csv")

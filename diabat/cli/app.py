@@ -63,7 +63,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "sample": sample.sample_problem,
     "train": runs.train_model,
     "evaluate": runs.evaluate_model,
-    "predict": runs.predict_pairs_of_file,
     "explain": explain.explain_prediction,
     "fidelity": fidelity.compare_backends,
     "warm-up": backends.compile_kernels,

@@ -1,114 +1,67 @@
-"""``diabat explain``: explain a trained classifier for a pair of sentences, or a trained decoder over a text."""
+"""``diabat explain``: explain a trained decoder over a text."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from diabat.checks import ArgumentError, escaped
+from diabat.checks import ArgumentError
 from diabat.cli import arguments
 from diabat.cli.output import print_figure, print_json, print_table, require_writable, say
 
 if TYPE_CHECKING:
-    from diabat.models.explanation import DecoderExplanation, PairExplanation
-
-NAMED = 0.1
-"""Default of the smallest |J_ij|/γ that is named: such a coupling alone makes a correlation of tanh(0.1), 0.1."""
+    from diabat.models.explanation import DecoderExplanation
 
 _NEXT = 3
 """Most probable classes that are listed for each position."""
 
-_KINDS = {
-    "pairs": (2, "two texts, premise and hypothesis, for a run of a classifier of sentence pairs"),
-    "sequences": (1, "one text in quotation marks for a run of a decoder"),
-}
-"""Number of texts of a model, and what they are."""
-
-WordsArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="TEXT",
-        help="Two sentences for a classifier, one text for a decoder; then overrides of the run.",
-    ),
-]
+TextArgument = Annotated[str, typer.Argument(help="A text of the task, in quotation marks.")]
 PositionOption = Annotated[
-    int | None, typer.Option(min=0, help="Position of the query of a decoder; default the last one.")
+    int | None, typer.Option(min=0, help="Position of the query; default the last one.")
 ]
 LayerOption = Annotated[
-    int | None, typer.Option(min=0, help="Show this layer of a decoder instead of the mean over layers.")
+    int | None, typer.Option(min=0, help="Show this layer instead of the mean over layers.")
 ]
 HeadOption = Annotated[int | None, typer.Option(min=0, help="Show this head instead of the mean over heads.")]
-TopOption = Annotated[int, typer.Option(min=0, help="Interactions, keys and correlations listed at most.")]
-SizeOption = Annotated[
-    float | None,
-    typer.Option(
-        min=0.0,
-        help=f"Smallest |J_ij|/γ of a pair that is named (default {NAMED}); of a decoder smallest |C_jk| "
-        "(default 0).",
-    ),
-]
+TopOption = Annotated[int, typer.Option(min=0, help="Keys and correlations listed at most.")]
+SizeOption = Annotated[float, typer.Option(min=0.0, help="Smallest |C_jk| of a pair that is named.")]
 
 
 def explain_prediction(
     run: arguments.RunArgument,
-    text: WordsArgument,
+    text: TextArgument,
+    overrides: arguments.OverridesArgument = None,
     position: PositionOption = None,
     layer: LayerOption = None,
     head: HeadOption = None,
     top: TopOption = 8,
-    at_least: SizeOption = None,
+    at_least: SizeOption = 0.0,
     figure: arguments.FigureOption = None,
     trust: arguments.TrustOption = False,
     as_json: arguments.JsonOption = False,
 ) -> None:
-    """Explain the prediction of a trained classifier for two sentences, or a trained decoder over a text.
+    """Explain a trained decoder over a text.
 
-    Of a classifier: weights, Shapley values and interactions of tokens.  They are estimates from random coalitions:
-    repeat with another training.seed, or with more model.eval_coalitions, to see how far they can be trusted.  The
-    prediction is that of the same coalitions.
-
-    Of a decoder: the attention of one query and the connected correlations of its spins; for every position the
-    entropy of the weights, the effective number of positions, and what is predicted.
+    Shown are the attention of one query and the connected correlations of its spins; for every position the entropy of
+    the weights, the effective number of positions, and what is predicted.
     """
     from diabat.config.loading import find_run
 
     find_run(run)  # refuses a mistake before torch is imported
-    from diabat.models.figures import plot_decoder, plot_explanation
-    from diabat.runs import examples_of_run, explain_decoder_run, explain_run
+    from diabat.models.figures import plot_decoder
+    from diabat.runs import explain_decoder_run
 
-    kind = examples_of_run(run)
-    count, what = _KINDS[kind]
-    texts, overrides = text[:count], text[count:]
-    more = [word for word in overrides if "=" not in word]
-    if len(texts) < count or more:
-        raise ArgumentError("text", f"expected {what}, got {len(texts) + len(more)}.")
     require_writable(figure)
-    if kind == "sequences":
-        decoder = explain_decoder_run(run, texts[0], overrides, position=position, trust=trust)
-        layers, heads = decoder.attention.shape[:2]
-        layer, head, at_least = _index("layer", layer, layers), _index("head", head, heads), at_least or 0.0
-        document = {**vars(decoder), "effective": decoder.effective}
-        plot = partial(plot_decoder, decoder, layer=layer, head=head, at_least=at_least)
-        show = partial(_print_decoder, decoder, layer, head, top, at_least)
-    else:
-        for name, value in {"position": position, "layer": layer}.items():
-            if value is not None:
-                raise ArgumentError(name, "expected a run of a decoder, got a run of a classifier.")
-        pair = explain_run(run, texts[0], texts[1], overrides, trust=trust)
-        at_least = NAMED if at_least is None else at_least
-        if head is not None:
-            _index("head", head, len(pair.alpha))
-        document = {"predicted": pair.predicted, **vars(pair)}
-        plot = partial(plot_explanation, pair, head=head, at_least=at_least)
-        show = partial(_print_pair, pair, head, top, at_least)
+    found = explain_decoder_run(run, text, overrides or (), position=position, trust=trust)
+    layers, heads = found.attention.shape[:2]
+    layer, head = _index("layer", layer, layers), _index("head", head, heads)
     if figure is not None:
-        plot(path=figure)
+        plot_decoder(found, figure, layer=layer, head=head, at_least=at_least)
     if as_json:
-        print_json(document)
+        print_json({**vars(found), "effective": found.effective})
         return
-    show()
+    _print_decoder(found, layer, head, top, at_least)
     print_figure(figure)
 
 
@@ -117,43 +70,6 @@ def _index(name: str, index: int | None, count: int) -> int | None:
     if index is not None and index >= count:
         raise ArgumentError(name, f"expected a {name} in 0 .. {count - 1}, got {index}.")
     return 0 if count == 1 else index
-
-
-def _print_pair(explanation: PairExplanation, head: int | None, top: int, at_least: float) -> None:
-    from diabat.models.explanation import selected
-    from diabat.studies.report import formatted
-
-    chances = ", ".join(f"{escaped(name)} {chance:.3f}" for name, chance in explanation.probabilities.items())
-    say(f"Predicted: {escaped(explanation.predicted)} ({chances})")
-    for name, value in explanation.facts.items():
-        values = value if isinstance(value, list) else [value]
-        parts = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
-        say(f"{name.replace('_', ' ')}: {', '.join(parts)}")
-    say()
-    quantities = {
-        "α" if explanation.fields is not None else "weight": explanation.alpha,
-        "J_i": explanation.fields,
-        "φ": explanation.shapley,
-        "β": explanation.banzhaf,
-        "λ": explanation.gate,
-    }
-    there = {name: selected(value, head) for name, value in quantities.items() if value is not None}
-    named = list(zip(explanation.tokens, explanation.sides, strict=True))
-    rows = [
-        (*names, *(formatted(float(value[i]), ".4f") for value in there.values()))
-        for i, names in enumerate(named)
-    ]
-    which = "mean over heads" if head is None else f"head {head}"
-    print_table(f"Tokens, {explanation.pooling} pooling, {which}", ("token", "side", *there), rows)
-    if explanation.interactions is None or not top:
-        return
-    strongest = explanation.strongest(top, head, at_least)
-    found = [(*named[i], *named[j], formatted(J, "+.4f"), _signed(J)) for i, j, J in strongest]
-    if found:
-        columns = ("token", "side", "and token", "of side", "J/γ", "active")
-        print_table(f"Strongest interactions, |J_ij|/γ of at least {at_least:g}", columns, found)
-    else:
-        say(f"No interaction with |J_ij|/γ of at least {at_least:g}.")
 
 
 def _print_decoder(

@@ -60,17 +60,11 @@ def table(module: str, name: str) -> dict[str, Named]:
     return entries
 
 
-def models_for(task: str) -> list[str]:
-    """Names of the models that take the examples of a task; the first is the default."""
-    kind = _class_value(table(*TASKS)[task], "examples")
-    return [name for name, options in table(*MODELS).items() if _class_value(options, "examples") == kind]
-
-
 def chosen(document: dict[str, Any]) -> dict[str, str]:
     """Names of the task and the model of a document, or their defaults; a ConfigError if there is no such one."""
     found: dict[str, str] = {}
     for section, known in (("task", [*table(*TASKS)]), ("model", [*table(*MODELS)])):
-        default = models_for(found["task"])[0] if found else DEFAULT_TASK
+        default = known[0] if section == "model" else DEFAULT_TASK
         given, names = document.get(section), ", ".join(known)
         if isinstance(given, dict) and given.get("name", None if section == "task" else default) is None:
             raise ConfigError(f"{section}.name", f"this key is required; it is one of {names}.")
@@ -89,12 +83,6 @@ def _bases(named: Named) -> Iterator[tuple[str, ast.ClassDef]]:
         yield module, node
         for base in node.bases:
             yield from _bases((module, ast.unparse(base)))
-
-
-def _class_value(named: Named, name: str) -> str:
-    """The value of a class variable, as source."""
-    lines = (line for _, node in _bases(named) for line in node.body if isinstance(line, ast.AnnAssign))
-    return next(ast.unparse(line.value) for line in lines if ast.unparse(line.target) == name and line.value)
 
 
 def options_of(named: Named) -> dict[str, list[str]]:

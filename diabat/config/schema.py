@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core.core_schema import CoreSchema, tagged_union_schema
 
 from diabat.checks import ArgumentError
-from diabat.config.keys import DEFAULT_TASK, chosen, models_for
+from diabat.config.keys import DEFAULT_TASK, chosen
 from diabat.config.sections import STRICT, SamplerChoice
 from diabat.models import MODELS, ModelOptions
 from diabat.samplers.capabilities import Estimator
@@ -69,7 +69,7 @@ class Config(BaseModel):
             is fastest, several times faster if the machine is busy.
         device: Device of training and evaluation; ``auto`` takes a CUDA device if there is one.
         task: Options of the task; ``name`` selects it.
-        model: Options of the model; ``name`` selects it, by default the first model that supports the task.
+        model: Options of the model; ``name`` selects it.
         sampler: Backend behind the attention.
         gradient: Estimator of the gradient through the sampler.
         training: Options of the training loop.
@@ -93,12 +93,6 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _fitting_model(self) -> Config:
-        fitting = models_for(self.task.name)
-        if self.model.name not in fitting:
-            raise ArgumentError(
-                "model.name",
-                f"expected {' or '.join(fitting)} for the task '{self.task.name}', got '{self.model.name}'.",
-            )
         self.task.check_model(self.model)
         return self
 
@@ -112,7 +106,7 @@ _SECTIONS: dict[str, Any] = {
 
 
 def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the defaults of the task: model, sampler and published training; and the seed of the training."""
+    """Fill in the defaults: the model, the published training of the task, and the seed of the training."""
     # A section whose keys are all commented out is read as null and means its defaults; a backend that an
     # override sets to null is left out.
     filled = {k: v for k, v in document.items() if v is not None or k not in (*_SECTIONS, "sampler")}
@@ -121,12 +115,8 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
         filled["fidelity"] = {**fidelity, "backends": {k: v for k, v in named.items() if v is not None}}
     task, model = chosen(filled).values()
     defaults: dict[str, Mapping[str, Any]] = {"model": {"name": model}}
-    sampler, protocol = filled.get("sampler", {}), PROTOCOLS.get(task, PROTOCOLS.get(model))
-    if isinstance(sampler, dict) and "backend" not in sampler:
-        defaults["sampler"] = MODELS[model].sampler
-    if protocol is not None:
-        seed = {"seed": filled["seed"]} if "seed" in filled else {}
-        defaults["training"] = dataclasses.asdict(protocol) | seed
+    seed = {"seed": filled["seed"]} if "seed" in filled else {}
+    defaults["training"] = dataclasses.asdict(PROTOCOLS.get(task, TrainOptions())) | seed
     for name, values in defaults.items():
         if isinstance(given := filled.get(name, {}), dict):
             filled[name] = {**values, **given}

@@ -19,7 +19,7 @@ from diabat.extras import extra
 from diabat.files import parse_json, read_file
 from diabat.huggingface.boltzmann.adapter import match_couplings
 from diabat.huggingface.embedded import ADAPTER_CONFIG, first_and_others, refuse_embedded_adapter
-from diabat.tasks.hub import load_tokenizer, quiet, resolve, unavailable
+from diabat.huggingface.hub import load_tokenizer, quiet, resolve, unavailable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # A folder without any of these has no tokenizer; models on token ids need none.

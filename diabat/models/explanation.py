@@ -1,10 +1,9 @@
-"""Explanations: of a pair classifier token by token, and of a decoder over one text."""
+"""Explanations of a decoder over one text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,69 +11,10 @@ from torch import Tensor
 from diabat.attention.correlations import query_moments, reason_without_correlations
 from diabat.attention.coupled import recording
 from diabat.attention.evaluating import evaluating
-from diabat.attention.neurogame import NeuroGameAttention
-from diabat.attention.pooling import BoltzmannPooling
 from diabat.checks import ArgumentError, is_integer
 from diabat.compute.memory import require_memory
-from diabat.ising import without_autocast
 from diabat.models.decoding import check_symbols
-from diabat.models.pairs import PairClassifier
 from diabat.models.transformer import Transformer
-from diabat.tasks.nli_files import Pairs
-from diabat.tasks.nli_tokens import tokenize_pairs
-
-
-@dataclass(frozen=True, eq=False)
-class PairExplanation:
-    """Prediction and token quantities of one pair; n tokens of the pooling, H heads.
-
-    Attributes:
-        pooling: Name of the pooling.
-        tokens: The tokens that take part in the pooling, n of them.
-        sides: ``premise``, ``hypothesis`` or ``special``, n of them.
-        probabilities: Probability of each class by its name.
-        facts: Further numbers by name: expected number of active tokens, temperature, convergence, coalitions.
-        alpha: α_i = P(s_i = +1) if the pooling has an Ising model, otherwise its weights, which sum to 1; [H, n].
-        fields: Fields on the spins, before the division by the temperature; [H, n] or None.
-        interactions: Couplings likewise; symmetric, [H, n, n] or None.
-        shapley: φ_i of the value game, before normalisation, [H, n] or None.
-        banzhaf: β_i, likewise.
-        gate: λ_i, the share of φ in J_i, [H, n] or None.
-    """
-
-    pooling: str
-    tokens: tuple[str, ...]
-    sides: tuple[str, ...]
-    probabilities: dict[str, float]
-    facts: dict[str, Any]
-    alpha: Tensor
-    fields: Tensor | None = None
-    interactions: Tensor | None = None
-    shapley: Tensor | None = None
-    banzhaf: Tensor | None = None
-    gate: Tensor | None = None
-
-    @property
-    def predicted(self) -> str:
-        """Name of the most probable class."""
-        return max(self.probabilities, key=lambda name: self.probabilities[name])
-
-    @property
-    def strengths(self) -> Tensor | None:
-        """J_ij/γ of each head, the couplings of the law, [H, n, n]; γ = 1 where the pooling has none."""
-        if self.interactions is None:
-            return None
-        gamma = torch.as_tensor(self.facts.get("temperature", 1.0), dtype=self.interactions.dtype)
-        return self.interactions / gamma.reshape(-1, 1, 1)
-
-    def strongest(
-        self, count: int, head: int | None = None, at_least: float = 0.0
-    ) -> list[tuple[int, int, float]]:
-        """At most ``count`` pairs i < j with |J_ij|/γ >= ``at_least`` and not 0, strongest first: (i, j, J_ij/γ).
-
-        ``head`` None takes the mean over heads.
-        """
-        return _strongest(self.strengths, (head,), count, at_least)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,8 +75,13 @@ class DecoderExplanation:
 
         ``layer`` or ``head`` None takes the mean over layers, or over heads.
         """
-        found = _strongest(self.correlations, (layer, head), count, at_least)
-        return [(self.coupled[j], self.coupled[k], C) for j, k, C in found]
+        if self.correlations is None:
+            return []
+        C = selected(self.correlations, layer, head)
+        j, k = torch.triu_indices(len(C), len(C), 1)
+        order = C[j, k].abs().argsort(descending=True, stable=True)[:count].tolist()
+        found = [(self.coupled[j[i]], self.coupled[k[i]], float(C[j[i], k[i]])) for i in order]
+        return [pair for pair in found if pair[2] and abs(pair[2]) >= at_least]
 
     def coupling(self, j: int, k: int, layer: int | None = None, head: int | None = None) -> float | None:
         """J between two coupled positions; None without J.  ``layer`` and ``head`` as in :meth:`strongest`."""
@@ -150,79 +95,6 @@ def selected(values: Tensor, *indices: int | None) -> Tensor:
     for index in indices:
         values = values.mean(0) if index is None else values[index]
     return values
-
-
-def _strongest(
-    values: Tensor | None, indices: tuple[int | None, ...], count: int, at_least: float
-) -> list[tuple[int, int, float]]:
-    if values is None:
-        return []
-    matrix = selected(values, *indices)
-    i, j = torch.triu_indices(len(matrix), len(matrix), 1)
-    order = matrix[i, j].abs().argsort(descending=True, stable=True)[:count].tolist()
-    found = [(int(i[k]), int(j[k]), float(matrix[i[k], j[k]])) for k in order]
-    return [pair for pair in found if pair[2] and abs(pair[2]) >= at_least]
-
-
-@torch.no_grad()
-def explain_pair(
-    model: PairClassifier, tokenizer: Any, premise: str, hypothesis: str, classes: Sequence[str]
-) -> PairExplanation:
-    """Explain the prediction for one pair; the training mode of the model is unchanged.
-
-    Coalitions and reads are drawn from torch's global generator, and are the same for prediction and explanation.
-
-    Raises:
-        ValueError: If a sentence is empty.
-    """
-    for name, sentence in (("premise", premise), ("hypothesis", hypothesis)):
-        if not sentence.strip():
-            raise ArgumentError(name, "expected a sentence, got an empty one.")
-    device = next(model.parameters()).device
-    with evaluating(model):
-        split = tokenize_pairs(tokenizer, Pairs([premise], [hypothesis], [0]), model.window).to(device)
-        batch, _ = split.batch(torch.zeros(1, dtype=torch.int64, device=device))
-        states, mask = model.encode(batch), model.mask(batch)
-        before = torch.get_rng_state()
-        chances = model.classify(states, mask)[0].softmax(-1).tolist()
-        torch.set_rng_state(before)
-        with without_autocast(states):
-            of_tokens, facts = _quantities(model.pooling, states, mask)
-    kept = (~mask[0]).nonzero()[:, 0]
-    of_tokens = {k: (v[:, kept] if v.ndim == 2 else v[:, kept][..., kept]) for k, v in of_tokens.items()}
-    encoded = tokenizer(premise, hypothesis, truncation="longest_first", max_length=model.window)
-    tokens, sides = tokenizer.convert_ids_to_tokens(encoded["input_ids"]), encoded.sequence_ids(0)
-    names = {None: "special", 0: "premise", 1: "hypothesis"}
-    return PairExplanation(
-        pooling=model.options.pooling,
-        tokens=tuple(tokens[i] for i in kept.tolist()),
-        sides=tuple(names[sides[i]] for i in kept.tolist()),
-        probabilities=dict(zip(classes, chances, strict=True)),
-        facts=facts,
-        **{name: value.float().cpu() for name, value in of_tokens.items()},
-    )
-
-
-def _quantities(pooling: Any, states: Tensor, mask: Tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a pooling knows of the tokens, [H, T] or [H, T, T], and further numbers by name."""
-    if isinstance(pooling, NeuroGameAttention):
-        found = pooling.explain(states, mask)
-        of_tokens = {name: getattr(found, name)[0] for name in ("alpha", "fields", "interactions", "gate")}
-        of_tokens |= {"shapley": found.shapley.value[0], "banzhaf": found.banzhaf.value[0]}
-        facts = {
-            "expected_active": found.expected_active[0].tolist(), "temperature": found.temperature.tolist(),
-            "residual": found.residual[0].tolist(), "coalitions": found.num_coalitions,
-            "weighting": pooling.weighting, "seed": found.seed,
-        }  # fmt: skip
-        return of_tokens, facts | {k: v for k, v in found.info.items() if k in ("converged", "iterations")}
-    if isinstance(pooling, BoltzmannPooling):
-        with pooling.recording():
-            alpha = pooling.probabilities(states, mask)[0]
-            h, J = pooling.last_fields_and_couplings()
-        assert J is not None
-        facts = {"expected_active": alpha.sum(-1).tolist()}
-        return {"alpha": alpha, "fields": h[0], "interactions": J}, facts
-    return {"alpha": pooling.weights(states, mask)[0]}, {}
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Figures of explanations: of a pair of sentences, and of a decoder over one text."""
+"""The figure of an explanation of a decoder over one text."""
 
 from __future__ import annotations
 
@@ -7,77 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from diabat.models.explanation import DecoderExplanation, PairExplanation, selected
-from diabat.plots import COLOURS, draw_line, new_figure, save_figure, tidy
+from diabat.models.explanation import DecoderExplanation, selected
+from diabat.plots import draw_line, new_figure, save_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SIDES = {"premise": COLOURS[0], "hypothesis": COLOURS[1], "special": "#999999"}
-_LEAST_COUPLING = 0.5
-"""The colours span at least ±0.5 in units of J_ij/γ, so that a model without interactions looks like one."""
 _ROUNDING = 1e-6
 """Correlations span at least this, or the standard error of reads, so that no rounding and no noise is magnified."""
 _LABELLED = 40
 """More tokens of a decoder than this are numbered instead of written out."""
 _SHOWN = {" ": "␣", "\n": "↵", "\t": "⇥"}
-
-
-def plot_explanation(
-    explanation: PairExplanation,
-    path: str | Path,
-    *,
-    head: int | None = None,
-    at_least: float = 0.1,
-    named: int = 4,
-) -> Path:
-    """Draw α as bars from its neutral value 1/2 and, if there are some, J_ij/γ as a heat map.
-
-    Blue is negative, red positive; at most ``named`` pairs with |J_ij|/γ >= ``at_least`` are framed and named.  Weights
-    that sum to 1 are bars from 0; their neutral value is 1/n.  ``head`` None takes the mean over heads.
-
-    Returns:
-        The path; its suffix chooses the format (png, pdf, svg).
-    """
-    tokens, strengths = explanation.tokens, explanation.strengths
-    width = max(5.0, 1.8 + 0.3 * len(tokens))
-    figure = new_figure(width, 3.0 if strengths is None else 2.8 + width)
-    ratios = [1.0] if strengths is None else [2.4, width]
-    axes = figure.subplots(len(ratios), 1, squeeze=False, gridspec_kw={"height_ratios": ratios})[:, 0]
-    _bars(axes[0], explanation, head)
-    if strengths is not None:
-        pairs = explanation.strongest(named, head, at_least)
-        values = selected(strengths, head).numpy()
-        _signed_map(figure, axes[1], values, _LEAST_COUPLING, pairs, "coupling $J_{ij}/\\gamma$")
-        _name_axis(axes[1], tokens, rotation=90, fontsize=8)
-        names = [f"{tokens[i]} and {tokens[j]} {J:+.2f}" for i, j, J in pairs]
-        size = f"$|J_{{ij}}|/\\gamma$ of at least {at_least:g}"
-        lines = [f"{size}:", *(", ".join(names[k : k + 2]) for k in range(0, len(names), 2))]
-        axes[1].set_xlabel("\n".join(lines) if names else f"No pair has {size}.", fontsize=8)
-    chance = f"{explanation.probabilities[explanation.predicted]:.0%}"
-    which = f"{explanation.pooling} pooling, {_heads(head)}"
-    figure.suptitle(f"{explanation.predicted} ({chance}), {which}", fontsize=11)
-    return save_figure(figure, path)
-
-
-def _bars(axis: Axes, explanation: PairExplanation, head: int | None) -> None:
-    """Bars from the neutral value of a probability, 1/2, which is marked; of weights, 1/n is marked."""
-    places = np.arange(len(explanation.tokens))
-    alpha = selected(explanation.alpha, head).numpy()
-    probability = explanation.fields is not None
-    base, neutral = (0.5, 0.5) if probability else (0.0, 1 / len(places))
-    for side, colour in _SIDES.items():
-        chosen = [i for i, of in enumerate(explanation.sides) if of == side]
-        if chosen:
-            axis.bar(places[chosen], alpha[chosen] - base, bottom=base, color=colour, width=0.75, label=side)
-    axis.axhline(neutral, color="black", linewidth=1, label=f"neutral, 1/{'2' if probability else 'n'}")
-    if probability:
-        # If all values are near 1/2, a fixed axis shows that; a fitted one would magnify noise.
-        axis.set_ylim(min(0.45, float(alpha.min()) - 0.02), max(0.55, float(alpha.max()) + 0.02))
-    axis.set(ylabel="α = P(s = +1)" if probability else "weight", xlim=(-0.5, len(places) - 0.5))
-    axis.set_xticks(places, explanation.tokens, rotation=90, fontsize=8)
-    tidy(axis, grid=None)
-    axis.legend(frameon=False, fontsize=8, ncols=4, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)
 
 
 def shown(token: str) -> str:

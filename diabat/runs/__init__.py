@@ -1,14 +1,11 @@
-"""What a configuration describes, built and run: training, evaluation, predictions."""
+"""What a configuration describes, built and run: training, evaluation, explanation."""
 
 from diabat.runs.build import build_model, build_sampler, build_task, run_training, use_threads
 from diabat.runs.finished import (
     Evaluation,
     Run,
     evaluate_run,
-    examples_of_run,
     explain_decoder_run,
-    explain_run,
-    load_classifier,
     load_run,
 )
 
@@ -19,10 +16,7 @@ __all__ = [
     "build_sampler",
     "build_task",
     "evaluate_run",
-    "examples_of_run",
     "explain_decoder_run",
-    "explain_run",
-    "load_classifier",
     "load_run",
     "run_training",
     "use_threads",

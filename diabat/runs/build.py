@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -55,22 +55,15 @@ def build_sampler(choice: SamplerChoice, key: str = "sampler") -> Sampler:
         raise refused(error, key) from error
 
 
-def build_tokenizer(config: Config) -> Any:
-    """The tokenizer of a model of sentence pairs, None for other models; ConfigError if it cannot be loaded."""
-    with of_section("model", ELSEWHERE):
-        return config.model.load_tokenizer()
-
-
 def build_task(config: Config) -> Task:
     """Build the task, reading its data.
 
     Raises:
         DataError: If the data cannot be found, verified or downloaded.
-        ConfigError: If the task refuses an option, or the tokenizer cannot be loaded.
+        ConfigError: If the task refuses an option.
     """
-    tokenizer = build_tokenizer(config)
     with of_section("task", ELSEWHERE):
-        return config.task.build(tokenizer)
+        return config.task.build()
 
 
 def build_model(config: Config, task: Task, backend: Sampler | None = None) -> Model:
@@ -79,21 +72,15 @@ def build_model(config: Config, task: Task, backend: Sampler | None = None) -> M
     The sampler is built from the configuration if ``backend`` is None.
 
     Raises:
-        ConfigError: If sampler, mode and gradient do not fit together, or an encoder cannot be loaded.
+        ConfigError: If sampler, mode and gradient do not fit together.
     """
-    return build_model_of_sizes(config, task.vocab_size, task.num_classes, task.window, backend)
-
-
-def build_model_of_sizes(
-    config: Config, vocab_size: int, num_classes: int, window: int, backend: Sampler | None = None
-) -> Model:
-    """Build a model without the data of its task; as :func:`build_model`."""
     backend = build_sampler(config.sampler) if backend is None else backend
+    sizes = (task.vocab_size, task.num_classes, task.window)
     with of_section("model", ELSEWHERE):
-        return config.model.build(vocab_size, num_classes, window, backend, config.gradient, config.seed)
+        return config.model.build(*sizes, backend, config.gradient, config.seed)
 
 
-_FREE = {"task.data", *(f"training.{name}" for name in FREE_ON_RESUME)}
+_FREE = {"task.data", "task.symbols", *(f"training.{name}" for name in FREE_ON_RESUME)}
 _SECTIONS = ("seed", "task", "model", "sampler", "gradient", "training")
 
 
@@ -112,8 +99,9 @@ def run_training(config: Config, *, resume: bool = False, progress: bool = True)
     backend = build_sampler(config.sampler)  # first: it is quick and may refuse its options
     task = build_task(config)
     model = build_model(config, task, backend).to(device)
+    stored = to_plain(config.model_copy(update={"task": config.task.as_built(task)}))
     options = {"resume": resume, "progress": progress}
-    return train(model, task, config.training, config.output, **options, extra_metadata=to_plain(config))
+    return train(model, task, config.training, config.output, **options, extra_metadata=stored)
 
 
 def require_same_run(config: Config) -> None:

@@ -142,9 +142,10 @@ class DistributedSampler(Sampler):
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         answers = self._solve("sample", ising, seed, num_reads=num_reads)
-        spins = answers.assemble("spins", num_reads)
         tracked = answers.assemble("tracked") if "tracked" in answers.found[0] else None
-        return Samples(spins, ising.visible_mask, answers.info, tracked=tracked)
+        return Samples(
+            answers.assemble("spins", num_reads), ising.visible_mask, answers.info, tracked=tracked
+        )
 
     def _solve(self, method: str, ising: Ising, seed: int, **options: Any) -> _Chunks:
         """Call a method of the base for every chunk; tensors among the options are values per spin."""
@@ -166,7 +167,7 @@ class DistributedSampler(Sampler):
         }
         return chunks
 
-    def _answers(self, jobs: list[Job]) -> Iterator[Answer]:
+    def _answers(self, jobs: list[Any]) -> Iterator[Answer]:
         """Answers in the order of the jobs; an error of one cancels those that have not started."""
         if self.executor is None and self.workers == 0:
             yield from map(partial(_run, self.base), jobs)
@@ -238,7 +239,7 @@ class DistributedSampler(Sampler):
 
 
 class _Chunks:
-    """A batch in boxes of at most ``size`` problems, rows of the flat batch int64 [q] or [g, q], and their answers."""
+    """A batch in boxes of at most ``size`` problems (rows of the flat batch, int64 [q] or [g, q]), and its answers."""
 
     found: list[Answer]
     info: dict[str, Any]
@@ -252,15 +253,13 @@ class _Chunks:
             boxes = rows.split(size // rows.shape[1])
             self.boxes = [box if len(box) > 1 else box[0] for box in boxes]
 
-    def cut(self, box: Tensor, options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """h, J, visible and K of a box, and options; h [q, n] with J [1, n, n], or [g, q, n] with J [g, 1, n, n].
-
-        Arrays, not tensors: torch would send these through shared memory and keep a file descriptor open for each.
-        """
+    def cut(self, box: Tensor, options: dict[str, Any]) -> tuple[list[NDArray | None], dict[str, Any]]:
+        """h, J, visible and K of a box, and options; h [q, n] with J [1, n, n], or [g, q, n] with J [g, 1, n, n]."""
 
         def part(t: Tensor | None, order: int) -> NDArray | None:
-            owners = None if t is None else self._owners(t, order, box)
-            return None if t is None else t.reshape(-1, *t.shape[-order:])[owners].detach().cpu().numpy()
+            return (
+                None if t is None else _array(t.reshape(-1, *t.shape[-order:])[self._owners(t, order, box)])
+            )
 
         ising = self.ising
         visible = None if ising.visible is None else ising.visible_mask
@@ -289,25 +288,21 @@ class _Chunks:
             return None
         out = torch.zeros_like(J, device="cpu").reshape(-1, *J.shape[-2:])
         for box, answer in zip(self.boxes, self.found, strict=True):
-            dJ = torch.from_numpy(answer["couplings"]).reshape(-1, *J.shape[-2:]).to(out)
-            out.index_add_(0, self._owners(J, 2, box).flatten().cpu(), dJ)
+            dJ = torch.from_numpy(answer["couplings"]).reshape(-1, *J.shape[-2:])
+            out.index_add_(0, self._owners(out.reshape(J.shape), 2, box).flatten(), dJ.to(out))
         return out.reshape(J.shape).to(J.device)
 
 
-def _run(sampler: Sampler | bytes, job: Job) -> Answer:
-    """Call a method of the base, which comes pickled to other processes."""
+def _run(
+    sampler: Sampler | bytes, job: tuple[str, list[NDArray | None], dict[str, Any], int]
+) -> dict[str, Any]:
+    """Run a job.  It has arrays, not tensors: torch would keep a file descriptor open for each."""
     base = _unpacked(sampler, threading.get_ident()) if isinstance(sampler, bytes) else sampler
     method, problem, options, seed = job
-    # Copies, because arrays from messages of dask may be read-only.
-    parts: list[Any] = [t if t is None else torch.tensor(t) for t in problem]
-    h, J, visible, K = parts
-    ising = Ising(h, J, visible, K, check=False)
-    options = {k: torch.tensor(v) if isinstance(v, np.ndarray) else v for k, v in options.items()}
-    result = getattr(base, method)(ising, seed=seed, **options)
+    options = {k: _tensor(v) if isinstance(v, np.ndarray) else v for k, v in options.items()}
+    result = getattr(base, method)(Ising(*map(_tensor, problem), check=False), seed=seed, **options)
     found = {name: getattr(result, name) for name in _RESULTS[method]}
-    return {
-        k: v.cpu().numpy() if isinstance(v, Tensor) else plain(v) for k, v in found.items() if v is not None
-    }
+    return {k: _array(v) if isinstance(v, Tensor) else plain(v) for k, v in found.items() if v is not None}
 
 
 @lru_cache(maxsize=32)
@@ -315,6 +310,16 @@ def _unpacked(packed: bytes, thread: int) -> Sampler:
     """The base of a sampler, as it sent it to its workers, once for each thread; never read from a file."""
     base: Sampler = pickle.loads(packed)
     return base
+
+
+def _array(tensor: Tensor) -> NDArray:
+    array: NDArray = tensor.detach().cpu().numpy()
+    return array
+
+
+def _tensor(array: NDArray | None) -> Any:
+    # Arrays from messages of dask may be read-only, which torch does not support.
+    return None if array is None else torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _begin_worker() -> None:

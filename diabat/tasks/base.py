@@ -1,4 +1,4 @@
-"""A task: sets of examples, the options that build it, and the number that is reported."""
+"""A task: sets of sequences, the options that build it, and the number that is reported."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -15,53 +15,13 @@ from torch import Tensor
 from diabat.checks import ArgumentError, ArgumentTypeError
 
 Metric = Literal["perplexity", "accuracy"]
-ExampleKind = Literal["sequences", "pairs"]
-"""Kind of examples of a task: sequences with a target per position, or tokenized sentence pairs."""
 
 IGNORED = -100
 """Target of a position that is ignored by loss and metric (torch's convention)."""
 
 
-class Examples(ABC):
-    """Training or validation data: a dataclass of tensors, one of which is ``targets``."""
-
-    targets: Tensor
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    @abstractmethod
-    def batch(self, chosen: Tensor) -> tuple[Any, Tensor]:
-        """Return what the model is given for the chosen examples (int64 [B]), and their targets."""
-
-    @property
-    def lengths(self) -> Tensor | None:
-        """Positions of each example, int64 [N] on the CPU; None if all are equally long."""
-        return None
-
-    def counted(self, chosen: Tensor) -> int:
-        """Return the number of targets of the chosen examples that are not ignored."""
-        return int((self.targets[chosen] != IGNORED).sum())
-
-    def to(self, device: torch.device) -> Self:
-        """Return the same examples on a device."""
-        return replace(self, **{name: tensor.to(device) for name, tensor in self._tensors().items()})  # type: ignore[type-var]  # every subclass is a dataclass
-
-    def fingerprint(self) -> str:
-        """Hexadecimal sha256 of the tensors, so that a run is not resumed on other data."""
-        content = hashlib.sha256()
-        for tensor in self._tensors().values():
-            content.update(repr(tuple(tensor.shape)).encode())
-            content.update(tensor.cpu().contiguous().numpy().tobytes())
-        return content.hexdigest()
-
-    def _tensors(self) -> dict[str, Tensor]:
-        named = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # likewise
-        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
-
-
 @dataclass(frozen=True, eq=False)
-class Split(Examples):
+class Split:
     """Sequences with one target per position.
 
     Args:
@@ -76,7 +36,7 @@ class Split(Examples):
     targets: Tensor
 
     def __post_init__(self) -> None:
-        for name, value in self._tensors().items():
+        for name, value in {"inputs": self.inputs, "targets": self.targets}.items():
             if value.dtype != torch.int64 or value.ndim != 2 or len(value) == 0:
                 got = f"{value.dtype} {list(value.shape)}"
                 raise ArgumentError(name, f"expected int64 [N, T] with N >= 1, got {got}.")
@@ -86,9 +46,28 @@ class Split(Examples):
         if not bool((self.targets != IGNORED).any()):
             raise ArgumentError("targets", "expected at least one target that counts, got only ignored ones.")
 
+    def __len__(self) -> int:
+        return len(self.targets)
+
     def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets [B, T] of the chosen sequences."""
+        """Return inputs and targets [B, T] of the chosen sequences, int64 [B]."""
         return self.inputs[chosen], self.targets[chosen]
+
+    def counted(self, chosen: Tensor) -> int:
+        """Return the number of targets of the chosen sequences that are not ignored."""
+        return int((self.targets[chosen] != IGNORED).sum())
+
+    def to(self, device: torch.device) -> Split:
+        """Return the same sequences on a device."""
+        return Split(self.inputs.to(device), self.targets.to(device))
+
+    def fingerprint(self) -> str:
+        """Hexadecimal sha256 of the tensors, so that a run is not resumed on other data."""
+        content = hashlib.sha256()
+        for tensor in (self.inputs, self.targets):
+            content.update(repr(tuple(tensor.shape)).encode())
+            content.update(tensor.cpu().contiguous().numpy().tobytes())
+        return content.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -125,28 +104,22 @@ class TextForm:
         return torch.tensor([index[character] for character in text])
 
 
-E = TypeVar("E", bound=Examples, covariant=True)
-
-
 @dataclass(frozen=True, eq=False)
-class Task(Generic[E]):
+class Task:
     """What a model is trained on.
 
     Attributes:
         name: Name in configurations and reports.
-        window: Largest length T of an example.
+        window: Largest length T of a sequence.
         vocab_size: Number of input symbols; inputs lie in 0 .. vocab_size - 1.
         num_classes: Number of output classes; targets lie in 0 .. num_classes - 1 or are ignored.
         metric: ``perplexity`` = exp(mean cross-entropy in nats), lower is better; ``accuracy`` = share of counted
             targets that are the most probable class, in 0 .. 1, higher is better.
-        train: Training examples.
-        validation: Validation examples.
-        test: Test examples, or None.
+        train: Training sequences.
+        validation: Validation sequences.
+        test: Test sequences, or None.
         text: How texts become symbols; None if the symbols have no characters.
-        classes: Names of the classes whose scores are reported; None for positions, whose classes have none.
         parts: Splits a set into named parts whose metric is reported as well; None if there are none.
-        tokenizer: The tokenizer of sentence pairs.
-        dropped: Examples that were left out because they have no agreed label, by set; empty if there were none.
     """
 
     name: str
@@ -154,17 +127,14 @@ class Task(Generic[E]):
     vocab_size: int
     num_classes: int
     metric: Metric
-    train: E
-    validation: E
-    test: E | None = None
+    train: Split
+    validation: Split
+    test: Split | None = None
     text: TextForm | None = None
-    classes: tuple[str, ...] | None = None
-    parts: Callable[[Any], Mapping[str, E]] | None = None
-    tokenizer: Any = None
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    parts: Callable[[Split], Mapping[str, Split]] | None = None
 
     @property
-    def sets(self) -> Mapping[str, E]:
+    def sets(self) -> Mapping[str, Split]:
         """The sets by name."""
         there = {"train": self.train, "validation": self.validation}
         return there if self.test is None else {**there, "test": self.test}
@@ -177,8 +147,6 @@ class Task(Generic[E]):
 class TaskOptions(ABC):
     """What the options of every task have: a frozen dataclass whose field ``name`` is the name of the task."""
 
-    examples: ClassVar[ExampleKind] = "sequences"
-
     @property
     @abstractmethod
     def name(self) -> str:
@@ -187,7 +155,7 @@ class TaskOptions(ABC):
     @property
     @abstractmethod
     def window(self) -> int:
-        """Largest length T of an example."""
+        """Largest length T of a sequence."""
 
     def check_model(self, model: Any) -> None:  # noqa: B027  # most tasks have nothing to refuse
         """Refuse options of a model that cannot learn the task; by default any will do.
@@ -196,11 +164,15 @@ class TaskOptions(ABC):
             ValueError: Naming the option.
         """
 
+    def as_built(self, task: Task) -> Self:
+        """The options that a run stores, which build this task again whatever its data become."""
+        return self
+
     @abstractmethod
-    def build(self, tokenizer: Any = None) -> Task[Examples]:
-        """Build the task, reading its data; sentence pairs need a fast tokenizer of Hugging Face.
+    def build(self) -> Task:
+        """Build the task, reading its data.
 
         Raises:
             ValueError: If the task cannot be built with these options.
-            DataError: If its data cannot be found, verified or downloaded.
+            DataError: If its data cannot be found, read, verified or downloaded.
         """

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class BracketOptions(TaskOptions):
         for name, least in limits.items():
             check_count(name, getattr(self, name), least=least)
 
-    def build(self, tokenizer: Any = None) -> Task[Split]:
+    def build(self) -> Task:
         """Build the task: T classes (positions), accuracy over closing brackets.
 
         A tenth of all possible sequences, chosen by a hash, is reserved for validation: no validation sequence is ever

@@ -1,4 +1,4 @@
-"""Public data files: found in a folder or the user cache, or downloaded, and held against a checksum."""
+"""Files of data: texts of the user; public files, found or downloaded, and held against a checksum."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_BYTES = 1 << 26
 
 
 class DataError(RuntimeError):
-    """A data file is missing, damaged or cannot be downloaded; the message tells how to provide it."""
+    """A file of data is missing, cannot be read or downloaded, or does not fit; the message tells what to do."""
 
     def __str__(self) -> str:
         return escaped(super().__str__())
@@ -25,13 +25,13 @@ class DataError(RuntimeError):
 
 @dataclass(frozen=True)
 class DataFile:
-    """A public file and its address; one without a checksum has several editions, and is not downloaded."""
+    """A public file and its address."""
 
     title: str
     filename: str
     source: str
-    sha256: str | None = None
-    num_bytes: int = 0
+    sha256: str
+    num_bytes: int
 
     @property
     def fix(self) -> str:
@@ -42,8 +42,6 @@ class DataFile:
 
     def problem(self, content: bytes) -> str | None:
         """What is wrong with the bytes of the file, or None."""
-        if self.sha256 is None:
-            return None
         digest = hashlib.sha256(content).hexdigest()
         if digest == self.sha256:
             return None
@@ -58,7 +56,6 @@ DATA_FILES = {
         sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
         num_bytes=1_115_394,
     ),
-    "sick": DataFile("SICK", "SICK.txt", "https://zenodo.org/records/2787612"),
 }
 
 
@@ -66,8 +63,7 @@ def fetch(name: str, path: str | os.PathLike[str] | None = None) -> Path:
     """Return a verified local copy of a public data file.
 
     It is looked for at ``path``, else in the folder named by the environment variable DIABAT_DATA, else in the user
-    cache ($XDG_CACHE_HOME/diabat or ~/.cache/diabat).  A file with a checksum is downloaded into the cache if it is not
-    there.
+    cache ($XDG_CACHE_HOME/diabat or ~/.cache/diabat), into which it is downloaded if it is not there.
 
     Args:
         name: Key of :data:`DATA_FILES`.
@@ -86,7 +82,7 @@ def fetch(name: str, path: str | os.PathLike[str] | None = None) -> Path:
     else:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         place, found = _CACHE, cache / "diabat" / data.filename
-        if data.sha256 is not None and not found.exists():
+        if not found.exists():
             _download(data, found)
     try:
         problem = data.problem(read_data(found))
@@ -97,13 +93,34 @@ def fetch(name: str, path: str | os.PathLike[str] | None = None) -> Path:
     if problem and place == _CACHE:  # a copy of ours
         raise DataError(f"{place}: {found} is damaged: {problem}; delete it and {data.fix}.")
     if problem:
-        raise DataError(f"{place}: this task takes {data.title} only, {problem} in {found}; {data.fix}.")
+        raise DataError(
+            f"{place}: {found} is not {data.title}, {problem}; task.name=text takes any text, or {data.fix}."
+        )
     return found
 
 
 def read_data(path: Path) -> bytes:
     """The bytes of a data file; OSError if it cannot be read, is no regular file, or has more than 64 MiB."""
     return read_file(path, _MAX_BYTES, follow=True)
+
+
+def text_of(place: str, path: str) -> str:
+    """The text of a UTF-8 file of the user, without a mark of byte order; ``place`` is the option that names the file.
+
+    Raises:
+        DataError: If there is no such file, it cannot be read, or is not UTF-8.
+    """
+    try:
+        return read_data(Path(path)).decode().removeprefix("\ufeff")
+    except FileNotFoundError as error:
+        raise DataError(f"{place}: expected a text file in UTF-8, got none at '{path}'.") from error
+    except OSError as error:
+        raise DataError(f"{place}: cannot read '{path}' ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start]
+        where = f"at offset {error.start}, line {before.count(bytes([10])) + 1}, of '{path}'"
+        got = f"the byte 0x{error.object[error.start]:02x}"
+        raise DataError(f"{place}: expected text in UTF-8, got {got} {where}.") from error
 
 
 def _download(data: DataFile, path: Path) -> None:

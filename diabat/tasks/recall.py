@@ -119,7 +119,7 @@ class RecallOptions(TaskOptions):
             expected = f"at least the {self.window} positions of a sequence with far=none"
             raise ArgumentError("model.attention_window", f"expected {expected}, got {seen}.")
 
-    def build(self, tokenizer: Any = None) -> Task[Split]:
+    def build(self) -> Task:
         """Build the task: S classes (values), accuracy over the queries.
 
         Training, validation and test have no sequence in common: a hash reserves a tenth of all sequences for each of

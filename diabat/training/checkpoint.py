@@ -1,8 +1,8 @@
 """Checkpoints: one safetensors file each, written beside the old one and renamed; nothing is pickled.
 
-    RUN/latest.safetensors    weights, state of optimiser, random number generators and samplers, averaged weights;
-                              as metadata the position in the data, the options and the fingerprint of the data
-    RUN/best.safetensors      weights of the lowest validation loss, averaged ones if the run averages weights
+    RUN/latest.safetensors    weights, state of optimiser, random number generators and samplers; as metadata the
+                              position in the data, the options and the fingerprint of the data
+    RUN/best.safetensors      weights of the lowest validation loss
 
 Weights have their names in the ``state_dict`` of the model; all other names contain a slash.
 """

@@ -44,7 +44,7 @@ def _where(state: TrainState) -> str:
 def _largest(model: Model, again: Pass) -> str:
     layers = [layer for layer in model.attention_layers() if layer.mode != "softmax"]
     if not layers:
-        return f"attention: {model.options.attention}."
+        return f"attention: {model.options.mode}."
     found = []
     with torch.no_grad(), recording(layers):
         with suppress(IsingError, UnsupportedError):

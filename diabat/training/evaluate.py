@@ -1,9 +1,9 @@
-"""Order of examples, and loss and accuracy of a model over them."""
+"""Order of sequences, and loss and accuracy of a model over them."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -12,47 +12,24 @@ from torch import Tensor, nn
 from diabat.attention.layer import IsingLayer
 from diabat.models import Model
 from diabat.samplers.state import reset_chains
-from diabat.tasks import IGNORED, Examples
+from diabat.tasks import IGNORED, Split
 from diabat.training.data_parallel import Processes
 from diabat.training.optimizer import autocast, token_loss
 from diabat.training.options import Precision
 
-_POOL = 50
-"""Number of batches that are sorted by length together."""
+BATCH = 512
+"""Sequences of a forward pass of an evaluation."""
 
 
-def epoch_order(examples: Examples, seed: int, epoch: int, batch_size: int) -> Tensor:
-    """Order of the examples in an epoch; batches are cut from it in turn.
+def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
+    """Order of the sequences in an epoch, a permutation of 0 .. count - 1, int64; batches are cut from it in turn.
 
-    Examples of different lengths are ordered so that little of a batch is padded: the random order is cut into pools of
-    50 batches, each pool is sorted by length and cut into batches, and the batches are put into random order; a smaller
-    last batch stays the last.
-
-    Returns:
-        A permutation of 0 .. N - 1, int64 [N]; ``epoch`` is the number of epochs completed.
+    ``epoch`` is the number of epochs completed.
     """
-    lengths = examples.lengths
-    order = torch.randperm(len(examples), generator=_stream(f"{seed} {epoch}"))
-    if lengths is None:
-        return order
-    pools = [pool[lengths[pool].argsort(stable=True)] for pool in order.split(_POOL * batch_size)]
-    batches = list(torch.cat(pools).split(batch_size))
-    full = len(lengths) // batch_size
-    shuffled = torch.randperm(full, generator=_stream(f"{seed} {epoch} batches")).tolist()
-    return torch.cat([*(batches[i] for i in shuffled), *batches[full:]])
-
-
-def _stream(name: str) -> torch.Generator:
-    # torch's CPU generator uses only the low 32 bits of a seed, hence the hash of all numbers.
-    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
-
-
-def evaluation_batches(examples: Examples, batch_size: int | None = None) -> tuple[Tensor, ...]:
-    """Indices of the examples of each forward pass of an evaluation; examples of similar length together."""
-    lengths = examples.lengths
-    if lengths is None:
-        return torch.arange(len(examples)).split(batch_size or 512)
-    return lengths.argsort(stable=True).split(batch_size or 64)  # long ones need much memory
+    # torch's CPU generator uses only the low 32 bits of a seed, hence the hash of both numbers.
+    return torch.randperm(
+        count, generator=torch.Generator().manual_seed(zlib.crc32(f"{seed} {epoch}".encode()))
+    )
 
 
 def cuda_devices(model: nn.Module) -> list[torch.device]:
@@ -80,9 +57,9 @@ def own_random_numbers(model: nn.Module, seed: int) -> Iterator[None]:
 
 def evaluate(
     model: Model,
-    split: Examples,
+    split: Split,
     *,
-    batch_size: int | None = None,
+    batch_size: int = BATCH,
     seed: int = 0,
     precision: Precision = "float32",
     processes: Processes | None = None,
@@ -90,17 +67,16 @@ def evaluate(
     """Compute the mean cross-entropy in nats and the accuracy in 0 .. 1 over the targets that are not ignored.
 
     Args:
-        model: Maps inputs, e.g. symbols [B, T], to logits [B, T, C] or [B, C]; evaluated without dropout; its
-            training mode is unchanged.
-        split: Examples on the device of the model.
-        batch_size: Examples at a time; None takes 512, or 64 if they are of different length.
+        model: Maps symbols [B, T] to logits [B, T, C]; evaluated without dropout; its training mode is unchanged.
+        split: Sequences on the device of the model.
+        batch_size: Sequences at a time.
         seed: Seed of what layers draw, in place of their ``eval_seed``.  The random state of a training is unchanged by
             evaluations.
         precision: Precision of the forward passes.
         processes: The processes that share the work; None for this process alone.
     """
     loss, correct, count = 0.0, 0.0, 0.0
-    for _, logits, targets in _passes(model, split, batch_size, seed, precision, processes):
+    for logits, targets in _passes(model, split, batch_size, seed, precision, processes):
         some = tally(logits, targets)
         loss, correct, count = loss + some[0], correct + some[1], count + some[2]
     if processes is not None:
@@ -115,46 +91,28 @@ def tally(logits: Tensor, targets: Tensor) -> tuple[float, int, int]:
     return float(token_loss(logits, targets, "sum")), correct, int(counted.sum())
 
 
-def predict(
-    model: Model,
-    split: Examples,
-    *,
-    batch_size: int | None = None,
-    seed: int = 0,
-    precision: Precision = "float32",
-    advanced: Callable[[int], None] = lambda count: None,
-) -> tuple[Tensor, Tensor]:
-    """Compute logits [N, C] in float32 and targets [N], or [N, T, C] and [N, T], in the order of the split, on the CPU.
-
-    The arguments are those of :func:`evaluate`; ``advanced`` is called after every batch with its number of examples.
-    """
-    found = []
-    for batch in _passes(model, split, batch_size, seed, precision):
-        found.append(batch)
-        advanced(len(batch[0]))
-    places, logits, targets = (torch.cat(column) for column in zip(*found, strict=True))
-    order = places.argsort().cpu()
-    return logits.float().cpu()[order], targets.cpu()[order]
+def predict(model: Model, split: Split, *, seed: int = 0, precision: Precision = "float32") -> Tensor:
+    """Compute logits [N, T, C] in float32 on the CPU; the arguments are those of :func:`evaluate`."""
+    passes = _passes(model, split, BATCH, seed, precision)
+    return torch.cat([logits.float().cpu() for logits, _ in passes])
 
 
 def _passes(
     model: Model,
-    split: Examples,
-    batch_size: int | None,
+    split: Split,
+    batch_size: int,
     seed: int,
     precision: Precision,
     processes: Processes | None = None,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Indices into the split, logits and targets, batch by batch; the state of model and samplers is kept."""
-    batches = evaluation_batches(split, batch_size)
-    model.check_batches(split, batches)
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits and targets, batch by batch; the state of model and samplers is kept."""
+    batches = torch.arange(len(split)).split(batch_size)
     was_training, device = model.training, next(model.parameters()).device
     model.eval()
     with torch.no_grad(), own_random_numbers(model, seed), reset_chains(model), autocast(precision, device):
         try:
             for chosen in batches if processes is None else processes.own(batches):
-                places = chosen.to(device)
-                inputs, targets = split.batch(places)
-                yield places, model(inputs), targets
+                inputs, targets = split.batch(chosen.to(device))
+                yield model(inputs), targets
         finally:
             model.train(was_training)

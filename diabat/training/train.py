@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -36,7 +36,7 @@ from diabat.training.checkpoint import (
 )
 from diabat.training.data_parallel import Processes
 from diabat.training.diagnostics import numbers_in_range, require_finite
-from diabat.training.evaluate import epoch_order, evaluate, evaluation_batches, own_random_numbers
+from diabat.training.evaluate import epoch_order, evaluate, own_random_numbers
 from diabat.training.folder import (
     BEST,
     CONFIG,
@@ -48,7 +48,7 @@ from diabat.training.folder import (
     opened,
     writing,
 )
-from diabat.training.optimizer import Average, autocast, lr_scale, make_optimizer, training_loss
+from diabat.training.optimizer import autocast, make_optimizer, token_loss
 from diabat.training.options import TrainOptions
 
 FREE_ON_RESUME = frozenset({"max_epochs", "max_steps", "patience", "checkpoint_every"})
@@ -69,7 +69,6 @@ class TrainResult:
         seconds: Wall-clock time of all sessions of the run.
         cpu_seconds: Processor time of all sessions, user and system, all threads of this process.
         run_dir: Folder of the run.
-        dropped: Examples that were left out of each set because they have no agreed label.
     """
 
     best_loss: float
@@ -81,7 +80,6 @@ class TrainResult:
     seconds: float
     cpu_seconds: float
     run_dir: Path
-    dropped: Mapping[str, int] = field(default_factory=dict)
 
 
 def train(
@@ -131,7 +129,7 @@ def _result(trainer: Trainer) -> TrainResult:
         raise CheckpointError(f"checkpoint: {path} is damaged: expected a run with a validation, got none.")
     best, times = (state.best_metric, state.best_step), (state.seconds, state.cpu_seconds)
     counts = (state.epoch, state.step)
-    return TrainResult(state.best_loss, task.metric, *best, *counts, *times, trainer.folder, task.dropped)
+    return TrainResult(state.best_loss, task.metric, *best, *counts, *times, trainer.folder)
 
 
 @contextmanager
@@ -162,16 +160,9 @@ def delayed_signals() -> Iterator[list[int]]:
 
 
 class Trainer:
-    """A running training, see :func:`train`; the methods stand in the order in which they are called.
-
-    Raises:
-        ValueError: If the model does not support mixup.
-        UnsupportedError: If a batch exceeds the limits of the sampler.
-    """
+    """A running training, see :func:`train`; the methods stand in the order in which they are called."""
 
     def __init__(self, model: Model, task: Task, options: TrainOptions, folder: Path) -> None:
-        if options.mixup and not model.mixes:
-            raise ArgumentError("mixup", f"expected 0 for a model of sequences, got {options.mixup}.")
         self.task, self.options, self.folder = task, options, folder
         self.device = next(model.parameters()).device
         self.processes = Processes(self.device)
@@ -179,20 +170,14 @@ class Trainer:
         self.batches = -(-len(task.train) // options.batch_size)
         self.state = TrainState()
         self._shuffle()
-        steps = self.order.cpu().split(options.batch_size)
-        model.check_batches(task.train, [piece for step in steps for piece in step.tensor_split(self.pieces)])
-        model.check_batches(task.validation, evaluation_batches(task.validation))
         self.model = model.train()
         self.fingerprint = task.train.fingerprint()
         self.train, self.validation = task.train.to(self.device), task.validation.to(self.device)
         self.optimizer = make_optimizer(model, options)
-        self.average = Average(model, options.ema_decay)
-        # Scales the losses of float16 runs, so that small gradients do not underflow; no effect in other precisions.
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=options.precision == "float16")
 
     def _shuffle(self) -> None:
-        seed, size = self.options.seed, self.options.batch_size
-        self.order = epoch_order(self.task.train, seed, self.state.epoch, size).to(self.device)
+        count, seed = len(self.task.train), self.options.seed
+        self.order = epoch_order(count, seed, self.state.epoch).to(self.device)
 
     def begin(self, resume: bool, metadata: Mapping[str, Any]) -> None:
         """Continue the run in the folder, or start one: also one that was killed before its first checkpoint."""
@@ -219,17 +204,14 @@ class Trainer:
             if state.batch >= self.batches:  # such a run would never come to the end of its epoch
                 expected = f"fewer than {self.batches} batches of an epoch"
                 raise ArgumentError("state", f"expected {expected}, got {state.batch}")
-            self.scaler.load_state_dict(facts["scaler"])
             kept = {n: t for n, t in tensors.items() if not n.startswith(("rng/", "samplers/"))}
             copy_tensors(kept, self._tensors(), path)
             restore_random(self.model, tensors)
         self._shuffle()
 
     def _require_same_run(self, path: Path, facts: Mapping[str, Any]) -> None:
-        # The warm-up is a share of all steps, so that the number of epochs is a part of it.
-        free = FREE_ON_RESUME - ({"max_epochs"} if self.options.warmup else set())
         for name, value in json.loads(json.dumps(asdict(self.options))).items():
-            if name not in free and (before := facts["options"][name]) != value:
+            if name not in FREE_ON_RESUME and (before := facts["options"][name]) != value:
                 got = f"got {value!r}; a resumed run keeps its options."
                 raise CheckpointError(f"{name}: expected {before!r} as in {path}, {got}")
         if facts["data"] != self.fingerprint:
@@ -270,26 +252,17 @@ class Trainer:
         """Take the next batch and update the weights."""
         state, options, model = self.state, self.options, self.model
         self.processes.reseed(options.seed, state.step)
-        scale = lr_scale(options, state.step, state.epoch, self.batches)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * scale
         self.optimizer.zero_grad()
         chosen = self.order[state.batch * options.batch_size :][: options.batch_size]
         loss = self._backward(chosen)
         self.processes.sum_gradients(model.parameters())
-        self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip)
         # One transfer for both numbers; a gradient that is not finite never reaches the weights.
         loss_value, norm_value = torch.stack((loss, norm.to(loss.dtype))).tolist()
         (loss_value,) = self.processes.sum(loss_value)
         again = partial(self._again, chosen)
-        require_finite(model, state, again, loss=loss_value)
-        skips = self.scaler.is_enabled() and self.scaler.get_scale() >= 1  # a step that overflows
-        if not skips:
-            require_finite(model, state, again, gradient=norm_value)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.average.update()
+        require_finite(model, state, again, loss=loss_value, gradient=norm_value)
+        self.optimizer.step()
         state.step += 1
         state.batch += 1
         state.loss_sum += loss_value
@@ -306,7 +279,7 @@ class Trainer:
             with numbers_in_range(self.model, self.state, again):
                 part = again()
             part = part * (counted / total)
-            self.scaler.scale(part).backward()
+            part.backward()
             loss = loss + part.detach()
         return loss
 
@@ -319,7 +292,7 @@ class Trainer:
     def _loss(self, piece: Tensor) -> Tensor:
         inputs, targets = self.train.batch(piece)
         with autocast(self.options.precision, self.device):
-            return training_loss(self.model, inputs, targets, self.options)
+            return token_loss(self.model(inputs), targets)
 
     def _again(self, chosen: Tensor) -> None:
         """The forward passes of a batch once more."""
@@ -331,7 +304,7 @@ class Trainer:
         state, options, model = self.state, self.options, self.model
         how: dict[str, Any] = {"seed": options.seed, "precision": options.precision}
         again = partial(evaluate, model, self.validation, **how)
-        with self.average.applied(), numbers_in_range(model, state, again):
+        with numbers_in_range(model, state, again):
             loss, accuracy = again(processes=self.processes)
             require_finite(model, state, again, validation_loss=loss)
             metric = self.task.metric_value(loss, accuracy)
@@ -368,14 +341,12 @@ class Trainer:
             "state": asdict(self.state),
             "options": asdict(self.options),
             "data": self.fingerprint,
-            "scaler": self.scaler.state_dict(),
         }
         save_checkpoint(self.folder / LATEST, {**self._tensors(), **random_tensors(self.model)}, facts)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Weights, averages, and moments of the optimiser by parameter name, as they are used."""
+        """Weights, and moments of the optimiser by parameter name, as they are used."""
         tensors = weights_of(self.model)
-        tensors |= {f"average/{name}": mean for name, mean in self.average.mean.items()}
         for name, parameter in self.model.named_parameters():
             for key, moment in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"{key}/{name}"] = moment

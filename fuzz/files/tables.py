@@ -110,7 +110,7 @@ def schedule(draw: st.DrawFn, folder: Path) -> None:
 def _configurations() -> Sequence[bytes]:
     """Shipped configurations as they are, resolved, and as JSON."""
     found = [path.read_bytes() for path in shipped_configs().values()]
-    for name in ("recall-dqa", "fidelity", "sick-neurogame"):
+    for name in ("recall-dqa", "fidelity", "text"):
         config = load_config(name)
         found += [to_yaml(config).encode(), json.dumps(to_plain(config), indent=1).encode()]
     return found

@@ -19,8 +19,7 @@ from diabat.circuits.plan_file import load_plan, save_plan
 from diabat.cli.output import print_table, say
 from diabat.config import load_config
 from diabat.heads.games.store import ValueStore
-from diabat.tasks.data import DataError
-from diabat.tasks.nli_files import Columns, read_pairs
+from diabat.tasks.data import DataError, text_of
 from diabat.training.checkpoint import copy_tensors
 from diabat.training.folder import CheckpointError
 
@@ -123,10 +122,9 @@ def test_keys_of_an_analysis_and_of_a_store(tmp_path: Path) -> None:
     assert_clean(str(caught.value))
 
 
-def test_columns_of_a_table_and_tensors_of_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "pairs.csv").write_text(f'"{EVIL}",b\n1,2\n')
-    with pytest.raises(DataError, match="expected the columns") as data:
-        read_pairs(tmp_path / "pairs.csv", Columns())
+def test_names_of_texts_and_tensors_of_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="got none at") as data:
+        text_of("task.data", EVIL)
     assert_clean(str(data.value))
     with pytest.raises(CheckpointError, match="of another model") as checkpoint:
         copy_tensors({EVIL: torch.zeros(1)}, {}, tmp_path)

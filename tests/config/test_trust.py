@@ -201,8 +201,6 @@ def test_the_token_of_the_environment_is_no_option(monkeypatch: pytest.MonkeyPat
 def test_tokenizers_are_no_tokens() -> None:
     for name in ("tokens", "path", "patience", "pattern", "compat", "keys"):
         refuse_secrets("options", {name: "a"})
-    changes = {"encoder_config": {"pad_token_id": 1}, "tokenizer": "a/b"}
-    make_config({"task": {"name": "sick"}, "model": changes, "sampler": {"backend": "mean_field"}})
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_damaged_downloads_and_files_are_refused(
         DataError, match=rf"the user cache: .*play.txt is damaged: {problem}; delete it and get"
     ):
         fetch("play")
-    refused = rf": this task takes The Play only, {problem} in .*play.txt; get play.txt from"
+    refused = rf": .*play.txt is not The Play, {problem}; task.name=text takes any text, or get play.txt from"
     with pytest.raises(DataError, match=f"^task.data{refused}"):
         fetch("play", tmp_path)
     monkeypatch.setenv("DIABAT_DATA", str(tmp_path))

@@ -26,9 +26,9 @@ Facts = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One epoch of three steps, with averaged weights."""
+    """One epoch of three steps."""
     folder = tmp_path_factory.mktemp("original") / "run"
-    tiny_train(folder, max_epochs=1, ema_decay=0.5)
+    tiny_train(folder, max_epochs=1)
     return folder
 
 
@@ -39,7 +39,7 @@ def run(original: Path, tmp_path: Path) -> Path:
 
 
 def resume(run: Path, **changes: Any) -> None:
-    tiny_train(run, resume=True, **{"ema_decay": 0.5, "max_epochs": 2, **changes})
+    tiny_train(run, resume=True, **{"max_epochs": 2, **changes})
 
 
 def test_tensors_and_facts_come_back_bit_for_bit(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_weights_have_the_names_of_the_state_dict(run: Path) -> None:
     weights = load_model(run, "latest")
     assert best.keys() == weights.keys() == load_model(run).keys()
     assert {name for name in latest if "/" not in name} == weights.keys()
-    assert {f"average/{name}" for name in weights} <= latest.keys()
+    assert {f"exp_avg/{name}" for name in weights} <= latest.keys()
 
 
 def changed(path: Path, change: Callable[[Tensors, Facts], Any]) -> None:
@@ -104,7 +104,6 @@ DAMAGE: dict[str, tuple[Callable[[Tensors, Facts], Any], str]] = {
     "a place beyond the epoch": (state(batch=3), "expected fewer than 3 batches of an epoch, got 3"),
     "no options": (lambda _, f: f.pop("options"), "expected the entry 'options', got none"),
     "no data": (lambda _, f: f.pop("data"), "expected the entry 'data', got none"),
-    "no scaler": (lambda _, f: f.pop("scaler"), "expected the entry 'scaler', got none"),
 }
 
 
@@ -116,8 +115,8 @@ def test_content_of_another_form_is_refused(name: str, run: Path) -> None:
         resume(run)
 
 
-# Weights; moments, beyond whose end the fused AdamW would write without the check; averages.
-@pytest.mark.parametrize("start", ["blocks.", "exp_avg/", "average/"])
+# Weights; moments, beyond whose end the fused AdamW would write without the check.
+@pytest.mark.parametrize("start", ["blocks.", "exp_avg/"])
 @pytest.mark.parametrize(
     ("make", "message"),
     [

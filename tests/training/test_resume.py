@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from run_checks import assert_same_run, metrics
 
-from diabat.training import CheckpointError, TrainingInterrupted
+from diabat.training import TrainingInterrupted
 from fuzz.faults.session import saved_step
 from fuzz.tiny import OPTIONS, tiny_model, tiny_task, tiny_train
 
@@ -93,10 +94,18 @@ def test_a_finished_run_can_be_prolonged(tmp_path: Path, straight: Path) -> None
     assert 0 < first.seconds < second.seconds
 
 
-def test_a_warm_up_fixes_the_number_of_epochs(tmp_path: Path) -> None:
-    tiny_train(tmp_path / "run", max_steps=1, warmup=0.2)
-    with pytest.raises(CheckpointError, match=r"max_epochs: expected 3 as in .*, got 4"):
-        tiny_train(tmp_path / "run", resume=True, warmup=0.2, max_epochs=4)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_precision_is_that_of_every_forward_pass(tmp_path: Path, precision: Any) -> None:
+    """Also of a resumed run, whose weights stay in float32."""
+    seen, task = set(), tiny_task()
+    for name, epochs in (("whole", 3), ("parts", 1), ("parts", 3)):
+        model = tiny_model(task)
+        model.head.register_forward_hook(lambda _, __, out: seen.add(out.dtype))
+        resume = (tmp_path / name).exists()
+        tiny_train(tmp_path / name, model=model, precision=precision, max_epochs=epochs, resume=resume)
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert seen == {getattr(torch, precision)}
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_metrics_after_the_checkpoint_are_cut_off(tmp_path: Path, straight: Path) -> None:

@@ -14,13 +14,13 @@ from diabat.models import Transformer, TransformerOptions
 from diabat.samplers import sampler
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.state import chain_state
-from diabat.tasks import Split, Task
+from diabat.tasks import Task
 from diabat.training import TrainOptions, evaluate, load_model
 from diabat.training.optimizer import make_optimizer
 from fuzz.tiny import tiny_task, tiny_train
 
 
-def chained_model(task: Task[Split], *, seed: int = 0, persistent: bool = True) -> Transformer:
+def chained_model(task: Task, *, seed: int = 0, persistent: bool = True) -> Transformer:
     torch.manual_seed(seed)
     options = TransformerOptions(embed_dim=8, ffn_dim=0, num_layers=2, dropout=0.0)
     backend = sampler("tempering", num_replicas=3, burn_in=2, sweeps=2, num_chains=4, persistent=persistent)
@@ -32,7 +32,7 @@ def chained_model(task: Task[Split], *, seed: int = 0, persistent: bool = True) 
     return model
 
 
-def one_step(model: Transformer, task: Task[Split]) -> dict[str, torch.Tensor]:
+def one_step(model: Transformer, task: Task) -> dict[str, torch.Tensor]:
     model(task.train.inputs[:8])
     return chain_state(model)
 
@@ -75,9 +75,7 @@ PLAN = TrotterPlan(*np.random.default_rng(3).normal(size=(3, 4)))
 NAME = "blocks.0.attention.sampler.schedule_angles"
 
 
-def learning_model(
-    task: Task[Split], *, layers: int = 1, seed: int = 0, gradient: str = "auto"
-) -> Transformer:
+def learning_model(task: Task, *, layers: int = 1, seed: int = 0, gradient: str = "auto") -> Transformer:
     torch.manual_seed(seed)
     options = TransformerOptions(embed_dim=8, ffn_dim=0, num_layers=layers, dropout=0.1)
     sampler = DQASampler(schedule=PLAN, learn_schedule=True, precision="single")

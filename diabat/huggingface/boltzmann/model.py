@@ -24,10 +24,10 @@ from diabat.files import replace_file, to_json
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import NAME, BoltzmannHeads, boltzmann_attention
 from diabat.huggingface.embedded import first_and_others, refuse_embedded_adapter
+from diabat.huggingface.hub import check_folder
 from diabat.huggingface.pretrained import ABLATION, attention_modules, query_heads, register_attention
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
-from diabat.tasks.hub import check_folder
 
 # Model types of transformers whose attention is a softmax of scores, soft caps included; each is tested.
 FAMILIES = ("gemma", "gemma2", "gemma3_text", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3")

@@ -1,0 +1,274 @@
+"""Sentence pairs of SICK: an encoder of transformers, a pooling over its tokens, trained by transformers' Trainer.
+
+    python -m experiments.sentence_pairs FOLDER [--pooling mean --pooling neurogame] [--seeds 3] [KEY=VALUE ...]
+    python -m experiments.sentence_pairs FOLDER encoder=tiny trainer.num_train_epochs=10 trainer.bf16=false
+
+Trains every pooling with every seed, keeps the epoch with the lowest validation loss, and prints accuracies on the test
+set; finished ones are kept in FOLDER.  ``--config`` names another file like experiments/pairs/sick.yaml, KEY=VALUE
+changes one of its keys: ``sampler`` is a backend with its options, ``options`` are those of the pooling.
+
+SICK.txt (Marelli et al. 2014, zenodo.org/records/2787612, 9,927 pairs) lies in the folder that DIABAT_DATA names.  This
+edition has no split: its pairs are ordered by a hash of their pair_ID, 4,439 for training, 495 for validation, the rest
+for testing.  It is NOT the official split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor, nn
+
+import diabat
+from diabat.attention.layer import visible_positions
+from diabat.attention.pooling import BoltzmannPooling, QueryHeads, mix
+from diabat.config.loading import apply_overrides
+from diabat.ising import without_autocast
+from experiments.common import Row, keep, kept, parser, report, same_settings
+
+CONFIG = Path(__file__).parent / "pairs" / "sick.yaml"
+POOLINGS = ("neurogame", "boltzmann", "softmax", "mean", "neurogame-h", "neurogame-uniform", "projected_mean")
+CLASSES = ("ENTAILMENT", "NEUTRAL", "CONTRADICTION")
+SHA256 = "3de6211d6cee83b1b444c1205da36bd18e6cabf5b4debfc24995b1510b796878"
+NUM_TRAIN, NUM_VALIDATION = 4_439, 495
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+
+
+class MeanPooling(nn.Module):
+    """Mean of the token states [B, T, D] that the mask, bool [B, T], leaves, [B, D]."""
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
+        """Pool."""
+        seen = visible_positions(x, key_padding_mask).to(x.dtype)
+        return mix(seen / seen.sum(-1, keepdim=True), x)
+
+
+class ProjectedMeanPooling(MeanPooling):
+    """Mean pooling between the two projections of NeuroGame attention: their effect without a game."""
+
+    def __init__(self, width: int, value_std: float) -> None:
+        super().__init__()
+        self.value, self.output = (nn.Linear(width, width, bias=False) for _ in range(2))
+        nn.init.normal_(self.value.weight, std=value_std)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
+        """Pool."""
+        pooled: Tensor = self.output(self.value(super().forward(x, key_padding_mask)))
+        return pooled
+
+
+class SoftmaxPooling(nn.Module):
+    """Attention pooling with a learned query per head, softmax_i(q_h · k_hi / sqrt(d))."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.heads = QueryHeads(width, num_heads)
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
+        """Pool."""
+        scores = self.heads.scores(x).masked_fill(key_padding_mask[:, None], -math.inf)
+        return self.heads.combine(scores.softmax(-1), x)
+
+
+def pooling_of(config: Row, width: int) -> nn.Module:
+    """The pooling that the configuration names, for token states of this width."""
+    name, _, mode = config["pooling"].partition("-")
+    backend = {**config["sampler"]}
+    sampler = diabat.sampler(backend.pop("backend"), **backend)
+    options = config["options"]
+    if name == "neurogame":
+        return diabat.NeuroGameAttention(width, sampler=sampler, mode=mode or "h+J", **options)
+    if name == "boltzmann":
+        return BoltzmannPooling(width, options["num_heads"], config["max_length"], sampler=sampler)
+    if name == "softmax":
+        return SoftmaxPooling(width, options["num_heads"])
+    if name == "projected_mean":
+        return ProjectedMeanPooling(width, options.get("temperature", 0.25) / (8 * math.sqrt(width)))
+    return MeanPooling()
+
+
+class PairClassifier(nn.Module):
+    """Encoder, pooling over its token states, and a feed-forward network (arXiv:2603.18761, §3.12)."""
+
+    def __init__(self, encoder: Any, config: Row) -> None:
+        super().__init__()
+        width, hidden, dropout = encoder.config.hidden_size, config["hidden"], config["dropout"]
+        self.encoder, self.pooling = encoder, pooling_of(config, width)
+        self.config = encoder.config  # which the Trainer reads
+        layers = [nn.Dropout(dropout), nn.Linear(width, hidden), nn.GELU(), nn.Dropout(dropout)]
+        self.classifier = nn.Sequential(*layers, nn.Linear(hidden, len(CLASSES)))
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None, **more: Tensor
+    ) -> dict[str, Tensor]:
+        """Logits [B, C] of tokens [B, T], and the cross-entropy to the labels [B] in nats."""
+        out = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **more)
+        states = out.last_hidden_state.to(self.classifier[1].weight.dtype)
+        # Norms of coalitions and fixed points are inaccurate in half precision, and cheap in float32.
+        with without_autocast(states):
+            logits = self.classifier(self.pooling(states, attention_mask == 0))
+        loss = {} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)}
+        return {**loss, "logits": logits}
+
+
+def sick(path: Path) -> dict[str, Any]:
+    """The sets of SICK by name, each a ``datasets.Dataset`` with two sentences and a label."""
+    from datasets import Dataset
+
+    content = path.read_bytes()
+    if (got := hashlib.sha256(content).hexdigest()) != SHA256:
+        raise SystemExit(f"DIABAT_DATA: expected SICK.txt with sha256 {SHA256}, got {path} with {got}.")
+    names, *rows = (line.split("\t") for line in content.decode().splitlines())
+
+    def place(row: list[str]) -> str:  # does not depend on the order of the file
+        return hashlib.sha256(f"diabat sick {row[0]}".encode()).hexdigest()
+
+    cut, ordered = NUM_TRAIN + NUM_VALIDATION, sorted(rows, key=place)
+    parts = {"train": ordered[:NUM_TRAIN], "validation": ordered[NUM_TRAIN:cut], "test": ordered[cut:]}
+    first, second, label = (names.index(n) for n in ("sentence_A", "sentence_B", "entailment_judgment"))
+    return {
+        name: Dataset.from_dict({
+            "first": [row[first] for row in part],
+            "second": [row[second] for row in part],
+            "label": [CLASSES.index(row[label]) for row in part],
+        })
+        for name, part in parts.items()
+    }  # fmt: skip
+
+
+def encoder_of(config: Row, sentences: Sequence[str]) -> tuple[Any, Any]:
+    """Encoder and tokenizer: of a folder, a package or the hub; or ``tiny``, over the words of the sentences."""
+    import transformers
+
+    name = config["encoder"]
+    if name != "tiny":
+        if name.startswith("package:"):
+            package, _, inside = name.removeprefix("package:").partition("/")
+            if (spec := find_spec(package)) is None or not spec.submodule_search_locations:
+                raise SystemExit(f"encoder: expected the package; pip install {package.replace('_', '-')}.")
+            name = str(Path(next(iter(spec.submodule_search_locations))) / inside)
+        encoder = transformers.AutoModel.from_pretrained(name, dtype=torch.float32)
+        if getattr(encoder, "pooler", None) is not None:
+            encoder.pooler.requires_grad_(False)  # not used
+        return encoder, transformers.AutoTokenizer.from_pretrained(name)
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    words = sorted({word for text in sentences for word in text.lower().split()})
+    numbered = {word: i for i, word in enumerate([*SPECIAL, *words])}
+    inner = Tokenizer(models.WordLevel(numbered, unk_token="[UNK]"))
+    inner.normalizer, inner.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.WhitespaceSplit()
+    inner.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )  # fmt: skip
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]", model_input_names=inputs
+    )
+    sizes = {"max_position_embeddings": config["max_length"], **config["tiny"]}
+    bert = transformers.BertConfig(vocab_size=len(numbered), **sizes)
+    return transformers.BertModel(bert, add_pooling_layer=False), tokenizer
+
+
+def optimizer_of(model: PairClassifier, config: Row) -> torch.optim.AdamW:
+    """AdamW with rates of their own for the encoder, for pooling and classifier, and for couplings."""
+    rates = (
+        config["trainer"]["learning_rate"],
+        config["head_learning_rate"],
+        config["coupling_learning_rate"],
+    )
+    groups: list[list[nn.Parameter]] = [[], [], []]
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups[2 if "coupling" in name else 1 - name.startswith("encoder.")].append(parameter)
+    chosen = [{"params": own, "lr": rate} for own, rate in zip(groups, rates, strict=True) if own]
+    return torch.optim.AdamW(chosen, weight_decay=config["trainer"]["weight_decay"])
+
+
+def run(config: Row, seed: int, folder: Path, sets: dict[str, Any]) -> Row:
+    """Train one model; accuracies on validation and test set of the epoch with the lowest validation loss."""
+    import transformers
+    from datasets import disable_progress_bars
+
+    torch.manual_seed(seed)
+    train = sets["train"].select(range(config["num_train"] or len(sets["train"])))
+    encoder, tokenizer = encoder_of(config, [*train["first"], *train["second"]])
+    torch.manual_seed(
+        seed
+    )  # poolings of one seed start with the same classifier, whatever the encoder has drawn
+    model = PairClassifier(encoder, config)
+
+    def tokens(rows: Any) -> Any:
+        return tokenizer(rows["first"], rows["second"], truncation=True, max_length=config["max_length"])
+
+    def accuracy(found: Any) -> dict[str, float]:
+        return {"accuracy": float(np.mean(found.predictions.argmax(-1) == found.label_ids))}
+
+    disable_progress_bars()
+    there = {name: part.map(tokens, batched=True) for name, part in {**sets, "train": train}.items()}
+    arguments = transformers.TrainingArguments(
+        str(folder), seed=seed, eval_strategy="epoch", save_strategy="epoch", save_total_limit=1, report_to="none",
+        load_best_model_at_end=True, metric_for_best_model="eval_loss", logging_strategy="epoch", disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(), **config["trainer"],
+    )  # fmt: skip
+    trainer = transformers.Trainer(
+        model, arguments, transformers.DataCollatorWithPadding(tokenizer), there["train"], there["validation"],
+        compute_metrics=accuracy, optimizers=(optimizer_of(model, config), None),
+    )  # fmt: skip
+    trainer.remove_callback(transformers.PrinterCallback)
+    seconds = trainer.train().metrics["train_runtime"]
+    found = {name: trainer.evaluate(there[name])["eval_accuracy"] for name in ("validation", "test")}
+    return {"pooling": config["pooling"], "seed": seed, **found, "seconds": seconds}
+
+
+def configured(path: Path, changes: Sequence[str]) -> Row:
+    """The configuration of a file with KEY=VALUE, dotted keys and values in YAML; another backend drops the options."""
+    known = yaml.safe_load(path.read_text("utf-8"))
+    config = apply_overrides(known, changes)
+    if unknown := ", ".join(config.keys() - known.keys()):
+        raise SystemExit(f"{unknown}: expected one of {', '.join(known)}.")
+    return config
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    command = parser(__doc__, study=True)
+    command.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    command.add_argument("--pooling", action="append", choices=POOLINGS, help="else that of the file")
+    command.add_argument("--config", type=Path, default=CONFIG)
+    options = command.parse_intermixed_args(arguments)
+    config = configured(options.config, options.overrides)
+    poolings = options.pooling or [config.pop("pooling")]
+    same_settings(options.folder, {**config, "pooling": None})
+    sets, rows = sick(Path(os.environ.get("DIABAT_DATA", ".")) / "SICK.txt"), []
+    for pooling in poolings:
+        found = []
+        for seed in range(options.seeds):
+            path = options.folder / f"{pooling}-{seed}.json"
+            if not path.exists():
+                keep(
+                    path,
+                    run({**config, "pooling": pooling}, seed, options.folder / f"{pooling}-{seed}", sets),
+                )
+            found.append(kept(path))
+        tests = [100 * row["test"] for row in found]
+        rows.append({
+            "pooling": pooling, "test accuracy / %": tests, "mean": fmean(tests),
+            "σ": stdev(tests) if len(tests) > 1 else None,
+            "validation / %": [100 * row["validation"] for row in found],
+            "s": fmean(row["seconds"] for row in found),
+        })  # fmt: skip
+    title = f"SICK by pooling, {config['encoder']}"
+    report(title, rows, as_json=options.json, formats={"test accuracy / %": ".2f", "mean": ".2f", "σ": ".2f"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""``experiments.sentence_pairs``: poolings against their formulas, and trainings of a few steps with a tiny encoder."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+
+import diabat
+from experiments import sentence_pairs
+from experiments.sentence_pairs import (
+    CONFIG,
+    NUM_TRAIN,
+    POOLINGS,
+    MeanPooling,
+    PairClassifier,
+    ProjectedMeanPooling,
+    SoftmaxPooling,
+    configured,
+    encoder_of,
+    main,
+    optimizer_of,
+    sick,
+)
+
+SMALL = ["encoder=tiny", "tiny.hidden_size=16", "tiny.num_hidden_layers=1", "max_length=16", "num_train=24",
+         "hidden=8", "options.num_heads=2", "trainer.num_train_epochs=2", "trainer.per_device_train_batch_size=8",
+         "trainer.bf16=false"]  # fmt: skip
+WORDS = ("a man is playing", "a man is not playing", "a dog and a cat")
+
+
+def config(*changes: str) -> dict[str, Any]:
+    return configured(CONFIG, [*SMALL, *changes])
+
+
+def model_of(*changes: str) -> PairClassifier:
+    torch.manual_seed(0)
+    return PairClassifier(encoder_of(config(*changes), WORDS)[0], config(*changes))
+
+
+def small_sets(path: Path) -> dict[str, Any]:
+    """The label is the word that the second sentence ends with."""
+    from datasets import Dataset
+
+    words = [("yes", "maybe", "no")[i % 3] for i in range(24)]
+    rows = {"first": ["a man is"] * 24, "second": [f"a dog {w}" for w in words], "label": [0, 1, 2] * 8}
+    return dict.fromkeys(("train", "validation", "test"), Dataset.from_dict(rows))
+
+
+@pytest.mark.slow
+def test_a_few_steps_are_trained_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sentence_pairs, "sick", small_sets)
+    rates = ["trainer.learning_rate=1e-2", "head_learning_rate=1e-2", "trainer.num_train_epochs=12"]
+    chosen = ["neurogame", "mean", "boltzmann"]
+    command = [str(tmp_path), "--seeds", "1", "--json", *(f"--pooling={name}" for name in chosen)]
+    main([*command, *SMALL, *rates])
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [row["pooling"] for row in rows] == chosen
+    assert all(row["mean"] > 60 for row in rows), rows  # guessing has 33
+    monkeypatch.setattr(sentence_pairs, "run", lambda *_: pytest.fail("is kept"))
+    main([*command, *SMALL, *rates])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"] == rows
+    with pytest.raises(SystemExit, match="expected results with"):
+        main([*command, *SMALL])
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_logits_do_not_depend_on_padding(pooling: str) -> None:
+    model = model_of(f"pooling={pooling}").double().eval()
+    tokens = torch.tensor([[2, 5, 6, 3, 7, 3], [2, 8, 3, 5, 3, 0]])
+    mask, logits = (tokens != 0).long(), []
+    for more in (0, 2):
+        wider = (torch.nn.functional.pad(values, (0, more)) for values in (tokens, mask))
+        torch.manual_seed(1)  # of the coalitions
+        logits.append(model(*wider)["logits"])
+    assert_close(*logits, rtol=1e-5, atol=1e-6)
+    loss = model.train()(tokens, mask, labels=torch.tensor([0, 2]))["loss"]
+    loss.backward()
+    silent = [n for n, p in model.named_parameters() if p.grad is None or not bool(p.grad.any())]
+    # A bias of all keys shifts every score alike; without fields no gate decides.
+    assert not [n for n in silent if "key.bias" not in n and "embeddings" not in n and ".gate." not in n], (
+        silent
+    )
+
+
+def test_poolings_against_their_formulas() -> None:
+    x, hidden = torch.randn(2, 4, 6), torch.tensor([[False, True, False, False], [False] * 4])
+    assert_close(MeanPooling()(x, hidden), torch.stack([x[0, [0, 2, 3]].mean(0), x[1].mean(0)]))
+    softmax = SoftmaxPooling(6, 2)
+    seen, heads = x[0, [0, 2, 3]], softmax.heads
+    keys, values = heads.key(seen).view(3, 2, 3), heads.value(seen).view(3, 2, 3)
+    parts = [torch.softmax(keys[:, h] @ heads.query[h] / 3**0.5, 0) @ values[:, h] for h in range(2)]
+    assert_close(softmax(x, hidden)[0], heads.output(torch.cat(parts)))
+    mean = ProjectedMeanPooling(6, 0.1)
+    game = diabat.NeuroGameAttention(
+        6, 2, mode="uniform"
+    )  # the same projections, with α = 1/2 instead of 1/n
+    game.value.load_state_dict(mean.value.state_dict())
+    game.output_projection.load_state_dict(mean.output.state_dict())
+    assert_close(mean(x, hidden), game(x, hidden) * torch.tensor([[2 / 3], [2 / 4]]))
+
+
+def test_rates_are_those_of_encoder_head_and_couplings() -> None:
+    groups = optimizer_of(model_of("pooling=boltzmann"), config("pooling=boltzmann")).param_groups
+    assert [group["lr"] for group in groups] == [1e-4, 1e-3, 1e-2]
+    assert [p.shape for p in groups[2]["params"]] == [(2, 16 * 15 // 2)]
+
+
+def test_the_split_of_sick(tmp_path: Path) -> None:
+    path = Path(os.environ.get("DIABAT_DATA", ".")) / "SICK.txt"
+    if not path.exists():
+        pytest.skip("SICK.txt is not in $DIABAT_DATA")
+    sets = sick(path)
+    assert {name: len(part) for name, part in sets.items()} == {
+        "train": NUM_TRAIN,
+        "validation": 495,
+        "test": 4993,
+    }
+    assert [sum(part["label"]) for part in sets.values()] == [3792, 431, 4306]
+    (tmp_path / "other").write_bytes(path.read_bytes() + b"1")
+    with pytest.raises(SystemExit, match=r"DIABAT_DATA: expected SICK.txt with sha256"):
+        sick(tmp_path / "other")
+
+
+def test_keys_of_a_configuration_are_checked() -> None:
+    assert config("trainer.learning_rate=1e-3")["trainer"]["learning_rate"] == 1e-3
+    assert config("sampler.backend=exact")["sampler"] == {"backend": "exact"}
+    with pytest.raises(SystemExit, match="poolin: expected one of encoder, tiny"):
+        config("poolin=mean")
+    with pytest.raises(SystemExit, match="expected the package; pip install no-such-package"):
+        encoder_of(config("encoder=package:no_such_package/x"), WORDS)
