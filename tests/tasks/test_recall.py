@@ -104,24 +104,6 @@ def test_no_sequence_is_in_two_sets_and_seeds_decide() -> None:
     assert not torch.equal(task.train.inputs, other.train.inputs)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"pairs": 17}, "symbols: expected at least one key for each of 17 pairs, got 16."),
-        ({"test_pairs": 20}, "symbols: expected at least one key for each of 20 pairs, got 16."),
-        ({"test_pairs": 3}, "test_pairs: expected at least pairs = 4, got 3."),
-        ({"min_pairs": 5}, "min_pairs: expected at most pairs = 4, got 5."),
-        ({"min_pairs": 2, "queries": 3}, "queries: expected at most one for each of 2 pairs, got 3."),
-        ({"distance": 3}, "distance: expected 1, 2 or 'mixed', got 3."),
-        ({"filler": -1}, "filler: expected an integer >= 0, got -1."),
-    ],
-    ids=str,
-)
-def test_options_that_are_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        RecallOptions(**given)
-
-
 def test_too_few_sequences_to_hold_any_back() -> None:
     with pytest.raises(
         ValueError, match="symbols: expected enough of them to hold sequences back from training, got 1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from run_checks import same_weights
 from diabat.config import load_config
 from diabat.runs import evaluate_run, explain_decoder_run, load_run, run_training
 from diabat.runs.build import require_same_run
-from diabat.tasks import IGNORED, DataError, ShakespeareOptions, Split, Task, TextOptions
+from diabat.tasks import IGNORED, DataError, ShakespeareOptions, TextOptions
 from diabat.tasks.data import DATA_FILES, ENVIRONMENT_VARIABLE
 from diabat.training import load_model
 
@@ -149,23 +148,6 @@ def test_characters_that_were_not_trained_on_are_refused(tmp_path: Path) -> None
     assert TextOptions(window=2, data=data, validation=other, symbols="ab\n\u00e9").build().vocab_size == 4
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"window": 0}, "window: expected an integer >= 1, got 0"),
-        ({"characters": 0}, "characters: expected an integer >= 1 or None, got 0"),
-        ({"train_fraction": 1.0}, r"train_fraction: expected a number in \(0, 1\) or None, got 1.0"),
-        ({"train_fraction": 0.5, "validation": "x"}, "train_fraction: expected None with a text for validation"),
-        ({"symbols": "aba"}, "symbols: expected different characters, got 'aba'"),
-        ({"symbols": ""}, "symbols: expected different characters, got ''"),
-    ],
-)  # fmt: skip
-def test_options_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
-    for options in (TextOptions, ShakespeareOptions):
-        with pytest.raises(ValueError, match=message):
-            options(**changes)
-
-
 def test_a_run_keeps_its_symbols(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted, resumed, evaluated on another text with other characters first, and explained."""
     monkeypatch.chdir(tmp_path)
@@ -192,29 +174,3 @@ def test_a_run_keeps_its_symbols(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         DataError, match=r"characters of task.symbols only, got 'Z' in line 1 of the text for"
     ):
         load_run("whole", ["task.data=b.txt"])
-
-
-def test_metric_values() -> None:
-    split = Split(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64))
-    perplexity = Task("t", 2, 1, 1, "perplexity", split, split)
-    assert perplexity.metric_value(math.log(6.5), 0.3) == pytest.approx(6.5, rel=1e-12)
-    assert 1e304 < perplexity.metric_value(1e4, 0.3) < math.inf
-    assert Task("t", 2, 1, 1, "accuracy", split, split).metric_value(1.0, 0.3) == 0.3
-
-
-@pytest.mark.parametrize(
-    ("inputs", "targets", "message"),
-    [
-        (torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64), "inputs: expected int64"),
-        (torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, 3, dtype=torch.int64), "inputs: .*N >= 1"),
-        (
-            torch.zeros(2, 3, dtype=torch.int64),
-            torch.zeros(3, 3, dtype=torch.int64),
-            r"targets: .*got \[3, 3\]",
-        ),
-        (torch.zeros(1, 3, dtype=torch.int64), torch.full((1, 3), IGNORED), "targets: .*only ignored"),
-    ],
-)
-def test_malformed_splits_are_refused(inputs: torch.Tensor, targets: torch.Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Split(inputs, targets)
