@@ -45,12 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found.append(outcome)
             left = (len(names) - len(found)) * share / given.workers / 60
             if sys.stderr.isatty():
-                print(
-                    f"\r{len(found)} of {len(names)}, {left:.1f} min left ",
-                    end="",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                told = f"\r{len(found)} of {len(names)}, {left:.1f} min left "
+                print(told, end="", file=sys.stderr, flush=True)
     print(report(found))
     return int(any(outcome.finding for outcome in found))
 

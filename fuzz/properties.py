@@ -100,11 +100,9 @@ def judge(check: Callable[[], None]) -> str:
             return "sentence"
     for warning in caught:
         text = str(warning.message)
-        sound, kind = (
-            issubclass(warning.category, UserWarning) and text.endswith("."),
-            warning.category.__name__,
-        )
-        demand(sound, f"warning: expected a sentence, got {kind}: {text} ({warning.filename})")
+        sound = issubclass(warning.category, UserWarning) and text.endswith(".")
+        got = f"{warning.category.__name__}: {text} ({warning.filename})"
+        demand(sound, f"warning: expected a sentence, got {got}")
     return "answer"
 
 

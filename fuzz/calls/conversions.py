@@ -67,10 +67,9 @@ def dimod_models(draw: st.DrawFn) -> None:
     values = states if vartype == "SPIN" else (states + 1) // 2
     want = beta * torch.from_numpy(model.energies((values.numpy(), labels)))
     bound = max(1e-12 * (1 + float(want.abs().max())), 1e-9)
-    close(ising.energy(states), want, bound, "beta·E")
-    close(
-        torch.from_numpy(to_bqm(ising).energies((states.numpy(), range(n)))), want, bound, "E there and back"
-    )
+    back = torch.from_numpy(to_bqm(ising).energies((states.numpy(), range(n))))
+    for energy, what in ((ising.energy(states), "beta·E"), (back, "E there and back")):
+        close(energy, want, bound, what)
     log_z = diabat.sampler(draw(st.sampled_from(["exact", "banded"]))).moments(ising).log_partition
     assert log_z is not None
     close(log_z, (-want).logsumexp(0), bound, "log Z")

@@ -28,14 +28,8 @@ VALUES = st.sampled_from(ODD) | st.integers() | st.floats() | st.text(max_size=5
 SMALL = VALUES.filter(lambda value: not (isinstance(value, int | float) and value > 1e4))
 """Without numbers that are valid sizes and would take too long."""
 _DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.bool,
-    torch.complex64,
-)
+    torch.float32, torch.float64, torch.int64, torch.float16, torch.bfloat16, torch.bool, torch.complex64,
+)  # fmt: skip
 _FORMS: dict[str, Callable[[Tensor], Any]] = {
     "nan": lambda t: torch.full(t.shape, math.nan),
     "inf": lambda t: torch.full(t.shape, math.inf),
@@ -64,11 +58,8 @@ BACKENDS = ("exact", "banded", "mean_field", "tempering", "dqa", "refine", "dimo
 _TINY: dict[str, dict[str, Any]] = {
     "tempering": {"burn_in": 2, "sweeps": 2}, "dqa": {"annealing_time_ns": 1.0}, "refine": {"sampler": "exact"},
 }  # fmt: skip
-_OPTIONS = [
-    (name, one)
-    for name in BACKENDS
-    for one in (*inspect.signature(backend_factory(name)).parameters, "engin")
-]
+_KNOWN = {name: inspect.signature(backend_factory(name)).parameters for name in BACKENDS}
+_OPTIONS = [(name, one) for name, known in _KNOWN.items() for one in (*known, "engin")]
 _PROBLEM = Ising(torch.tensor([[0.3, -0.2], [0.1, 0.0]]), torch.tensor([[0.0, 0.4], [0.4, 0.0]]))
 
 

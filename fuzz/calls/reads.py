@@ -29,10 +29,7 @@ TEMPERING = st.fixed_dictionaries({
     "num_replicas": st.sampled_from([1, 2, 8, "auto"]), "method": st.sampled_from(["heat_bath", "metropolis"]),
     "order": st.sampled_from(["sequential", "random"]), "track_lowest": st.booleans(),
 })  # fmt: skip
-_ENGINES = {
-    "engine": st.sampled_from(["native", "torch"]),
-    "precision": st.sampled_from(["double", "single"]),
-}
+_ENGINES = {"engine": st.sampled_from(["native", "torch"]), "precision": st.sampled_from([*_TOLERANCE])}
 _PLANS = {"schedule": st.sampled_from(["boltzmann-4", "boltzmann-8", "boltzmann-8-wide"])}
 _SCHEDULES = {
     "schedule": st.sampled_from(available_schedules()), "annealing_time_ns": scales(0.5, 8),

@@ -1,7 +1,6 @@
 """Files of decoders: calibrations and analyses of heads, folders of models and adapters.
 
-Sizes of a decoder are left alone, since they only say how much memory transformers
-takes.
+Sizes of a decoder are left alone, since they only say how much memory transformers takes.
 """
 
 from __future__ import annotations
@@ -124,8 +123,7 @@ def model_folder(draw: st.DrawFn, folder: Path) -> None:
         model, _ = load_decoder(str(folder))
     samplers = {part.sampler.name for part in model.modules() if hasattr(part, "sampler")}
     demand(samplers <= set(FOLDER_SAMPLERS), f"sampler: expected {FOLDER_SAMPLERS}, got {samplers}")
-    with torch.no_grad():
-        model(torch.tensor([[1, 2, 3, 4, 5]]))
+    _answers(model)
 
 
 @holds
@@ -137,8 +135,7 @@ def adapter(draw: st.DrawFn, folder: Path) -> None:
     with naming("adapter"):
         model = load_adapter(decoder.__wrapped__(), folder)
     demand(not model.peft_config["default"].megatron_config, "adapter: expected no megatron_config")
-    with torch.no_grad():
-        model(torch.tensor([[1, 2, 3, 4, 5]]))
+    _answers(model)
 
 
 @holds
@@ -151,14 +148,15 @@ def coupled_adapter(draw: st.DrawFn, folder: Path) -> None:
     with naming("adapter"):
         model = load_adapter(decoder.__wrapped__(), folder)
     found, asked = model.config.boltzmann, json.loads((folder / "boltzmann.json").read_bytes())["boltzmann"]
-    demand(
-        found["sampler"] in FOLDER_SAMPLERS, f"sampler: expected {FOLDER_SAMPLERS}, got {found['sampler']}"
-    )
+    got = found["sampler"]
+    demand(got in FOLDER_SAMPLERS, f"sampler: expected {FOLDER_SAMPLERS}, got {got}")
     for name in ("window", "weights", "far"):
-        demand(
-            found[name] == asked.get(name, found[name]),
-            f"{name}: expected {asked.get(name)}, got {found[name]}",
-        )
+        want, got = asked.get(name, found[name]), found[name]
+        demand(got == want, f"{name}: expected {want}, got {got}")
+    _answers(model)
+
+
+def _answers(model: Any) -> None:
     with torch.no_grad():
         model(torch.tensor([[1, 2, 3, 4, 5]]))
 

@@ -46,14 +46,8 @@ def _use(run: Path, name: str, content: bytes, *, must_refuse: bool = False) -> 
     shutil.copytree(_original(), run)
     (run / name).write_bytes(content)
     # What trains on is refused by its step, options and data by their names.
-    names = (
-        str(run / name),
-        f" in {run}.",
-        "metrics.jsonl",
-        " as in ",
-        "step ",
-        "expected the training data of",
-    )
+    said = (f" in {run}.", "metrics.jsonl", " as in ", "step ", "expected the training data of")
+    names = (str(run / name), *said)
     refused = None
     for use in (lambda: load_model(run, "latest"), lambda: tiny_train(run, resume=True, max_epochs=4)):
         try:

@@ -44,12 +44,11 @@ def _written() -> Sequence[bytes]:
 @cache
 def _models() -> Sequence[bytes]:
     """Models of dimod, with offsets."""
+    chain = {j: 0.1 * j for j in range(6)}
     models = [
         dimod.BinaryQuadraticModel({0: -1.0, 1: 0.25, 2: 0.5}, {(0, 1): 0.5, (1, 2): -0.75}, 0.25, "SPIN"),
         dimod.BinaryQuadraticModel({"a": 1.0, ("x", 1): 2.0}, {("a", ("x", 1)): -1.0}, 1.5, "BINARY"),
-        dimod.BinaryQuadraticModel(
-            {j: 0.1 * j for j in range(6)}, {(j, j + 1): 1.0 for j in range(5)}, 0, "SPIN"
-        ),
+        dimod.BinaryQuadraticModel(chain, {(j, j + 1): 1.0 for j in range(5)}, 0, "SPIN"),
     ]
     return [json.dumps(model.to_serializable()).encode() for model in models]
 

@@ -87,35 +87,26 @@ def problems() -> dict[str, Ising]:
     }
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 10])
-@pytest.mark.parametrize("name", problems())
-def test_moments_are_those_of_the_base(name: str, chunk: int) -> None:
-    ising, exact = problems()[name], sampler("exact")
-    got = DistributedSampler(exact, workers=0, chunk=chunk).moments(ising, correlations=True)
-    want = exact.moments(ising, correlations=True)
-    for part in ("probability", "correlation", "log_partition", "visible"):
-        torch.testing.assert_close(getattr(got, part), getattr(want, part), rtol=0, atol=1e-12)
-    assert got.num_reads is None
-
-
 # Distinct J or K in a job of 10 problems at most; "each its own" has one for each problem.
 SENT = {"single": 1, "shared": 1, "heads": 3, "heads, causal": 3, "first axis": 2, "K shared": 3, "K only": 2}
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 10])
 @pytest.mark.parametrize("name", problems())
-def test_couplings_are_cut_and_never_expanded(name: str, chunk: int) -> None:
+def test_moments_are_those_of_the_base_and_couplings_are_never_expanded(name: str, chunk: int) -> None:
     """A job carries no J or K twice, unless the other of them differs, and no more problems than asked for."""
-    spy, ising = Spy(), problems()[name]
-    DistributedSampler("exact", executor=spy, chunk=chunk).moments(ising)
+    spy, ising, exact = Spy(), problems()[name], sampler("exact")
+    got = DistributedSampler(exact, executor=spy, chunk=chunk).moments(ising, correlations=True)
+    want = exact.moments(ising, correlations=True)
+    for part in ("probability", "correlation", "log_partition", "visible"):
+        torch.testing.assert_close(getattr(got, part), getattr(want, part), rtol=0, atol=1e-12)
+    assert got.num_reads is None
     sizes = [job.fields[..., 0].size for job in spy.jobs]
     assert sum(sizes) == ising.num_problems
     assert max(sizes) <= chunk
     for job, size in zip(spy.jobs, sizes, strict=True):
-        lead = [
-            1 if t is None else math.prod(t.shape[:-order])
-            for t, order in zip(job[3::2], (2, 3), strict=True)
-        ]
+        parts = zip(job[3::2], (2, 3), strict=True)
+        lead = [1 if t is None else math.prod(t.shape[:-order]) for t, order in parts]
         assert max(lead) <= SENT.get(name, size)
 
 
