@@ -43,11 +43,8 @@ def _demand_slope(
     """Fail if the least-squares slope of a response against its cause is out of bounds by more than noise."""
     square = float((cause**2).sum())
     slope, room = float((response * cause).sum()) / square, _room(trial, error / math.sqrt(square))
-    low, high = bounds
-    demand(
-        low - room <= slope <= high + room,
-        f"{what} with slope {low:g} to {high:g} (± {room:.2f}), got {slope:.3f}.",
-    )
+    (low, high), got = bounds, f"(± {room:.2f}), got {slope:.3f}"
+    demand(low - room <= slope <= high + room, f"{what} with slope {low:g} to {high:g} {got}.")
 
 
 @check()

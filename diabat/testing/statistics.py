@@ -129,8 +129,7 @@ def demand_scales(trial: Trial, samples: Samples, ising: Ising) -> None:
         z = float((values.mean(0) - mean).sum() / (variance.sum() / samples.num_reads).sqrt())
         pvalue = 2 * stats.norm.sf(abs(z))
         if pvalue * len(terms) < trial.alpha:
-            raise ConformanceError(
-                f"{name}: expected the mean of this part of the exponent as at beta = 1, got one too "
-                f"{'small' if z < 0 else 'large'} (z = {z:.1f}, "
-                f"N = {samples.num_reads} reads of {ising.num_problems} problems, alpha = {trial.alpha:g})."
-            )
+            got = f"one too {'small' if z < 0 else 'large'} (z = {z:.1f}, N = {samples.num_reads} reads of "
+            got += f"{ising.num_problems} problems, alpha = {trial.alpha:g})"
+            expected = "the mean of this part of the exponent as at beta = 1"
+            raise ConformanceError(f"{name}: expected {expected}, got {got}.")

@@ -36,21 +36,15 @@ except ImportError as error:
 
 # Typical values of an Advantage processor, in the form of its property problem_timing_data; microseconds.
 TIMING = {
-    "version": "1.0.0",
-    "typical_programming_time": 14072.88,
-    "reverse_annealing_with_reinit_prog_time_delta": 0.0,
-    "reverse_annealing_without_reinit_prog_time_delta": 4.55,
-    "default_programming_thermalization": 1000.0,
-    "default_annealing_time": 20.0,
-    "readout_time_model": "pwl_log_log",
+    "version": "1.0.0", "typical_programming_time": 14072.88, "default_programming_thermalization": 1000.0,
+    "default_annealing_time": 20.0, "readout_time_model": "pwl_log_log",
     "readout_time_model_parameters": [0.0, 0.77, 1.72, 2.71, 3.16, 3.75, 1.54, 1.87, 2.13, 2.33, 2.37, 2.37],
-    "qpu_delay_time_per_sample": 20.54,
-    "reverse_annealing_with_reinit_delay_time_delta": -4.5,
+    "qpu_delay_time_per_sample": 20.54, "default_readout_thermalization": 0.0,
+    "reverse_annealing_with_reinit_prog_time_delta": 0.0, "reverse_annealing_with_reinit_delay_time_delta": -4.5,
+    "reverse_annealing_without_reinit_prog_time_delta": 4.55,
     "reverse_annealing_without_reinit_delay_time_delta": -2.5,
-    "default_readout_thermalization": 0.0,
-    "decorrelation_max_nominal_anneal_time": 2000.0,
-    "decorrelation_time_range": [500.0, 10000.0],
-}
+    "decorrelation_max_nominal_anneal_time": 2000.0, "decorrelation_time_range": [500.0, 10000.0],
+}  # fmt: skip
 
 
 class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has no stubs
