@@ -10,8 +10,8 @@ import pytest
 import torch
 from fakes import FIFOSampler, scaled
 from layers import F64
+from problems import sparse_problem
 from scipy import stats
-from sparse import sparse_problem
 from torch import Tensor
 
 import diabat

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from sparse import sparse_problem
+from problems import sparse_problem
 from torch import Tensor
 
 import diabat

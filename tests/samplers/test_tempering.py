@@ -10,9 +10,8 @@ from typing import Any
 import problems
 import pytest
 import torch
-from problems import ALPHA, g_test
+from problems import ALPHA, g_test, sparse_problem
 from scipy import stats
-from sparse import sparse_problem
 from torch import Tensor
 
 import diabat

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import ALPHA, g_test
-from sparse import sparse_problem
+from problems import ALPHA, g_test, sparse_problem
 
 import diabat
 from diabat.ising import Ising
