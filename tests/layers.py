@@ -7,7 +7,7 @@
 
     @pytest.mark.parametrize("kind", LAYERS)
     def test_...(kind: str) -> None:                       # what holds for every layer
-        layer = LAYERS[kind](8, 2, 4, sampler="exact")
+        layer = LAYERS[kind](sampler="mean_field")
 
 The same arguments give the same numbers.  A new kind of layer is a line of `LAYERS`.
 """
@@ -15,38 +15,53 @@ The same arguments give the same numbers.  A new kind of layer is a line of `LAY
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 import diabat
+from diabat.attention import CouplingInit
 from diabat.attention.pooling import BoltzmannPooling
+from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import BoltzmannHeads
+from diabat.ising import Ising
+from diabat.testing import brute_force
 
 F64 = torch.float64
 
 
-def _attention(**fixed: Any) -> Callable[..., Any]:
-    return lambda dim, heads, window, **options: diabat.BoltzmannAttention(
-        dim, heads, window, **fixed | options
-    )
+def _attention(window: int | None = 6, **fixed: Any) -> Callable[..., Any]:
+    return lambda **options: diabat.BoltzmannAttention(8, 2, window, **fixed | options)
 
 
-# Of embed_dim, num_heads and window, and options of the layer.
+def _multihead(window: int | None, **options: Any) -> Any:
+    return diabat.BoltzmannMultiheadAttention(8, 2, batch_first=True, window=window, **options)
+
+
+# Every kind of layer on tokens [B, 6, 8], by what it is asked for beside its kind.
 LAYERS: dict[str, Callable[..., Any]] = {
     "attention": _attention(),
     "odds": _attention(weights="odds"),
     "own spin": _attention(mode="J-self"),
-    "slots": _attention(relative=True),
-    "multihead": lambda dim, heads, window, **options: diabat.BoltzmannMultiheadAttention(
-        dim, heads, batch_first=True, window=window, **options
-    ),
-    "pooling": BoltzmannPooling,
-    "neurogame": lambda dim, heads, window, **options: diabat.NeuroGameAttention(dim, heads, **options),
+    "band": _attention(bandwidth=1, sampler="banded"),
+    "slots": _attention(3, relative=True),
+    "odds of slots": _attention(3, relative=True, weights="odds"),
+    "own spin of slots": _attention(3, relative=True, mode="J-self"),
+    "far keys": _attention(3, relative=True, far="independent"),
+    "odds of far keys": _attention(3, relative=True, far="independent", weights="odds"),
+    "chain": _attention(None, relative=True, couplings="tokens", rank=2),
+    "odds of a chain": _attention(None, relative=True, weights="odds"),
+    "chain of mean field": _attention(None, relative=True, sampler="mean_field"),
+    "multihead": partial(_multihead, 6),
+    "multihead chain": partial(_multihead, None),
+    "hugging face": lambda **options: BoltzmannHeads(2, BoltzmannOptions(3, **options)),
+    "hugging face chain": lambda **options: BoltzmannHeads(2, BoltzmannOptions(None, **options), features=16),
+    "pooling": lambda **options: BoltzmannPooling(8, 2, 6, **options),
+    "neurogame": lambda **options: diabat.NeuroGameAttention(8, 2, **options),
 }
 
 
@@ -72,6 +87,40 @@ def attention(
     """`diabat.BoltzmannAttention` with random couplings."""
     torch.manual_seed(seed)
     return coupled(diabat.BoltzmannAttention(dim, heads, window, **options).to(dtype), std)
+
+
+def chain(dim: int = 12, heads: int = 2, *, dtype: torch.dtype = F64, **options: Any) -> Any:
+    """`diabat.BoltzmannAttention` over chains of keys, with random couplings and features."""
+    torch.manual_seed(1)
+    options = {"relative": True, "coupling_init": CouplingInit(mean=0.4, std=0.3), **options}
+    layer: Any = diabat.BoltzmannAttention(dim, heads, None, **options).to(dtype)
+    if layer.key_couplings.second is not None:
+        nn.init.normal_(layer.key_couplings.second, std=0.4)
+    if options.get("couplings") == "gates":
+        nn.init.normal_(layer.key_couplings.first, std=0.4)
+    return layer
+
+
+def as_multihead(layer: Any, **options: Any) -> Any:
+    """`diabat.BoltzmannMultiheadAttention` with the parameters of `diabat.BoltzmannAttention`."""
+    dim = layer.query.in_features
+    made = diabat.BoltzmannMultiheadAttention(dim, layer.num_heads, batch_first=True, dtype=F64, **options)
+    state = layer.state_dict()
+    for kind in ("weight", "bias"):
+        parts = [state.pop(f"{name}.{kind}") for name in ("query", "key", "value")]
+        state[f"in_proj_{kind}"] = torch.cat(parts)
+        state[f"out_proj.{kind}"] = state.pop(f"output.{kind}")
+    made.load_state_dict(state)
+    return made
+
+
+def decoded(layer: Any, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    """Outputs of tokens [B, T, D] that come one after another, and the last state."""
+    outputs = []
+    for i in range(x.shape[1]):
+        y, state = layer.step(x[:, i], state)
+        outputs.append(y)
+    return torch.stack(outputs, 1), state
 
 
 def tokens(
@@ -137,8 +186,53 @@ def reloaded(layer: Any, fresh: Any) -> Any:
     return fresh
 
 
-@contextmanager
-def refused(sentence: str, kind: type[Exception] = ValueError) -> Iterator[None]:
-    """One sentence that begins so."""
-    with pytest.raises(kind, match=f"^{sentence}"):
-        yield
+def scores_of(layer: Any, x: Tensor) -> Tensor:
+    """q·k/sqrt(d) of all pairs of positions, [B, H, L, L], with the biases of offsets inside the window."""
+    q, k, _ = map(layer._split, layer._projected(x))
+    scores: Tensor = q @ k.mT / q.shape[-1] ** 0.5
+    if layer.offset_bias is not None:
+        offsets = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+        slots = layer.layout.window - 1 - offsets
+        near = (offsets >= 0) & (slots >= 0)
+        scores = scores + torch.where(near, layer.offset_bias[:, slots * near], 0)
+    return scores
+
+
+def keys_of(layer: Any, seen: Tensor, i: int) -> list[int]:
+    """The keys that query i sees, far ones included; ``seen`` is bool [L], False at padding."""
+    last = i + 1 if layer.causal else len(seen)
+    first = i - layer.layout.window + 1 if layer.relative and layer.far != "independent" else 0
+    return [j for j in range(max(0, first), last) if seen[j]]
+
+
+def problem_of(layer: Any, scores: Tensor, keys: list[int], head: int, i: int) -> Ising:
+    """The problem of the keys of query i, whose scores are [L]; far ones are spins without couplings."""
+    s = scores[keys]
+    h = s if layer.weighting == "probability" else (s - s.logsumexp(0)) / 2
+    h = h if "h" in layer.mode.split("+") else torch.zeros_like(h)
+    slots = torch.tensor(keys) - (i - layer.layout.window + 1 if layer.relative else 0)
+    near, at = slots >= 0, slots.clamp(min=0)
+    J, K = layer.couplings(), layer.three_body()
+    pairs = None if J is None else J[head, 0][at][:, at] * near * near[:, None]
+    cube = near * near[:, None] * near[:, None, None]
+    return Ising(h, pairs, None, None if K is None else K[head, 0][at][:, at][:, :, at] * cube)
+
+
+@torch.no_grad()
+def enumerated(layer: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Weights [B, H, L, L] of `diabat.BoltzmannAttention`, one enumeration for each query."""
+    scores = scores_of(layer, x)
+    seen = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else ~mask
+    weights = torch.zeros_like(scores)
+    for b, head, i in product(*map(range, scores.shape[:3])):
+        row = scores[b, head, i]
+        keys = keys_of(layer, seen[b], i)
+        if keys and layer.mode == "softmax":
+            weights[b, head, i, keys] = row[keys].softmax(0)
+        elif keys:
+            found: Any = brute_force(problem_of(layer, row, keys, head, i))
+            own = layer.mode == "J-self" and i in keys
+            alpha = (1 + found.correlation[keys.index(i)]) / 2 if own else found.probability
+            positive = alpha if layer.weighting == "probability" else alpha / (1 - alpha)
+            weights[b, head, i, keys] = positive / positive.sum()
+    return weights

@@ -258,15 +258,6 @@ def test_straight_through_of_an_own_law_vanishes_at_strong_fields() -> None:
     assert float(h.grad[0, 1]) == pytest.approx(2 * p * (1 - p), rel=1e-9)
 
 
-def test_second_derivatives_are_refused_rather_than_left_out() -> None:
-    h, J, _ = problem()
-    alpha = spin_probabilities(h, J, SAMPLERS["dqa"], gradient="straight_through")
-    (first,) = torch.autograd.grad((alpha**2).sum(), h, create_graph=True)
-    sentence = "estimator 'straight_through' of sampler 'dqa' has first derivatives only"
-    with pytest.raises(UnsupportedError, match=sentence):
-        first.sum().backward()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("gradient", ["straight_through", "linear_response", "adjoint", "covariance"])
 def test_autocast_changes_no_bit_of_values_and_gradients(gradient: str, dtype: torch.dtype) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
-from layers import F64, attention, tokens
+from layers import F64, attention, keys_of, problem_of, scores_of, tokens
 from torch import Tensor
 
 from diabat import BoltzmannAttention, UnsupportedError
 from diabat.attention.correlations import query_moments, reason_without_correlations
 from diabat.attention.coupled import recording
-from diabat.ising import Ising
 from diabat.testing import brute_force
 
 T = 4
@@ -43,28 +41,13 @@ def inputs(dtype: torch.dtype = F64) -> Tensor:
 @torch.no_grad()
 def enumerated(built: BoltzmannAttention, x: Tensor, i: int, head: int) -> tuple[list[int], Tensor, Tensor]:
     """Positions, <s_j> and C_jk of the coupled keys of query i of a sequence x [L, D], by enumeration."""
-    q, k = (linear(x).unflatten(-1, (2, -1))[:, head] for linear in (built.query, built.key))
-    seen = range(i + 1) if built.causal else range(len(x))
-    scores = k @ q[i] / math.sqrt(4)
-    first = i - T + 1 if built.relative else 0
-    coupled = [j for j in seen if j >= first]
-    if built.offset_bias is not None:
-        near = range(max(first, 0), i + 1)
-        scores[near] += built.offset_bias[head, [j - first for j in near]]
-    if built.weighting == "odds":  # of all keys that are visible, far ones included
-        visible = list(seen) if built.far == "independent" or not built.relative else coupled
-        scores = (scores - scores[visible].logsumexp(0)) / 2
-    if "h" not in built.mode:
-        scores = torch.zeros_like(scores)
-    J, K = built.couplings(), built.three_body()
-    slots = [j - first for j in coupled]
-    pair = None if J is None else J[head, 0][slots][:, slots]
-    triple = None if K is None else K[head, 0][slots][:, slots][:, :, slots]
-    found = brute_force(Ising(scores[coupled], pair, None, triple))
-    mean, pairs = found.magnetization, found.correlation
+    keys = keys_of(built, torch.ones(len(x), dtype=torch.bool), i)
+    found = brute_force(problem_of(built, scores_of(built, x[None])[0, head, i], keys, head, i))
+    near = [a for a, j in enumerate(keys) if not built.relative or j > i - T]
+    mean, pairs = found.magnetization[near], found.correlation[near][:, near]
     if built.mode == "J-self":  # given s_i = +1, where the law without fields is even
-        mean = pairs[coupled.index(i)]
-    return coupled, mean, pairs - mean.outer(mean)
+        mean = pairs[[keys[a] for a in near].index(i)]
+    return [keys[a] for a in near], mean, pairs - mean.outer(mean)
 
 
 @pytest.mark.parametrize("name", CASES)

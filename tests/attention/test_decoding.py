@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from layers import F64, tokens
-from torch import Tensor
+from layers import F64, chain, decoded, tokens
 
-from diabat import BoltzmannAttention
-from diabat.attention.decoding import DecodingState
-
+from .test_chain import OPTIONS as CHAINS
 from .test_relative import OPTIONS, layer
 
+LAYERS: dict[str, Callable[..., Any]] = {
+    **{name: partial(layer, **options) for name, options in OPTIONS.items()},
+    **{
+        f"chain, {name}": partial(chain, 8, **options)
+        for name, options in CHAINS.items()
+        if name != "all keys"
+    },
+}
 
-def decoded(built: BoltzmannAttention, x: Tensor, state: DecodingState | None = None) -> tuple[Tensor, Any]:
-    outputs = []
-    for i in range(x.shape[1]):
-        y, state = built.step(x[:, i], state)
-        outputs.append(y)
-    return torch.stack(outputs, 1), state
 
-
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_steps_equal_the_full_pass(name: str) -> None:
-    built, x = layer(**OPTIONS[name]), tokens(2, 13)
+    built, x = LAYERS[name](), tokens(2, 40)
     found, state = decoded(built, x)
     assert (found - built(x)).abs().max() < 1e-12
-    assert state.keys.shape == (2, 2, 13 if built.far == "independent" else 4, 4)
-    assert int(state.position) == 13
+    assert int(state.position) == 40
+    if "chain" not in name:
+        assert state.keys.shape == (2, 2, 40 if built.far == "independent" else 4, 4)
 
 
 @pytest.mark.parametrize("name", ["banded", "mean_field"])
@@ -39,10 +40,10 @@ def test_steps_with_other_backends(name: str) -> None:
     assert (decoded(built, x)[0] - built(x)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["probability", "far odds", "rotary", "J-self"])
+@pytest.mark.parametrize("name", LAYERS)
 def test_steps_after_a_padded_prompt(name: str) -> None:
     """Prompts of different lengths, padded on the left."""
-    built, x = layer(**OPTIONS[name]), tokens(3)
+    built, x = LAYERS[name](), tokens(3)
     mask = torch.arange(7) < torch.tensor([[0], [3], [6]])
     prompt, state = built.prefill(x[:, :7], mask)
     assert (prompt - built(x[:, :7], mask)).abs().max() < 1e-12
@@ -53,8 +54,9 @@ def test_steps_after_a_padded_prompt(name: str) -> None:
     assert (rest[2:] - alone[:, 1:]).abs().max() < 1e-12
 
 
-def test_beams_are_reordered_and_states_are_not_changed() -> None:
-    built, x = layer(far="independent"), tokens(3)
+@pytest.mark.parametrize("name", ["far", "chain, tokens", "chain, band of 3"])
+def test_beams_are_reordered_and_states_are_not_changed(name: str) -> None:
+    built, x = LAYERS[name](), tokens(3)
     _, state = built.prefill(x[:, :6])
     before = [t.clone() for t in (state.keys, state.values, state.key_mask, state.position)]
     rows = torch.tensor([2, 0, 2, 1])
@@ -68,16 +70,13 @@ def test_beams_are_reordered_and_states_are_not_changed() -> None:
     assert state.to("cpu").keys.shape == state.keys.shape
 
 
-def test_gradients_pass_through_steps() -> None:
-    built, x = layer(), tokens(1, 6)
-    cotangent = torch.randn(1, 6, 8, dtype=F64)
-    parameters = list(built.parameters())
-    torch.testing.assert_close(
-        torch.autograd.grad(decoded(built, x)[0], parameters, cotangent),
-        torch.autograd.grad(built(x), parameters, cotangent),
-        rtol=0,
-        atol=1e-12,
-    )
+@pytest.mark.parametrize("name", ["probability", *(name for name in LAYERS if "chain" in name)])
+def test_gradients_pass_through_steps(name: str) -> None:
+    built, x = LAYERS[name](), tokens(1, 6).requires_grad_()
+    leaves, cotangent = [x, *built.parameters()], torch.randn(1, 6, 8, dtype=F64)
+    found, want = (torch.autograd.grad(y, leaves, cotangent) for y in (decoded(built, x)[0], built(x)))
+    torch.testing.assert_close(found, want, rtol=0, atol=1e-12)
+    assert bool((found[0].abs().amax(-1) > 0).all())
 
 
 @torch.no_grad()

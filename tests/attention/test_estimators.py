@@ -160,7 +160,7 @@ def gradients(h: Tensor, J: Tensor, backend: Any, gradient: str, **options: Any)
     return of_h, of_J
 
 
-def test_without_couplings_it_is_straight_through() -> None:
+def test_without_couplings_linear_response_is_straight_through() -> None:
     p, v, seen = torch.sigmoid(drawn(2, 4)), drawn(2, 4, seed=1), torch.ones(2, 4, dtype=torch.bool)
     options: Any = {"couplings": True, "three_body": True}
     want = straight_through(v, p, seen, **options)
@@ -208,7 +208,7 @@ class _CorrectedMeanField:
         return m
 
 
-def test_it_is_the_derivative_of_mean_field_with_its_reaction_term() -> None:
+def test_linear_response_is_the_derivative_of_mean_field_with_its_reaction_term() -> None:
     """Central differences in every field and every coupling, V following J, at couplings of order one."""
     n, eps = 4, 1e-4
     m, v = torch.tanh(drawn(n, seed=2)), drawn(n, seed=3)
@@ -333,7 +333,7 @@ def test_the_bridge_hands_over_reads_and_differentiates_at_their_magnetization()
     assert torch.allclose(of_J, want.couplings.sum(0), atol=1e-12)
 
 
-def test_of_an_own_law_it_vanishes_at_strong_fields() -> None:
+def test_linear_response_of_an_own_law_vanishes_at_strong_fields() -> None:
     """As straight-through: the response is taken at t = tanh(h + J m), not at what an anneal answers."""
     h = torch.tensor([[-40.0, 0.3]], dtype=F64)
     J = torch.tensor([[0.0, 0.2], [0.2, 0.0]], dtype=F64)
@@ -389,7 +389,9 @@ def test_any_strength_gives_a_correlation_matrix(strength: float, sign: int) -> 
         assert float(C[-1].min()) > 0.99
 
 
-def test_batch_shape_and_neighbours_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_correlations_depend_neither_on_batch_shape_nor_on_neighbours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     S = torch.stack((random_scaled(4, 0.1, batch=(3,)), random_scaled(4, 30.0, batch=(3,))))
     together = consistent_correlations(S)
     assert together.shape == (2, 3, 4, 4)
@@ -418,7 +420,7 @@ def parts(lead: tuple[int, ...] = ()) -> tuple[Tensor, Any]:
 
 @pytest.mark.parametrize("lead", [(), (2, 1)])
 @pytest.mark.parametrize(("backend", "gradient", "options"), BRIDGES.values(), ids=list(BRIDGES))
-def test_gradients_are_those_through_the_matrix(
+def test_gradients_of_edges_are_those_through_the_matrix(
     backend: str, gradient: str, options: dict[str, Any], lead: tuple[int, ...]
 ) -> None:
     fields, edges = parts(lead)
@@ -488,7 +490,7 @@ def test_covariances_on_edges_are_entries_of_those_of_all_pairs() -> None:
 
 
 @pytest.mark.parametrize("backend", ["exact", "mean_field", "tempering"])
-def test_transforms_of_torch_func(backend: str) -> None:
+def test_transforms_of_torch_func_on_edges(backend: str) -> None:
     fields, edges = parts()
     sampler = diabat.sampler(backend)
     several = torch.stack([edges.values, 0.5 * edges.values])

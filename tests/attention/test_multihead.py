@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from layers import F64, attention, coupled
+from layers import F64, as_multihead, attention, coupled
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -113,13 +113,7 @@ def test_it_starts_as_torch_does() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_self_attention_is_that_of_the_layer(mode: str, causal: bool) -> None:
     layer = attention(6, mode=mode, causal=causal)
-    adapter = BoltzmannMultiheadAttention(E, H, batch_first=True, dtype=F64, mode=mode, **WHOLE)
-    state = layer.state_dict()
-    for kind in ("weight", "bias"):
-        parts = [state.pop(f"{name}.{kind}") for name in ("query", "key", "value")]
-        state[f"in_proj_{kind}"] = torch.cat(parts)
-        state[f"out_proj.{kind}"] = state.pop(f"output.{kind}")
-    adapter.load_state_dict(state)
+    adapter = as_multihead(layer, mode=mode, **WHOLE)
     x, padding = torch.randn(B, S, E, dtype=F64), torch.zeros(B, S, dtype=torch.bool)
     padding[1, 2:] = True
     with recording([layer, adapter]):

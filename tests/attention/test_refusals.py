@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from layers import LAYERS, answer, attention, tokens
+from layers import answer, attention, tokens
 
 import diabat
-from diabat import BoltzmannAttention, BoltzmannMultiheadAttention, UnsupportedError
+from diabat import BoltzmannAttention, BoltzmannMultiheadAttention, NeuroGameAttention, UnsupportedError
 from diabat.attention import CouplingInit, games
 from diabat.attention.estimators import covariance
 from diabat.ising import IsingError
@@ -34,7 +35,7 @@ def options_of(
 ) -> Iterator[Row]:
     """Rows of options of one callable: (options, sentence) for a ValueError, else (options, error, sentence)."""
     for options, *kind, sentence in rows:
-        yield (lambda options=options: make(**options)), kind[0] if kind else ValueError, sentence
+        yield partial(make, **options), kind[0] if kind else ValueError, sentence
 
 
 # What any layer refuses, with the layers that have the option.
@@ -97,7 +98,11 @@ KINDS = ("attention", "multihead", "neurogame")
 
 
 def layer(kind: str, dim: int = 8, heads: int = 2, window: int = 4, **options: Any) -> Any:
-    return LAYERS[kind](dim, heads, window, **options)
+    if kind == "neurogame":
+        return NeuroGameAttention(dim, heads, **options)
+    if kind == "multihead":
+        return BoltzmannMultiheadAttention(dim, heads, window=window, batch_first=True, **options)
+    return BoltzmannAttention(dim, heads, window, **options)
 
 
 def relative(**options: Any) -> Any:

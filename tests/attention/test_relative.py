@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from largest_tensor import LargestTensor
-from layers import F64, attention, functional, padded, tokens
+from layers import F64, attention, enumerated, functional, padded, tokens
 from torch import Tensor
 
 from diabat import BoltzmannAttention, UnsupportedError
 from diabat.attention import streaming
+from diabat.attention.coupling_layout import SELF_MODES
 from diabat.attention.streaming import FarKeys, far_sums
 from diabat.attention.windows import (
     slot_keys,
@@ -21,15 +22,13 @@ from diabat.attention.windows import (
     window_mix,
     window_scores,
 )
-from diabat.ising import Ising
 from diabat.samplers.dqa import DQASampler
-from diabat.testing import brute_force
 
 WINDOW = 4
 
 
 def layer(window: int = WINDOW, **options: Any) -> BoltzmannAttention:
-    return attention(window, relative=True, **options)
+    return attention(window, **{"relative": True, **options})
 
 
 def far_layer(window: int = 3, **options: Any) -> BoltzmannAttention:
@@ -67,80 +66,54 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def expected_row(built: BoltzmannAttention, scores: Tensor, seen: Tensor, head: int, i: int) -> Tensor:
-    """Weights of query i over all keys, by enumeration of the keys that it sees, far ones included.
-
-    Far keys are spins of the enumerated problem, without couplings.
-    """
-    T = built.layout.window
-    keys = [j for j in range(i + 1) if seen[j] and (built.far == "independent" or j > i - T)]
-    weights = torch.zeros(len(scores), dtype=F64)
-    if not keys:
-        return weights
-    s = scores[keys]
-    if built.mode == "softmax":
-        weights[keys] = torch.softmax(s, 0)
-        return weights
-    with_fields = "h" in built.mode.split("+")
-    h = s if built.weighting == "probability" else (s - s.logsumexp(0)) / 2
-    h = h if with_fields else torch.zeros_like(h)
-    slots = [j - (i - T + 1) for j in keys]  # negative for far keys
-    J, K = built.couplings(), built.three_body()
-    near = torch.tensor([t >= 0 for t in slots])
-    index = torch.tensor(slots).clamp(min=0)
-    pair = None if J is None else J[head, 0][index][:, index] * near * near[:, None]
-    triple = None
-    if K is not None:
-        triple = K[head, 0][index][:, index][:, :, index] * near * near[:, None] * near[:, None, None]
-    if built.mode == "J-self" and seen[i]:
-        alpha = (1 + brute_force(Ising(h, pair)).correlation[-1]) / 2
-    else:
-        alpha = brute_force(Ising(h, pair, None, triple)).probability
-    positive = alpha if built.weighting == "probability" else alpha / (1 - alpha)
-    weights[keys] = positive / positive.sum()
-    return weights
+# The same over all positions of a window, causal or not.
+ABSOLUTE: dict[str, dict[str, Any]] = {
+    f"{mode}{', odds' * (weights == 'odds')}{', all keys' * (not causal)}": {
+        **{"relative": False, "window": 6, "mode": mode, "weights": weights, "causal": causal}
+    }
+    for mode in SELF_MODES
+    for weights in ("probability", "odds")
+    for causal in (True, False)
+    if (mode, weights) != ("J-self", "odds")
+}
+BANDED = {"relative": False, "window": 6, "mode": "J-self", "sampler": "banded"}
+EVERY: dict[str, dict[str, Any]] = {
+    **OPTIONS,
+    **ABSOLUTE,
+    **{f"banded, {causal}": {**BANDED, "causal": causal} for causal in (True, False)},
+}
 
 
-def expected(built: BoltzmannAttention, x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Weights [B, H, L, L], one enumeration per query."""
-    with torch.no_grad():
-        q, k, _ = map(built._split, built._projected(x))
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        if built.offset_bias is not None:
-            offsets = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
-            slots = built.layout.window - 1 - offsets
-            near = (offsets >= 0) & (slots >= 0)
-            scores = scores + torch.where(near, built.offset_bias[:, slots * near], 0)
-        seen = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else ~mask
-        rows = [
-            expected_row(built, scores[b, head, i], seen[b], head, i)
-            for b in range(len(x))
-            for head in range(2)
-            for i in range(x.shape[1])
-        ]
-    return torch.stack(rows).view(len(x), 2, x.shape[1], x.shape[1])
-
-
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("length", [1, 3, 11])
 def test_every_row_is_its_own_problem(name: str, length: int) -> None:
-    built, x = layer(**OPTIONS[name]), tokens(2, length)
+    built, x = layer(**EVERY[name]), tokens(2, length)
+    x = x if built.relative else x[:, :6]
     out, weights = built(x, None, True)
-    want = expected(built, x)
+    want = enumerated(built, x)
     assert (weights - want).abs().max() < 1e-12
     v = built.value(x).unflatten(-1, (2, 4)).transpose(1, 2)
     assert (out - built.output((want @ v).transpose(1, 2).flatten(2))).abs().max() < 1e-12
+    terms = built.mode.split("+")
+    assert (built.couplings() is None, built.three_body() is None) == (
+        not {"J", "J-self"} & set(terms),
+        "K" not in terms,
+    )
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", EVERY)
 def test_padding_on_either_side_and_inside(name: str) -> None:
-    built, x = layer(**OPTIONS[name]), tokens(3)
-    mask = padded()
+    built = layer(**EVERY[name])
+    mask = (
+        padded() if built.relative else torch.tensor([[0, 0, 1, 0, 1, 0], [1] * 6, [1, 0, 0, 0, 1, 1]]).bool()
+    )
+    x = torch.where(mask[..., None], 30.0, tokens(3, mask.shape[1]))
     out, weights = built(x, mask, True)
-    assert (weights - expected(built, x, mask)).abs().max() < 1e-12
-    alone, _ = built(x[:1, 5:], None, True)
-    assert (out[0, 5:] - alone[0]).abs().max() < 1e-12
+    assert (weights - enumerated(built, x, mask)).abs().max() < 1e-12
     assert torch.isfinite(out).all()
+    if built.relative:
+        alone, _ = built(x[:1, 5:], None, True)
+        assert (out[0, 5:] - alone[0]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("weights", ["probability", "odds"])
@@ -162,7 +135,7 @@ def test_other_backends(name: str, weights: str) -> None:
     torch.manual_seed(3)
     _, found = built(x, None, True)
     assert (found.sum(-1) - 1).abs().max() < 1e-6
-    error = (found - expected(built, x)).abs()
+    error = (found - enumerated(built, x)).abs()
     if name == "banded":
         assert error.max() < 1e-12
     elif name == "tempering":
@@ -189,19 +162,6 @@ def test_gradients_are_finite_differences_and_those_of_functional_transforms(nam
     direct = torch.autograd.grad(function(x, *values), values, cotangent, materialize_grads=True)
     pull = torch.func.vjp(lambda *v: function(x, *v), *values)[1]
     torch.testing.assert_close(direct, pull(cotangent), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["probability", "odds", "far odds"])
-def test_second_derivatives(name: str) -> None:
-    built = layer(3, **OPTIONS[name])
-    assert torch.autograd.gradgradcheck(built, [tokens(1, 5).requires_grad_()], atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["probability", "far odds"])
-def test_vmap_is_a_loop(name: str) -> None:
-    built, x = layer(**OPTIONS[name]), torch.randn(3, 2, 9, 8, dtype=F64)
-    mapped = torch.func.vmap(built)(x)
-    assert (mapped - torch.stack([built(part) for part in x])).abs().max() < 1e-12
 
 
 def test_fields_of_the_last_pass_are_those_of_the_slots() -> None:
@@ -335,18 +295,6 @@ def test_a_training_step_forms_no_matrix(name: str) -> None:
     with LargestTensor() as largest:
         made(x, torch.zeros(2, 900, dtype=torch.bool)).sum().backward()
     assert largest.numel <= 2 * 2 * 128 * 900
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("name", ["odds", "probability"])
-def test_half_precision_and_autocast(name: str) -> None:
-    made, x = far_layer(dtype=torch.float32, **FAR[name]), torch.randn(2, 11, 8)
-    want = made(x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert (made(x) - want).abs().max() < 0.02
-    found = made.bfloat16()(x.bfloat16())
-    assert found.dtype == torch.bfloat16
-    assert (found - want).abs().max() < 0.05
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -37,11 +37,11 @@ def answer(layer: nn.Module, x: Tensor) -> Tensor:
 def built(kind: str, sampler: Any) -> Any:
     torch.manual_seed(0)
     options = {"eval_seed": 3} if kind == "neurogame" else {}
-    return layers.coupled(layers.LAYERS[kind](8, 2, 4, sampler=sampler, **options), std=0.8).eval()
+    return layers.coupled(layers.LAYERS[kind](sampler=sampler, **options), std=0.8).eval()
 
 
 def inputs(batch: int = 3) -> Tensor:
-    return layers.tokens(batch, 4, dtype=torch.float32)
+    return layers.tokens(batch, 6, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -171,7 +171,7 @@ def test_a_sampler_that_is_assigned_is_bound_like_the_first() -> None:
 @pytest.mark.parametrize("padded", [False, True])
 def test_gradient_of_the_angles_equals_central_differences_of_the_loss(engine: str, padded: bool) -> None:
     layer, x = built("attention", angles(engine=engine)).double(), inputs().double()
-    mask = torch.zeros(3, 4, dtype=torch.bool)
+    mask = torch.zeros(3, 6, dtype=torch.bool)
     mask[1, 2:] = mask[2] = padded
 
     def loss(own: Tensor) -> Tensor:
@@ -224,14 +224,14 @@ def test_initialisation_changes_no_angles_and_angles_change_no_weights() -> None
 
 
 def test_reads_forward_train_the_angles_as_well() -> None:
-    layer = diabat.BoltzmannAttention(8, 2, 4, sampler=angles(), num_reads=30)
+    layer = diabat.BoltzmannAttention(8, 2, 6, sampler=angles(), num_reads=30)
     nn.init.normal_(layer.coupling_pairs, std=0.5)
     answer(layer, inputs()).square().sum().backward()
     assert bool(sampler_parameters(layer)[0].grad.any())
 
 
 def test_softmax_layers_have_no_angles_in_their_output() -> None:
-    layer = diabat.BoltzmannAttention(8, 2, 4, sampler=angles(), mode="softmax")
+    layer = diabat.BoltzmannAttention(8, 2, 6, sampler=angles(), mode="softmax")
     layer(inputs()).square().sum().backward()
     for name, p in layer.named_parameters():
         assert (p.grad is None) == (name == "sampler.schedule_angles")

@@ -330,9 +330,35 @@ def ways(leaves: Leaves) -> list[Any]:
     return [way for way in WAYS if few or way is not by_hessian]
 
 
+# One of each kind on every run; the others, and losses that are linear, take minutes.
+USUAL = (
+    *(
+        "mobius",
+        "k_sii",
+        "gibbs_interaction",
+        "NeuroGame gibbs tanh tokens",
+        "attention h+J",
+        "attention J-self",
+    ),
+    *("attention odds", "attention independent odds", "attention chain odds", "attention of mean_field"),
+    *(
+        "multihead",
+        "hugging face chain",
+        "probabilities exact",
+        "odds banded",
+        "moments of mean_field",
+        "entropy",
+    ),
+)
+EVERY = [
+    pytest.param(name, nonlinear, marks=() if nonlinear and name in USUAL else pytest.mark.slow)
+    for name in RIGHT
+    for nonlinear in (False, True)
+]
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented")
-@pytest.mark.parametrize("nonlinear", [False, True], ids=["linear", "nonlinear"])
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize(("name", "nonlinear"), EVERY)
 def test_every_way_is_right(name: str, nonlinear: bool) -> None:
     """Against central differences of the first derivative, good to about 1e-8 of the largest."""
     function, leaves = RIGHT[name]()
@@ -361,17 +387,6 @@ def test_every_way_is_refused_in_a_sentence(name: str, nonlinear: bool) -> None:
             way(loss, leaves, along)
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "gibbs"])
-@pytest.mark.parametrize("learned", [False, True])
-def test_gradgradcheck_of_neurogame(learned: bool, weighting: Any) -> None:
-    layer = diabat.NeuroGameAttention(
-        3, 1, "exact", weighting=weighting, eval_coalitions=4, learn_temperature=learned
-    )
-    layer = layer.double().eval()
-    nn.init.normal_(layer.value.weight, std=0.4)
-    assert torch.autograd.gradgradcheck(layer, (random(1, 3, 3).requires_grad_(),), atol=1e-4)
-
-
 def test_the_diagnostics_of_a_game_are_those_of_a_plain_call_under_transforms() -> None:
     x, seen = random(2, 4, 3), []
 
@@ -397,22 +412,16 @@ def test_what_reads_values_is_not_mapped(sampled: Any) -> None:
         found: Tensor = sampled(games.NormGame(x, players=players), 4, seed=0).value
         return found
 
-    with pytest.raises(
-        UnsupportedError, match=r"^vectors: expected a tensor that torch.func.vmap does not map"
-    ):
-        torch.func.vmap(torch.func.grad(lambda x: value(x).sum()))(x)
     players = torch.ones(2, 4, dtype=torch.bool)
-    with pytest.raises(
-        UnsupportedError, match=r"^vectors: expected a tensor that torch.func.vmap does not map"
-    ):
-        torch.func.vmap(lambda p: value(x[0], p))(players)
+    unmapped = "expected a tensor that torch.func.vmap does not"
+    for mapped, over in ((torch.func.grad(lambda x: value(x).sum()), x), (lambda p: value(x[0], p), players)):
+        with pytest.raises(UnsupportedError, match=f"^vectors: {unmapped} map"):
+            torch.func.vmap(mapped)(over)
     with pytest.raises(RuntimeError, match=r"got a batch of them .*; use torch\.func\.jacrev"):
         torch.autograd.functional.jacobian(value, x[0], vectorize=True)
     layer, padding = diabat.NeuroGameAttention(3, 1).double(), ~players[:, None].expand(-1, 3, -1)
     for given, dims, name in (((x, None), (0, None), "x"), ((x[0], padding), (None, 0), "key_padding_mask")):
-        with pytest.raises(
-            UnsupportedError, match=f"^{name}: expected a tensor that torch.func.vmap does not"
-        ):
+        with pytest.raises(UnsupportedError, match=f"^{name}: {unmapped}"):
             torch.func.vmap(layer, in_dims=dims, randomness="same")(*given)
 
 

@@ -14,16 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from diabat.heads import Calibration, disable_gac, enable_gac, load_gac, save_gac
 
-from .methods import (
-    CASES,
-    SETTING,
-    applied,
-    assert_close,
-    check_generation,
-    converted,
-    couplings,
-    in_pieces,
-)
+from .methods import CASES, SETTING, applied, assert_close, check_generation, converted, couplings, in_pieces
 
 pytestmark = pytest.mark.parametrize(("method", "name"), CASES)
 
