@@ -6,7 +6,8 @@ Three decimals throughout.  docs/games.md has the table of all numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -47,98 +48,84 @@ def spins(iterations: int) -> list[float]:
     return m.tolist()
 
 
-def test_weighted_marginals_of_the_second_token() -> None:
-    raw = [math.exp(v(C)) for C in SAMPLED]
-    assert raw == pytest.approx([1.649, 2.226, 2.718], abs=5e-4)  # paper: 1.65, 2.23, 2.72
-    assert sum(raw) == pytest.approx(6.593, abs=5e-4)  # paper: 6.60, the sum of the rounded numbers
-    weights = [w / sum(raw) for w in raw]
-    assert weights == pytest.approx([0.250, 0.338, 0.412], abs=5e-4)  # paper: 0.25, 0.34, 0.41
-    terms = [v(C | {1}) - v(C - {1}) for C in SAMPLED]
-    assert terms == pytest.approx([0.5, 1.0, 0.6])
-    # With the weights as the paper rounds them 0.711; unrounded 0.710.
-    assert mean(ROUNDED, terms) == pytest.approx(0.711)
-    assert mean(weights, terms) == pytest.approx(0.710, abs=5e-4)
-    assert mean((0.6, 0.4), (0.711, 0.711)) == pytest.approx(0.711)  # J_2, with the gate 0.6
+def damped(iterations: int, factor: float) -> list[float]:
+    m = torch.zeros(3, dtype=F64)
+    for _ in range(iterations):
+        m = torch.lerp(m, torch.tanh(FIELDS + PAIRS @ m), factor)
+    return m.tolist()
 
 
-def test_interaction_of_the_first_two_tokens() -> None:
-    """The context of C_3 = {2,3} is {3}, where eq. 8 gives 0.4; the paper writes the 0.5 of the empty context."""
-    terms = [second_difference(C, 0, 1) for C in SAMPLED]
-    assert terms == pytest.approx([0.5, 0.4, 0.4])
-    assert mean(ROUNDED, [0.5, 0.4, 0.5]) == pytest.approx(0.466)
-    assert mean(ROUNDED, terms) == pytest.approx(0.425)
-
-
-def test_weights_of_equation_33_belong_to_the_context() -> None:
-    """Eq. 33 weighs v(C without i), and p differs for "Shapley": 0.768 and 0.727 from the same coalitions."""
+def by_context(permuted: bool) -> float:
+    """Eq. 33 weighs v(C without i), with p of permutations ("Shapley") or without ("Banzhaf")."""
     contexts = [C - {1} for C in SAMPLED]
     terms = torch.tensor([[v(B | {1}) - v(B)] for B in contexts], dtype=F64)
-    half = torch.tensor([[v(B)] for B in contexts], dtype=F64)
-    p = [math.factorial(len(B)) * math.factorial(2 - len(B)) / 2 for B in contexts]
-    permuted = half - torch.tensor(p, dtype=F64)[:, None].log()
-    banzhaf, shapley = (
-        games.estimate.weighted_mean(terms, logits, unit=1, diagnostics=False).value
-        for logits in (half, permuted)
-    )
-    assert banzhaf.item() == pytest.approx(0.768, abs=5e-4)
-    assert shapley.item() == pytest.approx(0.727, abs=5e-4)
+    p = torch.tensor([[math.factorial(len(B)) * math.factorial(2 - len(B)) / 2] for B in contexts], dtype=F64)
+    logits = torch.tensor([[v(B)] for B in contexts], dtype=F64) - (p.log() if permuted else 0)
+    return games.estimate.weighted_mean(terms, logits, unit=1, diagnostics=False).value.item()
 
 
-def test_exact_indices_of_the_example() -> None:
-    assert games.shapley(TABLE).tolist() == pytest.approx([0.517, 0.767, 0.517], abs=5e-4)
-    assert games.banzhaf(TABLE).tolist() == pytest.approx([0.525, 0.775, 0.525], abs=5e-4)
-    assert games.gibbs_marginal(TABLE, 1.0).tolist() == pytest.approx([0.601, 0.815, 0.549], abs=6e-4)
-    i, j = [0, 0, 1], [1, 2, 2]
-    assert games.banzhaf_interaction(TABLE)[i, j].tolist() == pytest.approx([0.45, 0.15, 0.05], abs=5e-4)
-    assert games.gibbs_interaction(TABLE, 1.0)[i, j].tolist() == pytest.approx(
-        [0.440, 0.138, 0.045], abs=5e-4
-    )
+def solved(name: str, **options: Any) -> diabat.Moments:
+    return diabat.sampler(name, **options).moments(diabat.Ising(*token_ising(FIELDS, PAIRS, 1.0)))
 
 
-def test_first_two_mean_field_iterations() -> None:
-    """The paper prints 0.400, 0.611, 0.471 and 0.693, 0.773, 0.668: three of the six are one off in the last digit."""
-    assert spins(1) == pytest.approx([0.3995, 0.6113, 0.4715], abs=5e-5)
-    assert spins(2) == pytest.approx([0.6937, 0.7732, 0.6677], abs=5e-5)
-    assert spins(1) == pytest.approx([0.400, 0.611, 0.471], abs=6e-4)
-    assert spins(2) == pytest.approx([0.693, 0.773, 0.668], abs=8e-4)
-    printed = math.tanh(0.423 + 0.466 * 0.611 + 0.312 * 0.471)
-    assert printed == pytest.approx(0.6935, abs=5e-5)
+RAW = [math.exp(v(C)) for C in SAMPLED]
+WEIGHTS = [w / sum(RAW) for w in RAW]
+MARGINALS = [v(C | {1}) - v(C - {1}) for C in SAMPLED]
+SECOND = [second_difference(C, 0, 1) for C in SAMPLED]
+CONVERGED, PAPER = {"tolerance": 1e-12}, [0.721, 0.798, 0.703]
+OFF = [0, 0, 1], [1, 2, 2]
+# What it is; how it is computed; its value, to half a unit of the last place unless another error is given.
+NUMBERS: dict[str, tuple[Callable[[], Any], Any] | tuple[Callable[[], Any], Any, float]] = {
+    "exponentials (paper: 1.65, 2.23, 2.72)": (lambda: RAW, [1.649, 2.226, 2.718]),
+    "their sum (paper: 6.60, the sum of the rounded numbers)": (lambda: sum(RAW), 6.593),
+    "weights (paper: 0.25, 0.34, 0.41)": (lambda: WEIGHTS, [0.250, 0.338, 0.412]),
+    "marginals of the second token": (lambda: MARGINALS, [0.5, 1.0, 0.6], 1e-9),
+    "their mean, with the weights as the paper rounds them": (lambda: mean(ROUNDED, MARGINALS), 0.711, 1e-9),
+    "their mean, unrounded": (lambda: mean(WEIGHTS, MARGINALS), 0.710),
+    "J_2, with the gate 0.6": (lambda: mean((0.6, 0.4), (0.711, 0.711)), 0.711, 1e-9),
+    # The context of C_3 = {2,3} is {3}, where eq. 8 gives 0.4; the paper writes the 0.5 of the empty context.
+    "interactions of the first two tokens": (lambda: SECOND, [0.5, 0.4, 0.4], 1e-9),
+    "their mean in the paper": (lambda: mean(ROUNDED, [0.5, 0.4, 0.5]), 0.466, 1e-9),
+    "their mean": (lambda: mean(ROUNDED, SECOND), 0.425, 1e-9),
+    "weights of equation 33, banzhaf": (lambda: by_context(False), 0.768),
+    "weights of equation 33, shapley": (lambda: by_context(True), 0.727),
+    "shapley": (lambda: games.shapley(TABLE).tolist(), [0.517, 0.767, 0.517]),
+    "banzhaf": (lambda: games.banzhaf(TABLE).tolist(), [0.525, 0.775, 0.525]),
+    "gibbs": (lambda: games.gibbs_marginal(TABLE, 1.0).tolist(), [0.601, 0.815, 0.549], 6e-4),
+    "banzhaf pairs": (lambda: games.banzhaf_interaction(TABLE)[OFF].tolist(), [0.45, 0.15, 0.05]),
+    "gibbs pairs": (lambda: games.gibbs_interaction(TABLE, 1.0)[OFF].tolist(), [0.440, 0.138, 0.045]),
+    # The paper prints three decimals: three of the six are one off in the last digit.
+    "one iteration": (lambda: spins(1), [0.3995, 0.6113, 0.4715], 5e-5),
+    "two iterations": (lambda: spins(2), [0.6937, 0.7732, 0.6677], 5e-5),
+    "one iteration in the paper": (lambda: spins(1), [0.400, 0.611, 0.471], 6e-4),
+    "two iterations in the paper": (lambda: spins(2), [0.693, 0.773, 0.668], 8e-4),
+    "from its printed numbers": (lambda: math.tanh(0.423 + 0.466 * 0.611 + 0.312 * 0.471), 0.6935, 5e-5),
+    "fixed point": (lambda: solved("mean_field", **CONVERGED).magnetization.tolist(), [0.786, 0.859, 0.760]),
+    "by the paper's settings": (
+        lambda: solved("mean_field", **PAPER_MEAN_FIELD).magnetization.tolist(), [0.786, 0.859, 0.760]),
+    "five iterations": (lambda: spins(5), [0.784, 0.858, 0.758]),
+    "exact": (lambda: solved("exact").magnetization.tolist(), [0.718, 0.794, 0.709]),
+    # Two of the three printed numbers, and the third but for one digit.
+    "four iterations damped by the paper's factor": (lambda: damped(4, 0.7), [0.721, 0.808, 0.703]),
+    "weights of the paper": (lambda: [(1 + m) / 2 for m in PAPER], [0.861, 0.899, 0.852], 6e-4),
+    "weights at the fixed point": (
+        lambda: solved("mean_field", **CONVERGED).probability.tolist(), [0.893, 0.929, 0.880]),
+    "exact weights": (lambda: solved("exact").probability.tolist(), [0.859, 0.897, 0.854]),
+}  # fmt: skip
 
 
-def test_fixed_point_and_exact_marginals() -> None:
-    """The paper's "converged" 0.721, 0.798, 0.703 are neither; nor is any undamped iterate."""
-    problem = diabat.Ising(*token_ising(FIELDS, PAIRS, 1.0))
-    paper = [0.721, 0.798, 0.703]
-    fixed = diabat.sampler("mean_field", tolerance=1e-12).moments(problem)
-    assert fixed.magnetization.tolist() == pytest.approx([0.786, 0.859, 0.760], abs=5e-4)
-    assert spins(5) == pytest.approx([0.784, 0.858, 0.758], abs=5e-4)
-    settings = diabat.sampler("mean_field", **PAPER_MEAN_FIELD).moments(problem)
-    assert settings.info["converged"]
-    assert settings.magnetization.tolist() == pytest.approx([0.786, 0.859, 0.760], abs=5e-4)
-    exact = diabat.sampler("exact").moments(problem).magnetization
-    assert exact.tolist() == pytest.approx([0.718, 0.794, 0.709], abs=5e-4)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_the_example(name: str) -> None:
+    computed, expected, *error = NUMBERS[name]
+    assert computed() == pytest.approx(expected, abs=error[0] if error else 5e-4, rel=0)
+
+
+def test_the_converged_numbers_of_the_paper_are_neither_fixed_point_nor_exact() -> None:
+    """Nor any undamped iterate."""
+    assert solved("mean_field", **PAPER_MEAN_FIELD).info["converged"]
     for iteration in range(1, 30):
-        assert spins(iteration) != pytest.approx(paper, abs=2e-2)
-    assert exact.tolist() != pytest.approx(paper, abs=2e-3)
-
-
-def test_four_iterations_damped_by_the_paper_s_factor_come_closest() -> None:
-    """0.721, 0.808, 0.703: two of the three printed numbers, and the third but for one digit."""
-    m = torch.zeros(3, dtype=F64)
-    for _ in range(4):
-        m = torch.lerp(m, torch.tanh(FIELDS + PAIRS @ m), 0.7)
-    assert m.tolist() == pytest.approx([0.721, 0.808, 0.703], abs=5e-4)
-
-
-def test_attention_weights_are_half_of_one_plus_spin() -> None:
-    alphas = [(1 + m) / 2 for m in (0.721, 0.798, 0.703)]
-    assert alphas == pytest.approx([0.861, 0.899, 0.852], abs=6e-4)
-    problem = diabat.Ising(*token_ising(FIELDS, PAIRS, 1.0))
-    weights = diabat.sampler("mean_field", tolerance=1e-12).moments(problem).probability
-    assert weights.tolist() == pytest.approx([0.893, 0.929, 0.880], abs=5e-4)
-    assert diabat.sampler("exact").moments(problem).probability.tolist() == pytest.approx(
-        [0.859, 0.897, 0.854], abs=5e-4
-    )
+        assert spins(iteration) != pytest.approx(PAPER, abs=2e-2)
+    assert solved("exact").magnetization.tolist() != pytest.approx(PAPER, abs=2e-3)
 
 
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
