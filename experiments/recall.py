@@ -191,12 +191,10 @@ def built(options: Row, task: Task, width: int, seed: int) -> Transformer:
         reset(model)
     if arguments or options.get("mode") == "softmax":
         plain = [block.attention for block in model.all_blocks()]
-        chain: Row = {name: options[name] for name in ("relative", "couplings", "weights") if name in options}
-        more = (
-            {**chain, "mode": "h+J", "sampler": plain[0].sampler}
-            if plain[0].key_couplings is not None
-            else {}
-        )
+        more: Row = {}
+        if plain[0].key_couplings is not None:
+            more = {name: options[name] for name in ("relative", "couplings", "weights") if name in options}
+            more |= {"mode": "h+J", "sampler": plain[0].sampler}
         replace_attention(model, rival, arguments, task.window, **more)
         for layer, block in zip(plain, model.all_blocks(), strict=True):
             block.attention.load_state_dict(layer.state_dict(), strict=False)
@@ -215,11 +213,8 @@ def use(model: Transformer, sampler: Row) -> None:
 def groups(model: Transformer, coupling_rate: float, feature_rate: float = 2e-4) -> list[Row]:
     """Parameters for an optimiser: couplings and gates, and features, have rates of their own, and no weight decay."""
     features = (".key_couplings.first", ".key_couplings.second"), {"lr": feature_rate, "weight_decay": 0.0}
-    couplings = (
-        (".coupling_", ".key_couplings.", ".gate_", ".offset_bias"),
-        {"lr": coupling_rate, "weight_decay": 0.0},
-    )
-    return parameters_by_name(model, features, couplings)
+    others = (".coupling_", ".key_couplings.", ".gate_", ".offset_bias")
+    return parameters_by_name(model, features, (others, {"lr": coupling_rate, "weight_decay": 0.0}))
 
 
 def train(model: Transformer, task: Task, seed: int, steps: int, coupling_rate: float, batch: int) -> Row:

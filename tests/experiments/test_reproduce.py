@@ -6,6 +6,7 @@ import json
 import shlex
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,7 +44,7 @@ def command(tmp_path: Path) -> list[str]:
     return ["small", "--folder", str(tmp_path), "--output", str(tmp_path / "runs"), "--json"]
 
 
-def tables(capsys: pytest.CaptureFixture[str]) -> list[list[dict[str, Any]]]:
+def printed(capsys: pytest.CaptureFixture[str]) -> list[list[dict[str, Any]]]:
     return [json.loads(line)["rows"] for line in capsys.readouterr().out.splitlines()]
 
 
@@ -51,13 +52,11 @@ def test_a_table_is_trained_resumed_and_read(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main([*command, "--row", "t6-fast", "--seed", "3", "--output", str(tmp_path / "straight")])
-    whole = tables(capsys)[0][-1]
+    whole = printed(capsys)[0][-1]
 
-    def interrupted(*arguments: Any, **options: Any) -> Any:
-        raise TrainingInterrupted("stopped.")
-
+    stopped = Mock(side_effect=TrainingInterrupted("stopped."))
     with monkeypatch.context() as patched:
-        patched.setattr(reproduce, "run_training", interrupted)
+        patched.setattr(reproduce, "run_training", stopped)
         with pytest.raises(SystemExit, match="130"):
             main([*command, "--row", "t6-fast", "--seed", "3"])
     assert capsys.readouterr().err == "Stopped; repeat the command to continue.\n"
@@ -67,18 +66,19 @@ def test_a_table_is_trained_resumed_and_read(
     assert load_config(folder / "config.json").training.max_epochs == 1
     capsys.readouterr()
     main([*command, "--row", "t6-fast", "--seed", "3"])
-    resumed = tables(capsys)[0][-1]
+    resumed = printed(capsys)[0][-1]
     assert resumed["metric"] == whole["metric"]
     assert resumed["missing"] == [4]
     stored = load_config(folder / "config.json")
     assert (stored.seed, stored.task.window, stored.training.coupling_learning_rate) == (3, 6, 2e-2)
 
 
+@pytest.mark.slow
 def test_finished_runs_are_read(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main([*command, "--jobs", "2"])
-    summary, compared, *_ = tables(capsys)
+    summary, compared, *_ = printed(capsys)
     assert [row["row"] for row in summary] == ["t4-softmax", "t4-h+J", "t6-softmax", "t6-fast"]
     assert all(len(row["metric"]) == 2 and not row["missing"] for row in summary)
     assert summary[0]["mean"] == pytest.approx(sum(summary[0]["metric"]) / 2)
@@ -88,10 +88,10 @@ def test_finished_runs_are_read(
     weights = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     assert weights
     main([*command, "--no-train"])
-    assert tables(capsys)[0] == summary
+    assert printed(capsys)[0] == summary
     assert {path: path.stat().st_mtime_ns for path in weights} == weights
     main([*command, "--no-train", "--output", str(tmp_path / "elsewhere")])
-    assert {tuple(row["metric"]) for row in tables(capsys)[0]} == {()}
+    assert {tuple(row["metric"]) for row in printed(capsys)[0]} == {()}
     main(["--folder", str(tmp_path)])
     assert "Small" in capsys.readouterr().out
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 import diabat
-from experiments import hidden_segments as task
-from experiments import segments
+from experiments import segments as task
 from experiments.rivals import Centred
 
 LENGTH = 4
@@ -60,10 +58,8 @@ def test_marginals_are_enumeration_and_those_of_a_chain(tiny: Tensor) -> None:
                 if symbol < 6:
                     right = 0.6 if z == q else 0.2
                     weight *= right if symbol // 2 == q else 1 - right
-            for j in (
-                j for j, z in enumerate((*path, q)) if z == q
-            ):  # the last one for the sum of all weights
-                expected[j] += weight
+            here = [z == q for z in (*path, q)]  # the last one for the sum of all weights
+            expected += weight * torch.tensor(here).double()
         torch.testing.assert_close(marginals, expected[:-1] / expected[-1])
     (stays, leaves), (ends, lasts) = moves.log().tolist()
     J = torch.full((LENGTH - 1,), (stays + lasts - leaves - ends) / 4).double()
@@ -101,20 +97,19 @@ def test_centred_convolutions_begin_at_their_token() -> None:
     torch.testing.assert_close((q, v), (layer.query(x), layer.value(x)))
 
 
-def test_a_training_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in {"VALUES": 2, "BLANK": 6, "LENGTH": 20}.items():
+def test_a_training_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: Any) -> None:
+    sizes = {
+        "VALUES": 2,
+        "BLANK": 6,
+        "LENGTH": 20,
+        "TESTED": {"validation": 50, "test": 50},
+        "RATES": task.RATES[:1],
+    }
+    for name, value in sizes.items():
         monkeypatch.setattr(task, name, value)
-    monkeypatch.setattr(segments, "TESTED", {"validation": 50, "test": 50})
     names = ("chain, gates", "softmax, keys scanned from both sides", "softmax, keys convolved, 15 around")
-    command = f"segments {tmp_path} --steps 2 --seeds 1 --workers 1 --json --models".split()
-    monkeypatch.setattr(sys, "argv", [*command, *names])
-    monkeypatch.setattr(segments, "RATES", segments.RATES[:1])
-    segments.main()
-    tables = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert [len(table["rows"]) for table in tables] == [7, 3 + 2 + 2, 3]
-    monkeypatch.setattr(segments, "built", None)  # nothing is trained again
-    segments.main()
-    again = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert again == tables
+    words = [tmp_path, *["--steps", "2", "--seeds", "1", "--workers", "1", "--models"], *names]
+    found = tables(task, *words)
+    assert [len(rows) for rows in found] == [7, 3 + 2 + 2, 3]
+    monkeypatch.setattr(task, "built", None)  # nothing is trained again
+    assert tables(task, *words) == found

@@ -98,9 +98,8 @@ def test_the_interval_ends_where_the_likelihood_has_fallen_by_half_of_chi_square
         assert fallen == pytest.approx(
             3.841, abs=0.05
         )  # 95 %, one degree of freedom; ends are points of a grid
-    assert found["R²"] == pytest.approx(
-        1 - squares(found["c"]) / float((excess - excess.mean()).square().sum())
-    )
+    total = float((excess - excess.mean()).square().sum())
+    assert found["R²"] == pytest.approx(1 - squares(found["c"]) / total)
 
 
 def test_theorem_2_1_holds_on_a_decoder() -> None:
