@@ -143,12 +143,8 @@ def test_the_law_is_enumeration(seed: int) -> None:
 @pytest.mark.slow
 def test_a_training_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: Any) -> None:
     names = ["chain, gates", "chain, gates, q, k, v convolved, 3", "softmax, q, k, v convolved, 7"]
-    words = [
-        tmp_path,
-        *["--only", "gaps", "anywhere", "--steps", "2", "--seeds", "1", "--workers", "1", "--models"],
-        *names,
-    ]
-    words += ["--figure", tmp_path / "gaps.png", "--recipes", "decay 0.01", "decay 30 of q, k"]
+    words = [tmp_path, "--steps", 2, "--seeds", 1, "--workers", 1, "--figure", tmp_path / "gaps.png"]
+    words += ["--only", "gaps", "anywhere", "--recipes", "decay 0.01", "decay 30 of q, k", "--models", *names]
     monkeypatch.setattr(tasks, "PLACED", ((4, 16),))
     for module in (chains, tasks):
         monkeypatch.setattr(module, "TESTED", (0, 3))
