@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from script_tables import tables
 from torch import Tensor
 
 from experiments import chain_tasks as tasks
@@ -141,7 +142,7 @@ def test_the_law_is_enumeration(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: Any) -> None:
+def test_a_training_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["chain, gates", "chain, gates, q, k, v convolved, 3", "softmax, q, k, v convolved, 7"]
     words = [tmp_path, "--steps", 2, "--seeds", 1, "--workers", 1, "--figure", tmp_path / "gaps.png"]
     words += ["--only", "gaps", "anywhere", "--recipes", "decay 0.01", "decay 30 of q, k", "--models", *names]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from script_tables import tables
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
@@ -97,7 +97,7 @@ def test_centred_convolutions_begin_at_their_token() -> None:
     torch.testing.assert_close((q, v), (layer.query(x), layer.value(x)))
 
 
-def test_a_training_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: Any) -> None:
+def test_a_training_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {
         "VALUES": 2,
         "BLANK": 6,
