@@ -362,6 +362,7 @@ OWN_READS = {
     ("files.py", "FileIO"): "read_file itself",
     ("training/folder.py", "fdopen"): "writes the metrics",
     ("circuits/plan_file.py", "read_text"): "plans of the package, perhaps in an archive",
+    ("config/keys.py", "read_text"): "sources of the package, perhaps in an archive",
     ("circuits/schedules.py", "open"): "schedules of the package, perhaps in an archive",
     ("circuits/schedules.py", "load"): "the same",
     ("samplers/dimod/ledger.py", "connect"): "SQLite opens files by their name; checked before",
@@ -369,7 +370,6 @@ OWN_READS = {
     ("config/yaml_files.py", "read_bytes"): "calls read_file",
     ("problem_files/__init__.py", "read_bytes"): "that one",
     ("cli/config.py", "read_bytes"): "that one",
-    ("config/keys.py", "read_text"): "sources of the package",
 }
 
 

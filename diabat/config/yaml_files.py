@@ -33,7 +33,7 @@ _TYPES = {
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml may be absent
 
 
-class _Loader(_SafeLoader):
+class _Loader(_SafeLoader):  # type: ignore[misc]  # a class that may be absent
     """The safe loader with the types above, which refuses keys that are given twice."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012  # PyYAML's own protocol
@@ -47,7 +47,7 @@ class _Loader(_SafeLoader):
             if key in seen:
                 raise _refused(f"the key '{key}' is given twice", key_node.start_mark)
             seen.add(key)
-        return super().construct_mapping(node, deep=deep)  # type: ignore[no-any-return]  # of PyYAML
+        return super().construct_mapping(node, deep=deep)
 
     def construct_yaml_int(self, node: Any) -> int:
         digits = node.value.lstrip("+-0")  # Python converts at most 4300

@@ -107,5 +107,4 @@ def _layer_ensemble(layer: BoltzmannAttention, name: str) -> Ensemble:
     if layer.mode == "J-self":  # the own spin of a query is +1
         own = torch.eye(length, dtype=torch.int8)
         ising = ising.clamp(own[-1] if layer.relative else own)
-    terms = ising.fields, ising.couplings, ising.visible, ising.three_body
-    return from_attention(*terms, windows=_WINDOWS, name=f"trained, {name}")
+    return from_attention(ising, name=f"trained, {name}")

@@ -89,50 +89,31 @@ def coupling_strength(couplings: Tensor | None) -> float:
     return math.sqrt(n * float(couplings[..., upper[0], upper[1]].double().square().mean()))
 
 
-def from_attention(
-    fields: Tensor,
-    couplings: Tensor | None,
-    visible: Tensor | None = None,
-    three_body: Tensor | None = None,
-    *,
-    windows: int = 16,
-    rows: int = 4,
-    seed: int = 0,
-    name: str = "attention",
-) -> Ensemble:
-    """Take some queries of a trained attention layer: the last ``rows`` of ``windows`` entries of the first axis.
+def from_attention(ising: Ising, *, rows: int = 4, name: str = "attention") -> Ensemble:
+    """The last ``rows`` queries of each window of a trained attention layer.
 
     Args:
-        fields: h [B, ..., T, T] as the layer computed it (rows are queries), e.g. [B, H, T, T].
-        couplings: J [*lead, T, T], ``lead`` broadcasting against the fields' leading shape, e.g. [H, 1, T, T].
-        visible: bool, broadcastable to the fields.
-        three_body: K [*lead, T, T, T], or None.
-        windows: Number of windows, drawn by ``seed``; all if there are fewer.
+        ising: The problems of the layer, fields [windows, ..., T, T] (rows are queries), e.g. [B, H, T, T].
         rows: Number of query rows.
-        seed: Seed of the choice.
         name: Name of the ensemble.
 
     Returns:
-        Fields [min(windows, B), ..., rows, T]; strength sqrt(T · mean J²) over the pairs.
+        Fields [windows, ..., rows, T]; strength sqrt(T · mean J²) over the pairs.
 
     Raises:
         ValueError: If the fields have fewer than three axes.
     """
-    if fields.ndim < 3:
-        raise ArgumentError("fields", f"expected shape [windows, ..., T, T], got {list(fields.shape)}.")
+    if ising.fields.ndim < 3:
+        got = list(ising.fields.shape)
+        raise ArgumentError("fields", f"expected shape [windows, ..., T, T], got {got}.")
     check_count("rows", rows)
-    generator, query = torch.Generator().manual_seed(seed), fields.ndim - 2
-    picked = torch.randperm(fields.shape[0], generator=generator)[:windows].sort().values.to(fields.device)
 
-    def choose(value: Tensor | None, trailing: int) -> Tensor | None:
-        """Index the window axis and the row axis where they are not broadcast."""
-        if value is None:
-            return None
-        value = value.detach().reshape((1,) * (fields.ndim - 1 + trailing - value.ndim) + tuple(value.shape))
-        value = value.narrow(query, max(0, value.shape[query] - rows), min(rows, value.shape[query]))
-        return value if value.shape[0] == 1 else value.index_select(0, picked)
+    def last(value: Tensor | None, axes: int) -> Tensor | None:
+        """Index the axis of queries, before the last ``axes``, where there is one; an axis of size 1 is kept."""
+        if value is None or value.ndim <= axes:
+            return value
+        return value[(..., slice(-rows, None), *[slice(None)] * axes)]
 
-    h = choose(fields, 1)
-    assert h is not None
-    J, K = choose(couplings, 2), choose(three_body, 3)
-    return Ensemble(name, coupling_strength(J), Ising(h, J, choose(visible, 1), K))
+    J, K = last(ising.couplings, 2), last(ising.three_body, 3)
+    h = ising.fields[..., -rows:, :]
+    return Ensemble(name, coupling_strength(J), Ising(h, J, last(ising.visible, 1), K))

@@ -23,12 +23,13 @@ def problem(tmp_path: Path) -> str:
     return str(path)
 
 
-# backends
-
-
-def test_backends_lists_every_backend_and_extra() -> None:
+def test_backends_lists_every_backend_and_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     result = run("backends")
     assert result.exit_code == 0
+    assert "\x1b" not in result.stdout  # neither colour nor folded rows in a pipe
+    listed = "straight_through, linear_response, covariance"
+    assert any("exact" in line and listed in line for line in result.stdout.splitlines())
     for name in (*registry.available_backends(), *backends.EXTRAS):
         assert name in result.stdout
     report = run_json("backends")
@@ -62,14 +63,9 @@ def test_missing_extras_come_with_the_command(monkeypatch: pytest.MonkeyPatch, p
     assert rows["dwave"]["missing"] == ([] if present else ["dwave.system", "dwave.samplers"])
 
 
-# sample
-
-
 def test_sample_reports_exact_marginals_and_log_z(problem: str) -> None:
     report = run_json("sample", problem)
-    weights = {
-        (a, b): math.exp(0.5 * a - b + 0.3 * a * b) for a in (-1, 1) for b in (-1, 1)
-    }  # fmt: skip
+    weights = {(a, b): math.exp(0.5 * a - b + 0.3 * a * b) for a in (-1, 1) for b in (-1, 1)}
     Z = sum(weights.values())
     assert report["log_partition"] == pytest.approx(math.log(Z))
     assert report["probability"] == pytest.approx(
@@ -103,12 +99,8 @@ def test_sample_prints_reads(problem: str) -> None:
     count = report["states"].count([-1, -1])
     share = f"{count / 50:.4f}"
     assert any(line.split() == ["--", "-0.8", str(count), share] for line in text.splitlines())
-
-
-def test_sample_shows_the_most_frequent_states_only(tmp_path: Path) -> None:
-    path = tmp_path / "free.yaml"
-    path.write_text(f"fields: {[0.0] * 12}\n")
-    text = run("sample", str(path), "--samples", "--num-reads", "200", "seed=1").stdout
+    Path(problem).write_text(f"fields: {[0.0] * 12}\n")
+    text = run("sample", problem, "--samples", "--num-reads", "200", "seed=1").stdout
     assert "more states; --json prints every read." in text
 
 
@@ -136,9 +128,6 @@ def test_sample_takes_a_configuration_and_overrides(problem: str, tmp_path: Path
     assert changed["probability"] != wanted
     other = run_json("sample", problem, str(path), "sampler.backend=exact")
     assert other["info"]["backend"] == "exact"
-
-
-# config
 
 
 def test_config_show_prints_what_loads_to_the_same(tmp_path: Path) -> None:
@@ -171,14 +160,6 @@ def test_config_list_names_the_shipped_configurations(monkeypatch: pytest.Monkey
         assert " ".join(line.split()) == " ".join(row.values())
 
 
-def test_tables_have_no_colour_and_no_folded_rows_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    text = run("backends").stdout
-    assert "\x1b" not in text
-    listed = "straight_through, linear_response, covariance"
-    assert any("exact" in line and listed in line for line in text.splitlines())
-
-
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[Warmed]:
     """Groups of backends and of layers whose kernels are not compiled here."""
@@ -203,8 +184,5 @@ def test_every_group_that_was_compiled_has_its_time(groups: list[Warmed]) -> Non
     assert "refine" not in result.stdout
     assert "token games" in run("warm-up").stderr  # the progress bar
     assert run_json("warm-up", "--no-progress")["groups"] == [group._asdict() for group in groups]
-
-
-def test_it_reports_that_nothing_was_to_do(groups: list[Warmed]) -> None:
     groups[0] = Warmed("exact", 0, 0.2)
     assert run("warm-up", "--no-progress").stdout == "Nothing to compile: all kernels are on disk.\n"

@@ -26,24 +26,18 @@ def fidelity(*arguments: str) -> Result:
 
 def test_fidelity_reports_rows_as_json_and_as_a_table() -> None:
     rows = json.loads(fidelity("--json").stdout)["rows"]
-    assert [(row["ensemble"], row["backend"]) for row in rows] == [
-        ("SK", "mean_field"),
-        ("ferromagnet", "mean_field"),
-    ]
+    names = [(row["ensemble"], row["backend"]) for row in rows]
+    assert names == [("SK", "mean_field"), ("ferromagnet", "mean_field")]
     assert [row["queries"] for row in rows] == [8, 8]
     text = fidelity().stdout
     assert "capture" in text
     assert re.fullmatch(
         r"Mean \|ΔP\| over all problems, best first: mean_field \(\S+\)\.", text.splitlines()[-1]
     )
-
-
-def test_fidelity_without_a_configuration_takes_the_shipped_one() -> None:
-    wanted = json.loads(fidelity("--json").stdout)["rows"]
-    result = run("fidelity", *QUICK, "--no-progress", "--json")
-    assert result.exit_code == 0, result.stderr
-    rows = json.loads(result.stdout)["rows"]
-    assert [row["marginal_mean"] for row in rows] == [row["marginal_mean"] for row in wanted]
+    result = run("fidelity", *QUICK, "--no-progress", "--json")  # the shipped configuration is the default
+    assert [row["marginal_mean"] for row in json.loads(result.stdout)["rows"]] == [
+        row["marginal_mean"] for row in rows
+    ]
 
 
 def test_fidelity_on_a_trained_checkpoint_with_a_figure(tmp_path: Path) -> None:
@@ -131,26 +125,15 @@ def test_a_problem_of_one_s_own_is_compared(tmp_path: Path) -> None:
     assert figure.read_text().startswith("<?xml")
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (PROBLEM, True),
-        ("# by hand\n\n'fields' : [1]\n", True),
-        ("beta: 1\nfields: [1]\n", True),
-        ("# vartype=SPIN\n0 1 0.5\n", True),
-        ("0 1 0.5\n", True),
-        ('{"offset": 0, "type": "BinaryQuadraticModel"}', True),
-        ("seed: 3\nfidelity: {sizes: [3]}\n", False),
-        ("fidelity:\n  fields: 3\n", False),
-        ('{"seed": 3}', False),
-        ("", False),
-    ],
-)
-def test_a_problem_is_told_from_a_configuration_by_its_content(
-    text: str, problem: bool, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text(text)
-    assert is_problem(tmp_path / "file") is problem
-    assert is_problem("-")
-    assert not is_problem("fidelity")
-    assert not is_problem(tmp_path)
+PROBLEMS = [
+    *(PROBLEM, "# by hand\n\n'fields' : [1]\n", "beta: 1\nfields: [1]\n", "# vartype=SPIN\n0 1 0.5\n"),
+    *("0 1 0.5\n", '{"offset": 0, "type": "BinaryQuadraticModel"}'),
+]
+CONFIGURATIONS = ["seed: 3\nfidelity: {sizes: [3]}\n", "fidelity:\n  fields: 3\n", '{"seed": 3}', ""]
+
+
+def test_a_problem_is_told_from_a_configuration_by_its_content(tmp_path: Path) -> None:
+    for text in (*PROBLEMS, *CONFIGURATIONS):
+        (tmp_path / "file").write_text(text)
+        assert is_problem(tmp_path / "file") is (text in PROBLEMS), text
+    assert [is_problem(name) for name in ("-", "fidelity", tmp_path)] == [True, False, False]

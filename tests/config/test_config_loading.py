@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from diabat.config import (
     to_plain,
     to_yaml,
 )
+from diabat.config.keys import valid_keys
 from diabat.config.loading import apply_overrides, parse_override
 from diabat.models import MODELS
 from diabat.runs import build_model, build_sampler, build_task
@@ -163,38 +165,32 @@ def test_options_of_a_third_party_backend_come_from_its_signature(monkeypatch: p
         make_config({"sampler": {"backend": "third_party", "path": "x", "dept": 1}})
 
 
-@pytest.mark.parametrize(
-    ("text", "path", "value"),
-    [
-        ("sampler.backend=dqa", ("sampler", "backend"), "dqa"),
-        ("training.learning_rate=1e-3", ("training", "learning_rate"), 1e-3),
-        ("fidelity.sizes=[4, 8]", ("fidelity", "sizes"), [4, 8]),
-        ("training.max_steps=null", ("training", "max_steps"), None),
-        ("output=a=b", ("output",), "a=b"),
-        ('output="1"', ("output",), "1"),
-        ("fidelity.backends.dqa-5ns.steps=3", ("fidelity", "backends", "dqa-5ns", "steps"), 3),
-    ],
-)
-def test_an_override_is_a_key_and_a_yaml_value(text: str, path: tuple[str, ...], value: Any) -> None:
-    assert parse_override(text) == (path, value)
+PARSED: dict[str, tuple[tuple[str, ...], Any]] = {
+    "sampler.backend=dqa": (("sampler", "backend"), "dqa"),
+    "training.learning_rate=1e-3": (("training", "learning_rate"), 1e-3),
+    "fidelity.sizes=[4, 8]": (("fidelity", "sizes"), [4, 8]),
+    "training.max_steps=null": (("training", "max_steps"), None),
+    "output=a=b": (("output",), "a=b"),
+    'output="1"': (("output",), "1"),
+    "fidelity.backends.dqa-5ns.steps=3": (("fidelity", "backends", "dqa-5ns", "steps"), 3),
+}
+MALFORMED = {
+    "seed": r"override 'seed': expected KEY=VALUE, for example",
+    "=3": r"override '=3': expected KEY=VALUE",
+    "a..b=3": r"override 'a\.\.b=3': expected KEY=VALUE",
+    "seed=": r"override 'seed=': expected a value after '=', got nothing; write seed=null",
+    "seed=[1": r"override 'seed=\[1': did not find expected ',' or '\]'\.",
+    "sampler={backend: dqa}": r"expected a scalar or a list, got a mapping",
+    "seed.deep=1": r"override seed\.deep: expected a section at 'seed', got 3 \(integer\)",
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("seed", r"override 'seed': expected KEY=VALUE, for example"),
-        ("=3", r"override '=3': expected KEY=VALUE"),
-        ("a..b=3", r"override 'a\.\.b=3': expected KEY=VALUE"),
-        ("seed=", r"override 'seed=': expected a value after '=', got nothing; write seed=null"),
-        ("seed=[1", r"override 'seed=\[1': did not find expected ',' or '\]'\."),
-        ("sampler={backend: dqa}", r"expected a scalar or a list, got a mapping"),
-        ("seed.deep=1", r"override seed\.deep: expected a section at 'seed', got 3 \(integer\)"),
-    ],
-)
-def test_a_malformed_override_is_one_sentence(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        apply_overrides({"seed": 3}, [text])
-    assert "\n" not in str(caught.value)
+def test_an_override_is_a_key_and_a_yaml_value() -> None:
+    assert {text: parse_override(text) for text in PARSED} == PARSED
+    for text, message in MALFORMED.items():
+        with pytest.raises(ConfigError, match=message) as caught:
+            apply_overrides({"seed": 3}, [text])
+        assert "\n" not in str(caught.value)
 
 
 def test_the_last_override_wins_and_the_document_is_left_alone() -> None:
@@ -204,10 +200,8 @@ def test_the_last_override_wins_and_the_document_is_left_alone() -> None:
 
 
 def test_overrides_make_missing_and_empty_sections() -> None:
-    assert apply_overrides({"model": None}, ["model.mode=h", "a.b.c=1"]) == {
-        "model": {"mode": "h"},
-        "a": {"b": {"c": 1}},
-    }
+    found = apply_overrides({"model": None}, ["model.mode=h", "a.b.c=1"])
+    assert found == {"model": {"mode": "h"}, "a": {"b": {"c": 1}}}
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -215,10 +209,6 @@ def test_another_backend_drops_the_options_of_the_old_one(order: int) -> None:
     overrides = ["sampler.backend=dqa", "sampler.annealing_time_ns=7"][::order]
     document = {"sampler": {"backend": "exact", "memory_budget_mb": 64}}
     assert apply_overrides(document, overrides) == {"sampler": {"backend": "dqa", "annealing_time_ns": 7}}
-
-
-def test_naming_the_same_backend_keeps_its_options() -> None:
-    document = {"sampler": {"backend": "exact", "memory_budget_mb": 64}}
     assert apply_overrides(document, ["sampler.backend=exact"]) == document
 
 
@@ -233,3 +223,30 @@ def test_the_model_follows_from_the_task_unless_it_is_named(task: str) -> None:
     config = make_config(document)
     assert config == make_config({**document, "model": {"name": config.model.name}})
     assert to_plain(config)["model"]["name"] == config.model.name
+
+
+def fields_of(kind: Any, prefix: str) -> set[str]:
+    """Keys of the fields of a dataclass and of the dataclasses in them, from their types."""
+    found = set()
+    for name, hint in ((f.name, get_type_hints(kind)[f.name]) for f in dataclasses.fields(kind)):
+        found.add(f"{prefix}.{name}")
+        for inner in filter(dataclasses.is_dataclass, get_args(hint)):  # e.g. CouplingInit | None
+            found |= {f"{prefix}.{name}.{f.name}" for f in dataclasses.fields(inner)}
+    return found
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("backend", [name for name in registry._BUILT_IN])
+def test_the_keys_read_from_the_source_are_those_of_the_classes(task: str, backend: str) -> None:
+    config = make_config({"task": {"name": task}})
+    expected = {
+        *Config.model_fields,
+        *fields_of(type(config.task), "task"),
+        *fields_of(type(config.model), "model"),
+    }
+    for section in ("training", "fidelity", "anneal"):
+        expected |= fields_of(type(getattr(config, section)), section)
+    options = ("backend", *inspect.signature(registry.backend_factory(backend)).parameters)
+    expected |= {f"{place}.{name}" for place in ("sampler", "fidelity.backends.a") for name in options}
+    document = {"task": {"name": task}, "sampler": {"backend": backend}}
+    assert set(valid_keys(document | {"fidelity": {"backends": {"a": {"backend": backend}}}})) == expected

@@ -1,4 +1,5 @@
 import importlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from diabat.config import ConfigError, yaml_files
 from diabat.config.yaml_files import MAX_BYTES, dump_yaml, parse_yaml, read_mapping
 
+REFUSALS = (Path(__file__).parent / "yaml_refusals.txt").read_text().splitlines()[1:]
+REFUSALS.append(f'"a: {"9" * 5000}" | expected an integer of 64 bits, got 5000 digits')
 SCALARS = (
     st.none()
     | st.booleans()
@@ -56,34 +59,11 @@ def test_what_is_dumped_is_read_back(value: dict[str, Any]) -> None:
     assert parse_yaml(dump_yaml(value), "text") == value
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("a: 1\nb: [1, 2\nc: 3\n", r"'.*bad\.yaml', line 3: did not find expected ',' or '\]'\."),
-        ("seed: 1\nseed: 2\n", r"'.*bad\.yaml', line 2: the key 'seed' is given twice"),
-        ("task:\n  name: a\n  name: b\n", r"'.*bad\.yaml', line 3: the key 'name' is given twice"),
-        ("1: a\n", r"line 1: expected a name as key, got 1"),
-        ("", r"'.*bad\.yaml': the file is empty\."),
-        ("# only a comment\n", r"'.*bad\.yaml': the file is empty\."),
-        ("- a\n- b\n", r"expected a mapping of keys to values, got a list"),
-        ("a: !!python/object:os.system {}\n", r"line 1: expected values without tags, got one\."),
-        ("a: !!int 1_0\n", r"line 1: expected values without tags, got one\."),
-        ("a: &x [1]\nb: *x\n", r"line 2: expected values without aliases, got one; write the value out\."),
-        ("a: &a [*a]\n", r"line 1: expected values without aliases, got one"),
-        ("a: \tb\n\tc: 1\n", r"line 2: found a tab character that violates indentation\."),
-        ("a: @b\n", r"line 1: found character that cannot start any token\."),
-        ("a: 1\n---\nb: 2\n", r"line 2: but found another document\."),
-        ("a: b: c\n", r"line 1: mapping values are not allowed in this context\."),
-        ("a:\n  b: 1\n c: 2\n", r"line 3: did not find expected key\."),
-        ("a: 1\nb\n", r"line 3: could not find expected ':'\."),
-        ("a: \x00\n", r"'.*bad\.yaml': not valid YAML \(.*control characters are not allowed"),
-        (f"a: {2**63}\n", r"line 1: expected an integer of 64 bits, got 19 digits\."),
-        (f"a: -{'9' * 5000}\n", r"expected an integer of 64 bits, got 5000 digits\."),
-    ],
-)
-def test_a_bad_file_is_one_sentence(tmp_path: Path, content: str, message: str) -> None:
+@pytest.mark.parametrize("line", REFUSALS)
+def test_a_bad_file_is_one_sentence(tmp_path: Path, line: str) -> None:
+    content, message = line.split(" | ")
     path = tmp_path / "bad.yaml"
-    path.write_text(content)
+    path.write_text(json.loads(content))
     with pytest.raises(ConfigError, match=message) as caught:
         read_mapping(path)
     assert "\n" not in str(caught.value)

@@ -43,24 +43,21 @@ def test_ferromagnet_couplings_are_g_over_n() -> None:
     assert torch.allclose(one.ising.couplings, expected)
 
 
-def test_from_attention_takes_last_rows_of_some_windows() -> None:
+def test_from_attention_takes_the_last_rows() -> None:
     h = torch.arange(7 * 2 * 4 * 4, dtype=torch.float32).reshape(7, 2, 4, 4)
     J = pack_couplings(torch.randn(2, 1, 6, generator=torch.Generator().manual_seed(0)), 4)
     mask = torch.ones(4, 4, dtype=torch.bool).tril()
-    ensemble = from_attention(h, J, mask, windows=3, rows=2, seed=5)
-    ising = ensemble.ising
-    assert ising.fields.shape == (3, 2, 2, 4)
-    assert ising.visible is not None
-    assert ising.visible.reshape(2, 4).tolist() == mask[2:].tolist()
-    windows = [int(w) // 32 for w in ising.fields[:, 0, 0, 0].tolist()]
-    assert windows == sorted(set(windows))
-    assert torch.equal(ising.fields, h[windows][:, :, 2:])
+    ensemble = from_attention(Ising(h, J, mask), rows=2)
+    assert torch.equal(ensemble.ising.fields, h[:, :, 2:])
+    assert ensemble.ising.visible is not None
+    assert ensemble.ising.visible.tolist() == mask[2:].tolist()
+    assert torch.equal(ensemble.ising.couplings, J)
     assert ensemble.strength == pytest.approx(coupling_strength(J))
-    # Couplings of each window go with their window.
-    own = from_attention(h[:, 0], torch.stack([J[:1, 0] * k for k in range(7)]), windows=3, seed=5)
-    assert own.ising.couplings is not None
-    torch.testing.assert_close(own.ising.couplings[:, 0], J[0] * torch.tensor(windows)[:, None, None])
-    assert from_attention(h, None).strength == 0
+    own = J[:1].expand(7, 4, 4, 4) * torch.arange(28).view(7, 4, 1, 1)  # couplings of each window and query
+    found = from_attention(Ising(h[:, 0], own, three_body=torch.zeros(4, 4, 4)), rows=3).ising
+    assert torch.equal(found.couplings, own[:, 1:])
+    assert found.three_body is not None
+    assert from_attention(Ising(h)).strength == 0
 
 
 @pytest.mark.parametrize(
@@ -68,8 +65,8 @@ def test_from_attention_takes_last_rows_of_some_windows() -> None:
     [
         (lambda: sk([0.1], num_spins=0), "num_spins: expected an integer >= 1, got 0"),
         (lambda: sk([math.nan]), "strengths: expected finite values >= 0, got nan"),
-        (lambda: from_attention(torch.zeros(4, 4), None), r"fields: expected shape .* got \[4, 4\]"),
-        (lambda: from_attention(torch.zeros(1, 4, 4), None, rows=0), "rows: expected an integer >= 1"),
+        (lambda: from_attention(Ising(torch.zeros(4, 4))), r"fields: expected shape .* got \[4, 4\]"),
+        (lambda: from_attention(Ising(torch.zeros(1, 4, 4)), rows=0), "rows: expected an integer >= 1"),
     ],
 )
 def test_bad_arguments(call: Any, message: str) -> None:

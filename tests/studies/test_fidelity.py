@@ -34,9 +34,9 @@ def one_row(backend: Sampler, ensemble: Ensemble, **options: Any) -> dict[str, A
 @pytest.fixture(scope="module")
 def attention() -> Ensemble:
     generator = torch.Generator().manual_seed(0)
-    h = 0.4 * torch.randn(6, 2, 5, 5, generator=generator)
+    h = 0.4 * torch.randn(4, 2, 5, 5, generator=generator)
     J = pack_couplings(0.3 * torch.randn(2, 1, 10, generator=generator), 5)
-    return from_attention(h, J, torch.ones(5, 5, dtype=torch.bool).tril(), windows=4, rows=3)
+    return from_attention(Ising(h, J, torch.ones(5, 5, dtype=torch.bool).tril()), rows=3)
 
 
 def test_exact_backend_has_no_error() -> None:

@@ -59,7 +59,7 @@ def attention(windows: int = 4, length: int = 5) -> Ensemble:
     J.fill_diagonal_(0)
     fields = torch.randn(windows, 2, length, length, dtype=torch.float64)
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    return from_attention(fields, J, causal, rows=3)
+    return from_attention(Ising(fields, J, causal), rows=3)
 
 
 def test_training_problems_have_exact_moments_own_couplings_and_weights() -> None:
