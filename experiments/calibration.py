@@ -1,6 +1,6 @@
 r"""Predicted and fitted inverse temperatures of a diabatic anneal, over annealing times.
 
-    python -m experiments.calibration [--times 2 5 7 10 20] [--strength 0.3] [--schedule NAME] [--figure FILE] [--json]
+    python -m experiments.calibration [--times 2 5 7 10 20] [--strength 0.3] [--schedule NAME] [--json]
 
 SK problems are annealed with h/beta_h and J/beta_J programmed as the schedule predicts, and both are fitted to the
 result by maximum pseudo-likelihood.
@@ -18,17 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
 from diabat.circuits import AnnealingSchedule
 from diabat.ising import Ising
-from diabat.plots import REFERENCE, Line, Panel, lines
 from diabat.samplers.anneals import find_schedule
 from diabat.samplers.base import Sampler
 from diabat.samplers.dqa import DQASampler
@@ -80,44 +76,6 @@ class CalibrationReport(Report):
     def title(self) -> str:
         """Lines above the table: the schedule, and the problems."""
         return f"{self.label}\n{self.problems}"
-
-    def plot(self, path: str | Path) -> Path:
-        """Draw β_h and β_J, their ratios to the prediction, and the distance to the target, against annealing time."""
-        # None is NaN.
-        of = {key: np.array([row[key] for row in self.rows], dtype=float) for key in self.rows[0]}
-        times = of["annealing_time_ns"]
-        ends = 0.85 * times[0], 1.18 * times[-1]
-        betas, ratios = [], [Line(ends, (1, 1), style=REFERENCE)]
-        square = {"markersize": 8, "fillstyle": "none", "linestyle": "none"}
-        dot = {"markersize": 4, "linestyle": "none"}
-        # The fits nearly coincide: an open square around a dot.
-        terms = (1, "J", "couplings", square, 1.015), (0, "h", "fields", dot, 0.985)
-        for look, term, what, style, shift in terms:
-            name = rf"{what} $\beta_{term}$"
-            predicted, fitted = of[f"predicted_beta_{term}"], of[f"fitted_beta_{term}"]
-            margin = np.nan_to_num(of[f"fitted_beta_{term}_margin"])
-            betas.append(Line(times, predicted, f"{name}, predicted", look, style={"marker": "."}))
-            betas.append(Line(times, fitted, f"{name}, fitted", look, margin, style))
-            ratios.append(Line(shift * times, fitted / predicted, name, look, margin / predicted, style))
-        both = np.concatenate((of["predicted_beta_h"], of["predicted_beta_J"]))
-        ticks = [digit * 10.0**power for power in range(-3, 5) for digit in (1, 2, 5)]
-        ticks = [tick for tick in ticks if 0.6 * both.min() < tick < 1.2 * both.max()]
-        grey = {"color": "0.4", "linestyle": ":"}
-        distances = [
-            Line(times, of["tv_before"], r"to the target, predicted $\beta$ programmed", 0),
-            Line(times, of["tv_after"], r"to the target, fitted $\beta$ programmed", 1),
-            Line(times, of["tv_own"], r"to Boltzmann at its own fitted $\beta$", 2, style=grey),
-        ]
-        axis = {"xscale": "log", "xticks": times, "xlabel": "annealing time $t_a$ (ns)", "xlim": ends}
-        logarithmic = {"yscale": "log", "yticks": ticks} if len(times) > 1 else {}
-        described: tuple[tuple[list[Line], dict[str, Any]], ...] = (
-            (betas, {"ylabel": r"inverse temperature $\beta$", **logarithmic}),
-            (ratios, {"ylabel": "fitted / predicted"}),
-            (distances, {"ylabel": "total variation, mean over problems", "ylim": (0, None)}),
-        )
-        panels = [Panel(drawn, settings={**axis, **own}) for drawn, own in described]
-        title = self.title.replace("\n", "; ")
-        return lines([panels], path, title=title, size=(4.2, 3.6), shared=False)
 
 
 def calibrate(
@@ -252,12 +210,9 @@ def main() -> None:
     made.add_argument("--schedule", default="Advantage2_system1", help="built-in schedule, or a CSV file")
     made.add_argument("--strength", type=float, default=0.3, help="g of the problems")
     made.add_argument("--num-reads", type=int, help="behind the fits; exact laws if left out")
-    made.add_argument("--figure", type=Path, help="file of the figure: .png, .pdf or .svg")
     asked = made.parse_args()
     problems = {"strength": asked.strength, "num_reads": asked.num_reads}
     found = calibrate(asked.times, schedule=asked.schedule, **problems)
-    if asked.figure is not None:
-        found.plot(asked.figure)
     show(found, as_json=asked.json)
 
 

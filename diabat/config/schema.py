@@ -97,19 +97,12 @@ class Config(BaseModel):
         return self
 
 
-_SECTIONS: dict[str, Any] = {
-    name: field.default
-    for name, field in Config.model_fields.items()
-    if dataclasses.is_dataclass(field.default)
-}
-"""Sections whose keys are the fields of a dataclass, with their defaults."""
-
-
 def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
     """Fill in the defaults: the model, the published training of the task, and the seed of the training."""
     # A section whose keys are all commented out is read as null and means its defaults; a backend that an
     # override sets to null is left out.
-    filled = {k: v for k, v in document.items() if v is not None or k not in (*_SECTIONS, "sampler")}
+    values = [k for k, field in Config.model_fields.items() if isinstance(field.default, int | str | Path)]
+    filled = {k: v for k, v in document.items() if v is not None or k in values}
     fidelity = filled.get("fidelity")
     if isinstance(fidelity, dict) and isinstance(named := fidelity.get("backends"), dict):
         filled["fidelity"] = {**fidelity, "backends": {k: v for k, v in named.items() if v is not None}}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Hashable
@@ -61,7 +62,7 @@ class Problem:
 
 def is_problem(path: str | Path) -> bool:
     """Whether a path is ``-`` or a file that looks like a problem in one of the formats, not like a configuration."""
-    if str(path) == "-" or not Path(path).is_file():
+    if str(path) == "-" or not os.path.isfile(path):  # False for names that are no paths, as too long ones
         return str(path) == "-"
     text = read_bytes(Path(path), _MAX_BYTES).decode("utf-8-sig", "replace").lstrip()
     return any(form.match(text) for form in (COO_HEADER, _COO_LINE, _OTHERS))

@@ -136,4 +136,4 @@ def test_a_problem_is_told_from_a_configuration_by_its_content(tmp_path: Path) -
     for text in (*PROBLEMS, *CONFIGURATIONS):
         (tmp_path / "file").write_text(text)
         assert is_problem(tmp_path / "file") is (text in PROBLEMS), text
-    assert [is_problem(name) for name in ("-", "fidelity", tmp_path)] == [True, False, False]
+    assert [is_problem(name) for name in ("-", "fidelity", tmp_path, "x" * 999)] == [True, *[False] * 3]

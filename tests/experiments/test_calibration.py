@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, final
 
 import pytest
@@ -166,35 +164,12 @@ def test_json_and_table_explain_their_columns(small: CalibrationReport) -> None:
     assert cells["fitted_beta_h"] == with_error(row["fitted_beta_h"], row["fitted_beta_h_margin"])
 
 
-@pytest.mark.parametrize("rows", ["all", "one", "without fit"])
-def test_figure(small: CalibrationReport, rows: str, tmp_path: Path) -> None:
-    empty = {key: None for key in small.rows[0] if key.startswith(("fitted", "tv", "explained"))}
-    chosen = {"all": small.rows, "one": small.rows[:1], "without fit": [row | empty for row in small.rows]}[
-        rows
-    ]
-    text = replace(small, rows=chosen).plot(tmp_path / "figure.svg").read_text()
-    assert "annealing time" in text
-    assert text.count("fitted -->") == (0 if rows == "without fit" else 2)
-
-
 def test_the_command_prints_what_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = {"spins": 3, "instances": 4, "queries": 2}
     monkeypatch.setattr(calibration, "calibrate", lambda times, **given: calibrate(times, **given, **made))
-    figure = tmp_path / "figure.svg"
-    words = [
-        "--times",
-        "3",
-        "2",
-        "--strength",
-        "0.2",
-        "--num-reads",
-        "900",
-        "--figure",
-        str(figure),
-        "--json",
-    ]
+    words = ["--times", "3", "2", "--strength", "0.2", "--num-reads", "900", "--json"]
     monkeypatch.setattr("sys.argv", ["calibration", *words])
     calibration.main()
     content = json.loads(capsys.readouterr().out)
@@ -202,4 +177,3 @@ def test_the_command_prints_what_was_asked_for(
     assert content["label"] == "Advantage2_system1 (fast)"
     assert content["problems"].startswith("SK n = 3, g = 0.2, 4 J x 2 h, 900 reads each;")
     assert content["rows"][0]["predicted_beta_h"] == pytest.approx(3.641, abs=1e-3)
-    assert figure.read_text().startswith("<?xml")
