@@ -94,13 +94,10 @@ def options_of(named: Named) -> dict[str, list[str]]:
             if isinstance(line, ast.FunctionDef) and line.name == "__init__":
                 return {argument.arg: [] for argument in (*line.args.args[1:], *line.args.kwonlyargs)}
             if isinstance(line, ast.AnnAssign) and "ClassVar" not in ast.unparse(line.annotation):
-                names = [n.id for n in ast.walk(line.annotation) if isinstance(n, ast.Name)]
-                inner = [
-                    key
-                    for name in names
-                    if _is_dataclass((module, name))
-                    for key in options_of((module, name))
+                names = [
+                    (module, node.id) for node in ast.walk(line.annotation) if isinstance(node, ast.Name)
                 ]
+                inner = [key for kind in filter(_is_dataclass, names) for key in options_of(kind)]
                 fields[ast.unparse(line.target)] = inner
         found = fields | found
     return found

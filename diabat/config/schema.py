@@ -101,8 +101,8 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
     """Fill in the defaults: the model, the published training of the task, and the seed of the training."""
     # A section whose keys are all commented out is read as null and means its defaults; a backend that an
     # override sets to null is left out.
-    values = [k for k, field in Config.model_fields.items() if isinstance(field.default, int | str | Path)]
-    filled = {k: v for k, v in document.items() if v is not None or k in values}
+    plain = [k for k, field in Config.model_fields.items() if isinstance(field.default, int | str | Path)]
+    filled = {k: v for k, v in document.items() if v is not None or k in plain}
     fidelity = filled.get("fidelity")
     if isinstance(fidelity, dict) and isinstance(named := fidelity.get("backends"), dict):
         filled["fidelity"] = {**fidelity, "backends": {k: v for k, v in named.items() if v is not None}}
