@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import F64, naive
+from problems import F64, causal, naive
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -23,7 +23,7 @@ SMOOTH: dict[str, Sampler] = {
     "banded": sampler("banded"),
     "mean_field": sampler("mean_field", tolerance=1e-13),
 }
-CAUSAL = torch.ones(3, 3, dtype=torch.bool).tril()
+CAUSAL = causal(3)
 GAPS = torch.tensor([[True, False, True], [False] * 3, [True, True, False]])
 Moments = tuple[Tensor, ...]
 
@@ -72,10 +72,9 @@ def test_gradgradcheck_with_masks_and_three_body_terms(name: str, visible: Tenso
 @pytest.mark.parametrize("name", ["exact", "banded"])
 def test_a_gradient_penalty(name: str) -> None:
     """∂/∂J of |∂(Σ P²)/∂h|², of which autograd left a part out, against autograd through enumeration."""
-    base = make_problem((5,), 3, seed=7)
     found = []
     for solve in (lambda h, J: answers(name, h, J)[0], lambda h, J: naive(Ising(h, J))[0]):
-        h = base.fields.clone().requires_grad_()
+        h = make_problem((5,), 3, seed=7).fields.requires_grad_()
         pairs = torch.tensor([0.3, -0.6, 0.5], dtype=F64, requires_grad=True)
         p = solve(h, pack_couplings(pairs, 3))
         (first,) = torch.autograd.grad(p.square().sum(), h, create_graph=True)
@@ -125,25 +124,29 @@ def test_third_derivatives_under_torch_func_are_refused(name: str) -> None:
         torch.func.grad(torch.func.grad(torch.func.grad(f)))(torch.tensor(0.5, dtype=F64))
 
 
-def test_second_derivatives_of_an_unfinished_fixed_point_are_refused() -> None:
-    h = make_problem((2,), 3, seed=1, couplings=2.0)
-    fields = h.fields.requires_grad_()
-    p = sampler("mean_field", max_iterations=2).moments(Ising(fields, h.couplings)).probability
+class Plain(type(SMOOTH["exact"])):  # type: ignore[misc]  # a class found at run time
+    """Has first derivatives only."""
+
+    smooth = False
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        (
+            sampler("mean_field", max_iterations=2),
+            r"expect a converged fixed point, got a residual of .* after 2 iter",
+        ),
+        (Plain(), "gradient: sampler 'exact' has first derivatives only"),
+    ],
+    ids=["unfinished", "first derivatives only"],
+)
+def test_second_derivatives_that_are_not_there_are_refused(backend: Sampler, message: str) -> None:
+    base = make_problem((2,), 3, seed=1, couplings=2.0)
+    fields = base.fields.requires_grad_()
+    p = backend.moments(Ising(fields, base.couplings)).probability
     (first,) = torch.autograd.grad(p.square().sum(), fields, create_graph=True)
-    with pytest.raises(
-        UnsupportedError, match=r"expect a converged fixed point, got a residual of .* after 2 iter"
-    ):
-        first.sum().backward()
-
-
-def test_a_backend_with_first_derivatives_only_says_so() -> None:
-    class Plain(type(SMOOTH["exact"])):  # type: ignore[misc]  # a class found at run time
-        smooth = False
-
-    h = torch.zeros(2, 3, dtype=F64, requires_grad=True)
-    p = Plain().moments(Ising(h)).probability
-    (first,) = torch.autograd.grad(p.square().sum(), h, create_graph=True)
-    with pytest.raises(UnsupportedError, match="gradient: sampler 'exact' has first derivatives only"):
+    with pytest.raises(UnsupportedError, match=message):
         first.sum().backward()
 
 

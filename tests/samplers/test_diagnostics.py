@@ -48,12 +48,9 @@ def test_the_worst_value_is_judged(fact: Watched, value: Any, shown: float, ok: 
     )
 
 
-def test_what_is_not_there_is_left_out() -> None:
+def test_what_is_not_there_is_left_out_and_facts_of_a_base_stand_below_it() -> None:
     facts = [Watched("x", "X"), Watched("a.b", "B"), Watched("rates", "rates", least=0.2)]
     assert diagnostics(facts, {"a": 1, "rates": torch.zeros(0), "y": 2}) == []
-
-
-def test_facts_of_a_base_stand_below_it() -> None:
     fact = Watched("x", "X", most=1).below("base", "dqa")
     assert one(fact, base={"x": 2}) == Diagnostic("base.x", "dqa: X", 2, False, "at most 1", "")
 
@@ -88,13 +85,10 @@ def test_a_weak_problem_is_good_everywhere(weak: diabat.Ising) -> None:
     assert judged("exact", weak) == judged("banded", weak) == {}
 
 
-def test_chains_in_different_modes_are_bad(cold: diabat.Ising) -> None:
+def test_chains_in_different_modes_and_an_iteration_that_was_cut_off_are_bad(cold: diabat.Ising) -> None:
     assert judged("tempering", cold, num_replicas=1)["rhat_max"] is False
     assert judged("tempering", cold, num_replicas=2)["swap_rates"] is False
     assert judged("tempering", cold, num_replicas=2, sample=True) == {"swap_rates": False}
-
-
-def test_an_iteration_that_was_cut_off_is_bad(cold: diabat.Ising) -> None:
     found = judged("mean_field", diabat.Ising(cold.fields + 0.1, cold.couplings), max_iterations=2)
     assert (found["converged"], found["residual"]) == (False, False)
 

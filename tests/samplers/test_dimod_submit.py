@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import dimod
@@ -215,8 +216,7 @@ def test_a_damaged_answer_is_asked_for_again(damage: str, tmp_path: Path) -> Non
 
 def test_an_answer_without_reads_is_asked_for_again(tmp_path: Path) -> None:
     answers = [lambda bqm, keywords: rows(bqm, np.ones((0, len(bqm)), dtype=np.int8)), all_up]
-    fake = Scripted(lambda bqm, keywords: answers.pop(0)(bqm, keywords))
-    sampler = backend(fake, cache_dir=tmp_path)
+    sampler = backend(Scripted(lambda bqm, keywords: answers.pop(0)(bqm, keywords)), cache_dir=tmp_path)
     with pytest.raises(SubmissionError, match="asked for 10 reads and returned 0"):
         sampler.sample(ONE, 10, seed=0)
     assert not list(tmp_path.glob("*.safetensors"))
@@ -243,13 +243,18 @@ def test_two_that_ask_the_same_pay_once(tmp_path: Path) -> None:
     assert second.info["reads_spent"] == 10
 
 
+def raising(number: int, text: str) -> Any:
+    def raised(*_: Any) -> Any:
+        raise OSError(number, text)
+
+    return raised
+
+
 def test_a_folder_that_cannot_be_locked_is_told_before_anything_is_paid_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def denied(*_: Any) -> None:
-        raise OSError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr("filelock.FileLock.acquire", denied)  # root may write anywhere
+    """Root may write anywhere."""
+    monkeypatch.setattr("filelock.FileLock.acquire", raising(errno.EACCES, "Permission denied"))
     fake = Scripted(all_up)
     with pytest.raises(ValueError, match=r"^cache_dir: cannot lock '.*\.lock' \(Permission denied\)\.$"):
         backend(fake, cache_dir=tmp_path).sample(ONE, 1, seed=0)
@@ -257,10 +262,7 @@ def test_a_folder_that_cannot_be_locked_is_told_before_anything_is_paid_for(
 
 
 def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("diabat.files.os.write", full)
+    monkeypatch.setattr("diabat.files.os.write", raising(errno.ENOSPC, "No space left on device"))
     with pytest.raises(OSError, match="No space left on device") as caught:
         AnswerCache(tmp_path).store("ab" * 32, Reads(np.ones((1, 1), dtype=np.int8)))
     assert str(caught.value.filename).startswith(str(tmp_path / ".abab"))
@@ -346,12 +348,9 @@ def test_no_budget_holds_with_an_estimate_that_is_no_time(told: Any) -> None:
 
 
 def test_the_solvers_own_estimate_is_used() -> None:
-    class Solver:
-        def estimate_qpu_access_time(self, qubits: int, **keywords: Any) -> float:
-            return 1e6 * qubits * keywords["num_reads"]
-
     fake: Any = Scripted(all_up)
-    fake.solver = Solver()
+    estimate = lambda qubits, **keywords: 1e6 * qubits * keywords["num_reads"]  # noqa: E731
+    fake.solver = SimpleNamespace(estimate_qpu_access_time=estimate)
     assert backend(fake).dry_run(Ising(torch.zeros(3)), 5).access_s == 15.0
 
 
@@ -387,11 +386,8 @@ def test_submissions_that_timed_out_are_counted_up_to_the_budget(folder: bool, t
 
 
 def test_what_was_under_way_when_a_run_ended_is_counted(tmp_path: Path) -> None:
-    def interrupt(bqm: Any, keywords: dict[str, Any]) -> Any:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        backend(Scripted(interrupt), cache_dir=tmp_path).sample(ONE, 10, seed=0)
+        backend(Scripted(Failing(KeyboardInterrupt())), cache_dir=tmp_path).sample(ONE, 10, seed=0)
     assert backend(Scripted(all_up), cache_dir=tmp_path).budget.reads == 10
 
 

@@ -239,7 +239,7 @@ FORGETFUL = ExactSampler(memory_budget_mb=1e-6)
 
 
 @pytest.fixture
-def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+def tiles(halves: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     """Set the size of a tile; the list receives the number of tiles of every pass, so that a test can ask."""
     seen: list[int] = []
     original = half_split.Split.blocks
@@ -268,7 +268,6 @@ def tiled_problems() -> dict[str, Ising]:
     }
 
 
-@pytest.mark.usefixtures("halves")
 # 1 byte makes a tile of every row; 10 kB cut the rows into tiles that do not divide them.
 @pytest.mark.parametrize("size", [1, 10_000])
 @pytest.mark.parametrize("backend", [ExactSampler(), FORGETFUL], ids=["whole", "divided"])
@@ -308,18 +307,9 @@ def test_the_memory_budget_divides_the_queries(monkeypatch: pytest.MonkeyPatch) 
         assert len(formed) == passes
 
 
-@pytest.mark.usefixtures("halves")
-def test_tiles_in_float32_keep_the_precision(tiles: Callable[[int], list[int]]) -> None:
-    ising = make_problem((4,), 12, seed=5, fields=3.0, couplings=2.0, dtype=torch.float32)
-    double = ExactSampler().moments(Ising(ising.fields.double(), ising.couplings.double()))
-    seen = tiles(1000)
-    tiled = FORGETFUL.moments(ising)
-    assert max(seen) > 4
-    assert float((tiled.probability / double.probability - 1).abs().max()) < 1e-5
-
-
-@pytest.mark.usefixtures("halves")
-def test_samples_of_tiles_are_the_same_draw(tiles: Callable[[int], list[int]]) -> None:
+def test_tiles_draw_the_same_reads_and_keep_the_precision_of_float32(
+    tiles: Callable[[int], list[int]],
+) -> None:
     ising = make_problem((3,), 12, seed=7)
     whole = ExactSampler().sample(ising, 300, seed=5)
     seen = tiles(1000)
@@ -327,9 +317,12 @@ def test_samples_of_tiles_are_the_same_draw(tiles: Callable[[int], list[int]]) -
     tiled = FORGETFUL.sample(ising, 300, seed=5)
     assert max(seen) > 4
     assert torch.equal(whole.spins, tiled.spins)
+    strong = make_problem((4,), 12, seed=5, fields=3.0, couplings=2.0, dtype=torch.float32)
+    p, double = (backend.moments(problem).probability for backend, problem in
+                 ((FORGETFUL, strong), (ExactSampler(), strong.to(torch.float64))))  # fmt: skip
+    assert float((p / double - 1).abs().max()) < 1e-5
 
 
-@pytest.mark.usefixtures("halves")
 def test_a_large_problem_without_couplings(tiles: Callable[[int], list[int]]) -> None:
     """n = 20 in tiles of 512 kB: the marginals are the sigmoids of the fields."""
     fields = torch.randn(2, 20, generator=torch.Generator().manual_seed(1))
