@@ -31,20 +31,17 @@ def check(ising: Ising, bandwidth: int | None, engine: Engine) -> None:
     assert_moments(got, brute_force(ising), ising.fields.dtype, TOLERANCE[ising.fields.dtype])
 
 
-def test_few_queries_per_coupling_matrix() -> None:
-    """Lanes with couplings of their own, some of them equal: 12 problems, 6 J."""
+def test_the_band_is_found_in_the_couplings() -> None:
+    for n in (2, 4):
+        ising = banded_problem((3,), 9, n, seed=4)
+        moments = BandedSampler().moments(ising)
+        assert moments.info["bandwidth"] == n
+        assert torch.allclose(moments.probability, brute_force(ising).probability, atol=1e-12)
+    assert BandedSampler().moments(make_problem((3,), 9, lead="none")).info["bandwidth"] == 0
+    # Lanes with couplings of their own, some of them equal: 12 problems, 6 J.
     base = banded_problem((6, 2), 6, 3, lead="heads", seed=2)
     J = banded_problem((6,), 6, 3, lead="per_problem", seed=3).couplings
     check(Ising(base.fields, J[:, None]), 3, "native")
-
-
-@pytest.mark.parametrize("n", [2, 4])
-def test_the_band_is_found_in_the_couplings(n: int) -> None:
-    ising = banded_problem((3,), 9, n, seed=4)
-    moments = BandedSampler().moments(ising)
-    assert moments.info["bandwidth"] == n
-    assert torch.allclose(moments.probability, brute_force(ising).probability, atol=1e-12)
-    assert BandedSampler().moments(make_problem((3,), 9, lead="none")).info["bandwidth"] == 0
 
 
 def test_segments_are_formed_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +257,7 @@ def test_two_hundred_thousand_spins_in_linear_memory() -> None:
     assert (of_values.reshape(copies, -1) - want[4]).abs().max() < 1e-10
 
 
-def test_the_band_is_found_in_edges() -> None:
+def test_the_band_is_found_in_matrices_and_in_edges() -> None:
     """An edge of 0 counts where it is a parameter, and is none outside a given band."""
     values = torch.tensor([[0.5, 0.0, 0.0], [0.0, 0.5, 0.0]])
     edges, h = diabat.Edges([(0, 1), (4, 2), (0, 5)], values), torch.ones(2, 8)

@@ -14,10 +14,10 @@ from qiskit.quantum_info import Statevector
 
 from diabat.circuits import PrimitiveEngine, to_qasm3
 from diabat.edges import Edges
-from diabat.ising import Ising, IsingError
+from diabat.ising import Ising
 from diabat.samplers import UnsupportedError
 from diabat.samplers.dqa import DQASampler
-from diabat.testing.problems import make_problem, with_visible
+from diabat.testing.problems import causal_problem, make_problem, with_visible
 
 from .fakes import quick
 
@@ -25,24 +25,16 @@ from .fakes import quick
 def test_metadata_say_what_was_programmed() -> None:
     sampler = quick(betas=(1.5, 2.5))
     ising = with_visible(make_problem((), 3, seed=1), torch.tensor([True, False, True]))
-    circuit = sampler.circuit(ising, measure=True, labels=["a", ("b", 1), 7])
-    found = circuit.metadata
-    expected = {
-        "law": "diabatic",
-        "engine": "native",
-        "schedule": "Advantage2_system1",
-        "annealing_time_ns": 2.0,
-        "steps": 60,
-        "calibration": "given",
-        "programmed_with": [1.5, 2.5],
-        "labels": ["a", ("b", 1), 7],
-        "visible": [True, False, True],
-        "problem": [],
-    }
+    found = sampler.circuit(ising, measure=True, labels=["a", ("b", 1), 7]).metadata
+    expected = {"law": "diabatic", "engine": "native", "schedule": "Advantage2_system1", "steps": 60}
+    expected |= {"annealing_time_ns": 2.0, "calibration": "given", "programmed_with": [1.5, 2.5]}
+    expected |= {"labels": ["a", ("b", 1), 7], "visible": [True, False, True], "problem": []}
     assert {key: found[key] for key in expected} == expected
     assert found["beta_h"] == sampler.predicted_betas.beta_h
     assert json.loads(json.dumps(found))["labels"] == ["a", ["b", 1], 7]
     assert sampler.circuit(ising).metadata["labels"] == [0, 1, 2]
+    learned = DQASampler(schedule="boltzmann-8").circuit(make_problem((), 2)).metadata
+    assert [learned[key] for key in ("schedule", "steps", "annealing_time_ns")] == ["boltzmann-8", 8, None]
 
 
 def test_invisible_spins_have_no_gate_and_read_as_down() -> None:
@@ -76,11 +68,11 @@ def test_a_batch_is_a_list_of_circuits(lead: Any) -> None:
         assert np.abs(Statevector(circuit).probabilities() - table).max() < 1e-10
 
 
-@pytest.mark.parametrize("lead", ["shared", "per_problem", "none"])
-@pytest.mark.parametrize("shape", [(), (2, 3)])
+@pytest.mark.parametrize(
+    ("shape", "lead"),
+    [((), "shared"), ((), "none"), *(((2, 3), lead) for lead in ("shared", "per_problem", "none"))],
+)
 def test_a_batch_is_one_circuit_with_values(shape: tuple[int, ...], lead: Any) -> None:
-    if lead == "per_problem" and not shape:
-        pytest.skip("is shared")
     sampler, ising = quick(), make_problem(shape, 3, lead=lead, seed=4)
     circuit, values = sampler.pub(ising)[:2]
     assert values.shape == (*shape, circuit.num_parameters)
@@ -140,13 +132,5 @@ def test_a_batch_that_shares_its_visible_spins() -> None:
     assert {parameter.name for parameter in circuit.parameters} == {"h_0", "h_1", "J_0_1"}
     assert values.shape == (2, 3)
     assert circuit.metadata["visible"] == mask.tolist()
-    causal = with_visible(make_problem((3,), 3, seed=7), torch.ones(3, 3, dtype=torch.bool).tril())
-    with pytest.raises(IsingError, match="visible: expected the same visible spins in every problem"):
-        sampler.pub(causal)
-    assert [c.metadata["visible"].count(True) for c in sampler.circuits(causal)] == [1, 2, 3]
-
-
-def test_learned_plans_say_so() -> None:
-    circuit = DQASampler(schedule="boltzmann-8").circuit(make_problem((), 2))
-    assert (circuit.metadata["schedule"], circuit.metadata["steps"]) == ("boltzmann-8", 8)
-    assert circuit.metadata["annealing_time_ns"] is None
+    windows = sampler.circuits(causal_problem(3, seed=7))
+    assert [c.metadata["visible"].count(True) for c in windows] == [1, 2, 3]
