@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from diabat.checks import escaped
 from diabat.cli import arguments
-from diabat.cli.output import print_json, print_report, print_table, require_writable, say
+from diabat.cli.output import print_json, print_report, require_writable, say
 
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.")
@@ -46,18 +45,15 @@ def analyse_heads(
 
     The folder keeps every value: repeat the command to continue an interrupted analysis, or to see a finished one.
     """
-    folder = output or Path("runs") / f"heads-{Path(model).name}"
-    figure = folder / "dividends.png"
     from diabat.heads.commands.analysis import AnalysisOptions, analyse, read_options
     from diabat.heads.commands.report import HeadsReport, plot_dividends
 
     chosen = read_options(AnalysisOptions, options or ())
-    with _interruptible(folder):
+    with _interruptible(model, output) as folder:
         found = analyse(model, data, folder, chosen, progress=progress)
-    require_writable(figure)
+    require_writable(folder / "dividends.png")
     report = HeadsReport.of(found)
-    plot_dividends(found, report, figure)
-    print_report(report, figure, as_json=as_json)
+    print_report(report, plot_dividends(found, report, folder / "dividends.png"), as_json=as_json)
     if not as_json:
         say(f"Analysis: {folder}")
 
@@ -74,29 +70,27 @@ def attribute_heads(
 
     The folder keeps every value, as that of 'diabat heads analyse' does: repeat the command to continue.
     """
-    folder = output or Path("runs") / f"heads-{Path(model).name}"
-    figure = folder / "scores.png"
     from diabat.heads.commands.analysis import read_options
     from diabat.heads.commands.attribution import AttributionOptions, attribute
     from diabat.heads.commands.scores import plot_scores
 
     chosen = read_options(AttributionOptions, options or ())
-    with _interruptible(folder):
+    with _interruptible(model, output) as folder:
         report = attribute(model, data, folder, chosen, progress=progress)
-    require_writable(figure)
-    plot_scores(report, figure)
-    print_report(report, figure, as_json=as_json)
+    require_writable(folder / "scores.png")
+    print_report(report, plot_scores(report, folder / "scores.png"), as_json=as_json)
 
 
 @contextmanager
-def _interruptible(folder: Path) -> Iterator[None]:
-    """Name arguments as the command line does, and say how to go on after Ctrl-C."""
+def _interruptible(model: str, output: Path | None) -> Iterator[Path]:
+    """The folder; names arguments as the command line does, and says how to go on after Ctrl-C."""
     from diabat.config.errors import of_section
     from diabat.heads.commands.analysis import FILE
 
+    folder = output or Path("runs") / f"heads-{Path(model).name}"
     try:
         with of_section("", NAMES):
-            yield
+            yield folder
     except KeyboardInterrupt as error:
         saved = f"The values so far are in '{folder}'; repeat the command to continue."
         raise KeyboardInterrupt(saved if (folder / FILE).exists() else "Nothing was saved yet.") from error
@@ -130,9 +124,9 @@ def calibrate_heads(
     require_writable(path, "output", (".json",), new=not force)
     from diabat.config.errors import of_section
     from diabat.heads.calibration.file import write_gac
-    from diabat.heads.commands import report as shown
     from diabat.heads.commands.analysis import read_analysis, read_options
     from diabat.heads.commands.calibration import CalibrationOptions, calibration_of, salient_groups
+    from diabat.heads.commands.report import GroupsReport
 
     chosen = read_options(CalibrationOptions, options or ())
     with of_section("", {"analysis": "ANALYSIS"}):
@@ -143,21 +137,5 @@ def calibrate_heads(
     if as_json:
         print_json({"path": path, "options": chosen, "calibration": calibration.as_dict(), "groups": groups})
         return
-    columns = ("layer", "salient", "heads", "w", "v", "bootstrap frequency")
-    rows = (
-        (
-            shown.shown_layers(group.layers),
-            shown.shown_players(group.players),
-            shown.shown_heads(group.heads) if group.heads else "none",
-            shown.shown_dividend(group.dividend, group.dividend_error),
-            "–" if group.value is None else f"{group.value:.3f}",
-            shown.shown_frequency(group.selection_frequency),
-        )
-        for group in groups
-    )
-    print_table(f"Salient groups of {escaped(found.about.model)}", columns, rows)
-    if chosen.method == "max_dividend" and any(group.selection_frequency is None for group in groups):
-        say(f"{shown.FEW}\n")
-    if any(group.selection_frequency is not None and group.selection_frequency < 0.5 for group in groups):
-        say("? More often than not, another coalition has the largest dividend; use more questions.\n")
+    print_report(GroupsReport.of(found.about.model, chosen.method, groups))
     say(f"Calibration: {path}")

@@ -13,14 +13,13 @@ from diabat.heads.calibration.model import disable_gac, enable_gac, enabled_cali
 from diabat.heads.games.coalitions import HeadCoalitions
 from diabat.heads.games.dividends import Dividends, common, max_dividend, small_coalitions
 from diabat.heads.games.search import SearchResult, Surrogate, fit_surrogate, surrogate
-from diabat.heads.games.values import AnswerF1, Value
+from diabat.heads.games.values import Value
 from diabat.heads.lora.interactions import HeadInteractions, LayerInteraction
 from diabat.heads.lora.loss import GameLoss
 from diabat.heads.lora.options import GameOptions
 from diabat.heads.lora.trainer import GameMixin, game_trainer
 
 __all__ = [
-    "AnswerF1",
     "Calibration",
     "ColumnSums",
     "Dividends",

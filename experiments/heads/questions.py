@@ -22,7 +22,7 @@ TASKS = Path(__file__).parent / "tasks"
 
 
 def questions(task: Any, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Prompts with choices and the right one, or with the right answers where a text is generated."""
+    """Prompts with choices and the right one, or with the right answer alone where a text is generated."""
     documents = list(task.training_docs() if task.has_training_docs() else task.eval_docs)
     for document in random.Random(seed).sample(documents, min(count, len(documents))):
         prompt, target = task.doc_to_text(document), task.doc_to_target(document)
@@ -32,7 +32,8 @@ def questions(task: Any, count: int, seed: int) -> Iterator[dict[str, Any]]:
             prompt += task.config.target_delimiter
             yield {"prompt": prompt, "choices": choices, "answer": answer}
         else:
-            yield {"prompt": prompt, "answer": target if isinstance(target, list) else [target]}
+            right = target[0] if isinstance(target, list) else target
+            yield {"prompt": prompt, "choices": [right], "answer": 0}
 
 
 def main(arguments: list[str] | None = None) -> None:

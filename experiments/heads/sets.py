@@ -95,7 +95,7 @@ def batches(rows: Sequence[Row], tokenizer: Any, vocabulary: int) -> list[Questi
     """Questions by length; ArgumentError if one has a single choice, or two that start with the same token."""
     by_length: dict[int, list[tuple[torch.Tensor, list[int], int | None]]] = {}
     for k, sample in enumerate(tokenised(rows, tokenizer, vocabulary)):
-        value_of("log_odds", tokenizer).check(sample, f"question {k}")
+        value_of("log_odds").check(sample, f"question {k}")
         first = [int(choice[0]) for choice in sample.choices]
         by_length.setdefault(len(sample.tokens), []).append((sample.tokens, first, sample.answer))
     groups = (zip(*group, strict=True) for group in by_length.values())

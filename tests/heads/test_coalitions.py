@@ -11,10 +11,10 @@ from tiny_decoders import GROUPS, HEADS, VOCABULARY, decoder
 from torch import Tensor
 
 from diabat.attention import games
-from diabat.heads import AnswerF1, HeadCoalitions, harsanyi_dividends
-from diabat.heads.games.values import f1, log_odds
+from diabat.heads import HeadCoalitions, harsanyi_dividends
+from diabat.heads.games.values import log_odds
 
-from .games import bpe, questions
+from .games import questions
 
 ALL = games.all_coalitions(GROUPS)
 EVERYBODY = torch.ones(1, GROUPS, dtype=torch.bool)
@@ -188,33 +188,3 @@ def test_a_function_gets_all_logits_and_the_sample_as_given(llama: Any) -> None:
     with torch.no_grad():
         expected = llama.eval()(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0, -1, 9]
     assert float(game.value(EVERYBODY)) == pytest.approx(float(expected), abs=1e-5)
-
-
-def test_f1_of_a_game(llama: Any) -> None:
-    words = bpe()
-    with torch.no_grad():
-        prompt = torch.tensor([[5, 6, 7]])
-        own = llama.eval().generate(
-            input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=4, do_sample=False,
-            pad_token_id=0,
-        )  # fmt: skip
-    text = words.decode(own[0, 3:], skip_special_tokens=True)
-    sample = {"input_ids": [5, 6, 7], "answer": ["something else", text]}
-    game = HeadCoalitions(llama, [sample], layer=1, value=AnswerF1(words, 4))
-    assert float(game.value(EVERYBODY)) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "answer", "expected"),
-    [
-        ("The cat.", "cat", 1.0),
-        ("a black cat", "the cat", 2 / 3),
-        ("dog", "cat", 0.0),
-        ("the", "", 1.0),
-        ("", "cat", 0.0),
-        ("cat cat", "cat", 2 / 3),
-        ("cat\nand more", "cat", 1.0),
-    ],
-)
-def test_f1_of_words(text: str, answer: str, expected: float) -> None:
-    assert f1(text, answer) == pytest.approx(expected)

@@ -180,7 +180,7 @@ def test_calibrated_and_adapted_models_are_analysed(place: Path, tmp_path: Path,
 @pytest.mark.parametrize(
     ("line", "value"),
     [
-        ({"prompt": "the film is", "answer": ["good", "fine"]}, "f1"),
+        ({"prompt": "the film is", "choices": [" good"], "answer": 0}, "option_log_likelihood"),
         ({"prompt": "the film is good"}, "perplexity"),
         ({"input_ids": [4, 5, 6]}, "perplexity"),
     ],

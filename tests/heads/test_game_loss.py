@@ -90,9 +90,8 @@ def test_the_weighted_sum_has_the_naive_gradient() -> None:
     assert not game.metrics()
 
 
-@pytest.mark.parametrize("multipliers", ["after", "before"])
-def test_nash_has_the_naive_gradient(multipliers: str) -> None:
-    """λ and the running mean multiply the Nash weights; before them they have no effect."""
+def test_nash_has_the_naive_gradient() -> None:
+    """λ and the running mean multiply the Nash weights."""
     model, batch = trained(), tiny.batch(padding=3)
     parts = naive(model, batch)
     flat = torch.stack(
@@ -100,9 +99,9 @@ def test_nash_has_the_naive_gradient(multipliers: str) -> None:
     )
     alpha = nash_weights(flat.double() @ flat.double().T)[0]
     ema = 0.1 * parts["abt"]["value"].item() + 0.9 * 20
-    factors = (1, 0.352, 0.179 * 20 / ema) if multipliers == "after" else (1, 1, 1)
+    factors = (1, 0.352, 0.179 * 20 / ema)
     weights = {t: f * float(a / alpha[0]) for t, f, a in zip(parts, factors, alpha, strict=True)}
-    found = gradients(model, GameLoss(model, options(multipliers=multipliers), 10), batch)
+    found = gradients(model, GameLoss(model, options(), 10), batch)
     torch.testing.assert_close(found, combined(parts, weights), rtol=5e-4, atol=2e-6)
 
 

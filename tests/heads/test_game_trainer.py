@@ -271,7 +271,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import torch
-from huggingface.test_game_trainer import SHARED, shared
+from heads.test_game_trainer import SHARED, shared
 for kind in SHARED:
     trainer, found = shared(Path(sys.argv[2]), kind, 4)
     torch.save(found, Path(sys.argv[2]) / f"{kind}-{trainer.args.process_index}.pt")
@@ -288,6 +288,7 @@ def shared(folder: Path, kind: str, size: int) -> tuple[Any, dict[str, Any]]:
     return trainer, {"weights": tiny.adapters(trainer.model), "state": trainer.game.state_dict()}
 
 
+@pytest.mark.slow
 def test_two_processes_agree_with_each_other_and_with_one(tmp_path: Path) -> None:
     """Barlow Twins takes the statistics of each process; without it two processes do what one does."""
     (tmp_path / "script.py").write_text(SCRIPT)

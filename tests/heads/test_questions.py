@@ -63,12 +63,12 @@ def test_digits_follow_a_space_of_the_prompt(prompt: str, space: str, different:
     first = [int(tokens[0]) for tokens in sample.choices]
     assert (first[0] != first[1]) == different
     if different:
-        value_of("log_odds", None).check(sample, "samples[0]")
+        value_of("log_odds").check(sample, "samples[0]")
     else:
         with pytest.raises(
             ArgumentError, match="or, for digits, a prompt that ends in a space and choices that start"
         ):
-            value_of("log_odds", None).check(sample, "samples[0]")
+            value_of("log_odds").check(sample, "samples[0]")
 
 
 def test_a_chat_is_written_by_its_template() -> None:
@@ -119,26 +119,18 @@ def test_a_counterfactual_prompt_is_read_like_the_prompt() -> None:
 def test_an_answer_is_a_choice_or_its_position(choices: Any, answer: Any, position: int) -> None:
     (sample,) = read({"input_ids": [1, 2], "choices": choices, "answer": answer}, words=bpe())
     assert sample.answer == position
-    assert sample.texts == ()
 
 
 def test_what_may_be_left_out() -> None:
-    plain, free, several = read(
-        {"input_ids": torch.tensor([1, 2, 3], dtype=torch.int32)},
-        {"input_ids": [1], "answer": "good"},
-        {"input_ids": [1], "answer": ["good", "bad"]},
-    )
+    (plain,) = read({"input_ids": torch.tensor([1, 2, 3], dtype=torch.int32)})
     assert plain.tokens.dtype == torch.int64
-    assert (plain.choices, plain.answer, plain.texts) == ((), None, ())
-    assert (free.texts, several.texts) == (("good",), ("good", "bad"))
+    assert (plain.choices, plain.answer, plain.corrupted) == ((), None, None)
 
 
 def test_a_checksum_tells_samples_apart() -> None:
     base = {"input_ids": [1, 2], "choices": [3, 4], "answer": 3}
     others = [base | {"input_ids": [1, 3]}, base | {"choices": [4, 3]}, base | {"answer": 4}]
-    free = {"input_ids": [1, 2], "answer": "good"}
-    samples = [base, *others, free, free | {"answer": "bad"}]
-    assert len({digest(read(sample)) for sample in samples}) == 6
+    assert len({digest(read(sample)) for sample in (base, *others)}) == 4
     assert digest(read(base)) == digest(read(base | {"note": "unread"}))
 
 
@@ -162,7 +154,6 @@ WRONG: dict[str, tuple[Any, str]] = {
     "other": (IDS | {"choices": [12, 13], "answer": 5}, "samples[0].answer: expected one of the choices [12, 13] or "),
     "flag": (IDS | {"choices": [12, 13], "answer": True}, "samples[0].answer: expected one of the choices"),
     "two": (IDS | {"choices": [1, 0], "answer": 0}, "samples[0].answer: expected an answer that means one choice"),
-    "free": (IDS | {"answer": [1]}, "samples[0].answer: expected a text or a list of texts, got [1]."),
     "merged": ({"prompt": "the m", "choices": ["s", "an"], "answer": 0}, "samples[0].choices[1]: expected a choice "
                "whose tokens follow those of the text, got 'an', which merges with its end; end"),
     "surrogate": ({"prompt": "the \ud800"}, "samples[0].prompt: expected text without surrogates, got 'the \\ud800'."),

@@ -47,7 +47,7 @@ from diabat.huggingface import convert
 from diabat.samplers.capabilities import UnsupportedError
 
 from . import game as tiny
-from .games import bpe, questions
+from .games import questions
 from .test_outputs import batch
 
 
@@ -70,12 +70,6 @@ def without_switch(name: str, **sizes: Any) -> Any:
 def flash() -> Any:
     model = decoder()
     model.config._attn_implementation_internal = "flash_attention_2"
-    return model
-
-
-def static() -> Any:
-    model = decoder()
-    model.generation_config.cache_implementation = "static"
     return model
 
 
@@ -136,7 +130,6 @@ def searched(**changes: Any) -> Any:
 
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1}
-ASKED = [{"input_ids": [1, 2, 3], "answer": ["good"]}]
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "both": (lambda: game(layer=1, players=[[(0, 0)]]), "layer: expected None with players, which say it, got 1."),
     "layer": (lambda: game(layer=3), "layer: expected a layer with attention, 0 .. 2, got 3."),
@@ -152,19 +145,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "depth": (lambda: game(players=[[(7, 0)]]), "players: expected a layer with attention"),
     "flat": (lambda: game(players=[0, 1]), "players: expected groups of (layer, head), got [0, 1]."),
     "ablation": (lambda: game(ablation="man"), "ablation: expected one of uniform, scaled, zero, mean, corrupted, got"),
-    "written": (lambda: game(ablation="corrupted", samples=[ASKED[0] | {"corrupted": [4, 5, 6]}], value="f1",
-                             tokenizer=bpe()), "ablation: expected another one with value='f1', which generates text"),
     "epsilon": (lambda: game(epsilon=0), "epsilon: expected a positive finite number, got 0."),
     "batch": (lambda: game(batch_size=0), "batch_size: expected an integer >= 1, got 0."),
     "value": (lambda: game(value="logodds"), "value: expected one of log_odds, option_log_odds, "),
     "number": (lambda: game(value=3), "value: expected a name or a function, got int."),
-    "words": (lambda: game(value="f1"), "tokenizer: expected that of the model for value='f1', got None."),
     "infinite": (lambda: game(value=lambda z, sample: z[:, 0, 0] / 0).table(), "value: expected finite values, got "),
     "floats": (lambda: game().value(torch.ones(2, GROUPS)), "coalitions: expected a bool tensor, got torch.float32."),
     "shape": (lambda: game().value(torch.ones(2, 3).bool()), "coalitions: expected shape [M, 4], got [2, 3]."),
     "flash": (lambda: game(model=flash()), "model: expected attention that takes a mask ('eager', 'sdpa' or one of "),
-    "static": (lambda: game(model=static(), samples=ASKED, value="f1", tokenizer=bpe()).table(),
-               "model: expected a dynamic cache, got generation_config.cache_implementation = 'static'."),
     "twice in a block": (lambda: game(model=twice()),
                          "model: expected one attention module per layer, got two in layer 1."),
     "linear": (lambda: game(model=torch.nn.Linear(2, 2)), "model: expected a model of transformers, got Linear."),
@@ -191,7 +179,6 @@ OTHERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: game(ablation="corrupted"), "samples.0..corrupted: expected a prompt for ablation=corrupted, got none"),
     (lambda: corrupted([5, 6]), "samples.0..corrupted: expected 3 tokens, as many as the input_ids, got 2"),
     (lambda: corrupted([5, 6, 99]), "samples.0..corrupted.input_ids: expected token ids in 0 .. 47, got"),
-    (lambda: game(value="f1", tokenizer=bpe()), "samples.0..answer: expected one text or more for value='f1'"),
     (lambda: game(value=lambda z, sample: z).table(), r"value: expected a function that returns \[16\] values, got"),
     (lambda: game(heads_per_player=1, layer=None).table(), "players: expected at most 20 for a full table, got 24"),
     (lambda: game(heads_per_player=1, layer=None).dividends(), "players: expected at most 20 .* use max_size"),
@@ -286,17 +273,16 @@ def test_a_mistake_is_refused_in_one_sentence(name: str) -> None:
         ("perplexity", 64),
         ("option_log_odds", 62),
         ("option_log_likelihood", 63),
-        ("f1", 33),
     ],
 )
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_what_the_model_cannot_read_is_refused(name: str, value: str, most: int) -> None:
-    """The models have 64 positions.  The last token of a choice, or of the 32 that are written, is no input."""
-    answer = {"answer": "good"} if value == "f1" else {"choices": [[3, 4], [7, 8, 9]], "answer": [3, 4]}
+    """The models have 64 positions.  The last token of a choice is no input."""
+    answer = {"choices": [[3, 4], [7, 8, 9]], "answer": [3, 4]}
 
     def of(length: int) -> HeadCoalitions:
         sample = {"input_ids": [5] * length, **answer}
-        return game(model=decoder(name), layer=2, value=value, samples=[sample], tokenizer=bpe())
+        return game(model=decoder(name), layer=2, value=value, samples=[sample])
 
     found = of(most)
     assert bool(found.value(torch.ones(1, found.num_players, dtype=torch.bool)).isfinite())
@@ -446,7 +432,6 @@ LOSSES: Calls = [
         ({"nash_every": 0}, "nash_every: expected an integer >= 1, got 0"),
         ({"combination": "mean"}, "combination: expected one of nash, sum, got 'mean'"),
         ({"rho": "last"}, "rho: expected one of fresh, last_step, got 'last'"),
-        ({"multipliers": "none"}, "multipliers: expected one of after, before"),
         ({"target": "one"}, "target: expected one of identity, zero"),
         ({"weighting": "flat"}, "weighting: expected one of adaptive, inverse, uniform"),
     ],

@@ -191,24 +191,6 @@ def test_blocks_that_take_more_than_states_are_refused() -> None:
         whole.of(layer=1).table()
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "qwen2"])
-def test_generated_tokens_of_a_batch_are_those_one_by_one(name: str) -> None:
-    """With a cache, and rows that differ after the first token; against generation without a cache."""
-    model = decoder(name, seed=2)
-    model.generation_config.eos_token_id = None
-    replay = Replay(model, "uniform", 1e-5)
-    replay.groups = key_value_groups(replay.decoder.attention, [0, 2])
-    tokens, present = torch.tensor([5, 6, 7, 8, 2]), masks(len(replay.groups))
-    with replay.ablation.applied():
-        written = replay.generate(tokens, present, 8)
-        for row, mask in zip(written, present, strict=True):
-            sequence = tokens
-            for token in row:
-                assert int(replay.direct(sequence, mask[None], LAST)[0, 0].argmax()) == int(token)
-                sequence = torch.cat((sequence, token[None]))
-    assert len(torch.unique(written, dim=0)) > 1
-
-
 def test_a_row_that_sees_nothing_has_the_mean_of_all_values() -> None:
     """Padding, as softmax gives it: behind a mask of booleans and one that is added."""
     value = torch.arange(3.0).view(1, 1, 3, 1)

@@ -51,7 +51,8 @@ class GameOptions:
 
     Attributes:
         layers: Those of the players; None for all.
-        value: Name of the value; None for ``log_odds`` with choices, ``f1`` with an answer alone, else ``perplexity``.
+        value: Name of the value; None for ``log_odds`` with choices, ``option_log_likelihood`` with one, else
+            ``perplexity``.
         ablation: What an absent head gives: ``uniform``, ``scaled``, ``zero``, ``mean`` or ``corrupted``.
         epsilon: Factor of the logits with ``scaled``.
         count: Questions drawn from the file; None for all.
@@ -273,7 +274,8 @@ def open_game(model: str, data: Path, folder: Path, options: GameOptions) -> tup
     if options.calibration is not None:
         load_gac(loaded, options.calibration)
     first = next(iter(questions.values()))  # which says what the questions are meant for
-    by_kind = "log_odds" if "choices" in first else "f1" if "answer" in first else "perplexity"
+    count = min(len(first.get("choices", ())), 2)
+    by_kind = ("perplexity", "option_log_likelihood", "log_odds")[count]
     settings: dict[str, Any] = {
         name: getattr(options, name) for name in ("ablation", "epsilon", "batch_size")
     }

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from diabat.heads.commands.analysis import LEAST_SAMPLES, Analysis
+from diabat.heads.commands.calibration import SalientGroup
 from diabat.heads.games.decoder import Head
 from diabat.heads.games.dividends import Dividends, finite, max_dividend
 from diabat.plots import COLOURS, legend_below, new_figure, save_figure, tidy
@@ -89,6 +90,54 @@ class HeadsReport(Report):
                 "selection_frequency": game.frequency(at),
             })  # fmt: skip
         return cls(rows=rows, heading=analysis.heading, analysis=analysis.as_dict())
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupsReport(Report):
+    """Salient groups of the games of one model, a row each."""
+
+    model: str
+    method: str
+
+    columns = (
+        Column("layer", title="layer"),
+        Column("salient", title="salient"),
+        Column("heads", title="heads"),
+        Column("dividend", title="w", show=lambda row: shown_dividend(row["dividend"], row["error"])),
+        Column("value", title="v", show=lambda row: f"{row['value']:.3f}"),
+        Column("frequency", title="bootstrap frequency", show=lambda row: shown_frequency(row["frequency"])),
+    )
+
+    @property
+    def title(self) -> str:
+        """Whose groups they are."""
+        return f"Salient groups of {self.model}"
+
+    def summary(self) -> str:
+        """What is uncertain about them."""
+        shares = [row["frequency"] for row in self.rows]
+        if self.method == "max_dividend" and None in shares:
+            return FEW
+        if any(share is not None and share < 0.5 for share in shares):
+            return "? More often than not, another coalition has the largest dividend; use more questions."
+        return ""
+
+    @classmethod
+    def of(cls, model: str, method: str, groups: Sequence[SalientGroup]) -> GroupsReport:
+        """Build the report of some groups, chosen by a method."""
+        rows: list[Row] = [
+            {
+                "layer": shown_layers(group.layers),
+                "salient": shown_players(group.players),
+                "heads": shown_heads(group.heads) if group.heads else "none",
+                "dividend": group.dividend,
+                "error": group.dividend_error,
+                "value": group.value,
+                "frequency": group.selection_frequency,
+            }
+            for group in groups
+        ]
+        return cls(rows=rows, model=model, method=method)
 
 
 def shown_layers(layers: Sequence[int]) -> str:

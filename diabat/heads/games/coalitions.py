@@ -24,7 +24,7 @@ from diabat.heads.games.dividends import Dividends, small_coalitions
 from diabat.heads.games.questions import Sample, digest, tokenised
 from diabat.heads.games.replay import Replay
 from diabat.heads.games.store import ValueStore
-from diabat.heads.games.values import AnswerF1, Value, value_of
+from diabat.heads.games.values import Value, value_of
 from diabat.huggingface.model_digest import model_digest
 from diabat.huggingface.pretrained import query_heads
 from diabat.samplers.capabilities import UnsupportedError
@@ -45,7 +45,7 @@ class HeadCoalitions(FunctionGame):
         layer: Players are the key/value groups of this layer, or of each of these layers, counted from 0; of all
             layers, if there are no ``players`` either.
         players: Instead of ``layer``: groups of heads (layer, head), also across layers.
-        value: ``log_odds``, ``option_log_odds``, ``option_log_likelihood``, ``perplexity``, ``f1``, a
+        value: ``log_odds``, ``option_log_odds``, ``option_log_likelihood``, ``perplexity``, a
             :class:`~diabat.heads.games.values.Value`, or a function of the logits [C, T, vocabulary] and the sample
             that returns C values.
         tokenizer: That of the model, for texts.
@@ -104,11 +104,7 @@ class HeadCoalitions(FunctionGame):
         self._set_players(layer, players, heads_per_player)
         corrupted = ablation == "corrupted"
         self.samples = tokenised(samples, tokenizer, self._replay.decoder.vocabulary, corrupted=corrupted)
-        self._value_of_sample = value_of(value, tokenizer)
-        if corrupted and isinstance(self._value_of_sample, AnswerF1):
-            raise ArgumentError(
-                "ablation", "expected another one with value='f1', which generates text, got 'corrupted'."
-            )
+        self._value_of_sample = value_of(value)
         for index, sample in enumerate(self.samples):
             self._value_of_sample.check(sample, f"samples[{index}]")
             length, most = self._value_of_sample.input_length(sample), self._replay.decoder.positions
@@ -313,6 +309,3 @@ class _OnSample:
             self._replay.check(tokens)
             self._prefixes[key] = self._replay.prefix(tokens)
         return self._replay.suffix(self._prefixes[key], tokens, self.present, keep)
-
-    def generate(self, tokens: Tensor, max_new_tokens: int) -> Tensor:
-        return self._replay.generate(tokens, self.present, max_new_tokens)

@@ -6,9 +6,8 @@ A question is a dict, a line of a JSON lines file, with one of
     messages     a chat, [{"role": "user", "content": ...}, ...], written by the chat template of the tokenizer
     input_ids    token ids
 
-and optionally ``choices`` (texts or token ids) with ``answer`` (a choice or its position), or ``answer`` alone: the
-text that would be right, or a list of them.  ``corrupted``, in the form of the prompt, is a counterfactual one of as
-many tokens.  Other keys are kept for values that know them.
+and optionally ``choices`` (texts or token ids) with ``answer`` (a choice or its position).  ``corrupted``, in the form
+of the prompt, is a counterfactual one of as many tokens.  Other keys are kept for values that know them.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ class Sample:
         tokens: int64 [T], T >= 1.
         choices: Token ids of every choice, each int64 [>= 1]; empty if there are none.
         answer: Position of the right choice; None if there are no choices.
-        texts: Texts that would be right, for values of generated answers.
         given: The question as it was given.
         corrupted: Tokens of the counterfactual prompt, int64 [T]; None if it was not asked for.
     """
@@ -47,7 +45,6 @@ class Sample:
     tokens: Tensor
     choices: tuple[Tensor, ...]
     answer: int | None
-    texts: tuple[str, ...]
     given: Mapping[str, Any]
     corrupted: Tensor | None = None
 
@@ -121,15 +118,15 @@ def digest(samples: Iterable[Sample]) -> str:
     """Return a checksum of what samples say, for files that must belong to them."""
     content = hashlib.sha256()
     for sample in samples:
-        parts = [sample.tokens.tolist(), [c.tolist() for c in sample.choices], sample.answer, sample.texts]
+        parts = [sample.tokens.tolist(), [c.tolist() for c in sample.choices], sample.answer]
         if sample.corrupted is not None:
             parts.append(sample.corrupted.tolist())
         content.update(repr(parts).encode())
     return content.hexdigest()
 
 
-def check_question(given: Any, name: str) -> tuple[int | None, tuple[str, ...]]:
-    """Check what can be checked without a tokenizer; the position of the answer, or the texts that would be right.
+def check_question(given: Any, name: str) -> int | None:
+    """Check what can be checked without a tokenizer; the position of the answer, None without choices.
 
     Raises:
         ArgumentError: If it is no question; ``name`` is what the message calls it.
@@ -151,22 +148,17 @@ def check_question(given: Any, name: str) -> tuple[int | None, tuple[str, ...]]:
             _check_text(message["content"], f"{name}.messages")
     else:
         _ids(given["input_ids"], f"{name}.input_ids")
-    choices, answer = given.get("choices", ()), given.get("answer", ())
+    choices = given.get("choices", ())
     if isinstance(choices, str) or not isinstance(choices, Sequence):
         raise ArgumentError(f"{name}.choices", f"expected a list, got {type(choices).__name__}.")
     for k, choice in enumerate(choices):
         place = f"{name}.choices[{k}]"
         _check_text(choice, place) if isinstance(choice, str) else _ids(choice, place)
-    if len(choices):
-        return _position(choices, given.get("answer"), f"{name}.answer"), ()
-    texts = (answer,) if isinstance(answer, str) else answer
-    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise ArgumentError(f"{name}.answer", f"expected a text or a list of texts, got {answer!r:.60}.")
-    return None, tuple(texts)
+    return _position(choices, given.get("answer"), f"{name}.answer") if len(choices) else None
 
 
 def _tokenised(given: Any, tokenizer: Any, vocabulary: int, name: str) -> Sample:
-    answer, texts = check_question(given, name)
+    answer = check_question(given, name)
     kind, choices = next(kind for kind in KINDS if kind in given), given.get("choices", ())
     written = {k: choice for k, choice in enumerate(choices) if isinstance(choice, str)}
     if tokenizer is None and (written or kind != "input_ids"):
@@ -183,7 +175,7 @@ def _tokenised(given: Any, tokenizer: Any, vocabulary: int, name: str) -> Sample
     for part, place in zip(ids, parts, strict=True):
         if bool(((part < 0) | (part >= vocabulary)).any()):
             raise ArgumentError(place, f"expected token ids in 0 .. {vocabulary - 1}, got {part.tolist()}.")
-    return Sample(ids[0], tuple(ids[1:]), answer, texts, given)
+    return Sample(ids[0], tuple(ids[1:]), answer, given)
 
 
 def _with_corrupted(sample: Sample, tokenizer: Any, vocabulary: int, name: str) -> Sample:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diabat.checks import ArgumentError
 from diabat.heads.games.ablation import Ablation, Kind
 from diabat.heads.games.decoder import Decoder, Groups, find_decoder
 from diabat.huggingface.pretrained import query_heads
@@ -123,34 +122,6 @@ class Replay:
                 f"{type(self.ablation.model).__name__}, whose replay differs from the whole pass.",
             )
         self._checked = self.groups
-
-    def generate(self, tokens: Tensor, present: Tensor, max_new_tokens: int) -> Tensor:
-        """Tokens that coalitions write greedily behind tokens [T], [C, <= max_new_tokens]; with a cache, no replay.
-
-        What follows an end is padding.  A cache other than the dynamic one is refused.
-        """
-        self._place(present)
-        self.ablation.alike = None
-        model, options = self.ablation.model, self.ablation.model.generation_config
-        if options.cache_implementation not in (None, "dynamic", "dynamic_full"):
-            raise ArgumentError(
-                "model",
-                "expected a dynamic cache, got generation_config.cache_implementation = "
-                f"{options.cache_implementation!r}.",
-            )
-        # The model's own padding, else its end of text, which decoding leaves out as well, else 0.
-        ends = options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
-        padding = next((token for token in (options.pad_token_id, *ends) if token is not None), 0)
-        rows = tokens.expand(len(present), -1).to(model.device)
-        written = model.generate(
-            input_ids=rows,
-            attention_mask=torch.ones_like(rows),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            num_beams=1,
-            pad_token_id=padding,
-        )
-        return written[:, len(tokens) :]
 
     def _place(self, present: Tensor) -> None:
         """Tell every layer with players which of its heads the rows of the next batch have."""

@@ -5,10 +5,7 @@ Every value is computed in float64 from the logits that the model gives, and is 
 
 from __future__ import annotations
 
-import re
-import string
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, Protocol
@@ -16,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError, ArgumentTypeError, check_choice, check_count
+from diabat.checks import ArgumentError, ArgumentTypeError, check_choice
 from diabat.heads.games.questions import Sample
 
 
@@ -25,9 +22,6 @@ class Forward(Protocol):
 
     def logits(self, tokens: Tensor, keep: Tensor) -> Tensor:
         """Logits [C, K, vocabulary] at the positions ``keep`` [K] of tokens [T]."""
-
-    def generate(self, tokens: Tensor, max_new_tokens: int) -> Tensor:
-        """Tokens written greedily behind tokens [T], [C, <= max_new_tokens]."""
 
 
 class Value(ABC):
@@ -127,41 +121,6 @@ class _Perplexity(Value):
         return _log_likelihood(forward, sample.tokens[:1], sample.tokens[1:]) / (len(sample.tokens) - 1)
 
 
-class AnswerF1(Value):
-    r"""v = F1 of the words of a greedily generated answer, the best over the right ones, as SQuAD counts them.
-
-    Words are compared without case, punctuation and articles.  The answer ends at the first line break.  Generation
-    keeps a cache, and computes the prompt anew for each batch of coalitions.
-
-    Args:
-        tokenizer: That of the model.
-        max_new_tokens: Longest answer.
-    """
-
-    def __init__(self, tokenizer: Any, max_new_tokens: int = 32) -> None:
-        check_count("max_new_tokens", max_new_tokens)
-        if tokenizer is None:
-            raise ArgumentError("tokenizer", "expected that of the model for value='f1', got None.")
-        self.tokenizer, self.max_new_tokens = tokenizer, max_new_tokens
-        self.name = f"f1({max_new_tokens})"
-
-    def check(self, sample: Sample, name: str) -> None:
-        """Refuse samples without right answers."""
-        if not sample.texts:
-            raise ArgumentError(f"{name}.answer", "expected one text or more for value='f1', got none.")
-
-    def input_length(self, sample: Sample) -> int:
-        """Tokens of the prompt and of the longest answer, without its last one."""
-        return len(sample.tokens) + self.max_new_tokens - 1
-
-    def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        """Values [C]."""
-        written = forward.generate(sample.tokens, self.max_new_tokens)
-        texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
-        best = [max(f1(text, right) for right in sample.texts) for text in texts]
-        return torch.tensor(best, dtype=torch.float64)
-
-
 class _CustomValue(Value):
     """v from a function of the logits [C, T, vocabulary] at all positions and of the sample as it was given."""
 
@@ -186,7 +145,7 @@ _NAMED: dict[str, type[Value]] = {
 }
 
 
-def value_of(value: Any, tokenizer: Any) -> Value:
+def value_of(value: Any) -> Value:
     """The value behind a name, a :class:`Value`, or a function of logits and sample.
 
     Raises:
@@ -196,8 +155,8 @@ def value_of(value: Any, tokenizer: Any) -> Value:
     if isinstance(value, Value):
         return value
     if isinstance(value, str):
-        check_choice("value", value, [*_NAMED, "f1"])
-        return AnswerF1(tokenizer) if value == "f1" else _NAMED[value]()
+        check_choice("value", value, _NAMED)
+        return _NAMED[value]()
     if not callable(value):
         raise ArgumentTypeError("value", f"expected a name or a function, got {type(value).__name__}.")
     return _CustomValue(value)
@@ -218,19 +177,3 @@ def _log_likelihood(forward: Forward, tokens: Tensor, following: Tensor) -> Tens
     # Row by row: a copy of all logits in float64 would double their memory.
     norm = torch.stack([torch.logsumexp(row.double(), -1) for row in logits])
     return (chosen.double() - norm).sum(-1)
-
-
-def f1(text: str, answer: str) -> float:
-    """F1 of the words of a text against those of an answer; 1 if both have none."""
-    written, right = words(text), words(answer)
-    if not written or not right:
-        return float(written == right)
-    common = sum((Counter(written) & Counter(right)).values())
-    return 2 * common / (len(written) + len(right))
-
-
-def words(text: str) -> list[str]:
-    """Words of the first line of a text, without case, punctuation and articles, as SQuAD counts them."""
-    line = text.strip().partition("\n")[0]
-    plain = "".join(c for c in line.lower() if c not in string.punctuation)
-    return re.sub(r"\b(a|an|the)\b", " ", plain).split()

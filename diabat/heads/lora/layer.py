@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -31,8 +31,7 @@ class CapturedForward:
 
     Attributes:
         outputs: Head outputs [B, T, H, d] by layer, for losses on outputs.
-        onward: The same values flat, [B, T, H d]: the path on which the cross-entropy depends on them, without the
-            losses on ``outputs``.
+        onward: The same values flat, [B, T, H d]: the path on which the cross-entropy depends on them.
         mask: bool [B, T], False at padding; None if there is none.
         logits: [B, T, V], if the entropy is a loss.
         targets: bool [B, T], positions with a target, if the entropy is a loss.
@@ -43,7 +42,6 @@ class CapturedForward:
 
     def __init__(self, heads: HeadOutputs, options: GameOptions, batch: Mapping[str, Any]) -> None:
         self._heads, self._options = heads, options
-        self._moved = {*options.layers_of("abt"), *options.layers_of("disagreement")}
         mask = batch.get("attention_mask")
         if mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2):
             got = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
@@ -57,21 +55,20 @@ class CapturedForward:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Keep what passes in the block; UnsupportedError if the model does not let pass what a loss needs."""
-        heads = self._heads
-        with heads.capture() as captured:
-            # Behind those of capture(), so that the losses on outputs branch off before the path to the logits.
-            hooks = [
-                p.module.register_forward_pre_hook(self._branch(p.layer)) for p in heads.projections.values()
-            ]
+        heads, hooks = self._heads, ExitStack()
+        with heads.capture() as captured, hooks:
             if self.targets is not None:
                 head = pretrained_model(heads.model).get_output_embeddings()
-                hooks.append(head.register_forward_hook(self._keep_logits))
-            try:
-                yield
-            finally:
-                for hook in hooks:
-                    hook.remove()
-        self.outputs = {layer: captured.outputs(layer) for layer in heads.projections}
+                hooks.callback(head.register_forward_hook(self._keep_logits).remove)
+            yield
+        self.outputs, self.onward = {at: captured.outputs(at) for at in heads.layers}, captured.onward
+        for layer in (*self._options.layers_of("abt"), *self._options.layers_of("disagreement")):
+            if captured.is_leaf(layer):
+                raise UnsupportedError(
+                    "model",
+                    f"expected trained parameters below the outputs of the heads of layer {layer}, which a loss on "
+                    "them moves, got none; add adapters to the projections of queries, keys and values.",
+                )
         if self.targets is not None and self.logits is None:
             raise UnsupportedError(
                 "model",
@@ -85,41 +82,25 @@ class CapturedForward:
 
         def twins(layer: int) -> Tensor:
             shape = (options.weighting, options.floor, options.slope, options.threshold)
-            weights = pair_weights(couplings[layer].detach(), *shape)
-            return cross_head_barlow_twins(self.outputs[layer], weights, self.mask, options.target)
+            return cross_head_barlow_twins(
+                self.outputs[layer], pair_weights(couplings[layer], *shape), self.mask, options.target
+            )
 
-        def mean(loss: Loss, of_layer: Callable[[int], Tensor]) -> Tensor:
-            return torch.stack([of_layer(layer) for layer in options.layers_of(loss)]).mean()
-
+        of_layer: dict[Loss, Callable[[int], Tensor]] = {
+            "abt": twins,
+            "disagreement": lambda at: disagreement(self.outputs[at], self.mask),
+            "ldb": lambda at: log_det_barrier(couplings[at], options.epsilon),
+        }
         found: dict[str, Tensor] = {}
-        for loss in options.losses:
+        for loss in (one for one in options.losses if one != "ldb"):
             if loss == "entropy" and self.logits is not None:
-                found[loss] = negative_entropy(self.logits, self.targets) / micro_batches
-            elif loss == "abt":
-                found[loss] = mean(loss, twins) / micro_batches
-            elif loss == "disagreement":
-                found[loss] = mean(loss, lambda at: disagreement(self.outputs[at], self.mask)) / micro_batches
+                value = negative_entropy(self.logits, self.targets)
+            else:
+                value = torch.stack([of_layer[loss](layer) for layer in options.layers_of(loss)]).mean()
+            found[loss] = value / micro_batches
         if last and "ldb" in options.losses:
-            found["ldb"] = mean("ldb", lambda at: log_det_barrier(couplings[at], options.epsilon))
+            found["ldb"] = torch.stack([of_layer["ldb"](layer) for layer in options.layers_of("ldb")]).mean()
         return found
-
-    def _branch(self, layer: int) -> Any:
-        """Forward pre-hook that replaces the head outputs by a view of them, and keeps the view."""
-
-        def branch(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-            flat = arguments[0]
-            if not torch.is_grad_enabled() or layer in self.onward:
-                return None
-            if layer in self._moved and flat.is_leaf:
-                raise UnsupportedError(
-                    "model",
-                    f"expected trained parameters below the outputs of the heads of layer {layer}, which a loss on "
-                    "them moves, got none; add adapters to the projections of queries, keys and values.",
-                )
-            self.onward[layer] = flat.view_as(flat)
-            return (self.onward[layer], *arguments[1:])
-
-        return branch
 
     def _keep_logits(self, _: nn.Module, arguments: tuple[Any, ...], logits: Tensor) -> None:
         if torch.is_grad_enabled() and self.logits is None:

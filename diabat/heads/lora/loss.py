@@ -251,8 +251,7 @@ class GameLoss:
         names, rows = self._gradients.rows()
         scales = torch.tensor([factors.get(name, 1.0) for name in names], dtype=torch.float64)
         gramian = (rows.double() @ rows.double().T).cpu()
-        before = self.options.multipliers == "before"
-        weights, opposed = nash_weights(gramian * scales * scales[:, None] if before else gramian)
+        weights, opposed = nash_weights(gramian)
         if not weights[0]:
             raise ArgumentError(
                 "cross_entropy", "expected a gradient that is not zero, got zero for every trained parameter."

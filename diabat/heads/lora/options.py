@@ -12,7 +12,6 @@ from diabat.heads.lora.losses import Target, Weighting
 Loss = Literal["ldb", "abt", "disagreement", "entropy"]
 Combination = Literal["nash", "sum"]
 Rho = Literal["fresh", "last_step"]
-Multipliers = Literal["after", "before"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class GameOptions:
     Attributes:
         layers: Layers whose heads are measured and regularised, counted from 0.
         ldb_layers: Layers of the log-det barrier, None for ``layers``; each loss is the mean over its layers.  Likewise
-            ``abt_layers`` of Barlow Twins and ``disagreement_layers``.
+            ``abt_layers`` of Barlow Twins.
         losses: Losses beside the cross-entropy: ``ldb``, ``abt``, and the baselines ``disagreement`` and ``entropy``;
             none to measure Γ only.
         ldb_weight: λ of the log-det barrier; ``abt_weight`` that of Barlow Twins.
@@ -39,14 +38,13 @@ class GameOptions:
         nash_every: Optimiser steps between two solutions; the weights are kept meanwhile.
         rho: Gradients behind ρ and G: ``fresh`` those of the batch itself, by a partial backward pass; ``last_step``
             those of the last optimiser step, which cost nothing.
-        multipliers: Whether λ, schedule and running mean multiply ``after`` the Nash weights, or ``before`` them.
-            Nash weights cancel every factor that is ``before``: they then have no effect, except that 0 stays 0.
+
+    λ, schedule and running mean multiply the Nash weights: Nash weights would cancel any factor of a loss.
     """
 
     layers: Sequence[int] = (19,)
     ldb_layers: Sequence[int] | None = None
     abt_layers: Sequence[int] | None = None
-    disagreement_layers: Sequence[int] | None = None
     losses: Sequence[Loss] = ("ldb", "abt")
     ldb_weight: float = 0.352
     abt_weight: float = 0.179
@@ -65,10 +63,9 @@ class GameOptions:
     combination: Combination = "nash"
     nash_every: int = 1
     rho: Rho = "fresh"
-    multipliers: Multipliers = "after"
 
     def __post_init__(self) -> None:
-        for name in ("layers", "ldb_layers", "abt_layers", "disagreement_layers"):
+        for name in ("layers", "ldb_layers", "abt_layers"):
             value = getattr(self, name)
             if value is not None or name == "layers":
                 object.__setattr__(self, name, _layers(name, value))
@@ -90,10 +87,9 @@ class GameOptions:
 
     def layers_of(self, loss: Loss) -> tuple[int, ...]:
         """Layers of a loss; empty if the loss is not used, or acts on predictions."""
-        own = {"ldb": self.ldb_layers, "abt": self.abt_layers, "disagreement": self.disagreement_layers}
-        if loss not in self.losses or loss not in own:
+        if loss not in self.losses or loss == "entropy":
             return ()
-        chosen = own[loss]
+        chosen = {"ldb": self.ldb_layers, "abt": self.abt_layers}.get(loss)
         return tuple(self.layers if chosen is None else chosen)
 
     def factors(self, progress: float) -> dict[str, float]:
@@ -128,7 +124,6 @@ _CHOICES = {
     "weighting": Weighting,
     "combination": Combination,
     "rho": Rho,
-    "multipliers": Multipliers,
 }
 
 

@@ -101,11 +101,17 @@ class HeadOutputs:
 
 
 class Captured:
-    """Head outputs of one forward pass, part of its graph."""
+    """Head outputs of one forward pass, part of its graph.
+
+    Attributes:
+        onward: Views of the outputs by layer, flat, [B, T, H d]: the path on which the logits depend on them, without
+            that of losses on :meth:`outputs`.
+    """
 
     def __init__(self, projections: Mapping[int, OutputProjection]) -> None:
         self._projections = projections
-        self._before: dict[int, Tensor] = {}  # [B, T, H d]
+        self._before: dict[int, Tensor] = {}
+        self.onward: dict[int, Tensor] = {}
         self._behind: dict[int, Tensor] = {}  # [B, T, hidden]
 
     def outputs(self, layer: int) -> Tensor:
@@ -114,7 +120,17 @@ class Captured:
         Raises:
             ValueError: If there was no forward with gradients.
         """
-        return self._split(layer, self._flat(layer))
+        if layer not in self._before:
+            _check_known(layer, self._projections)
+            raise ArgumentError(
+                "layer",
+                f"expected a forward with gradients inside capture(), got none through layer {layer}.",
+            )
+        return self._split(layer, self._before[layer])
+
+    def is_leaf(self, layer: int) -> bool:
+        """Whether nothing below the heads of a layer is trained, so that no loss on their outputs moves anything."""
+        return self._before[layer].is_leaf
 
     def gradients(self, loss: Tensor, *, retain_graph: bool = True) -> dict[int, HeadGradients]:
         """Gradients of a scalar loss of that forward, by layer, detached; those of parameters are not touched.
@@ -122,9 +138,9 @@ class Captured:
         Raises:
             ValueError: If there was no forward with gradients, or the loss does not depend on it.
         """
-        layers = list(self._projections)
-        before, behind = [self._flat(layer) for layer in layers], [self._behind[layer] for layer in layers]
-        found = torch.autograd.grad(loss, [*before, *behind], retain_graph=retain_graph, allow_unused=True)
+        layers = [layer for layer in self._projections if self.outputs(layer) is not None]
+        wanted = [part[layer] for part in (self.onward, self._behind) for layer in layers]
+        found = torch.autograd.grad(loss, wanted, retain_graph=retain_graph, allow_unused=True)
         gradients = {}
         for layer, heads, residual in zip(layers, found, found[len(layers) :], strict=False):
             if heads is None or residual is None:
@@ -139,12 +155,14 @@ class Captured:
         """Register the hooks at one projection."""
 
         # Only the first forward with gradients: checkpointing computes it again during the backward pass.
-        def before(_: nn.Module, arguments: tuple[Any, ...]) -> None:
-            if torch.is_grad_enabled() and layer not in self._before:
-                flat = arguments[0]
-                if not flat.requires_grad:  # nothing below is trained
-                    flat.requires_grad_()
-                self._before[layer] = flat
+        def before(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            if not torch.is_grad_enabled() or layer in self._before:
+                return None
+            flat = arguments[0]
+            if not flat.requires_grad:  # nothing below is trained
+                flat.requires_grad_()
+            self._before[layer], self.onward[layer] = flat, flat.view_as(flat)
+            return (self.onward[layer], *arguments[1:])
 
         def behind(_: nn.Module, arguments: tuple[Any, ...], written: Tensor) -> None:
             if torch.is_grad_enabled() and layer not in self._behind:
@@ -152,15 +170,6 @@ class Captured:
 
         module = self._projections[layer].module
         return [module.register_forward_pre_hook(before), module.register_forward_hook(behind)]
-
-    def _flat(self, layer: int) -> Tensor:
-        _check_known(layer, self._projections)
-        if layer not in self._before:
-            raise ArgumentError(
-                "layer",
-                f"expected a forward with gradients inside capture(), got none through layer {layer}.",
-            )
-        return self._before[layer]
 
     def _split(self, layer: int, flat: Tensor) -> Tensor:
         return flat.unflatten(-1, (self._projections[layer].heads, -1))

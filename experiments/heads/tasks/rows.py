@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+import string
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from datasets import ClassLabel, Dataset
-
-from diabat.heads.games.values import f1, words
 
 
 def named(rows: Dataset) -> Dataset:
@@ -63,3 +63,19 @@ def _right(row: Mapping[str, Any]) -> int:
         key = row["answerKey"].strip()
         return row["choices"]["label"].index(key) if key else -1
     return -1 if row["label"] in (None, "") else int(row["label"])
+
+
+def f1(text: str, answer: str) -> float:
+    """F1 of the words of a text against those of an answer; 1 if both have none."""
+    written, right = words(text), words(answer)
+    if not written or not right:
+        return float(written == right)
+    common = sum((Counter(written) & Counter(right)).values())
+    return 2 * common / (len(written) + len(right))
+
+
+def words(text: str) -> list[str]:
+    """Words of the first line of a text, without case, punctuation and articles, as SQuAD counts them."""
+    line = text.strip().partition("\n")[0]
+    plain = "".join(c for c in line.lower() if c not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", plain).split()
