@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from diabat.studies.ensembles import Ensemble
 from diabat.studies.report import Column, Report, Row, with_error
 from experiments.common import parser, show
 
-SECTION = {
+SECTION: dict[str, Any] = {
     "backends": {
         "exact": {"backend": "exact"},
         "tempering": {"backend": "tempering"},

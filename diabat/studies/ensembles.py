@@ -112,7 +112,8 @@ def from_attention(ising: Ising, *, rows: int = 4, name: str = "attention") -> E
         """Index the axis of queries, before the last ``axes``, where there is one; an axis of size 1 is kept."""
         if value is None or value.ndim <= axes:
             return value
-        return value[(..., slice(-rows, None), *[slice(None)] * axes)]
+        size = value.shape[-1 - axes]
+        return value.narrow(-1 - axes, max(0, size - rows), min(size, rows))
 
     J, K = last(ising.couplings, 2), last(ising.three_body, 3)
     h = ising.fields[..., -rows:, :]

@@ -167,7 +167,7 @@ def test_json_and_table_explain_their_columns(small: CalibrationReport) -> None:
 def test_the_command_prints_what_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = {"spins": 3, "instances": 4, "queries": 2}
+    made: dict[str, Any] = {"spins": 3, "instances": 4, "queries": 2}
     monkeypatch.setattr(calibration, "calibrate", lambda times, **given: calibrate(times, **given, **made))
     words = ["--times", "3", "2", "--strength", "0.2", "--num-reads", "900", "--json"]
     monkeypatch.setattr("sys.argv", ["calibration", *words])
