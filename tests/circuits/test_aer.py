@@ -86,8 +86,14 @@ def test_couplings_of_each_problem_run_grouped(engine: AerEngine, monkeypatch: p
     plan, (fields, _) = random_plan(4, seed=6), random_problem(3, 6, seed=6)
     distinct = [random_problem(3, 1, seed=q)[1] for q in range(2)]
     batch = Batch(fields, np.stack([distinct[q] for q in (0, 1, 1, 0, 1, 0)]))
-    built, original = [], circuit_module.parameterised_circuit
-    monkeypatch.setattr(aer_module, "parameterised_circuit", lambda *a: built.append(a) or original(*a))
+    built: list[Any] = []
+    original = circuit_module.parameterised_circuit
+
+    def counted(*arguments: Any) -> Any:
+        built.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(aer_module, "parameterised_circuit", counted)
     found = engine.probabilities(plan, batch.fields, batch.couplings)
     assert np.abs(found - expected_probabilities(plan, batch)).max() < 1e-10
     assert len(built) == 2

@@ -224,7 +224,12 @@ def test_what_does_not_fit_into_memory_is_refused_with_amounts(monkeypatch: pyte
 
 def test_small_problems_do_not_ask_about_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(memory, "available_bytes", lambda: asked.append(1) or 0)
+
+    def nothing_left() -> int:
+        asked.append(1)
+        return 0
+
+    monkeypatch.setattr(memory, "available_bytes", nothing_left)
     plan, batch = random_plan(2, seed=1), Batch(*random_problem(8, 3, seed=1))
     (found,) = NativeEngine().moments(plan, [batch])
     want = reference_probabilities(plan, batch.fields, batch.couplings) @ (spin_table(8) > 0)

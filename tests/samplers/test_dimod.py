@@ -343,8 +343,7 @@ def test_the_law_is_that_of_the_sampler() -> None:
     sampler = DimodSampler("dwave.samplers:TabuSampler", beta=1.0, parameters={"timeout": 1})
     assert sampler.capabilities.law == "diabatic"
     assert sampler.sample(Ising(torch.tensor([5.0, -5.0])), 2, seed=1).spins.tolist() == [[1, -1]] * 2
-    sampler = diabat.sampler("dimod")
-    assert sampler.capabilities.law == "boltzmann"
+    assert diabat.sampler("dimod").capabilities.law == "boltzmann"
     assert DimodSampler(plain(), beta=1.0).capabilities.law == "diabatic"
 
 

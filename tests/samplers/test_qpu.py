@@ -81,9 +81,15 @@ def test_weak_chains_break_and_are_reported() -> None:
 
 @pytest.mark.parametrize("fields", ["ancilla", "gauge"])
 def test_keywords_of_a_fast_anneal(fields: Any) -> None:
-    mock, keywords = chip(), []
+    mock: Any = chip()
+    keywords: list[dict[str, Any]] = []
     original = mock.sample
-    mock.sample = lambda bqm, **given: keywords.append(given) or original(bqm, **given)
+
+    def recorded(bqm: Any, **given: Any) -> Any:
+        keywords.append(given)
+        return original(bqm, **given)
+
+    mock.sample = recorded
     sampler = DimodSampler(mock, beta=(8.0, 9.0), qpu=QPU(fields=fields))
     sampler.sample(make_problem((2,), 3), 5)
     (sent,) = keywords

@@ -255,7 +255,7 @@ OF_QPU: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"chain_strength": -1.0}, {}, "qpu.chain_strength: expected a positive"),
     ({"token": "x"}, {}, "qpu: expected no 'token'"),
 ]  # fmt: skip
-OF_COMPOSITES = [
+OF_COMPOSITES: list[tuple[dict[str, Any], str]] = [
     (
         {"anneal_schedule": [[0, 0], [1, 1]], "annealing_time": 1.0},
         "anneal_schedule: cannot be combined with",

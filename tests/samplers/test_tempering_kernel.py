@@ -12,6 +12,7 @@ import numba
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from problems import ALPHA, g_test
 
 from diabat.compute.counter_random import PURPOSE_SHIFT, UPDATE, philox, seed_key
@@ -24,8 +25,7 @@ from diabat.samplers.tempering.summed import heat_bath, metropolis
 from diabat.testing import brute_force_states
 from diabat.testing.problems import make_problem
 
-from .fakes import Array
-
+Array = NDArray[Any]
 LOG2E = 1.4426950408889634
 
 
