@@ -24,6 +24,7 @@ from diabat.circuits import (
     spin_table,
     trotter_plan,
 )
+from diabat.circuits.engines.native.engine import MAX_SPINS
 from diabat.circuits.engines.native.kernel_inputs import native_plan
 from diabat.circuits.engines.torch import adjoint as torch_adjoint
 from diabat.circuits.engines.torch import engine as torch_engine_module
@@ -262,5 +263,7 @@ def test_the_package_offers_the_engine_by_name() -> None:
     assert circuits.TorchEngine is TorchEngine
     assert TorchEngine.exact
     assert TorchEngine.differentiable
+    assert not PrimitiveEngine.exact
+    assert (TorchEngine(memory_gib=1.0).max_spins, NativeEngine().max_spins) == (22, MAX_SPINS)
     with pytest.raises(AttributeError, match="no attribute 'TensorEngine'"):
         circuits.TensorEngine  # noqa: B018 - the access is the test

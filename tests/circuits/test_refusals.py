@@ -128,8 +128,6 @@ CALLS: list[Row] = [
     *too_large(EXACT["native"], MAX_SPINS + 1, f"fields: expected at most {MAX_SPINS} spins, got {MAX_SPINS + 1}"),
     *too_large(TorchEngine(memory_gib=1.0), 30, STATES),
     (lambda: AerEngine().probabilities(PLAN, ZEROS((1, 21)), ZEROS((21, 21))), "expected at most 20 spins, got 21"),
-    (lambda: MatrixProductEngine().probabilities(DQASampler().plan, ZEROS((1, 21)), ZEROS((21, 21))),
-     "fields: expected at most 20 spins for a table of states, got 21"),
     (lambda: diabat.sampler("dqa", **PRODUCTS).adjoint(diabat.Ising(torch.zeros(2, 3)), torch.zeros(2, 3), seed=0),
      "adjoint"),
     (lambda: reads(PrimitiveEngine(), WIDE, 0), "num_reads: expected an integer >= 1, got 0"),
@@ -155,6 +153,8 @@ CALLS: list[Row] = [
 
 # What an engine cannot do at all has an error of its own, which is a ValueError too.
 UNABLE: list[Row] = [
+    (lambda: MatrixProductEngine().probabilities(DQASampler().plan, ZEROS((1, 21)), ZEROS((21, 21))),
+     "fields: expected at most 20 spins for a table of states, got 21"),
     (lambda: EXACT["aer"].gradient(PLAN, [TWO], [TWO.fields]), "gradient: engine 'aer' has no adjoint gradient"),
     (lambda: PrimitiveEngine().probabilities(PLAN, TWO.fields, TWO.couplings),
      f"probabilities: engine {READS}; call sample"),
