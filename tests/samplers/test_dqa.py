@@ -261,7 +261,12 @@ def test_seeds_and_averages_of_reads() -> None:
 def test_info() -> None:
     sampler = quick()
     info = sampler.sample(make_problem((2,), 3), 4, seed=11).info
-    expected = {"backend": "dqa", "law": "diabatic", "engine": "native", "schedule": "Advantage2_system1"}
+    expected: dict[str, Any] = {
+        "backend": "dqa",
+        "law": "diabatic",
+        "engine": "native",
+        "schedule": "Advantage2_system1",
+    }
     expected |= {"annealing_time_ns": 2.0, "steps": 60, "calibration": "predicted", "seed": 11}
     betas = tuple(sampler.betas)
     expected |= {

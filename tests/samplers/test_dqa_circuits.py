@@ -26,7 +26,12 @@ def test_metadata_say_what_was_programmed() -> None:
     sampler = quick(betas=(1.5, 2.5))
     ising = with_visible(make_problem((), 3, seed=1), torch.tensor([True, False, True]))
     found = sampler.circuit(ising, measure=True, labels=["a", ("b", 1), 7]).metadata
-    expected = {"law": "diabatic", "engine": "native", "schedule": "Advantage2_system1", "steps": 60}
+    expected: dict[str, Any] = {
+        "law": "diabatic",
+        "engine": "native",
+        "schedule": "Advantage2_system1",
+        "steps": 60,
+    }
     expected |= {"annealing_time_ns": 2.0, "calibration": "given", "programmed_with": [1.5, 2.5]}
     expected |= {"labels": ["a", ("b", 1), 7], "visible": [True, False, True], "problem": []}
     assert {key: found[key] for key in expected} == expected
