@@ -15,7 +15,7 @@ every row.  The tables are in the YAML files beside this script:
     baseline        arm that the others of its group are compared with; the first one if left out
     gaps            pairs of rows to compare, in place of those
     folder          of the runs, below --output; tables with the same rows share one
-    seeds, split    [0, 1, 2], and validation; or test
+    seeds           [0, 1, 2] if left out
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from scipy.optimize import OptimizeWarning, curve_fit
 from scipy.stats import ttest_ind
 
 from diabat.config import Config, ConfigError, load_config, make_config, to_plain
-from diabat.runs import evaluate_run, load_run, run_training
+from diabat.runs import run_training
 from diabat.runs.build import require_same_run
 from diabat.training import TrainingError, TrainingInterrupted, is_finished
 from experiments.common import Row, calls, parser, report
@@ -74,7 +74,6 @@ class Experiment:
     folder: str
     set: Sequence[str] = ()
     seeds: Sequence[int] = (0, 1, 2)
-    split: str = "validation"
 
 
 @dataclass(frozen=True)
@@ -130,16 +129,16 @@ def plan(
     return found
 
 
-def outcome(row: str, seed: int, document: dict[str, Any], split: str, progress: bool) -> Outcome:
+def outcome(row: str, seed: int, document: dict[str, Any], progress: bool) -> Outcome:
     """Train a run, continue it, or read it if it is finished."""
     config = make_config(document)
     started = (config.output / "config.json").exists()
     if started:
         require_same_run(config)
     result = run_training(config, resume=started, progress=progress)
-    validation = split == "validation"
-    metric = result.best_metric if validation else evaluate_run(load_run(config.output), split).value
-    return Outcome(row, seed, config.output, metric, result.epochs, result.seconds, result.cpu_seconds or 0.0)
+    return Outcome(
+        row, seed, config.output, result.best_metric, result.epochs, result.seconds, result.cpu_seconds or 0.0
+    )
 
 
 def metrics_of(row: str, outcomes: Sequence[Outcome]) -> list[float]:
@@ -229,7 +228,7 @@ def show(experiment: Experiment, options: argparse.Namespace) -> None:
     if options.no_train:
         runs = [run for run in runs if is_finished(run[2].output, run[2].training)]
     progress = options.jobs == 1 and not options.no_train and sys.stderr.isatty()
-    jobs = [(row, seed, to_plain(config), experiment.split, progress) for row, seed, config in runs]
+    jobs = [(row, seed, to_plain(config), progress) for row, seed, config in runs]
     outcomes = []
     for one in calls(outcome, jobs, options.jobs):
         outcomes.append(one)

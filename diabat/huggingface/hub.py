@@ -1,4 +1,4 @@
-"""Hugging Face names: where an encoder lies, and its tokenizer."""
+"""Hugging Face names: where a model lies, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGE_PREFIX = "package:"
 _MAX_INDEX_BYTES = 1 << 26
 
 
-def resolve(name: str, argument: str = "encoder") -> str:
+def resolve(name: str, argument: str) -> str:
     """Return what Hugging Face's ``from_pretrained`` understands.
 
     Args:

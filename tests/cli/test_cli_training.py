@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cli_runs import run, run_json, train
 
 import diabat.runs.build
@@ -40,6 +41,22 @@ def test_evaluate_counts_the_predictions_of_an_accuracy(tmp_path: Path) -> None:
     told = run_json("evaluate", str(tmp_path / "run"))
     assert told["count"] == 16  # one closing bracket in each of the words of four
     assert share(told["value"], 16) in run("evaluate", str(tmp_path / "run")).stdout
+
+
+def test_evaluate_repeats_the_validation_of_the_training(tmp_path: Path) -> None:
+    assert train(tmp_path / "run").exit_code == 0
+    told = run_json("evaluate", str(tmp_path / "run"), "--split", "validation")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    best = min((line for line in lines if line["event"] == "epoch"), key=lambda line: line["val_loss"])
+    assert (told["task"], told["split"], told["metric"]) == ("brackets", "validation", "accuracy")
+    assert (told["value"], told["loss"]) == (best["accuracy"], best["val_loss"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
+    refused = train(tmp_path / "run", "device=cuda")
+    assert refused.exit_code == 2
+    assert "device: expected a CUDA device, got none; use device=cpu or device=auto." in refused.stderr
 
 
 def test_the_folder_of_a_run_is_meant_and_not_the_output_that_it_stores(
