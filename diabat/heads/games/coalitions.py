@@ -297,7 +297,7 @@ class _OnSample:
         self._replacements: dict[tuple[int, ...], dict[nn.Module, Tensor]] = {}
         self.present = torch.empty(0)
 
-    def logits(self, tokens: Tensor, keep: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor, keep: Tensor) -> Tensor:
         key, corrupted = tuple(tokens.tolist()), self._sample.corrupted
         if corrupted is not None:
             if key not in self._replacements:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +16,8 @@ from torch import Tensor
 from diabat.checks import ArgumentError, ArgumentTypeError, check_choice
 from diabat.heads.games.questions import Sample
 
-
-class Forward(Protocol):
-    """The model on a batch of C coalitions."""
-
-    def logits(self, tokens: Tensor, keep: Tensor) -> Tensor:
-        """Logits [C, K, vocabulary] at the positions ``keep`` [K] of tokens [T]."""
+Forward = Callable[[Tensor, Tensor], Tensor]
+"""The model on a batch of C coalitions: logits [C, K, vocabulary] of tokens [T] at the positions [K]."""
 
 
 class Value(ABC):
@@ -70,7 +66,7 @@ class _LogOdds(Value):
                 )
 
     def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        logits = forward.logits(sample.tokens, torch.tensor([-1]))[:, 0]
+        logits = forward(sample.tokens, torch.tensor([-1]))[:, 0]
         first = torch.stack([choice[0] for choice in sample.choices]).to(logits.device)
         return log_odds(logits[:, first].double(), sample.answer)
 
@@ -130,7 +126,7 @@ class _CustomValue(Value):
         self.name = f"{known.__module__}.{known.__qualname__}"
 
     def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        logits = forward.logits(sample.tokens, torch.arange(len(sample.tokens)))
+        logits = forward(sample.tokens, torch.arange(len(sample.tokens)))
         values = self.function(logits, sample.given)
         if not isinstance(values, Tensor) or values.shape != logits.shape[:1]:
             got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -172,7 +168,7 @@ def log_odds(scores: Tensor, answer: int | None) -> Tensor:
 def _log_likelihood(forward: Forward, tokens: Tensor, following: Tensor) -> Tensor:
     """Σ_t log p(y_t | x, y_<t) of tokens y [K] behind tokens x [T], float64 [C]."""
     whole = torch.cat((tokens, following[:-1]))  # the last one is not part of the input
-    logits = forward.logits(whole, torch.arange(len(tokens) - 1, len(whole)))
+    logits = forward(whole, torch.arange(len(tokens) - 1, len(whole)))
     chosen = logits.gather(-1, following.to(logits.device).expand(len(logits), -1)[..., None])[..., 0]
     # Row by row: a copy of all logits in float64 would double their memory.
     norm = torch.stack([torch.logsumexp(row.double(), -1) for row in logits])
