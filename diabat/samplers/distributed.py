@@ -300,7 +300,8 @@ def _run(
     base = _unpacked(sampler, threading.get_ident()) if isinstance(sampler, bytes) else sampler
     method, problem, options, seed = job
     options = {k: _tensor(v) if isinstance(v, np.ndarray) else v for k, v in options.items()}
-    result = getattr(base, method)(Ising(*map(_tensor, problem), check=False), seed=seed, **options)
+    h, J, visible, K = map(_tensor, problem)
+    result = getattr(base, method)(Ising(h, J, visible, K, check=False), seed=seed, **options)
     found = {name: getattr(result, name) for name in _RESULTS[method]}
     return {k: _array(v) if isinstance(v, Tensor) else plain(v) for k, v in found.items() if v is not None}
 
