@@ -149,6 +149,12 @@ def test_every_job_has_a_seed_of_its_own_that_replays_it() -> None:
         part = Ising(ising.fields.reshape(24, 5)[rows], ising.couplings)
         alone = base.sample(part, 20, seed=seed).spins
         assert torch.equal(samples.spins.reshape(20, 24, 5)[:, rows], alone)
+    heads = problems()["heads"]  # one job for each of three heads, in their order
+    samples = DistributedSampler(base, workers=0, chunk=8).sample(heads, 20, seed=2)
+    for head, seed in enumerate(samples.info["chunk_seeds"]):
+        part = Ising(heads.fields[:, head].reshape(8, 5), heads.couplings[head, 0])
+        alone = base.sample(part, 20, seed=seed).spins
+        assert torch.equal(samples.spins[:, :, head].reshape(20, 8, 5), alone)
 
 
 def test_sampled_moments_are_merged() -> None:
@@ -207,6 +213,7 @@ def test_capabilities_and_gradients() -> None:
     only = ("straight_through", "linear_response")
     assert DistributedSampler("mean_field", workers=0).capabilities.gradients == only
     assert "adjoint" in DistributedSampler("dqa", workers=0).capabilities.gradients
+    assert not DistributedSampler("tempering", workers=0).capabilities.edges
     J = random_couplings()
     gradients = []
     for backend in (exact, distributed):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -181,6 +182,7 @@ def test_a_forked_child_starts_its_own_workers_or_refuses(monkeypatch: pytest.Mo
     own, theirs = DistributedSampler("exact", workers=1), DistributedSampler("exact", executor=given)
     for one in (own, theirs):
         assert list(one._answers([-1])) == [1]
+    assert pickle.loads(pickle.dumps(own))._pools == {}  # a copy starts its own
 
     def answered() -> bool:
         found = list(own._answers([-2]))
