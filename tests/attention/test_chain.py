@@ -533,8 +533,12 @@ def test_couplings_of_one_token_by_their_kernel(source: str, bandwidth: int) -> 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize(
     ("options", "backend"),
-    [({"weights": "odds", "dropout": 0.1}, "inductor"), ({"bandwidth": 2}, "aot_eager")],
-    ids=["odds", "band"],
+    [
+        ({"weights": "odds", "dropout": 0.1}, "aot_eager"),
+        ({"bandwidth": 2}, "aot_eager"),
+        pytest.param({"weights": "odds", "dropout": 0.1}, "inductor", marks=pytest.mark.slow),
+    ],
+    ids=["odds", "band", "default compiler"],
 )
 def test_it_compiles_to_one_graph(options: dict[str, Any], backend: str) -> None:
     layer, x = built(dtype=torch.float32, **options).eval(), torch.randn(2, 20, 12)

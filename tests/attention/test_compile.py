@@ -158,6 +158,7 @@ def test_layers_of_torch_with_our_attention(mask: str) -> None:
     torch.testing.assert_close(*pair, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_default_compiler() -> None:
     net = Net("exact")
     x = torch.randn(3, 5, 8)

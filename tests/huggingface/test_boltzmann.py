@@ -423,13 +423,14 @@ def test_couplings_of_earlier_passes_do_not_change(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("window", [COUPLED, None])
-def test_a_converted_model_compiles_to_one_graph(window: int | None) -> None:
+def test_a_converted_model_compiles_to_one_graph(window: int | None, backend: str) -> None:
     model, batch = randomised(convert(decoder("llama"), window)), prompts()
     expected = logits(model, batch)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
     with torch.no_grad():
-        found = torch.compile(model, fullgraph=True)(**batch).logits * batch["attention_mask"][:, :, None]
-    assert_close(found, expected)
+        assert_close(compiled(**batch).logits * batch["attention_mask"][:, :, None], expected)
 
 
 def test_features_of_couplings_train_at_the_rate_of_the_model() -> None:
