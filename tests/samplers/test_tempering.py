@@ -566,14 +566,14 @@ def test_the_lowest_state_of_all_sweeps(options: dict[str, Any]) -> None:
     assert (plain.lowest().energy > ground + 1e-6).any()
 
 
-@pytest.mark.slow
-def test_the_lowest_state_with_invisible_spins_in_parts_and_in_workers() -> None:
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_lowest_state_with_invisible_spins_in_parts_and_in_workers(workers: int) -> None:
     ising = causal_problem(6, seed=19)
     options: dict[str, Any] = {"num_replicas": 2, "burn_in": 200, "track_lowest": True}
     whole = TemperingSampler(**options).sample(ising, 3, seed=1)
     assert (whole.tracked[~ising.visible_mask] == -1).all()
     parts = diabat.sampler(
-        "distributed", sampler="tempering", options=options, workers=1, chunk=2, read_chunk=2
+        "distributed", sampler="tempering", options=options, workers=workers, chunk=2, read_chunk=2
     )
     found = parts.sample(ising, 3, seed=1)
     assert torch.equal(found.lowest().energy, whole.lowest().energy)
