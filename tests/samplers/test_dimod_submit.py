@@ -91,6 +91,8 @@ def test_the_last_attempt_tells() -> None:
 
 
 # tokens
+
+
 @pytest.mark.parametrize("token", [TOKEN, "short"])
 def test_no_token_in_exceptions(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DWAVE_API_TOKEN", token)
@@ -126,6 +128,8 @@ def test_no_token_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 # the cache
+
+
 def test_the_same_call_is_answered_from_the_cache(tmp_path: Path) -> None:
     ising, fake = make_problem((3,), 4, seed=1), Scripted(annealed)
     sampler = backend(fake, cache_dir=tmp_path, max_reads=150)
@@ -392,6 +396,8 @@ def test_what_was_under_way_when_a_run_ended_is_counted(tmp_path: Path) -> None:
 
 
 # the dry run
+
+
 def test_a_dry_run_submits_nothing_and_knows_the_cache(tmp_path: Path) -> None:
     fake = Scripted(annealed, problem_timing_data=TIMING)
     sampler = backend(fake, cache_dir=tmp_path, together=2, max_reads=100, max_qpu_seconds=9.0)

@@ -80,6 +80,8 @@ def instability(ising: Ising, p: Tensor) -> Tensor:
 
 
 # Values
+
+
 @pytest.mark.parametrize("lead", ["none", "shared", "heads", "per_problem"])
 @pytest.mark.parametrize("three_body", [0.0, 0.15])
 def test_fixed_point_equation(lead: Any, three_body: float) -> None:
@@ -153,6 +155,8 @@ def test_forms_agree(n: int, lead: Any, dtype: torch.dtype, monkeypatch: pytest.
 
 
 # The rule
+
+
 FAULTS = {
     "140 equal couplings oscillate": (equal_pairs(140, -0.1, torch.float32), 1.0),
     "three spins disagree": (equal_pairs(3, -4.0, torch.float32), 0.1),
@@ -301,6 +305,8 @@ def test_damping_changes_the_path_and_not_the_end(form: str) -> None:
 
 
 # Gradients
+
+
 def parameters() -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     h, pairs, triples = (
