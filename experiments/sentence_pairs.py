@@ -1,7 +1,7 @@
 """Sentence pairs of SICK: an encoder of transformers, a pooling over its tokens, trained by transformers' Trainer.
 
     python -m experiments.sentence_pairs FOLDER [--pooling mean --pooling neurogame] [--seeds 3] [KEY=VALUE ...]
-    python -m experiments.sentence_pairs FOLDER encoder=tiny trainer.num_train_epochs=10 trainer.bf16=false
+    python -m experiments.sentence_pairs FOLDER encoder=tiny trainer.learning_rate=1e-3 trainer.bf16=false
 
 Trains every pooling with every seed, keeps the epoch with the lowest validation loss, and prints accuracies on the test
 set; finished ones are kept in FOLDER.  ``--config`` names another file like experiments/pairs/sick.yaml, KEY=VALUE
