@@ -28,6 +28,7 @@ _WORDS = {
 }
 """What pydantic says is expected, in the words of a configuration."""
 
+_UNKNOWN = "unexpected_keyword_argument"
 _SECTIONS = ("model_type", "dataclass_type", "model_attributes_type")
 
 
@@ -104,7 +105,8 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
     ``known`` are all valid dotted keys, for the nearest one, and ``prefix`` is the key path of the object that was
     validated; validators may raise a nested ``ValidationError``.
     """
-    details = error.errors(include_url=False)
+    # A misspelt key is often reported as a missing key as well; the unknown key is more useful.
+    details = sorted(error.errors(include_url=False), key=lambda d: d["type"] != _UNKNOWN)
     detail = details[0]
     kind, given, inner = detail["type"], detail["input"], detail.get("ctx", {}).get("error")
     location = (*prefix, *_without_tags(detail["loc"]))
@@ -115,6 +117,8 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
         return explain(inner, known, location)
     if inner is not None:
         return refused(inner, key)
+    if kind == _UNKNOWN:
+        return unknown_key(key, known)
     if kind == "missing":
         return ConfigError(key, "this key is required.")
     # A union such as "int | str" gives one error per member.
