@@ -2,7 +2,7 @@
 
 Each process takes its part of a batch, and gradients are added up before the update, each part weighted by its
 number of targets.  The weights are therefore those of one process with the same batch size, except for rounding and
-for random numbers of a forward pass: dropout, mixup partners and sampled coalitions differ from process to process.
+for random numbers of a forward pass: dropout and reads differ from process to process.
 """
 
 from __future__ import annotations
