@@ -14,7 +14,7 @@ from torch import Tensor
 
 import diabat
 from diabat.ising import Ising
-from diabat.samplers.registry import backend_factory
+from diabat.samplers.registry import _BUILT_IN, backend_factory
 from fuzz.calls.laws import finite, in_range
 from fuzz.properties import demand, holds, naming
 
@@ -54,7 +54,7 @@ def tensors(*shape: int) -> st.SearchStrategy[Any]:
     return forms | zeros | VALUES
 
 
-BACKENDS = ("exact", "banded", "mean_field", "tempering", "dqa", "refine", "dimod", "distributed")
+BACKENDS = tuple(_BUILT_IN)
 _TINY: dict[str, dict[str, Any]] = {
     "tempering": {"burn_in": 2, "sweeps": 2}, "dqa": {"annealing_time_ns": 1.0}, "refine": {"sampler": "exact"},
 }  # fmt: skip

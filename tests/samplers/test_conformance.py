@@ -6,14 +6,18 @@ its own and needs no chi-square.
 
 from __future__ import annotations
 
+import tomllib
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import scaled
 from mutants import Mutant, mutants
 
+from diabat.config.trust import LOCAL_BACKENDS
 from diabat.samplers import Sampler, sampler
+from diabat.samplers.registry import _BUILT_IN
 from diabat.testing import ConformanceError, check_names, check_sampler, run_check
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -36,15 +40,19 @@ def backend(name: str) -> Sampler:
     return sampler(name, **OPTIONS.get(name, {}))
 
 
-READS = dict.fromkeys(
-    ("exact", "banded", "mean_field", "dqa", "refine", "distributed", "dimod", "tempering"), 4096
-)
-READS["dqa"] = 2048
+READS = dict.fromkeys(_BUILT_IN, 4096) | {"dqa": 2048}
 
 
 @pytest.mark.parametrize(("name", "check"), [(b, c) for b in READS for c in check_names(backend(b))])
 def test_backend_conforms(name: str, check: str) -> None:
     run_check(check, backend(name), num_reads=READS[name])
+
+
+def test_what_is_built_in_is_installed_and_known_to_run_folders() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["entry-points"]["diabat.samplers"] == _BUILT_IN
+    # dimod imports what it is told to, and distributed runs whatever base it is given
+    assert set(_BUILT_IN) - {"dimod", "distributed"} == set(LOCAL_BACKENDS)
 
 
 @pytest.mark.parametrize("name", mutants(sampler("exact")))

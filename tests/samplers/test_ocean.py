@@ -34,7 +34,7 @@ LEFT_OUT = {"mean_field", "dimod"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "dqa": {"annealing_time_ns": 1.0, "steps": 40},
     "refine": {"sampler": "exact"},
-    "distributed": {"sampler": "exact", "workers": 0, "read_chunk": 3000},
+    "distributed": {"sampler": "exact", "workers": 0},
 }
 BACKENDS = sorted(set(available_backends()) - LEFT_OUT)
 BOLTZMANN = [name for name in BACKENDS if name != "dqa"]

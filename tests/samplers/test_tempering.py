@@ -572,9 +572,7 @@ def test_the_lowest_state_with_invisible_spins_in_parts_and_in_workers(workers: 
     options: dict[str, Any] = {"num_replicas": 2, "burn_in": 200, "track_lowest": True}
     whole = TemperingSampler(**options).sample(ising, 3, seed=1)
     assert (whole.tracked[~ising.visible_mask] == -1).all()
-    parts = diabat.sampler(
-        "distributed", sampler="tempering", options=options, workers=workers, chunk=2, read_chunk=2
-    )
+    parts = diabat.sampler("distributed", sampler="tempering", options=options, workers=workers, chunk=2)
     found = parts.sample(ising, 3, seed=1)
     assert torch.equal(found.lowest().energy, whole.lowest().energy)
     assert torch.equal(ising.energy(found.tracked), ising.energy(whole.tracked))
