@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from diabat.cli import anneal, backends, config, explain, fidelity, heads, runs, sample
+from diabat.cli import anneal, backends, config, explain, heads, runs, sample
 from diabat.cli.failures import Command, handled
 from diabat.cli.output import say
 from diabat.compute.loading import preparing
@@ -64,7 +64,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": runs.train_model,
     "evaluate": runs.evaluate_model,
     "explain": explain.explain_prediction,
-    "fidelity": fidelity.compare_backends,
+    "fidelity": runs.compare_backends,
     "warm-up": backends.compile_kernels,
     "anneal learn": anneal.learn,
     "anneal show": anneal.show,

@@ -1,14 +1,15 @@
-"""``diabat train`` and ``evaluate``: train the model of a configuration, and use the run."""
+"""``diabat train``, ``evaluate`` and ``fidelity``: what a configuration describes, and what became of it."""
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from diabat.cli import arguments
-from diabat.cli.output import print_json, print_table
+from diabat.cli.output import print_json, print_report, print_table, require_writable
 
 if TYPE_CHECKING:
     from diabat.config import Config
@@ -105,3 +106,48 @@ def _print_evaluation(result: Evaluation) -> None:
     rows += [(name, formatted(part, ".4f")) for name, part in result.parts.items()]
     rows.append(("predictions", f"{result.count:,}"))
     print_table(f"{result.task}, {result.split} set", ("", ""), rows)
+
+
+ConfigOrProblem = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CONFIG|PROBLEM",
+        help="A configuration as of 'diabat train', or a problem as of 'diabat sample'.",
+        show_default=False,
+    ),
+]
+
+
+def compare_backends(
+    config: ConfigOrProblem = None,
+    overrides: arguments.OverridesArgument = None,
+    figure: arguments.FigureOption = None,
+    progress: arguments.ProgressOption = True,
+    trust: arguments.TrustOption = False,
+    as_json: arguments.JsonOption = False,
+) -> None:
+    """Compare sampling backends with exact marginals.
+
+    The section fidelity names the backends and the random problems; fidelity.checkpoint=RUN adds the fields and
+    couplings of a trained model.  A PROBLEM takes the place of the random ones, as fidelity.problem=FILE does: a file
+    of dimod JSON, of COO text or of YAML with the key fields, or - for standard input; another file is a CONFIG.
+    """
+    from diabat.config import load_config
+    from diabat.problem_files import is_problem
+
+    name, changes = arguments.config_and_overrides(config, overrides)
+    if name is not None and is_problem(name):
+        name, changes = None, [f"fidelity.problem={json.dumps(name)}", *changes]
+    resolved = load_config(name or "fidelity", changes, trust=trust)
+    require_writable(figure)
+    from diabat.config.errors import of_section
+    from diabat.runs.studies import compared
+    from diabat.studies.fidelity import fidelity_report
+
+    what = compared(resolved, trust=trust)
+    place = "ensembles" if resolved.fidelity.problem is None else "problem"
+    with of_section("fidelity", {"ensembles": f"fidelity.{place}"}):
+        report = fidelity_report(**what, progress=progress)
+    if figure is not None:
+        report.plot(figure)
+    print_report(report, figure, as_json=as_json)

@@ -6,8 +6,7 @@ from diabat.config.errors import ConfigError
 from diabat.config.loading import find_config, load_config, make_config, shipped_configs, to_plain, to_yaml
 
 if TYPE_CHECKING:
-    from diabat.config.schema import Config
-    from diabat.config.sections import SamplerChoice
+    from diabat.config.schema import Config, SamplerChoice
 
 __all__ = [
     "Config",

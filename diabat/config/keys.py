@@ -112,7 +112,7 @@ def _backend_options(backend: str) -> list[str]:
     built_in = table("diabat.samplers.registry", "_BUILT_IN")
     if backend in built_in:
         return ["backend", *options_of(built_in[backend])]
-    from diabat.config.sections import options_model
+    from diabat.config.schema import options_model
 
     with suppress(ValueError):  # an unknown backend, which is refused later, has no options
         return ["backend", *options_model(backend).model_fields]

@@ -10,8 +10,7 @@ import torch
 
 from diabat.config.errors import ConfigError, of_section, refused
 from diabat.config.loading import load_config, to_plain
-from diabat.config.schema import Config
-from diabat.config.sections import SamplerChoice
+from diabat.config.schema import Config, SamplerChoice
 from diabat.samplers.registry import sampler
 from diabat.training import TrainResult, train
 from diabat.training.folder import CONFIG

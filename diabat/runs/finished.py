@@ -68,10 +68,10 @@ def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = F
         CheckpointError: If the checkpoint is damaged or missing.
         DataError: If the data cannot be found.
     """
-    stored, checkpoint = _parts(Path(path))
-    config = load_config(stored, overrides, trust=trust)
+    path = Path(path)
+    config = load_config(find_run(path), overrides, trust=trust)
     use_threads(config)
-    tensors, _ = read_checkpoint(checkpoint)
+    tensors, _ = read_checkpoint(path if path.suffix == ".safetensors" else path / BEST)
     weights = {name: tensor for name, tensor in tensors.items() if "/" not in name}
     try:
         task = build_task(config)
@@ -79,7 +79,7 @@ def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = F
         moved = "; if the data of the run have moved, give task.data=PATH" * ("task.data" not in str(error))
         raise DataError(f"{str(error).removesuffix('.')}{moved}.") from error
     model = build_model(config, task)
-    copy_tensors(weights, weights_of(model), Path(path))
+    copy_tensors(weights, weights_of(model), path)
     return Run(config, task, model.to(choose_device(config)).eval())
 
 
@@ -138,8 +138,3 @@ def evaluate_run(run: Run, split: str = "validation") -> Evaluation:
             parts[name] = task.metric_value(total / number, right / number)
     value = task.metric_value(loss, accuracy)
     return Evaluation(task.name, split, task.metric, value, count, loss, parts)
-
-
-def _parts(path: Path) -> tuple[Path, Path]:
-    """Configuration of a run, and the checkpoint that the path means."""
-    return find_run(path), path if path.suffix == ".safetensors" else path / BEST

@@ -15,27 +15,14 @@ from diabat.config.errors import ConfigError, of_section
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
 from diabat.ising import Ising, coupled_pairs
-from diabat.models import Transformer, TransformerOptions
+from diabat.models import Transformer
 from diabat.problem_files import read_problem
 from diabat.runs.build import build_sampler, use_threads
 from diabat.runs.finished import load_run
 from diabat.studies.ensembles import Ensemble, from_attention
-from diabat.studies.fidelity import FidelityReport, fidelity_report
 from diabat.training.folder import CONFIG
 
 _WINDOWS = 16
-
-
-def fidelity(config: Config, *, progress: bool = False, trust: bool = False) -> FidelityReport:
-    """Backends of the section ``fidelity`` against exact marginals; ``trust`` is that of its checkpoint.
-
-    Raises:
-        ConfigError: As :func:`compared`, or if a problem has no exact answer.
-    """
-    what = compared(config, trust=trust)
-    place = "ensembles" if config.fidelity.problem is None else "problem"
-    with of_section("fidelity", {"ensembles": f"fidelity.{place}"}):
-        return fidelity_report(**what, progress=progress)
 
 
 def compared(config: Config, *, trust: bool = False) -> dict[str, Any]:
@@ -81,8 +68,6 @@ def attention_ensembles(
     if not stored.is_file():
         raise ConfigError(key, f"expected the folder of a run, got '{run_dir}' without {CONFIG}.")
     model = load_config(stored, trust=trust).model
-    if not isinstance(model, TransformerOptions):
-        raise ConfigError(key, f"expected a run of a transformer, got '{run_dir}', a classifier of pairs.")
     if model.mode == "softmax":
         raise ConfigError(key, f"expected a run with couplings, got '{run_dir}' with model.mode=softmax.")
     run = load_run(run_dir, ["device=cpu"], trust=trust)
