@@ -60,7 +60,7 @@ def learn_anneal(
         with of_section("anneal", keys):
             start = None if options.start is None else find_plan(options.start)[0]
             training, held_out = _problems(options, config.seed, trust)
-            objective = Objective(training, engine, pair_weight=options.pair_weight, shared=options.shared)
+            objective = Objective(training, engine, pair_weight=options.pair_weight)
             plan, loss = learn_plan(objective, options, seed=config.seed, start=start, watch=keeper.watch)
             keeper.save(plan, loss, **{TRAINED_RANGE: asdict(trained_range(plan, training, engine))})
             rows = error_table(plan, held_out)

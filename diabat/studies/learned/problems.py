@@ -36,7 +36,6 @@ class AnnealOptions:
 
     Attributes:
         layers: Layers of the plan.
-        shared: The same angles for fields and couplings.
         pair_weight: Weight of pair correlations in the loss; 0 counts only marginals.
         strengths: Strengths g of random problems, h ~ N(0, g), J ~ N(0, g/√n).
         weights: Weight of each strength in the loss; None for equal ones.
@@ -53,7 +52,6 @@ class AnnealOptions:
     """
 
     layers: int = 8
-    shared: bool = False
     pair_weight: float = 0.2
     strengths: tuple[float, ...] = (0.3, 0.6, 1.0, 1.5)
     weights: tuple[float, ...] | None = None

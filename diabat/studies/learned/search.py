@@ -39,37 +39,28 @@ class Objective:
         L = Σ_f w_f/Σw · [ Σ (P - P*)² / Σ (P⁰ - P*)²  +  r Σ_{j<k} (C - C*)² / Σ_{j<k} (C⁰ - C*)² ],
 
     P = P(s_j = +1) and C = <s_j s_k>, sums over the problems and spins of the family, * exact.  L is 1 for J = 0
-    (r = 0) and 0 for a plan that samples exactly; √L is the part of the couplings' effect that is missed.  ``shared``
-    angles are the same for fields and couplings.
+    (r = 0) and 0 for a plan that samples exactly; √L is the part of the couplings' effect that is missed.
 
     Raises:
         ValueError: No instances, an engine without gradient, or couplings without any effect on the moments.
     """
 
-    def __init__(
-        self,
-        instances: Sequence[Instances],
-        engine: Engine,
-        *,
-        pair_weight: float = 0.0,
-        shared: bool = False,
-    ) -> None:
+    def __init__(self, instances: Sequence[Instances], engine: Engine, *, pair_weight: float = 0.0) -> None:
         if not instances:
             raise ArgumentError("instances", "expected at least one, got none.")
         if not (engine.differentiable and engine.exact):
             raise ArgumentError("engine", f"expected one with an exact gradient, got '{engine.name}'.")
         self.instances, self.engine = list(instances), engine
-        self.pair_weight, self.shared = float(pair_weight), shared
+        self.pair_weight = float(pair_weight)
         self.batches = [entry.batch for entry in self.instances]
         self._scales = _scales(self.instances)
 
     def __call__(self, angles: FloatArray) -> tuple[float, FloatArray]:
         """L and ∂L/∂angles, float64, at the free angles of :func:`to_plan`."""
-        plan = to_plan(angles, self.shared)
+        plan = to_plan(angles)
         loss, cotangents, pairs = self._loss(plan)
         gradient = self.engine.gradient(plan, self.batches, cotangents, pairs)
-        b, c, a = gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles
-        return loss, np.concatenate((b + c, a) if self.shared else (b, c, a))
+        return loss, np.concatenate((gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles))
 
     def loss(self, plan: TrotterPlan) -> float:
         """L of a plan."""
@@ -110,26 +101,12 @@ def _scales(instances: list[Instances]) -> list[FloatArray]:
     return [weights[place] / total / effects[place] for place in places]
 
 
-def to_plan(angles: FloatArray, shared: bool, label: str = "") -> TrotterPlan:
-    """A plan from its free angles [rows · p] in radians, float64: of fields, couplings and mixers of the p layers.
-
-    Shared angles are those of problem and mixers.
-    """
-    rows = angles.reshape(2 if shared else 3, -1)
-    return TrotterPlan(rows[0], rows[-2], rows[-1], label)
+def to_plan(angles: FloatArray, label: str = "") -> TrotterPlan:
+    """A plan from its free angles [3 · p] in radians, float64: of fields, couplings and mixers of the p layers."""
+    return TrotterPlan(*angles.reshape(3, -1), label)
 
 
-def from_plan(plan: TrotterPlan, shared: bool) -> FloatArray:
-    """The free angles of a plan; ValueError if they are ``shared``, but those of fields and couplings differ."""
-    if not shared:
-        return np.concatenate((plan.field_angles, plan.coupling_angles, plan.mixer_angles))
-    if not np.array_equal(plan.field_angles, plan.coupling_angles):
-        wrong = "expected a plan with equal field and coupling angles, got different ones."
-        raise ArgumentError("shared", wrong)
-    return np.concatenate((plan.field_angles, plan.mixer_angles))
-
-
-def ramp_start(layers: int, shared: bool, random: np.random.Generator) -> FloatArray:
+def ramp_start(layers: int, random: np.random.Generator) -> FloatArray:
     """A random start shaped like an anneal: mixer angles fall, problem angles rise, each with 30 % of noise.
 
     Slopes are drawn so that the first-order beta of the plan is of order 1.
@@ -137,13 +114,13 @@ def ramp_start(layers: int, shared: bool, random: np.random.Generator) -> FloatA
     s = (np.arange(layers) + 0.5) / layers
     problem = random.uniform(0.3, 1.5) * (4 / layers) ** 0.5 * s
     mixer = random.uniform(0.8, 2.5) * (1 - s) + 0.1
-    rows = np.stack([problem, mixer] if shared else [problem, problem, mixer])
+    rows = np.stack([problem, problem, mixer])
     return (rows * (1 + 0.3 * random.standard_normal(rows.shape))).ravel()
 
 
-def doubled(angles: FloatArray, shared: bool) -> FloatArray:
+def doubled(angles: FloatArray) -> FloatArray:
     """Twice as many layers along the same curve: interpolated angles, problem angles halved."""
-    rows = angles.reshape(2 if shared else 3, -1)
+    rows = angles.reshape(3, -1)
     p = rows.shape[1]
     old, new = (np.arange(p) + 0.5) / p, (np.arange(2 * p) + 0.5) / (2 * p)
     finer = np.stack([np.interp(new, old, row) for row in rows])
@@ -180,13 +157,15 @@ def learn_plan(
         ValueError: A start whose number of steps does not lead to ``layers`` by doubling.
     """
     steps = stages(options.layers, None if start is None else start.steps)
-    random, restarts, shared = np.random.default_rng(seed), options.restarts, objective.shared
+    random, restarts = np.random.default_rng(seed), options.restarts
     work = restarts * options.iterations * sum(steps) + options.polish * steps[-1]
     run = _Run(objective, float(work), watch)
-    found = [] if start is None else [(np.inf, from_plan(start, shared))]
+    found: list[tuple[float, FloatArray]] = []
+    if start is not None:
+        found = [(np.inf, np.concatenate((start.field_angles, start.coupling_angles, start.mixer_angles)))]
     for stage, layers in enumerate(steps):
-        ramps = (ramp_start(layers, shared, random) for _ in range(restarts))
-        centres = [doubled(x, shared) if stage else x for _, x in found]
+        ramps = (ramp_start(layers, random) for _ in range(restarts))
+        centres = [doubled(x) if stage else x for _, x in found]
         starts = _around(centres, restarts, random) if found else ramps
         found = _distinct([run.solve(x, options.iterations, layers) for x in starts])
     loss, angles = found[0]
@@ -229,8 +208,7 @@ class _Run:
         self.done, self.loss, self.best = 0.0, np.inf, TrotterPlan(*np.zeros((3, 1)))
 
     def plan(self, angles: FloatArray) -> TrotterPlan:
-        shared = self.objective.shared
-        return canonical(to_plan(angles.copy(), shared, f"learned, {angles.size // (3 - shared)} layers"))
+        return canonical(to_plan(angles.copy(), f"learned, {angles.size // 3} layers"))
 
     def solve(self, start: FloatArray, iterations: int, layers: int) -> tuple[float, FloatArray]:
         """Loss and angles after at most so many steps of L-BFGS."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +25,6 @@ from diabat.studies.learned.search import (
     Objective,
     canonical,
     doubled,
-    from_plan,
     learn_plan,
     ramp_start,
     stages,
@@ -38,8 +37,8 @@ SMALL = AnnealOptions(
 QUICK = replace(SMALL, layers=4, restarts=2, iterations=10, polish=0)
 
 
-def objective(shared: bool = False) -> Objective:
-    return Objective(SMALL.training(seed=0), NativeEngine(), shared=shared)
+def objective() -> Objective:
+    return Objective(SMALL.training(seed=0), NativeEngine())
 
 
 class Diary:
@@ -71,12 +70,6 @@ def test_same_seed_same_plan() -> None:
     first, again, other = (np.stack((p.field_angles, p.coupling_angles, p.mixer_angles)) for p in plans)
     np.testing.assert_array_equal(first, again)
     assert not np.allclose(first, other)
-
-
-def test_shared_plans_keep_their_angles_equal() -> None:
-    plan, loss = learn_plan(objective(shared=True), replace(QUICK, iterations=30))
-    np.testing.assert_array_equal(plan.field_angles, plan.coupling_angles)
-    assert loss < 0.2
 
 
 def test_a_warm_start_gets_better_from_where_it_is() -> None:
@@ -118,48 +111,26 @@ H, J = np.array([[0.7, -0.4, 0.2]]), np.array([[0, 0.5, -0.3], [0.5, 0, 0.8], [-
 
 
 def test_angles_go_to_the_kind_of_layer_that_they_are_named_for() -> None:
-    plan = to_plan(np.arange(6.0), shared=False)
-    assert [x.tolist() for x in (plan.field_angles, plan.coupling_angles, plan.mixer_angles)] == [
-        [0, 1],
-        [2, 3],
-        [4, 5],
-    ]
-    plan = to_plan(np.arange(4.0), shared=True)
-    assert [x.tolist() for x in (plan.field_angles, plan.coupling_angles, plan.mixer_angles)] == [
-        [0, 1],
-        [0, 1],
-        [2, 3],
-    ]
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_packing_and_unpacking_are_inverse(shared: bool) -> None:
-    angles = np.random.default_rng(0).normal(size=8 if shared else 12)
-    np.testing.assert_array_equal(from_plan(to_plan(angles, shared), shared), angles)
-
-
-def test_two_kinds_of_angles_are_not_shared() -> None:
-    with pytest.raises(ValueError, match=r"^shared: expected a plan with equal field and coupling angles"):
-        from_plan(TrotterPlan([1.0], [2.0], [3.0]), shared=True)  # type: ignore[arg-type]  # lists
+    plan = to_plan(np.arange(6.0))
+    angles = [x.tolist() for x in (plan.field_angles, plan.coupling_angles, plan.mixer_angles)]
+    assert angles == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_ramps_look_like_an_anneal_and_follow_the_generator() -> None:
-    drawn = np.stack([ramp_start(8, False, np.random.default_rng(seed)).reshape(3, 8) for seed in range(200)])
+    drawn = np.stack([ramp_start(8, np.random.default_rng(seed)).reshape(3, 8) for seed in range(200)])
     b, c, a = drawn.mean(0)
     assert (np.diff(b) > 0).all()
     assert (np.diff(c) > 0).all()
     assert (np.diff(a) < 0).all()
-    assert ramp_start(8, True, np.random.default_rng(0)).shape == (16,)
-    np.testing.assert_array_equal(ramp_start(8, False, np.random.default_rng(7)).reshape(3, 8), drawn[7])
+    np.testing.assert_array_equal(ramp_start(8, np.random.default_rng(7)).reshape(3, 8), drawn[7])
 
 
 def test_doubling_halves_problem_angles_and_follows_the_curve() -> None:
     b, a = np.array([1.0, 3.0]), np.array([2.0, 1.0])
-    finer = doubled(np.concatenate((b, 2 * b, a)), shared=False).reshape(3, 4)
+    finer = doubled(np.concatenate((b, 2 * b, a))).reshape(3, 4)
     np.testing.assert_allclose(finer[0], [0.5, 0.75, 1.25, 1.5])
     np.testing.assert_allclose(finer[1], 2 * finer[0])
     np.testing.assert_allclose(finer[2], [2, 1.75, 1.25, 1])
-    np.testing.assert_allclose(doubled(np.concatenate((b, a)), shared=True).reshape(2, 4), finer[[0, 2]])
 
 
 def test_canonical_angles_give_the_same_reads() -> None:
@@ -195,15 +166,12 @@ def instances() -> list[Instances]:
 
 
 @pytest.mark.parametrize("pair_weight", [0.0, 0.7])
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_gradient_is_that_of_the_loss(shared: bool, pair_weight: float) -> None:
-    objective = Objective(instances(), NativeEngine(), pair_weight=pair_weight, shared=shared)
-    angles = np.random.default_rng(0).normal(size=6 if shared else 9)
-
-    def loss(x: FloatArray) -> float:
-        return objective(x)[0]
-
-    np.testing.assert_allclose(objective(angles)[1], central_difference(loss, angles), rtol=1e-6, atol=1e-8)
+def test_the_gradient_is_that_of_the_loss(pair_weight: float) -> None:
+    objective = Objective(instances(), NativeEngine(), pair_weight=pair_weight)
+    angles = np.random.default_rng(0).normal(size=9)
+    steps = 1e-5 * np.eye(9)
+    expected = [(objective(angles + step)[0] - objective(angles - step)[0]) / 2e-5 for step in steps]
+    np.testing.assert_allclose(objective(angles)[1], expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("pair_weight", [0.0, 0.7])
@@ -270,8 +238,3 @@ def independent_answer(entry: Instances) -> BatchMoments:
     pairs = m[:, :, None] * m[:, None, :]
     pairs[:, range(m.shape[1]), range(m.shape[1])] = 1
     return BatchMoments(entry.independent_probability, pairs)
-
-
-def central_difference(function: Callable[[FloatArray], float], at: FloatArray) -> FloatArray:
-    steps = 1e-5 * np.eye(at.size)
-    return np.array([(function(at + step) - function(at - step)) / 2e-5 for step in steps])
