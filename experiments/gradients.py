@@ -31,8 +31,7 @@ from diabat.plots import Line, Panel, lines
 from diabat.runs.studies import compared
 from diabat.samplers import Sampler, sampler
 from diabat.samplers.capabilities import Estimator
-from diabat.studies.comparison import LABELS, compare, is_analytic, timed
-from diabat.studies.ensembles import Ensemble
+from diabat.studies.ensembles import LABELS, Ensemble, compare, is_analytic, timed
 from diabat.studies.report import Column, Report, Row, with_error
 from experiments.common import parser, show
 

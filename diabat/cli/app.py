@@ -82,17 +82,15 @@ _GROUPS = {
 }
 
 
-def _add_commands() -> None:
-    groups = {"": app}
-    for words, function in COMMANDS.items():
-        group, _, name = words.rpartition(" ")
-        if group not in groups:
-            groups[group] = typer.Typer(help=_GROUPS[group], no_args_is_help=True, rich_markup_mode=None)
-            app.add_typer(groups[group], name=group)
-        groups[group].command(name, cls=Command)(function)
-
-
-_add_commands()
+_groups = {
+    group: typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
+    for group, text in _GROUPS.items()
+}
+for _words, _function in COMMANDS.items():
+    _group, _, _name = _words.rpartition(" ")
+    _groups.get(_group, app).command(_name, cls=Command)(_function)
+for _group, _commands in _groups.items():
+    app.add_typer(_commands, name=_group)
 
 
 def main() -> None:

@@ -1,19 +1,35 @@
-"""Problems on which backends are compared: random ensembles by seed, and the queries of trained attention."""
+"""Problems on which backends are compared, random or of trained attention, and the comparison with exact answers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError, check_count
+from diabat.compute.loading import preparing
 from diabat.compute.memory import require_memory
 from diabat.ising import Ising, pack_couplings
+from diabat.progress import new_bar
+from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import UnsupportedError
+from diabat.studies.report import Column, Row
+
+T = TypeVar("T")
 
 DEFAULT_STRENGTHS = (0.1, 0.3, 0.6, 1.0, 1.5)
+_ROWS = 4  # queries of a window of trained attention
+LABELS = (
+    Column("ensemble", "family of the problems", "ensemble"),
+    Column("strength", "coupling strength g", "g"),
+    Column("backend", "what is compared", "backend"),
+)
+
+_REPEATS, _REPEAT_BELOW_S = 3, 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,16 +105,15 @@ def coupling_strength(couplings: Tensor | None) -> float:
     return math.sqrt(n * float(couplings[..., upper[0], upper[1]].double().square().mean()))
 
 
-def from_attention(ising: Ising, *, rows: int = 4, name: str = "attention") -> Ensemble:
-    """The last ``rows`` queries of each window of a trained attention layer.
+def from_attention(ising: Ising, name: str = "attention") -> Ensemble:
+    """The last four queries of each window of a trained attention layer.
 
     Args:
         ising: The problems of the layer, fields [windows, ..., T, T] (rows are queries), e.g. [B, H, T, T].
-        rows: Number of query rows.
         name: Name of the ensemble.
 
     Returns:
-        Fields [windows, ..., rows, T]; strength sqrt(T · mean J²) over the pairs.
+        Fields [windows, ..., 4, T]; strength sqrt(T · mean J²) over the pairs.
 
     Raises:
         ValueError: If the fields have fewer than three axes.
@@ -106,15 +121,76 @@ def from_attention(ising: Ising, *, rows: int = 4, name: str = "attention") -> E
     if ising.fields.ndim < 3:
         got = list(ising.fields.shape)
         raise ArgumentError("fields", f"expected shape [windows, ..., T, T], got {got}.")
-    check_count("rows", rows)
 
     def last(value: Tensor | None, axes: int) -> Tensor | None:
         """Index the axis of queries, before the last ``axes``, where there is one; an axis of size 1 is kept."""
         if value is None or value.ndim <= axes:
             return value
         size = value.shape[-1 - axes]
-        return value.narrow(-1 - axes, max(0, size - rows), min(size, rows))
+        return value.narrow(-1 - axes, max(0, size - _ROWS), min(size, _ROWS))
 
     J, K = last(ising.couplings, 2), last(ising.three_body, 3)
-    h = ising.fields[..., -rows:, :]
-    return Ensemble(name, coupling_strength(J), Ising(h, J, last(ising.visible, 1), K))
+    return Ensemble(
+        name, coupling_strength(J), Ising(ising.fields[..., -_ROWS:, :], J, last(ising.visible, 1), K)
+    )
+
+
+def compare(
+    backends: Mapping[str, Sampler],
+    ensembles: Iterable[Ensemble],
+    solve: Callable[[Ensemble], T],
+    score: Callable[[Sampler, Ising, T], Iterable[Row]],
+    *,
+    progress: bool,
+) -> list[Row]:
+    """Solve every ensemble exactly (``solve``), before any backend runs; then ``score`` every backend on each.
+
+    In a row, ``refused`` is what a backend says that refuses an ensemble, or None.
+
+    Raises:
+        ArgumentError: If an ensemble has no exact answer, or there is nothing to compare.
+    """
+    cases = list(ensembles)
+    if not backends or not cases:
+        raise ArgumentError("ensembles" if backends else "backends", "expected at least one, got none.")
+    rows: list[Row] = []
+    with new_bar(shown=progress) as bar:
+        answers = [_solved(case, solve) for case in bar.track(cases, description="exact answers")]
+        task = bar.add_task("", total=len(cases) * len(backends))
+        for case, answer in zip(cases, answers, strict=True):
+            for name, backend in backends.items():
+                bar.update(task, description=f"{name} on {case.name}, g = {case.strength:.2g}")
+                place: Row = {"ensemble": case.name, "strength": case.strength, "backend": name}
+                size = {"num_spins": case.ising.num_spins, "queries": case.ising.num_problems}
+                try:
+                    rows += [place | {"refused": None} | size | r for r in score(backend, case.ising, answer)]
+                except UnsupportedError as refusal:
+                    rows.append(place | {"refused": str(refusal)} | size)
+                bar.advance(task)
+    return rows
+
+
+def _solved(case: Ensemble, solve: Callable[[Ensemble], T]) -> T:
+    try:
+        return solve(case)
+    except UnsupportedError as refusal:
+        what = f"'{case.name}' at strength {case.strength:g} with {case.ising.num_spins} spins"
+        reason = f"{what} has no exact answer to compare with ({refusal})"
+        raise ArgumentError("ensembles", reason) from refusal
+
+
+def is_analytic(backend: Sampler) -> bool:
+    """Whether a backend computes its moments instead of averaging reads; tests it with one spin."""
+    return backend.moments(Ising(torch.full((1,), 0.1)), seed=0).num_reads is None
+
+
+def timed(call: Callable[[], T]) -> tuple[float, T]:
+    """Wall time in seconds, compilation left out, and result of a call: the fastest of up to three short ones."""
+    best = float("inf")
+    for _ in range(_REPEATS):
+        start = preparing.clock()
+        result = call()
+        best = min(best, preparing.clock() - start)
+        if best > _REPEAT_BELOW_S:
+            break
+    return best, result

@@ -19,7 +19,7 @@ from diabat import Ising, Samples, progress
 from diabat.compute.jit import jit, unannounced
 from diabat.compute.loading import loaded, preparing
 from diabat.progress import compiling_bar, new_bar
-from diabat.studies.comparison import timed
+from diabat.studies.ensembles import timed
 
 
 @pytest.fixture(params=[True, False])

@@ -44,18 +44,18 @@ def test_ferromagnet_couplings_are_g_over_n() -> None:
 
 
 def test_from_attention_takes_the_last_rows() -> None:
-    h = torch.arange(7 * 2 * 4 * 4, dtype=torch.float32).reshape(7, 2, 4, 4)
-    J = pack_couplings(torch.randn(2, 1, 6, generator=torch.Generator().manual_seed(0)), 4)
-    mask = torch.ones(4, 4, dtype=torch.bool).tril()
-    ensemble = from_attention(Ising(h, J, mask), rows=2)
+    h = torch.arange(7 * 2 * 6 * 6, dtype=torch.float32).reshape(7, 2, 6, 6)
+    J = pack_couplings(torch.randn(2, 1, 15, generator=torch.Generator().manual_seed(0)), 6)
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    ensemble = from_attention(Ising(h, J, mask))
     assert torch.equal(ensemble.ising.fields, h[:, :, 2:])
     assert ensemble.ising.visible is not None
     assert ensemble.ising.visible.tolist() == mask[2:].tolist()
     torch.testing.assert_close(ensemble.ising.couplings, J, rtol=0, atol=0)
     assert ensemble.strength == pytest.approx(coupling_strength(J))
-    own = J[:1].expand(7, 4, 4, 4) * torch.arange(28).view(7, 4, 1, 1)  # couplings of each window and query
-    found = from_attention(Ising(h[:, 0], own, three_body=torch.zeros(4, 4, 4)), rows=3).ising
-    torch.testing.assert_close(found.couplings, own[:, 1:], rtol=0, atol=0)
+    own = J[:1].expand(7, 6, 6, 6) * torch.arange(42).view(7, 6, 1, 1)  # couplings of each window and query
+    found = from_attention(Ising(h[:, 0], own, three_body=torch.zeros(6, 6, 6))).ising
+    torch.testing.assert_close(found.couplings, own[:, 2:], rtol=0, atol=0)
     assert found.three_body is not None
     assert from_attention(Ising(h)).strength == 0
 
@@ -66,7 +66,6 @@ def test_from_attention_takes_the_last_rows() -> None:
         (lambda: sk([0.1], num_spins=0), "num_spins: expected an integer >= 1, got 0"),
         (lambda: sk([math.nan]), "strengths: expected finite values >= 0, got nan"),
         (lambda: from_attention(Ising(torch.zeros(4, 4))), r"fields: expected shape .* got \[4, 4\]"),
-        (lambda: from_attention(Ising(torch.zeros(1, 4, 4)), rows=0), "rows: expected an integer >= 1"),
     ],
 )
 def test_bad_arguments(call: Any, message: str) -> None:
