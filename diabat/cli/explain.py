@@ -100,42 +100,21 @@ def _print_decoder(
             alpha = selected(explanation.alpha, layer, head).tolist()
             chances = {j: formatted(P, ".4f") for j, P in zip(explanation.coupled, alpha, strict=True)}
         order = [j for j in weights.argsort(descending=True, stable=True)[:top].tolist() if weights[j] > 0]
-        rows = [(str(j), tokens[j], formatted(float(weights[j]), ".4f"), chances.get(j, "")) for j in order]
-        print_table(f"Attention of position {q}, {which}", columns, [row[: len(columns)] for row in rows])
+        cells = [(str(j), tokens[j], formatted(float(weights[j]), ".4f"), chances.get(j, "")) for j in order]
+        print_table(f"Attention of position {q}, {which}", columns, [row[: len(columns)] for row in cells])
         strongest = explanation.strongest(top, layer, head, at_least)
         J = [explanation.coupling(j, k, layer, head) for j, k, _ in strongest]
         _print_correlations(explanation, [*zip(strongest, J, strict=True)], at_least, which)
-    numbers = [
-        selected(values, layer, head).tolist() for values in (explanation.entropy, explanation.effective)
-    ]
-    _print_positions(explanation, tokens, likely, numbers, which)
-
-
-def _print_positions(
-    explanation: DecoderExplanation,
-    tokens: list[str],
-    likely: list[str],
-    numbers: list[list[float]],
-    which: str,
-) -> None:
-    from diabat.studies.report import formatted
-
-    entropy, effective = numbers
     rows = []
-    for i, expected in enumerate(explanation.targets):
+    numbers = (selected(values, layer, head) for values in (explanation.entropy, explanation.effective))
+    for i, (expected, entropy, effective) in enumerate(zip(explanation.targets, *numbers, strict=True)):
         place = None if expected is None else explanation.classes.index(expected)
         chance = "" if place is None else formatted(float(explanation.probabilities[i, place]), ".4f")
-        seen = str(int(explanation.visible[i]))
-        rows.append(
-            (str(i), tokens[i], formatted(entropy[i], ".4f"), f"{effective[i]:.2f}", seen, likely[i], chance)
-        )
-    columns = ("position", "token", "entropy", "effective", "of", "predicted", "P(expected)")
+        seen, H = str(int(explanation.visible[i])), formatted(float(entropy), ".4f")
+        rows.append((str(i), tokens[i], H, f"{effective:.2f}", seen, likely[i], chance))
+    columns = ["position", "token", "entropy", "effective", "of", "predicted", "P(expected)"]
     title = f"Entropy of the weights in nats and effective positions, {which}; predictions"
     print_table(title, columns, rows)
-
-
-def _signed(correlation: float) -> str:
-    return "together" if correlation > 0 else "one or the other"
 
 
 def _print_correlations(
@@ -157,7 +136,7 @@ def _print_correlations(
     rows = []
     for (*pair, C), J in found:
         named = [text for i in pair for text in (str(i), shown(explanation.tokens[i]))]
-        rows.append([*named, f"{C:+#.3g}", _signed(C), formatted(J, "+.4f")])
+        rows.append([*named, f"{C:+#.3g}", "together" if C > 0 else "one or the other", formatted(J, "+.4f")])
     columns = ("position", "token", "and position", "and token", "C_jk", "attended", "J_jk")
     title = f"Strongest connected correlations of position {explanation.position}, {which}"
     print_table(title, columns, rows)

@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 
 from diabat.checks import ArgumentError, escaped
 from diabat.cli.output import say
+from diabat.config.errors import ConfigError
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -39,8 +40,6 @@ def handled(*, debug: bool) -> Iterator[None]:
         say(f"\nInterrupted. {error}".rstrip(), err=True)
         raise typer.Exit(INTERRUPTED) from None
     except Exception as error:
-        from diabat.config.errors import ConfigError  # help needs no pydantic
-
         if debug:
             say(traceback.format_exc(), err=True)
         say(f"Error: {escaped(sentence(error))}", err=True)
@@ -62,8 +61,6 @@ class Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except ArgumentError as error:
-            from diabat.config.errors import ConfigError  # help needs no pydantic
-
             named = {p.name: p.opts[0] if p.opts[0][0] == "-" else str(p.name).upper() for p in self.params}
             if isinstance(error, ConfigError) or error.argument not in named:
                 raise

@@ -23,12 +23,11 @@ MAX_VALUES, MAX_DEPTH = 1_000_000, 100
 
 _FLOAT = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 _TYPES = {
-    "null": ("~|null|Null|NULL|", ["~", "n", "N", ""]),
-    "bool": ("true|True|TRUE|false|False|FALSE", list("tTfF")),
-    "int": ("[-+]?[0-9]+", list("-+0123456789")),
-    "float": (_FLOAT, list("-+0123456789.")),
+    "null": "~|null|Null|NULL|",
+    "bool": "true|True|TRUE|false|False|FALSE",
+    "int": "[-+]?[0-9]+",
+    "float": _FLOAT,
 }
-"""Texts of a type, and the characters with which they begin."""
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml may be absent
 
@@ -65,9 +64,9 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-for _name, (_pattern, _first) in _TYPES.items():
+for _name, _pattern in _TYPES.items():
     for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"^(?:{_pattern})$"), _first)
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"^(?:{_pattern})$"), None)
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 # Short lists stay on one line, as people write them; mappings are always blocks.
 _Dumper.add_representer(

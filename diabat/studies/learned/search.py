@@ -103,7 +103,8 @@ def _scales(instances: list[Instances]) -> list[FloatArray]:
 
 def to_plan(angles: FloatArray, label: str = "") -> TrotterPlan:
     """A plan from its free angles [3 · p] in radians, float64: of fields, couplings and mixers of the p layers."""
-    return TrotterPlan(*angles.reshape(3, -1), label)
+    b, c, a = angles.reshape(3, -1)
+    return TrotterPlan(b, c, a, label)
 
 
 def ramp_start(layers: int, random: np.random.Generator) -> FloatArray:
