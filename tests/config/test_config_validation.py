@@ -1,6 +1,7 @@
 """What a configuration refuses, on reading it or when it is built: a sentence that names the key."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import pytest
 from diabat.config import ConfigError, make_config
 from diabat.runs import build_model, build_task
 from diabat.samplers import registry
+from diabat.studies.fidelity import FidelityOptions
+from diabat.studies.learned.problems import AnnealOptions
+from diabat.training import TrainOptions
 
 REFUSALS = (Path(__file__).parent / "refusals.txt").read_text().splitlines()[1:]
 SMALL = {"name": "brackets", "window": 4, "num_train": 4, "num_validation": 4}
@@ -26,6 +30,26 @@ def test_a_bad_value_is_one_sentence(line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build(json.loads(document))
     assert re.fullmatch(".*".join(map(re.escape, message.split("..."))), str(caught.value))
+
+
+RATES = ("learning_rate", "coupling_learning_rate", "schedule_learning_rate", "weight_decay")
+FROM_PYTHON: list[tuple[type, str, Any, str]] = [
+    *((TrainOptions, name, x, "a number in [0, inf), got") for name in RATES for x in (math.nan, math.inf)),
+    (TrainOptions, "clip", math.nan, "a number in (0, inf], got nan."),
+    (TrainOptions, "precision", "int8", "one of float32, bfloat16, got 'int8'."),
+    (TrainOptions, "max_epochs", 10**400, "at most 9223372036854775807, got about 1e400."),
+    (AnnealOptions, "layers", True, "an integer >= 1, got True."),
+    (AnnealOptions, "strengths", (math.inf, 1.0), "a finite number > 0, got inf."),
+    (FidelityOptions, "num_reads", True, "an integer >= 1, got True."),
+]
+
+
+@pytest.mark.parametrize(("options", "name", "value", "expected"), FROM_PYTHON)
+def test_values_that_no_file_can_hold_are_refused_too(
+    options: type, name: str, value: Any, expected: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: expected {re.escape(expected)}"):
+        options(**{name: value})
 
 
 def test_built_in_backends_are_found_without_a_search_of_all_packages(

@@ -172,9 +172,6 @@ def test_options_describe_the_problems() -> None:
     (same,) = sk([0.2], num_spins=3, instances=2, queries=5, seed=7)
     assert torch.equal(found[0].ising.fields, same.ising.fields)
     assert FidelityOptions(ensembles=("sk",), strengths=(1.0,)).problems(0)[0].name == "SK"
-    for name, value in (("sizes", (3, 0)), ("queries", 0), ("num_reads", True)):
-        with pytest.raises(ValueError, match=f"^{name}: expected an integer >= 1, got "):
-            FidelityOptions(**{name: value})  # type: ignore[arg-type]  # bad on purpose
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -156,23 +155,6 @@ def test_problems_that_no_plan_can_run_are_refused() -> None:
         with_moments(Ensemble("x", 1.0, large))
     with pytest.raises(ValueError, match=r"^ensemble: expected at least two windows to divide, got 1"):
         split_windows(Ensemble("x", 1.0, cubic))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"layers": True}, "layers: expected an integer >= 1, got True"),
-        ({"polish": -1}, "polish: expected an integer >= 0, got -1"),
-        ({"strengths": ()}, "strengths: expected at least one, got none"),
-        ({"strengths": (float("inf"), 1.0)}, "strengths: expected a finite number > 0, got inf"),
-        ({"spins": (4, 1)}, "spins: expected an integer >= 2, got 1"),
-        ({"spins": ()}, "spins: expected at least one, got none"),
-        ({"weights": (0.0,) * 4}, r"weights: expected 4 numbers, .*, got \[0\.0, 0\.0, 0\.0, 0\.0\]"),
-    ],
-)
-def test_bad_options_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}"):
-        AnnealOptions(**change)
 
 
 PLAN = TrotterPlan(*np.full((3, 3), 0.7))
