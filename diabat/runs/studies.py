@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ from diabat.attention.windows import visible_slots
 from diabat.config.errors import ConfigError, of_section
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
-from diabat.ising import Ising, coupled_pairs
+from diabat.ising import Ising
 from diabat.models import Transformer
 from diabat.problem_files import read_problem
 from diabat.runs.build import build_sampler, use_threads
 from diabat.runs.finished import load_run
-from diabat.studies.ensembles import Ensemble, from_attention
+from diabat.studies.ensembles import Ensemble, coupling_strength, from_attention
 from diabat.training.folder import CONFIG
 
 _WINDOWS = 16
@@ -41,9 +40,7 @@ def compared(config: Config, *, trust: bool = False) -> dict[str, Any]:
     else:
         with of_section("fidelity", {None: "fidelity.problem"}):
             ising = read_problem(options.problem, beta=options.beta).ising
-        _, J = coupled_pairs(ising)
-        strength = math.sqrt(2 * float((J**2).sum()) / max(1, ising.num_spins - 1))
-        ensembles = [Ensemble(options.problem.name, strength, ising)]
+        ensembles = [Ensemble(options.problem.name, coupling_strength(ising), ising)]
     if options.checkpoint is not None:
         ensembles += attention_ensembles(options.checkpoint, seed=config.seed, trust=trust)
     elif not ensembles:

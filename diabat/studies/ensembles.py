@@ -96,13 +96,15 @@ def _checked(strengths: Sequence[float], n: int, instances: int, queries: int, s
     return torch.Generator().manual_seed(seed)
 
 
-def coupling_strength(couplings: Tensor | None) -> float:
+def coupling_strength(ising: Ising) -> float:
     """Return sqrt(n · mean_{j<k} J_jk²), the g of an SK model with couplings of this size; 0 without J."""
-    if couplings is None or couplings.shape[-1] < 2:
+    if ising.edges is not None:
+        values = ising.edges.values
+    elif ising.matrix is not None:
+        values = ising.matrix.flatten(-2) / 2**0.5  # which has every pair twice
+    else:
         return 0.0
-    n = couplings.shape[-1]
-    upper = torch.triu_indices(n, n, offset=1)
-    return math.sqrt(n * float(couplings[..., upper[0], upper[1]].double().square().mean()))
+    return math.sqrt(2 * float(values.double().square().sum(-1).mean()) / max(1, ising.num_spins - 1))
 
 
 def from_attention(ising: Ising, name: str = "attention") -> Ensemble:
@@ -130,9 +132,8 @@ def from_attention(ising: Ising, name: str = "attention") -> Ensemble:
         return value.narrow(-1 - axes, max(0, size - _ROWS), min(size, _ROWS))
 
     J, K = last(ising.couplings, 2), last(ising.three_body, 3)
-    return Ensemble(
-        name, coupling_strength(J), Ising(ising.fields[..., -_ROWS:, :], J, last(ising.visible, 1), K)
-    )
+    few = Ising(ising.fields[..., -_ROWS:, :], J, last(ising.visible, 1), K)
+    return Ensemble(name, coupling_strength(few), few)
 
 
 def compare(

@@ -29,7 +29,7 @@ def test_sk_scales_and_seeds() -> None:
     assert K is not None
     assert (weak.ising.fields.shape, J.shape) == ((50, 10, 16), (50, 1, 16, 16))
     assert float(weak.ising.fields.std()) == pytest.approx(0.2, rel=5 / math.sqrt(2 * 8000))
-    assert coupling_strength(J) == pytest.approx(0.2, rel=5 / math.sqrt(2 * 6000))
+    assert coupling_strength(weak.ising) == pytest.approx(0.2, rel=5 / math.sqrt(2 * 6000))
     assert torch.allclose(K, 4 * J)
     (again,), (other,) = (sk([0.2], num_spins=16, instances=50, queries=10, seed=seed) for seed in (0, 1))
     assert torch.equal(weak.ising.fields, again.ising.fields)
@@ -52,7 +52,7 @@ def test_from_attention_takes_the_last_rows() -> None:
     assert ensemble.ising.visible is not None
     assert ensemble.ising.visible.tolist() == mask[2:].tolist()
     torch.testing.assert_close(ensemble.ising.couplings, J, rtol=0, atol=0)
-    assert ensemble.strength == pytest.approx(coupling_strength(J))
+    assert ensemble.strength == pytest.approx(float(J.square().sum() / 60 * 6) ** 0.5)
     own = J[:1].expand(7, 6, 6, 6) * torch.arange(42).view(7, 6, 1, 1)  # couplings of each window and query
     found = from_attention(Ising(h[:, 0], own, three_body=torch.zeros(6, 6, 6))).ising
     torch.testing.assert_close(found.couplings, own[:, 2:], rtol=0, atol=0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from run_checks import assert_same_run, metrics
 
@@ -17,7 +19,7 @@ from diabat.samplers.state import chain_state
 from diabat.tasks import Task
 from diabat.training import TrainOptions, evaluate, load_model
 from diabat.training.optimizer import make_optimizer
-from fuzz.tiny import tiny_task, tiny_train
+from fuzz.tiny import tiny_model, tiny_task, tiny_train
 
 
 def chained_model(task: Task, *, seed: int = 0, persistent: bool = True) -> Transformer:
@@ -51,16 +53,6 @@ def test_each_layer_has_its_own_chains() -> None:
     assert chain_state(chained_model(task, persistent=False)) == {}
 
 
-def test_a_resumed_run_goes_on_with_its_chains(tmp_path: Path) -> None:
-    task = tiny_task(num_train=48)  # three equal batches, so that chains fit from batch to batch
-    tiny_train(tmp_path / "straight", model=chained_model(task), task=task)
-    tiny_train(tmp_path / "cut", model=chained_model(task), task=task, max_epochs=2)
-    tiny_train(tmp_path / "cut", model=chained_model(task, seed=9), task=task, resume=True)
-    assert_same_run(tmp_path / "cut", tmp_path / "straight")
-    tiny_train(tmp_path / "fresh", model=chained_model(task, persistent=False), task=task)
-    assert metrics(tmp_path / "fresh") != metrics(tmp_path / "straight")
-
-
 def test_an_evaluation_does_not_change_the_chains() -> None:
     task = tiny_task()
     model = chained_model(task)
@@ -86,36 +78,40 @@ def start() -> torch.Tensor:
     return torch.from_numpy(np.stack((PLAN.field_angles, PLAN.coupling_angles, PLAN.mixer_angles))).float()
 
 
-def test_angles_have_a_group_of_their_own_without_decay() -> None:
-    options = TrainOptions(
-        learning_rate=1e-3,
-        coupling_learning_rate=1e-5,
-        schedule_learning_rate=7e-3,
-        weight_decay=0.1,
-        coupling_weight_decay=0.2,
-    )
-    model = learning_model(tiny_task(), layers=2)
-    others, couplings, schedules = make_optimizer(model, options).param_groups
-    assert [p.shape for p in schedules["params"]] == [(3, 4)] * 2
-    assert (schedules["lr"], schedules["weight_decay"]) == (7e-3, 0.0)
-    assert (couplings["lr"], couplings["weight_decay"]) == (1e-5, 0.2)
-    assert (others["lr"], others["weight_decay"]) == (1e-3, 0.1)
-    grouped = [id(p) for group in (others, couplings, schedules) for p in group["params"]]
-    assert sorted(grouped) == sorted(id(p) for p in model.parameters())
+def test_angles_and_couplings_have_groups_of_their_own() -> None:
+    rates = {"learning_rate": 1e-3, "coupling_learning_rate": 1e-5, "schedule_learning_rate": 7e-3}
+    options = TrainOptions(**rates, weight_decay=0.1, coupling_weight_decay=0.2)
+    task, terms = tiny_task(), [(1, 6), (1, 4)]
+    anneal = [(3, 4)] * 2  # whose angles do not decay
+    for model, shapes in (
+        (learning_model(task, layers=2), [[(1, 6)] * 2, anneal]),
+        (tiny_model(task, "h+J+K"), [terms]),
+        (tiny_model(task, "softmax"), []),
+    ):
+        groups = make_optimizer(model, options).param_groups
+        assert [[p.shape for p in group["params"]] for group in groups[1:]] == shapes
+        values = [(group["lr"], group["weight_decay"]) for group in groups]
+        assert values == [(1e-3, 0.1), (1e-5, 0.2), (7e-3, 0.0)][: len(groups)]
+        grouped = [id(p) for group in groups for p in group["params"]]
+        assert sorted(grouped) == sorted(id(p) for p in model.parameters())
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    task = tiny_task()
+@pytest.mark.parametrize("make", [chained_model, learning_model])
+def test_an_interrupted_run_goes_on_bit_for_bit(make: Callable[..., Transformer], tmp_path: Path) -> None:
+    """With its chains and its angles; it does not depend on the weights that it is given."""
+    task = tiny_task(num_train=48)  # three equal batches, so that chains fit from batch to batch
     options: dict[str, Any] = {"schedule_learning_rate": 1e-2, "task": task}
-    tiny_train(tmp_path / "straight", model=learning_model(task), **options)
-    tiny_train(tmp_path / "run", model=learning_model(task), max_epochs=1, **options)
-    # A resumed run does not depend on the weights that it is given.
-    tiny_train(tmp_path / "run", model=learning_model(task, seed=99), resume=True, **options)
+    tiny_train(tmp_path / "straight", model=make(task), **options)
+    tiny_train(tmp_path / "run", model=make(task), max_epochs=1, **options)
+    tiny_train(tmp_path / "run", model=make(task, seed=99), resume=True, **options)
     assert_same_run(tmp_path / "run", tmp_path / "straight")
-    saved = load_model(tmp_path / "run", "latest")[NAME]
-    assert bool((saved != start()).all())
-    losses = [line["train_loss"] for line in metrics(tmp_path / "straight") if line["event"] == "epoch"]
-    assert losses[-1] < losses[0]
+    if make is chained_model:
+        tiny_train(tmp_path / "fresh", model=chained_model(task, persistent=False), **options)
+        assert metrics(tmp_path / "fresh") != metrics(tmp_path / "straight")
+    else:
+        assert bool((load_model(tmp_path / "run", "latest")[NAME] != start()).all())
+        losses = [line["train_loss"] for line in metrics(tmp_path / "straight") if line["event"] == "epoch"]
+        assert losses[-1] < losses[0]
 
 
 def test_the_weights_that_were_saved_are_those_that_sample(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 from diabat.models import Transformer, TransformerOptions
 from diabat.tasks import IGNORED, BracketOptions, Split
-from diabat.training import TrainingError, TrainOptions, evaluate, load_model, train
+from diabat.training import PROTOCOLS, TrainingError, TrainOptions, evaluate, load_model, train
 from diabat.training.evaluate import epoch_order
 from diabat.training.optimizer import token_loss
 from fuzz.tiny import OPTIONS, tiny_model, tiny_task, tiny_train
@@ -203,3 +203,15 @@ def test_evaluate_counts_targets_whatever_the_batch_size() -> None:
     assert loss == pytest.approx(float(-chance.mean()), rel=1e-6)
     right = (logits.argmax(-1) == task.validation.targets)[counted].float().mean()
     assert accuracy == pytest.approx(float(right), rel=1e-6)
+
+
+def test_the_published_protocols() -> None:
+    names = ("learning_rate", "coupling_learning_rate", "clip", "batch_size", "patience")
+    sequences = {
+        name: tuple(getattr(PROTOCOLS[name], key) for key in names) for name in ("shakespeare", "brackets")
+    }
+    assert sequences == {"shakespeare": (1e-3, 3e-5, 1.0, 64, 20), "brackets": (3e-4, 1e-4, 1.0, 64, 20)}
+
+
+def test_options_at_their_limits_are_taken() -> None:
+    TrainOptions(clip=math.inf, learning_rate=0.0, seed=2**31 - 1, precision="bfloat16")
