@@ -70,10 +70,3 @@ def test_reads_repeat_with_the_seed(tmp_path: Path) -> None:
     assert reads > 1
     assert first["correlations"] != other["correlations"]
     assert f"Estimated from {reads} reads" in run("explain", str(tmp_path / "run"), "(ab)").stdout
-
-
-def test_vocabularies_without_characters_are_refused(tmp_path: Path) -> None:
-    assert train(tmp_path / "run", "task.vocab_size=100").exit_code == 0
-    refused = run("explain", str(tmp_path / "run"), "(a)")
-    assert refused.exit_code == 2
-    assert "expected a task whose symbols have characters, got 'brackets' with 100 symbols" in refused.stderr

@@ -34,6 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ("model.num_layers=2", "model.num_heads=2", "task.window=8")
     assert train(Path("run"), *options, "model.mode=h+J").exit_code == 0
     assert train(Path("softmax"), "model.mode=softmax").exit_code == 0
+    assert train(Path("hundred"), "task.vocab_size=100").exit_code == 0
     os.chdir(before)
     return folder
 

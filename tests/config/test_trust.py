@@ -71,12 +71,6 @@ def test_only_classes_of_dimod_samplers_are_called(name: str, kind: str, tmp_pat
     assert not (tmp_path / "mark").exists()
 
 
-@pytest.mark.parametrize("name", ["..x:y", "a b:c", "os:", ":x", "os:path.join", "os", "1:2", "https://x:y"])
-def test_invalid_names_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="sampler: expected a dimod sampler or its name 'module:name'"):
-        build_sampler(make_config({"sampler": dimod_section(name)}).sampler)
-
-
 def test_a_module_that_fails_to_import_is_one_sentence(stranger: str, tmp_path: Path) -> None:
     (tmp_path / "modules" / "strange_module.py").write_text("raise RuntimeError('token=abc')")
     with pytest.raises(ConfigError, match=r"cannot be imported: RuntimeError: token=\*\*\*\.$"):
@@ -156,40 +150,6 @@ def test_a_key_of_the_caller_does_not_trust_the_others(change: str, tmp_path: Pa
 
 
 # secrets
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"sampler": {"backend": "dimod", "options": {"token": "s3"}}},
-        {"sampler": {"backend": "dimod", "options": {"solvers": [{"secret": "s3"}]}}},
-        {"sampler": {"backend": "refine", "options": {"options": {"api_key": "s3"}}}},
-        {"sampler": {"backend": "distributed", "executor": "tls://me:s3@host:8786"}},
-        {"fidelity": {"backends": {"a": {"backend": "dimod", "parameters": {"password": "s3"}}}}},
-        {"task": {"name": "shakespeare", "data": "https://host/data?token=s3"}},
-        *(
-            {"sampler": {"backend": "dimod", "options": {name: "s3"}}}
-            for name in (
-                "pat",
-                "github_pat",
-                "jwt",
-                "cookie",
-                "connection_string",
-                "client_cert_key",
-                "account_key",
-            )
-        ),
-        {"sampler": {"backend": "dimod", "options": {"note": "password s3"}}},
-        {"output": "https://me:s3@host/"},
-    ],
-)
-def test_a_configuration_holds_no_secret(document: dict[str, Any]) -> None:
-    """It would be stored with the run; the message does not show it either."""
-    with pytest.raises(
-        ConfigError, match=r"expected no .* here, where it would be stored with the run"
-    ) as caught:
-        make_config(document)
-    assert "s3" not in str(caught.value)
 
 
 def test_the_token_of_the_environment_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import diabat
-from diabat.config import make_config
 from diabat.tasks import IGNORED, RecallOptions
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "recall_by_hand.py"
@@ -148,23 +147,3 @@ def test_the_contrast_is_exp_of_four_couplings(J: float) -> None:
     )
     value = diabat.sampler("exact").moments(problem).probability[:, 1]
     assert value[0] / value[1] == pytest.approx(math.exp(4 * J), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("model", "sentence"),
-    [
-        (
-            {"bandwidth": 1},
-            "model.bandwidth: expected at least 2, the distance from a key to its value, got 1.",
-        ),
-        (
-            {"relative": True, "attention_window": 8},
-            "model.attention_window: expected at least the 13 positions of a sequence with far=none, got 8.",
-        ),
-        ({"coupling_init": {"distanc": 1}}, "model.coupling_init.distanc: unknown key. Did you mean"),
-    ],
-    ids=str,
-)
-def test_models_that_cannot_reach_are_refused(model: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
-        make_config({"task": {"name": "recall", "distance": 2}, "model": model})
