@@ -77,15 +77,6 @@ def test_nothing_of_the_table_is_cut_at_any_width(
     assert "".join(word for word in text.split() if word in backend).count(backend) == 2
 
 
-def test_a_damaged_checkpoint_is_a_sentence(tmp_path: Path) -> None:
-    assert train(tmp_path / "run").exit_code == 0
-    weights = tmp_path / "run" / "best.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4])
-    result = fidelity(f"fidelity.checkpoint={tmp_path / 'run'}")
-    assert result.exit_code == 1
-    assert "best.safetensors is damaged: " in result.stderr
-
-
 PROBLEM = "fields: [0.5, -1.0, 0.3]\ncouplings: [[0, 1, 0.8], [1, 2, -1.3]]\nbeta: 2\n"
 
 

@@ -35,6 +35,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert train(Path("run"), *options, "model.mode=h+J").exit_code == 0
     assert train(Path("softmax"), "model.mode=softmax").exit_code == 0
     assert train(Path("hundred"), "task.vocab_size=100").exit_code == 0
+    assert train(Path("damaged")).exit_code == 0
+    weights = Path("damaged", "best.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-4])
     os.chdir(before)
     return folder
 
