@@ -79,7 +79,11 @@ def start() -> torch.Tensor:
 
 
 def test_angles_and_couplings_have_groups_of_their_own() -> None:
-    rates = {"learning_rate": 1e-3, "coupling_learning_rate": 1e-5, "schedule_learning_rate": 7e-3}
+    rates: dict[str, Any] = {
+        "learning_rate": 1e-3,
+        "coupling_learning_rate": 1e-5,
+        "schedule_learning_rate": 7e-3,
+    }
     options = TrainOptions(**rates, weight_decay=0.1, coupling_weight_decay=0.2)
     task, terms = tiny_task(), [(1, 6), (1, 4)]
     anneal = [(3, 4)] * 2  # whose angles do not decay
