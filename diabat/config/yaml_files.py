@@ -124,12 +124,10 @@ def read_bytes(path: Path, most: int = MAX_BYTES, *, follow: bool = True) -> byt
     """
     try:
         return read_file(path, most, follow=follow)
-    except FileNotFoundError:
-        raise ConfigError(f"'{path}'", "no such file.") from None
-    except IsADirectoryError:
-        raise ConfigError(f"'{path}'", "expected a file, got a folder.") from None
     except OSError as error:
-        raise ConfigError(f"'{path}'", f"cannot be read ({error.strerror}).") from error
+        known = {FileNotFoundError: "no such file.", IsADirectoryError: "expected a file, got a folder."}
+        reason = known.get(type(error), f"cannot be read ({error.strerror}).")
+        raise ConfigError(f"'{path}'", reason) from error
 
 
 def read_mapping(path: Path, *, follow: bool = True) -> dict[str, Any]:

@@ -1,13 +1,7 @@
 """What a configuration describes, built and run: training, evaluation, explanation."""
 
 from diabat.runs.build import build_model, build_sampler, build_task, run_training, use_threads
-from diabat.runs.finished import (
-    Evaluation,
-    Run,
-    evaluate_run,
-    explain_decoder_run,
-    load_run,
-)
+from diabat.runs.finished import Evaluation, Run, evaluate_run, explain_decoder_run, load_run
 
 __all__ = [
     "Evaluation",

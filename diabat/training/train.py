@@ -337,11 +337,7 @@ class Trainer:
         with metrics_file(self.folder) as file:
             os.fsync(file.fileno())
             self.state.metrics_bytes = file.tell()
-        facts = {
-            "state": asdict(self.state),
-            "options": asdict(self.options),
-            "data": self.fingerprint,
-        }
+        facts = {"state": asdict(self.state), "options": asdict(self.options), "data": self.fingerprint}
         save_checkpoint(self.folder / LATEST, {**self._tensors(), **random_tensors(self.model)}, facts)
 
     def _tensors(self) -> dict[str, Tensor]:
