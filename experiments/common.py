@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 
 from diabat.files import replace_file
-from diabat.studies.report import Report
 
 R = TypeVar("R")
 Row = dict[str, Any]
@@ -78,16 +77,6 @@ def report(
     for row in rows:
         table.add_row(*(_cell(row.get(key), (formats or {}).get(key, ".3g")) for key in rows[0]))
     Console(width=200, highlight=False).print(table)
-
-
-def show(found: Report, *, as_json: bool) -> None:
-    """Print the report of a study as a table or as JSON."""
-    from rich.console import Console
-
-    if as_json:
-        print(found.to_json())
-    else:
-        Console(width=200, highlight=False).print(found.table())
 
 
 def print_tables(

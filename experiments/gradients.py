@@ -14,7 +14,6 @@ of J, summed over the queries that share it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -31,9 +30,8 @@ from diabat.plots import Line, Panel, lines
 from diabat.runs.studies import compared
 from diabat.samplers import Sampler, sampler
 from diabat.samplers.capabilities import Estimator
-from diabat.studies.ensembles import LABELS, Ensemble, compare, is_analytic, timed
-from diabat.studies.report import Column, Report, Row, with_error
-from experiments.common import parser, show
+from diabat.studies.ensembles import Ensemble, compare, is_analytic
+from experiments.common import Row, parser, report
 
 SECTION: dict[str, Any] = {
     "backends": {
@@ -50,87 +48,33 @@ SECTION: dict[str, Any] = {
 """The section fidelity of the tables in docs/gradients.md; 8 spins, 4 fields for each J, 1000 reads."""
 
 
-def _columns(name: str, of: str) -> tuple[Column, ...]:
-    """Columns of ∂L/∂h or of ∂L/∂J."""
-    bias, floor = f"{name}_bias", f"{name}_bias_floor"
-    return (
-        Column(f"{name}_cosine", f"cosine of one estimate with the exact {of}; mean over estimates", f"cos {name}"),
-        Column(bias, f"|mean estimate - exact| / |exact| of {of}; ± the noise of the mean", f"bias {name}",
-               lambda row: with_error(row[bias], row[floor])),
-        Column(floor, "what the noise of the mean alone contributes to it; null if nothing is drawn"),
-        Column(f"{name}_variance", f"num_reads times the variance of one estimate / |exact|^2 of {of}: per read"),
-        Column(f"{name}_own_cosine",
-               "cosine with the derivative of the backend's own law; null for Boltzmann backends"),
-    )  # fmt: skip
+def draw(rows: Sequence[Row], path: Path) -> Path:
+    """Draw the cosines of ∂L/∂h above those of ∂L/∂J: a column for each backend, a line for each estimator."""
+    places = dict.fromkeys((row["backend"], row["ensemble"]) for row in rows if row["refused"] is None)
+    of = {place: [row for row in rows if (row["backend"], row["ensemble"]) == place] for place in places}
+    upper = [_panel(own, "h", {"title": "\n".join(place)}) for place, own in of.items()]
+    lower = [_panel(own, "J", {"xlabel": "coupling strength g"}) for own in of.values()]
+    return lines([upper, lower], path, size=(2.6, 2.4))
 
 
-@dataclass(frozen=True)
-class GradientReport(Report):
-    """Quality of the gradient estimators of several backends; a row for each ensemble, strength, backend and estimator.
-
-    ``num_reads`` are the reads per problem of one estimate, ``repeats`` the estimates behind mean and variance.
-    """
-
-    num_reads: int
-    repeats: int
-    seed: int
-
-    title = "Gradients against exact"
-    labels = (
-        *LABELS,
-        Column("estimator", "gradient estimator; the loss is L = sum v P(s=+1) with v ~ N(0, 1), "
-               "the exact gradient Boltzmann's", "estimator"),
-    )  # fmt: skip
-    columns = (
-        Column("num_reads", "reads per problem of one estimate; null if nothing is drawn"),
-        Column("repeats", "independent estimates"),
-        *_columns("h", "dL/dh of all queries"),
-        *_columns("J", "dL/dJ, summed over the queries that share J"),
-        Column(
-            "us_per_query", "wall time of a forward and backward pass, without compilation, by problem, in µs"
-        ),
-    )
-
-    def plot(self, path: str | Path) -> Path:
-        """Draw the cosines of ∂L/∂h above those of ∂L/∂J: a column for each backend, a line for each estimator.
-
-        Raises ValueError if every backend refused every problem.
-        """
-        rows = self.answered()
-        places = dict.fromkeys((row["backend"], row["ensemble"]) for row in rows)
-        of = {place: [row for row in rows if (row["backend"], row["ensemble"]) == place] for place in places}
-        upper = [_panel(own, "h", {"title": "\n".join(place)}) for place, own in of.items()]
-        lower = [_panel(own, "J", {"xlabel": "coupling strength g"}) for own in of.values()]
-        return lines([upper, lower], path, size=(2.6, 2.4))
-
-
-def _panel(rows: list[Row], name: str, settings: Mapping[str, object]) -> Panel:
+def _panel(rows: Sequence[Row], name: str, settings: Row) -> Panel:
     drawn = []
     for look, estimator in enumerate((*get_args(Estimator)[1:], "exact")):
         cosines = {row["strength"]: row[f"{name}_cosine"] for row in rows if row["estimator"] == estimator}
         drawn.append(Line(sorted(cosines), [cosines[g] for g in sorted(cosines)], estimator, look))
-    strengths = sorted({row["strength"] for row in rows})
-    if len(strengths) == 1:  # a single strength needs no axis
-        settings = {**settings, "xticks": strengths}
     return Panel(drawn, settings={"ylabel": f"cosine of ∂L/∂{name} with exact", **settings})
 
 
-def gradient_report(
-    backends: Mapping[str, Sampler],
-    ensembles: Iterable[Ensemble],
-    *,
-    num_reads: int = 1000,
-    repeats: int = 16,
-    seed: int = 0,
-    progress: bool = False,
-) -> GradientReport:
+def gradient_rows(
+    backends: Mapping[str, Sampler], ensembles: Iterable[Ensemble], *, num_reads: int = 1000, repeats: int = 16,
+    seed: int = 0, progress: bool = False,
+) -> list[Row]:  # fmt: skip
     """Compare every gradient estimator that a backend supports with the exact gradient of a random linear loss.
 
-    Arguments and errors are those of :func:`diabat.studies.fidelity.fidelity_report`; ``num_reads`` is of one estimate,
-    for backends and estimators that draw, and ``repeats`` >= 2 are independent estimates of those.
-
-    Returns:
-        One row for each ensemble, backend and estimator, also if the backend refuses the ensemble (key ``refused``).
+    ``num_reads`` are those of one estimate, for backends and estimators that draw; ``repeats`` >= 2 their estimates.
+    A row for each ensemble, backend and estimator, for ∂L/∂h and ∂L/∂J: mean cosine of an estimate with the exact
+    gradient; bias |mean - exact| / |exact|, and its floor, the noise of the mean; variance of a read, num_reads times
+    that of an estimate / |exact|²; cosine with the derivative of the backend's own law, if that is not Boltzmann's.
     """
     exact = sampler("exact")
     seeds = np.random.SeedSequence(seed).generate_state(repeats).tolist()
@@ -152,8 +96,7 @@ def gradient_report(
             for name in able.gradients
         ]
 
-    found = compare(backends, ensembles, loss, score, progress=progress)
-    return GradientReport(found, num_reads, repeats, seed)
+    return compare(backends, ensembles, loss, score, progress=progress)
 
 
 Gradient = dict[str, Tensor]
@@ -187,8 +130,7 @@ def _score(
     drawn = estimator == "covariance" or (estimator != "exact" and not is_analytic(backend))
     reads = num_reads if drawn else None
     estimate = partial(gradient_of, backend, estimator, ising, cotangent, num_reads=reads)
-    seconds, first = timed(lambda: estimate(seed=seeds[0]))
-    estimates = [first, *(estimate(seed=seed) for seed in (seeds[1:] if drawn else ()))]
+    estimates = [estimate(seed=seed) for seed in (seeds if drawn else seeds[:1])]
     row: Row = {"num_reads": reads, "repeats": len(estimates)}
     for name in ("h", "J"):
         scores: Row = {}
@@ -204,7 +146,7 @@ def _score(
                 scores["own_cosine"] = _cosine(got, own[name])
         keys = ("cosine", "bias", "bias_floor", "variance", "own_cosine")
         row |= {f"{name}_{key}": scores.get(key) for key in keys}
-    return row | {"us_per_query": 1e6 * seconds / ising.num_problems}
+    return row
 
 
 def _cosine(got: Tensor, to: Tensor) -> float:
@@ -219,10 +161,14 @@ def main() -> None:
     made.add_argument("--figure", type=Path, help="file of the figure: .png, .pdf or .svg")
     options = made.parse_args()
     config = make_config(apply_overrides({"fidelity": SECTION}, options.overrides))
-    found = gradient_report(**compared(config), progress=True)
+    rows = gradient_rows(**compared(config), progress=True)
     if options.figure is not None:
-        found.plot(options.figure)
-    show(found, as_json=options.json)
+        draw(rows, options.figure)
+    if not options.json:  # as wide as a screen
+        rows = [
+            {key: row[key] for key in row if key not in ("num_spins", "queries", "num_reads")} for row in rows
+        ]
+    report("Gradients against exact", rows, as_json=options.json)
 
 
 if __name__ == "__main__":

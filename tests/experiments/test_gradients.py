@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fakes import RecorderSampler
+from script_tables import tables
 
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers import Sampler, sampler
 from diabat.studies.ensembles import Ensemble, from_attention, sk
 from diabat.testing import ReferenceSampler
 from experiments import gradients
-from experiments.gradients import GradientReport, gradient_report
+from experiments.gradients import draw, gradient_rows
 
 SMALL: dict[str, Any] = {"num_spins": 4, "instances": 3, "queries": 2}
 EXACT = sampler("exact")
 
 
 def by_estimator(backend: Sampler, ensemble: Ensemble, **options: Any) -> dict[str, dict[str, Any]]:
-    rows = gradient_report({"b": backend}, [ensemble], **options).rows
+    rows = gradient_rows({"b": backend}, [ensemble], **options)
     assert [row["refused"] for row in rows] == [None] * len(rows)
     return {row["estimator"]: row for row in rows}
 
@@ -84,43 +84,31 @@ def test_masks_and_couplings_shared_by_the_queries_of_a_head() -> None:
 def test_seeds_reach_the_backend_and_repeat_the_report() -> None:
     recorder = RecorderSampler(ReferenceSampler())
     ensembles = sk([0.2, 0.4], **SMALL)
-    first = gradient_report({"r": recorder}, ensembles, num_reads=64, repeats=3, seed=11)
+    first = gradient_rows({"r": recorder}, ensembles, num_reads=64, repeats=3, seed=11)
     drawn = [(call.num_reads, call.seed) for call in recorder.calls if call.method == "sample"]
     assert {reads for reads, _ in drawn} == {64}
     assert len({seed for _, seed in drawn}) == 3
-    again = gradient_report({"r": recorder}, ensembles, num_reads=64, repeats=3, seed=11)
-    other = gradient_report({"r": recorder}, ensembles, num_reads=64, repeats=3, seed=12)
-    for a, b, c in zip(first.rows, again.rows, other.rows, strict=True):
-        assert {**a, "us_per_query": 0} == {**b, "us_per_query": 0}
+    again = gradient_rows({"r": recorder}, ensembles, num_reads=64, repeats=3, seed=11)
+    other = gradient_rows({"r": recorder}, ensembles, num_reads=64, repeats=3, seed=12)
+    for a, b, c in zip(first, again, other, strict=True):
+        assert a == b
         assert a["h_cosine"] != c["h_cosine"]
 
 
-def test_json_and_figure_have_every_estimator(tmp_path: Path) -> None:
+def test_the_figure_has_every_estimator(tmp_path: Path) -> None:
     backends: dict[str, Sampler] = {"exact": EXACT, "mean_field": sampler("mean_field")}
-    report = gradient_report(backends, sk([0.2, 0.6], **SMALL), num_reads=50, repeats=2)
-    content = json.loads(report.to_json())
-    assert len(content["rows"]) == len(report.rows) == 2 * (4 + 3)
-    assert set(GradientReport.definitions()) <= set(content["rows"][0])
-    assert (content["num_reads"], content["repeats"]) == (50, 2)
-    one = GradientReport([row for row in report.rows if row["strength"] == 0.2], 50, 2, 0)
-    for drawn in (report, one):
-        svg = drawn.plot(tmp_path / "drawn.svg").read_text()
-        for estimator in ("exact", "straight_through", "linear_response", "covariance"):
-            assert f"<!-- {estimator} -->" in svg
-    with pytest.raises(ValueError, match="every backend refused"):
-        GradientReport([{"refused": "no"}], 50, 2, 0).plot(tmp_path / "x.png")
+    rows = gradient_rows(backends, sk([0.2, 0.6], **SMALL), num_reads=50, repeats=2)
+    assert len(rows) == 2 * (4 + 3)
+    svg = draw(rows, tmp_path / "drawn.svg").read_text()
+    for estimator in ("exact", "straight_through", "linear_response", "covariance"):
+        assert f"<!-- {estimator} -->" in svg
 
 
-def test_the_command_compares_the_backends_that_are_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_compares_the_backends_that_are_left() -> None:
     left_out = [
         f"fidelity.backends.{name}=null" for name in gradients.SECTION["backends"] if name != "mean_field"
     ]
     small = ["fidelity.strengths=[0.5]", "fidelity.sizes=[3]", "fidelity.instances=2", "seed=4"]
-    monkeypatch.setattr("sys.argv", ["gradients", *left_out, *small, "--json"])
-    gradients.main()
-    content = json.loads(capsys.readouterr().out)
-    assert [row["estimator"] for row in content["rows"]] == ["exact", "straight_through", "linear_response"]
-    assert {(row["ensemble"], row["num_spins"], row["queries"]) for row in content["rows"]} == {("SK", 3, 8)}
-    assert (content["num_reads"], content["seed"]) == (1000, 4)
+    (rows,) = tables(gradients, *left_out, *small)
+    assert [row["estimator"] for row in rows] == ["exact", "straight_through", "linear_response"]
+    assert {(row["ensemble"], row["num_spins"], row["queries"]) for row in rows} == {("SK", 3, 8)}
