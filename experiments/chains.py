@@ -3,7 +3,6 @@
     python -m experiments.chains FOLDER --only gaps      # trained on gaps to 5, tested on gaps to 40
     python -m experiments.chains FOLDER --only anywhere  # 6 to 64 pairs at random places, tested at twice the length
     python -m experiments.chains FOLDER --only records speakers distractors doubles copies
-    python -m experiments.chains FOLDER --only law       # the kernel against enumeration
     python -m experiments.chains FOLDER --only cost      # CPU time of a step, and parameters
 
 The tasks are those of experiments/chain_tasks.py.  G grows from 0 to 5 in the first 800 of 3,000 steps of 128
@@ -26,10 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import diabat
 from diabat.attention import CouplingInit
-from diabat.attention.chain import ChainLayer, attend, by_operators
-from diabat.attention.weights import masked_softmax, normalised_weights, odds_fields
 from diabat.models.transformer import Transformer
 from diabat.plots import REFERENCE, Line, Panel, lines
 from experiments import rivals
@@ -205,57 +201,10 @@ def draw_gaps(folder: Path, path: Path) -> Path:
     return lines([[Panel(drawn, settings=settings)]], path, size=(6.4, 3.6))
 
 
-def laws() -> Iterator[Row]:
-    """Largest error of weights against enumeration, and of derivatives against the scan in float64, by strength."""
-    for strength in (0.1, 1.0, 5.0, 15.0, 40.0):
-        for dtype in (torch.float64, torch.float32):
-            errors = [law_error(seed, strength, dtype) for seed in range(250)]
-            row: Row = {"J": strength, "dtype": str(dtype)[6:], "chains": 1000}
-            yield row | {"largest error": max(errors)[0], "of derivatives": max(slope for _, slope in errors)}
-
-
-def law_error(seed: int, strength: float, dtype: torch.dtype) -> tuple[float, float]:
-    """Largest error of the weights of four random chains, and of derivatives."""
-    torch.manual_seed(seed)
-    law = ChainLayer(seed % 2 == 0, ("odds", "probability")[seed // 2 % 2])
-    keys, fields = 3 + seed % 14, (0.1, 1.0, 10.0)[seed % 3]
-    q, k = torch.randn(2, 1, 4, keys, keys, dtype=torch.float64)
-    unit_vectors = torch.eye(keys, dtype=torch.float64).expand(1, 4, -1, -1)  # whose mean is the weights
-    J = strength * torch.randn(1, 4, keys - 1, dtype=torch.float64)
-    terms = [t.to(dtype).requires_grad_() for t in (fields * q, k, unit_vectors, J)]
-    exact = [t.detach().double().requires_grad_() for t in terms]
-    found = attend(law, terms[0], terms[1], terms[2], terms[3], None)
-    worst = float((found.detach() - enumerated(law, exact)).abs().max())
-    cotangent = torch.randn(found.shape, dtype=torch.float64)
-    ours = torch.autograd.grad(found, terms, cotangent.to(dtype))
-    scanned = by_operators(law, exact[0], exact[1], exact[2], exact[3], None)[0]
-    others = torch.autograd.grad(scanned, exact, cotangent)
-    slopes = [float((a - b).abs().max() / (1 + b.abs().max())) for a, b in zip(ours, others, strict=True)]
-    return worst, max(slopes)
-
-
-@torch.no_grad()
-def enumerated(law: ChainLayer, terms: list[Tensor]) -> Tensor:
-    """Weights [1, H, S, S] by enumeration of all states."""
-    q, k, _, J = terms
-    keys = k.shape[2]
-    scores, visible = q @ k.mT / q.shape[-1] ** 0.5, torch.ones(keys, keys, dtype=torch.bool)
-    visible = visible.tril() if law.causal else visible
-    h = odds_fields(scores, visible) if law.weights == "odds" else scores
-    upper = torch.diag_embed(J, 1)[:, :, None]
-    chain = diabat.Ising(h, upper + upper.mT, visible, check=False)
-    found = diabat.sampler("exact").differentiable_log_odds(chain)
-    if law.weights == "odds":
-        return masked_softmax(found, visible)
-    return normalised_weights(found.sigmoid(), visible)
-
-
 def main() -> None:
     """Run what was asked for, and print its tables."""
     made = parser(__doc__, study=True)
-    made.add_argument(
-        "--only", nargs="+", default=["gaps", "anywhere", "law"], choices=[*NAMES, "law", "cost"]
-    )
+    made.add_argument("--only", nargs="+", default=["gaps", "anywhere"], choices=[*NAMES, "cost"])
     add_choice(made, "--models", MODELS)
     add_choice(made, "--recipes", RECIPES, "rates and decays")
     made.add_argument("--steps", type=int)
@@ -270,8 +219,6 @@ def main() -> None:
         report(study.name, rows, as_json=options.json)
         if options.figure and study.name == "gaps" and not timed:
             draw_gaps(options.folder, options.figure)
-    if "law" in options.only:
-        report("law", list(laws()), as_json=options.json)
 
 
 if __name__ == "__main__":

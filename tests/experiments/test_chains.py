@@ -135,12 +135,6 @@ def test_every_study_draws_symbols_that_its_model_has() -> None:
         assert study.sizes(study.steps) <= max(study.tested)
 
 
-@pytest.mark.parametrize("seed", range(4))  # causal or not, odds or probabilities
-def test_the_law_is_enumeration(seed: int) -> None:
-    assert max(chains.law_error(seed, 5.0, torch.float64)) < 1e-13
-    assert 1e-13 < max(chains.law_error(seed, 5.0, torch.float32)) < 1e-5
-
-
 @pytest.mark.slow
 def test_a_training_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["chain, gates", "chain, gates, q, k, v convolved, 3", "softmax, q, k, v convolved, 7"]
