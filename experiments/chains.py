@@ -30,7 +30,7 @@ from diabat.models.transformer import Transformer
 from diabat.plots import REFERENCE, Line, Panel, lines
 from experiments import rivals
 from experiments.chain_tasks import GAP, NAMES, TESTED, VALUES, Study, studies
-from experiments.common import Row, add_choice, by_name, kept, means, once, parser, report, same_settings
+from experiments.common import Row, add_choice, every_seed, kept, means, parser, report, same_settings
 from experiments.rivals import TAPS
 from experiments.training import Backward, parameters_by_name, size_of, step_ms
 
@@ -139,42 +139,35 @@ def trained(
     return {"CPU ms a step": 1e3 * seconds / steps if device == "cpu" else None, "parameters": size_of(model)}
 
 
-def one(folder: Path, study: Study, name: str, recipe: str, seed: int, device: str) -> tuple[str, Row]:
-    """One training, unless its result is there."""
-    title, steps = f"{name}, {recipe}", RECIPES[recipe][2] * study.steps
+def one(job: tuple[Study, str, str], seed: int, options: Namespace) -> Row:
+    """One training: a study, and the names of a model and a recipe."""
+    study, name, recipe = job
+    steps, generator = RECIPES[recipe][2] * study.steps, torch.Generator().manual_seed(seed)
+    model, reached = built(name, study, seed), list[int]()
 
-    def result() -> Row:
-        model, generator = built(name, study, seed), torch.Generator().manual_seed(seed)
-        reached: list[int] = []
+    def look(step: int) -> None:
+        if not reached and (step + 1) % EVERY == 0 and study.sizes(step) == study.sizes(steps):
+            if min(right(model.eval(), study, study.sizes(step), 250).values()) >= 0.9:
+                reached.append(step + 1)
+            model.train()
 
-        def look(step: int) -> None:
-            if not reached and (step + 1) % EVERY == 0 and study.sizes(step) == study.sizes(steps):
-                if min(right(model.eval(), study, study.sizes(step), 250).values()) >= 0.9:
-                    reached.append(step + 1)
-                model.train()
+    def draw(step: int) -> tuple[Tensor, Tensor]:
+        return study.draw(study.batch, study.sizes(step), generator)
 
-        def draw(step: int) -> tuple[Tensor, Tensor]:
-            return study.draw(study.batch, study.sizes(step), generator)
-
-        cost = trained(model, draw, recipe, steps, device, look)
-        row = {"CPU ms a step": cost["CPU ms a step"], "steps to 90 %": [*reached, None][0], **cost}
-        for size in study.tested:
-            found = right(model, study, size)
-            row |= {study.title.format(size) + part: share for part, share in found.items()}
-        return row
-
-    return title, once(folder / study.name / f"{title} {seed}.json", result)
+    cost = trained(model, draw, recipe, steps, options.device, look)
+    row = {"CPU ms a step": cost["CPU ms a step"], "steps to 90 %": [*reached, None][0], **cost}
+    for size in study.tested:
+        found = right(model, study, size)
+        row |= {study.title.format(size) + part: share for part, share in found.items()}
+    return row
 
 
 def table(options: Namespace, study: Study) -> Iterator[Row]:
     """Means over seeds, with σ at the largest size."""
-    jobs = [
-        (options.folder, study, name, recipe, seed, options.device)
-        for seed in range(options.seeds)
-        for name in options.models
-        for recipe in options.recipes
-    ]
-    for title, rows in by_name(one, jobs, options.workers, study.name).items():
+    jobs = {
+        f"{name}, {recipe}": (study, name, recipe) for name in options.models for recipe in options.recipes
+    }
+    for title, rows in every_seed(one, jobs, options, study.name).items():
         yield {"": title, **means(rows, [*rows[0]][-1])}
 
 

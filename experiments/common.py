@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -147,16 +148,28 @@ def calls(function: Callable[..., R], jobs: Sequence[tuple[Any, ...]], workers: 
                 running |= {pool.submit(function, *job) for job in islice(todo, 1)}
 
 
-def by_name(
-    function: Callable[..., tuple[Any, Row]], jobs: Sequence[tuple[Any, ...]], workers: int, title: str
-) -> dict[Any, list[Row]]:
-    """Rows of ``function(*job)`` by the name that it gives them, behind a bar with the number of those done."""
+def every_seed(
+    one: Callable[[Any, int, argparse.Namespace], Row], jobs: Mapping[str, Any], options: argparse.Namespace, title: str
+) -> dict[str, list[Row]]:  # fmt: skip
+    """Rows of the trainings ``one(job, seed, options)`` by the names of the jobs, in the order of seeds.
+
+    Each is a file of the folder named ``title``, from which it is read the next time; a bar shows how many are done.
+    """
     from rich.progress import track
 
-    rows: dict[Any, list[Row]] = {}
-    for name, row in track(calls(function, jobs, workers), title, len(jobs)):
-        rows.setdefault(name, []).append(row)
-    return rows
+    todo = [
+        (one, name, job, seed, options, title) for seed in range(options.seeds) for name, job in jobs.items()
+    ]
+    rows = dict(track(calls(_kept_row, todo, options.workers), title, len(todo)))
+    return {name: [rows[name, seed] for seed in range(options.seeds)] for name in jobs}
+
+
+def _kept_row(
+    one: Callable[[Any, int, argparse.Namespace], Row], name: str, job: Any, seed: int, options: argparse.Namespace,
+    title: str,
+) -> tuple[tuple[str, int], Row]:  # fmt: skip
+    path = options.folder / title / f"{name} {seed}.json".replace("/", "_")
+    return (name, seed), once(path, partial(one, job, seed, options))
 
 
 def means(rows: Sequence[Row], spread: str) -> Row:

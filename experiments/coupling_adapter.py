@@ -18,20 +18,17 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import Any
 
 import torch
-from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.runner import peak_memory
 from diabat.huggingface import convert, load_decoder
 from diabat.huggingface.pretrained import attention_modules, query_heads
-from diabat.plots import Line, Panel, lines
 from diabat.tasks.data import fetch
-from experiments.common import Row, add_choice, calls, once, parser, print_tables, same_settings
+from experiments.common import Row, add_choice, every_seed, means, parser, report, same_settings
 from experiments.models import smollm2
 from experiments.recall_language import seen_before
 
@@ -160,106 +157,62 @@ def evaluated(model: Any, held_out: Tensor) -> Row:
     return {key: values.mean().item() for key, values in parts.items()}
 
 
-def one(folder: Path, base: Path, text: str, arm: str, factor: float, seed: int, steps: int) -> Row:
-    """One training, unless its result is there."""
-
-    def result() -> Row:
-        torch.manual_seed(seed)
-        train, held_out = tokens(text, str(base))
-        model, _ = load_decoder(base)
-        model.requires_grad_(False)
-        rate, build = ARMS[arm]
-        parameters = [parameter.requires_grad_(True) for parameter in build(model)]
-        optimiser = torch.optim.Adam(parameters, factor * rate)
-        generator = torch.Generator().manual_seed(seed)
-        curve, seconds = {0: evaluated(model, held_out)}, 0.0
-        for step in range(1, steps + 1):
-            began = time.process_time()
-            starts = torch.randint(len(train) - LENGTH, (BATCH,), generator=generator)
-            optimiser.zero_grad()
-            losses(model, train[starts[:, None] + torch.arange(LENGTH)]).mean().backward()
-            optimiser.step()
-            seconds += time.process_time() - began
-            if step % 20 == 0 or step == steps:
-                curve[step] = evaluated(model, held_out)
-        size, memory = sum(p.numel() for p in parameters), (peak_memory() or 0.0) / 1e3
-        return {
-            "curve": curve,
-            "parameters": size,
-            "seconds": seconds / steps,
-            "GB": memory,
-            "end": curve[steps],
-        }
-
-    found = once(folder / text / f"{arm}, {factor:g}, {seed}.json", result)
-    return {"text": text, "arm": arm, "factor": factor, "seed": seed, **found}
+def one(job: tuple[str, str, float], seed: int, options: Namespace) -> Row:
+    """One training: a text, the name of an arm, and a factor of its rate."""
+    text, arm, factor = job
+    torch.manual_seed(seed)
+    train, held_out = tokens(text, str(options.model))
+    model, _ = load_decoder(options.model)
+    model.requires_grad_(False)
+    rate, build = ARMS[arm]
+    parameters = [parameter.requires_grad_(True) for parameter in build(model)]
+    optimiser = torch.optim.Adam(parameters, factor * rate)
+    generator = torch.Generator().manual_seed(seed)
+    before, began = evaluated(model, held_out), time.process_time()
+    for _ in range(options.steps):
+        starts = torch.randint(len(train) - LENGTH, (BATCH,), generator=generator)
+        optimiser.zero_grad()
+        losses(model, train[starts[:, None] + torch.arange(LENGTH)]).mean().backward()
+        optimiser.step()
+    seconds, end = (time.process_time() - began) / options.steps, evaluated(model, held_out)
+    return {
+        "parameters": sum(p.numel() for p in parameters), "rate": factor * rate, "loss": end["loss"],
+        "gain": before["loss"] - end["loss"], "pairs again": end["again"], "gain again": before["again"] - end["again"],
+        "s a step": seconds,
+    }  # fmt: skip
 
 
-def best(rows: list[Row]) -> float:
-    """The factor with the lowest loss for seed 0."""
-    return min((row for row in rows if row["seed"] == 0), key=lambda row: row["end"]["loss"])["factor"]
-
-
-def study(options: Namespace, base: Path) -> Iterator[Row]:
-    """All trainings: rates for seed 0 first, then the other seeds with the best one."""
-    for text in options.texts:
-        place, steps = (options.folder, base, text), options.steps
-        jobs: list[Any] = [(*place, arm, f, 0, steps) for f in FACTORS for arm in options.arms]
-        rows = list(track(calls(one, jobs, options.workers), f"{text}, rates", len(jobs)))
-        yield from rows
-        rate = {arm: best([row for row in rows if row["arm"] == arm]) for arm in options.arms}
-        seeds = range(1, options.seeds)
-        jobs = [(*place, arm, rate[arm], seed, steps) for seed in seeds for arm in options.arms]
-        yield from track(calls(one, jobs, options.workers), f"{text}, seeds", len(jobs))
-
-
-def tabled(rows: list[Row]) -> Iterator[tuple[str, Row]]:
-    """One row per text and arm: means over seeds at its best rate."""
-    for text, arm in dict.fromkeys((row["text"], row["arm"]) for row in rows):
-        every = [row for row in rows if (row["text"], row["arm"]) == (text, arm)]
-        factor = best(every)
-        found = [row for row in every if row["factor"] == factor]
-        loss, again = ([row["end"][key] for row in found] for key in ("loss", "again"))
-        start, many = found[0]["curve"]["0"], len(found) > 1
-        yield text, {
-            "arm": arm, "parameters": found[0]["parameters"], "rate": factor * ARMS[arm][0],
-            "loss": fmean(loss), "σ": stdev(loss) if many else None, "gain": start["loss"] - fmean(loss),
-            "pairs again": fmean(again), "σ again": stdev(again) if many else None,
-            "gain again": start["again"] - fmean(again), "seeds": len(found),
-            "s a step": fmean(row["seconds"] for row in found), "GB": max(row["GB"] for row in found),
+def table(text: str, options: Namespace) -> Iterator[Row]:
+    """A row for each arm: means over seeds at the rate with the lowest loss for seed 0."""
+    jobs = {f"{arm}, {factor:g}": (text, arm, factor) for factor in FACTORS for arm in options.arms}
+    tuned = every_seed(one, jobs, Namespace(**{**vars(options), "seeds": 1}), text)
+    best = {
+        arm: min((f"{arm}, {factor:g}" for factor in FACTORS), key=lambda name: tuned[name][0]["loss"])
+        for arm in options.arms
+    }
+    rows = every_seed(one, {name: jobs[name] for name in best.values()}, options, text)
+    for arm, name in best.items():
+        again = [row["pairs again"] for row in rows[name]]
+        yield {
+            "arm": arm, **means(rows[name], "loss"), "σ again": stdev(again) if len(again) > 1 else None,
         }  # fmt: skip
-
-
-def draw(rows: list[Row], path: Path) -> Path:
-    """How far the loss of seed 0 falls at the best rate of each arm, against steps, a panel per text."""
-    panels, looks = [], list(dict.fromkeys(row["arm"] for row in rows))
-    for text in dict.fromkeys(row["text"] for row in rows):
-        drawn: list[Line] = []
-        for arm in looks:
-            found = [row for row in rows if (row["text"], row["arm"]) == (text, arm)]
-            if found:
-                curve = next(r for r in found if r["seed"] == 0 and r["factor"] == best(found))["curve"]
-                gains = [curve["0"]["loss"] - part["loss"] for part in curve.values()]
-                drawn.append(Line([int(step) for step in curve], gains, arm, looks.index(arm)))
-        settings = {"title": text, "xlabel": "steps", "ylabel": "gain on held-out text, nats per token"}
-        panels.append(Panel(drawn, settings=settings))
-    return lines([panels], path, size=(4.6, 3.8))
 
 
 def main() -> None:
     """Train what is not there, print a table per text, draw the curves."""
     command = parser(__doc__, study=True)
-    command.add_argument("--model", type=Path, default="models/smollm2", help="written there if it is not")
+    command.add_argument(
+        "--model", type=Path, default=Path("models/smollm2"), help="written there if it is not"
+    )
     add_choice(command, "--texts", ("shakespeare", "ledger"))
     add_choice(command, "--arms", ARMS)
     command.add_argument("--steps", type=int, default=60)
-    command.add_argument("--figure", type=Path)
     options = command.parse_args()
     same_settings(options.folder, {"steps": options.steps})
-    rows = list(study(options, smollm2(Path(options.model))))
-    print_tables(tabled(rows), as_json=options.json, formats={"loss": ".4f", "pairs again": ".4f"})
-    if options.figure is not None:
-        print(draw(rows, options.figure))
+    smollm2(options.model)
+    for text in options.texts:
+        formats = {"loss": ".4f", "pairs again": ".4f"}
+        report(text, list(table(text, options)), as_json=options.json, formats=formats)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,10 @@ tokenizer and chat template, and loads like any other: 30 layers, 9 query and 3 
 """
 
 import argparse
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from benchmarks.case import Call, Case, Peer
-from benchmarks.huggingface import decoding as token_behind
-from benchmarks.runner import EFFORTS, measure
-from diabat.huggingface import convert, load_decoder
+from diabat.huggingface import load_decoder
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -48,38 +41,13 @@ def smollm2(folder: Path) -> Path:
     return folder
 
 
-def decoding(folder: Path, behind: int = 128) -> None:
-    """Time a decoded token: plain attention and couplings in turn, median CPU time of five rounds on one thread."""
-    torch.set_num_threads(1)
-    forms: dict[str, dict[str, Any]] = {
-        "sdpa": {}, "eager": {}, "window 8": {"window": 8}, "chain": {"window": None, "couplings": "tokens"},
-    }  # fmt: skip
-
-    def token(form: str, _: str = "") -> Call:
-        model, tokenizer = load_decoder(folder)
-        if forms[form]:
-            model = convert(model, **forms[form])
-        else:
-            model.set_attn_implementation(form)
-        return token_behind(model, tokenizer("word " * behind, return_tensors="pt").input_ids[:, :behind])
-
-    case = Case("token", lambda _: token("sdpa"), peers={form: Peer(partial(token, form)) for form in forms})
-    (row,) = measure(case, [""], EFFORTS["full"])
-    for form, seconds in row.peers.items():
-        print(f"{form:10} {1e3 * seconds:6.1f} ms a token, {seconds / row.peers['sdpa']:.2f} of sdpa")
-
-
 def main() -> None:
-    """Write the folder, and show the model's first words, or its speed."""
+    """Write the folder, and show the model's first words."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--decoding", action="store_true", help="time a token with and without couplings")
-    given = parser.parse_args()
-    folder = smollm2(given.folder)
-    if given.decoding:
-        return decoding(folder)
+    folder = smollm2(parser.parse_args().folder)
     model, tokenizer = load_decoder(folder)
     ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
     probability, token = model(ids).logits[0, -1].softmax(-1).max(-1)

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import statistics
 import time
+from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -28,7 +28,7 @@ from diabat.models.transformer import Transformer, TransformerOptions
 from diabat.tasks import RecallOptions, Task
 from diabat.training.evaluate import evaluate
 from diabat.training.optimizer import token_loss
-from experiments.common import Row, add_choice, by_name, once, parser, report, same_settings
+from experiments.common import Row, add_choice, every_seed, parser, report, same_settings
 from experiments.rivals import replace_attention, reset, rival_of
 from experiments.training import parameters_by_name, size_of
 
@@ -249,22 +249,18 @@ def recalled(model: Transformer, task: Task) -> float:
     return evaluate(model, task.test)[1]
 
 
-def one(folder: Path, table: str, name: str, job: Row, seed: int, steps: int) -> tuple[str, Row]:
-    """One training, unless its result is there."""
-
-    def result() -> Row:
-        task = RecallOptions(**job["task"]).build()
-        model = built(job["model"], task, job.get("width", 64), seed)
-        try:
-            row = train(model, task, seed, steps, job.get("coupling_rate", 2e-2), job.get("batch", BATCH))
-            for other, sampler in job.get("then", {}).items():
-                use(model, sampler)
-                row[other] = recalled(model, task)
-        except ArgumentError as error:  # fields have grown beyond what the backend can program
-            return {"refused": str(error)}
-        return row
-
-    return name, once(folder / table / f"{name} {seed}.json".replace("/", "_"), result)
+def one(job: Row, seed: int, options: Namespace) -> Row:
+    """One training."""
+    task = RecallOptions(**job["task"]).build()
+    model = built(job["model"], task, job.get("width", 64), seed)
+    try:
+        row = train(model, task, seed, options.steps, job.get("coupling_rate", 2e-2), job.get("batch", BATCH))
+        for other, sampler in job.get("then", {}).items():
+            use(model, sampler)
+            row[other] = recalled(model, task)
+    except ArgumentError as error:  # fields have grown beyond what the backend can program
+        return {"refused": str(error)}
+    return row
 
 
 def summary(name: str, rows: Sequence[Row]) -> Row:
@@ -290,14 +286,8 @@ def main() -> None:
     options = made.parse_args()
     same_settings(options.folder, {"steps": options.steps})
     for table in options.only:
-        jobs = [
-            (options.folder, table, name, job, seed, options.steps)
-            for seed in range(options.seeds)
-            for name, job in TABLES[table].items()
-        ]
-        rows = by_name(one, jobs, options.workers, table)
-        found = [summary(name, rows[name]) for name in TABLES[table]]
-        report(table, found, as_json=options.json)
+        rows = every_seed(one, TABLES[table], options, table)
+        report(table, [summary(name, some) for name, some in rows.items()], as_json=options.json)
 
 
 if __name__ == "__main__":

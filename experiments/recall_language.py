@@ -19,14 +19,13 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from rich.progress import track
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from diabat.models.transformer import Transformer
 from diabat.tasks import Split, Task
 from diabat.tasks.data import fetch
-from experiments.common import Row, add_choice, by_name, fit, means, once, parser, report, same_settings
+from experiments.common import Row, add_choice, every_seed, fit, means, once, parser, report, same_settings
 from experiments.recall import BAND, OWN_INIT, built, groups
 from experiments.training import Backward, size_of, step_ms
 
@@ -111,39 +110,33 @@ def cost(folder: Path, tokens: str, context: int, name: str, layers: int) -> flo
     return found
 
 
-def one(
-    options: Namespace, tokens: str, name: str, layers: int, seed: int, steps: int
-) -> tuple[tuple[str, str], Row]:
-    """One training, unless its result is there."""
-    title = f"{name}, {layers} layer{'s' * (layers > 1)}"
+def one(job: tuple[str, str, int, int], seed: int, options: Namespace) -> Row:
+    """One training: tokens, the name of a model, layers and steps."""
+    tokens, name, layers, steps = job
+    model, task = made(tokens, options.context, name, layers, seed)
+    model, generator = model.to(options.device), torch.Generator().manual_seed(seed)
+    backward, began = Backward(model, loss_of, options.device), time.process_time()
 
-    def result() -> Row:
-        model, task = made(tokens, options.context, name, layers, seed)
-        model, generator = model.to(options.device), torch.Generator().manual_seed(seed)
-        backward, began = Backward(model, loss_of, options.device), time.process_time()
+    def gradients(_: int) -> None:
+        backward(*task.train.batch(torch.randint(len(task.train), (BATCH,), generator=generator)))
 
-        def gradients(_: int) -> None:
-            backward(*task.train.batch(torch.randint(len(task.train), (BATCH,), generator=generator)))
-
-        fit(model, gradients, steps, 2e-3, groups(model, 2e-2))
-        seconds = time.process_time() - began
-        inputs, targets = task.validation.inputs, task.validation.targets
-        with torch.no_grad():
-            logits = torch.cat([model(some.to(options.device)).cpu() for some in inputs.split(BATCH)])
-            losses = cross_entropy(logits.mT, targets, reduction="none")
-        parts = zip(inputs.split(50), targets.split(50), strict=True)
-        again = torch.cat([seen_before(*some) for some in parts])
-        return {
-            "loss": losses.mean().item(),
-            "bigram seen before": losses[again].mean().item(),
-            "others": losses[~again].mean().item(),
-            "share seen before": again.double().mean().item(),
-            "steps": steps,
-            "parameters": size_of(model),
-            "CPU ms a step": 1e3 * seconds / steps if options.device == "cpu" else None,
-        }
-
-    return (tokens, title), once(options.folder / tokens / f"{title} {seed}.json", result)
+    fit(model, gradients, steps, 2e-3, groups(model, 2e-2))
+    seconds = time.process_time() - began
+    inputs, targets = task.validation.inputs, task.validation.targets
+    with torch.no_grad():
+        logits = torch.cat([model(some.to(options.device)).cpu() for some in inputs.split(BATCH)])
+        losses = cross_entropy(logits.mT, targets, reduction="none")
+    parts = zip(inputs.split(50), targets.split(50), strict=True)
+    again = torch.cat([seen_before(*some) for some in parts])
+    return {
+        "loss": losses.mean().item(),
+        "bigram seen before": losses[again].mean().item(),
+        "others": losses[~again].mean().item(),
+        "share seen before": again.double().mean().item(),
+        "steps": steps,
+        "parameters": size_of(model),
+        "CPU ms a step": 1e3 * seconds / steps if options.device == "cpu" else None,
+    }
 
 
 def main() -> None:
@@ -158,17 +151,19 @@ def main() -> None:
     options = parsed.parse_args()
     settings = {"steps": options.steps, "minutes": options.minutes, "context": options.context}
     same_settings(options.folder, settings)
-    models = [(t, name, layers) for t in options.tokens for layers in options.layers for name in options.only]
-    steps = dict.fromkeys(models, options.steps)
-    if options.minutes is not None:
-        for t, name, layers in track(models, "cost"):
-            ms = cost(options.folder, t, options.context, name, layers)
-            steps[t, name, layers] = round(6e4 * options.minutes / ms)
-    jobs = [(options, *model, seed, steps[model]) for seed in range(options.seeds) for model in models]
-    rows = by_name(one, jobs, options.workers, "language")
     for tokens in options.tokens:
-        found = [{"": title, **means(some, "loss")} for (kind, title), some in rows.items() if kind == tokens]
-        report(tokens, found, as_json=options.json)
+        jobs = {}
+        for layers in options.layers:
+            for name in options.only:
+                steps = options.steps
+                if options.minutes is not None:
+                    ms = cost(options.folder, tokens, options.context, name, layers)
+                    steps = round(6e4 * options.minutes / ms)
+                jobs[f"{name}, {layers} layer{'s' * (layers > 1)}"] = tokens, name, layers, steps
+        rows = every_seed(one, jobs, options, tokens)
+        report(
+            tokens, [{"": title, **means(some, "loss")} for title, some in rows.items()], as_json=options.json
+        )
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ All but Bayes are votes, which a trained model may beat: it can subtract what ot
 from __future__ import annotations
 
 import statistics
+from argparse import Namespace
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ from torch.nn import functional as F
 
 from diabat.attention import CouplingInit
 from experiments.chains import trained
-from experiments.common import Row, by_name, means, once, parser, report, same_settings
+from experiments.common import Row, every_seed, means, once, parser, report, same_settings
 from experiments.rivals import built
 
 KINDS, VALUES, LENGTH, MEAN = 3, 8, 256, 64
@@ -197,28 +197,24 @@ def sequences(part: str) -> Iterator[tuple[Tensor, Tensor]]:
     return (draw(50, generator) for _ in range(TESTED[part] // 50))
 
 
-def one(folder: Path, setting: Setting, seed: int, steps: int, device: str) -> tuple[Setting, Row]:
-    """One training, unless its result is there."""
+def one(setting: Setting, seed: int, options: Namespace) -> Row:
+    """One training."""
     name, start, recipe = setting
+    sizes = BLANK + 1 + KINDS, VALUES, LENGTH + 1
+    model, generator = built(MODELS[name][start], *sizes, seed), torch.Generator().manual_seed(seed)
 
-    def result() -> Row:
-        sizes = BLANK + 1 + KINDS, VALUES, LENGTH + 1
-        model, generator = built(MODELS[name][start], *sizes, seed), torch.Generator().manual_seed(seed)
+    def batch(_: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = draw(BATCH, generator)
+        return inputs, targets[:, None]
 
-        def batch(_: int) -> tuple[Tensor, Tensor]:
-            inputs, targets = draw(BATCH, generator)
-            return inputs, targets[:, None]
-
-        row = trained(model, batch, recipe, steps, device)
-        for part in TESTED:
-            with torch.no_grad():
-                found = [(model(x.to(device))[:, -1].cpu(), y) for x, y in sequences(part)]
-            logits, answers = (torch.cat(tensors) for tensors in zip(*found, strict=True))
-            row[part] = (logits.argmax(1) == answers).double().mean().item()
-            row[f"{part}, nats"] = F.cross_entropy(logits.double(), answers).item()
-        return row
-
-    return setting, once(folder / f"{name}, {start}, {recipe} {seed}.json", result)
+    row = trained(model, batch, recipe, options.steps, options.device)
+    for part in TESTED:
+        with torch.no_grad():
+            found = [(model(x.to(options.device))[:, -1].cpu(), y) for x, y in sequences(part)]
+        logits, answers = (torch.cat(tensors) for tensors in zip(*found, strict=True))
+        row[part] = (logits.argmax(1) == answers).double().mean().item()
+        row[f"{part}, nats"] = F.cross_entropy(logits.double(), answers).item()
+    return row
 
 
 def main() -> None:
@@ -231,18 +227,11 @@ def main() -> None:
         raise SystemExit(f"--models: expected {', '.join(MODELS)}, got {', '.join(sorted(unknown))}.")
     same_settings(options.folder, {"steps": options.steps})
     report("ceilings", once(options.folder / "ceilings.json", ceiling_rows), as_json=options.json)
-    settings = [
-        (name, start, recipe) for name in options.models for recipe in RATES for start in MODELS[name]
-    ]
-    jobs = [
-        (options.folder, setting, seed, options.steps, options.device)
-        for seed in range(options.seeds)
-        for setting in settings
-    ]
-    rows = by_name(one, jobs, options.workers, "segments")
+    settings = [(name, start, way) for name in options.models for way in RATES for start in MODELS[name]]
+    rows = every_seed(one, {", ".join(setting): setting for setting in settings}, options, "segments")
     found = [
-        {"": name, "start": start, "recipe": recipe, **means(rows[name, start, recipe], "test")}
-        for name, start, recipe in settings
+        {"": name, "start": start, "recipe": way, **means(some, "test")}
+        for (name, start, way), some in zip(settings, rows.values(), strict=True)
     ]
     report("trainings", found, as_json=options.json)
     best = {row[""]: row for row in sorted(found, key=lambda row: row["validation"])}

@@ -1,6 +1,6 @@
-"""What ``tempering`` reports and decides, against enumeration: its errors, its pilot, deep modes.
+"""What ``tempering`` reports and decides, against enumeration: its errors, its pilot.
 
-    python -m experiments.tempering [errors | pilot | modes ...] [--instances 500] [--json]
+    python -m experiments.tempering [errors | pilot ...] [--instances 500] [--json]
 
 ``errors``: n = 12, h ~ N(0, 0.3), J ~ N(0, g/√n), and a ferromagnet J = g/n, g = 4, with h ~ N(0, 0.02).  Shares of
 probabilities P and of log Z within 1, 2 and 3 reported errors; "off", the share of problems with some P off by more
@@ -9,8 +9,6 @@ than 0.1; "unseen", the share of those with an R-hat below 1.05; quantiles of R-
 ``pilot``: n = 8, 12 and 16; couplings of both signs; ferromagnets, also in a field of 0 to 0.5; two patterns ±ξ,
 J = g ξ ξᵀ/n, with a field of 0 to 2.4/n along ξ.  A problem is off if 256 plain chains of 64 + 64 sweeps miss some P by
 more than 0.05.  How many of these get plain chains from ``num_replicas="auto"``?
-
-``modes``: n = 16 at beta = 3, instances that plain chains fail.
 """
 
 from __future__ import annotations
@@ -117,35 +115,13 @@ def decided(ising: Ising) -> tuple[Tensor, Tensor]:
     return auto.info["num_replicas"] == 1, (many.probability - exact).abs().amax(-1)
 
 
-def modes() -> Titled:
-    """Plain chains and 8 replicas: errors of the marginals, in standard errors, R-hat and log Z."""
-    for seed in (5, 30, 44, 45):
-        draw = torch.Generator().manual_seed(seed)
-        J = pack_couplings(3.0 * torch.randn(120, generator=draw) / 4, 16)
-        ising = Ising(0.9 * torch.randn(1, 16, generator=draw), J)
-        exact = diabat.sampler("exact").moments(ising)
-        for replicas in (1, 8):
-            found = moments(ising, 1, num_replicas=replicas, num_chains=64, burn_in=512, sweeps=1024)
-            assert found.standard_error is not None
-            error, row = (found.probability - exact.probability).abs(), Row(seed=seed, replicas=replicas)
-            row |= {"largest error": float(error.max()), "R-hat": found.info["rhat_max"],
-                    "in standard errors": float((error / found.standard_error).max()),
-                    "log Z off by": None, "±": None}  # fmt: skip
-            if found.log_partition is not None and exact.log_partition is not None:
-                row["log Z off by"] = float(found.log_partition - exact.log_partition)
-                row["±"] = float(found.info["log_partition_error"])
-            yield "deep modes", row
-
-
 def main() -> None:
     """Print the tables."""
-    sections: dict[str, Callable[..., Titled]] = {"errors": errors, "pilot": pilot, "modes": modes}
+    sections: dict[str, Callable[..., Titled]] = {"errors": errors, "pilot": pilot}
     command = parser(__doc__, sections=sections)
     command.add_argument("--instances", type=int, default=500, help="problems of each kind (500)")
     options = command.parse_args()
-    for name in ("errors", "pilot"):
-        sections[name] = partial(sections[name], options.instances)
-    for _ in run_sections(sections, options):
+    for _ in run_sections({name: partial(one, options.instances) for name, one in sections.items()}, options):
         pass
 
 
