@@ -171,8 +171,7 @@ def main() -> None:
     """Run what was asked for, and print its tables."""
     options = parser(__doc__, sections=SECTIONS).parse_args()
     warnings.simplefilter("ignore", OutOfRangeWarning)
-    for _ in run_sections(SECTIONS, options):
-        pass
+    run_sections(SECTIONS, options)
 
 
 if __name__ == "__main__":

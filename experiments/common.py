@@ -51,13 +51,15 @@ def add_choice(made: argparse.ArgumentParser, option: str, names: Iterable[str],
 
 def run_sections(
     sections: Mapping[str, Callable[[], Titled]], options: argparse.Namespace
-) -> Iterator[tuple[str, dict[str, list[Row]]]]:
-    """Run the sections that were asked for on one thread, print their tables, and yield them by title."""
+) -> dict[str, dict[str, list[Row]]]:
+    """Run the sections that were asked for on one thread, print their tables, and return them by title."""
     if unknown := set(options.sections) - set(sections):
         raise SystemExit(f"SECTION: expected {', '.join(sections)}, got {', '.join(sorted(unknown))}.")
     torch.set_num_threads(1)
-    for name in options.sections:
-        yield name, print_tables(sections[name](), as_json=options.json, prefix=f"{name}: ")
+    return {
+        name: print_tables(sections[name](), as_json=options.json, prefix=f"{name}: ")
+        for name in options.sections
+    }
 
 
 def report(

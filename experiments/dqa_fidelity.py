@@ -341,7 +341,7 @@ def main() -> None:
     command.add_argument("--figures", type=Path, metavar="FOLDER", help="write the figures into this folder")
     options = command.parse_args()
     warnings.simplefilter("ignore", circuits.OutOfRangeWarning)  # the study goes beyond on purpose
-    for name, tables in run_sections(SECTIONS, options):
+    for name, tables in run_sections(SECTIONS, options).items():
         if options.figures is not None and name in ("strength", "refine"):
             draw(name, next(iter(tables.values())), options.figures)
 

@@ -121,8 +121,7 @@ def main() -> None:
     command = parser(__doc__, sections=sections)
     command.add_argument("--instances", type=int, default=500, help="problems of each kind (500)")
     options = command.parse_args()
-    for _ in run_sections({name: partial(one, options.instances) for name, one in sections.items()}, options):
-        pass
+    run_sections({name: partial(one, options.instances) for name, one in sections.items()}, options)
 
 
 if __name__ == "__main__":
