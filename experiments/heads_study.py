@@ -176,7 +176,7 @@ def dividends(place: Place, sizes: Sizes) -> list[Row]:
     samples, rows = place.samples(sizes.samples), []
     for layer in range(LAYERS):
         tables = HeadCoalitions(place.model(), samples, layer=layer, batch_size=64).sample_table()
-        found = Dividends.of_tables(tables)
+        found = Dividends.of(tables, HEADS)
         top, mean = found.largest(), tables.mean(0)
         halves = torch.randperm(len(mean), generator=torch.Generator().manual_seed(place.seed)).chunk(2)
         rows.append({

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -137,5 +138,6 @@ def calibrate_heads(
     if as_json:
         print_json({"path": path, "options": chosen, "calibration": calibration.as_dict(), "groups": groups})
         return
-    print_report(GroupsReport.of(found.about.model, chosen.method, groups))
+    rows = [dataclasses.asdict(group) for group in groups]
+    print_report(GroupsReport(rows, model=found.about.model, method=chosen.method))
     say(f"Calibration: {path}")

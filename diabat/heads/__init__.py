@@ -13,7 +13,6 @@ from diabat.heads.calibration.model import disable_gac, enable_gac, enabled_cali
 from diabat.heads.games.coalitions import HeadCoalitions
 from diabat.heads.games.dividends import Dividends, common, max_dividend, small_coalitions
 from diabat.heads.games.search import SearchResult, Surrogate, fit_surrogate, surrogate
-from diabat.heads.games.values import Value
 from diabat.heads.lora.interactions import HeadInteractions, LayerInteraction
 from diabat.heads.lora.loss import GameLoss
 from diabat.heads.lora.options import GameOptions
@@ -32,7 +31,6 @@ __all__ = [
     "LayerInteraction",
     "SearchResult",
     "Surrogate",
-    "Value",
     "calibrate",
     "common",
     "disable_gac",

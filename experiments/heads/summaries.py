@@ -72,7 +72,10 @@ def main() -> None:
     options = command.parse_args()
     found = read_analysis(options.folder)
     rows = [
-        {"layer": shown_layers(game.layers), **summary(game.dividends, game.ends[0][0], game.ends[1][0])}
+        {
+            "layer": shown_layers(game.layers),
+            **summary(game.dividends, game.ends["v_empty"], game.ends["v_full"]),
+        }
         for game in found.games
     ]
     print_tables(((found.heading, row) for row in rows), as_json=options.json)

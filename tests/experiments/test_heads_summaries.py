@@ -27,19 +27,19 @@ def noisy(n: int, planted: dict[int, float], samples: int = 40, seed: int = 0, n
 
 def test_sums_by_size() -> None:
     v = tables(5, 6)
-    found = Dividends.of_tables(v)
+    found = Dividends.of(v, 6)
     sums, errors = size_sums(found)
     assert sums.shape == (7,)
     assert float(sums.sum()) == pytest.approx(float((v[:, -1] - v[:, 0]).mean()), abs=1e-12)
     pairs = found.by_sample[:, found.sizes == 2].sum(1)
     assert float(sums[2]) == pytest.approx(float(pairs.mean()), abs=1e-12)
     assert float(errors[2]) == pytest.approx(float(pairs.std() / 5**0.5), abs=1e-12)
-    assert bool(Dividends.of_tables(tables(1, 3)).standard_error.isinf().all())
+    assert bool(Dividends.of(tables(1, 3), 3).standard_error.isinf().all())
 
 
 def test_planted_dividends_are_counted() -> None:
     dividends = noisy(4, {0: 3.0, 0b0101: 1.0, 0b1000: 0.5, 0b0011: -0.7})
-    row = summary(Dividends.of_tables(inverse_mobius(dividends)), 3.0, 5.0)
+    row = summary(Dividends.of(inverse_mobius(dividends), 4), 3.0, 5.0)
     assert (row["w > 0"], row["w < 0"]) == (2, 1)
     assert row["Σw, |S| = 1"] + row["Σw, |S| = 2"] + row["Σw, |S| > 2"] == pytest.approx(2)
 
@@ -50,7 +50,7 @@ def test_noise_is_seldom_significant() -> None:
     More than 29 in place of 20 has probability 0.02 at exactly 5 %.
     """
     found = sum(
-        sum(significant(Dividends.of_tables(inverse_mobius(noisy(4, {}, samples=20, seed=seed))))) > 0
+        sum(significant(Dividends.of(inverse_mobius(noisy(4, {}, samples=20, seed=seed)), 4))) > 0
         for seed in range(400)
     )
     assert found <= 29
@@ -60,11 +60,11 @@ def test_noise_is_seldom_significant() -> None:
 def test_three_samples_have_two_degrees_of_freedom(t: float, found: tuple[int, int]) -> None:
     """Of which 4.303 is the quantile at 97.5 %; with three of them it were 3.182."""
     single = t / 3**0.5 + torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
-    assert significant(Dividends.of_tables(torch.stack((0 * single, single), 1))) == found
+    assert significant(Dividends.of(torch.stack((0 * single, single), 1), 1)) == found
 
 
 def test_rounding_is_not_significant() -> None:
     """The same value of all coalitions but one: dividends of the others are 0 up to rounding."""
     values = torch.full((10, 16), 0.1, dtype=torch.float64) * torch.arange(1, 11)[:, None]
     values[:, 1::2] += 1 / 3
-    assert significant(Dividends.of_tables(values)) == (1, 0)
+    assert significant(Dividends.of(values, 4)) == (1, 0)

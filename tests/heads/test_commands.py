@@ -267,9 +267,9 @@ def test_draws_of_0_leave_a_score_out(
     assert all(row[key] is row[f"{key}_error"] is None for row in rows for key in left_out)
     assert [row[first] for row in rows] == sorted((row[first] for row in rows), reverse=True)
     assert [axis.get_title().partition("\n")[0] for axis in drawn[0].axes[: len(scores)]] == [
-        head_scores.SCORES[key] for key in scores
+        head_scores.SCORES[key][0] for key in scores
     ]
-    for key, name in head_scores.SCORES.items():
+    for key, (name, _) in head_scores.SCORES.items():
         assert (name in result.stdout) == (key in scores)
     if "contexts=0" in draws:
         assert found["pairs"] == []
@@ -322,7 +322,7 @@ LINES: dict[str, tuple[bytes, str]] = {
     "latin": (b'{"prompt": "\xe9"}', "DATA: expected UTF-8 text in "),
     "surrogate": (b'{"prompt": "\\ud800"}', "line 1.prompt: expected text without surrogates"),
     "alike": (b'{"prompt": "a film ", "choices": ["good film", "good book"], "answer": 0}', "line 1.choices: expected "
-              "choices that start with different tokens, got token 10 at the start of choices 0 and 1; use "
+              "choices that start with different tokens, got [10] in choices 0 and 1; use "
               "value=option_log_odds, or, for digits, a prompt that ends in a space and choices that start without "
               "one."),
     "long": (json.dumps({"prompt": "a " * 65}).encode(), "line 1: expected at most 64 tokens with what follows the "
@@ -425,9 +425,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "size": (["analyse", "max_size=9"], "max_size: expected at most 4, got 9."),
     "divisor": (["analyse", "heads_per_player=3"], "heads_per_player: expected a divisor of 8"),
     "players": (["analyse", "players=[[[0,0]],[[0,0],[1,1]]]"], "players: expected groups without a common head"),
-    "both": (["analyse", "players=[[[0,0]]]", "joint=true"], "joint: expected none with players"),
+    "both": (["analyse", "players=[[[0,0]]]", "layers=[1]"], "layers: expected None with players"),
     "ablation": (["analyse", "ablation=gone"], "ablation: expected 'uniform', 'scaled', 'zero', 'mean' or 'corrupted'"),
-    "epsilon": (["analyse", "epsilon=0"], "epsilon: expected a number > 0, got 0 (integer)."),
     "corrupted": (["analyse", "ablation=corrupted"], "'{0}/q.jsonl', line 1.corrupted: expected a prompt for"),
     "value": (["analyse", "value=loss"], "value: expected one of log_odds"),
     "dtype": (["analyse", "dtype=int8"], "dtype: expected 'float32', 'bfloat16' or 'float16'"),

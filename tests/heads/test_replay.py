@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diabat.heads import HeadCoalitions
 from diabat.heads.games.ablation import mean_of_visible
-from diabat.heads.games.decoder import key_value_groups
+from diabat.heads.games.decoder import player_groups
 from diabat.heads.games.replay import Replay
 from diabat.samplers.capabilities import UnsupportedError
 
@@ -29,8 +29,8 @@ def masks(n: int, count: int = 12) -> Tensor:
 
 def both(model: Any, ablation: Any, layers: Any, count: int = 12) -> tuple[Tensor, Tensor]:
     """Logits of coalitions by replay on one batch, and by whole passes one at a time."""
-    replay = Replay(model, ablation, 1e-5)
-    replay.groups = key_value_groups(replay.decoder.attention, layers)
+    replay = Replay(model, ablation)
+    replay.groups = player_groups(replay.decoder.attention, layers)
     tokens, present = torch.arange(LENGTH), masks(len(replay.groups), count)
     with replay.ablation.applied():
         replayed = replay.suffix(replay.prefix(tokens), tokens, present, LAST)

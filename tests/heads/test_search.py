@@ -62,7 +62,7 @@ def exhaustive(found: Dividends, share: float) -> tuple[int, ...]:
 def test_the_common_group_against_a_search_of_all(share: float) -> None:
     for seed in range(5):
         g = torch.Generator().manual_seed(seed)
-        found = Dividends.of_tables(torch.randn(1, 64, generator=g, dtype=F64))
+        found = Dividends.of(torch.randn(1, 64, generator=g, dtype=F64), 6)
         assert common(found, share) == exhaustive(found, share)
 
 

@@ -17,9 +17,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 import diabat
-from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions
-from diabat.checks import ArgumentError, check_count
-from diabat.config.errors import explain
+from diabat.checks import ArgumentError
+from diabat.config.errors import explain, unknown_key
 from diabat.config.loading import apply_overrides
 from diabat.extras import extra
 from diabat.heads.calibration.file import load_gac, stored_calibration
@@ -54,7 +53,6 @@ class GameOptions:
         value: Name of the value; None for ``log_odds`` with choices, ``option_log_likelihood`` with one, else
             ``perplexity``.
         ablation: What an absent head gives: ``uniform``, ``scaled``, ``zero``, ``mean`` or ``corrupted``.
-        epsilon: Factor of the logits with ``scaled``.
         count: Questions drawn from the file; None for all.
         seed: Of what is drawn.
         calibration: Take the model with this ``gac.json``, a file or its folder.
@@ -68,7 +66,6 @@ class GameOptions:
     layers: Layers | None = None
     value: str | None = None
     ablation: Kind = "uniform"
-    epsilon: Annotated[float, Field(gt=0)] = 1e-5
     count: Count | None = None
     seed: Seed = 0
     calibration: Path | None = None
@@ -97,24 +94,19 @@ class AnalysisOptions(GameOptions):
     max_size: Count | None = None
     resamples: Count = 1000
 
-    def __post_init__(self) -> None:
-        for name in ("layers", "joint", "heads_per_player"):
-            if self.players is not None and getattr(self, name):
-                raise ArgumentError(
-                    name, f"expected none with players, which say it, got {getattr(self, name)}."
-                )
-
 
 Options = TypeVar("Options")
 
 
 def read_options(kind: type[Options], overrides: Iterable[str]) -> Options:
     """Options from ``key=value``, values in YAML; a ConfigError names a key that is unknown or has a bad value."""
-    given: dict[str, Any] = apply_overrides({}, overrides)
+    given, known = apply_overrides({}, overrides), get_type_hints(kind)
+    if unknown := [key for key in given if key not in known]:
+        raise unknown_key(unknown[0], known)
     try:
         return TypeAdapter(kind).validate_json(json.dumps(given))
     except ValidationError as error:
-        raise explain(error, get_type_hints(kind)) from error
+        raise explain(error, known) from error
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -135,9 +127,7 @@ class AnalysedGame:
     def dividends(self) -> Dividends:
         """Dividends of all coalitions, or of those up to the largest size of the options."""
         n, most = len(self.players), self.options.max_size
-        if most is None:
-            return Dividends.of_tables(self.values)
-        return Dividends.of_small(self.values[:, : self.values.shape[1] - (most < n)], n, most)
+        return Dividends.of(self.values[:, : len(small_coalitions(n, most))], n, most)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -145,10 +135,9 @@ class AnalysedGame:
         return tuple(sorted({layer for group in self.players for layer, _ in group}))
 
     @property
-    def ends(self) -> list[tuple[float, float | None]]:
-        """v(∅) and v(N), means over samples, each with its standard error, None with one sample."""
-        ends = self.values[:, [0, -1]]  # in this order in all games
-        return list(zip(ends.mean(0).tolist(), finite(standard_error(ends)), strict=True))
+    def ends(self) -> dict[str, Any]:
+        """v(∅) and v(N), as of :func:`ends_of`."""
+        return ends_of(self.values[:, [0, -1]])  # in this order in all games
 
     @property
     def table(self) -> Tensor | None:
@@ -168,10 +157,8 @@ class AnalysedGame:
 
     def as_dict(self) -> dict[str, Any]:
         """Players, values of no player and of all, and dividends with their errors, as plain values."""
-        (empty, empty_error), (full, full_error) = self.ends
         return {
-            "players": self.players, "max_size": self.options.max_size, "samples": len(self.values),
-            "v_empty": empty, "v_empty_error": empty_error, "v_full": full, "v_full_error": full_error,
+            "players": self.players, "max_size": self.options.max_size, "samples": len(self.values), **self.ends,
             "dividends": self.dividends.value.tolist(),
             "standard_errors": finite(self.dividends.standard_error),
         }  # fmt: skip
@@ -207,6 +194,12 @@ class Analysis:
         """Everything as plain values."""
         about: dict[str, Any] = TypeAdapter(About).dump_python(self.about, mode="json")
         return {**about, "games": [game.as_dict() for game in self.games]}
+
+
+def ends_of(values: Tensor) -> dict[str, Any]:
+    """v(∅) and v(N), means over samples of values [samples, 2], each with its standard error, None with one sample."""
+    (empty, full), errors = values.mean(0).tolist(), finite(standard_error(values))
+    return {"v_empty": empty, "v_empty_error": errors[0], "v_full": full, "v_full_error": errors[1]}
 
 
 def heading(model: str, data: str, samples: int, value: str, options: GameOptions) -> str:
@@ -247,7 +240,7 @@ def analyse(
         options=options,
         versions={"diabat": diabat.__version__, "torch": str(torch.__version__),
                   "transformers": extra("transformers").__version__},
-        players=tuple(game.groups for game in games),
+        players=tuple(game.groups for game, _ in games),
     )  # fmt: skip
     found = tuple(_evaluated(games, options, progress))
     game.store.note(TypeAdapter(About).dump_python(about, mode="json"))
@@ -276,18 +269,18 @@ def open_game(model: str, data: Path, folder: Path, options: GameOptions) -> tup
     first = next(iter(questions.values()))  # which says what the questions are meant for
     count = min(len(first.get("choices", ())), 2)
     by_kind = ("perplexity", "option_log_likelihood", "log_odds")[count]
-    settings: dict[str, Any] = {
-        name: getattr(options, name) for name in ("ablation", "epsilon", "batch_size")
-    }
-    settings |= {"value": options.value or by_kind, "dtype": DTYPES[options.dtype], "store": folder / FILE}
+    value = options.value or by_kind
     try:
-        game = HeadCoalitions(loaded, questions.values(), tokenizer=tokenizer, **settings)
+        game = HeadCoalitions(
+            loaded, questions.values(), value=value, tokenizer=tokenizer, ablation=options.ablation,
+            batch_size=options.batch_size, dtype=DTYPES[options.dtype], store=folder / FILE,
+        )  # fmt: skip
     except ArgumentError as error:  # a sample is named by its file and line
         found = re.fullmatch(r"samples\[(\d+)\](.*)", error.argument or "", re.DOTALL)
         if found is None:
             raise
         raise ArgumentError(f"{list(questions)[int(found[1])]}{found[2]}", error.reason) from error
-    return loaded, game, settings["value"]
+    return loaded, game, value
 
 
 def read_analysis(path: Path) -> Analysis:
@@ -315,12 +308,9 @@ def read_analysis(path: Path) -> Analysis:
 
 def _stored(store: ValueStore, players: Groups, options: AnalysisOptions) -> AnalysedGame:
     """A game whose values are all there."""
-    n = len(players)
-    check_count("max_size", options.max_size, most=n, optional=True)
-    check_count("players", n, most=None if options.max_size else MAX_PLAYERS)
     if {head for group in players for head in group} - store.heads:
         raise ArgumentError("players", "expected heads of the model, got others")
-    columns = store.columns(players, needed_coalitions(n, options.max_size))
+    columns = store.columns(players, needed_coalitions(len(players), options.max_size))
     values = store.values[:, columns]
     if np.isnan(values).any() or not len(values):
         raise ArgumentError("values", "expected values of all coalitions, got fewer")
@@ -329,48 +319,34 @@ def _stored(store: ValueStore, players: Groups, options: AnalysisOptions) -> Ana
 
 def needed_coalitions(n: int, max_size: int | None) -> Tensor:
     """Coalitions whose values are analysed, bool [M, n]: the first is empty, and the last one that of all players."""
-    if max_size is None:
-        return all_coalitions(n)
     masks = small_coalitions(n, max_size)
-    return torch.cat((masks, torch.ones(1, n, dtype=torch.bool))) if max_size < n else masks
+    return torch.cat((masks, torch.ones(1, n, dtype=torch.bool))) if max_size and max_size < n else masks
 
 
-def _games(game: HeadCoalitions, options: AnalysisOptions) -> list[HeadCoalitions]:
-    """The games that are asked for, with the questions and the store of one."""
+def _games(game: HeadCoalitions, options: AnalysisOptions) -> list[tuple[HeadCoalitions, Tensor]]:
+    """The games that are asked for, with the questions and the store of one, and their coalitions."""
     size = options.heads_per_player
-    if options.players is not None:
-        games = [game.of(players=options.players)]
-    else:
-        games = [game.of(options.layers, heads_per_player=size)]  # also refuses a layer that is given twice
-        if not options.joint:
-            games = [game.of(layer, heads_per_player=size) for layer in options.layers or game.layers]
-    for one in games:
-        most = one.num_players
-        check_count("max_size", options.max_size, most=most, optional=True)
-        if options.max_size is None and most > MAX_PLAYERS:
-            raise ArgumentError(
-                "max_size", f"expected 3, for example, for a game of {most} players, got none."
-            )
-    return games
+    games = [game.of(options.layers, players=options.players, heads_per_player=size)]
+    if options.players is None and not options.joint:
+        games = [game.of(layer, heads_per_player=size) for layer in options.layers or game.layers]
+    return [(one, needed_coalitions(one.num_players, options.max_size)) for one in games]
 
 
 def _evaluated(
-    games: list[HeadCoalitions], options: AnalysisOptions, progress: bool
+    games: list[tuple[HeadCoalitions, Tensor]], options: AnalysisOptions, progress: bool
 ) -> Iterator[AnalysedGame]:
     """Evaluate one game after the other, with one bar; a deep layer runs fewer blocks."""
-    layers = [sorted({layer for group in game.groups for layer, _ in group}) for game in games]
-    masks = [needed_coalitions(game.num_players, options.max_size) for game in games]
+    layers = [sorted({layer for group in game.groups for layer, _ in group}) for game, _ in games]
     work = [
-        len(part) * (max(game.layers) + 1 - own[0])
-        for part, game, own in zip(masks, games, layers, strict=True)
+        len(masks) * (max(game.layers) + 1 - own[0]) for (game, masks), own in zip(games, layers, strict=True)
     ]
     with new_bar(percent=True, window=WINDOW, shown=progress) as bar:
         task, before = bar.add_task("", total=sum(work)), 0
-        for game, own, part, planned in zip(games, layers, masks, work, strict=True):
+        for (game, masks), own, planned in zip(games, layers, work, strict=True):
             bar.update(task, description=f"layer {own[0]}" if len(own) == 1 else f"{len(own)} layers")
             game.progress = lambda done, total, start=before, planned=planned: bar.update(
                 task, completed=start + planned * done / total
             )
-            yield AnalysedGame(game.groups, game.sample_values(part), options)
+            yield AnalysedGame(game.groups, game.sample_values(masks), options)
             before += planned
             bar.update(task, completed=before)

@@ -17,6 +17,7 @@ from diabat.heads.commands.analysis import (
     OPTIONS,
     WINDOW,
     GameOptions,
+    ends_of,
     heading,
     open_game,
     read_analysis,
@@ -71,8 +72,7 @@ def attribute(
     _, every, value = open_game(model, data, folder, options)
     game = every.of(options.layers, heads_per_player=1)
     folder.mkdir(parents=True, exist_ok=True)
-    scores, pairs = _evaluate(game, options, progress)
-    ends, end_errors = scores.pop("ends")
+    ends, scores, pairs = _evaluate(game, options, progress)
     rows, groups = [], _groups(folder)
     for player, (head,) in enumerate(game.groups):
         row: Row = {"layer": head[0], "head": head[1]}
@@ -82,28 +82,26 @@ def attribute(
             row[f"{key}_error"] = None if errors is None else finite(errors)[player]
         rows.append(row | groups.get(head, {"group": None, "dividend": None, "dividend_error": None}))
     first, samples = next(iter(scores)), len(game.samples)
-    draws = {"shapley": options.permutations, "banzhaf": options.coalitions, "leave_one_out": 2 * samples}
-    draws["pairs"] = options.contexts
+    draws = {"shapley": options.permutations, "banzhaf": options.coalitions, "leave_one_out": 2 * samples,
+             "pairs": options.contexts}  # fmt: skip
     report = HeadScoresReport(
         rows=sorted(rows, key=lambda row: -row[first]),
         heading=heading(model, str(data), samples, value, options),
         questions={key: min(count // 2, samples) for key, count in draws.items() if count},
-        v_empty=float(ends[0]), v_empty_error=finite(end_errors)[0],
-        v_full=float(ends[1]), v_full_error=finite(end_errors)[1],
+        **ends_of(ends),
         pairs=pairs,
-    )  # fmt: skip
+    )
     replace_file(folder / RESULT, report.to_json().encode())
     return report
 
 
 def _evaluate(
     game: HeadCoalitions, options: AttributionOptions, progress: bool
-) -> tuple[dict[str, tuple[Tensor, Tensor]], list[Row]]:
-    """Scores [n] with standard errors, ``ends`` v(∅) and v(N) as well; and the interactions, the strongest first.
+) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]], list[Row]]:
+    """v(∅) and v(N) [samples, 2], scores [n] with standard errors, and the interactions, the strongest first.
 
     The first score is that by which heads are ranked.
     """
-    seed = options.seed
     scores: dict[str, tuple[Tensor, Tensor]] = {}
     with new_bar(percent=True, window=WINDOW, shown=progress) as bar:
 
@@ -117,26 +115,26 @@ def _evaluate(
         everyone = torch.ones(1, game.num_players, dtype=torch.bool)
         ends = stage("no head, all", HeadCoalitions.sample_values, torch.cat((~everyone, everyone)))
         without = stage("leave one out", leave_one_out)
-        if options.permutations:
-            shapley = stage("Shapley", sampled_shapley, options.permutations, seed=seed)
-            scores["shapley"] = shapley.value, shapley.standard_error
-        if options.coalitions:
-            banzhaf = stage("Banzhaf", sampled_banzhaf, options.coalitions, seed=seed)
-            scores["banzhaf"] = banzhaf.value, banzhaf.standard_error
+        for key, sampled, draws in (
+            ("shapley", sampled_shapley, options.permutations),
+            ("banzhaf", sampled_banzhaf, options.coalitions),
+        ):
+            if draws:
+                found = stage(SCORES[key][0], sampled, draws, seed=options.seed)
+                scores[key] = found.value, found.standard_error
         scores["leave_one_out"] = without.mean(0), standard_error(without)
-        scores["ends"] = ends.mean(0), standard_error(ends)
         if not options.contexts:
-            return scores, []
+            return ends, scores, []
         ranking, _ = next(iter(scores.values()))
         largest = ranking.abs().argsort(descending=True, stable=True)[: options.pairs].tolist()
-        pairs = stage("pairs", sampled_interactions, largest, options.contexts, seed=seed)
+        pairs = stage("pairs", sampled_interactions, largest, options.contexts, seed=options.seed)
     names = ["{}.{}".format(*game.groups[player][0]) for player in largest]
     rows: list[Row] = [
         {"heads": [names[i], names[j]], "interaction": float(pairs.value[i, j]), "error": errors[j]}
         for i, errors in enumerate(map(finite, pairs.standard_error))
         for j in range(i + 1, len(names))
     ]
-    return scores, sorted(rows, key=lambda row: -abs(row["interaction"]))
+    return ends, scores, sorted(rows, key=lambda row: -abs(row["interaction"]))
 
 
 def _groups(folder: Path) -> dict[Head, Row]:

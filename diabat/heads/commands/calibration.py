@@ -86,7 +86,7 @@ def salient_groups(analysis: Analysis, options: CalibrationOptions) -> list[Sali
         if layer not in known:
             raise ArgumentError("layers", f"expected layers that were analysed, {known}, got {layer}.")
     chosen = ((game, tuple(layer for layer in game.layers if layer in wanted)) for game in analysis.games)
-    return [_described(game, here, _players(game, options), options) for game, here in chosen if here]
+    return [_group(game, here, options) for game, here in chosen if here]
 
 
 def calibration_of(groups: Sequence[SalientGroup], options: CalibrationOptions) -> Calibration:
@@ -109,28 +109,27 @@ def _players(game: AnalysedGame, options: CalibrationOptions) -> tuple[int, ...]
             f"expected max_dividend or common for dividends of at most {game.options.max_size} players, got surrogate, "
             "which needs the values of all coalitions; analyse again without max_size.",
         )
-    bits, search = 1 << torch.arange(count), {"evaluations": options.evaluations, "seed": options.seed}
-    backend, penalty = sampler(options.sampler), options.penalty
+    bits = 1 << torch.arange(count)
     return surrogate(
-        lambda masks: table[(masks * bits).sum(-1)], count, backend, penalty=penalty, **search
-    ).players
+        lambda masks: table[(masks * bits).sum(-1)], count, sampler(options.sampler),
+        penalty=options.penalty, evaluations=options.evaluations, seed=options.seed,
+    ).players  # fmt: skip
 
 
-def _described(
-    game: AnalysedGame, layers: tuple[int, ...], players: tuple[int, ...], options: CalibrationOptions
-) -> SalientGroup:
-    heads = sorted(head for player in players for head in game.players[player] if head[0] in layers)
-    group, found = SalientGroup(layers, players, tuple(heads)), game.dividends
-    places = (found.coalitions.sum(-1) == len(players)) & found.coalitions[:, list(players)].all(-1)
+def _group(game: AnalysedGame, layers: tuple[int, ...], options: CalibrationOptions) -> SalientGroup:
+    players, found, table = _players(game, options), game.dividends, game.table
+    heads = tuple(sorted(head for player in players for head in game.players[player] if head[0] in layers))
+    places = (found.sizes == len(players)) & found.coalitions[:, list(players)].all(-1)
     if not bool(places.any()):  # larger than those that were evaluated
-        return group
-    at, table = int(places.nonzero()[0]), game.table
-    return dataclasses.replace(
-        group,
-        dividend=float(found.value[at]),
-        dividend_error=finite(found.standard_error)[at],
-        selection_frequency=game.frequency(at, options.min_size)
-        if options.method == "max_dividend"
-        else None,
-        value=None if table is None else float(table[at]),
+        return SalientGroup(layers, players, heads)
+    at = int(places.nonzero()[0])
+    resampled = options.method == "max_dividend"
+    return SalientGroup(
+        layers,
+        players,
+        heads,
+        float(found.value[at]),
+        finite(found.standard_error)[at],
+        game.frequency(at, options.min_size) if resampled else None,
+        None if table is None else float(table[at]),
     )

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from diabat.heads.commands.analysis import LEAST_SAMPLES, Analysis
-from diabat.heads.commands.calibration import SalientGroup
+from diabat.heads.commands.calibration import CalibrationOptions, salient_groups
 from diabat.heads.games.decoder import Head
-from diabat.heads.games.dividends import Dividends, finite, max_dividend
+from diabat.heads.games.dividends import Dividends
 from diabat.plots import COLOURS, legend_below, new_figure, save_figure, tidy
 from diabat.studies.report import MISSING, Column, Report, Row
 
@@ -75,38 +75,37 @@ class HeadsReport(Report):
     def of(cls, analysis: Analysis) -> HeadsReport:
         """Build the report of an analysis."""
         rows: list[Row] = []
-        for game in analysis.games:
-            found, players = game.dividends, max_dividend(game.dividends)
-            at = found.largest()
+        for game, largest in zip(analysis.games, salient_groups(analysis, CalibrationOptions()), strict=True):
             rows.append({
-                "layers": shown_layers(game.layers),
+                "layers": shown_layers(largest.layers),
                 "players": len(game.players),
-                "v_empty": game.ends[0][0],
-                "v_full": game.ends[1][0],
-                "coalition": shown_players(players),
-                "heads": shown_heads([head for player in players for head in game.players[player]]),
-                "dividend": float(found.value[at]),
-                "dividend_error": finite(found.standard_error)[at],
-                "selection_frequency": game.frequency(at),
+                "v_empty": game.ends["v_empty"],
+                "v_full": game.ends["v_full"],
+                "coalition": shown_players(largest.players),
+                "heads": shown_heads(largest.heads),
+                "dividend": largest.dividend,
+                "dividend_error": largest.dividend_error,
+                "selection_frequency": largest.selection_frequency,
             })  # fmt: skip
         return cls(rows=rows, heading=analysis.heading, analysis=analysis.as_dict())
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupsReport(Report):
-    """Salient groups of the games of one model, a row each."""
+    """Salient groups of the games of one model, a row each: :class:`SalientGroup` as a dict."""
 
     model: str
     method: str
 
     columns = (
-        Column("layer", title="layer"),
-        Column("salient", title="salient"),
-        Column("heads", title="heads"),
-        Column("dividend", title="w", show=lambda row: shown_dividend(row["dividend"], row["error"])),
+        Column("layers", title="layer", show=lambda row: shown_layers(row["layers"])),
+        Column("players", title="salient", show=lambda row: shown_players(row["players"])),
+        Column("heads", title="heads", show=lambda row: shown_heads(row["heads"])),
+        Column("dividend", title="w", show=lambda row: shown_dividend(row["dividend"], row["dividend_error"])),
         Column("value", title="v", show=lambda row: f"{row['value']:.3f}"),
-        Column("frequency", title="bootstrap frequency", show=lambda row: shown_frequency(row["frequency"])),
-    )
+        Column("selection_frequency", title="bootstrap frequency",
+               show=lambda row: shown_frequency(row["selection_frequency"])),
+    )  # fmt: skip
 
     @property
     def title(self) -> str:
@@ -115,29 +114,12 @@ class GroupsReport(Report):
 
     def summary(self) -> str:
         """What is uncertain about them."""
-        shares = [row["frequency"] for row in self.rows]
+        shares = [row["selection_frequency"] for row in self.rows]
         if self.method == "max_dividend" and None in shares:
             return FEW
         if any(share is not None and share < 0.5 for share in shares):
             return "? More often than not, another coalition has the largest dividend; use more questions."
         return ""
-
-    @classmethod
-    def of(cls, model: str, method: str, groups: Sequence[SalientGroup]) -> GroupsReport:
-        """Build the report of some groups, chosen by a method."""
-        rows: list[Row] = [
-            {
-                "layer": shown_layers(group.layers),
-                "salient": shown_players(group.players),
-                "heads": shown_heads(group.heads) if group.heads else "none",
-                "dividend": group.dividend,
-                "error": group.dividend_error,
-                "value": group.value,
-                "frequency": group.selection_frequency,
-            }
-            for group in groups
-        ]
-        return cls(rows=rows, model=model, method=method)
 
 
 def shown_layers(layers: Sequence[int]) -> str:
@@ -146,9 +128,11 @@ def shown_layers(layers: Sequence[int]) -> str:
 
 
 def shown_heads(heads: Sequence[Head]) -> str:
-    """Heads in few characters, by layer if there is more than one: 0-3, 8-11, or 5: 0-3; 6: 8-11."""
+    """Heads in few characters, by layer if there is more than one: 0-3, 8-11, or 5: 0-3; 6: 8-11; none."""
     found = [(layer, _runs([h for _, h in of])) for layer, of in groupby(sorted(heads), lambda head: head[0])]
-    return found[0][1] if len(found) == 1 else "; ".join(f"{layer}: {text}" for layer, text in found)
+    if len(found) == 1:
+        return found[0][1]
+    return "; ".join(f"{layer}: {text}" for layer, text in found) or "none"
 
 
 def shown_players(players: Sequence[int]) -> str:

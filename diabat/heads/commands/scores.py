@@ -12,13 +12,12 @@ from diabat.heads.commands.report import shown_dividend
 from diabat.plots import new_figure, save_figure
 from diabat.studies.report import Column, Report, Row
 
-SCORES = {"shapley": "Shapley", "banzhaf": "Banzhaf", "leave_one_out": "leave one out"}
-"""Keys of the scores, and their names."""
-_MEANINGS = {
-    "shapley": "Shapley value, from random permutations",
-    "banzhaf": "Banzhaf index, from random coalitions",
-    "leave_one_out": "v(N) - v(N without the head), exact on these samples",
+SCORES = {
+    "shapley": ("Shapley", "Shapley value, from random permutations"),
+    "banzhaf": ("Banzhaf", "Banzhaf index, from random coalitions"),
+    "leave_one_out": ("leave one out", "v(N) - v(N without the head), exact on these samples"),
 }
+"""Names and meanings of the scores by their keys."""
 _SHOWN_PAIRS = 8
 
 
@@ -40,16 +39,16 @@ class HeadScoresReport(Report):
 
     heading: str
     questions: dict[str, int]
-    v_empty: float
+    v_empty: float | None
     v_empty_error: float | None
-    v_full: float
+    v_full: float | None
     v_full_error: float | None
     pairs: list[Row]
 
     columns = (
         Column("layer", "layer of the head, from 0", "layer"),
         Column("head", "query head of the layer, from 0", "head"),
-        *(column for key, title in SCORES.items() for column in with_error(key, _MEANINGS[key], title)),
+        *(column for key, (title, meaning) in SCORES.items() for column in with_error(key, meaning, title)),
         Column("group", "heads of the player it belongs to in the analysis of the folder", "group"),
         *with_error("dividend", "dividend w of this player alone", "w(group)"),
     )
@@ -64,7 +63,7 @@ class HeadScoresReport(Report):
         """Keys of the scores that were computed, and their names with the number of samples behind them."""
         return {
             key: f"{name}\n{shown_questions(self.questions[key])}"
-            for key, name in SCORES.items()
+            for key, (name, _) in SCORES.items()
             if key in self.questions
         }
 

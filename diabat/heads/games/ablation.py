@@ -5,7 +5,7 @@ computed by the implementation that the model had before, whatever it does (soft
 get
 
     uniform     ĥ = Σ_k v_k [k visible] / Σ_k [k visible]
-    scaled      ĥ = softmax(ε q kᵀ/√d + mask) v      (GAC, eq. 4), by the model's own implementation
+    scaled      ĥ = softmax(ε q kᵀ/√d + mask) v      (GAC, eq. 4, ε = 1e-5), by the model's own implementation
     zero        ĥ = 0
     mean        ĥ = mean of the head's output over all positions of all samples
     corrupted   ĥ = the head's output at this position of another sequence
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.evaluating import evaluating
-from diabat.checks import check_choice, check_positive
+from diabat.checks import check_choice
 from diabat.extras import extra
 from diabat.huggingface.pretrained import ABLATION as NAME
 from diabat.huggingface.pretrained import pretrained_model, register_attention, switch_attention
@@ -32,6 +32,7 @@ from diabat.samplers.capabilities import UnsupportedError
 Kind = Literal["uniform", "scaled", "zero", "mean", "corrupted"]
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
+_EPSILON = 1e-5
 _APPLIED: ContextVar[Ablation | None] = ContextVar(NAME, default=None)
 
 
@@ -43,7 +44,6 @@ class Ablation:
     Args:
         model: A causal language model of transformers, or a PEFT model around one.
         kind: What an absent head gives; see the module.
-        epsilon: ε of ``scaled``.
 
     Attributes:
         present: bool [C, H] by attention module: which heads the C rows of the batch have.  All, where there is none.
@@ -56,11 +56,10 @@ class Ablation:
         ValueError: If an option is out of range, or the model is none of transformers.
     """
 
-    def __init__(self, model: Any, kind: Kind = "uniform", epsilon: float = 1e-5) -> None:
+    def __init__(self, model: Any, kind: Kind = "uniform") -> None:
         check_choice("ablation", kind, get_args(Kind))
-        check_positive("epsilon", epsilon)
         self.base = pretrained_model(model)
-        self.model, self.kind, self.epsilon = model, kind, epsilon
+        self.model, self.kind = model, kind
         self.present: dict[nn.Module, Tensor] = {}
         self.replacements: dict[nn.Module, Tensor] = {}
         self.recorded: dict[nn.Module, Tensor] | None = None
@@ -153,7 +152,7 @@ def _attend(
     if ablation.kind == "uniform":
         absent = mean_of_visible(query, value, mask)
     elif ablation.kind == "scaled":
-        absent, _ = attention(module, ablation.epsilon * query, key, value, mask, **options)
+        absent, _ = attention(module, _EPSILON * query, key, value, mask, **options)
     elif ablation.kind == "zero":
         absent = torch.zeros_like(heads)
     else:

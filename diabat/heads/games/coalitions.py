@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions
 from diabat.attention.games.value_games import FunctionGame
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count
 from diabat.compute.memory import require_memory
 from diabat.heads.calibration.mathematics import CALIBRATED
 from diabat.heads.games.ablation import Kind
-from diabat.heads.games.decoder import Head, given_groups, key_value_groups
+from diabat.heads.games.decoder import Groups, Head, player_groups
 from diabat.heads.games.dividends import Dividends, small_coalitions
 from diabat.heads.games.questions import Sample, digest, tokenised
 from diabat.heads.games.replay import Replay
 from diabat.heads.games.store import ValueStore
-from diabat.heads.games.values import Value, value_of
+from diabat.heads.games.values import value_of
 from diabat.huggingface.model_digest import model_digest
 from diabat.huggingface.pretrained import query_heads
 from diabat.samplers.capabilities import UnsupportedError
@@ -45,14 +45,12 @@ class HeadCoalitions(FunctionGame):
         layer: Players are the key/value groups of this layer, or of each of these layers, counted from 0; of all
             layers, if there are no ``players`` either.
         players: Instead of ``layer``: groups of heads (layer, head), also across layers.
-        value: ``log_odds``, ``option_log_odds``, ``option_log_likelihood``, ``perplexity``, a
-            :class:`~diabat.heads.games.values.Value`, or a function of the logits [C, T, vocabulary] and the sample
-            that returns C values.
+        value: ``log_odds``, ``option_log_odds``, ``option_log_likelihood``, ``perplexity``, or a function of the
+            logits [C, T, vocabulary] and the sample that returns C values.
         tokenizer: That of the model, for texts.
         ablation: What an absent head gives: the mean of the visible values (``uniform``), attention with logits times
-            ``epsilon`` (``scaled``), nothing (``zero``), its mean output over all positions of all samples (``mean``),
-            or its output for the ``corrupted`` prompt of the sample.
-        epsilon: ε.
+            1e-5 (``scaled``), nothing (``zero``), its mean output over all positions of all samples (``mean``), or its
+            output for the ``corrupted`` prompt of the sample.
         heads_per_player: With ``layer``: players of so many consecutive heads instead of key/value groups.
         batch_size: Coalitions in one forward pass, which is what bounds the memory.
         dtype: What the model's parameters have to be in; None takes any.
@@ -80,10 +78,9 @@ class HeadCoalitions(FunctionGame):
         *,
         layer: int | Sequence[int] | None = None,
         players: Iterable[Iterable[Head]] | None = None,
-        value: str | Value | Callable[[Tensor, Mapping[str, Any]], Tensor] = "log_odds",
+        value: str | Callable[[Tensor, Mapping[str, Any]], Tensor] = "log_odds",
         tokenizer: Any = None,
         ablation: Kind = "uniform",
-        epsilon: float = 1e-5,
         heads_per_player: int | None = None,
         batch_size: int = 16,
         dtype: torch.dtype | None = torch.float32,
@@ -91,7 +88,7 @@ class HeadCoalitions(FunctionGame):
         progress: Progress | None = None,
     ) -> None:
         check_count("batch_size", batch_size)
-        self._replay = Replay(model, ablation, epsilon)
+        self._replay = Replay(model, ablation)
         kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
         if dtype is not None and kinds - {dtype}:
             got = ", ".join(sorted(str(kind)[6:] for kind in kinds - {dtype}))
@@ -101,19 +98,12 @@ class HeadCoalitions(FunctionGame):
                 f"expected parameters in {wanted}, got {got}; load it with dtype=torch.{wanted} (half precision moves "
                 "dividends), or pass dtype=None.",
             )
-        self._set_players(layer, players, heads_per_player)
+        self._play(player_groups(self._replay.decoder.attention, layer, players, heads_per_player))
         corrupted = ablation == "corrupted"
         self.samples = tokenised(samples, tokenizer, self._replay.decoder.vocabulary, corrupted=corrupted)
         self._value_of_sample = value_of(value)
         for index, sample in enumerate(self.samples):
-            self._value_of_sample.check(sample, f"samples[{index}]")
-            length, most = self._value_of_sample.input_length(sample), self._replay.decoder.positions
-            if most is not None and length > most:
-                raise ArgumentError(
-                    f"samples[{index}]",
-                    f"expected at most {most} tokens with what follows the prompt, which is what the model can read "
-                    f"(max_position_embeddings), got {length}.",
-                )
+            self._value_of_sample.check(sample, f"samples[{index}]", self._replay.decoder.positions)
         self._batch_size, self.progress = batch_size, progress
         heads = {layer: query_heads(module) for layer, module in self._replay.decoder.attention.items()}
         path, identity = (None, {}) if store is None else (Path(store), self._identity())
@@ -129,7 +119,7 @@ class HeadCoalitions(FunctionGame):
         """Return the game of other players, with the same samples and the values that are known; arguments as above."""
         game = copy.copy(self)
         game._replay = copy.copy(self._replay)
-        game._set_players(layer, players, heads_per_player)
+        game._play(player_groups(self._replay.decoder.attention, layer, players, heads_per_player))
         return game
 
     @property
@@ -149,24 +139,15 @@ class HeadCoalitions(FunctionGame):
     def value(self, coalitions: Tensor) -> Tensor:
         """Mean values of coalitions, bool [..., n], as float64 [...]."""
         masks = coalitions.reshape(-1, coalitions.shape[-1])
-        return self._means(masks).reshape(coalitions.shape[:-1])
+        return self.sample_values(masks).mean(0).reshape(coalitions.shape[:-1])
 
     def table(self) -> Tensor:
-        """Mean values of all coalitions, float64 [2^n]; bit i of the index: player i is present.
-
-        Raises:
-            ValueError: If there are more than 20 players.
-        """
+        """Mean values of all coalitions, float64 [2^n]; bit i of the index: player i is present."""
         return self.sample_table().mean(0)
 
     def sample_table(self) -> Tensor:
-        """Values of all coalitions by sample, float64 [samples, 2^n]; errors as in :meth:`table`."""
-        if self.num_players > MAX_PLAYERS:
-            raise ArgumentError(
-                "players",
-                f"expected at most {MAX_PLAYERS} for a full table, got {self.num_players}; use max_size=3.",
-            )
-        return self.sample_values(all_coalitions(self.num_players))
+        """Values of all coalitions by sample, float64 [samples, 2^n]; ValueError above 20 players."""
+        return self.sample_values(small_coalitions(self.num_players))
 
     def sample_values(self, coalitions: Tensor) -> Tensor:
         """Values of coalitions, bool [M, n], by sample: float64 [samples, M].
@@ -196,10 +177,8 @@ class HeadCoalitions(FunctionGame):
         Raises:
             ValueError: If the size is out of range, or there are more than 20 players and none is given.
         """
-        if max_size is None:
-            return Dividends.of_tables(self.sample_table())
         masks = small_coalitions(self.num_players, max_size)
-        return Dividends.of_small(self.sample_values(masks), self.num_players, max_size)
+        return Dividends.of(self.sample_values(masks), self.num_players, max_size)
 
     def _columns(self, coalitions: Tensor, wanted: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
         """Columns [M] of coalitions, evaluated on all samples, or each on the ``wanted`` one only."""
@@ -227,26 +206,9 @@ class HeadCoalitions(FunctionGame):
                 self.store.save()
         return columns
 
-    def _set_players(
-        self,
-        layer: int | Sequence[int] | None,
-        players: Iterable[Iterable[Head]] | None,
-        heads_per_player: int | None,
-    ) -> None:
-        attention = self._replay.decoder.attention
-        if players is None:
-            chosen = list(attention) if layer is None else layer
-            self.groups = key_value_groups(attention, chosen, heads_per_player)
-        else:
-            for name, value in (("layer", layer), ("heads_per_player", heads_per_player)):
-                if value is not None:
-                    raise ArgumentError(name, f"expected None with players, which say it, got {value!r}.")
-            self.groups = given_groups(attention, players)
-        self._replay.groups = self.groups
-        super().__init__(self._means, len(self.groups))
-
-    def _means(self, masks: Tensor) -> Tensor:
-        return self.sample_values(masks).mean(0)
+    def _play(self, groups: Groups) -> None:
+        self.groups = self._replay.groups = groups
+        super().__init__(self.value, len(groups))
 
     def _fill(self, missing: list[NDArray[np.int64]], masks: dict[int, Tensor], total: int) -> None:
         """Evaluate the columns that each sample lacks."""
@@ -254,11 +216,11 @@ class HeadCoalitions(FunctionGame):
         if ablation.kind == "mean" and not ablation.replacements:
             ablation.replacements = self._replay.average(sample.tokens for sample in self.samples)
         for index, (sample, columns) in enumerate(zip(self.samples, missing, strict=True)):
-            forward = _OnSample(self._replay, sample)
+            forward = self._on(sample)
             for start in range(0, len(columns), self._batch_size):
                 part = columns[start : start + self._batch_size]
-                forward.present = torch.stack([masks[int(column)] for column in part])
-                values = self._value_of_sample(forward, sample).cpu().numpy()
+                present = torch.stack([masks[int(column)] for column in part])
+                values = self._value_of_sample.of(partial(forward, present), sample).cpu().numpy()
                 if not np.isfinite(values).all():
                     got = values[~np.isfinite(values)][0]
                     raise ArgumentError("value", f"expected finite values, got {got} of sample {index}.")
@@ -282,30 +244,23 @@ class HeadCoalitions(FunctionGame):
             "attention": "; ".join(attention),
             "samples": digest(self.samples),
             "value": self._value_of_sample.name,
-            "ablation": {"scaled": f"scaled {ablation.epsilon}", "mean": "mean over samples"}.get(
-                ablation.kind, ablation.kind
-            ),
+            "ablation": ablation.kind,
         }
 
+    def _on(self, sample: Sample) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """The model on coalitions ``present`` of one sample; what a sequence leaves before the first player is kept."""
+        replay = self._replay
+        kept: dict[tuple[int, ...], tuple[Tensor, dict[nn.Module, Tensor]]] = {}
 
-class _OnSample:
-    """The model on batches of coalitions of one sample; the prefix of a sequence is kept, and its counterpart."""
+        def forward(present: Tensor, tokens: Tensor, keep: Tensor) -> Tensor:
+            key, corrupted = tuple(tokens.tolist()), sample.corrupted
+            if key not in kept:
+                if corrupted is not None:  # the tokens of a choice follow it, too
+                    counterpart = torch.cat((corrupted, tokens[len(corrupted) :]))[: len(tokens)]
+                    replay.ablation.replacements = replay.outputs(counterpart)
+                replay.check(tokens)
+                kept[key] = replay.prefix(tokens), replay.ablation.replacements
+            states, replay.ablation.replacements = kept[key]
+            return replay.suffix(states, tokens, present, keep)
 
-    def __init__(self, replay: Replay, sample: Sample) -> None:
-        self._replay, self._sample = replay, sample
-        self._prefixes: dict[tuple[int, ...], Tensor] = {}
-        self._replacements: dict[tuple[int, ...], dict[nn.Module, Tensor]] = {}
-        self.present = torch.empty(0)
-
-    def __call__(self, tokens: Tensor, keep: Tensor) -> Tensor:
-        key, corrupted = tuple(tokens.tolist()), self._sample.corrupted
-        if corrupted is not None:
-            if key not in self._replacements:
-                behind = tokens[len(corrupted) :]  # of a choice
-                counterpart = torch.cat((corrupted, behind))[: len(tokens)]
-                self._replacements[key] = self._replay.outputs(counterpart)
-            self._replay.ablation.replacements = self._replacements[key]
-        if key not in self._prefixes:
-            self._replay.check(tokens)
-            self._prefixes[key] = self._replay.prefix(tokens)
-        return self._replay.suffix(self._prefixes[key], tokens, self.present, keep)
+        return forward

@@ -63,41 +63,45 @@ def find_decoder(model: Any) -> Decoder:
     return Decoder(tuple(blocks), attention, head, vocabulary, positions)
 
 
-def key_value_groups(
-    attention: Mapping[int, Any], layers: int | Sequence[int], heads_per_player: int | None = None
+def player_groups(
+    attention: Mapping[int, Any],
+    layers: int | Sequence[int] | None,
+    players: Iterable[Iterable[Head]] | None = None,
+    heads_per_player: int | None = None,
 ) -> Groups:
-    """Players of whole layers, in order: the query heads that share a key/value head, or runs of equal length.
+    """Players as given, each a group of heads; or the heads of a key/value head, or equal runs of heads, of layers.
 
     Args:
         attention: Attention modules of the model, by layer.
-        layers: A layer, or several; counted from 0.
+        layers: A layer, or several, counted from 0; None for all.
+        players: Groups of heads (layer, head), in place of layers.
         heads_per_player: Consecutive query heads of one player; None for those of one key/value head.
 
     Raises:
-        ValueError: If a layer has no attention or is given twice, or its heads cannot be divided so.
+        ValueError: If a layer has no attention or is given twice, its heads cannot be divided so, or there are no
+            players, or one is empty, names no head of the model or shares one with another.
     """
-    chosen = check_layers("layer", [layers] if isinstance(layers, int) else layers, attention)
+    if players is not None:
+        for name, value in (("layer", layers), ("heads_per_player", heads_per_player)):
+            if value is not None:
+                raise ArgumentError(name, f"expected None with players, which say it, got {value!r}.")
+        return _given_groups(attention, players)
+    chosen = [*attention] if layers is None else [layers] if isinstance(layers, int) else layers
     check_count("heads_per_player", heads_per_player, optional=True)
-    players: list[tuple[Head, ...]] = []
-    for layer in chosen:
+    groups: list[tuple[Head, ...]] = []
+    for layer in check_layers("layer", chosen, attention):
         heads = query_heads(attention[layer])
         # As attention functions know it; a configuration may have keys that the model does not use.
-        shared: int = getattr(attention[layer], "num_key_value_groups", 1)
-        size = heads_per_player or shared
+        size = heads_per_player or int(getattr(attention[layer], "num_key_value_groups", 1))
         if heads % size:
             raise ArgumentError(
                 "heads_per_player", f"expected a divisor of {heads}, the heads of layer {layer}, got {size}."
             )
-        players += [tuple((layer, first + i) for i in range(size)) for first in range(0, heads, size)]
-    return tuple(players)
+        groups += [tuple((layer, first + i) for i in range(size)) for first in range(0, heads, size)]
+    return tuple(groups)
 
 
-def given_groups(attention: Mapping[int, Any], players: Iterable[Iterable[Head]]) -> Groups:
-    """Players as given: each a group of heads (layer, head).
-
-    Raises:
-        ValueError: If there is none, one is empty or names no head of the model, or two share a head.
-    """
+def _given_groups(attention: Mapping[int, Any], players: Iterable[Iterable[Head]]) -> Groups:
     try:
         groups = tuple(tuple((layer, head) for layer, head in group) for group in players)
     except (TypeError, ValueError):

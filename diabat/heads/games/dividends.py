@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention.games.indices import harsanyi_dividends
-from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions, num_players, sizes, superset_sums
+from diabat.attention.games.tables import MAX_PLAYERS, all_coalitions, sizes, superset_sums
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count, is_number
 
 _CHUNK = 1 << 24
@@ -39,44 +39,32 @@ class Dividends:
     by_sample: Tensor
 
     @classmethod
-    def of_tables(cls, tables: Tensor) -> Dividends:
-        """Dividends of all coalitions from tables of values, floating [samples, 2^n].
+    def of(cls, values: Tensor, num_players: int, max_size: int | None = None) -> Dividends:
+        """Dividends of the coalitions of :func:`small_coalitions` from their values, floating [samples, M].
+
+        Exact for any size: w(S) depends on the values of the subsets of S only.  A full table takes the fast transform.
 
         Raises:
-            TypeError: If it is not a floating tensor.
-            ValueError: If its shape is another.
-        """
-        n = num_players(tables)
-        _check_samples("tables", tables)
-        values = tables.double()
-        return cls(all_coalitions(n), harsanyi_dividends(values - values[:, :1]))
-
-    @classmethod
-    def of_small(cls, values: Tensor, num_players: int, max_size: int) -> Dividends:
-        """Dividends of all coalitions of at most ``max_size`` players from their values, floating [samples, M].
-
-        Exact: w(S) depends on the values of the subsets of S only.  Values are in the order of
-        :func:`small_coalitions`.
-
-        Raises:
-            TypeError: If it is not a floating tensor.
-            ValueError: If its shape is another, or the size is out of range.
+            TypeError: If the values are not a floating tensor.
+            ValueError: If their shape is another, or the size is out of range.
         """
         coalitions = small_coalitions(num_players, max_size)
         if not isinstance(values, Tensor) or not values.is_floating_point():
             got = values.dtype if isinstance(values, Tensor) else type(values).__name__
             raise ArgumentTypeError("values", f"expected a floating tensor, got {got}.")
-        if values.ndim != 2 or values.shape[1] != len(coalitions):
+        if values.ndim != 2 or values.shape[1] != len(coalitions) or not len(values):
             raise ArgumentError(
-                "values", f"expected shape [samples, {len(coalitions)}], got {list(values.shape)}."
+                "values",
+                f"expected shape [samples, {len(coalitions)}] with one row per sample, got {list(values.shape)}.",
             )
-        _check_samples("values", values)
+        gains = values.double() - values[:, :1].double()
+        if max_size is None:
+            return cls(coalitions, harsanyi_dividends(gains))
         sign = 1 - 2 * (coalitions.sum(-1) % 2).double()
-        signed = (values.double() - values.double()[:, :1]) * sign  # (-1)^|T| (v(T) - v(∅))
         outside, member = (~coalitions).float(), coalitions.float().T
         parts = outside.split(max(1, _CHUNK // len(coalitions)))
-        # Over all T without a player outside S.
-        sums = torch.cat([signed @ (part @ member == 0).double().T for part in parts], 1)
+        # Over all T without a player outside S, (-1)^|T| (v(T) - v(∅)).
+        sums = torch.cat([(gains * sign) @ (part @ member == 0).double().T for part in parts], 1)
         return cls(coalitions, sums * sign)
 
     @property
@@ -131,14 +119,21 @@ class Dividends:
         return values.masked_fill(self.sizes < min_size, -torch.inf)
 
 
-def small_coalitions(num_players: int, max_size: int) -> Tensor:
-    """Masks of all coalitions of at most ``max_size`` players, bool [M, n], by size.
+def small_coalitions(num_players: int, max_size: int | None = None) -> Tensor:
+    """Masks of all coalitions of at most ``max_size`` players, bool [M, n], by size; of all in table order, if None.
 
     Raises:
-        ValueError: If the size is not in 1 .. n, or there are more than 2^16 such coalitions.
+        ValueError: If the size is not in 1 .. n, there are more than 2^16 such coalitions, or more than 20 players and
+            no size.
     """
     check_count("num_players", num_players)
-    check_count("max_size", max_size, most=num_players)
+    check_count("max_size", max_size, most=num_players, optional=True)
+    if max_size is None:
+        if num_players > MAX_PLAYERS:
+            raise ArgumentError(
+                "max_size", f"expected 3, for example, for a game of {num_players} players, got none."
+            )
+        return all_coalitions(num_players)
     count = sum(math.comb(num_players, size) for size in range(max_size + 1))
     if count > _MOST_COALITIONS:
         raise ArgumentError("max_size", f"expected at most {_MOST_COALITIONS} coalitions, got {count}.")
@@ -147,11 +142,6 @@ def small_coalitions(num_players: int, max_size: int) -> Tensor:
         members = torch.combinations(torch.arange(num_players), size)
         masks.append(masks[0].expand(len(members), -1).scatter(1, members, True))
     return torch.cat(masks)
-
-
-def _check_samples(name: str, values: Tensor) -> None:
-    if values.ndim != 2 or not len(values):
-        raise ArgumentError(name, f"expected one row per sample, got shape {list(values.shape)}.")
 
 
 def standard_error(by_sample: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ class Replay:
         groups: The players; set before anything is evaluated.
     """
 
-    def __init__(self, model: Any, ablation: Kind, epsilon: float) -> None:
-        self.ablation = Ablation(model, ablation, epsilon)
+    def __init__(self, model: Any, ablation: Kind) -> None:
+        self.ablation = Ablation(model, ablation)
         self.decoder: Decoder = find_decoder(model)
         with self.ablation.applied():
             pass  # refuses attention that cannot be switched

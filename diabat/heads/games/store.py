@@ -86,11 +86,12 @@ class ValueStore:
             store._identity, store.analysis = dict(about["identity"]), dict(about["analysis"])
             column = {key.tobytes(): index for index, key in enumerate(keys)}
             fits = keys.dtype == np.uint8 and keys.shape == (len(column), store._width)
-            fits = fits and values.dtype == np.float64 and values.shape == (len(values), len(column))
+            if not fits or values.dtype != np.float64 or values.shape != (len(values), len(column)):
+                raise ValueError
+            if bool(np.isinf(values).any()):
+                raise ValueError
         except (SafetensorError, LookupError, ValueError, TypeError, AttributeError):
             raise ArgumentError("store", f"expected a file of values of samples, got {path}.") from None
-        if not fits or bool(np.isinf(values).any()):
-            raise ArgumentError("store", f"expected a file of values of samples, got {path} of other shapes.")
         store._column, store.values = column, values.copy()
         return store
 

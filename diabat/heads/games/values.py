@@ -5,8 +5,8 @@ Every value is computed in float64 from the logits that the model gives, and is 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -20,114 +20,114 @@ Forward = Callable[[Tensor, Tensor], Tensor]
 """The model on a batch of C coalitions: logits [C, K, vocabulary] of tokens [T] at the positions [K]."""
 
 
-class Value(ABC):
-    """v of a batch of coalitions on one sample, float64 [C]; ``name`` tells it from others in a store."""
+@dataclass(frozen=True)
+class Value:
+    """v of a batch of coalitions on one sample.
+
+    Attributes:
+        name: Tells it from others in a store.
+        of: Values, float64 [C], from the model and the sample.
+        tokens: Least number of tokens that a sample has.
+        choices: Least number of choices that a sample has.
+        read: The choices of which the model reads all tokens but the last, behind the sample.
+        told_apart: Choices differ in these tokens; None if they may be alike.
+        remedy: What to do about choices that do not, after a semicolon.
+    """
 
     name: str
+    of: Callable[[Forward, Sample], Tensor]
+    tokens: int = 1
     choices: int = 0
-    """Least number of choices that a sample has."""
+    read: Callable[[Sample], Sequence[Tensor]] = lambda sample: ()
+    told_apart: slice | None = None
+    remedy: str = ""
 
-    def check(self, sample: Sample, name: str) -> None:
-        """Raise ArgumentError if the value does not apply to a sample."""
+    def check(self, sample: Sample, name: str, most: int | None = None) -> None:
+        """Raise ArgumentError if the value does not apply to a sample, or the model reads ``most`` tokens only."""
+        if len(sample.tokens) < self.tokens:
+            raise ArgumentError(name, f"expected {self.tokens} tokens or more for a {self.name}, got 1.")
         if len(sample.choices) < self.choices:
+            got = f"got {len(sample.choices)}."
+            raise ArgumentError(f"{name}.choices", f"expected {self.choices} or more with an answer, {got}")
+        length = len(sample.tokens) + max((len(choice) - 1 for choice in self.read(sample)), default=0)
+        if most is not None and length > most:
             raise ArgumentError(
-                f"{name}.choices",
-                f"expected {self.choices} or more with an answer, got {len(sample.choices)}.",
+                name,
+                f"expected at most {most} tokens with what follows the prompt, which is what the model can read "
+                f"(max_position_embeddings), got {length}.",
             )
+        if self.told_apart is None:
+            return
+        begun = [tuple(choice[self.told_apart].tolist()) for choice in sample.choices]
+        for k, tokens in enumerate(begun):
+            if begun.index(tokens) < k:
+                what = "choices that start with different tokens" if self.remedy else "different choices"
+                got = f"got {list(tokens)} in choices {begun.index(tokens)} and {k}{self.remedy}."
+                raise ArgumentError(f"{name}.choices", f"expected {what}, {got}")
 
-    def input_length(self, sample: Sample) -> int:
-        """Most tokens that the model reads at once for a sample."""
-        return len(sample.tokens)
 
-    @abstractmethod
-    def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        """Values [C]."""
-
-
-class _LogOdds(Value):
-    r"""v = z_y - log Σ_{c ≠ y} e^{z_c}, the log-odds of the answer y among the choices (GAC, eq. 3).
+def _log_odds(forward: Forward, sample: Sample) -> Tensor:
+    r"""Compute v = z_y - log Σ_{c ≠ y} e^{z_c}, the log-odds of the answer y among the choices (GAC, eq. 3).
 
     z_c is the logit of the first token of choice c at the last position of the sample.  This is log p/(1 - p) with p
     the softmax over the choices, and stays finite where p rounds to 1.
     """
-
-    name, choices = "log_odds", 2
-
-    def check(self, sample: Sample, name: str) -> None:
-        super().check(sample, name)
-        first = [int(choice[0]) for choice in sample.choices]
-        for k, token in enumerate(first):
-            if first.index(token) < k:
-                raise ArgumentError(
-                    f"{name}.choices",
-                    f"expected choices that start with different tokens, got token {token} at the start of choices "
-                    f"{first.index(token)} and {k}; use value=option_log_odds, or, for digits, a prompt that ends in a "
-                    "space and choices that start without one.",
-                )
-
-    def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        logits = forward(sample.tokens, torch.tensor([-1]))[:, 0]
-        first = torch.stack([choice[0] for choice in sample.choices]).to(logits.device)
-        return log_odds(logits[:, first].double(), sample.answer)
+    logits = forward(sample.tokens, torch.tensor([-1]))[:, 0]
+    first = torch.stack([choice[0] for choice in sample.choices]).to(logits.device)
+    return log_odds(logits[:, first].double(), sample.answer)
 
 
-class _OptionLogOdds(Value):
-    r"""v = ℓ_y - log Σ_{c ≠ y} e^{ℓ_c} with ℓ_c = Σ_t log p(c_t | sample, c_<t), all tokens of the choices counted."""
-
-    name, choices = "option_log_odds", 2
-
-    def check(self, sample: Sample, name: str) -> None:
-        super().check(sample, name)
-        tokens = [tuple(choice.tolist()) for choice in sample.choices]
-        if len(set(tokens)) < len(tokens):
-            raise ArgumentError(f"{name}.choices", f"expected different choices, got tokens {tokens}.")
-
-    def input_length(self, sample: Sample) -> int:
-        return len(sample.tokens) + max(map(len, sample.choices)) - 1
-
-    def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        scores = [_log_likelihood(forward, sample.tokens, choice) for choice in sample.choices]
-        return log_odds(torch.stack(scores, -1), sample.answer)
+def _option_log_odds(forward: Forward, sample: Sample) -> Tensor:
+    r"""Compute v = ℓ_y - log Σ_{c ≠ y} e^{ℓ_c} with ℓ_c = Σ_t log p(c_t | sample, c_<t), of whole choices."""
+    scores = [_log_likelihood(forward, sample.tokens, choice) for choice in sample.choices]
+    return log_odds(torch.stack(scores, -1), sample.answer)
 
 
-class _OptionLogLikelihood(Value):
-    r"""v = Σ_t log p(y_t | sample, y_<t), the log-likelihood of the answer's tokens, whatever the other choices are."""
-
-    name, choices = "option_log_likelihood", 1
-
-    def input_length(self, sample: Sample) -> int:
-        assert sample.answer is not None
-        return len(sample.tokens) + len(sample.choices[sample.answer]) - 1
-
-    def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        assert sample.answer is not None
-        return _log_likelihood(forward, sample.tokens, sample.choices[sample.answer])
+def _option_log_likelihood(forward: Forward, sample: Sample) -> Tensor:
+    r"""Compute v = Σ_t log p(y_t | sample, y_<t), the log-likelihood of the answer, whatever the other choices are."""
+    return _log_likelihood(forward, sample.tokens, *_answer(sample))
 
 
-class _Perplexity(Value):
-    r"""v = -log PPL = 1/(T-1) Σ_{t>0} log p(x_t | x_<t) of the sample's own tokens: larger is better."""
-
-    name = "perplexity"
-
-    def check(self, sample: Sample, name: str) -> None:
-        if len(sample.tokens) < 2:
-            raise ArgumentError(name, "expected two tokens or more for a perplexity, got 1.")
-
-    def __call__(self, forward: Forward, sample: Sample) -> Tensor:
-        return _log_likelihood(forward, sample.tokens[:1], sample.tokens[1:]) / (len(sample.tokens) - 1)
+def _perplexity(forward: Forward, sample: Sample) -> Tensor:
+    r"""Compute v = -log PPL = 1/(T-1) Σ_{t>0} log p(x_t | x_<t) of the sample's own tokens: larger is better."""
+    return _log_likelihood(forward, sample.tokens[:1], sample.tokens[1:]) / (len(sample.tokens) - 1)
 
 
-class _CustomValue(Value):
-    """v from a function of the logits [C, T, vocabulary] at all positions and of the sample as it was given."""
+def _answer(sample: Sample) -> tuple[Tensor]:
+    assert sample.answer is not None
+    return (sample.choices[sample.answer],)
 
-    def __init__(self, function: Callable[[Tensor, Mapping[str, Any]], Tensor]) -> None:
-        self.function = function
-        known = function if isinstance(function, FunctionType) else type(function)
-        self.name = f"{known.__module__}.{known.__qualname__}"
 
-    def __call__(self, forward: Forward, sample: Sample) -> Tensor:
+VALUES = {
+    value.name: value
+    for value in (
+        Value("log_odds", _log_odds, choices=2, told_apart=slice(1),
+              remedy="; use value=option_log_odds, or, for digits, a prompt that ends in a space and choices that "
+              "start without one"),
+        Value("option_log_odds", _option_log_odds, choices=2, read=lambda sample: sample.choices,
+              told_apart=slice(None)),
+        Value("option_log_likelihood", _option_log_likelihood, choices=1, read=_answer),
+        Value("perplexity", _perplexity, tokens=2),
+    )
+}  # fmt: skip
+
+
+def value_of(value: Any) -> Value:
+    """The value behind a name, or a function of the logits [C, T, vocabulary] at all positions and the sample as given.
+
+    Raises:
+        ValueError: If the name is unknown.
+        TypeError: If it is neither.
+    """
+    if isinstance(value, str):
+        check_choice("value", value, VALUES)
+        return VALUES[value]
+    if not callable(value):
+        raise ArgumentTypeError("value", f"expected a name or a function, got {type(value).__name__}.")
+
+    def of(forward: Forward, sample: Sample) -> Tensor:
         logits = forward(sample.tokens, torch.arange(len(sample.tokens)))
-        values = self.function(logits, sample.given)
+        values = value(logits, sample.given)
         if not isinstance(values, Tensor) or values.shape != logits.shape[:1]:
             got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ArgumentError(
@@ -135,27 +135,8 @@ class _CustomValue(Value):
             )
         return values.double()
 
-
-_NAMED: dict[str, type[Value]] = {
-    kind.name: kind for kind in (_LogOdds, _OptionLogOdds, _OptionLogLikelihood, _Perplexity)
-}
-
-
-def value_of(value: Any) -> Value:
-    """The value behind a name, a :class:`Value`, or a function of logits and sample.
-
-    Raises:
-        ValueError: If the name is unknown.
-        TypeError: If it is none of these.
-    """
-    if isinstance(value, Value):
-        return value
-    if isinstance(value, str):
-        check_choice("value", value, _NAMED)
-        return _NAMED[value]()
-    if not callable(value):
-        raise ArgumentTypeError("value", f"expected a name or a function, got {type(value).__name__}.")
-    return _CustomValue(value)
+    known = value if isinstance(value, FunctionType) else type(value)
+    return Value(f"{known.__module__}.{known.__qualname__}", of)
 
 
 def log_odds(scores: Tensor, answer: int | None) -> Tensor:
