@@ -50,11 +50,10 @@ def analyse_heads(
     from diabat.heads.commands.report import HeadsReport, plot_dividends
 
     chosen = read_options(AnalysisOptions, options or ())
-    with _interruptible(model, output) as folder:
+    with _interruptible(model, output, "dividends.png") as (folder, figure):
         found = analyse(model, data, folder, chosen, progress=progress)
-    require_writable(folder / "dividends.png")
     report = HeadsReport.of(found)
-    print_report(report, plot_dividends(found, report, folder / "dividends.png"), as_json=as_json)
+    print_report(report, plot_dividends(found, report, figure), as_json=as_json)
     if not as_json:
         say(f"Analysis: {folder}")
 
@@ -72,29 +71,28 @@ def attribute_heads(
     The folder keeps every value, as that of 'diabat heads analyse' does: repeat the command to continue.
     """
     from diabat.heads.commands.analysis import read_options
-    from diabat.heads.commands.attribution import AttributionOptions, attribute
-    from diabat.heads.commands.scores import plot_scores
+    from diabat.heads.commands.attribution import AttributionOptions, attribute, plot_scores
 
     chosen = read_options(AttributionOptions, options or ())
-    with _interruptible(model, output) as folder:
+    with _interruptible(model, output, "scores.png") as (folder, figure):
         report = attribute(model, data, folder, chosen, progress=progress)
-    require_writable(folder / "scores.png")
-    print_report(report, plot_scores(report, folder / "scores.png"), as_json=as_json)
+    print_report(report, plot_scores(report, figure), as_json=as_json)
 
 
 @contextmanager
-def _interruptible(model: str, output: Path | None) -> Iterator[Path]:
-    """The folder; names arguments as the command line does, and says how to go on after Ctrl-C."""
+def _interruptible(model: str, output: Path | None, figure: str) -> Iterator[tuple[Path, Path]]:
+    """The folder and the figure in it; names arguments as the command line does, and says how to go on after Ctrl-C."""
     from diabat.config.errors import of_section
     from diabat.heads.commands.analysis import FILE
 
     folder = output or Path("runs") / f"heads-{Path(model).name}"
     try:
         with of_section("", NAMES):
-            yield folder
+            yield folder, folder / figure
     except KeyboardInterrupt as error:
         saved = f"The values so far are in '{folder}'; repeat the command to continue."
         raise KeyboardInterrupt(saved if (folder / FILE).exists() else "Nothing was saved yet.") from error
+    require_writable(folder / figure)
 
 
 AnalysisArgument = Annotated[

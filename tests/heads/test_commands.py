@@ -25,8 +25,8 @@ from diabat.heads import (
     max_dividend,
     save_gac,
 )
-from diabat.heads.commands import scores as head_scores
 from diabat.heads.commands.analysis import AnalysedGame, read_analysis
+from diabat.heads.commands.attribution import SCORES
 from diabat.heads.commands.report import shown_dividend
 from diabat.heads.games.attribution import (
     leave_one_out,
@@ -267,9 +267,9 @@ def test_draws_of_0_leave_a_score_out(
     assert all(row[key] is row[f"{key}_error"] is None for row in rows for key in left_out)
     assert [row[first] for row in rows] == sorted((row[first] for row in rows), reverse=True)
     assert [axis.get_title().partition("\n")[0] for axis in drawn[0].axes[: len(scores)]] == [
-        head_scores.SCORES[key][0] for key in scores
+        SCORES[key][0] for key in scores
     ]
-    for key, (name, _) in head_scores.SCORES.items():
+    for key, (name, _) in SCORES.items():
         assert (name in result.stdout) == (key in scores)
     if "contexts=0" in draws:
         assert found["pairs"] == []

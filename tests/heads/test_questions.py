@@ -153,7 +153,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no answer": (IDS | {"choices": [2, 3]}, "samples[0].answer: expected one of the choices [2, 3] or its position, "),
     "other": (IDS | {"choices": [12, 13], "answer": 5}, "samples[0].answer: expected one of the choices [12, 13] or "),
     "flag": (IDS | {"choices": [12, 13], "answer": True}, "samples[0].answer: expected one of the choices"),
-    "two": (IDS | {"choices": [1, 0], "answer": 0}, "samples[0].answer: expected an answer that means one choice"),
+    "two": (IDS | {"choices": [1, 0], "answer": 0}, "samples[0].answer: expected one of the choices [1, 0] or its"),
     "merged": ({"prompt": "the m", "choices": ["s", "an"], "answer": 0}, "samples[0].choices[1]: expected a choice "
                "whose tokens follow those of the text, got 'an', which merges with its end; end"),
     "surrogate": ({"prompt": "the \ud800"}, "samples[0].prompt: expected text without surrogates, got 'the \\ud800'."),

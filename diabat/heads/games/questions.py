@@ -103,15 +103,13 @@ def tokenised(
         questions, Iterable
     ):
         raise ArgumentError("samples", f"expected a sequence of dicts, got {type(questions).__name__}.")
-    found = []
-    for k, given in enumerate(questions):
-        sample = _tokenised(given, tokenizer, vocabulary, f"samples[{k}]")
-        if corrupted:
-            sample = _with_corrupted(sample, tokenizer, vocabulary, f"samples[{k}].corrupted")
-        found.append(sample)
+    found = tuple(
+        _tokenised(given, tokenizer, vocabulary, f"samples[{k}]", corrupted)
+        for k, given in enumerate(questions)
+    )
     if not found:
         raise ArgumentError("samples", "expected at least one, got none.")
-    return tuple(found)
+    return found
 
 
 def digest(samples: Iterable[Sample]) -> str:
@@ -157,7 +155,7 @@ def check_question(given: Any, name: str) -> int | None:
     return _position(choices, given.get("answer"), f"{name}.answer") if len(choices) else None
 
 
-def _tokenised(given: Any, tokenizer: Any, vocabulary: int, name: str) -> Sample:
+def _tokenised(given: Any, tokenizer: Any, vocabulary: int, name: str, corrupted: bool) -> Sample:
     answer = check_question(given, name)
     kind, choices = next(kind for kind in KINDS if kind in given), given.get("choices", ())
     written = {k: choice for k, choice in enumerate(choices) if isinstance(choice, str)}
@@ -175,18 +173,16 @@ def _tokenised(given: Any, tokenizer: Any, vocabulary: int, name: str) -> Sample
     for part, place in zip(ids, parts, strict=True):
         if bool(((part < 0) | (part >= vocabulary)).any()):
             raise ArgumentError(place, f"expected token ids in 0 .. {vocabulary - 1}, got {part.tolist()}.")
-    return Sample(ids[0], tuple(ids[1:]), answer, given)
-
-
-def _with_corrupted(sample: Sample, tokenizer: Any, vocabulary: int, name: str) -> Sample:
-    given, count = sample.given, len(sample.tokens)
+    sample = Sample(ids[0], tuple(ids[1:]), answer, given)
+    if not corrupted:
+        return sample
+    name, count = f"{name}.corrupted", len(ids[0])
     if "corrupted" not in given:
         raise ArgumentError(name, "expected a prompt for ablation=corrupted, got none.")
-    kind = next(kind for kind in KINDS if kind in given)
-    tokens = _tokenised({**given, kind: given["corrupted"]}, tokenizer, vocabulary, name).tokens
-    if len(tokens) != count:
-        raise ArgumentError(name, f"expected {count} tokens, as many as the {kind}, got {len(tokens)}.")
-    return replace(sample, corrupted=tokens)
+    other = _tokenised({**given, kind: given["corrupted"]}, tokenizer, vocabulary, name, False).tokens
+    if len(other) != count:
+        raise ArgumentError(name, f"expected {count} tokens, as many as the {kind}, got {len(other)}.")
+    return replace(sample, corrupted=other)
 
 
 def _with_choices(
@@ -250,24 +246,13 @@ def _ids(value: Any, name: str) -> Tensor:
 
 def _position(choices: Sequence[Any], answer: Any, name: str) -> int:
     """Position of the answer: it may be the choice itself or its position."""
-    wanted = _plain(answer)
-    found = {
-        k
-        for k, choice in enumerate(map(_plain, choices))
-        if type(choice) is type(wanted) and choice == wanted
-    }
+    wanted, known = _plain(answer), [_plain(choice) for choice in choices]
+    found = {k for k, choice in enumerate(known) if type(choice) is type(wanted) and choice == wanted}
     if is_integer(answer) and 0 <= answer < len(choices):
         found.add(int(answer))
-    if not found:
-        raise ArgumentError(
-            name, f"expected one of the choices {list(choices)} or its position, got {answer!r}."
-        )
-    if len(found) > 1:
-        raise ArgumentError(
-            name,
-            f"expected an answer that means one choice, got {answer!r}, which is choices {sorted(found)} of "
-            f"{list(choices)}.",
-        )
+    if len(found) != 1:
+        got = f"{answer!r}, which is choices {sorted(found)}" if found else repr(answer)
+        raise ArgumentError(name, f"expected one of the choices {list(choices)} or its position, got {got}.")
     return found.pop()
 
 
