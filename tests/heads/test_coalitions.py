@@ -25,63 +25,72 @@ def llama() -> Any:
     return decoder("llama")
 
 
+def game(model: Any, count: int = 2, **options: Any) -> HeadCoalitions:
+    return HeadCoalitions(model, options.pop("samples", questions(count)), **{"layer": 1} | options)
+
+
+def of_tokens(model: Any, value: Any, tokens: list[int], **sample: Any) -> float:
+    """v of all players on one sample."""
+    found = game(model, samples=[{"input_ids": tokens, **sample}], value=value).value(EVERYBODY)
+    return float(found)
+
+
 def test_bit_i_of_the_table_is_player_i(llama: Any) -> None:
-    table = HeadCoalitions(llama, questions(2), layer=1).table()
+    table = game(llama).table()
     assert table.shape == (1 << GROUPS,)
     assert table.dtype == torch.float64
     for player in range(GROUPS):
-        alone = HeadCoalitions(llama, questions(2), layer=1, batch_size=1).value(ALL[1 << player])
+        alone = game(llama, batch_size=1).value(ALL[1 << player])
         assert float(alone) == pytest.approx(float(table[1 << player]), abs=1e-6)
 
 
 def test_the_table_is_the_mean_over_samples(llama: Any) -> None:
-    game = HeadCoalitions(llama, questions(3), layer=1)
-    alone = torch.stack([HeadCoalitions(llama, [one], layer=1).table() for one in questions(3)])
-    torch.testing.assert_close(game.sample_table(), alone, rtol=0, atol=0)
-    torch.testing.assert_close(game.table(), alone.mean(0), rtol=0, atol=1e-15)
+    whole = game(llama, 3)
+    alone = torch.stack([game(llama, samples=[one]).table() for one in questions(3)])
+    torch.testing.assert_close(whole.sample_table(), alone, rtol=0, atol=0)
+    torch.testing.assert_close(whole.table(), alone.mean(0), rtol=0, atol=1e-15)
 
 
 def test_it_takes_part_in_games(llama: Any) -> None:
-    game = HeadCoalitions(llama, questions(2), layer=1)
-    table = game.table()
-    torch.testing.assert_close(games.shapley(table).sum(), table[-1] - table[0])
-    estimate = games.sample_shapley(game, 400, antithetic=True, seed=0)
+    whole = game(llama)
+    table = whole.table()
+    estimate = games.sample_shapley(whole, 400, antithetic=True, seed=0)
     assert bool(((estimate.value - games.shapley(table)).abs() < 5 * estimate.standard_error + 1e-9).all())
-    assert games.sample_interaction(game, 200, seed=0).value.shape == (GROUPS, GROUPS)
+    assert games.sample_interaction(whole, 200, seed=0).value.shape == (GROUPS, GROUPS)
 
 
 def test_no_coalition_is_evaluated_twice(llama: Any) -> None:
     done: list[tuple[int, int]] = []
-    game = HeadCoalitions(llama, questions(2), layer=1, batch_size=4, progress=lambda *n: done.append(n))
-    first = game.value(ALL[[1, 2, 1, 2, 3]])
+    whole = game(llama, batch_size=4, progress=lambda *n: done.append(n))
+    first = whole.value(ALL[[1, 2, 1, 2, 3]])
     assert done == [(3, 6), (6, 6)]
     assert torch.equal(first[:2], first[2:4])
-    game.value(ALL[[1, 2, 1, 2, 3]][None])
+    whole.value(ALL[[1, 2, 1, 2, 3]][None])
     assert len(done) == 2
-    game.table()
+    whole.table()
     assert done[-1] == (26, 26)
 
 
 def test_players_are_key_value_groups_or_equal_runs(llama: Any) -> None:
-    game = HeadCoalitions(llama, questions(1), layer=[2, 0])
-    assert game.num_players == 2 * GROUPS
-    assert game.groups[0] == ((2, 0), (2, 1))
-    assert game.heads([GROUPS, 0]) == [(0, 0), (0, 1), (2, 0), (2, 1)]
-    assert HeadCoalitions(llama, questions(1), layer=1, heads_per_player=1).num_players == HEADS
-    every = HeadCoalitions(llama, questions(1))
+    two = game(llama, 1, layer=[2, 0])
+    assert two.num_players == 2 * GROUPS
+    assert two.groups[0] == ((2, 0), (2, 1))
+    assert two.heads([GROUPS, 0]) == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    assert game(llama, 1, heads_per_player=1).num_players == HEADS
+    every = game(llama, 1, layer=None)
     assert (every.num_players, every.layers) == (3 * GROUPS, (0, 1, 2))
 
 
 def test_games_of_other_players_share_what_is_known(llama: Any) -> None:
     """Coalitions are known by the heads that are present: two groups are one player of four heads."""
     done: list[int] = []
-    fine = HeadCoalitions(llama, questions(2), layer=1, progress=lambda n, total: done.append(total))
+    fine = game(llama, progress=lambda n, total: done.append(total))
     table = fine.table()
     whole = fine.of(1, heads_per_player=4)
     assert whole.groups[1] == ((1, 4), (1, 5), (1, 6), (1, 7))
     assert torch.equal(whole.table(), table[[0, 3, 12, 15]])
     other = fine.of(players=[[(2, 0)], [(0, 3), (1, 1)]])
-    expected = HeadCoalitions(llama, questions(2), players=other.groups).table()
+    expected = game(llama, layer=None, players=other.groups).table()
     torch.testing.assert_close(other.table(), expected, rtol=0, atol=2e-6)
     assert done[-1] == 6  # of 8: that of all heads was known
     assert fine.groups[0] == ((1, 0), (1, 1))
@@ -89,22 +98,20 @@ def test_games_of_other_players_share_what_is_known(llama: Any) -> None:
 
 
 def test_dividends_of_the_game(llama: Any) -> None:
-    game = HeadCoalitions(llama, questions(3), layer=1)
-    found, table = game.dividends(), game.table()
-    torch.testing.assert_close(found.value[1:], harsanyi_dividends(table)[1:], rtol=0, atol=1e-12)
-    assert float(found.value[0]) == 0
-    small = game.dividends(max_size=2)
+    whole = game(llama, 3)
+    found, table = whole.dividends(), whole.table()
+    torch.testing.assert_close(found.value, harsanyi_dividends(table - table[0]), rtol=0, atol=1e-12)
+    small = whole.dividends(max_size=2)
     codes = (small.coalitions.long() << torch.arange(GROUPS)).sum(-1)
     torch.testing.assert_close(small.value, found.value[codes], rtol=0, atol=1e-12)
 
 
 def test_many_players_are_evaluated_in_small_coalitions_only(llama: Any) -> None:
     done: list[tuple[int, int]] = []
-    game = HeadCoalitions(
-        llama, questions(1), heads_per_player=1, batch_size=64, progress=lambda *n: done.append(n)
-    )
-    assert game.num_players == 24
-    assert len(game.dividends(max_size=2).coalitions) == done[-1][1] == 1 + 24 + 276
+    options = {"heads_per_player": 1, "batch_size": 64, "progress": lambda *n: done.append(n)}
+    many = game(llama, 1, layer=None, **options)
+    assert many.num_players == 24
+    assert len(many.dividends(max_size=2).coalitions) == done[-1][1] == 1 + 24 + 276
 
 
 @pytest.mark.parametrize("batch_size", [1, 6])
@@ -115,8 +122,8 @@ def test_batches_do_not_change_values(llama: Any, batch_size: int) -> None:
         sizes.append(len(z))
         return z[:, -1, 3]
 
-    expected = HeadCoalitions(llama, questions(1), layer=2, value=value).table()
-    found = HeadCoalitions(llama, questions(1), layer=2, batch_size=batch_size, value=value).table()
+    expected = game(llama, 1, layer=2, value=value).table()
+    found = game(llama, 1, layer=2, batch_size=batch_size, value=value).table()
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
     assert sizes == [16] + ([6, 6, 4] if batch_size == 6 else [1] * 16)
 
@@ -124,8 +131,8 @@ def test_batches_do_not_change_values(llama: Any, batch_size: int) -> None:
 def test_half_precision_is_asked_for() -> None:
     half = decoder("llama", dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="model: expected parameters in float32, got bfloat16; load it with"):
-        HeadCoalitions(half, questions(1), layer=1)
-    assert bool(HeadCoalitions(half, questions(1), layer=1, dtype=None).table().isfinite().all())
+        game(half, 1)
+    assert bool(game(half, 1, dtype=None).table().isfinite().all())
 
 
 def log_probabilities(built: Any, tokens: list[int]) -> Tensor:
@@ -145,23 +152,22 @@ def test_log_odds_stay_finite_where_the_probability_rounds_to_one() -> None:
 
 
 def test_option_values_sum_over_all_tokens_of_an_option(llama: Any) -> None:
-    sample = {"input_ids": [5, 6, 7, 8], "choices": [[3, 4], [3, 9, 2], [11]], "answer": 1}
-    scores = []
-    for option in ([3, 4], [3, 9, 2], [11]):
-        logp = log_probabilities(llama, [5, 6, 7, 8, *option])
+    tokens, scores = [5, 6, 7, 8], []
+    sample: dict[str, Any] = {"choices": [[3, 4], [3, 9, 2], [11]], "answer": 1}
+    for option in sample["choices"]:
+        logp = log_probabilities(llama, [*tokens, *option])
         scores.append(sum(float(logp[3 + t, token]) for t, token in enumerate(option)))
-    likelihood = HeadCoalitions(llama, [sample], layer=1, value="option_log_likelihood")
-    assert float(likelihood.value(EVERYBODY)) == pytest.approx(scores[1], abs=1e-5)
-    odds = HeadCoalitions(llama, [sample], layer=1, value="option_log_odds")
+    likelihood = of_tokens(llama, "option_log_likelihood", tokens, **sample)
+    assert likelihood == pytest.approx(scores[1], abs=1e-5)
     expected = scores[1] - math.log(math.exp(scores[0]) + math.exp(scores[2]))
-    assert float(odds.value(EVERYBODY)) == pytest.approx(expected, abs=1e-5)
+    assert of_tokens(llama, "option_log_odds", tokens, **sample) == pytest.approx(expected, abs=1e-5)
 
 
 def test_single_tokens_have_the_same_log_odds_either_way(llama: Any) -> None:
     sample = {"input_ids": [5, 6, 7, 8], "choices": [3, 4, 11], "answer": 1}
     longer = sample | {"choices": [[3, 4], [4, 2], [11]]}  # log_odds looks at their first tokens
     first, options, single = (
-        HeadCoalitions(llama, [given], layer=1, value=value).table()
+        game(llama, samples=[given], value=value).table()
         for given, value in ((sample, "log_odds"), (sample, "option_log_odds"), (longer, "log_odds"))
     )
     torch.testing.assert_close(first, options, rtol=0, atol=5e-6)
@@ -170,13 +176,9 @@ def test_single_tokens_have_the_same_log_odds_either_way(llama: Any) -> None:
 
 def test_perplexity_is_that_of_the_text(llama: Any) -> None:
     tokens = [5, 6, 7, 8, 9, 3]
-    logp = log_probabilities(llama, tokens)
-    expected = sum(float(logp[t, token]) for t, token in enumerate(tokens[1:])) / 5
-    game = HeadCoalitions(llama, [{"input_ids": tokens}], layer=1, value="perplexity")
-    assert float(game.value(EVERYBODY)) == pytest.approx(expected, abs=1e-6)
     with torch.no_grad():
-        loss = llama(input_ids=torch.tensor([tokens]), labels=torch.tensor([tokens])).loss
-    assert float(game.value(EVERYBODY)) == pytest.approx(-float(loss), abs=1e-6)
+        loss = llama.eval()(input_ids=torch.tensor([tokens]), labels=torch.tensor([tokens])).loss
+    assert of_tokens(llama, "perplexity", tokens) == pytest.approx(-float(loss), abs=1e-6)
 
 
 def test_a_function_gets_all_logits_and_the_sample_as_given(llama: Any) -> None:
@@ -184,7 +186,7 @@ def test_a_function_gets_all_logits_and_the_sample_as_given(llama: Any) -> None:
         assert z.shape[1:] == (4, VOCABULARY)
         return z[:, -1, sample["wanted"]]
 
-    game = HeadCoalitions(llama, [{"input_ids": [5, 6, 7, 8], "wanted": 9}], layer=1, value=value)
     with torch.no_grad():
         expected = llama.eval()(input_ids=torch.tensor([[5, 6, 7, 8]])).logits[0, -1, 9]
-    assert float(game.value(EVERYBODY)) == pytest.approx(float(expected), abs=1e-5)
+    found = of_tokens(llama, value, [5, 6, 7, 8], wanted=9)
+    assert found == pytest.approx(float(expected), abs=1e-5)

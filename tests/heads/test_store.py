@@ -14,7 +14,7 @@ from safetensors.numpy import load, save
 from tiny_decoders import DECODERS, adapted, decoder
 
 from diabat.attention.games import all_coalitions
-from diabat.heads import Calibration, HeadCoalitions, disable_gac, enable_gac
+from diabat.heads import Calibration, HeadCoalitions, enable_gac
 from diabat.heads.games import store
 from diabat.huggingface.model_digest import ROUNDED, differences, model_digest
 
@@ -65,52 +65,55 @@ def test_what_a_kill_leaves_goes_on_to_equal_bytes(tmp_path: Path, monkeypatch: 
     assert killed.read_bytes() == whole.read_bytes()
 
 
-def scaled(model: Any) -> Any:
-    """The same adapter with twice its weight."""
-    for module in model.modules():
-        if hasattr(module, "lora_A"):
-            module.scaling["default"] *= 2
-    return model
-
-
 def changed(model: Any, change: Callable[[Any], object]) -> Any:
     with torch.no_grad():
         change(model)
     return model
 
 
-MODELS: dict[str, tuple[Callable[[], Any], str]] = {
-    "weights": (lambda: decoder(seed=4), "weights"),
-    "one weight": (lambda: changed(decoder(), lambda m: m.lm_head.weight[7, 7].add_(1e-6)), "weights"),
-    "rotary frequencies": (
-        lambda: changed(decoder(), lambda m: m.model.rotary_emb.inv_freq.mul_(0.5)),
-        "weights",
-    ),
-    "rotary base": (
-        lambda: decoder(rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
-        "configuration",
-    ),
-    "sliding window": (lambda: decoder("mistral", sliding_window=3), "configuration"),
-    "dtype": (lambda: decoder(dtype=torch.bfloat16), "dtype"),
-    "adapter": (lambda: adapted(decoder()), "adapters"),
-}
+def calibrated(beta: float) -> Any:
+    model = decoder()
+    enable_gac(model, Calibration({1: [0]}, beta=beta))
+    return model
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_store_of_another_model_is_refused(tmp_path: Path, name: str) -> None:
+OTHERS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], str]] = {
+    name: (first, other, changes, what)
+    for name, first, other, changes, what in (
+        ("weights", decoder, lambda: decoder(seed=4), {}, "weights"),
+        ("one weight", decoder, lambda: changed(decoder(), lambda m: m.lm_head.weight[7, 7].add_(1e-6)), {}, "weights"),
+        ("rotary frequencies", decoder,
+         lambda: changed(decoder(), lambda m: m.model.rotary_emb.inv_freq.mul_(0.5)), {}, "weights"),
+        ("rotary base", decoder, lambda: decoder(rope_parameters={"rope_type": "default", "rope_theta": 500.0}), {},
+         "configuration"),
+        ("sliding window", lambda: decoder("mistral"), lambda: decoder("mistral", sliding_window=3), {},
+         "configuration"),
+        ("dtype", decoder, lambda: decoder(dtype=torch.bfloat16), {"dtype": None}, "dtype"),
+        ("adapter", decoder, lambda: adapted(decoder()), {}, "adapters"),
+        ("calibration", lambda: calibrated(0.1), lambda: calibrated(0.5), {}, "attention"),
+        *((kind, decoder, decoder, {"ablation": kind}, "ablation") for kind in ("zero", "mean", "scaled")),
+        ("value", decoder, decoder, {"value": "option_log_odds"}, "value"),
+        ("samples", decoder, decoder, {"samples": questions(2, seed=5)}, "samples"),
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_store_of_another_game_is_refused(tmp_path: Path, name: str) -> None:
     """Each changes v by far more than rounding, but leaves what a coarser identity would look at."""
-    kind = "mistral" if name == "sliding window" else "llama"
-    game(tmp_path / "v", decoder(kind)).value(all_coalitions(4)[3:4])
-    make, what = MODELS[name]
-    sentence = f"store: expected values of this game, got .*{what}.*; name another file"
+    first, other, changes, what = OTHERS[name]
+    game(tmp_path / "v", first()).value(all_coalitions(4)[3:4])
+    sentence = f"store: expected values of this game, got .* with other .*{what}.*; name another file"
     with pytest.raises(ValueError, match=sentence):
-        game(tmp_path / "v", make(), dtype=None)
+        game(tmp_path / "v", other(), **changes)
 
 
 def test_an_adapter_with_another_scale_or_weights_is_another_model(tmp_path: Path) -> None:
     model = adapted(decoder())
     table = game(tmp_path / "v", model).table()
-    scaled(model)
+    for module in model.modules():
+        if hasattr(module, "lora_A"):
+            module.scaling["default"] *= 2
     assert float((HeadCoalitions(model, questions(2), layer=1).table() - table).abs().max()) > 0.01
     with pytest.raises(ValueError, match=r"store: expected values of this game, got .* with other adapters;"):
         game(tmp_path / "v", model)
@@ -121,34 +124,6 @@ def test_an_adapter_with_another_scale_or_weights_is_another_model(tmp_path: Pat
     with model.disable_adapter():
         assert model_digest(model, FIELDS) == model_digest(decoder(), FIELDS)
     assert model_digest(adapted(decoder()))["weights"] == model_digest(decoder())["weights"]
-
-
-def test_a_store_of_another_calibration_is_refused(tmp_path: Path) -> None:
-    model = decoder()
-    for beta in (0.1, 0.5):
-        enable_gac(model, Calibration({1: [0]}, beta=beta))
-        if beta == 0.1:
-            game(tmp_path / "v", model).table()
-        else:
-            with pytest.raises(ValueError, match="with other attention"):
-                game(tmp_path / "v", model)
-    disable_gac(model)
-
-
-@pytest.mark.parametrize(
-    ("changes", "what"),
-    [
-        ({"ablation": "zero"}, "ablation"),
-        ({"ablation": "mean"}, "ablation"),
-        ({"ablation": "scaled"}, "ablation"),
-        ({"value": "option_log_odds"}, "value"),
-        ({"samples": questions(2, seed=5)}, "samples"),
-    ],
-)
-def test_a_store_of_another_game_is_refused(tmp_path: Path, changes: Any, what: str) -> None:
-    game(tmp_path / "v").value(all_coalitions(4)[3:4])
-    with pytest.raises(ValueError, match=f"store: expected values of this game, got .* with other {what};"):
-        game(tmp_path / "v", **changes)
 
 
 @pytest.mark.parametrize("name", DECODERS)
