@@ -30,9 +30,9 @@ def masks(n: int, count: int = 12) -> Tensor:
 def both(model: Any, ablation: Any, layers: Any, count: int = 12) -> tuple[Tensor, Tensor]:
     """Logits of coalitions by replay on one batch, and by whole passes one at a time."""
     replay = Replay(model, ablation)
-    replay.groups = player_groups(replay.decoder.attention, layers)
+    replay.groups = player_groups(replay.attention, layers)
     tokens, present = torch.arange(LENGTH), masks(len(replay.groups), count)
-    with replay.ablation.applied():
+    with replay.applied():
         replayed = replay.suffix(replay.prefix(tokens), tokens, present, LAST)
         direct = torch.cat([replay.direct(tokens, row[None], LAST) for row in present])
     return replayed, direct

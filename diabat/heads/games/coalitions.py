@@ -98,14 +98,14 @@ class HeadCoalitions(FunctionGame):
                 f"expected parameters in {wanted}, got {got}; load it with dtype=torch.{wanted} (half precision moves "
                 "dividends), or pass dtype=None.",
             )
-        self._play(player_groups(self._replay.decoder.attention, layer, players, heads_per_player))
+        self._play(player_groups(self._replay.attention, layer, players, heads_per_player))
         corrupted = ablation == "corrupted"
-        self.samples = tokenised(samples, tokenizer, self._replay.decoder.vocabulary, corrupted=corrupted)
+        self.samples = tokenised(samples, tokenizer, self._replay.vocabulary, corrupted=corrupted)
         self._value_of_sample = value_of(value)
         for index, sample in enumerate(self.samples):
-            self._value_of_sample.check(sample, f"samples[{index}]", self._replay.decoder.positions)
+            self._value_of_sample.check(sample, f"samples[{index}]", self._replay.positions)
         self._batch_size, self.progress = batch_size, progress
-        heads = {layer: query_heads(module) for layer, module in self._replay.decoder.attention.items()}
+        heads = {layer: query_heads(module) for layer, module in self._replay.attention.items()}
         path, identity = (None, {}) if store is None else (Path(store), self._identity())
         self.store = ValueStore(heads, len(self.samples), path, identity)
 
@@ -119,7 +119,7 @@ class HeadCoalitions(FunctionGame):
         """Return the game of other players, with the same samples and the values that are known; arguments as above."""
         game = copy.copy(self)
         game._replay = copy.copy(self._replay)
-        game._play(player_groups(self._replay.decoder.attention, layer, players, heads_per_player))
+        game._play(player_groups(self._replay.attention, layer, players, heads_per_player))
         return game
 
     @property
@@ -130,7 +130,7 @@ class HeadCoalitions(FunctionGame):
     @property
     def layers(self) -> tuple[int, ...]:
         """Layers of the model that have attention."""
-        return tuple(self._replay.decoder.attention)
+        return tuple(self._replay.attention)
 
     def heads(self, players: Iterable[int]) -> list[Head]:
         """Heads (layer, head) of players."""
@@ -200,7 +200,7 @@ class HeadCoalitions(FunctionGame):
             found, at = np.unique(columns, return_index=True)
             masks = {int(column): coalitions[int(row)].cpu() for column, row in zip(found, at, strict=True)}
             try:
-                with self._replay.ablation.applied():
+                with self._replay.applied():
                     self._fill(missing, masks, total)
             finally:
                 self.store.save()
@@ -212,9 +212,9 @@ class HeadCoalitions(FunctionGame):
 
     def _fill(self, missing: list[NDArray[np.int64]], masks: dict[int, Tensor], total: int) -> None:
         """Evaluate the columns that each sample lacks."""
-        done, ablation = 0, self._replay.ablation
-        if ablation.kind == "mean" and not ablation.replacements:
-            ablation.replacements = self._replay.average(sample.tokens for sample in self.samples)
+        done, replay = 0, self._replay
+        if replay.kind == "mean" and not replay.replacements:  # the same for games of other players
+            replay.replacements |= replay.average(sample.tokens for sample in self.samples)
         for index, (sample, columns) in enumerate(zip(self.samples, missing, strict=True)):
             forward = self._on(sample)
             for start in range(0, len(columns), self._batch_size):
@@ -232,19 +232,18 @@ class HeadCoalitions(FunctionGame):
 
     def _identity(self) -> dict[str, str]:
         """What values belong to, besides the coalition."""
-        ablation = self._replay.ablation
-        model = model_digest(ablation.model)
+        replay, model = self._replay, model_digest(self._replay.model)
         if not model["weights"]:
             raise UnsupportedError("store", "expected a model whose weights are in memory, got one without.")
         # How attention is computed, and what a calibration changes in it.
-        attention = [ablation.model.config._attn_implementation]
-        attention += [repr(vars(m)[CALIBRATED]) for m in ablation.model.modules() if CALIBRATED in vars(m)]
+        attention = [replay.model.config._attn_implementation]
+        attention += [repr(vars(m)[CALIBRATED]) for m in replay.model.modules() if CALIBRATED in vars(m)]
         return {
             **model,
             "attention": "; ".join(attention),
             "samples": digest(self.samples),
             "value": self._value_of_sample.name,
-            "ablation": ablation.kind,
+            "ablation": replay.kind,
         }
 
     def _on(self, sample: Sample) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -257,10 +256,10 @@ class HeadCoalitions(FunctionGame):
             if key not in kept:
                 if corrupted is not None:  # the tokens of a choice follow it, too
                     counterpart = torch.cat((corrupted, tokens[len(corrupted) :]))[: len(tokens)]
-                    replay.ablation.replacements = replay.outputs(counterpart)
+                    replay.replacements = replay.outputs(counterpart)
                 replay.check(tokens)
-                kept[key] = replay.prefix(tokens), replay.ablation.replacements
-            states, replay.ablation.replacements = kept[key]
+                kept[key] = replay.prefix(tokens), replay.replacements
+            states, replay.replacements = kept[key]
             return replay.suffix(states, tokens, present, keep)
 
         return forward

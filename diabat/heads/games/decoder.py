@@ -1,9 +1,8 @@
-"""The parts of a decoder that games act on: its blocks, their attention and its logits; heads as players."""
+"""The parts of a decoder that games act on: its blocks and their attention; heads as players."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -17,39 +16,17 @@ Head = tuple[int, int]
 Groups = tuple[tuple[Head, ...], ...]
 
 
-@dataclass(frozen=True)
-class Decoder:
-    """The parts of a decoder that coalitions act on.
+def find_blocks(model: Any) -> tuple[tuple[nn.Module, ...], dict[int, Any]]:
+    """The blocks of a model in the order in which they run, and the attention module by position of the block.
 
-    Attributes:
-        blocks: Its blocks, in the order in which they run.
-        attention: The attention module by position of the block; a block may have none.
-        head: The module that makes logits of hidden states.
-        vocabulary: Number of tokens.
-        positions: Most tokens of an input; None if the configuration does not say.
-    """
-
-    blocks: tuple[nn.Module, ...]
-    attention: Mapping[int, Any]
-    head: nn.Module
-    vocabulary: int
-    positions: int | None
-
-
-def find_decoder(model: Any) -> Decoder:
-    """The blocks of a model and the attention modules in them.
+    A block may have none.
 
     Raises:
-        UnsupportedError: If the model makes no logits or has an encoder, has no attention modules of transformers, or
-            its blocks do not form one list with at most one of them each.
+        UnsupportedError: If the model has an encoder, has no attention modules of transformers, or its blocks do not
+            form one list with at most one of them each.
     """
-    base, kind = pretrained_model(model), type(model).__name__
-    head = model.get_output_embeddings()
-    if head is None:
-        raise UnsupportedError(
-            "model", f"expected a causal language model, got {kind}, which makes no logits."
-        )
-    attention, names = attention_modules(base), {module: name for name, module in model.named_modules()}
+    attention = attention_modules(pretrained_model(model))
+    names = {module: name for name, module in model.named_modules()}
     blocks: Any = ()
     for layer, module in attention.items():
         path = names[module].split(".")
@@ -57,10 +34,9 @@ def find_decoder(model: Any) -> Decoder:
         around = next((part for part in parents if isinstance(part, nn.ModuleList)), ())
         blocks = blocks or around
         if around is not blocks or layer >= len(blocks) or module not in blocks[layer].modules():
-            raise UnsupportedError("model", f"expected one attention in each block of one list, got {kind}.")
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    positions = getattr(base.config.get_text_config(), "max_position_embeddings", None)
-    return Decoder(tuple(blocks), attention, head, vocabulary, positions)
+            got = f"got {type(model).__name__}."
+            raise UnsupportedError("model", f"expected one attention in each block of one list, {got}")
+    return tuple(blocks), attention
 
 
 def player_groups(

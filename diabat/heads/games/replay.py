@@ -15,25 +15,38 @@ import torch
 from torch import Tensor, nn
 
 from diabat.heads.games.ablation import Ablation, Kind
-from diabat.heads.games.decoder import Decoder, Groups, find_decoder
+from diabat.heads.games.decoder import Groups, find_blocks
 from diabat.huggingface.pretrained import query_heads
 from diabat.samplers.capabilities import UnsupportedError
 
 
-class Replay:
-    """A causal language model of transformers whose players can be absent.
+class Replay(Ablation):
+    """A causal language model of transformers whose players can be absent while it is :meth:`applied`.
 
     Attributes:
-        ablation: The model with its heads ablated, while that is applied.
-        decoder: Its blocks and their attention.
         groups: The players; set before anything is evaluated.
+        blocks: The blocks of the model, in the order in which they run.
+        attention: The attention module by position of the block.
+        head: The module that makes logits of hidden states.
+        vocabulary: Number of tokens.
+        positions: Most tokens of an input; None if the configuration does not say.
+
+    Raises:
+        UnsupportedError: If the model makes no logits, its attention cannot be switched, or its blocks are no list.
     """
 
-    def __init__(self, model: Any, ablation: Kind) -> None:
-        self.ablation = Ablation(model, ablation)
-        self.decoder: Decoder = find_decoder(model)
-        with self.ablation.applied():
+    def __init__(self, model: Any, kind: Kind) -> None:
+        super().__init__(model, kind)
+        self.head: nn.Module = model.get_output_embeddings()
+        if self.head is None:
+            got = f"got {type(model).__name__}, which makes no logits."
+            raise UnsupportedError("model", f"expected a causal language model, {got}")
+        self.blocks, self.attention = find_blocks(model)
+        with self.applied():
             pass  # refuses attention that cannot be switched
+        self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
+        config = self.base.config.get_text_config()
+        self.positions: int | None = getattr(config, "max_position_embeddings", None)
         self.groups: Groups = ()
         self._checked: Groups = ()
 
@@ -45,7 +58,7 @@ class Replay:
     def prefix(self, tokens: Tensor) -> Tensor:
         """States [1, T, D] that the first layer with a player receives for tokens [T]."""
         caught: list[Any] = []
-        self.ablation.present = {}
+        self.present = {}
 
         def catch(block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             caught.append(arguments[0] if arguments else named.get("hidden_states"))
@@ -79,17 +92,17 @@ class Replay:
         """Logits as of :meth:`suffix`, by whole forward passes."""
         self._place(present)
         # All rows are copies of one sequence until the first player acts.
-        self.ablation.alike = self.decoder.attention[self.first]
+        self.alike = self.attention[self.first]
         return self._logits(tokens.expand(len(present), -1), keep)
 
     def outputs(self, tokens: Tensor) -> dict[nn.Module, Tensor]:
         """Outputs [1, T, H, D] of the heads for tokens [T] by attention module, all of them present."""
-        self.ablation.present, self.ablation.recorded = {}, {}
+        self.present, self.recorded = {}, {}
         try:
             self._logits(tokens[None], torch.tensor([-1]))
-            return self.ablation.recorded
+            return self.recorded
         finally:
-            self.ablation.recorded = None
+            self.recorded = None
 
     def average(self, sequences: Iterable[Tensor]) -> dict[nn.Module, Tensor]:
         """Mean output [1, 1, H, D] of the heads over all positions of sequences of tokens, likewise."""
@@ -119,7 +132,7 @@ class Replay:
             raise UnsupportedError(
                 "model",
                 "expected blocks that receive the states of the block before and nothing else from it, got "
-                f"{type(self.ablation.model).__name__}, whose replay differs from the whole pass.",
+                f"{type(self.model).__name__}, whose replay differs from the whole pass.",
             )
         self._checked = self.groups
 
@@ -128,24 +141,23 @@ class Replay:
         masks: dict[nn.Module, Tensor] = {}
         for player, group in enumerate(self.groups):
             for layer, head in group:
-                module = self.decoder.attention[layer]
+                module = self.attention[layer]
                 if module not in masks:
                     masks[module] = torch.ones(len(present), query_heads(module), dtype=torch.bool)
                 masks[module][:, head] = present[:, player]
-        device = self.ablation.model.device
-        self.ablation.present = {module: mask.to(device) for module, mask in masks.items()}
+        self.present = {module: mask.to(self.model.device) for module, mask in masks.items()}
 
     def _logits(self, tokens: Tensor, keep: Tensor) -> Tensor:
         """Logits [C, K, vocabulary] at positions ``keep`` [K] of tokens [C, T]; others are not even made."""
-        model, rows = self.ablation.model, tokens.to(self.ablation.model.device)
+        rows = tokens.to(self.model.device)
 
         def select(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
             return (arguments[0][:, keep.to(arguments[0].device)], *arguments[1:])
 
         # Before other hooks, which may refuse logits of more positions than are asked for.
-        hook = self.decoder.head.register_forward_pre_hook(select, prepend=True)
+        hook = self.head.register_forward_pre_hook(select, prepend=True)
         try:
-            found = model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False)
+            found = self.model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False)
         finally:
             hook.remove()
         logits: Tensor = found.logits
@@ -154,10 +166,10 @@ class Replay:
     @contextmanager
     def _hooked(self, hook: Callable[..., Any], passing: slice) -> Iterator[None]:
         """Hook the first block with a player, and make some blocks return the states that they get."""
-        blocks = self.decoder.blocks[passing]
+        blocks = self.blocks[passing]
         # What stood in their place (hooks of accelerate) is put back.
         before = [vars(block).get("forward") for block in blocks]
-        handle = self.decoder.blocks[self.first].register_forward_pre_hook(hook, with_kwargs=True)
+        handle = self.blocks[self.first].register_forward_pre_hook(hook, with_kwargs=True)
         try:
             for block in blocks:
                 block.forward = _pass_on
