@@ -112,15 +112,6 @@ def test_a_pairwise_game_is_fitted_exactly() -> None:
     assert linear.explained(masks, table) < 0.95
 
 
-def test_noise_is_not_fitted() -> None:
-    """Values without structure: the ridge that is chosen keeps the model near their mean."""
-    masks = games.all_coalitions(7)
-    table = torch.randn(128, dtype=F64)
-    some = torch.randperm(128)[:60]
-    rest = torch.tensor([k for k in range(128) if k not in set(some.tolist())])
-    assert fit_surrogate(masks[some], table[some]).explained(masks[rest], table[rest]) > -0.2
-
-
 def test_proposals_come_from_two_temperatures(monkeypatch: pytest.MonkeyPatch) -> None:
     """At which the exponent of all states has a standard deviation of 4 and of 16; proposals are what was drawn."""
     asked: list[diabat.Ising] = []
@@ -149,12 +140,10 @@ def test_proposals_come_from_two_temperatures(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("name", ["exact", "tempering", "dqa"])
 def test_the_search_finds_the_exhaustive_best(name: str) -> None:
-    n, penalty = 10, 0.3
+    n, penalty, calls = 10, 0.3, list[int]()
     table = pairwise(n, higher=0.05)
-    calls: list[int] = []
-    found = surrogate(
-        lookup(table, calls), n, diabat.sampler(name), penalty=penalty, evaluations=120, num_reads=60, seed=0
-    )
+    options: Any = {"penalty": penalty, "evaluations": 120, "num_reads": 60, "seed": 0}
+    found = surrogate(lookup(table, calls), n, diabat.sampler(name), **options)
     objective = table - penalty * games.all_coalitions(n).sum(-1).double()
     assert found.objective == pytest.approx(float(objective.max()), abs=1e-12)
     code = sum(1 << player for player in found.players)
@@ -162,9 +151,7 @@ def test_the_search_finds_the_exhaustive_best(name: str) -> None:
     assert found.value == pytest.approx(float(table[code]), abs=1e-12)
     assert found.evaluations == sum(calls) == len(found.values) == 120
     assert len(torch.unique(found.coalitions, dim=0)) == 120
-    again = surrogate(
-        lookup(table), n, diabat.sampler(name), penalty=penalty, evaluations=120, num_reads=60, seed=0
-    )
+    again = surrogate(lookup(table), n, diabat.sampler(name), **options)
     assert torch.equal(again.coalitions, found.coalitions)
 
 

@@ -77,7 +77,7 @@ def calibrated(beta: float) -> Any:
     return model
 
 
-OTHERS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], str]] = {
+OTHERS: dict[str, tuple[Any, ...]] = {  # a model, another one, other arguments, and what differs
     name: (first, other, changes, what)
     for name, first, other, changes, what in (
         ("weights", decoder, lambda: decoder(seed=4), {}, "weights"),

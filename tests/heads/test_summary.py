@@ -190,18 +190,3 @@ def test_frequency_of_the_largest_dividend() -> None:
     assert float(found.selection_frequency(min_size=2, resamples=50)[1]) == 0
     assert float(frequency[0]) == 0
     assert [found.largest(), found.largest(2)] == [1, 6]
-
-
-@pytest.mark.parametrize("n", [6, 12])
-def test_against_shapiq(n: int) -> None:
-    shapiq = pytest.importorskip("shapiq")
-    v = tables(1, n)
-    powers = 1 << torch.arange(n).numpy()
-    computer = shapiq.ExactComputer(lambda masks: v[0].numpy()[masks.astype(int) @ powers], n)
-    theirs, ours = computer("Moebius", order=n), Dividends.of(v, n)
-    found = torch.full((1 << n,), torch.nan, dtype=F64)
-    for members in theirs.interaction_lookup:
-        found[sum(1 << i for i in members)] = float(theirs[members])
-    found[0] -= v[0, 0]
-    # Rounding leaves 2e-13 at 12 players.
-    torch.testing.assert_close(ours.value, found, rtol=0, atol=1e-12)

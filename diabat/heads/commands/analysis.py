@@ -24,7 +24,7 @@ from diabat.extras import extra
 from diabat.heads.calibration.file import load_gac, stored_calibration
 from diabat.heads.games.ablation import Kind
 from diabat.heads.games.coalitions import HeadCoalitions
-from diabat.heads.games.decoder import Groups
+from diabat.heads.games.decoder import Groups, layers_of
 from diabat.heads.games.dividends import Dividends, finite, small_coalitions, standard_error
 from diabat.heads.games.questions import read_questions
 from diabat.heads.games.store import ValueStore
@@ -132,7 +132,7 @@ class AnalysedGame:
     @property
     def layers(self) -> tuple[int, ...]:
         """Layers of the players, ascending."""
-        return tuple(sorted({layer for group in self.players for layer, _ in group}))
+        return layers_of(self.players)
 
     @property
     def ends(self) -> dict[str, Any]:
@@ -336,13 +336,11 @@ def _evaluated(
     games: list[tuple[HeadCoalitions, Tensor]], options: AnalysisOptions, progress: bool
 ) -> Iterator[AnalysedGame]:
     """Evaluate one game after the other, with one bar; a deep layer runs fewer blocks."""
-    layers = [sorted({layer for group in game.groups for layer, _ in group}) for game, _ in games]
-    work = [
-        len(masks) * (max(game.layers) + 1 - own[0]) for (game, masks), own in zip(games, layers, strict=True)
-    ]
+    work = [len(masks) * (game.layers[-1] + 1 - layers_of(game.groups)[0]) for game, masks in games]
     with new_bar(percent=True, window=WINDOW, shown=progress) as bar:
         task, before = bar.add_task("", total=sum(work)), 0
-        for (game, masks), own, planned in zip(games, layers, work, strict=True):
+        for (game, masks), planned in zip(games, work, strict=True):
+            own = layers_of(game.groups)
             bar.update(task, description=f"layer {own[0]}" if len(own) == 1 else f"{len(own)} layers")
             game.progress = lambda done, total, start=before, planned=planned: bar.update(
                 task, completed=start + planned * done / total

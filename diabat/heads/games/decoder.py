@@ -16,6 +16,11 @@ Head = tuple[int, int]
 Groups = tuple[tuple[Head, ...], ...]
 
 
+def layers_of(groups: Groups) -> tuple[int, ...]:
+    """Layers of players, ascending."""
+    return tuple(sorted({layer for group in groups for layer, _ in group}))
+
+
 def find_blocks(model: Any) -> tuple[tuple[nn.Module, ...], dict[int, Any]]:
     """The blocks of a model in the order in which they run, and the attention module by position of the block.
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.heads.games.ablation import Ablation, Kind
-from diabat.heads.games.decoder import Groups, find_blocks
+from diabat.heads.games.decoder import Groups, find_blocks, layers_of
 from diabat.huggingface.pretrained import query_heads
 from diabat.samplers.capabilities import UnsupportedError
 
@@ -53,7 +53,7 @@ class Replay(Ablation):
     @property
     def first(self) -> int:
         """First layer with a player."""
-        return min(layer for group in self.groups for layer, _ in group)
+        return layers_of(self.groups)[0]
 
     def prefix(self, tokens: Tensor) -> Tensor:
         """States [1, T, D] that the first layer with a player receives for tokens [T]."""
