@@ -6,7 +6,6 @@ With transformers installed (the extra ``hf``), importing this package registers
 from importlib.util import find_spec
 from typing import Any
 
-from diabat.attention.games.indices import harsanyi_dividends
 from diabat.heads.calibration.file import load_gac, read_gac, save_gac
 from diabat.heads.calibration.mathematics import Calibration, ColumnSums, calibrate
 from diabat.heads.calibration.model import disable_gac, enable_gac, enabled_calibration, register_gac
@@ -37,7 +36,6 @@ __all__ = [
     "enable_gac",
     "enabled_calibration",
     "fit_surrogate",
-    "harsanyi_dividends",
     "load_gac",
     "max_dividend",
     "read_gac",

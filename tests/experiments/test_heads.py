@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from diabat.heads import Calibration, HeadCoalitions, disable_gac, enable_gac, harsanyi_dividends
+from diabat.attention.games import harsanyi_dividends
+from diabat.heads import Calibration, HeadCoalitions, disable_gac, enable_gac
 from experiments import heads_study, heads_tables
 from experiments.heads_study import Place, Sizes, answers, random_groups, run
 from experiments.heads_tasks import (

@@ -11,7 +11,7 @@ from tiny_decoders import GROUPS, HEADS, VOCABULARY, decoder
 from torch import Tensor
 
 from diabat.attention import games
-from diabat.heads import HeadCoalitions, harsanyi_dividends
+from diabat.heads import HeadCoalitions
 from diabat.heads.games.values import log_odds
 
 from .games import questions
@@ -100,7 +100,7 @@ def test_games_of_other_players_share_what_is_known(llama: Any) -> None:
 def test_dividends_of_the_game(llama: Any) -> None:
     whole = game(llama, 3)
     found, table = whole.dividends(), whole.table()
-    torch.testing.assert_close(found.value, harsanyi_dividends(table - table[0]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.value, games.harsanyi_dividends(table - table[0]), rtol=0, atol=1e-12)
     small = whole.dividends(max_size=2)
     codes = (small.coalitions.long() << torch.arange(GROUPS)).sum(-1)
     torch.testing.assert_close(small.value, found.value[codes], rtol=0, atol=1e-12)

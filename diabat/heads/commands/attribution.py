@@ -28,7 +28,7 @@ from diabat.heads.commands.analysis import (
     read_analysis,
     shown_questions,
 )
-from diabat.heads.commands.report import shown_dividend, shown_heads
+from diabat.heads.commands.report import shown_dividend, shown_heads, with_error
 from diabat.heads.games.attribution import (
     leave_one_out,
     sampled_banzhaf,
@@ -72,13 +72,6 @@ class AttributionOptions(GameOptions):
     coalitions: Even = 32
     pairs: Annotated[int, Field(ge=2)] = 10
     contexts: Even = 64
-
-
-def with_error(key: str, meaning: str, title: str) -> tuple[Column, Column]:
-    """Columns of a value, whose cell has ± its standard error, and of that error."""
-    error = f"{key}_error"
-    shown = Column(key, meaning, title, lambda row: shown_dividend(row[key], row[error]))
-    return shown, Column(error, f"standard error of {key}; null if it is not known")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,13 @@ def shown_frequency(share: float | None) -> str:
     return MISSING if share is None else f"{share:.2f}{'?' * (share < 0.5)}"
 
 
+def with_error(key: str, meaning: str, title: str) -> tuple[Column, Column]:
+    """Columns of a value, whose cell has ± its standard error, and of that error."""
+    error = f"{key}_error"
+    shown = Column(key, meaning, title, lambda row: shown_dividend(row[key], row[error]))
+    return shown, Column(error, f"standard error of {key}; null if it is not known")
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeadsReport(Report):
     """Dividends of the games of one model, a row each; ``analysis`` is everything that is known: plain values."""
@@ -54,9 +61,7 @@ class HeadsReport(Report):
         Column("v_full", "v of all players: the value of the model as it stands", "v(N)"),
         Column("coalition", "players of the largest dividend w(S), counted from 0", "largest"),
         Column("heads", "their heads", "heads"),
-        Column("dividend", "their dividend w(S) of the mean over samples; the table adds ± its standard error", "w",
-               show=lambda row: shown_dividend(row["dividend"], row["dividend_error"])),
-        Column("dividend_error", "its standard error; null with one sample"),
+        *with_error("dividend", "their dividend w(S) of the mean over samples", "w"),
         Column("selection_frequency", "share of bootstrap resamples of the samples in which this coalition has the "
                f"largest dividend, null with fewer than {LEAST_SAMPLES} samples; ? marks less than half",
                "bootstrap\nfrequency", lambda row: shown_frequency(row["selection_frequency"])),
@@ -101,7 +106,7 @@ class GroupsReport(Report):
         Column("layers", title="layer", show=lambda row: shown_layers(row["layers"])),
         Column("players", title="salient", show=lambda row: shown_players(row["players"])),
         Column("heads", title="heads", show=lambda row: shown_heads(row["heads"])),
-        Column("dividend", title="w", show=lambda row: shown_dividend(row["dividend"], row["dividend_error"])),
+        *with_error("dividend", "", "w"),
         Column("value", title="v", show=lambda row: f"{row['value']:.3f}"),
         Column("selection_frequency", title="bootstrap frequency",
                show=lambda row: shown_frequency(row["selection_frequency"])),
