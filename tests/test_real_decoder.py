@@ -78,7 +78,8 @@ def test_heads_are_analysed_with_the_chat_template_and_calibrated(folder: Path, 
     questions.write_text("\n".join(map(json.dumps, asked)))
     found = analyse(str(folder), questions, tmp_path / "run", AnalysisOptions(layers=(23,)))
     assert len(found.games[0].players) == 3
-    assert found.games[0].ends[1][0] > found.games[0].ends[0][0]
+    ends = found.games[0].ends
+    assert ends["v_full"] > ends["v_empty"]
     model, tokenizer = load_decoder(folder)
     enable_gac(model, Calibration({23: [3, 4, 5]}))
     assert next_words(model, tokenizer).startswith(" Mary")
