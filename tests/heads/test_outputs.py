@@ -39,7 +39,7 @@ def test_slices_of_the_outputs_sum_to_what_the_layer_writes(name: str, peft: boo
     with outputs.capture() as captured:
         model(**batch())
     assert not any(m._forward_pre_hooks for m in model.modules())
-    assert outputs.layers == (2, 0)
+    assert tuple(outputs.projections) == (2, 0)
     for layer, y in zip((0, 2), written, strict=True):
         o, W = captured.outputs(layer), outputs.slices(layer)
         assert o.shape == (3, 9, HEADS, 6 if name == "qwen3" else 4)

@@ -403,7 +403,7 @@ LOSSES: Calls = [
     (without_gradients, r"layer: expected a forward with gradients inside capture\(\), got none"),
     (lambda: stepped(factor=float("nan")), "loss: expected finite gradients at the heads of layer 1"),
     (lambda: stepped(factor=0.0), "cross_entropy: expected a gradient that is not zero"),
-    (wrong_mask, r"attention_mask: expected a tensor \[B, T\], got \[4, 1, 12, 12\]"),
+    (wrong_mask, r"batch.attention_mask: expected a tensor \[B, T\], got \[4, 1, 12, 12\]"),
     (lambda: game_loss().load_state_dict(game_loss(ldb_weight=0.5).state_dict()),
      "game_state: expected the options of the run, ldb_weight 0.352, got 0.5"),
     (lambda: GameLoss(tiny.adapted(), {}, 5), "options: expected GameOptions, got dict"),

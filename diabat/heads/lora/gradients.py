@@ -1,12 +1,15 @@
-"""Gradients of several losses with respect to the same parameters, added up over micro-batches and processes."""
+"""Gradients of an optimiser step, added up over micro-batches and processes: those of parameters, and of heads."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from diabat.checks import ArgumentError
+from diabat.heads.lora.couplings import gradient_products
+from diabat.heads.lora.outputs import Captured
 from diabat.samplers.capabilities import UnsupportedError
 
 
@@ -36,12 +39,8 @@ class TaskGradients:
         """Drop what was added up."""
         self._sums: dict[str, Tensor] = {}
 
-    def add(self, name: str, loss: Tensor, others: Sequence[Tensor] = ()) -> tuple[Tensor | None, ...]:
-        """Add the gradient of a loss to those of its name; the graph is kept.
-
-        Returns:
-            The gradients with respect to ``others``, which are not added up.
-        """
+    def add(self, name: str, loss: Tensor, others: Sequence[Tensor] = ()) -> Sequence[Tensor | None]:
+        """Add the gradient of a loss to those of its name, and return that of ``others``; the graph is kept."""
         inputs = [*self.parameters, *others]
         found: Sequence[Tensor | None] = [None] * len(inputs)
         if loss.requires_grad:
@@ -49,7 +48,7 @@ class TaskGradients:
         pairs = zip(self.parameters, found, strict=False)
         flat = torch.cat([(torch.zeros_like(p) if g is None else g).float().flatten() for p, g in pairs])
         self._sums[name] = self._sums[name] + flat if name in self._sums else flat
-        return tuple(found[len(self.parameters) :])
+        return found[len(self.parameters) :]
 
     def rows(self) -> tuple[list[str], Tensor]:
         """Names and gradients [K, P] in float32, the mean over processes; parameters without gradient have 0."""
@@ -67,3 +66,49 @@ class TaskGradients:
             product = (p * factor).sum()
             total = total + (product - product.detach())
         return total
+
+
+class HeadProducts:
+    """Sums of ⟨g_i, g_j⟩ by layer, g_h = ∂CE/∂(output of head h), float64 [H, H]: of this step, and of the last.
+
+    Attributes:
+        last: Sums of the last step; empty before the first.
+    """
+
+    def __init__(self) -> None:
+        self.begin({})
+
+    def begin(self, last: Mapping[int, Tensor]) -> None:
+        """Begin a step after one with these sums."""
+        self.last = dict(last)
+        self._sums: dict[int, Tensor] = {}
+
+    def add(self, captured: Captured, mask: Tensor | None, gradients: Sequence[Tensor | None]) -> None:
+        """Add the products of a micro-batch, given ∂CE/∂onward by layer."""
+        for layer, gradient in zip(captured.onward, gradients, strict=True):
+            if gradient is None:
+                raise ArgumentError(
+                    "cross_entropy",
+                    f"expected a loss of the captured forward, got one without layer {layer}.",
+                )
+            self._add(layer, captured.by_head(layer, gradient), mask)
+
+    def watch(self, captured: Captured, mask: Tensor | None) -> None:
+        """Add them during the backward pass of the micro-batch."""
+        for layer, tensor in captured.onward.items():
+            tensor.register_hook(lambda g, layer=layer: self._add(layer, captured.by_head(layer, g), mask))
+
+    def sums(self) -> dict[int, Tensor]:
+        """Sums of the step so far, the mean over processes."""
+        found = {layer: mean_over_ranks(products) for layer, products in sorted(self._sums.items())}
+        for layer, products in found.items():
+            if not torch.isfinite(products).all():
+                raise ArgumentError(
+                    "loss", f"expected finite gradients at the heads of layer {layer}, got NaN or infinity."
+                )
+        return found
+
+    def _add(self, layer: int, gradient: Tensor, mask: Tensor | None) -> None:
+        rows = gradient.detach()  # [B, T, H, d]
+        products = gradient_products(rows if mask is None else rows[mask])
+        self._sums[layer] = self._sums[layer] + products if layer in self._sums else products

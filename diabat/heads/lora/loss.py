@@ -11,23 +11,39 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from diabat.checks import ArgumentError, check_count, check_flag, check_positive
-from diabat.heads.lora.couplings import interaction_strength
-from diabat.heads.lora.gradients import TaskGradients, mean_over_ranks
-from diabat.heads.lora.layer import CapturedForward, StepCouplings
-from diabat.heads.lora.losses import nash_weights
-from diabat.heads.lora.options import GameOptions
-from diabat.heads.lora.outputs import HeadOutputs
+from diabat.heads.lora.couplings import interaction, interaction_strength, normalised, weight_coupling
+from diabat.heads.lora.gradients import HeadProducts, TaskGradients, mean_over_ranks
+from diabat.heads.lora.losses import (
+    counted_tokens,
+    cross_head_barlow_twins,
+    disagreement,
+    log_det_barrier,
+    nash_weights,
+    negative_entropy,
+    pair_weights,
+    token_matrix,
+)
+from diabat.heads.lora.options import GameOptions, Loss
+from diabat.heads.lora.outputs import Captured, HeadOutputs
 from diabat.ising import without_autocast
 from diabat.samplers.capabilities import UnsupportedError
+
+
+class _Forward(NamedTuple):
+    """A forward pass of a micro-batch: bool [B, T], False at padding and where there is no target; None for all."""
+
+    heads: Captured
+    mask: Tensor | None
+    targets: Tensor | None
 
 
 class GameLoss:
@@ -66,8 +82,7 @@ class GameLoss:
         check_count("total_steps", total_steps)
         self.model, self.options, self.total_steps = model, options, total_steps
         self._heads = HeadOutputs(model, options.measured())
-        self._gradients = TaskGradients(model)
-        self._couplings = StepCouplings(self._heads, options.rho)
+        self._gradients, self._products = TaskGradients(model), HeadProducts()
         for layer in options.layers_of("ldb"):
             if not self._heads.slices(layer).requires_grad:
                 raise UnsupportedError(
@@ -82,12 +97,12 @@ class GameLoss:
         self.steps = 0
         self.weights: dict[str, float] = {}
         self.ema = self.options.ema_target
-        self._couplings.reset({})
-        self._begin_step()
-        self._forward: CapturedForward | None = None
+        self._begin_step({})
+        self._forward: _Forward | None = None
         self._log: dict[str, list[float]] = defaultdict(list)
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, products: Mapping[int, Tensor]) -> None:
+        self._products.begin(products)
         self._values: dict[str, list[float]] = defaultdict(list)
         self._twins: list[float] = []  # Barlow Twins of the micro-batches
         self._gradients.clear()
@@ -102,10 +117,28 @@ class GameLoss:
             ArgumentError: The mask is not [B, T].
             UnsupportedError: The model checkpoints activations reentrantly.
         """
-        forward = CapturedForward(self._heads, self.options, batch)
-        with forward.watch():
+        padding = (
+            None if batch.get("attention_mask") is None else token_matrix(batch, "attention_mask").bool()
+        )
+        targets = counted_tokens(batch) if "entropy" in self.options.losses else None
+        with self._heads.capture(logits=targets is not None) as heads:
             yield
-        self._forward = forward
+        for layer in self._heads.projections:
+            heads.outputs(layer)  # refuses a block without a forward
+        for layer in (*self.options.layers_of("abt"), *self.options.layers_of("disagreement")):
+            if heads.is_leaf(layer):
+                raise UnsupportedError(
+                    "model",
+                    f"expected trained parameters below the outputs of the heads of layer {layer}, which a loss on "
+                    "them moves, got none; add adapters to the projections of queries, keys and values.",
+                )
+        if targets is not None and heads.logits is None:
+            raise UnsupportedError(
+                "model",
+                "expected a forward that computes logits, which the loss 'entropy' needs, got none; trainers that fuse "
+                "the head with the loss, such as SFTTrainer, have no logits.",
+            )
+        self._forward = _Forward(heads, padding, targets)
 
     def loss(self, cross_entropy: Tensor, *, micro_batches: int = 1, last: bool = True) -> Tensor:
         """Return a scalar with the value of the cross-entropy and the gradient of the game.
@@ -128,10 +161,13 @@ class GameLoss:
             )
         nash = self.options.combination == "nash" and bool(self.options.losses)
         solve = nash and (self.steps % self.options.nash_every == 0 or not self.weights)
-        self._measure(cross_entropy, forward, solve)
+        products = self._measure(cross_entropy, forward, solve)
         with without_autocast(cross_entropy):
-            couplings = self._couplings.matrices()
-            losses = forward.losses(couplings, micro_batches, last)
+            couplings = {
+                layer: interaction(weight_coupling(self._heads.slices(layer)), normalised(products[layer]))
+                for layer in self._heads.projections
+            }
+            losses = self._losses(forward, couplings, micro_batches, last)
             gamma = torch.stack([interaction_strength(G) for G in couplings.values()]).mean()
         factors = self._note(cross_entropy, losses, gamma, micro_batches)
         if solve:
@@ -145,11 +181,10 @@ class GameLoss:
 
     def step(self) -> None:
         """End an optimiser step: call it after ``optimizer.step()``."""
-        self._couplings.finish()
         self.ema = self._running_mean()
         for name, values in self._values.items():
             self._log[name].append(sum(values))
-        self._begin_step()
+        self._begin_step(self._products.last | self._products.sums())
         self.steps += 1
 
     def metrics(self) -> dict[str, float]:
@@ -165,7 +200,7 @@ class GameLoss:
             "steps": self.steps,
             "weights": dict(self.weights),
             "ema": self.ema,
-            "products": {str(layer): sums.tolist() for layer, sums in self._couplings.last.items()},
+            "products": {str(layer): sums.tolist() for layer, sums in self._products.last.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -197,18 +232,49 @@ class GameLoss:
                 )
         self.reset()
         self.steps, self.weights, self.ema = steps, weights, float(ema)
-        self._couplings.reset(products)
+        self._products.begin(products)
 
-    def _measure(self, cross_entropy: Tensor, forward: CapturedForward, solve: bool) -> None:
-        """Add ⟨g_i, g_j⟩ of this micro-batch to the sums of the step, now or during its backward pass."""
-        onward = list(forward.onward.values())
+    def _measure(self, cross_entropy: Tensor, forward: _Forward, solve: bool) -> Mapping[int, Tensor]:
+        """Add ⟨g_i, g_j⟩ of this micro-batch to the sums of the step, and return those that ρ comes from.
+
+        ρ is that of this step because of the option, or because there is no step before.
+        """
+        (heads, mask, _), products = forward, self._products
+        onward, fresh = list(heads.onward.values()), self.options.rho == "fresh" or not products.last
         if solve:
-            self._couplings.add(forward, self._gradients.add("ce", cross_entropy, onward))
-        elif self._couplings.fresh:
+            products.add(heads, mask, self._gradients.add("ce", cross_entropy, onward))
+        elif fresh:
             gradients = torch.autograd.grad(cross_entropy, onward, retain_graph=True, allow_unused=True)
-            self._couplings.add(forward, gradients)
-        else:
-            self._couplings.watch(forward)
+            products.add(heads, mask, gradients)
+        else:  # for the next step
+            products.watch(heads, mask)
+        return products.sums() if fresh else products.last
+
+    def _losses(
+        self, forward: _Forward, couplings: Mapping[int, Tensor], micro_batches: int, last: bool
+    ) -> dict[str, Tensor]:
+        """The losses with G by layer, each the mean over its layers; the barrier in the last micro-batch of a step."""
+        options, heads, found = self.options, forward.heads, dict[str, Tensor]()
+
+        def twins(layer: int) -> Tensor:
+            shape = (options.weighting, options.floor, options.slope, options.threshold)
+            weights = pair_weights(couplings[layer], *shape)
+            return cross_head_barlow_twins(heads.outputs(layer), weights, forward.mask, options.target)
+
+        of_layer: dict[Loss, Callable[[int], Tensor]] = {
+            "abt": twins,
+            "disagreement": lambda at: disagreement(heads.outputs(at), forward.mask),
+            "ldb": lambda at: log_det_barrier(couplings[at], options.epsilon),
+        }
+        # The barrier, which is of the step, comes last.
+        for loss in sorted(options.losses, key=lambda one: one == "ldb"):
+            if loss == "entropy":
+                assert heads.logits is not None  # which capture() has checked
+                found[loss] = negative_entropy(heads.logits, forward.targets) / micro_batches
+            elif loss != "ldb" or last:
+                value = torch.stack([of_layer[loss](layer) for layer in options.layers_of(loss)]).mean()
+                found[loss] = value if loss == "ldb" else value / micro_batches
+        return found
 
     def _note(
         self, cross_entropy: Tensor, losses: Mapping[str, Tensor], gamma: Tensor, micro_batches: int

@@ -248,10 +248,10 @@ def counted_tokens(batch: Mapping[str, Any]) -> Tensor:
         )
     if batch.get("labels") is None:
         raise ArgumentError("batch", "expected labels, the targets of the cross-entropy, got none.")
-    shape = _token_matrix(batch, "input_ids").shape
-    counted = _token_matrix(batch, "labels", shape) != IGNORED
+    shape = token_matrix(batch, "input_ids").shape
+    counted = token_matrix(batch, "labels", shape) != IGNORED
     if batch.get("attention_mask") is not None:
-        visible = _token_matrix(batch, "attention_mask", shape).bool()
+        visible = token_matrix(batch, "attention_mask", shape).bool()
         counted = counted & visible
         counted[:, 1:] &= visible[:, :-1]  # a target needs a visible token before it
     counted = F.pad(counted[:, 1:], (0, 1))  # by the position that predicts
@@ -271,7 +271,8 @@ def total_cross_entropy(logits: Tensor, batch: Mapping[str, Any], counted: Tenso
     return F.cross_entropy(chosen, targets[counted], reduction="sum")
 
 
-def _token_matrix(batch: Mapping[str, Any], key: str, shape: Any = None) -> Tensor:
+def token_matrix(batch: Mapping[str, Any], key: str, shape: Any = None) -> Tensor:
+    """The tensor [B, T] of a batch, of this shape if it is given."""
     value = batch.get(key)
     if not isinstance(value, Tensor) or value.ndim != 2:
         got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -1,32 +1,41 @@
-"""Outputs of the attention heads of a decoder in a forward pass, and the gradients of a loss there.
+"""The heads of a decoder: their outputs in a forward pass, the gradients there, and the slices of what is behind them.
 
 y_t = Σ_h W_O[h] o_t[h]         o [B, T, H, d] before the output projection, y [B, T, hidden] behind it
+W_O = W_base + Σ_adapters scaling · B A            [hidden, H d], differentiable in every factor
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from diabat.attention.evaluating import evaluating
 from diabat.checks import ArgumentError
+from diabat.extras import extra
 from diabat.heads.games.decoder import check_layers
-from diabat.heads.lora.projections import OutputProjection, find_projections
+from diabat.huggingface.pretrained import attention_modules, pretrained_model, query_heads
 from diabat.samplers.capabilities import UnsupportedError
 
 
-@dataclass(frozen=True, eq=False)
-class HeadGradients:
+class HeadGradients(NamedTuple):
     """Gradients of a loss at one layer: ∂loss/∂o [B, T, H, d], and ∂loss/∂y [B, T, hidden]."""
 
     heads: Tensor
     residual: Tensor
+
+
+class OutputProjection(NamedTuple):
+    """The linear map behind the query heads of a layer: nn.Linear, Conv1D of transformers, or LoRA around one."""
+
+    layer: int
+    module: Any
+    heads: int
 
 
 class HeadOutputs:
@@ -57,47 +66,63 @@ class HeadOutputs:
     """
 
     def __init__(self, model: Any, layers: Sequence[int] | None = None) -> None:
-        every = find_projections(model)
+        every = _projections(model)
         chosen = sorted(every) if layers is None else check_layers("layers", layers, every)
         self.model = model
         self.projections: Mapping[int, OutputProjection] = MappingProxyType({k: every[k] for k in chosen})
-        for projection in self.projections.values():
+        for layer, projection in self.projections.items():
             if projection.heads < 2:
                 raise ArgumentError(
-                    "model", f"expected two heads or more that interact, got one in layer {projection.layer}."
+                    "model", f"expected two heads or more that interact, got one in layer {layer}."
                 )
-            projection.slices()
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """Positions of the blocks."""
-        return tuple(self.projections)
+            self.slices(layer)
 
     def slices(self, layer: int) -> Tensor:
-        """Effective slices W_O[h] of a layer, [H, hidden, d]: base and active adapters, differentiable in both.
+        """Effective slices W_O[h] of a layer, [H, hidden, d]: the layer writes Σ_h W_O[h] o_h.
+
+        They are differentiable in the base weight and in the active adapters, and have no LoRA dropout.
 
         Raises:
-            ValueError: If the layer is not one of :attr:`layers`.
+            ValueError: If the layer is not one of ``projections``.
             UnsupportedError: If an adapter has been merged meanwhile.
         """
         _check_known(layer, self.projections)
-        return self.projections[layer].slices()
+        _, module, heads = self.projections[layer]
+        adapted = hasattr(module, "lora_A")
+        adapters = _adapters(module, layer) if adapted else []
+        base = module.get_base_layer() if adapted else module
+        weight: Any = vars(base)["_parameters"].get("weight")
+        plain = (nn.Linear, extra("transformers.pytorch_utils").Conv1D)
+        if type(base) not in plain or type(weight) is not nn.Parameter or not weight.is_floating_point():
+            raise UnsupportedError(
+                "model",
+                f"expected floating-point weights in a Linear or Conv1D at the output projection of layer "
+                f"{layer}, got {type(base).__name__}; load the model without quantization.",
+            )
+        for name in adapters:
+            weight = weight + module.get_delta_weight(name)
+        flat = weight if type(base) is nn.Linear else weight.T  # Conv1D is transposed
+        return flat.unflatten(1, (heads, -1)).transpose(0, 1)
 
     @contextmanager
-    def capture(self) -> Iterator[Captured]:
+    def capture(self, *, logits: bool = False) -> Iterator[Captured]:
         """Keep the head outputs of the first forward with gradients in the block; forwards without are ignored.
+
+        With ``logits`` also what the head of the model computes then.
 
         Raises:
             UnsupportedError: If the model checkpoints activations reentrantly, which has no graph at the heads.
         """
         _check_checkpointing(self.model)
         captured = Captured(self.projections)
-        hooks = [hook for layer in self.projections for hook in captured.hooks(layer)]
-        try:
+        with ExitStack() as hooks:
+            for projection in self.projections.values():
+                for hook in captured.hooks(projection):
+                    hooks.callback(hook.remove)
+            if logits:
+                head = pretrained_model(self.model).get_output_embeddings()
+                hooks.callback(head.register_forward_hook(captured.keep_logits).remove)
             yield captured
-        finally:
-            for hook in hooks:
-                hook.remove()
 
 
 class Captured:
@@ -106,6 +131,7 @@ class Captured:
     Attributes:
         onward: Views of the outputs by layer, flat, [B, T, H d]: the path on which the logits depend on them, without
             that of losses on :meth:`outputs`.
+        logits: [B, T, V], None if they were not asked for, or not computed.
     """
 
     def __init__(self, projections: Mapping[int, OutputProjection]) -> None:
@@ -113,20 +139,17 @@ class Captured:
         self._before: dict[int, Tensor] = {}
         self.onward: dict[int, Tensor] = {}
         self._behind: dict[int, Tensor] = {}  # [B, T, hidden]
+        self.logits: Tensor | None = None
 
     def outputs(self, layer: int) -> Tensor:
-        """Outputs o of the heads of a layer, [B, T, H, d].
-
-        Raises:
-            ValueError: If there was no forward with gradients.
-        """
+        """Outputs o of the heads of a layer, [B, T, H, d]; ArgumentError if there was no forward with gradients."""
+        _check_known(layer, self._projections)
         if layer not in self._before:
-            _check_known(layer, self._projections)
             raise ArgumentError(
                 "layer",
                 f"expected a forward with gradients inside capture(), got none through layer {layer}.",
             )
-        return self._split(layer, self._before[layer])
+        return self.by_head(layer, self._before[layer])
 
     def is_leaf(self, layer: int) -> bool:
         """Whether nothing below the heads of a layer is trained, so that no loss on their outputs moves anything."""
@@ -148,11 +171,16 @@ class Captured:
                     "loss",
                     f"expected a loss of the captured forward, got one without the heads of layer {layer}.",
                 )
-            gradients[layer] = HeadGradients(self._split(layer, heads), residual)
+            gradients[layer] = HeadGradients(self.by_head(layer, heads), residual)
         return gradients
 
-    def hooks(self, layer: int) -> list[Any]:
+    def by_head(self, layer: int, flat: Tensor) -> Tensor:
+        """[B, T, H, d] of [B, T, H d]."""
+        return flat.unflatten(-1, (self._projections[layer].heads, -1))
+
+    def hooks(self, projection: OutputProjection) -> list[Any]:
         """Register the hooks at one projection."""
+        layer, module = projection.layer, projection.module
 
         # Only the first forward with gradients: checkpointing computes it again during the backward pass.
         def before(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -168,11 +196,60 @@ class Captured:
             if torch.is_grad_enabled() and layer not in self._behind:
                 self._behind[layer] = written
 
-        module = self._projections[layer].module
         return [module.register_forward_pre_hook(before), module.register_forward_hook(behind)]
 
-    def _split(self, layer: int, flat: Tensor) -> Tensor:
-        return flat.unflatten(-1, (self._projections[layer].heads, -1))
+    def keep_logits(self, _: nn.Module, arguments: tuple[Any, ...], logits: Tensor) -> None:
+        """Forward hook of the head of the model."""
+        if torch.is_grad_enabled() and self.logits is None:
+            self.logits = logits
+
+
+def _projections(model: Any) -> dict[int, OutputProjection]:
+    """The output projection of every layer, found by running the model on two tokens, not by names.
+
+    It is the last part of an attention module that runs, dropout aside.  Its weights are not yet checked.
+    """
+    attention, last = attention_modules(pretrained_model(model)), dict[int, tuple[nn.Module, int]]()
+
+    def note(layer: int) -> Any:
+        return lambda child, given: last.update({layer: (child, given[0].shape[-1] if given else 0)})
+
+    with ExitStack() as hooks:
+        for layer, module in attention.items():
+            for child in module.children():
+                if not isinstance(child, nn.Dropout):
+                    hooks.callback(child.register_forward_pre_hook(note(layer)).remove)
+        with evaluating(model), torch.no_grad():
+            tokens = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
+            model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+    found = {}
+    for layer, module in attention.items():
+        (child, width), heads = last.get(layer, (None, 0)), query_heads(module)
+        if child is None or not width or width % heads:
+            raise UnsupportedError(
+                "model", f"expected an output projection behind the attention of layer {layer}, found none."
+            )
+        found[layer] = OutputProjection(layer, child, heads)
+    return found
+
+
+def _adapters(module: Any, layer: int) -> list[str]:
+    """Names of the active LoRA adapters of a projection; none if they are disabled."""
+    if module.merged:
+        raise UnsupportedError(
+            "model",
+            f"expected adapters beside the weights, got one merged into the output projection of layer "
+            f"{layer}; call model.unmerge_adapter().",
+        )
+    active = [] if module.disable_adapters else [n for n in module.active_adapters if n in module.lora_A]
+    for name in active:
+        if name in module.lora_variant:
+            raise UnsupportedError(
+                "model",
+                f"expected plain LoRA at the output projection of layer {layer}, got "
+                f"{type(module.lora_variant[name]).__name__}; train the adapter without use_dora and other variants.",
+            )
+    return active
 
 
 def _check_known(layer: int, layers: Mapping[int, Any]) -> None:
