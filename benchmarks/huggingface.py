@@ -200,7 +200,8 @@ def interaction() -> list[Case]:
     def measured(information: bool) -> Call:
         from diabat.heads import HeadInteractions
 
-        return partial(HeadInteractions(llama(4, 128, 8, 2), information=information).measure, batch())
+        couplings = partial(HeadInteractions(llama(4, 128, 8, 2)).measure, batch())
+        return (lambda: [found.information for found in couplings().values()]) if information else couplings
 
     def step(_: Any) -> Call:
         model, given = llama(4, 128, 8, 2), batch()

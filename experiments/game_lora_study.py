@@ -202,7 +202,7 @@ def fine_tune(study: Study, arm: str, seed: int) -> str:
 def scores(study: Study, model: Any) -> Row:
     """Coupling of the heads of the layer on held-out text, its loss, and deviations from the truth."""
     text, layer = study.held_out(), layer_of(model)
-    found = HeadInteractions(model, [layer], information=True).measure(text)[layer]
+    found = HeadInteractions(model, [layer]).measure(text)[layer]
     truth, information = deviations(model, study.world, study.names), found.information
     assert information is not None
     seen = truth.pop("seen")

@@ -6,9 +6,10 @@ With transformers installed (the extra ``hf``), importing this package registers
 from importlib.util import find_spec
 from typing import Any
 
-from diabat.heads.calibration.file import load_gac, read_gac, save_gac
+from diabat.heads.calibration.attention import NAME, gac_attention
+from diabat.heads.calibration.file import load_gac, save_gac
 from diabat.heads.calibration.mathematics import Calibration, ColumnSums, calibrate
-from diabat.heads.calibration.model import disable_gac, enable_gac, enabled_calibration, register_gac
+from diabat.heads.calibration.model import disable_gac, enable_gac, enabled_calibration
 from diabat.heads.games.coalitions import HeadCoalitions
 from diabat.heads.games.dividends import Dividends, common, max_dividend, small_coalitions
 from diabat.heads.games.search import SearchResult, Surrogate, fit_surrogate, surrogate
@@ -16,6 +17,7 @@ from diabat.heads.lora.interactions import HeadInteractions, LayerInteraction
 from diabat.heads.lora.loss import GameLoss
 from diabat.heads.lora.options import GameOptions
 from diabat.heads.lora.trainer import GameMixin, game_trainer
+from diabat.huggingface.pretrained import register_attention
 
 __all__ = [
     "Calibration",
@@ -38,8 +40,6 @@ __all__ = [
     "fit_surrogate",
     "load_gac",
     "max_dividend",
-    "read_gac",
-    "register_gac",
     "save_gac",
     "small_coalitions",
     "surrogate",
@@ -47,7 +47,7 @@ __all__ = [
 
 # Without it the functions name the extra; the modules can be imported.
 if find_spec("transformers") is not None:
-    register_gac()
+    register_attention(NAME, gac_attention)
 
 
 def __getattr__(name: str) -> Any:

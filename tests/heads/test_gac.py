@@ -19,7 +19,7 @@ from transformers import DynamicCache, StaticCache
 
 from diabat import huggingface
 from diabat.attention import streaming
-from diabat.heads import Calibration, HeadCoalitions, calibrate, disable_gac, enable_gac, register_gac
+from diabat.heads import Calibration, HeadCoalitions, calibrate, disable_gac, enable_gac
 from diabat.heads.calibration import attention as gac
 from diabat.heads.calibration import mathematics
 from diabat.samplers.capabilities import UnsupportedError
@@ -312,7 +312,7 @@ def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
     model = decoder("llama")
     monkeypatch.setitem(sys.modules, "transformers", None)
     importlib.reload(huggingface)  # imports, and registers nothing
-    for call in (register_gac, lambda: enable_gac(model, SETTING), lambda: disable_gac(model)):
+    for call in (lambda: enable_gac(model, SETTING), lambda: disable_gac(model)):
         sentence = r"transformers: expected the package .* pip install 'diabat\[hf\]'"
         with pytest.raises(ImportError, match=sentence):
             call()

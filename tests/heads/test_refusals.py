@@ -234,7 +234,6 @@ OTHERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: HeadOutputs(decoder(num_attention_heads=1, num_key_value_heads=1)), "model: expected two heads or more"),
     (lambda: HeadOutputs(adapted(decoder(), use_dora=True)), "model: expected plain LoRA .* DoraLinearVariant"),
     (lambda: HeadOutputs(int8()), "model: .* layer 1, got Int8Linear; load the model without quantization"),
-    (lambda: HeadInteractions(decoder(), information=1), "information: expected True or False"),
     (lambda: HeadInteractions(torch.nn.Linear(2, 2)), "model: expected a model of transformers"),
     (lambda: measured([]), "batches: expected one batch or more"),
     (lambda: measured(3), "batches: expected a mapping or several, got int"),

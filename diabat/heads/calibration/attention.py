@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +29,8 @@ SUMS = "diabat_column_sums"
 
 _SHORT = 128
 """Rows that one block holds whatever their number of columns: they need little memory, and are formed once."""
+Formed = tuple[Tensor, ColumnSums, Tensor | None]
+"""Outputs [B, H, R, D] of R rows, the sums of columns behind them, and weights [B, H, R, K]."""
 
 
 @dataclass(frozen=True)
@@ -85,33 +86,45 @@ def gac_attention(
         kwargs |= {"scaling": scaling, "dropout": dropout} | ({} if softcap is None else {"softcap": softcap})
         return eager(module)(module, query, key, value, attention_mask, **kwargs)
     refuse_others(NAME, kwargs)
-    mask, cache, asked = _floating(attention_mask), kwargs.get(CACHE), kwargs.get("output_attentions")
+    if attention_mask is None or not attention_mask.is_floating_point():
+        got = "None" if attention_mask is None else attention_mask.dtype
+        raise UnsupportedError(
+            "attention_mask", f"expected a floating mask [B, 1, Q, K] for calibrated attention, got {got}."
+        )
+    cache, asked = kwargs.get(CACHE), kwargs.get("output_attentions")
     (batch, heads, rows, size), columns = query.shape, key.shape[2]
     past = _sums_before(cache, state, batch, rows, columns)
+    factor, rate = size**-0.5 if scaling is None else scaling, dropout if module.training else 0.0
+
+    def form(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, past: ColumnSums | None) -> Formed:
+        scores = torch.matmul(query, keys.transpose(2, 3)) * factor
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap  # rounds as eager attention does
+        weights = F.softmax(scores + mask, dim=-1, dtype=torch.float32)
+        weights, sums = _calibrated(state, weights, mask, past)
+        weights = F.dropout(weights.to(query.dtype), p=rate)
+        return torch.matmul(weights, values), sums, weights
+
     keys, values = (repeated(states, heads // states.shape[1]) for states in (key, value))
-    factor = size**-0.5 if scaling is None else scaling
-    form = partial(_form, state, factor, softcap, dropout if module.training else 0.0)
+    given = query, keys, values, attention_mask, past
     shown = state.always_weights if asked is None else asked
-    block = rows if shown else _rows_of_block(state.calibration, mask, batch * heads * columns)
-    if block < rows:
-        out, sums, weights = *_over_blocks(form, block, query, keys, values, mask, past), None
-    else:
-        out, sums, weights = form(query, keys, values, mask, past)
+    block = rows if shown else _rows_of_block(state.calibration, attention_mask, batch * heads * columns)
+    out, sums, weights = form(*given) if block >= rows else _over_blocks(form, block, *given)
     if cache is not None:
         _sums(cache)[state.layer] = _Kept(sums, state.heads, cache.get_seq_length(state.layer))
     return out.transpose(1, 2).contiguous(), weights if shown else None
 
 
 def _over_blocks(
-    form: Callable[..., tuple[Tensor, ColumnSums, Tensor]],
+    form: Callable[..., Formed],
     block: int,
     query: Tensor,
     keys: Tensor,
     values: Tensor,
     mask: Tensor,
     past: ColumnSums | None,
-) -> tuple[Tensor, ColumnSums]:
-    """Outputs [B, H, Q, D], and sums of columns that go from block to block; a block needs the columns so far only."""
+) -> Formed:
+    """What ``form`` gives, without weights; sums go from block to block, and a block needs the columns so far only."""
     rows, columns = mask.shape[-2:]
     found = []
     for start in range(0, rows, block):
@@ -123,16 +136,7 @@ def _over_blocks(
     # A row that sees nothing is uniform over all columns, but in a block over those so far.
     seen = visible_keys(mask).any(-1, keepdim=True)
     assert past is not None
-    return torch.cat(found, 2).where(seen, values.mean(2, keepdim=True)), past
-
-
-def _floating(mask: Tensor | None) -> Tensor:
-    if mask is None or not mask.is_floating_point():
-        got = "None" if mask is None else mask.dtype
-        raise UnsupportedError(
-            "attention_mask", f"expected a floating mask [B, 1, Q, K] for calibrated attention, got {got}."
-        )
-    return mask
+    return torch.cat(found, 2).where(seen, values.mean(2, keepdim=True)), past, None
 
 
 def _rows_of_block(calibration: Calibration, mask: Tensor, numbers: int) -> int:
@@ -143,27 +147,6 @@ def _rows_of_block(calibration: Calibration, mask: Tensor, numbers: int) -> int:
         return rows
     later = visible_keys(mask).triu(1 + columns - rows)
     return rows if bool(later.any()) else block
-
-
-def _form(
-    state: CalibratedHeads,
-    factor: float,
-    softcap: float | None,
-    dropout: float,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    past: ColumnSums | None,
-) -> tuple[Tensor, ColumnSums, Tensor]:
-    """Outputs [B, H, R, D] of R rows, the sums of columns behind them, and weights."""
-    scores = torch.matmul(query, keys.transpose(2, 3)) * factor
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap  # rounds as eager attention does
-    weights = F.softmax(scores + mask, dim=-1, dtype=torch.float32)
-    weights, sums = _calibrated(state, weights, mask, past)
-    weights = F.dropout(weights.to(query.dtype), p=dropout)
-    return torch.matmul(weights, values), sums, weights
 
 
 def hand_on_cache(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

@@ -58,7 +58,11 @@ def load_gac(model: nn.Module, folder: str | Path) -> Calibration:
         UnsupportedError: As for `enable_gac`.
     """
     path = Path(folder) if Path(folder).is_file() else _folder(folder) / FILE
-    calibration = read_gac(model, path)
+    calibration, identity = stored_calibration(path)
+    others = differences(model, identity)
+    if others:
+        got = f"one of a model with other {' and '.join(others)}"
+        raise ArgumentError("folder", f"expected the calibration of this model in {path}, got {got}.")
     try:
         enable_gac(model, calibration)
     except ArgumentError as error:
@@ -69,21 +73,8 @@ def load_gac(model: nn.Module, folder: str | Path) -> Calibration:
     return calibration
 
 
-def read_gac(model: nn.Module, path: str | Path) -> Calibration:
-    """Read a calibration that `save_gac` wrote, a file or its folder, and check that it belongs to the model.
-
-    Nothing is enabled.  Errors are those of `load_gac`.
-    """
-    calibration, identity = stored_calibration(path)
-    others = differences(model, identity)
-    if others:
-        got = f"one of a model with other {' and '.join(others)}"
-        raise ArgumentError("folder", f"expected the calibration of this model in {path}, got {got}.")
-    return calibration
-
-
 def stored_calibration(path: str | Path) -> tuple[Calibration, dict[str, Any]]:
-    """Read a calibration and the digest of its model, without a model; arguments and errors as for `read_gac`."""
+    """Read a calibration and the digest of its model from a file or its folder; errors are those of `load_gac`."""
     file = Path(path) / FILE if Path(path).is_dir() else Path(path)
     try:
         content = parse_json(read_file(file, _MAX_BYTES, follow=True))

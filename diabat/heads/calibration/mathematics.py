@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,8 +102,7 @@ def _heads(layer: Any, heads: Any) -> tuple[int, ...]:
     return tuple(sorted(heads))
 
 
-@dataclass(frozen=True)
-class ColumnSums:
+class ColumnSums(NamedTuple):
     """What the rows so far gave to each column t; enough to go on with the next rows.
 
     Attributes:
@@ -121,12 +120,11 @@ class ColumnSums:
         start = self.total.shape[-1] - columns
         if start < 0:
             raise ArgumentError("columns", f"expected at most {self.total.shape[-1]}, got {columns}.")
-        return ColumnSums(self.total[..., start:], self.rows[..., start:], self.first[..., start:])
+        return ColumnSums(*(part[..., start:] for part in self))
 
     def select(self, index: Tensor) -> ColumnSums:
         """Those of some sequences of the batch, in this order: beams are reordered so."""
-        at = index.to(self.total.device)
-        return ColumnSums(self.total[at], self.rows[at], self.first[at])
+        return ColumnSums(*(part[index.to(part.device)] for part in self))
 
 
 def calibrate(

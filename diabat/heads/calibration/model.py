@@ -40,11 +40,6 @@ class _Enabled:
     handles: tuple[RemovableHandle, ...]
 
 
-def register_gac() -> None:
-    """Make ``attn_implementation="gac"`` known to transformers; twice does no harm."""
-    register_attention(NAME, gac_attention)
-
-
 def enable_gac(model: nn.Module, calibration: Calibration) -> None:
     """Calibrate heads of a model in every forward pass from now on; an earlier calibration is replaced.
 
@@ -62,7 +57,7 @@ def enable_gac(model: nn.Module, calibration: Calibration) -> None:
     base = pretrained_model(model)
     chosen = _chosen(attention_modules(base), calibration)
     disable_gac(model)
-    register_gac()
+    register_attention(NAME, gac_attention)
     former = switch_attention(base, NAME)
     handles = []
     head = base.get_output_embeddings()

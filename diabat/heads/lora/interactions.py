@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from operator import add
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.evaluating import evaluating
-from diabat.checks import ArgumentError, ArgumentTypeError, check_flag
+from diabat.checks import ArgumentError, ArgumentTypeError
 from diabat.heads.lora.couplings import (
     gradient_products,
     interaction,
@@ -49,9 +50,7 @@ class LayerInteraction:
         rho: ρ, cosines of the gradients at the head outputs (eq. 5).
         written: ω', cosines of what the heads write; the same in every basis of a head.
         reachable: ρ', cosines of the gradients that the heads can reach; the same in every basis of a head.
-        diagonal_correlation: Mean correlation of equal features of two heads.
-        information: Total correlation, free riding and redundancy of the head outputs; None if it was not wanted, or
-            there are not more tokens than features.
+        covariance: That of the H d features over the tokens, [H d, H d].
     """
 
     layer: int
@@ -61,8 +60,7 @@ class LayerInteraction:
     rho: Tensor
     written: Tensor
     reachable: Tensor
-    diagonal_correlation: Tensor
-    information: HeadInformation | None
+    covariance: Tensor
 
     @property
     def G(self) -> Tensor:  # noqa: N802 - the paper's name
@@ -84,17 +82,27 @@ class LayerInteraction:
         """‖ω' ∘ ρ' - I‖_F."""
         return float(interaction_strength(self.invariant_G))
 
+    @property
+    def diagonal_correlation(self) -> Tensor:
+        """Mean correlation of equal features of two heads."""
+        return diagonal_correlation(self.covariance, len(self.omega))
+
+    @cached_property
+    def information(self) -> HeadInformation | None:
+        """Total correlation, free riding and redundancy of the head outputs; None of no more tokens than features."""
+        if self.tokens <= len(self.covariance) + 1:
+            return None
+        return head_information(self.covariance, len(self.omega), self.tokens)
+
 
 class HeadInteractions:
     """Measure how the heads of a decoder interact on batches of texts.
 
-    Model, layers and errors are those of :class:`~diabat.heads.lora.outputs.HeadOutputs`; ``information`` computes
-    what heads share, an eigendecomposition of [H d, H d] per layer.
+    Model, layers and errors are those of :class:`~diabat.heads.lora.outputs.HeadOutputs`.
     """
 
-    def __init__(self, model: Any, layers: Sequence[int] | None = None, *, information: bool = True) -> None:
-        check_flag("information", information)
-        self.outputs, self.information = HeadOutputs(model, layers), information
+    def __init__(self, model: Any, layers: Sequence[int] | None = None) -> None:
+        self.outputs = HeadOutputs(model, layers)
 
     def measure(self, batches: Batch | Iterable[Batch]) -> dict[int, LayerInteraction]:
         """Measure one batch, or several as if they were one; the interactions by layer.
@@ -146,12 +154,8 @@ class HeadInteractions:
 
     def _result(self, layer: int, sums: _Sums) -> LayerInteraction:
         slices = self.outputs.slices(layer).detach()
-        heads, tokens = len(slices), sums.tokens
-        mean = sums.mean / tokens
+        tokens, mean = sums.tokens, sums.mean / sums.tokens
         covariance = (sums.moments - tokens * mean[:, None] * mean) / max(tokens - 1, 1)
-        information = None
-        if self.information and tokens > len(covariance) + 1:
-            information = head_information(covariance, heads, tokens)
         return LayerInteraction(
             layer,
             tokens,
@@ -160,8 +164,7 @@ class HeadInteractions:
             normalised(sums.gradients).cpu(),
             written_coupling(slices, sums.moments).cpu(),
             reachable_coupling(slices, sums.residual).cpu(),
-            diagonal_correlation(covariance, heads).cpu(),
-            information,
+            covariance.cpu(),
         )
 
 

@@ -181,10 +181,11 @@ class GameLoss:
 
     def step(self) -> None:
         """End an optimiser step: call it after ``optimizer.step()``."""
+        products = self._products.last | self._products.sums()
         self.ema = self._running_mean()
         for name, values in self._values.items():
             self._log[name].append(sum(values))
-        self._begin_step(self._products.last | self._products.sums())
+        self._begin_step(products)
         self.steps += 1
 
     def metrics(self) -> dict[str, float]:

@@ -3,7 +3,8 @@
 Sources: "Multi-Head Attention is a Multi-Player Game", sec. 3.2, app. A.1 and A.3.2; for the weights (Nash-MTL) Navon
 et al., "Multi-Task Learning as a Bargaining Game" (2022), claim 3.1.
 
-Causal language models predict at position t the label of position t + 1; labels of -100 are no targets.
+Causal language models predict at position t the label of position t + 1; labels of -100 are no targets.  Shapes that do
+not fit, one head only, and masks that leave too few tokens are an ArgumentError.
 """
 
 from __future__ import annotations
@@ -32,17 +33,11 @@ IGNORED = -100
 
 
 def log_det_barrier(coupling: Tensor, epsilon: float = 0.01) -> Tensor:
-    """-log det(G + ε I) (eq. 28), in float64 and without the clamp of eigenvalues.
+    """-log det(G + ε I) (eq. 28) of a symmetric G [H, H], in float64 and without the clamp of eigenvalues.
 
-    G is positive semi-definite, hence G + ε I is positive definite as it is.  The paper also clamps eigenvalues to
-    ε or more; where G is singular, the clamp removes the part of the gradient that would separate the heads.
-
-    Args:
-        coupling: G, symmetric, [H, H] with H >= 2.
-        epsilon: ε > 0.
-
-    Raises:
-        ArgumentError: G is of one head, is not square, or G + ε I is not positive definite.
+    G is positive semi-definite, hence G + ε I is positive definite as it is; one that is not is an ArgumentError.  The
+    paper also clamps eigenvalues to ε or more; where G is singular, the clamp removes the part of the gradient that
+    would separate the heads.
     """
     check_positive("epsilon", epsilon)
     heads = coupling.shape[-1] if coupling.ndim else 0
@@ -67,15 +62,10 @@ def pair_weights(
     slope: float = 15.99,
     threshold: float = 0.0,
 ) -> Tensor:
-    """w_ij = a + (1 - a) softplus(-β (G_ij - τ)) (below eq. 29), detached from G.
+    """w_ij = a + (1 - a) softplus(-β (G_ij - τ)) (below eq. 29), detached from G; floor a, slope β, threshold τ.
 
-    Args:
-        coupling: G [H, H]; the weights have its shape and dtype.
-        weighting: ``adaptive`` as above; ``inverse`` with +β, which puts the weight on strongly coupled pairs;
-            ``uniform`` for 1.
-        floor: a in [0, 1].
-        slope: β > 0.
-        threshold: τ.
+    That is ``adaptive``; ``inverse`` has +β, which puts the weight on strongly coupled pairs; ``uniform`` is 1.  Shape
+    and dtype are those of G [H, H].
     """
     check_choice("weighting", weighting, get_args(Weighting))
     if weighting == "uniform":
@@ -95,11 +85,8 @@ def cross_head_barlow_twins(
     Args:
         outputs: Head outputs before the output projection, [B, T, H, d] with H >= 2.
         weights: w [H, H], of which the upper triangle is used; None for 1.
-        mask: True at tokens that count, [B, T]; None for all.  Padding must be False.
+        mask: True at tokens that count, [B, T], two or more; None for all.  Padding must be False.
         target: ``identity`` as in eq. 29, or ``zero`` for ‖C_ij‖_F².
-
-    Raises:
-        ArgumentError: There is one head only, fewer than two tokens count, or the shapes do not fit.
     """
     check_choice("target", target, get_args(Target))
     tokens = _tokens(outputs, mask, least=2)
@@ -127,11 +114,7 @@ def disagreement(outputs: Tensor, mask: Tensor | None = None) -> Tensor:
     """Mean over tokens of Σ_ij cos(o_i, o_j) / H²: what disagreement regularisation minimises.
 
     The variant "output" of Li et al. (2018), eq. 9, with its sign turned; the terms i = j add the constant 1/H.
-
     Head outputs are [B, T, H, d] with H >= 2; the mask [B, T] is True at tokens that count, None for all.
-
-    Raises:
-        ArgumentError: There is one head only, no token counts, or the shapes do not fit.
     """
     tokens = _tokens(outputs, mask, least=1)
     total = F.normalize(tokens, dim=-1).sum(1)
@@ -142,9 +125,6 @@ def negative_entropy(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     """Mean over positions of Σ_v p_v log p_v, p = softmax(logits): what "maximizing entropy" (A.3.2) minimises.
 
     In nats, <= 0, of logits [B, T, V] at the positions where the mask [B, T] is True; None for all.
-
-    Raises:
-        ArgumentError: No position counts, or the shapes do not fit.
     """
     if logits.ndim != 3:
         raise ArgumentError("logits", f"expected [B, T, V], got {list(logits.shape)}.")
@@ -184,12 +164,10 @@ def nash_weights(gramian: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
     There is no solution if some combination of the gradients with weights >= 0 is zero, for example if two gradients
     are exactly opposed: no step then improves every task.
 
-    Args:
-        gramian: G [K, K] with G_kl = ⟨g_k, g_l⟩, of K tasks.
-
     Returns:
-        α [K] float64, 0 for tasks without gradient; and None.  If there is no solution, 1 / ‖g_0‖ for the first task
-        with a gradient and 0 for the others; and the two tasks with the most opposed gradients.
+        α [K] float64 of G [K, K] with G_kl = ⟨g_k, g_l⟩, 0 for tasks without gradient; and None.  If there is no
+        solution, 1 / ‖g_0‖ for the first task with a gradient and 0 for the others; and the two tasks with the most
+        opposed gradients.
 
     Raises:
         ArgumentError: G is not square, has a value that is not finite, or no task has a gradient.
@@ -232,14 +210,10 @@ def _solve(cosines: np.ndarray) -> np.ndarray | None:
 
 
 def counted_tokens(batch: Mapping[str, Any]) -> Tensor:
-    """Return which positions t have a target: t and t + 1 are visible and ``labels[t + 1]`` is not -100.
+    """Which positions t have a target, bool [B, T]: t and t + 1 are visible and ``labels[t + 1]`` is not -100.
 
-    The batch has ``input_ids`` [B, T], ``labels`` [B, T], and optionally ``attention_mask`` [B, T], 1 where visible.
-    The result is bool [B, T]; the last position has no target.
-
-    Raises:
-        ValueError: If there are no labels, a shape differs, or no position has a target.
-        TypeError: If the batch is not a mapping of tensors.
+    The batch has ``input_ids`` [B, T], ``labels`` [B, T], and optionally ``attention_mask`` [B, T], 1 where visible;
+    one without labels or without a target is an ArgumentError.
     """
     if not isinstance(batch, Mapping):
         raise ArgumentTypeError(
@@ -261,10 +235,7 @@ def counted_tokens(batch: Mapping[str, Any]) -> Tensor:
 
 
 def total_cross_entropy(logits: Tensor, batch: Mapping[str, Any], counted: Tensor) -> Tensor:
-    """Return Σ_t -log p(labels[t + 1] | x_≤t), at least in float32, over the counted positions, bool [B, T].
-
-    Logits are [B, T, vocabulary], ``labels`` in the batch [B, T].
-    """
+    """Σ_t -log p(labels[t + 1] | x_≤t) of logits [B, T, V], at least in float32, over the counted positions [B, T]."""
     targets = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED).to(logits.device)
     counted = counted.to(logits.device)
     chosen = logits[counted].to(torch.promote_types(logits.dtype, torch.float32))

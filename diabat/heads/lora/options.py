@@ -66,9 +66,8 @@ class GameOptions:
 
     def __post_init__(self) -> None:
         for name in ("layers", "ldb_layers", "abt_layers"):
-            value = getattr(self, name)
-            if value is not None or name == "layers":
-                object.__setattr__(self, name, _layers(name, value))
+            if name == "layers" or getattr(self, name) is not None:
+                object.__setattr__(self, name, _layers(name, getattr(self, name)))
         if isinstance(self.losses, str) or not isinstance(self.losses, Sequence):
             raise ArgumentError("losses", f"expected a list of losses, got {self.losses!r}.")
         object.__setattr__(self, "losses", tuple(self.losses))
@@ -99,12 +98,8 @@ class GameOptions:
             schedule = progress / self.warmup
         elif progress > self.cooldown:
             schedule = (1 - progress) / (1 - self.cooldown)
-        return {
-            "ldb": self.ldb_weight * schedule,
-            "abt": self.abt_weight * schedule,
-            "disagreement": self.disagreement_weight,
-            "entropy": self.entropy_weight,
-        }
+        constant = {"disagreement": self.disagreement_weight, "entropy": self.entropy_weight}
+        return {"ldb": self.ldb_weight * schedule, "abt": self.abt_weight * schedule, **constant}
 
     def measured(self) -> tuple[int, ...]:
         """All layers whose heads are measured, in ascending order."""
@@ -119,12 +114,7 @@ _INTERVALS = {
     "(0, 1]": ("ema_decay",),
     "(-inf, inf)": ("threshold",),
 }
-_CHOICES = {
-    "target": Target,
-    "weighting": Weighting,
-    "combination": Combination,
-    "rho": Rho,
-}
+_CHOICES = {"target": Target, "weighting": Weighting, "combination": Combination, "rho": Rho}
 
 
 def _layers(name: str, value: object) -> tuple[int, ...]:
