@@ -28,9 +28,9 @@ def options(**changes: Any) -> GameOptions:
     return GameOptions(**{"layers": [LAYER]} | changes)
 
 
-def batch(count: int = 4, **changes: Any) -> dict[str, Tensor]:
+def batch(count: int = 4, length: int = 12, **changes: Any) -> dict[str, Tensor]:
     """Examples as one batch, [B, T]."""
-    rows = tiny.examples(count, **changes)
+    rows = tiny.examples(count, length, **changes)
     return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
 
 
@@ -41,17 +41,10 @@ def trainer(
     from transformers import TrainingArguments
 
     settings: dict[str, Any] = {
-        "max_steps": 6,
-        "per_device_train_batch_size": 8,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "train_sampling_strategy": "sequential",
+        "max_steps": 6, "per_device_train_batch_size": 8, "learning_rate": 1e-2, "logging_steps": 1, "report_to": [],
+        "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "train_sampling_strategy": "sequential",
         "dataloader_pin_memory": False,
-    }
+    }  # fmt: skip
     args = TrainingArguments(str(folder), **settings | changes)
     rows = tiny.examples(48) if examples is None else examples
     return (kind or GameTrainer)(model, args, train_dataset=rows, game=game)

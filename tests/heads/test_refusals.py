@@ -48,7 +48,6 @@ from diabat.samplers.capabilities import UnsupportedError
 
 from . import game as tiny
 from .games import questions
-from .test_outputs import batch
 
 
 def game(**changes: Any) -> HeadCoalitions:
@@ -237,19 +236,19 @@ OTHERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: HeadInteractions(torch.nn.Linear(2, 2)), "model: expected a model of transformers"),
     (lambda: measured([]), "batches: expected one batch or more"),
     (lambda: measured(3), "batches: expected a mapping or several, got int"),
-    (lambda: measured({"input_ids": batch()["input_ids"]}), "batch: expected labels"),
-    (lambda: measured(batch(), infinite()), "batch: expected finite gradients at the heads"),
+    (lambda: measured({"input_ids": tiny.batch()["input_ids"]}), "batch: expected labels"),
+    (lambda: measured(tiny.batch(), infinite()), "batch: expected finite gradients at the heads"),
     (lambda: counted_tokens([1]), "batch: expected a mapping of tensors"),
     *(
-        (lambda change=change: counted_tokens(batch() | change), sentence)
+        (lambda change=change: counted_tokens(tiny.batch() | change), sentence)
         for change, sentence in [
             ({"labels": None}, "batch: expected labels, the targets"),
-            ({"labels": torch.full((3, 9), -100)}, "batch: expected one target or more"),
-            ({"labels": torch.zeros(3, 8).long()}, r"batch.labels: .* of input_ids, \[3, 9\], got \[3, 8\]"),
+            ({"labels": torch.full((4, 12), -100)}, "batch: expected one target or more"),
+            ({"labels": torch.zeros(4, 8).long()}, r"batch.labels: .* of input_ids, \[4, 12\], got \[4, 8\]"),
             ({"labels": [1]}, r"batch.labels: expected a tensor \[B, T\], got list"),
-            ({"attention_mask": ONES(3, 1, 9, 9)}, "batch.attention_mask: expected a tensor"),
-            ({"attention_mask": ONES(3, 8)}, "batch.attention_mask: expected the shape"),
-            ({"attention_mask": torch.zeros(3, 9)}, "batch: expected one target or more"),
+            ({"attention_mask": ONES(4, 1, 12, 12)}, "batch.attention_mask: expected a tensor"),
+            ({"attention_mask": ONES(4, 8)}, "batch.attention_mask: expected the shape"),
+            ({"attention_mask": torch.zeros(4, 12)}, "batch: expected one target or more"),
         ]
     ),
 ]  # fmt: skip
