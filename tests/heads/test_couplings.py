@@ -28,10 +28,8 @@ def test_two_heads_by_hand() -> None:
     assert float(gradient_coupling(g)[0, 1]) == pytest.approx(rho, abs=1e-12)
     G = interaction(weight_coupling(W), gradient_coupling(g))
     assert float(interaction_strength(G)) == pytest.approx(math.sqrt(2) * omega * rho, abs=1e-12)
-    written = written_coupling(
-        W, torch.eye(4)
-    )  # outputs of variance 1 without correlation: nothing in common
-    torch.testing.assert_close(written, torch.eye(2, dtype=torch.float64))
+    # Outputs of variance 1 without correlation have nothing in common.
+    torch.testing.assert_close(written_coupling(W, torch.eye(4)), torch.eye(2).double())
     assert torch.allclose(reachable_coupling(W, torch.eye(2)), torch.ones(2, 2, dtype=torch.float64))
 
 
@@ -62,9 +60,8 @@ def test_couplings_are_positive_semidefinite(
     )
     assert float(torch.linalg.eigvalsh(invariant)[0]) >= -1e-12
     if dead:
-        identity = torch.eye(heads, dtype=torch.float64)
-        assert torch.allclose(G[-1], identity[-1], rtol=0, atol=1e-15)
-        assert torch.allclose(invariant[0], identity[0], rtol=0, atol=1e-15)
+        rows = torch.stack([invariant[0], G[-1]])
+        assert torch.allclose(rows, torch.eye(heads).double()[[0, -1]], rtol=0, atol=1e-15)
 
 
 def test_slices_as_small_as_float64_allows() -> None:
@@ -84,10 +81,8 @@ def test_gradients_of_the_couplings() -> None:
     torch.autograd.gradcheck(lambda w, x: interaction_strength(
         interaction(weight_coupling(w), gradient_coupling(x))
     ), (W, g))  # fmt: skip
-    M = torch.randn(6, 6, dtype=torch.float64)
-    torch.autograd.gradcheck(lambda w: written_coupling(w, M @ M.T), (W,))
-    S = torch.randn(4, 4, dtype=torch.float64)
-    torch.autograd.gradcheck(lambda w: reachable_coupling(w, S @ S.T), (W,))
+    torch.autograd.gradcheck(lambda w: written_coupling(w, random_covariance(6)), (W,))
+    torch.autograd.gradcheck(lambda w: reachable_coupling(w, random_covariance(4)), (W,))
 
 
 def test_a_basis_inside_a_head_moves_the_paper_s_couplings_only() -> None:
@@ -128,10 +123,8 @@ def test_identical_heads_share_everything() -> None:
 
 def test_heads_with_fewer_different_tokens_than_features_know_each_other() -> None:
     """Rounding of the sums makes eigenvalues of the covariance negative."""
-    x = (
-        torch.randn(24, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64).repeat(5, 1)
-        + 300
-    )
+    g = torch.Generator().manual_seed(0)
+    x = 300 + torch.randn(24, 64, generator=g, dtype=torch.float64).repeat(5, 1)
     mean = x.mean(0)
     covariance = (x.T @ x - len(x) * mean[:, None] * mean) / (len(x) - 1)
     assert torch.linalg.eigvalsh(covariance)[0] < -1e-11
@@ -142,12 +135,8 @@ def test_heads_with_fewer_different_tokens_than_features_know_each_other() -> No
 
 @pytest.mark.parametrize("c", [0.0, 0.3, -0.9, 0.9999])
 def test_two_correlated_heads_in_closed_form(c: float) -> None:
-    d = 3
-    joint = torch.kron(
-        torch.tensor([[1.0, c], [c, 1.0]], dtype=torch.float64), torch.eye(d, dtype=torch.float64)
-    )
-    found = head_information(joint, 2)
-    expected = -0.5 * d * math.log(1 - c**2)
+    pair = torch.tensor([[1.0, c], [c, 1.0]], dtype=torch.float64)
+    found, expected = head_information(torch.kron(pair, torch.eye(3).double()), 2), -1.5 * math.log(1 - c**2)
     assert found.total_correlation == pytest.approx(expected, abs=1e-7)
     assert found.free_riding.tolist() == pytest.approx([0, expected], abs=1e-7)
     assert found.redundancy.tolist() == pytest.approx([expected, expected], abs=1e-7)
@@ -159,11 +148,7 @@ def test_definitions_by_log_determinants() -> None:
     found = head_information(covariance, H)
 
     def log_det(heads: list[int]) -> Tensor:
-        index = (
-            torch.cat([torch.arange(d) + d * h for h in heads])
-            if heads
-            else torch.zeros(0, dtype=torch.int64)
-        )
+        index = [d * h + k for h in heads for k in range(d)]
         return torch.logdet(covariance[index][:, index])
 
     everyone = list(range(H))
@@ -200,9 +185,8 @@ def test_the_bias_of_a_sample_by_its_formula() -> None:
     """Four features of 9 tokens, n = 8: ½ Σ over heads of E log det Σ̂_i - log det Σ_i, less that of all."""
     k = torch.arange(4, dtype=torch.float64)
     parts = torch.digamma((8 - k) / 2) - math.log(4)
-    assert head_information(torch.eye(4), 2, 9).bias == pytest.approx(
-        float(parts[:2].sum() - 0.5 * parts.sum()), abs=1e-12
-    )
+    expected = float(parts[:2].sum() - 0.5 * parts.sum())
+    assert head_information(torch.eye(4), 2, 9).bias == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_bias_of_a_sample_is_subtracted() -> None:

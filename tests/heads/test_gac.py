@@ -133,14 +133,11 @@ def test_half_precision_is_rounded_after_calibration(dtype: torch.dtype) -> None
 def one_layer(length: int, visible: Tensor, *, rows: str = "running") -> tuple[torch.nn.Module, list[Tensor]]:
     """A module with 3 of 4 heads calibrated, and queries, keys, values and a mask."""
     module = torch.nn.Module()
-    setattr(
-        module, mathematics.CALIBRATED, gac.CalibratedHeads(Calibration({0: ()}, rows=rows), (0, 1, 3), 0)
-    )
+    state = gac.CalibratedHeads(Calibration({0: ()}, rows=rows), (0, 1, 3), 0)
+    setattr(module, mathematics.CALIBRATED, state)
     g = torch.Generator().manual_seed(2)
     tensors = [torch.randn(2, heads, length, 4, generator=g, dtype=torch.float64) for heads in (4, 2, 2)]
-    mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(
-        ~visible, torch.finfo(torch.float32).min
-    )
+    mask = torch.zeros(visible.shape).double().masked_fill(~visible, torch.finfo(torch.float32).min)
     return module, [*(t.requires_grad_() for t in tensors), mask]
 
 
@@ -163,16 +160,8 @@ def test_blocks_of_rows_give_what_all_rows_give(monkeypatch: pytest.MonkeyPatch,
         cache.update(given[1].detach(), given[2].detach(), 0)
         out, weights = gac.gac_attention(module, *given, output_attentions=shown, **{gac.CACHE: cache})
         assert (weights is None) != shown
-        sums = vars(cache)[gac.SUMS][0].sums
-        found.append(
-            (
-                out,
-                sums.total,
-                sums.rows,
-                sums.first,
-                *torch.autograd.grad((out * seen).sin().sum(), given[:3]),
-            )
-        )
+        gradients = torch.autograd.grad((out * seen).sin().sum(), given[:3])
+        found.append((out, *vars(cache)[gac.SUMS][0].sums, *gradients))
     for other in found[1:]:
         torch.testing.assert_close(found[0], other, rtol=0, atol=2e-6)
 
@@ -241,9 +230,8 @@ def test_masks_of_a_great_negative_number_are_understood() -> None:
     assert_close(found, logits(model, batch))
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", "gpt2"]
-)  # in a window without its first token all columns are focused
+# In a window without its first token all columns are focused.
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_games_on_heads_play_on_the_calibrated_model(name: str) -> None:
     """The value of all players is that of the model as it stands, calibrated or not."""
     model = decoder(name, num_attention_heads=4)

@@ -99,14 +99,10 @@ def test_accumulation_is_that_of_the_whole_batch(tmp_path: Path, changes: dict[s
     "changes", [{"nash_every": 2, "rho": "last_step"}, {"combination": "sum", "rho": "last_step"}], ids=str
 )
 def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path, changes: dict[str, Any]) -> None:
+    kinds = {"save_strategy": "steps", "save_steps": 2}, {"restore_callback_states_from_checkpoint": True}
     whole, second = (
-        tiny.trainer(
-            tmp_path, tiny.adapted(lora_dropout=0.1), tiny.options(**changes), max_steps=4, **settings
-        )
-        for settings in (
-            {"save_strategy": "steps", "save_steps": 2},
-            {"restore_callback_states_from_checkpoint": True},
-        )
+        saving(tmp_path, tiny.options(**changes), **{"max_steps": 4, "save_strategy": "no"} | kind)
+        for kind in kinds
     )
     whole.train()
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
@@ -118,10 +114,11 @@ def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path, changes: dict[str
     assert first == other
 
 
-def saving(folder: Path, **changes: Any) -> Any:
+def saving(folder: Path, game: Any = None, **changes: Any) -> Any:
     """A trainer of two steps that saves after each."""
     settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    return tiny.trainer(folder, tiny.adapted(lora_dropout=0.1), tiny.options(), **settings | changes)
+    model = tiny.adapted(lora_dropout=0.1)
+    return tiny.trainer(folder, model, game or tiny.options(), **settings | changes)
 
 
 class Killed(BaseException):
@@ -140,13 +137,11 @@ def test_a_killed_save_goes_on(tmp_path: Path, file: str, at: int, monkeypatch: 
         saved(trainer, *arguments)
         folder = Path(trainer.args.output_dir) / f"checkpoint-{at}"
         if folder.is_dir():
-            later = [
-                p for p in folder.iterdir() if p.stat().st_mtime_ns >= (folder / file).stat().st_mtime_ns
-            ]
-            (folder / file).write_bytes((folder / file).read_bytes()[:100])
-            for path in later:
-                if path.name != file:
+            written = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+            for path, time in written.items():
+                if path.name != file and time >= written[folder / file]:
                     path.unlink()
+            (folder / file).write_bytes((folder / file).read_bytes()[:100])
             raise Killed
 
     def loaded(trainer: Any, folder: str, *arguments: Any) -> None:
@@ -251,12 +246,10 @@ def test_frozen_weights_in_bfloat16_and_fused_projections(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("changes", [{}, {"combination": "sum", "rho": "last_step"}], ids=str)
 def test_checkpointing_changes_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+    on = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     models = [tiny.adapted(), tiny.adapted()]
-    for model, on in zip(models, (False, True), strict=True):
-        settings = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-        tiny.trainer(
-            tmp_path, model, tiny.options(**changes), max_steps=2, **(settings if on else {})
-        ).train()
+    for model, settings in zip(models, ({}, on), strict=True):
+        tiny.trainer(tmp_path, model, tiny.options(**changes), max_steps=2, **settings).train()
     assert tiny.gap(*(tiny.adapters(model) for model in models)) < 1e-6
 
 
