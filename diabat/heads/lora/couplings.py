@@ -33,7 +33,10 @@ from diabat.checks import ArgumentError
 def weight_coupling(slices: Tensor) -> Tensor:
     """ω of slices [H, hidden, d]: cosines in the Frobenius inner product (eq. 4)."""
     _check(slices, "slices", "[H, hidden, d]", 3)
-    return cosines(slices.flatten(1))
+    v = slices.flatten(1).double()
+    largest = v.detach().abs().amax(-1, keepdim=True)
+    v = v / torch.where(largest > 0, largest, 1)  # squares of tiny entries would vanish
+    return normalised(v @ v.T)
 
 
 def gradient_coupling(gradients: Tensor) -> Tensor:
@@ -61,7 +64,7 @@ def written_coupling(slices: Tensor, moments: Tensor) -> Tensor:
     _check(slices, "slices", "[H, hidden, d]", 3)
     heads, _, size = slices.shape
     _check_moments(moments, heads * size)
-    flat = _side_by_side(slices.double())
+    flat = slices.double().transpose(0, 1).flatten(1)  # [hidden, H d]
     return normalised(_block_sums((flat.T @ flat) * moments.double(), heads))
 
 
@@ -76,7 +79,7 @@ def reachable_coupling(slices: Tensor, moments: Tensor) -> Tensor:
     _check_moments(moments, hidden)
     U, sigma, _ = torch.linalg.svd(slices.double(), full_matrices=False)
     least = max(hidden, size) * torch.finfo(slices.dtype).eps * sigma[:, :1]
-    Q = _side_by_side(U * (sigma > least)[:, None, :])  # orthonormal bases of the columns
+    Q = (U * (sigma > least)[:, None, :]).transpose(0, 1).flatten(1)  # orthonormal bases of the columns
     return normalised(_block_sums((Q.T @ Q) * (Q.T @ moments.double() @ Q), heads))
 
 
@@ -94,27 +97,13 @@ def interaction_strength(G: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(G - torch.eye(G.shape[-1], dtype=G.dtype, device=G.device))
 
 
-def cosines(vectors: Tensor) -> Tensor:
-    """Cosines of vectors [..., H, n], float64 [..., H, H]; a zero vector has the row of the identity."""
-    v = vectors.double()
-    largest = v.detach().abs().amax(-1, keepdim=True)
-    v = v / torch.where(largest > 0, largest, 1)  # squares of tiny entries would vanish
-    return normalised(v @ v.transpose(-1, -2))
-
-
 def normalised(gram: Tensor) -> Tensor:
-    """K_ij / √(K_ii K_jj) of Gram matrices K [..., H, H]; a row with K_ii = 0 becomes that of the identity."""
-    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    """K_ij / √(K_ii K_jj) of a Gram matrix K [H, H]; a row with K_ii = 0 becomes that of the identity."""
+    diagonal = gram.diagonal()
     zero = diagonal <= 0
     length = torch.where(zero, 1, diagonal).sqrt()  # of 1 where there is none: finite gradients
-    unit = gram / (length[..., :, None] * length[..., None, :])
-    unit = torch.where(zero[..., :, None] | zero[..., None, :], 0, unit)
-    return unit + torch.diag_embed(zero.to(gram.dtype))
-
-
-def _side_by_side(slices: Tensor) -> Tensor:
-    """[hidden, H d] of [H, hidden, d]."""
-    return slices.transpose(0, 1).flatten(1)
+    unit = torch.where(zero[:, None] | zero, 0, gram / (length[:, None] * length))
+    return unit + torch.diag(zero.to(gram.dtype))
 
 
 def _block_sums(matrix: Tensor, heads: int) -> Tensor:

@@ -50,10 +50,7 @@ def head_information(covariance: Tensor, heads: int, samples: int | None = None)
     Args:
         covariance: Σ, [H d, H d], head by head; the unbiased estimate, if of a sample.
         heads: H.
-        samples: Number of tokens it was estimated from; None if it is exact.
-
-    Raises:
-        ValueError: If the shape does not fit, or there are not more tokens than features.
+        samples: Number of tokens it was estimated from, of which there are more than features; None if it is exact.
     """
     check_count("heads", heads)
     if covariance.ndim != 2 or covariance.shape[0] != covariance.shape[1] or len(covariance) % heads:
@@ -65,9 +62,8 @@ def head_information(covariance: Tensor, heads: int, samples: int | None = None)
         raise ArgumentError("samples", f"expected more than {len(R) + 1} tokens, got {samples}.")
     # Log det of the covariance of each head given those before it, and given all others, [H].
     values, vectors = torch.linalg.eigh(R)
-    values = (
-        values.clamp_min(0) + _JITTER
-    )  # fewer different tokens than features, rounded, give negative ones
+    # Fewer different tokens than features, rounded, give negative ones.
+    values = values.clamp_min(0) + _JITTER
     pivots = torch.linalg.cholesky(vectors * values @ vectors.T).diagonal()
     own = torch.stack([_log_det(part) for part in pivots.square().split(sizes)])
     parts = [part * values.rsqrt() for part in vectors.split(sizes)]

@@ -21,15 +21,7 @@ from torch import Tensor, nn
 
 from diabat.attention.evaluating import evaluating
 from diabat.checks import ArgumentError, ArgumentTypeError
-from diabat.heads.lora.couplings import (
-    gradient_products,
-    interaction,
-    interaction_strength,
-    normalised,
-    reachable_coupling,
-    weight_coupling,
-    written_coupling,
-)
+from diabat.heads.lora import couplings
 from diabat.heads.lora.information import HeadInformation, diagonal_correlation, head_information
 from diabat.heads.lora.losses import counted_tokens, total_cross_entropy
 from diabat.heads.lora.outputs import HeadOutputs
@@ -65,22 +57,22 @@ class LayerInteraction:
     @property
     def G(self) -> Tensor:  # noqa: N802 - the paper's name
         """G = ω ∘ ρ (eq. 6)."""
-        return interaction(self.omega, self.rho)
+        return couplings.interaction(self.omega, self.rho)
 
     @property
     def gamma(self) -> float:
         """Γ = ‖G - I‖_F."""
-        return float(interaction_strength(self.G))
+        return float(couplings.interaction_strength(self.G))
 
     @property
     def invariant_G(self) -> Tensor:  # noqa: N802
         """ω' ∘ ρ', the same in every basis of a head."""
-        return interaction(self.written, self.reachable)
+        return couplings.interaction(self.written, self.reachable)
 
     @property
     def invariant_gamma(self) -> float:
         """‖ω' ∘ ρ' - I‖_F."""
-        return float(interaction_strength(self.invariant_G))
+        return float(couplings.interaction_strength(self.invariant_G))
 
     @property
     def diagonal_correlation(self) -> Tensor:
@@ -150,22 +142,25 @@ class HeadInteractions:
                     f"expected finite gradients at the heads, got others in layer {layer}; use dtype=float32.",
                 )
             o = outputs.flatten(1)  # [N, H d]
-            yield layer, _Sums(len(o), float(loss.detach()), o.sum(0), o.T @ o, gradient_products(g), r.T @ r)
+            yield (
+                layer,
+                _Sums(
+                    len(o), float(loss.detach()), o.sum(0), o.T @ o, couplings.gradient_products(g), r.T @ r
+                ),
+            )
 
     def _result(self, layer: int, sums: _Sums) -> LayerInteraction:
         slices = self.outputs.slices(layer).detach()
         tokens, mean = sums.tokens, sums.mean / sums.tokens
         covariance = (sums.moments - tokens * mean[:, None] * mean) / max(tokens - 1, 1)
-        return LayerInteraction(
-            layer,
-            tokens,
-            sums.cross_entropy / tokens,
-            weight_coupling(slices).cpu(),
-            normalised(sums.gradients).cpu(),
-            written_coupling(slices, sums.moments).cpu(),
-            reachable_coupling(slices, sums.residual).cpu(),
-            covariance.cpu(),
+        matrices = (
+            couplings.weight_coupling(slices),
+            couplings.normalised(sums.gradients),
+            couplings.written_coupling(slices, sums.moments),
+            couplings.reachable_coupling(slices, sums.residual),
+            covariance,
         )
+        return LayerInteraction(layer, tokens, sums.cross_entropy / tokens, *(m.cpu() for m in matrices))
 
 
 class _Sums(NamedTuple):
