@@ -80,15 +80,14 @@ def test_calibrations_of_other_models_are_refused(
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     model, nowhere = decoder("llama"), tmp_path / "nowhere"
-    sentence = r"folder: expected the folder of a model, got '.*nowhere', which is not a folder"
-    with pytest.raises(ArgumentError, match=sentence):
-        load_gac(model, nowhere)
-    missing = r"gac\.json: no such file, expected a calibration that save_gac"
-    with pytest.raises(FileNotFoundError, match=missing):
-        load_gac(model, tmp_path)
+    for path, file in ((nowhere, "nowhere"), (tmp_path, r"gac\.json")):
+        missing = f"{file}: no such file, expected a calibration that save_gac"
+        with pytest.raises(FileNotFoundError, match=missing):
+            load_gac(model, path)
     with pytest.raises(ArgumentError, match="model: expected a model with a calibration enabled, got one"):
         save_gac(model, tmp_path)
     enable_gac(model, SETTING)
+    sentence = r"folder: expected the folder of a model, got '.*nowhere', which is not a folder"
     with pytest.raises(ArgumentError, match=sentence):
         save_gac(model, nowhere)
 

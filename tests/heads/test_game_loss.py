@@ -208,6 +208,7 @@ def test_a_state_goes_on_where_it_was() -> None:
 DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"options": "x"}, ""),
     ({"weights": 1}, ""),
+    ({"weights": {"ldb": "1"}}, r"weights\.ldb: expected a number in \[0, inf\), got '1'"),
     ({"products": []}, ""),
     ({"products": {"x": [[1.0]]}}, ""),
     ({"products": {"1": [[1, 0], [0]]}}, ""),
@@ -215,7 +216,7 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
     ({"steps": 1.5}, "steps: expected an integer >= 0, got 1.5"),
     ({"ema": 0}, "ema: expected a positive finite number, got 0"),
     ({"ema": 10**400}, "ema: expected a positive finite number"),
-    ({"weights": {"ldb": -1}}, "weights {'ldb': -1.0}"),
+    ({"weights": {"ldb": -1}}, r"weights\.ldb: expected a number in \[0, inf\), got -1"),
     ({"products": {"2": [[1.0] * 4] * 4}}, r"products of other layers than \[1\], or of other numbers of heads"),
     ({"products": {"1": [[1.0]]}}, r"products of other layers than \[1\], or of other numbers of heads"),
     ({"products": {"1": [[float("nan")] * 4] * 4}}, "products that are not finite"),

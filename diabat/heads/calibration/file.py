@@ -36,7 +36,11 @@ def save_gac(model: nn.Module, folder: str | Path) -> Path:
     calibration = enabled_calibration(model)
     if calibration is None:
         raise ArgumentError("model", "expected a model with a calibration enabled, got one without.")
-    return write_gac(_folder(folder) / FILE, calibration, model_digest(model, _FIELDS))
+    if not Path(folder).is_dir():
+        raise ArgumentError(
+            "folder", f"expected the folder of a model, got '{folder}', which is not a folder."
+        )
+    return write_gac(Path(folder) / FILE, calibration, model_digest(model, _FIELDS))
 
 
 def write_gac(path: Path, calibration: Calibration, identity: Mapping[str, Any]) -> Path:
@@ -57,7 +61,7 @@ def load_gac(model: nn.Module, folder: str | Path) -> Calibration:
         ArgumentError: The file is damaged or of another kind, or belongs to another model.
         UnsupportedError: As for `enable_gac`.
     """
-    path = Path(folder) if Path(folder).is_file() else _folder(folder) / FILE
+    path = _file(folder)
     calibration, identity = stored_calibration(path)
     others = differences(model, identity)
     if others:
@@ -75,7 +79,7 @@ def load_gac(model: nn.Module, folder: str | Path) -> Calibration:
 
 def stored_calibration(path: str | Path) -> tuple[Calibration, dict[str, Any]]:
     """Read a calibration and the digest of its model from a file or its folder; errors are those of `load_gac`."""
-    file = Path(path) / FILE if Path(path).is_dir() else Path(path)
+    file = _file(path)
     try:
         content = parse_json(read_file(file, _MAX_BYTES, follow=True))
         identity = {key: content["model"][key] for key in ("configuration", "dtype", "adapters", *_FIELDS)}
@@ -93,10 +97,5 @@ def stored_calibration(path: str | Path) -> tuple[Calibration, dict[str, Any]]:
         ) from None
 
 
-def _folder(folder: str | Path) -> Path:
-    path = Path(folder)
-    if not path.is_dir():
-        raise ArgumentError(
-            "folder", f"expected the folder of a model, got '{folder}', which is not a folder."
-        )
-    return path
+def _file(path: str | Path) -> Path:
+    return Path(path) / FILE if Path(path).is_dir() else Path(path)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from diabat.checks import ArgumentError, check_count, check_flag, check_positive
+from diabat.checks import ArgumentError, check_count, check_flag, check_number, check_positive
 from diabat.heads.lora.couplings import interaction, interaction_strength, normalised, weight_coupling
 from diabat.heads.lora.gradients import HeadProducts, TaskGradients, mean_over_ranks
 from diabat.heads.lora.losses import (
@@ -208,20 +208,19 @@ class GameLoss:
         """Go on from a state; one that is no such state, or of other options, is refused and changes nothing."""
         shapes = {p.layer: (p.heads, p.heads) for p in self._heads.projections.values()}
         try:
-            former, steps, ema = dict(state["options"]), state["steps"], state["ema"]
-            weights = {name: float(weight) for name, weight in state["weights"].items()}
+            former = dict(state["options"])
             products = {int(k): torch.tensor(v, dtype=torch.float64) for k, v in state["products"].items()}
-            check_count("steps", steps, least=0)
-            check_positive("ema", ema)
-            faults = {
-                f"products of other layers than {list(shapes)}, or of other numbers of heads":
-                    {layer: tuple(sums.shape) for layer, sums in products.items()} not in ({}, shapes),
-                f"weights {weights}": not all(0 <= number < math.inf for number in weights.values()),
-                "products that are not finite": not all(bool(p.isfinite().all()) for p in products.values()),
-            }  # fmt: skip
-            for fault, found in faults.items():
-                if found:
-                    raise ValueError(fault)
+            check_count("steps", state["steps"], least=0)
+            check_positive("ema", state["ema"])
+            for name, weight in state["weights"].items():
+                check_number(f"weights.{name}", weight, "[0, inf)")
+            weights = {name: float(weight) for name, weight in state["weights"].items()}
+            if {layer: tuple(sums.shape) for layer, sums in products.items()} not in ({}, shapes):
+                raise ValueError(
+                    f"products of other layers than {list(shapes)}, or of other numbers of heads"
+                )
+            if not all(bool(sums.isfinite().all()) for sums in products.values()):
+                raise ValueError("products that are not finite")
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
             raise ArgumentError("game_state", f"expected what state_dict() returned, got {reason}.") from None
@@ -232,7 +231,7 @@ class GameLoss:
                     f"expected the options of the run, {name} {value!r}, got {former.get(name)!r:.40}.",
                 )
         self.reset()
-        self.steps, self.weights, self.ema = steps, weights, float(ema)
+        self.steps, self.weights, self.ema = state["steps"], weights, float(state["ema"])
         self._products.begin(products)
 
     def _measure(self, cross_entropy: Tensor, forward: _Forward, solve: bool) -> Mapping[int, Tensor]:
