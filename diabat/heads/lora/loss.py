@@ -326,6 +326,6 @@ class GameLoss:
         self.weights = dict(zip(names[1:], weights[1:].tolist(), strict=True))
         for name, weight in self.weights.items():
             self._values[f"weight_{name}"] = [factors[name] * weight]
-        self._values["opposed"] = [float(opposed is not None)]
+        self._values["opposed"] = [float(opposed)]
         combined = (weights * scales).to(rows) @ rows
         return self._gradients.surrogate(cross_entropy, combined)

@@ -154,7 +154,7 @@ def _unmasked(values: Tensor, mask: Tensor | None, least: int) -> Tensor:
     return flat.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def nash_weights(gramian: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
+def nash_weights(gramian: Tensor) -> tuple[Tensor, bool]:
     """The weights α > 0 with G α = 1 / α elementwise, which maximise Σ_k log(g_kᵀ Σ_l α_l g_l) up to scale.
 
     They minimise ½ αᵀ G α - Σ log α, a convex and self-concordant function: damped Newton steps on the cosine matrix
@@ -165,9 +165,8 @@ def nash_weights(gramian: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
     are exactly opposed: no step then improves every task.
 
     Returns:
-        α [K] float64 of G [K, K] with G_kl = ⟨g_k, g_l⟩, 0 for tasks without gradient; and None.  If there is no
-        solution, 1 / ‖g_0‖ for the first task with a gradient and 0 for the others; and the two tasks with the most
-        opposed gradients.
+        α [K] float64 of G [K, K] with G_kl = ⟨g_k, g_l⟩, 0 for tasks without gradient; and whether there is no
+        solution: α is then 1 / ‖g_0‖ for the first task with a gradient and 0 for the others.
 
     Raises:
         ArgumentError: G is not square, has a value that is not finite, or no task has a gradient.
@@ -183,12 +182,11 @@ def nash_weights(gramian: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
     norms: np.ndarray = matrix.diagonal()[active] ** 0.5
     cosines: np.ndarray = matrix[np.ix_(active, active)] / np.outer(norms, norms)
     found, weights = _solve((cosines + cosines.T) / 2), np.zeros(len(matrix))
-    if found is not None:
+    if found is None:
+        weights[active[0]] = 1 / norms[0]
+    else:
         weights[active] = found / norms
-        return torch.from_numpy(weights), None
-    weights[active[0]] = 1 / norms[0]
-    first, second = sorted(divmod(int(cosines.argmin()), len(active)))
-    return torch.from_numpy(weights), (int(active[first]), int(active[second]))
+    return torch.from_numpy(weights), found is None
 
 
 def _solve(cosines: np.ndarray) -> np.ndarray | None:
