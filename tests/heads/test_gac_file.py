@@ -92,15 +92,6 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
         save_gac(model, nowhere)
 
 
-def without(*keys: str) -> Callable[[dict[str, Any]], Any]:
-    def change(content: dict[str, Any]) -> None:
-        for key in keys[:-1]:
-            content = content[key]
-        del content[keys[-1]]
-
-    return change
-
-
 def setting(**changes: Any) -> Callable[[dict[str, Any]], Any]:
     return lambda content: content["calibration"].update(changes)
 
@@ -111,9 +102,9 @@ WRITTEN = "expected a calibration that save_gac wrote in .*gac.json, got "
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (without("calibration"), WRITTEN + "no 'calibration'"),
-        (without("model"), WRITTEN + "no 'model'"),
-        (without("model", "adapters"), WRITTEN + "no 'adapters'"),
+        (lambda c: c.pop("calibration"), WRITTEN + "no 'calibration'"),
+        (lambda c: c.pop("model"), WRITTEN + "no 'model'"),
+        (lambda c: c["model"].pop("adapters"), WRITTEN + "no 'adapters'"),
         (lambda c: c["model"].update(weights=3), WRITTEN + "a digest that is no text"),
         (lambda c: c.update(model=3), WRITTEN),
         (setting(alpha=2), WRITTEN + "alpha: expected a number in"),
