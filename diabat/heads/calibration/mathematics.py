@@ -105,10 +105,8 @@ def _heads(layer: Any, heads: Any) -> tuple[int, ...]:
 class ColumnSums(NamedTuple):
     """What the rows so far gave to each column t; enough to go on with the next rows.
 
-    Attributes:
-        total: Σ A[k, t] over the rows that see t, float32 or float64 [B, H, K].
-        rows: Number of those rows, [B, 1 or H, K].
-        first: Whether t is the first token of its sequence, bool [B, 1 or H, K].
+    ``total`` is Σ A[k, t] over the rows that see t, float32 or float64 [B, H, K]; ``rows`` the number of those rows,
+    [B, 1 or H, K]; ``first`` whether t is the first token of its sequence, bool [B, 1 or H, K].
     """
 
     total: Tensor
