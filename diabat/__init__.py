@@ -33,13 +33,12 @@ _NAMES = {
     "samplers": "Capabilities Moments Sampler Samples UnsupportedError available_backends sampler",
 }
 _LAZY = {name: f"diabat.{module}" for module, names in _NAMES.items() for name in names.split()}
-_SUBPACKAGES = ("attention", "ising", "samplers")
 
 __all__ = sorted(_LAZY)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBPACKAGES:
+    if name in _NAMES:
         return importlib.import_module(f"diabat.{name}")
     if name in _LAZY:
         value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
@@ -48,4 +47,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_SUBPACKAGES})
+    return sorted({*globals(), *__all__, *_NAMES})

@@ -93,29 +93,20 @@ def read_file(
     Raises:
         OSError: As reported by the system, or if the file is larger, no regular one, or a link.
     """
-    descriptor = open_file(path, os.O_RDONLY, follow=follow)
-    try:
-        with naming(path):
-            size = os.fstat(descriptor).st_size
-            if check is not None:
-                check(size)
-            most = size if most is None else most
-            if size > most:
-                raise _too_large(path, most)
-            file = io.BufferedReader(io.FileIO(descriptor, closefd=False))
+    with naming(path), io.FileIO(open_file(path, os.O_RDONLY, follow=follow)) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if check is not None:
+            check(size)
+        most = size if most is None else most
+        if size <= most:
+            file = io.BufferedReader(opened)
             content = file.read(size + 1)
             # Files grow, and some of the system say that they have no bytes.
             while len(content) <= most and (piece := file.read(_PIECE)):
                 content += piece
-            if len(content) > most:
-                raise _too_large(path, most)
-            return content
-    finally:
-        os.close(descriptor)
-
-
-def _too_large(path: Path, most: int) -> OSError:
-    return OSError(errno.EFBIG, f"more than {most} bytes", str(path))
+            if len(content) <= most:
+                return content
+        raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
 
 
 @contextmanager

@@ -23,16 +23,6 @@ from diabat.ising_checks import (
 )
 
 _LISTS = (np.ndarray, list, tuple)
-_INTEGERS = (
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-)
 
 
 def read_fields(value: Any) -> Tensor:
@@ -122,13 +112,9 @@ def read_index(value: Any) -> Tensor:
             value = torch.from_numpy(np.array(value, dtype=np.int64, order="C"))
     elif not isinstance(value, Tensor):
         raise IsingError("index", f"expected a tensor, an array or a list, got {type(value).__name__}.")
-    if (
-        not isinstance(value, Tensor)
-        or value.dtype == torch.bool
-        or value.dtype.is_floating_point
-        or value.is_complex()
-    ):
-        raise IsingError("index", f"expected integers, got dtype {value.dtype}.")
+    kind = value.dtype
+    if not isinstance(kind, torch.dtype) or kind == torch.bool or kind.is_floating_point or kind.is_complex:
+        raise IsingError("index", f"expected integers, got dtype {kind}.")
     value = value.detach() if value.numel() else value.reshape(-1, 2)
     if value.ndim != 2 or value.shape[1] != 2:
         hint = "; transpose it" if value.ndim == 2 and value.shape[0] == 2 else ""

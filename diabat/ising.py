@@ -124,8 +124,6 @@ class Ising:
         cls,
         fields: Mapping[Any, float],
         couplings: Mapping[tuple[Any, Any], float] | None = None,
-        *,
-        dtype: torch.dtype = torch.float64,
     ) -> tuple[Ising, list[Hashable]]:
         """Build one problem from ``{label: h}`` and ``{(a, b): J}``.
 
@@ -135,10 +133,9 @@ class Ising:
         Args:
             fields: h of each spin; a spin that appears in couplings only has h = 0.
             couplings: J of each pair, in either order.
-            dtype: float32 or float64.
 
         Returns:
-            The problem with fields [n], and the label of each spin: those of ``fields`` first, in their order.
+            The problem with fields [n], float64, and the label of each spin: those of ``fields`` first, in their order.
 
         Raises:
             IsingError: If there is no spin, a value is not a finite number, a key is not a pair of two different
@@ -164,8 +161,7 @@ class Ising:
         place = {label: j for j, label in enumerate(labels)}
         h = torch.tensor([float(fields.get(label, 0)) for label in labels], dtype=torch.float64)
         edges = Edges([(place[a], place[b]) for a, b in couplings], [float(J) for J in couplings.values()])
-        edges = edges.mapped(lambda values: values.to(dtype))
-        return cls(h.to(dtype), best_form(edges, len(labels))), labels
+        return cls(h, best_form(edges, len(labels))), labels
 
     @property
     def couplings(self) -> Tensor | None:
@@ -235,12 +231,15 @@ class Ising:
         return self.visible.expand(self.fields.shape).clone()
 
     def pair_fields(self, spins: Tensor) -> Tensor:
-        """Σ_k J_jk s_k of spins or magnetizations [*sample, *batch, n], 0 for invisible ones; 0 without couplings."""
+        """Σ_k J_jk s_k of spins or magnetizations [*sample, *batch, n], 0 for invisible ones; 0 without couplings.
+
+        The gradient of a matrix J is symmetric.
+        """
         if self.edges is not None:
             return self.edges.local_fields(spins)
         if self.matrix is None:
             return torch.zeros_like(spins)
-        return torch.einsum("...jk,...k->...j", self.matrix, spins)
+        return torch.einsum("...jk,...k->...j", (self.matrix + self.matrix.mT) / 2, spins)
 
     def energy(self, spins: Tensor) -> Tensor:
         """Energy E(s) = -(c + Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s) over the visible spins.
@@ -332,13 +331,8 @@ class Ising:
         shape = check_clamped(spins, self.fields)
         visible = self.visible_mask
         held = torch.where(visible, spins.to(self.fields), 0)
-        fields, couplings = self.fields.expand(shape), self.held_couplings
-        # Means over the indices, for symmetric gradients of J and K.
-        if self.matrix is not None:
-            fields = fields + torch.einsum("...jk,...k->...j", (self.matrix + self.matrix.mT) / 2, held)
-        elif self.edges is not None:
-            fields = fields + self.edges.local_fields(held)
-        if self.three_body is not None:
+        fields, couplings = self.fields.expand(shape) + self.pair_fields(held), self.held_couplings
+        if self.three_body is not None:  # the mean over the indices, for a symmetric gradient of K
             couplings, K = self.couplings, _apart(self.three_body, 3)
             parts = [torch.einsum(f"...{''.join(p)},...l->...jk", K, held) for p in permutations("jkl")]
             response = torch.stack(parts).mean(0)
@@ -469,9 +463,7 @@ def triple_indices(n: int, device: torch.device | str = "cpu") -> tuple[Tensor, 
     return triples[:, 0], triples[:, 1], triples[:, 2]
 
 
-def from_bqm(
-    bqm: Any, *, beta: float = 1.0, dtype: torch.dtype = torch.float64
-) -> tuple[Ising, list[Hashable]]:
+def from_bqm(bqm: Any, *, beta: float = 1.0) -> tuple[Ising, list[Hashable]]:
     """Convert a dimod BinaryQuadraticModel E, which is minimised, into h = -beta·h_bqm, J = -beta·J_bqm, with offset.
 
     ``energy`` of the problem is beta·E, and the law is P ∝ exp(-beta·E) with its full log Z.
@@ -479,10 +471,9 @@ def from_bqm(
     Args:
         bqm: Any dimod BQM; a BINARY one is converted to SPIN.
         beta: Inverse temperature folded into the parameters.
-        dtype: float32 or float64.
 
     Returns:
-        The problem with fields [n], its couplings in their :func:`~diabat.edges.best_form`, and the label of each spin.
+        The problem, float64 [n], with couplings in :func:`~diabat.edges.best_form`, and the label of each spin.
 
     Raises:
         IsingError: If it is not a BQM, has no variables, or a bias is not finite.
@@ -494,11 +485,9 @@ def from_bqm(
     spin = bqm.change_vartype("SPIN", inplace=False)
     labels = list(spin.variables)
     linear, (rows, columns, biases), offset = spin.to_numpy_vectors(variable_order=labels)
-    fields = torch.tensor(-beta * linear.astype(float), dtype=dtype)
-    pairs = torch.tensor(np.stack((rows, columns), axis=1), dtype=torch.int64)
-    edges = Edges(pairs, torch.tensor(-beta * biases.astype(float), dtype=dtype))
-    constant = torch.tensor(-beta * offset, dtype=dtype) if offset else None
-    return Ising(fields, best_form(edges, len(labels)), offset=constant), labels
+    edges = Edges(np.stack((rows, columns), axis=1), -beta * biases.astype(float))
+    constant = -beta * float(offset) if offset else None
+    return Ising(-beta * linear.astype(float), best_form(edges, len(labels)), offset=constant), labels
 
 
 def to_minimised(values: Tensor, beta: float = 1.0) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from diabat.files import create_file, naming, replacing
+from diabat.files import naming, replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,6 @@ def lines(
     panels: Sequence[Sequence[Panel]],
     path: str | Path,
     *,
-    title: str = "",
     size: tuple[float, float] = (3.6, 3.3),
     shared: bool = True,
 ) -> Path:
@@ -73,7 +72,6 @@ def lines(
     Args:
         panels: The rows; panels below each other share the horizontal axis.
         path: Output file; the suffix chooses the format (png, pdf, svg).
-        title: Line above the figure.
         size: Width and height of a panel in inches.
         shared: Whether all panels have one vertical axis, and one legend below them, with each label once.
     """
@@ -89,8 +87,6 @@ def lines(
                 axis.legend(frameon=False, fontsize="small")
     if shared:
         legend_below(figure, axes.T.flat, max(2, 2 * count))
-    if title:
-        figure.suptitle(title, fontsize=10)
     return save_figure(figure, path)
 
 
@@ -140,16 +136,14 @@ def save_figure(figure: Figure, path: str | Path) -> Path:
     path, drawn = Path(path), BytesIO()
     with naming(path):
         figure.savefig(drawn, dpi=160, format=path.suffix.removeprefix(".") or None)
-    with replacing(path) as temporary:
-        create_file(temporary, drawn.getvalue())
+    replace_file(path, drawn.getvalue())
     return path
 
 
-def tidy(axis: Axes, grid: Literal["both", "x", "y"] | None = "both") -> None:
+def tidy(axis: Axes, grid: Literal["both", "y"] = "both") -> None:
     """Draw a light grid behind the data, and remove the frame above and to the right."""
-    if grid is not None:
-        axis.grid(visible=True, which="major", axis=grid, color="0.9", linewidth=0.8)
-        axis.set_axisbelow(True)
+    axis.grid(visible=True, which="major", axis=grid, color="0.9", linewidth=0.8)
+    axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
 
 

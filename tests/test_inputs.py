@@ -124,7 +124,6 @@ def test_from_dict_in_the_sign_of_the_library() -> None:
     order = [names.index(label) for label in labels]
     assert torch.equal(ising.fields, other.fields[order])
     assert torch.equal(ising.couplings, other.couplings[order][:, order])
-    assert Ising.from_dict({"a": 1.0}, dtype=F32)[0].fields.dtype == F32
     up = diabat.sampler("exact").moments(Ising.from_dict({"a": 2.0, "b": 0.0}, {("a", "b"): 2.0})[0])
     assert bool((up.probability > 0.9).all())
     couplings = {(f"s{j}", f"s{j + 1}"): float(j) for j in range(50)}
