@@ -21,12 +21,14 @@ from torch import Tensor
 
 import diabat
 from diabat import circuits
+from diabat.circuits.problem import spin_table
 from diabat.circuits.schedules import PROTOCOLS
 from diabat.ising import Ising, pack_couplings
 from diabat.plots import COLOURS, Line, Panel, lines
+from diabat.samplers.exact import ExactSampler
 from diabat.studies.ensembles import sk
 from diabat.studies.learned.problems import error_table, wide_problems
-from diabat.studies.states import all_states, boltzmann, mean_deviation, states_of, states_of_marginals
+from diabat.studies.states import mean_deviation, states_of, states_of_marginals
 from diabat.studies.states import total_variation as distance_of
 from experiments.common import Row, Titled, parser, run_sections
 
@@ -66,7 +68,8 @@ def sk_problems(n: int, g: float, instances: int = 64, field_strength: float | N
         ising = Ising(field_strength / g * ising.fields, ising.couplings)
     mean_field = diabat.sampler("mean_field").moments(ising).probability
     simple = {"J = 0": torch.sigmoid(2 * ising.fields), "mean field": mean_field}
-    return Problems(ising, boltzmann(ising), {name: states_of_marginals(p) for name, p in simple.items()})
+    law = states_of(ExactSampler(), ising)
+    return Problems(ising, law, {name: states_of_marginals(p) for name, p in simple.items()})
 
 
 @cache
@@ -82,12 +85,12 @@ def law_of(ising: Ising, **options: Any) -> Tensor:
 
 def marginals(law: Tensor) -> Tensor:
     """P(s_j = +1), float64 [*batch, n]."""
-    return law @ (all_states(law.shape[-1].bit_length() - 1) > 0).double()
+    return law @ (torch.from_numpy(spin_table(law.shape[-1].bit_length() - 1)) > 0).double()
 
 
 def swept(law: Tensor, ising: Ising, sweeps: int) -> Tensor:
     """The law of a read after sweeps of heat bath, the spins in order: ``refine`` with infinitely many reads."""
-    states = all_states(ising.num_spins).double()
+    states = torch.from_numpy(spin_table(ising.num_spins)).double()
     index = torch.arange(len(states))
     # f_j(s) = h_j + Σ_k J_jk s_k, float64 [*batch, n, 2^n]; it does not depend on s_j.
     local = ising.fields[..., None] + (0.0 if ising.couplings is None else ising.couplings @ states.T)
@@ -146,7 +149,7 @@ def unit_couplings(family: str, n: int = 10) -> Tensor:
 def distances(J: Tensor) -> tuple[Tensor, Tensor]:
     """KL(anneal ‖ Boltzmann) and total variation of every instance."""
     ising = Ising(torch.zeros(J.shape[:-1], dtype=torch.float64), J)
-    got, exact = law_of(ising, steps=800), boltzmann(ising)
+    got, exact = law_of(ising, steps=800), states_of(ExactSampler(), ising)
     ratio = torch.where(got > 0, got / exact, 1.0)
     return (got * ratio.log()).sum(-1), distance_of(got, exact)
 

@@ -7,7 +7,6 @@ dimod problems are energies to be minimised; the sign flips in :func:`diabat.isi
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_positive
 from diabat.config.errors import ConfigError
 from diabat.config.yaml_files import parse_yaml, read_bytes
 from diabat.files import replace_file
@@ -78,7 +77,7 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
     Raises:
         ProblemFileError: If the file is unreadable or not a valid problem.
     """
-    if beta is not None and not (math.isfinite(beta) and beta > 0):
+    if beta is not None and not is_positive(beta):
         raise ProblemFileError("beta", f"expected a finite number > 0, got {beta}.")
     piped = str(path) == "-"
     name = "standard input" if piped else str(path)

@@ -136,9 +136,8 @@ def _entry(line: str, number: int) -> tuple[int, int, float]:
 def coo_lines(ising: Ising, labels: list[Hashable] | None) -> Iterator[str]:
     """The problem as COO text; ArgumentError if its labels are no integers >= 0, or it has an offset."""
     names = list(to_bqm(ising, labels).variables)  # checked there
-    if any(not is_integer(name) or name < 0 for name in names):
-        wrong = next(name for name in names if not is_integer(name) or name < 0)
-        raise ArgumentError("labels", f"expected integers >= 0 for COO text, got {wrong!r}; use .json.")
+    if wrong := [name for name in names if not is_integer(name) or name < 0]:
+        raise ArgumentError("labels", f"expected integers >= 0 for COO text, got {wrong[0]!r}; use .json.")
     if ising.offset is not None:
         raise ArgumentError(
             "offset", f"expected None for COO text, got {float(ising.offset):g}; use .json or .yaml."

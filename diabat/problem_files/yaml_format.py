@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError, is_integer
+from diabat.checks import ArgumentError, is_integer, is_positive
 from diabat.compute.memory import require_memory
 from diabat.config.errors import shown, unknown_key
 from diabat.edges import Edges, best_form
@@ -44,7 +43,7 @@ def yaml_problem(document: Any, beta: float | None) -> tuple[Ising, float]:
         if key not in _KEYS:
             raise ArgumentError(str(unknown_key(key, _KEYS)))
     scale = _number("beta", document.get("beta", 1.0)) if beta is None else beta
-    if not (math.isfinite(scale) and scale > 0):
+    if not is_positive(scale):
         raise ArgumentError(f"beta: expected a finite number > 0, got {scale}")
     if "fields" not in document:
         raise ArgumentError("fields: expected a list of numbers, got no such key")

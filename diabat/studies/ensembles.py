@@ -17,17 +17,12 @@ from diabat.ising import Ising, pack_couplings
 from diabat.progress import new_bar
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
-from diabat.studies.report import Column, Row
+from diabat.studies.report import Row
 
 T = TypeVar("T")
 
 DEFAULT_STRENGTHS = (0.1, 0.3, 0.6, 1.0, 1.5)
 _ROWS = 4  # queries of a window of trained attention
-LABELS = (
-    Column("ensemble", "family of the problems", "ensemble"),
-    Column("strength", "coupling strength g", "g"),
-    Column("backend", "what is compared", "backend"),
-)
 
 _REPEATS, _REPEAT_BELOW_S = 3, 0.5
 

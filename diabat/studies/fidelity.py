@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from diabat.checks import check_count
+from diabat.checks import ArgumentError, check_count
 from diabat.ising import Ising
 from diabat.plots import REFERENCE, Line, Panel, lines
 from diabat.samplers.answers import Moments
@@ -21,7 +21,6 @@ from diabat.samplers.seeds import draw_seed
 from diabat.studies import states
 from diabat.studies.ensembles import (
     DEFAULT_STRENGTHS,
-    LABELS,
     Ensemble,
     compare,
     ferromagnet,
@@ -84,7 +83,11 @@ class FidelityReport(Report):
     num_reads: int
     seed: int
 
-    labels = LABELS
+    labels = (
+        Column("ensemble", "family of the problems", "ensemble"),
+        Column("strength", "coupling strength g", "g"),
+        Column("backend", "what is compared", "backend"),
+    )
     columns = (
         Column("num_reads", "reads per problem; null for backends that compute their moments"),
         Column("marginal_mean", "mean |P(s=+1) - exact| over visible spins of all problems", "|ΔP|"),
@@ -143,7 +146,9 @@ class FidelityReport(Report):
         The dashed grey line is the J = 0 answer; the dotted one is the error that exact reads would show.  Errors below
         1e-6 are rounding and are drawn at 1e-6.  Raises ValueError if every backend refused every problem.
         """
-        rows = self.answered()
+        rows = [row for row in self.rows if row["refused"] is None]
+        if not rows:
+            raise ArgumentError("report", "expected one with values, got one in which every backend refused.")
         looks = {name: look for look, name in enumerate(dict.fromkeys(row["backend"] for row in rows))}
         panels = {row["ensemble"]: [r for r in rows if r["ensemble"] == row["ensemble"]] for row in rows}
         drawn = [_panel(name, own, looks) for name, own in panels.items()]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from diabat.checks import ArgumentError, escaped
+from diabat.checks import escaped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -109,12 +109,6 @@ class Report(ABC):
     def shown(self) -> tuple[Column, ...]:
         """Columns of the table: those with a title."""
         return tuple(column for column in self.columns if column.title is not None)
-
-    def answered(self) -> list[Row]:
-        """The rows with values, which a figure draws; ArgumentError if every backend refused every problem."""
-        if rows := [row for row in self.rows if row["refused"] is None]:
-            return rows
-        raise ArgumentError("report", "expected one with values, got one in which every backend refused.")
 
     @classmethod
     def definitions(cls) -> dict[str, str]:

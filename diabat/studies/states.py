@@ -13,7 +13,6 @@ from diabat.ising import Ising
 from diabat.samplers.answers import Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
-from diabat.samplers.registry import sampler
 
 MAX_SPINS = 16
 # 2^24 doubles are 128 MiB; a fidelity report holds a few such tables at once.
@@ -34,11 +33,6 @@ def countable(ising: Ising) -> bool:
     return ising.num_spins <= MAX_SPINS and ising.num_problems << ising.num_spins <= _MAX_CELLS
 
 
-def all_states(n: int) -> Tensor:
-    """int8 ±1 [2^n, n]; bit j of the row index is spin j."""
-    return torch.from_numpy(spin_table(n))
-
-
 def law_of(backend: Sampler, ising: Ising) -> Tensor | None:
     """As :func:`states_of`; None if the backend gives no law, or there are too many states."""
     if not (isinstance(backend, StateBackend) and countable(ising)):
@@ -49,13 +43,6 @@ def law_of(backend: Sampler, ising: Ising) -> Tensor | None:
         return None
 
 
-def boltzmann(ising: Ising) -> Tensor:
-    """Exact probability of every state at β = 1, float64 [*batch, 2^n]."""
-    exact = sampler("exact")
-    assert isinstance(exact, StateBackend)
-    return states_of(exact, ising.detach().to(torch.float64))
-
-
 @torch.no_grad()
 def states_of(backend: StateBackend, ising: Ising) -> Tensor:
     """Probability of every state, float64 [*batch, 2^n]; invisible spins are -1.
@@ -64,7 +51,7 @@ def states_of(backend: StateBackend, ising: Ising) -> Tensor:
     the states in which they are -1 have the law of the other spins, divided by 2^hidden.
     """
     p = backend.state_probabilities(_decoupled(ising)).double().cpu()
-    hidden, up = ~ising.visible_mask.cpu(), all_states(ising.num_spins) > 0
+    hidden, up = ~ising.visible_mask.cpu(), torch.from_numpy(spin_table(ising.num_spins)) > 0
     wrong = hidden.double() @ up.double().T > 0  # [*batch, 2^n]: a hidden spin is +1 in the state
     return p.masked_fill(wrong, 0.0) * 2.0 ** hidden.sum(-1, keepdim=True)
 

@@ -15,6 +15,7 @@ from diabat.ising import Ising, pack_couplings
 from diabat.runs.studies import _layer_ensemble
 from diabat.samplers.answers import Samples
 from diabat.samplers.dqa import DQASampler
+from diabat.samplers.exact import ExactSampler
 from diabat.studies import states
 from diabat.studies.ensembles import coupling_strength, ferromagnet, from_attention, sk
 from diabat.testing import ReferenceSampler, brute_force_states
@@ -128,10 +129,11 @@ def test_states_under_a_mask_are_those_of_the_visible_spins() -> None:
     assert torch.allclose(states.states_of(Plain(), problem), brute_force_states(problem), atol=1e-14)
 
 
-def test_boltzmann_is_the_exact_law() -> None:
+def test_the_law_of_exact_is_that_of_boltzmann() -> None:
     masked, cubic = causal_problem(4, seed=4), make_problem((2,), 3, seed=5, three_body=0.5)
     for problem in (make_problem((3, 2), 4, lead="heads", seed=1), masked, cubic):
-        assert torch.allclose(states.boltzmann(problem), brute_force_states(problem), atol=1e-6)
+        law = states.states_of(ExactSampler(), problem.to(torch.float64))
+        assert torch.allclose(law, brute_force_states(problem), atol=1e-6)
 
 
 def test_there_is_no_law_of_too_many_states_or_of_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
