@@ -70,17 +70,6 @@ def without_secrets(text: str) -> str:
     return _BEARER.sub(lambda found: f"{found[1] or found[2]}***", text)
 
 
-def scrubbed(message: str) -> str:
-    """Return a message on one line, at most 300 characters, without secrets and without words that look like keys.
-
-    Here the value of any "key:" or "...key=" is a secret.  Words of 20 or more letters, digits and _-+/=~ that contain
-    a digit look like keys.
-    """
-    text = without_secrets(_LONG.sub("***", " ".join(message[:_MOST_READ].split())))
-    text = _BARE_USER.sub("***@", _KEY.sub(r"\1***", text))
-    return text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 1] + "…"
-
-
 # Tokens as D-Wave and others write them.
 _TOKEN = re.compile(r"[A-Za-z]{2,6}-[0-9a-fA-F]{32,64}|(?:ghp|hf|sk)_?[-\w]{20,}")
 # The environment variable from which Ocean reads a token.
@@ -121,8 +110,15 @@ def _refusal(name: str, what: str) -> ArgumentError:
 
 
 def safe_message(error: BaseException) -> str:
-    """Return ``Type: message`` of an exception on one line, without anything that looks like a token."""
+    """Return ``Type: message`` of an exception on one line, without secrets and without words that look like keys.
+
+    The message has at most 300 characters.  Here the value of any "key:" or "...key=" is a secret.  Words of 20 or more
+    letters, digits and _-+/=~ that contain a digit look like keys.
+    """
     text = str(error)
     if token := os.environ.get(_VARIABLE):
         text = text.replace(token, "***")
-    return f"{type(error).__name__}: {scrubbed(text)}"
+    text = without_secrets(_LONG.sub("***", " ".join(text[:_MOST_READ].split())))
+    text = _BARE_USER.sub("***@", _KEY.sub(r"\1***", text))
+    shown = text if len(text) <= _MAX_MESSAGE else text[: _MAX_MESSAGE - 1] + "…"
+    return f"{type(error).__name__}: {shown}"

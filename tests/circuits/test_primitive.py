@@ -20,7 +20,7 @@ from diabat.circuits import (
     schedule,
     trotter_plan,
 )
-from diabat.scrubbing import scrubbed
+from diabat.scrubbing import safe_message
 
 from .conftest import Array, line_backend, random_plan, random_problem
 
@@ -316,4 +316,4 @@ def test_failures_are_one_sentence_without_credentials() -> None:
     ],
 )
 def test_scrubbing(message: str, expected: str) -> None:
-    assert scrubbed(message) == expected
+    assert safe_message(OSError(message)) == f"OSError: {expected}"

@@ -15,7 +15,7 @@ from diabat.circuits.engines.engine import Batch, BatchMoments, Engine, EngineEr
 from diabat.circuits.engines.qiskit.circuit import IsingCircuit, coupled_pairs, ising_circuit
 from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.scrubbing import scrubbed
+from diabat.scrubbing import safe_message
 
 if TYPE_CHECKING:
     from qiskit import QuantumCircuit
@@ -239,5 +239,5 @@ def run_job(primitive: BaseSamplerV2, works: list[Work]) -> list[NDArray[np.bool
         # contain an account.
         raise RuntimeError(
             f"engine 'primitive': {type(primitive).__name__} failed on {circuits} "
-            f"({problems} problems, {works[0].reads} shots each): {type(error).__name__}: {scrubbed(str(error))}"
+            f"({problems} problems, {works[0].reads} shots each): {safe_message(error)}"
         ) from None
