@@ -31,11 +31,11 @@ PACKAGES = [
 # Public without being exported: backends whose files hold nothing else, options and results of public functions.
 ALSO = [
     "diabat.attention.correlations.QueryMoments",
+    "diabat.config.schema.FidelityOptions",
     "diabat.samplers.dqa.DQASampler",
     "diabat.samplers.refine.RefineSampler",
     "diabat.studies.ensembles.Ensemble",
     "diabat.studies.ensembles.ferromagnet",
-    "diabat.studies.fidelity.FidelityOptions",
     "diabat.studies.fidelity.FidelityReport",
 ]
 

@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, create_model, model_validator
 from pydantic_core.core_schema import CoreSchema, tagged_union_schema
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, check_count
 from diabat.config.errors import shown
 from diabat.config.keys import DEFAULT_TASK, chosen
 from diabat.models import MODELS, ModelOptions
 from diabat.samplers.capabilities import Estimator
 from diabat.samplers.registry import backend_factory
-from diabat.studies.fidelity import FidelityOptions
+from diabat.studies.ensembles import DEFAULT_STRENGTHS, Ensemble, ferromagnet, sk
 from diabat.studies.learned.problems import AnnealOptions
 from diabat.tasks import TASKS, TaskOptions
 from diabat.training.options import PROTOCOLS, TrainOptions
@@ -94,16 +94,28 @@ class _ByName:
 
 
 @dataclasses.dataclass(frozen=True)
-class FidelitySection(FidelityOptions):
-    """Options of ``diabat fidelity``: random problems, backends, and the problems of a trained model.
+class FidelityOptions:
+    """Options of ``diabat fidelity``: random problems, reads, backends, and the problems of a trained model.
 
     Attributes:
+        ensembles: Families of random problems.
+        strengths: Coupling strengths g, dimensionless (divided by temperature).
+        sizes: Numbers n of spins.
+        instances: Different couplings per strength and size.
+        queries: Different fields per instance.
+        num_reads: Reads per problem of backends that sample.
         backends: Backends by the label of their line in the table and the figure.
         problem: File of one problem, as of ``diabat sample``, in place of the random ones.
         beta: Inverse temperature that is folded into this problem; None takes the one of a YAML file, or 1.
         checkpoint: Folder of a finished run; its fields and couplings are added to the comparison.
     """
 
+    ensembles: tuple[Literal["sk", "ferromagnet"], ...] = ("sk", "ferromagnet")
+    strengths: tuple[float, ...] = DEFAULT_STRENGTHS
+    sizes: tuple[int, ...] = (8,)
+    instances: int = 8
+    queries: int = 4
+    num_reads: int = 1000
     backends: Annotated[dict[str, SamplerChoice], Field(min_length=1)] = dataclasses.field(
         default_factory=lambda: {"mean_field": SamplerChoice(backend="mean_field")}
     )
@@ -112,9 +124,26 @@ class FidelitySection(FidelityOptions):
     checkpoint: Path | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        for size in self.sizes:
+            check_count("sizes", size)
+        for name in ("instances", "queries", "num_reads"):
+            check_count(name, getattr(self, name))
         if self.beta is not None and self.problem is None:
             raise ArgumentError("beta", f"must be combined with problem, got {self.beta:g} without it.")
+
+    def problems(self, seed: int) -> list[Ensemble]:
+        """The random ensembles, named by their size if there are several sizes."""
+        found, queries = [], self.instances * self.queries
+        for n in self.sizes:
+            drawn: dict[str, Any] = {"num_spins": n, "seed": seed}
+            for family in self.ensembles:
+                if family == "sk":
+                    made = sk(self.strengths, instances=self.instances, queries=self.queries, **drawn)
+                else:
+                    made = ferromagnet(self.strengths, queries=queries, **drawn)
+                size = f" n={n}" * (len(self.sizes) > 1)
+                found += [dataclasses.replace(one, name=f"{one.name}{size}") for one in made]
+        return found
 
 
 class Config(BaseModel):
@@ -146,7 +175,7 @@ class Config(BaseModel):
     sampler: SamplerChoice = SamplerChoice()
     gradient: Gradient = "auto"
     training: TrainOptions = TrainOptions()
-    fidelity: FidelitySection = FidelitySection()
+    fidelity: FidelityOptions = FidelityOptions()
     anneal: AnnealOptions = AnnealOptions()
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,61 +19,12 @@ from diabat.samplers.pseudolikelihood import BetaFit, fit_betas, fit_state_betas
 from diabat.samplers.registry import sampler
 from diabat.samplers.seeds import draw_seed
 from diabat.studies import states
-from diabat.studies.ensembles import (
-    DEFAULT_STRENGTHS,
-    Ensemble,
-    compare,
-    ferromagnet,
-    is_analytic,
-    sk,
-    timed,
-)
+from diabat.studies.ensembles import Ensemble, compare, is_analytic, timed
 from diabat.studies.report import Column, Report, Row, formatted
 
 # Mean errors of reads of the exact law scatter by some percent about the floor.
 _NOISE = 1.25
 _SMALLEST = 1e-6
-
-
-@dataclass(frozen=True)
-class FidelityOptions:
-    """Random problems on which backends or gradients are compared, and reads: the section ``fidelity``.
-
-    Attributes:
-        ensembles: Families of random problems.
-        strengths: Coupling strengths g, dimensionless (divided by temperature).
-        sizes: Numbers n of spins.
-        instances: Different couplings per strength and size.
-        queries: Different fields per instance.
-        num_reads: Reads per problem of backends that sample.
-    """
-
-    ensembles: tuple[Literal["sk", "ferromagnet"], ...] = ("sk", "ferromagnet")
-    strengths: tuple[float, ...] = DEFAULT_STRENGTHS
-    sizes: tuple[int, ...] = (8,)
-    instances: int = 8
-    queries: int = 4
-    num_reads: int = 1000
-
-    def __post_init__(self) -> None:
-        for size in self.sizes:
-            check_count("sizes", size)
-        for name in ("instances", "queries", "num_reads"):
-            check_count(name, getattr(self, name))
-
-    def problems(self, seed: int) -> list[Ensemble]:
-        """The ensembles, named by their size if there are several sizes."""
-        found, queries = [], self.instances * self.queries
-        for n in self.sizes:
-            drawn: dict[str, Any] = {"num_spins": n, "seed": seed}
-            for family in self.ensembles:
-                if family == "sk":
-                    made = sk(self.strengths, instances=self.instances, queries=self.queries, **drawn)
-                else:
-                    made = ferromagnet(self.strengths, queries=queries, **drawn)
-                several = len(self.sizes) > 1
-                found += [replace(one, name=f"{one.name} n={n}") if several else one for one in made]
-        return found
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from diabat.config import ConfigError, make_config
+from diabat.config.schema import FidelityOptions
 from diabat.runs import build_model, build_task
 from diabat.samplers import registry
-from diabat.studies.fidelity import FidelityOptions
 from diabat.studies.learned.problems import AnnealOptions
 from diabat.training import TrainOptions
 

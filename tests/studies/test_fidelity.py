@@ -11,10 +11,11 @@ import torch
 from fakes import RecorderSampler, scaled
 from mutants import Mutant, mutants
 
+from diabat.config.schema import FidelityOptions
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers import Capabilities, Sampler, sampler
 from diabat.studies.ensembles import Ensemble, ferromagnet, from_attention, sk
-from diabat.studies.fidelity import FidelityOptions, FidelityReport, fidelity_report
+from diabat.studies.fidelity import FidelityReport, fidelity_report
 from diabat.testing import ReferenceSampler
 
 REFERENCE = ReferenceSampler(analytic=True)
