@@ -65,7 +65,6 @@ def export(
     plan: PlanArgument,
     problem: arguments.ProblemArgument,
     beta: arguments.BetaOption = None,
-    measure: Annotated[bool, typer.Option("--measure/--no-measure", help="Measure all qubits.")] = True,
     as_json: arguments.JsonOption = False,
 ) -> None:
     """Print the circuit of one problem under a plan as OpenQASM 3; qubit j is spin j, and 1 means +1.
@@ -86,7 +85,7 @@ def export(
         raise ArgumentError("problem", f"expected only fields and couplings, got {got} in '{problem}'.")
     h, J = ising.fields.double(), ising.couplings
     J = torch.zeros(len(h), len(h)) if J is None else J
-    source = to_qasm3(anneal_circuit(chosen, h.numpy(), J.double().numpy(), measure=measure))
+    source = to_qasm3(anneal_circuit(chosen, h.numpy(), J.double().numpy(), measure=True))
     if as_json:
         print_json({"plan": plan, "layers": chosen.steps, "qubits": len(h), "qasm3": source})
     else:

@@ -9,7 +9,7 @@ import torch
 
 from diabat.attention import BoltzmannAttention
 from diabat.attention.coupled import recording
-from diabat.attention.windows import visible_slots
+from diabat.attention.windows import visible_keys, visible_slots
 from diabat.config.errors import ConfigError, of_section
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
@@ -80,11 +80,10 @@ def attention_ensembles(
 def _layer_ensemble(layer: BoltzmannAttention, name: str) -> Ensemble:
     fields, couplings = layer.last_fields_and_couplings()
     length = fields.shape[-1]
-    visible = torch.ones(length, length, dtype=torch.bool)
     if layer.relative:
         visible = visible_slots(fields.shape[-2], length, None, fields.device)
-    elif layer.causal:
-        visible = visible.tril()
+    else:
+        visible = visible_keys(length, length, None, fields.device, causal=layer.causal)
     ising = Ising(fields, couplings, visible, layer.three_body(length)).detach().to(torch.float64)
     if layer.mode == "J-self":  # the own spin of a query is +1
         own = torch.eye(length, dtype=torch.int8)

@@ -41,14 +41,6 @@ def formatted(value: Any, form: str = "") -> str:
     return format(value, form)
 
 
-def with_error(value: float | None, error: float | None) -> str:
-    """A value and its error, which has two significant digits: ``10.58±0.62``."""
-    if value is None or not error:
-        return formatted(value)
-    decimals = max(0, 1 - math.floor(math.log10(error)))
-    return f"{value:.{decimals}f}±{error:.{decimals}f}"
-
-
 def share(right: float, count: int) -> str:
     """A share ``right`` of ``count`` >= 1 trials in per cent with its 95 % interval: ``100 (86 to 100) %``.
 

@@ -173,8 +173,8 @@ def test_export_prints_the_circuit_of_the_problem(plan: str, tmp_path: Path) -> 
     path = tmp_path / "problem.yaml"
     path.write_text("fields: [0.5, -1, 0.2]\ncouplings: [[0, 1, 0.1], [1, 2, -0.3]]\n")
     assert run("anneal", "export", plan, str(path)).stdout == expected
-    document = run_json("anneal", "export", plan, str(path), "--beta", "2", "--no-measure")
-    assert document["qasm3"] == to_qasm3(anneal_circuit(PLAN, 2 * fields, 2 * J))
+    document = run_json("anneal", "export", plan, str(path), "--beta", "2")
+    assert document["qasm3"] == to_qasm3(anneal_circuit(PLAN, 2 * fields, 2 * J, measure=True))
     path.write_text("fields: [0.5]\n")
     free = run("anneal", "export", plan, str(path)).stdout
     assert free == to_qasm3(anneal_circuit(PLAN, [0.5], [[0.0]], measure=True))
