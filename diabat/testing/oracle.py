@@ -40,11 +40,8 @@ def brute_force_exponents(ising: Ising) -> Tensor:
             "fields", f"the brute-force oracle accepts at most {MAX_SPINS} spins, got {n}."
         )
     s, v = state_table(n), ising.visible_mask.cpu()
-    h = ising.fields.detach().cpu().double()
     exponent = torch.zeros(*ising.batch_shape, 2**n, dtype=torch.float64)
-    for j in range(n):
-        exponent = exponent + torch.where(v[..., j, None], h[..., j, None] * s[:, j], 0.0)
-    for order, terms in ((2, ising.couplings), (3, ising.three_body)):
+    for order, terms in ((1, ising.fields), (2, ising.couplings), (3, ising.three_body)):
         if terms is None:
             continue
         values = terms.detach().cpu().double()

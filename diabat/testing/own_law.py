@@ -17,7 +17,7 @@ from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings
 from diabat.testing.core import Trial, check, demand, demand_below
-from diabat.testing.problems import LEADS, Lead, make_problem
+from diabat.testing.problems import LEADS, make_problem
 from diabat.testing.statistics import demand_all, event_frequencies, event_pvalues, spin_and_pair_events
 
 _SIZE = 5
@@ -25,12 +25,16 @@ _WEAK = 0.1
 _NEAR_ONE = (0.85, 1.15)
 
 
-def _estimate(trial: Trial, ising: Ising) -> tuple[Tensor, float]:
-    """P(s = +1) and the standard error of one spin's magnetization (0 if analytic)."""
-    if trial.analytic_moments() or not trial.able.samples:
-        return trial.sampler.moments(ising, seed=trial.seed).probability.detach().double().cpu(), 0.0
-    moments = trial.draw(ising).moments(dtype=torch.float64)
-    return moments.probability.cpu(), 1 / math.sqrt(trial.num_reads)
+def _estimate(trial: Trial, ising: Ising, name: str = "probability") -> tuple[Tensor, float]:
+    """P(s = +1) or the ``correlation``, and the standard error of the mean of one ±1 (0 if analytic)."""
+    pairs, error = name == "correlation", 0.0
+    if not trial.able.samples or (trial.analytic_moments() and (trial.able.correlations or not pairs)):
+        moments = trial.sampler.moments(ising, correlations=pairs, seed=trial.seed)
+    else:
+        moments = trial.draw(ising).moments(correlations=pairs, dtype=torch.float64)
+        error = 1 / math.sqrt(trial.num_reads)
+    found: Tensor = getattr(moments, name)
+    return found.detach().double().cpu(), error
 
 
 def _room(trial: Trial, error: float) -> float:
@@ -70,13 +74,10 @@ def field_response(trial: Trial) -> None:
     """To first order in the fields alone, m_j = h_j: each column responds to its own field with slope 1."""
     ising = make_problem((32,), _SIZE, lead="none", seed=trial.seed + 20, fields=_WEAK)
     p, error = _estimate(trial, ising)
-    m = 2 * p - 1
     for column in range(_SIZE):
-        cause, what = (
-            torch.tanh(ising.fields[:, column]),
-            f"fields: expected spin {column} to answer weak ones",
-        )
-        _demand_slope(trial, m[:, column], cause, error, _NEAR_ONE, what)
+        cause = torch.tanh(ising.fields[:, column])
+        what = f"fields: expected spin {column} to answer weak ones"
+        _demand_slope(trial, 2 * p[:, column] - 1, cause, error, _NEAR_ONE, what)
 
 
 @check(law="own", when=lambda trial: trial.able.samples or trial.able.correlations)
@@ -84,17 +85,10 @@ def pair_response(trial: Trial) -> None:
     """To first order in the couplings alone, <s_j s_k> = J_jk: pairs respond to their coupling with slope 1."""
     generator = torch.Generator().manual_seed(trial.seed + 21)
     pairs = _WEAK * torch.randn(10, generator=generator, dtype=torch.float64)
-    J = pack_couplings(pairs, _SIZE)
-    ising = Ising(torch.zeros(32, _SIZE, dtype=torch.float64), J)
+    ising = Ising(torch.zeros(32, _SIZE, dtype=torch.float64), pack_couplings(pairs, _SIZE))
     j, k = torch.triu_indices(_SIZE, _SIZE, offset=1)
-    if trial.able.correlations and trial.analytic_moments():
-        correlation, error = trial.sampler.moments(ising, correlations=True).correlation, 0.0
-    else:
-        correlation = trial.draw(ising).moments(correlations=True, dtype=torch.float64).correlation
-        error = 1 / math.sqrt(trial.num_reads)
-    assert correlation is not None
-    answer = correlation.double().cpu()[..., j, k].mean(0)
-    what = "couplings: expected weak pairs to answer"
+    correlation, error = _estimate(trial, ising, "correlation")
+    answer, what = correlation[..., j, k].mean(0), "couplings: expected weak pairs to answer"
     _demand_slope(trial, answer, torch.tanh(pairs), error / math.sqrt(32), _NEAR_ONE, what)
 
 
@@ -124,51 +118,38 @@ def samples_agree_with_moments(trial: Trial) -> None:
         demand_all(trial, pvalues, frequency.numpy(), p.numpy(), what, samples.num_reads)
 
 
-_BATCH, _SPINS = (2, 3), 4
 # An iteration may stop earlier or later in another batch; J of another problem changes P by about 0.05.
 _TOLERANCE = 1e-3
-_OWN: tuple[Lead, ...] = ("heads", "per_problem")
 
 
 @check(law="own")
 def own_couplings(trial: Trial) -> None:
     """In a batch with several J every problem is solved with its own J, with the same result as alone."""
-    for lead in _OWN:
-        ising = make_problem(_BATCH, _SPINS, lead=lead, seed=trial.seed + 24, couplings=0.3)
-        alone = _one_by_one(ising)
+    for lead in LEADS[2:]:  # with several J
+        ising = make_problem((2, 3), 4, lead=lead, seed=trial.seed + 24, couplings=0.3)
+        assert ising.couplings is not None
+        J = ising.couplings.expand(2, 3, 4, 4).flatten(0, -3)
+        alone = [Ising(h, own) for h, own in zip(ising.fields.flatten(0, -2), J, strict=True)]
         if trial.able.samples:
             _demand_equal_reads(trial, ising, alone, f"with J {lead}")
         if trial.analytic_moments():
-            _demand_equal_moments(trial, ising, alone, f"with J {lead}")
-
-
-def _one_by_one(ising: Ising) -> list[Ising]:
-    """Every problem separately: fields [n], J [n, n]."""
-    assert ising.couplings is not None
-    J = ising.couplings.expand(*_BATCH, _SPINS, _SPINS).reshape(-1, _SPINS, _SPINS)
-    return [Ising(h, couplings) for h, couplings in zip(ising.fields.flatten(0, -2), J, strict=True)]
-
-
-def _demand_equal_moments(trial: Trial, ising: Ising, alone: list[Ising], where: str) -> None:
-    together = trial.sampler.moments(ising).probability.flatten(0, -2)
-    single = torch.stack([trial.sampler.moments(one).probability for one in alone])
-    what = f"probability {where}: expected each problem to be solved with its own J, as alone"
-    demand_below(together - single, _TOLERANCE, what)
+            together, *single = (trial.sampler.moments(one).probability for one in (ising, *alone))
+            what = f"probability with J {lead}: expected each problem to be solved with its own J, as alone"
+            demand_below(together.flatten(0, -2) - torch.stack(single), _TOLERANCE, what)
 
 
 def _demand_equal_reads(trial: Trial, ising: Ising, alone: list[Ising], where: str) -> None:
     """Reads agree in every P(s_j = +1) and P(s_j = s_k): two-sample z-tests, independent seeds."""
-    together, variance, reads = _frequencies(trial, ising, 0)
-    drawn = [_frequencies(trial, one, 1 + shift) for shift, one in enumerate(alone)]
-    single, spread = (torch.stack(parts) for parts in list(zip(*drawn, strict=True))[:2])
+
+    def frequencies(problem: Ising, shift: int) -> tuple[Tensor, Tensor]:
+        events = spin_and_pair_events(trial.draw(problem, shift=shift).spins)
+        return event_frequencies(torch.cat(events, dim=-1))
+
+    together, variance = (part.flatten(0, -2) for part in frequencies(ising, 0))
+    drawn = [frequencies(one, shift) for shift, one in enumerate(alone, 1)]
+    single, spread = (torch.stack(parts) for parts in zip(*drawn, strict=True))
     # An event that occurs in no read has variance 0; the variance of one read is added.
-    error = (variance.flatten(0, -2) + spread).sqrt() + 1 / reads
-    pvalues = 2 * stats.norm.sf(((together.flatten(0, -2) - single).abs() / error).numpy())
+    error = (variance + spread).sqrt() + 1 / trial.num_reads
+    pvalues = 2 * stats.norm.sf(((together - single).abs() / error).numpy())
     what = f"P(s = +1) and P(s_j = s_k) {where}, against the problem alone"
-    demand_all(trial, pvalues, together.flatten(0, -2).numpy(), single.numpy(), what, reads)
-
-
-def _frequencies(trial: Trial, ising: Ising, shift: int) -> tuple[Tensor, Tensor, int]:
-    samples = trial.draw(ising, shift=shift)
-    events = torch.cat(spin_and_pair_events(samples.spins), dim=-1)
-    return *event_frequencies(events), samples.num_reads
+    demand_all(trial, pvalues, together.numpy(), single.numpy(), what, trial.num_reads)

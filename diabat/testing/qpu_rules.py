@@ -27,19 +27,14 @@ def check_keywords(keywords: Keywords, properties: Properties, known: set[str]) 
     Raises:
         ValueError: Starts with the keyword.
     """
+    for name, kept, expected in _rules(keywords, properties, known):
+        if not kept:
+            raise ArgumentError(name, expected)
+
+
+def _rules(keywords: Keywords, properties: Properties, known: set[str]) -> Iterator[Rule]:
     for name in keywords:
-        _demand(name, name in known, "this solver has no such parameter.")
-    for rule in _general(keywords, properties):
-        _demand(*rule)
-    check_times(keywords, properties)
-    for rule in () if keywords.get("fast_anneal") else _standard(keywords, properties):
-        _demand(*rule)
-    reads, most = keywords.get("num_reads", 1), longest_run(keywords, properties)
-    fits = most is None or reads <= most
-    _demand("num_reads", fits, f"expected a run of at most {most} reads, got {reads}.")
-
-
-def _general(keywords: Keywords, properties: Properties) -> Iterator[Rule]:
+        yield name, name in known, "this solver has no such parameter."
     reads, (low, high) = keywords.get("num_reads", 1), properties["num_reads_range"]
     fits = is_integer(reads) and low <= reads <= high
     yield "num_reads", fits, f"expected an integer in [{low}, {high}], got {reads!r}."
@@ -54,6 +49,12 @@ def _general(keywords: Keywords, properties: Properties) -> Iterator[Rule]:
         yield "flux_biases", np.isfinite(biases).all(), "expected finite numbers."
         unscaled = keywords.get("auto_scale", True) is False
         yield "flux_biases", unscaled, "expected auto_scale=False with flux biases (the default is True)."
+    check_times(keywords, properties)
+    if not keywords.get("fast_anneal"):
+        yield from _standard(keywords, properties)
+    most = longest_run(keywords, properties)
+    fits = most is None or reads <= most
+    yield "num_reads", fits, f"expected a run of at most {most} reads, got {reads}."
 
 
 def _standard(keywords: Keywords, properties: Properties) -> Iterator[Rule]:
@@ -83,10 +84,12 @@ def fast_annealing_time(keywords: Keywords) -> float:
     Raises:
         ValueError: If it is not a fast anneal, or no time is given.
     """
-    _demand("fast_anneal", keywords.get("fast_anneal"), "expected True with a schedule.")
+    if not keywords.get("fast_anneal"):
+        raise ArgumentError("fast_anneal", "expected True with a schedule.")
     points = keywords.get("anneal_schedule")
     time: Any = keywords.get("annealing_time") if points is None else points[-1][0]
-    _demand("annealing_time", time is not None, "expected one with a schedule, got none.")
+    if time is None:
+        raise ArgumentError("annealing_time", "expected one with a schedule, got none.")
     return float(time)
 
 
@@ -116,8 +119,3 @@ def programmed(
             low, high = allowed
             raise ArgumentError(name, f"expected {what} in [{low:g}, {high:g}], got {outside[0]:g}.")
     return h, J
-
-
-def _demand(name: str, kept: Any, expected: str) -> None:
-    if not kept:
-        raise ArgumentError(name, expected)

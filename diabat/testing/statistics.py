@@ -85,16 +85,12 @@ def state_chi_square(samples: Samples, ising: Ising) -> tuple[float, int]:
     bits = (samples.spins.cpu() > 0).long() << torch.arange(n)
     index = bits.sum(-1).reshape(reads, -1)  # [reads, problems]
     expected = reads * brute_force_states(ising).reshape(-1, 2**n).numpy()
-    total, freedom = 0.0, 0
-    for problem, e in enumerate(expected):
-        count = np.bincount(index[:, problem].numpy(), minlength=2**n)
-        rare = e < _MIN_EXPECTED
-        cells = np.append(e[~rare], e[rare].sum())
-        seen = np.append(count[~rare], count[rare].sum())
-        full = cells > 0
-        total += float(((seen - cells)[full] ** 2 / cells[full]).sum())
-        freedom += max(int(full.sum()) - 1, 0)
-    return total, freedom
+    counts = np.stack([np.bincount(column, minlength=2**n) for column in index.T.numpy()])
+    rare = expected < _MIN_EXPECTED
+    cells, seen = (np.c_[np.where(rare, 0, e), np.where(rare, e, 0).sum(1)] for e in (expected, counts))
+    full = cells > 0
+    total = float(((seen - cells)[full] ** 2 / cells[full]).sum())
+    return total, int((full.sum(1) - 1).clip(0).sum())
 
 
 def exact_mean_variance(ising: Ising, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,7 @@ from diabat.testing import qpu_rules
 try:
     import dimod
     from dwave.samplers import SimulatedAnnealingSampler
+    from dwave.system.temperatures import fluxbias_to_h
     from dwave.system.testing import MockDWaveSampler
 except ImportError as error:
     raise ImportError(missing_package(error, "StrictMockQPU"), name=error.name) from None
@@ -100,10 +101,8 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
         if schedule is not None:
             built_in(schedule)
             if tied_below is not None:
-                raise ArgumentError(
-                    "tied_below",
-                    f"expected None with a schedule, whose chains are simulated, got {tied_below!r}.",
-                )
+                expected = "expected None with a schedule, whose chains are simulated"
+                raise ArgumentError("tied_below", f"{expected}, got {tied_below!r}.")
         stated = {"problem_timing_data": TIMING, "beta": beta, "seed": seed, "sweeps": sweeps}
         stated |= {"tied_below": tied_below} | ({} if schedule is None else {"schedule": schedule})
         super().__init__(
@@ -113,8 +112,7 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
             **chip,
         )
         self.parameters["max_answers"] = ["parameters"]
-        self.schedule = schedule
-        self.tied_below, self.fail_at = tied_below, frozenset(fail_at)
+        self.schedule, self.tied_below, self.fail_at = schedule, tied_below, frozenset(fail_at)
         self._seeds = np.random.SeedSequence(seed)
         self.calls = self.answered = self.reads = 0
 
@@ -143,18 +141,18 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
         h, (first, second, J), _ = spin.to_numpy_vectors(variable_order=qubits)
         h, J, pairs = h.astype(float), J.astype(float), np.stack((first, second), axis=1).astype(np.int64)
         h, J = qpu_rules.programmed(h, pairs, J, keywords, self.properties)
+        # As a field a flux bias has the opposite sign, 0.005 Φ0 is about h = -12: the persistent current is that of
+        # Advantage_system4.1 at single-qubit freeze-out.  (In an anneal it grows like sqrt(B), a field like B.)
         biases = keywords.get("flux_biases")
-        flux = np.zeros(len(h)) if biases is None else _flux_as_fields(biases, qubits)
+        flux = np.zeros(len(h)) if biases is None else fluxbias_to_h(np.asarray(biases, float)[qubits])
         (child,) = self._seeds.spawn(1)
         seed = int(child.generate_state(1)[0] >> 1)
         if self.schedule is not None:
             time = qpu_rules.fast_annealing_time(keywords)
             return _anneal(_Model(h, pairs, J), flux, self.schedule, time, reads, seed)
         model, group = _tie(_Model(h + flux, pairs, J), self.tied_below)
-        labels, edges = list(range(len(model.h))), (*model.pairs.T, model.J)
-        bqm = dimod.BinaryQuadraticModel.from_numpy_vectors(
-            model.h, edges, 0.0, "SPIN", variable_order=labels
-        )
+        labels, terms = list(range(len(model.h))), (model.h, (*model.pairs.T, model.J), 0.0)
+        bqm = dimod.BinaryQuadraticModel.from_numpy_vectors(*terms, "SPIN", variable_order=labels)
         answer = self.substitute_sampler.sample(bqm, num_reads=reads, **self.substitute_kwargs, seed=seed)
         return expand(answer, labels, np.random.default_rng(seed)).spins[:, group]
 
@@ -165,17 +163,6 @@ class _Model(NamedTuple):
     h: FloatArray
     pairs: IntArray
     J: FloatArray
-
-
-def _flux_as_fields(biases: Any, qubits: list[int]) -> FloatArray:
-    """Fields that act like flux biases in Φ0: the sign is opposite, 0.005 is about h = -12.
-
-    By ``dwave.system.temperatures.fluxbias_to_h`` with its defaults, the persistent current of Advantage_system4.1 at
-    single-qubit freeze-out.  (In an anneal a flux bias grows like sqrt(B), a field like B.)
-    """
-    from dwave.system.temperatures import fluxbias_to_h
-
-    return np.asarray(fluxbias_to_h(np.asarray(biases, dtype=np.float64)[qubits]), dtype=np.float64)
 
 
 def _tie(model: _Model, below: float | None) -> tuple[_Model, NDArray[np.int64]]:
@@ -213,8 +200,7 @@ def _anneal(
     """
     from diabat.samplers.dqa import DQASampler
 
-    weak = (flux != 0) & (np.abs(flux) < _HOLDING_FIELD)
-    if weak.any():
+    if ((flux != 0) & (np.abs(flux) < _HOLDING_FIELD)).any():
         enough = "0 or enough to hold a qubit with a schedule"
         raise ArgumentError("flux_biases", f"expected {enough}, got a weak one.")
     held = -np.sign(flux)  # 0 where the qubit is free
@@ -231,9 +217,8 @@ def _anneal(
 def _parts(model: _Model, held: FloatArray) -> Iterator[tuple[NDArray[np.int64], FloatArray, FloatArray]]:
     """Free qubits [Q, n], fields [Q, n] and couplings [Q, n, n] of the connected parts of each size n."""
     count = len(model.h)
-    J = np.zeros((count, count))
-    np.add.at(J, tuple(model.pairs.T), model.J)
-    J += J.T
+    upper = coo_array((model.J, tuple(model.pairs.T)), shape=(count, count)).toarray()
+    J = upper + upper.T
     h = model.h + J @ held
     free = np.flatnonzero(held == 0)
     size, group = connected_components(csr_array(J[np.ix_(free, free)] != 0), directed=False)
