@@ -137,26 +137,21 @@ class DistributedSampler(Sampler):
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         answers = self._solve("moments", ising, seed, correlations=correlations)
         num_reads = answers.found[0].get("num_reads")
-        found = {key: answers.assemble(key) for key in _RESULTS["moments"][:4] if key in answers.found[0]}
+        found = {key: answers.assemble(key) for key in _RESULTS["moments"][:4]}
         return Moments(**found, visible=ising.visible_mask, num_reads=num_reads, info=answers.info)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         answers = self._solve("sample", ising, seed, num_reads=num_reads)
-        tracked = answers.assemble("tracked") if "tracked" in answers.found[0] else None
-        return Samples(
-            answers.assemble("spins", num_reads), ising.visible_mask, answers.info, tracked=tracked
-        )
+        spins, tracked = answers.assemble("spins", num_reads), answers.assemble("tracked")
+        return Samples(spins, ising.visible_mask, answers.info, tracked=tracked)
 
     def _solve(self, method: str, ising: Ising, seed: int, **options: Any) -> _Chunks:
         """Call a method of the base for every chunk; tensors among the options are values per spin."""
         chunks = _Chunks(ising.detach(), self.chunk)
         seeds = [child_seed(seed, number) for number in range(len(chunks.boxes))]
         jobs = [(method, *chunks.cut(box, options), s) for box, s in zip(chunks.boxes, seeds, strict=True)]
-        if self.progress:
-            with new_bar() as bar:
-                chunks.found = list(bar.track(self._answers(jobs), len(jobs), description=self.base.name))
-        else:
-            chunks.found = list(self._answers(jobs))
+        with new_bar(shown=self.progress) as bar:
+            chunks.found = list(bar.track(self._answers(jobs), len(jobs), description=self.base.name))
         infos = [answer.get("info", {}) for answer in chunks.found]
         chunks.info = {
             "base": condensed([{key: info[key] for key in info if key != "seed"} for info in infos]),
@@ -194,15 +189,11 @@ class DistributedSampler(Sampler):
         if me in self._pools:
             return self._pools[me]
         if self.executor is not None and self._pools:
-            raise ArgumentError(
-                "executor",
-                f"expected one that this process opened, got {type(self.executor).__name__} of its parent.",
-            )
+            expected, got = "expected one that this process opened", type(self.executor).__name__
+            raise ArgumentError("executor", f"{expected}, got {got} of its parent.")
         if self.executor is None and multiprocessing.current_process().daemon:
-            raise ArgumentError(
-                "workers",
-                f"expected 0 in a daemonic process, as of a DataLoader or Pool, got {self.workers}.",
-            )
+            expected = "expected 0 in a daemonic process, as of a DataLoader or Pool"
+            raise ArgumentError("workers", f"{expected}, got {self.workers}.")
         # Spawned: forked processes would inherit locks of other threads.
         spawn = multiprocessing.get_context("spawn")
         pool = self.executor or ProcessPoolExecutor(self.workers, spawn, initializer=_begin_worker)
@@ -214,11 +205,9 @@ class DistributedSampler(Sampler):
             self._sent = self._sent or pickle.dumps(self.base)
             return self._sent
         except Exception as error:  # pickling can raise any type
-            why = " ".join(str(error).split())
-            raise ArgumentError(
-                "sampler",
-                f"expected a backend that can be sent to another process, got '{self.base.name}' ({why}).",
-            ) from error
+            got = f"'{self.base.name}' ({' '.join(str(error).split())})"
+            expected = f"expected a backend that can be sent to another process, got {got}."
+            raise ArgumentError("sampler", expected) from error
 
     def close(self) -> None:
         """Stop the workers; the next call starts new ones.  A given executor stays open."""
@@ -255,24 +244,22 @@ class _Chunks:
 
     def cut(self, box: Tensor, options: dict[str, Any]) -> tuple[list[NDArray | None], dict[str, Any]]:
         """h, J, visible and K of a box, and options; h [q, n] with J [1, n, n], or [g, q, n] with J [g, 1, n, n]."""
+        ising = self.ising
 
         def part(t: Tensor | None, order: int) -> NDArray | None:
-            return (
-                None if t is None else _array(t.reshape(-1, *t.shape[-order:])[self._owners(t, order, box)])
-            )
+            if t is None:
+                return None
+            owners = flat_index(t.shape[:-order], ising.batch_shape)[box]
+            return _array(t.reshape(-1, *t.shape[-order:])[owners if order == 1 else owners[..., :1]])
 
-        ising = self.ising
         visible = None if ising.visible is None else ising.visible_mask
         problem = [part(ising.fields, 1), part(ising.matrix, 2), part(visible, 1), part(ising.three_body, 3)]
         return problem, {k: part(v, 1) if isinstance(v, Tensor) else v for k, v in options.items()}
 
-    def _owners(self, t: Tensor, order: int, box: Tensor) -> Tensor:
-        """Index of a box into values per spin (order 1), or into the distinct J (2) or K (3) that it shares."""
-        index = flat_index(t.shape[:-order], self.ising.batch_shape)[box].to(t.device)
-        return index if order == 1 else index[..., :1]
-
-    def assemble(self, key: str, *front: int) -> Tensor:
-        """Results [*front, *batch, *tail] from those of the boxes, on the device of the problem."""
+    def assemble(self, key: str, *front: int) -> Any:
+        """Results [*front, *batch, *tail] from those of the boxes, on the device of the problem; None without any."""
+        if key not in self.found[0]:
+            return None
         first: NDArray = self.found[0][key]
         tail = first.shape[len(front) + self.boxes[0].ndim :]
         out = np.empty((*front, self.ising.num_problems, *tail), dtype=first.dtype)
@@ -287,15 +274,14 @@ class _Chunks:
         if J is None:
             return None
         out = torch.zeros_like(J, device="cpu").reshape(-1, *J.shape[-2:])
+        owners = flat_index(J.shape[:-2], self.ising.batch_shape)
         for box, answer in zip(self.boxes, self.found, strict=True):
             dJ = torch.from_numpy(answer["couplings"]).reshape(-1, *J.shape[-2:])
-            out.index_add_(0, self._owners(out.reshape(J.shape), 2, box).flatten(), dJ.to(out))
+            out.index_add_(0, owners[box][..., :1].flatten(), dJ.to(out))
         return out.reshape(J.shape).to(J.device)
 
 
-def _run(
-    sampler: Sampler | bytes, job: tuple[str, list[NDArray | None], dict[str, Any], int]
-) -> dict[str, Any]:
+def _run(sampler: Sampler | bytes, job: Job) -> Answer:
     """Run a job.  It has arrays, not tensors: torch would keep a file descriptor open for each."""
     base = _unpacked(sampler, threading.get_ident()) if isinstance(sampler, bytes) else sampler
     method, problem, options, seed = job
