@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.replay:
         found = [run(given.replay, given.seed, verbose=True)]
     else:
-        names = [name for name in PROPERTIES if not given.only or _selected(name, given.only)]
+        chosen = tuple(given.only or [""])
+        names = [k for k, check in PROPERTIES.items() if k in chosen or check.__module__.startswith(chosen)]
         share = 60 * given.minutes * given.workers / max(len(names), given.workers)
         found = []
         for outcome in outcomes(names, given.seed * SEEDS, share, given.workers):
@@ -57,10 +58,6 @@ def load() -> None:
     here = Path(__file__).parent
     for path in sorted((*here.glob("calls/*.py"), *here.glob("files/*.py"))):
         importlib.import_module(f"fuzz.{path.parent.name}.{path.stem}")
-
-
-def _selected(name: str, chosen: Sequence[str]) -> bool:
-    return any(name == one or PROPERTIES[name].__module__.startswith(one) for one in chosen)
 
 
 def outcomes(

@@ -120,11 +120,14 @@ def _visible(draw: st.DrawFn, batch: tuple[int, ...], n: int) -> Tensor | None:
         return None
     if kind == "causal":
         return torch.ones(batch[-1], n, dtype=torch.bool).tril(n - batch[-1])
-    shape = {"some": (*draw(leads(batch)), n), "none": (n,), "whole problems": (*batch, 1)}.get(
-        kind, (*batch, n)
-    )
+    shapes = {
+        "some": (*draw(leads(batch)), n),
+        "none": (n,),
+        "whole problems": (*batch, 1),
+        "each": (*batch, n),
+    }
     share = 0.0 if kind == "none" else draw(st.sampled_from([0.9, 0.6, 0.2]))
-    mask = torch.from_numpy(np.random.default_rng(draw(SEEDS)).random(shape) < share)
+    mask = torch.from_numpy(np.random.default_rng(draw(SEEDS)).random(shapes[kind]) < share)
     return mask.expand((*batch, n)) if kind == "whole problems" else mask
 
 
@@ -160,12 +163,9 @@ def reach(ising: Ising) -> float:
 
 def first(ising: Ising) -> Ising:
     """The first problem of the batch alone."""
-    batch = ising.batch_shape
-
-    def of_batch(tensor: Any, order: int) -> Any:
-        if tensor is None:
-            return None
-        return tensor.expand((*batch, *tensor.shape[tensor.ndim - order :]))[(0,) * len(batch)]
-
-    J, K = of_batch(ising.couplings, 2), of_batch(ising.three_body, 3)
-    return Ising(of_batch(ising.fields, 1), J, of_batch(ising.visible, 1), K, of_batch(ising.offset, 0))
+    tensors = (ising.fields, ising.couplings, ising.visible, ising.three_body, ising.offset)
+    found: list[Any] = [
+        None if tensor is None else tensor[(0,) * (tensor.ndim - order)]
+        for tensor, order in zip(tensors, (1, 2, 1, 3, 0), strict=True)
+    ]
+    return Ising(*found)

@@ -143,7 +143,11 @@ def mean_field(draw: st.DrawFn) -> None:
     moments = diabat.sampler("mean_field", **options).moments(ising)
     in_range(moments, ising)
     p, seen = moments.probability.detach().double(), ising.visible_mask
-    local = _local(ising, torch.where(seen, 2 * p - 1, 0))
+    m, local = torch.where(seen, 2 * p - 1, 0), ising.fields.detach().double()
+    if ising.couplings is not None:
+        local = local + (ising.couplings.detach().double() @ m[..., None])[..., 0]
+    if ising.three_body is not None:
+        local = local + torch.einsum("...jkl,...k,...l->...j", ising.three_body.detach().double(), m, m) / 2
     # How far the residual of the iteration and the rounding of exponents may carry.
     most = reach(ising)
     bound = 1e-6 * (1 + min(most, 1e6)) ** 2 + ROUNDING[ising.fields.dtype] * float(local.abs().max())
@@ -152,13 +156,3 @@ def mean_field(draw: st.DrawFn) -> None:
     if ising.fields.requires_grad:
         (g,) = torch.autograd.grad(moments.probability.sum(), [ising.fields])
         finite(g, "gradient")
-
-
-def _local(ising: Ising, m: Tensor) -> Tensor:
-    """Local fields h + J m + ½ K m m in float64."""
-    local = ising.fields.detach().double()
-    if ising.couplings is not None:
-        local = local + (ising.couplings.detach().double() @ m[..., None])[..., 0]
-    if ising.three_body is not None:
-        local = local + torch.einsum("...jkl,...k,...l->...j", ising.three_body.detach().double(), m, m) / 2
-    return local

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import torch
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 import diabat
 from diabat.attention.coupling_layout import SELF_MODES
@@ -80,7 +80,10 @@ def attention(draw: st.DrawFn) -> None:
     demand(tuple(weights.shape) == shape, f"weights: expected {shape}, got {tuple(weights.shape)}")
     off = float(torch.minimum((sums - 1).abs(), sums).max())
     demand(off < 1e-5, f"weights: expected sums of 1 or 0, got {sums}")
-    _differentiable(y, layer, x)
+    finite(y, "output")
+    y.sum().backward()
+    for tensor in (x, *layer.parameters()):
+        finite(tensor.grad, "gradient")
     if padding is not None:
         shown = weights.detach()[padding[:, None, None].expand(shape)]
         demand(not bool((shown != 0).any()), "weights: expected 0 for padding")
@@ -114,10 +117,3 @@ def _inputs(draw: st.DrawFn, layer: Any, length: int, dtype: torch.dtype) -> tup
             parameter.mul_(scale).add_(0.1 * torch.randn_like(parameter))
     x = (strength * normal(seed, 2, length, layer.embed_dim)).to(dtype).requires_grad_()
     return x, normal(seed + 1, 2, length) > 0.3 if draw(one_in(3)) else None
-
-
-def _differentiable(y: Tensor, layer: nn.Module, x: Tensor) -> None:
-    finite(y, "output")
-    y.sum().backward()
-    for tensor in (x, *layer.parameters()):
-        finite(tensor.grad, "gradient")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -16,6 +16,7 @@ from diabat.ising import Ising
 from diabat.samplers import Sampler, Samples
 from diabat.testing.oracle import brute_force, state_table
 from diabat.testing.statistics import event_pvalues, spin_and_pair_events
+from diabat.testing.structure import check_samples_form
 from fuzz.calls.laws import close, in_range, near_tie
 from fuzz.problems import SEEDS, largest, problems, scales
 from fuzz.properties import demand, holds
@@ -57,7 +58,7 @@ def tempering(draw: st.DrawFn) -> None:
     options, ising = draw(TEMPERING), draw(problems(spins=6, most=_MILD / 5) | problems(spins=6))
     samples = _drawn(draw, diabat.sampler("tempering", **options), ising)
     if samples.tracked is not None:
-        _form(samples.tracked[None], ising, 1)
+        check_samples_form(replace(samples, spins=samples.tracked[None]), ising, 1, "of the lowest energy")
         energy, tracked = samples.energy.double(), ising.energy(samples.tracked).double()
         slack = 1e-4 * (1 + energy.abs().max())
         demand(bool((tracked <= energy.amin(0) + slack).all()), "tracked: expected no read of lower energy")
@@ -89,18 +90,10 @@ def _drawn(draw: st.DrawFn, sampler: Sampler, ising: Ising) -> Samples:
     """Reads of the promised form, the same ones from the same seed."""
     num_reads, seed = draw(st.sampled_from([1, 2, 50, 400])), draw(SEEDS)
     samples = sampler.sample(ising, num_reads, seed=seed)
-    _form(samples.spins, ising, num_reads)
+    check_samples_form(samples, ising, num_reads, f"of {sampler.name}")
     again = sampler.sample(ising, num_reads, seed=seed).spins
     demand(torch.equal(samples.spins, again), "seed: expected the same reads from the same seed")
     return samples
-
-
-def _form(spins: Tensor, ising: Ising, num_reads: int) -> None:
-    shape = (num_reads, *ising.fields.shape)
-    demand(tuple(spins.shape) == shape, f"shape: expected {shape}, got {tuple(spins.shape)}")
-    demand(spins.dtype == torch.int8, f"dtype: expected int8, got {spins.dtype}")
-    demand(bool((spins.abs() == 1).all()), "spins: expected -1 and +1")
-    demand(bool((spins[:, ~ising.visible_mask] == -1).all()), "invisible spins: expected -1")
 
 
 def _follows(samples: Samples, ising: Ising, law: Any = None, sure: Tensor | None = None) -> None:
@@ -113,12 +106,9 @@ def _follows(samples: Samples, ising: Ising, law: Any = None, sure: Tensor | Non
     expected = torch.cat([p, (1 + correlation[..., j, k]) / 2], -1)
     # Rounding of a certain event must not make a read impossible.
     events = torch.cat(spin_and_pair_events(samples.spins), -1)
-    _plausible(event_pvalues(events, expected.clamp(1e-12, 1 - 1e-12))[used.numpy()], "reads")
-
-
-def _plausible(pvalues: np.ndarray, subject: str) -> None:
-    worst = float(np.min(pvalues)) * np.size(pvalues) if np.size(pvalues) else 1.0
-    demand(worst > ALPHA / CASES, f"law of {subject}: p = {worst:.1e} over {np.size(pvalues)} comparisons")
+    pvalues = event_pvalues(events, expected.clamp(1e-12, 1 - 1e-12))[used.numpy()]
+    worst = float(pvalues.min(initial=1.0)) * max(pvalues.size, 1)
+    demand(worst > ALPHA / CASES, f"law of reads: p = {worst:.1e} over {pvalues.size} comparisons")
 
 
 def _evolved(sampler: Any, ising: Ising) -> tuple[Tensor, Tensor]:

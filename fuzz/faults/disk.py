@@ -8,7 +8,7 @@ import io
 import os
 import signal
 from collections.abc import Callable
-from functools import partial
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,8 +41,7 @@ class Disk:
     ):
         self.root, self.moment, self.how, self.before = str(root), moment, how, before
         self.operations: list[str] = []
-        self._descriptors: set[int] = set()
-        self._write = os.write
+        self.descriptors: set[int] = set()
 
     def watch(self) -> None:
         """Start to intercept file operations."""
@@ -51,7 +50,7 @@ class Disk:
         real_close, real_open = os.close, io.open
 
         def close(fd: int) -> None:
-            self.forget(fd)
+            self.descriptors.discard(fd)  # the system may reuse its number
             real_close(fd)
 
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -61,7 +60,7 @@ class Disk:
             self.happens("open", needs_space=writes)
             handle = real_open(file, mode, *args, **kwargs)
             if writes:
-                self._descriptors.add(handle.fileno())
+                self.descriptors.add(handle.fileno())
             return _Written(handle, self) if writes else handle
 
         os.close = close
@@ -74,37 +73,35 @@ class Disk:
             if not self._ours(*args[:2], kwargs.get("dir_fd"), kwargs.get("src_dir_fd")):
                 return real(*args, **kwargs)
             makes = name == "open" and len(args) > 1 and bool(args[1] & os.O_CREAT)
-            half = partial(self._write_half, *args) if name == "write" else None
+
+            def half() -> None:
+                if name == "write":
+                    real(args[0], bytes(args[1])[: len(args[1]) // 2])
+
             self.happens(name, half, needs_space=makes or name in ("write", "fsync", "mkdir"))
             result = real(*args, **kwargs)
             if name == "open":
-                self._descriptors.add(result)
+                self.descriptors.add(result)
             return result
 
         return call
 
-    def _write_half(self, descriptor: int, content: bytes) -> None:
-        self._write(descriptor, bytes(content)[: len(content) // 2])
-
-    def forget(self, descriptor: int) -> None:
-        """Remove a closed file descriptor; the system may reuse its number."""
-        self._descriptors.discard(descriptor)
-
     def _ours(self, *targets: Any) -> bool:
         return any(
-            target in self._descriptors if isinstance(target, int) else str(target).startswith(self.root)
+            target in self.descriptors if isinstance(target, int) else str(target).startswith(self.root)
             for target in targets
             if isinstance(target, int | str | os.PathLike)
         )
 
-    def happens(self, name: str, half: Callable[[], Any] | None = None, *, needs_space: bool = False) -> None:
+    def happens(
+        self, name: str, half: Callable[[], Any] = lambda: None, *, needs_space: bool = False
+    ) -> None:
         """Count an operation; fail if it is the selected one, after ``half`` of it."""
         self.operations.append(name)
         now = len(self.operations)
         if now == self.moment:
             self.before()
-            if half is not None:
-                half()
+            half()
         elif not (self.how == "full" and 0 < self.moment < now and needs_space):
             return
         if self.how == "killed":
@@ -113,7 +110,7 @@ class Disk:
         raise OSError(code, os.strerror(code))
 
 
-class _Written:
+class _Written(AbstractContextManager["_Written"]):
     """A file that is written to; its writes and its close are operations."""
 
     def __init__(self, handle: Any, disk: Disk) -> None:
@@ -132,14 +129,11 @@ class _Written:
             try:
                 self._disk.happens("close", needs_space=True)
             finally:
-                self._disk.forget(self._handle.fileno())
+                self._disk.descriptors.discard(self._handle.fileno())
                 self._handle.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handle, name)
-
-    def __enter__(self) -> _Written:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -43,19 +43,15 @@ def torchrun(folder: Path) -> Iterator[str]:
 def _start(run: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command += ["--module", "fuzz.faults.torchrun", str(run)]
-    with _log(run).open("wb") as log:
+    with run.with_suffix(".stderr").open("wb") as log:
         return subprocess.Popen(
             command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=log
         )
 
 
-def _log(run: Path) -> Path:
-    return run.with_suffix(".stderr")
-
-
 def _said(run: Path) -> str:
     """What its workers said first; torchrun adds its own words behind."""
-    return _log(run).read_text(errors="replace")[:3000]
+    return run.with_suffix(".stderr").read_text(errors="replace")[:3000]
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

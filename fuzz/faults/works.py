@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,18 +111,14 @@ def _unreadable(folder: Path, ending: Ending) -> str:
     return ""
 
 
-def _same(*names: str) -> Callable[[Path, Path], str]:
-    def differing(folder: Path, straight: Path) -> str:
-        differ = [n for n in names if (folder / n).read_bytes() != (straight / n).read_bytes()]
-        return f"{', '.join(differ)} differs" if differ else ""
-
-    return differing
+def _differing(names: Sequence[str], folder: Path, straight: Path) -> str:
+    differ = [n for n in names if (folder / n).read_bytes() != (straight / n).read_bytes()]
+    return f"{', '.join(differ)} differs" if differ else ""
 
 
+_MODELS = ("model/model.safetensors", "model/config.json", "plain/gac.json")
 WORKS = {
     "training": Work(train, difference, _lost, every=1),
-    "heads": Work(analyse, _same("values.safetensors"), _unreadable),
-    "models": Work(
-        _save_model, _same("model/model.safetensors", "model/config.json", "plain/gac.json"), _unreadable
-    ),
+    "heads": Work(analyse, partial(_differing, ["values.safetensors"]), _unreadable),
+    "models": Work(_save_model, partial(_differing, _MODELS), _unreadable),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import tempfile
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 import diabat
 from diabat.samplers.dimod.ledger import FileLedger
 from diabat.testing.problems import make_problem
-from fuzz.files.mutations import damaged, other_tensors
+from fuzz.files.mutations import damaged, other_tensors, saved
 from fuzz.properties import demand, holds, naming
 
 
@@ -21,12 +20,8 @@ from fuzz.properties import demand, holds, naming
 def _answers() -> tuple[bytes, bytes]:
     """Samples and moments of a batch."""
     problem, sampler = make_problem((2,), 3), diabat.sampler("exact")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "answer"
-        sampler.sample(problem, 4, seed=1).save(path)
-        samples = path.read_bytes()
-        sampler.moments(problem, correlations=True).save(path)
-        return samples, path.read_bytes()
+    samples, moments = sampler.sample(problem, 4, seed=1), sampler.moments(problem, correlations=True)
+    return saved(samples.save), saved(moments.save)
 
 
 @holds
@@ -64,10 +59,7 @@ _COUNTS = ("0", "-1", "9223372036854775807", "4611686018427387904", "1.5", "9e99
 
 @cache
 def _ledger() -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "spent.sqlite"
-        FileLedger(path).add(3, 0.5)
-        return path.read_bytes()
+    return saved(lambda path: FileLedger(path).add(3, 0.5))
 
 
 @holds

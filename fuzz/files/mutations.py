@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,14 @@ _NUMBER = re.compile(rb"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 _KEY = re.compile(rb'"[^"\n]{1,40}":\s*[^,{}\[\]\n]+|^\w+:.*$', re.MULTILINE)
 _LINE = re.compile(rb"[^\n]*\n")
 _FOUND = {"number": _NUMBER, "line": _LINE, "key": _KEY}
+
+
+def saved(save: Callable[[Path], object]) -> bytes:
+    """The content of the file that a function saves."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "saved"
+        save(path)
+        return path.read_bytes()
 
 
 @st.composite

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import dimod
@@ -13,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 import diabat
-from diabat.circuits import builtin_plan
+from diabat.circuits import available_plans, builtin_plan
 from diabat.circuits.plan_file import save_plan
 from diabat.config.loading import load_config, make_config, shipped_configs, to_plain, to_yaml
 from diabat.config.yaml_files import parse_yaml
@@ -21,7 +20,7 @@ from diabat.ising import to_bqm
 from diabat.problem_files import read_problem
 from diabat.testing.problems import make_problem
 from fuzz.calls.laws import in_range
-from fuzz.files.mutations import damaged
+from fuzz.files.mutations import damaged, saved
 from fuzz.properties import demand, holds, naming
 
 _MOST_SPINS = 14
@@ -35,10 +34,6 @@ COO = (
     "# vartype=SPIN\n0 0 -1.000000\n0 1 0.500000\n1 1 0.250000\n1 2 -0.750000\n2 2 0.500000\n",
     "# vartype=BINARY\n0 0 1e-3\n0 7 +2.5E-1\n3 7 -1\n",
 )
-
-
-def _written() -> Sequence[bytes]:
-    return [text.encode() for text in (*YAML, *COO)]
 
 
 @cache
@@ -56,7 +51,7 @@ def _models() -> Sequence[bytes]:
 @holds
 def problem_file(draw: st.DrawFn, folder: Path) -> None:
     """A problem of any format: moments in range, and the energies of dimod, offset included; or its name."""
-    content = draw(damaged(_written()) | damaged(_models(), is_json=True))
+    content = draw(damaged([text.encode() for text in (*YAML, *COO)]) | damaged(_models(), is_json=True))
     path = folder / "some.problem"
     path.write_bytes(content)
     with naming(path.name):
@@ -74,12 +69,8 @@ def problem_file(draw: st.DrawFn, folder: Path) -> None:
 
 @cache
 def _plans() -> Sequence[bytes]:
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name in ("boltzmann-4", "boltzmann-8"):
-            save_plan(Path(folder) / name, *builtin_plan(name))
-            found.append((Path(folder) / name).read_bytes())
-    return found
+    plans = [builtin_plan(name) for name in available_plans()[:2]]
+    return [saved(partial(save_plan, plan=plan, metadata=metadata)) for plan, metadata in plans]
 
 
 def _schedules() -> Sequence[bytes]:
