@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 # Files that are written under their own name: what a kill leaves is half of one.
 CARELESS = """
@@ -35,6 +37,7 @@ def faults(*arguments: str, script: str | None = None) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.slow
 def test_a_short_sweep_loses_nothing() -> None:
     done = faults("--every", "17", "--kills", "2")
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
@@ -43,6 +46,7 @@ def test_a_short_sweep_loses_nothing() -> None:
     assert done.stdout.endswith("Nothing was lost.\n")
 
 
+@pytest.mark.slow
 def test_the_sweep_notices_what_is_not_written_atomically() -> None:
     parts = [word for part in ("training", "heads", "models") for word in ("--only", part)]
     done = faults(*parts, "--how", "killed", "--every", "2", "--kills", "0", script=CARELESS)
