@@ -21,12 +21,14 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 REAL = ("induction",)  # of six minutes, on the pretrained decoder only
+SLOW = ("scale-out", "gpt", "huggingface", "recall", "recall_by_hand")
+MARKS: dict[str, Any] = dict.fromkeys(REAL, real) | dict.fromkeys(SLOW, pytest.mark.slow)
 each = pytest.mark.parametrize("path", TUTORIALS, ids=[path.stem for path in TUTORIALS])
-executed = pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=real if path.stem in REAL else ()) for path in TUTORIALS],
-    ids=[path.stem for path in TUTORIALS],
-)
+
+
+def executed(paths: list[Path]) -> pytest.MarkDecorator:
+    marked = [pytest.param(path, marks=MARKS.get(path.stem, ()), id=path.stem) for path in paths]
+    return pytest.mark.parametrize("path", marked)
 
 
 def notebook(path: Path) -> dict[str, Any]:
@@ -44,7 +46,7 @@ def run_cell(module: ModuleType, source: str, name: str) -> None:
     exec(compile(source, name, "exec"), vars(module))
 
 
-@executed
+@executed(TUTORIALS)
 def test_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.chdir(tmp_path)
@@ -94,7 +96,7 @@ def test_links_of_a_tutorial_lead_to_files_and_headings(path: Path) -> None:
             assert not anchor or (linked.suffix == ".md" and anchor in slugs(linked)), f"{target}#{anchor}"
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
+@executed(EXAMPLES)
 def test_example_runs_and_says_something(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

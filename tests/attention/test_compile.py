@@ -103,7 +103,10 @@ WINDOWS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", WINDOWS)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("probability", "far odds")]
+
+
+@pytest.mark.parametrize("name", ["J-self", "drawn odds", *SLOW])
 def test_relative_couplings_in_one_graph_for_all_lengths(name: str) -> None:
     """With padding, and once without: one graph of each for the first length, one more for all others."""
     net = BoltzmannAttention(8, 2, 3, relative=True, **WINDOWS[name])
@@ -130,6 +133,7 @@ def test_reads_of_clamped_couplings_break_the_graph() -> None:
     assert (slopes[0] - slopes[1]).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 def test_batches_of_other_sizes() -> None:
     """A second graph with a free batch size, a third with a free length."""
     net = Net("exact")

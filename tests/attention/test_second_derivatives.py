@@ -445,7 +445,7 @@ def test_reads_of_own_spins_are_not_mapped() -> None:
         )(parameters, buffers)
 
 
-@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("power", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_compiled_layer_has_no_second_derivative(power: int) -> None:
     layer = diabat.BoltzmannAttention(4, 2, 3, relative=True)
     x = torch.randn(1, 4, 4, requires_grad=True)

@@ -58,6 +58,7 @@ def test_probes_and_their_truth() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of libraries, as in the script
+@pytest.mark.slow
 def test_a_tiny_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, arms = study.batch(documents(study.WORLD, 16, 0)), ("plain", "ldb, nash")
     monkeypatch.setattr(study.Study, "held_out", lambda _: text)

@@ -126,6 +126,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(("file", "at"), [("adapter_model.safetensors", 1), ("trainer_state.json", 2)])
+@pytest.mark.slow
 def test_a_killed_save_goes_on(tmp_path: Path, file: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the checkpoint before, or anew if there is none; one file is cut, and those behind it are missing."""
     from transformers import Trainer
@@ -161,6 +162,7 @@ def test_a_killed_save_goes_on(tmp_path: Path, file: str, at: int, monkeypatch: 
     assert tiny.gap(tiny.adapters(again.model), tiny.adapters(whole.model)) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_finished_training_is_not_trained_on(tmp_path: Path) -> None:
     first = saving(tmp_path)
     first.train()
@@ -226,6 +228,7 @@ def test_without_a_checkpoint_a_resumed_training_begins_anew(tmp_path: Path) -> 
     assert found.state.global_step == 2
 
 
+@pytest.mark.slow
 def test_frozen_weights_in_bfloat16_and_fused_projections(tmp_path: Path) -> None:
     """GPT-2 has one module for queries, keys and values, and transposed weights."""
     frozen = tiny.adapted(tiny.decoder(dtype=torch.bfloat16))
