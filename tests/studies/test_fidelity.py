@@ -49,6 +49,12 @@ def test_exact_backend_has_no_error() -> None:
     assert row["tv_floor"] is row["marginal_floor"] is row["num_reads"] is None
 
 
+def test_pairs_of_a_sampled_backend_are_those_of_its_reads() -> None:
+    """N = 10,000: a correlation has a standard error of at most 0.01."""
+    row = one_row(ReferenceSampler(), sk([0.8], **SMALL)[0], num_reads=10_000)
+    assert 0 < row["pair_mean"] < 0.03
+
+
 def test_backend_named_exact_agrees_with_the_oracle(attention: Ensemble) -> None:
     for row in (one_row(sampler("exact"), attention), one_row(REFERENCE, attention)):
         assert row["marginal_max"] < 1e-6

@@ -13,6 +13,7 @@ from scipy import stats
 from diabat.ising import Ising
 from diabat.samplers.dqa import DQASampler
 from diabat.testing import brute_force_states
+from diabat.testing.qpu_rules import programmed
 from diabat.testing.strict_qpu import StrictMockQPU
 
 ALPHA = 1e-6
@@ -180,6 +181,12 @@ def test_small_problems_are_scaled_up_unless_told_otherwise() -> None:
 
     assert aligned() > 0.95
     assert 0.49 < aligned(auto_scale=False) < 0.61
+
+
+def test_fields_and_couplings_are_scaled_by_one_factor() -> None:
+    """0.4 and -0.1 become 4 and -1: h is at the end of its range, [-4, 4]."""
+    h, J = programmed(np.array([0.4, 0.0]), np.array([[0, 1]]), np.array([-0.1]), {}, chip().properties)
+    assert (*h, *J) == pytest.approx((4.0, 0.0, -1.0))
 
 
 def test_answers_follow_the_boltzmann_law_of_the_programmed_values() -> None:
