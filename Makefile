@@ -7,7 +7,7 @@ WORKERS ?= 2
 FUZZ_MINUTES ?= 10
 FUZZ_SEED ?= 0
 
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-slow check format docs bench fuzz faults clean
 .DELETE_ON_ERROR:
@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 $(VENV)/.user: pyproject.toml constraints.txt
 	@echo "Installing diabat and its libraries in $(VENV): half a minute, and the time of the downloads."
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) -e .
+	@$(PIP) --no-compile -e .
 	@touch $@
 
 # What a developer needs as well.
