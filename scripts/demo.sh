@@ -15,6 +15,7 @@ compile() {
 echo "Compiling kernels beside the first training, once per machine (demo/compiling.log) ..."
 compile >demo/compiling.log 2>&1 &
 compiling=$!
+trap 'kill $compiling 2>/dev/null || true' EXIT  # also if a command below fails
 diabat train recall-softmax
 diabat train recall-exact
 diabat train recall-dqa

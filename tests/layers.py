@@ -163,20 +163,6 @@ def functional(layer: nn.Module) -> tuple[Callable[..., Tensor], list[Tensor]]:
     return function, [p.detach().clone().requires_grad_() for p in layer.parameters()]
 
 
-def slopes(out: Tensor, *leaves: Tensor, **options: Any) -> tuple[Tensor, ...]:
-    """Gradients of a nonlinear function of an output, zeros where there are none."""
-    return torch.autograd.grad(out.sin().sum(), leaves, materialize_grads=True, **options)
-
-
-def trained(call: Callable[..., Any], owner: nn.Module, x: Tensor) -> list[Tensor]:
-    """Output and all gradients of a call, the reads from one seed."""
-    torch.manual_seed(3)
-    owner.zero_grad()
-    y = call(x)
-    y.square().sum().backward()
-    return [y.detach(), *(p.grad.clone() for p in owner.parameters() if p.grad is not None)]
-
-
 def reloaded(layer: Any, fresh: Any) -> Any:
     """A fresh layer with the state of another, by way of a file of tensors only."""
     file = io.BytesIO()

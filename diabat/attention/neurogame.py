@@ -289,12 +289,8 @@ class NeuroGameAttention(IsingLayer):
         # Most batches are small enough for any padding; the mask is then not read.
         if self.mode != "h+J" or within_limits(self.sampler, batch * self.num_heads, longest):
             return
-        self.require_lengths(torch.full((batch,), longest) if padding is None else (~padding).sum(-1))
-
-    def require_lengths(self, lengths: Tensor, begin: str = "x: sampler") -> None:
-        """Refuse lengths of sequences, int64 [B], as :meth:`forward` does, with this beginning of the error."""
-        if self.mode == "h+J":
-            require_within_limits(self.sampler, lengths, self.num_heads, begin)
+        lengths = torch.full((batch,), longest) if padding is None else (~padding).sum(-1)
+        require_within_limits(self.sampler, lengths, self.num_heads, "x: sampler")
 
     def extra_repr(self) -> str:
         """Show the options in ``repr``."""
