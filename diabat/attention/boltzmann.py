@@ -338,7 +338,7 @@ class BoltzmannAttention(CoupledHeads):
                 visible = visible_keys(queries, keys, key_mask, q.device, causal=self.causal)
             zero = not self._has_fields
             if self.far == "independent" and self.mode != "softmax":
-                slots = slot_keys(scores, window)
+                slots = slot_keys(queries, keys, window, q.device)
                 filled = (slots >= 0) & visible.gather(-1, (slots % keys).expand(*visible.shape[:-1], -1))
                 weights = self._weights_with_far(scores, slots % keys, filled, visible, zero=zero)
             else:

@@ -15,6 +15,11 @@ def merged_heads(features: Tensor) -> Tensor:
     return features.transpose(1, 2).flatten(2)
 
 
+def repeated(states: Tensor, groups: int) -> Tensor:
+    """Keys or values for every query head, [B, H_kv, S, d] to [B, H, S, d]."""
+    return states if groups == 1 else states.repeat_interleave(groups, 1)
+
+
 def group_rows(rows: Tensor, heads: int) -> Tensor:
     """Rows of each head, [B, H, Q, *], as those of its group, [B, H_kv, H / H_kv · Q, *]."""
     groups = rows.shape[1] // heads

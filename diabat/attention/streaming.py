@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from diabat.attention.head_axis import group_rows, head_products
-from diabat.samplers.folding import transformed
+from diabat.samplers.folding import is_traced
 
 _NUMBERS, _LEAST, _ALL = 1 << 16, 64, 1 << 62
 """Scores of a block, if they are those of 64 to 128 queries; more leave the caches."""
@@ -84,7 +84,7 @@ def block_rows(numbers: int) -> int:
 
 def recomputed(function: Callable[..., Any], *given: Any) -> Any:
     """Call a function and keep its arguments only: the backward pass calls it again, with the same dropout."""
-    if _is_traced() or not torch.is_grad_enabled():  # transforms of torch.func take no checkpoints
+    if is_traced() or not torch.is_grad_enabled():  # transforms of torch.func take no checkpoints
         return function(*given)
     return checkpoint(function, *given, use_reentrant=False)
 
@@ -106,18 +106,13 @@ class _Settings(NamedTuple):
     blocks: tuple[_Block, ...]
 
 
-def _is_traced() -> bool:
-    """Whether numbers cannot be read: in a graph, or in a transform of torch.func."""
-    return torch.compiler.is_compiling() or transformed()
-
-
 def _blocks(first: Tensor | int, queries: int, keys: int, rows: int) -> tuple[_Block, ...]:
     found = []
     for start in (0,) if rows == _ALL else range(0, queries, rows):
         stop = min(start + rows, queries)
         if isinstance(first, int):
             low, high = first + start, first + stop - 1
-        elif _is_traced():
+        elif is_traced():
             low, high = 0, keys
         else:
             part = first[..., start:stop]

@@ -54,17 +54,16 @@ def products_by_query(rows: Tensor, states: Tensor) -> Tensor:
     return (groups @ states).transpose(2, 3).flatten(1, 2)
 
 
-def slot_keys(matrix: Tensor, window: int) -> Tensor:
-    """The key in each slot of the last Q of S keys of a matrix [*, Q, S], negative before the first, int64 [Q, T]."""
-    queries, keys = matrix.shape[-2:]
-    last = torch.arange(keys - queries, keys, device=matrix.device)[:, None]
-    return last - torch.arange(window - 1, -1, -1, device=matrix.device)
+def slot_keys(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
+    """The key in each slot of the last Q of S keys, negative before the first, int64 [Q, T]."""
+    last = torch.arange(keys - queries, keys, device=device)[:, None]
+    return last - torch.arange(window - 1, -1, -1, device=device)
 
 
 def slots_to_keys(slots: Tensor, keys: int) -> Tensor:
     """Place slots [*, Q, T] of the last Q of S keys in a matrix [*, Q, S] of zeros; none before the first key."""
     matrix = slots.new_zeros(*slots.shape[:-1], keys)
-    columns = slot_keys(matrix, slots.shape[-1])
+    columns = slot_keys(slots.shape[-2], keys, slots.shape[-1], slots.device)
     return matrix.scatter_add(-1, columns.clamp_min(0).expand(slots.shape), slots.masked_fill(columns < 0, 0))
 
 

@@ -20,11 +20,6 @@ def visible_keys(mask: Tensor) -> Tensor:
     return mask if not mask.is_floating_point() else mask > _HIDDEN
 
 
-def repeated(states: Tensor, groups: int) -> Tensor:
-    """Keys or values for every query head, [B, H_kv, K, D] to [B, H, K, D]."""
-    return states if groups == 1 else states.repeat_interleave(groups, 1)
-
-
 def refuse_others(implementation: str, arguments: Mapping[str, Any], *more: str) -> None:
     """Raise UnsupportedError for an argument that an attention function does not compute."""
     for name in (*_OTHERS, *more):

@@ -74,6 +74,11 @@ def dims_of(*outputs: Tensor | None) -> tuple[int | None, ...]:
     return tuple(None if t is None else 0 for t in outputs)
 
 
+def is_traced() -> bool:
+    """Whether numbers cannot be read: in a graph, or in a transform of torch.func."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()  # type: ignore[attr-defined]
+
+
 def transformed() -> bool:
     """Whether a transform of torch.func or a forward derivative is under way, which ask functions for more rules."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0

@@ -316,7 +316,7 @@ SIZES = [(1, 1), (5, 5), (7, 3), (64, 16), (70, 16), (100, 40), (33, 2), (31, 1)
 
 def slots_of(matrix: Tensor, window: int) -> Tensor:
     """Slots [*, Q, T] of the last Q of S keys of a matrix [*, Q, S]; 0 before the first key."""
-    columns = slot_keys(matrix, window)
+    columns = slot_keys(matrix.shape[-2], matrix.shape[-1], window, matrix.device)
     found = matrix.gather(-1, columns.clamp_min(0).expand(*matrix.shape[:-1], window))
     return found.masked_fill(columns < 0, 0)
 

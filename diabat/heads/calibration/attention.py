@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diabat.attention.head_axis import repeated
 from diabat.attention.streaming import block_rows, recomputed
 from diabat.extras import extra
 from diabat.heads.calibration.mathematics import CALIBRATED, Calibration, ColumnSums, calibrate
 from diabat.heads.games.ablation import eager
-from diabat.huggingface.masks import refuse_others, repeated, visible_keys
+from diabat.huggingface.masks import refuse_others, visible_keys
 from diabat.samplers.capabilities import UnsupportedError
 
 NAME = "gac"

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from diabat.attention.coupled import Backend, CoupledHeads
 from diabat.attention.coupling_layout import CouplingLayout
-from diabat.attention.head_axis import head_products
+from diabat.attention.head_axis import head_products, repeated
 from diabat.attention.key_couplings import chain_options
 from diabat.attention.streaming import block_rows, far_sums
 from diabat.attention.windows import visible_keys as causal_keys
@@ -34,7 +34,7 @@ from diabat.huggingface.boltzmann.cached_couplings import CachedCouplings
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.one_query import found_once, seen_keys
 from diabat.huggingface.boltzmann.windows import Windows
-from diabat.huggingface.masks import refuse_others, repeated, visible_keys
+from diabat.huggingface.masks import refuse_others, visible_keys
 from diabat.ising import without_autocast
 from diabat.samplers.capabilities import UnsupportedError
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diabat.attention.head_axis import repeated
 from diabat.attention.streaming import FarKeys
 from diabat.attention.windows import gathered, products_by_query, visible_slots, window_mix, window_scores
-from diabat.huggingface.masks import repeated
 
 
 class Windows(NamedTuple):

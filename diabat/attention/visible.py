@@ -1,0 +1,242 @@
+r"""What each query sees: which keys, in which slots of its window, which before it, and what a mask adds to scores.
+
+One description serves a causal rule, padding on either side, any mask, a cache and chunks of queries.  Queries are the
+last Q of S keys.  A rule is kept as a rule, so that kernels need no matrix [Q, S]; a mask that is one becomes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from diabat.attention.head_axis import head_products, repeated
+from diabat.attention.streaming import FarKeys
+from diabat.attention.windows import (
+    gathered,
+    products_by_query,
+    slot_keys,
+    slots_to_keys,
+    window_mix,
+    window_scores,
+)
+from diabat.samplers.folding import is_traced
+
+
+@dataclass(frozen=True, eq=False)
+class Visible:
+    """What Q queries see of S keys.
+
+    Attributes:
+        queries, keys: Q and S.
+        causal: Query i sees no key after S - Q + i.
+        key_mask: Keys that are not padding, bool [B or 1, S]; None for all.
+        mask: Visible keys, bool, broadcastable to [B, H, Q, S], in place of ``causal`` and ``key_mask``; or None.
+        bias: Added to scores, likewise; or None.
+    """
+
+    queries: int
+    keys: int
+    causal: bool = False
+    key_mask: Tensor | None = None
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, mask: Tensor, bias: Tensor | None = None) -> Visible:
+        """From visible keys, bool [B or 1, H or 1, Q, S], and what is added to scores, likewise.
+
+        A causal mask with padding on either side that adds nothing becomes the rule; not in graphs and transforms.
+        """
+        queries, keys = mask.shape[-2:]
+        if not is_traced() and _adds_nothing(mask, bias):
+            last = mask[:, 0, -1]
+            rule = cls(queries, keys, True, None if bool(last.all()) else last.clone())
+            if _has_no_holes(last) and torch.equal(rule.rows(mask.device).expand(mask.shape), mask):
+                return rule
+        return cls(queries, keys, mask=mask, bias=bias)
+
+    @property
+    def is_rule(self) -> bool:
+        """Whether nothing but ``causal`` and ``key_mask`` says what is seen."""
+        return self.mask is None and self.bias is None
+
+    def rows(self, device: torch.device, part: slice = slice(None)) -> Tensor:
+        """Visible keys of a part of the queries, bool, broadcastable to [B, H, R, S]."""
+        if self.mask is not None:
+            return self.mask if self.mask.shape[-2] == 1 else self.mask[..., part, :]
+        first, stop, _ = part.indices(self.queries)
+        seen = torch.ones(stop - first, self.keys, dtype=torch.bool, device=device)
+        if self.causal and self.queries > 1:
+            seen = seen.tril(self.keys - self.queries + first)
+        return seen if self.key_mask is None else seen & self.key_mask[:, None, None]
+
+    def added(self, part: slice = slice(None)) -> Tensor | None:
+        """What is added to the scores of a part of the queries, broadcastable to [B, H, R, S]."""
+        bias = self.bias
+        return bias if bias is None or bias.shape[-2] == 1 else bias[..., part, :]
+
+    def one_row(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """Of one query that sees the same in every head: bool [B or 1, S], and what is added, [B or 1, S]."""
+        seen = self.rows(device)
+        flat = seen.reshape(-1, self.keys)
+        return flat, None if self.bias is None else self.bias.reshape(-1, self.keys)
+
+    def absolute(self, device: torch.device) -> Windows:
+        """All keys as slots: couplings are between absolute positions."""
+        return Windows(None, self.rows(device), False, 0, None, self.bias)
+
+    def windows(self, size: int, device: torch.device, *, far: bool) -> Windows:
+        """The last T visible keys of every query, T = min(size, S), as slots; with ``far`` also those before them.
+
+        Of a rule slots are positions, and padding leaves its slots empty.
+        """
+        size, (queries, keys) = min(size, self.keys), (self.queries, self.keys)
+        if not self.is_rule:
+            return self._of_mask(size, device, far=far)
+        seen = None if self.key_mask is None else self.key_mask[:, None, None]
+        before = FarKeys(keys - queries + 1 - size, seen) if far else None
+        if queries == keys:
+            return Windows(None, _filled(keys, size, self.key_mask, device), True, 0, before)
+        if queries == 1:
+            slots = torch.ones(1, size, dtype=torch.bool, device=device)
+            return Windows(
+                None, slots if seen is None else seen[..., keys - size :], False, keys - size, before
+            )
+        places = slot_keys(queries, keys, size, device)
+        filled = places >= 0
+        at = places.clamp_min(0)
+        if self.key_mask is not None:
+            filled = (filled & self.key_mask[:, at])[:, None]
+        return Windows(at[None, None], filled, False, 0, before)
+
+    def _of_mask(self, size: int, device: torch.device, *, far: bool) -> Windows:
+        seen = self.rows(device)
+        place = torch.arange(self.keys, device=device, dtype=torch.int32)
+        # Hidden keys come after all visible ones, as other numbers, so that no key is in two slots.
+        last = torch.where(seen, place, place - self.keys).topk(size).values.flip(-1)
+        filled = last >= 0
+        at = torch.where(filled, last, last + self.keys).long()
+        at, filled = (t.reshape(*(1,) * (4 - t.ndim), *t.shape) for t in (at, filled))
+        before = FarKeys(torch.where(filled, at, 0)[..., 0], seen, self.bias) if far else None
+        return Windows(at, filled, False, 0, before, self.bias)
+
+
+class Windows(NamedTuple):
+    """Keys in the T slots of every query.
+
+    Attributes:
+        at: The key in each slot, int64 [B or 1, H or 1, Q or 1, T]; None for a rule.
+        filled: Whether there is a visible key in the slot, bool, broadcastable to [B, H, Q, T].
+        moves: Slot t of query i is the key i - T + 1 + t; else, without ``at``, the key ``first`` + t.
+        first: The key in the first slot.
+        far: Visible keys before the window that count; None for none.
+        bias: Added to scores of keys, broadcastable to [B, H, Q, S]; or None.
+    """
+
+    at: Tensor | None
+    filled: Tensor
+    moves: bool
+    first: int
+    far: FarKeys | None = None
+    bias: Tensor | None = None
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """Products of queries [B, H, Q, E] with the keys of their slots, of [B, H_kv, S, E]; [B, H, Q, T]."""
+        size, groups = self.filled.shape[-1], q.shape[1] // k.shape[1]
+        if self.at is not None:
+            return products_by_query(q, self._states(k, q).mT)
+        if self.moves:
+            return window_scores(q, repeated(k, groups), size)
+        return head_products(q, k[..., self.first : self.first + size, :].mT)
+
+    def added(self, scores: Tensor) -> Tensor:
+        """Scores of slots with what a mask adds to them."""
+        if self.bias is None:
+            return scores
+        bias = self.bias.to(scores)
+        return scores + (bias if self.at is None else _taken(bias, self.at))
+
+    def mixed(self, weights: Tensor, v: Tensor) -> Tensor:
+        """Sums of values [B, H_kv, S, d] by weights of slots, [B, H, Q, T]; [B, H, Q, d]."""
+        size, groups = weights.shape[-1], weights.shape[1] // v.shape[1]
+        if self.at is not None:
+            return products_by_query(weights, self._states(v, weights))
+        if self.moves:
+            return window_mix(weights, repeated(v, groups), size)
+        return head_products(weights, v[..., self.first : self.first + size, :])
+
+    def on_keys(self, slots: Tensor, keys: int) -> Tensor:
+        """Numbers of slots, [B, H, Q, T], at their keys, [B, H, Q, S], 0 elsewhere."""
+        if self.moves:
+            return slots_to_keys(slots, keys)
+        if self.at is None:
+            return F.pad(slots, (self.first, keys - self.first - slots.shape[-1]))
+        matrix = slots.new_zeros(*slots.shape[:-1], keys)
+        return matrix.scatter_add(-1, self.at.expand(slots.shape), slots.masked_fill(~self.filled, 0))
+
+    def _states(self, states: Tensor, rows: Tensor) -> Tensor:
+        assert self.at is not None
+        own = self.at.shape[1] > 1  # other keys in each query head
+        at = self.at.expand(-1, -1, rows.shape[2], -1)
+        return gathered(repeated(states, rows.shape[1] // states.shape[1]) if own else states, at)
+
+
+# By mask, while it lives; what is kept must be new tensors, since a view of a mask would keep it alive.
+_SEEN: Any = WeakTensorKeyDictionary()
+
+
+def seen_once(mask: Tensor, find: Any) -> Visible:
+    """What ``find`` makes of a mask, once for all layers of a pass, which get the same one; until the mask changes."""
+    if is_traced() or torch.is_inference_mode_enabled() or mask.is_inference() or mask.requires_grad:
+        found: Visible = find(mask)  # an inference tensor has no version, by which a change shows
+        return found
+    kept: tuple[int, Visible] | None = _SEEN.get(mask)
+    if kept is None or kept[0] != mask._version:
+        found = find(mask)
+        if found.is_rule or found.queries == 1:
+            _SEEN[mask] = mask._version, found
+        return found
+    return kept[1]
+
+
+def _adds_nothing(mask: Tensor, bias: Tensor | None) -> bool:
+    return bias is None or (not bias.requires_grad and not bool(bias.expand(mask.shape)[mask].any()))
+
+
+def _has_no_holes(last: Tensor) -> bool:
+    """Whether the visible keys of each row, bool [B, S], stand together."""
+    begins = last[:, 1:] & ~last[:, :-1]
+    return not bool(((begins.sum(-1) + last[:, :1].sum(-1)) > 1).any())
+
+
+def _filled(keys: int, size: int, key_mask: Tensor | None, device: torch.device) -> Tensor:
+    """Which slots of moving windows hold a visible key: bool [S, T], or [B, 1, S, T]."""
+    if key_mask is None:
+        return _filled_without_padding(keys, size, device)
+    return F.pad(key_mask, (size - 1, 0)).unfold(-1, size, 1)[:, None]
+
+
+def _slots_of(keys: int, size: int, device: torch.device) -> Tensor:
+    places = torch.arange(keys, device=device)[:, None] - torch.arange(size - 1, -1, -1, device=device)
+    return places >= 0
+
+
+_cached_slots = lru_cache(maxsize=64)(_slots_of)
+
+
+def _filled_without_padding(keys: int, size: int, device: torch.device) -> Tensor:
+    if is_traced() or torch.is_inference_mode_enabled():
+        return _slots_of(keys, size, device)
+    return _cached_slots(keys, size, device)
+
+
+def _taken(bias: Tensor, at: Tensor) -> Tensor:
+    """Bias [B or 1, H or 1, Q or 1, S] of the keys ``at`` [*, T]."""
+    shape = torch.broadcast_shapes(bias.shape[:-1], at.shape[:-1])
+    return bias.expand(*shape, -1).gather(-1, at.expand(*shape, -1))
