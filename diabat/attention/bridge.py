@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, get_args
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from diabat.attention.sampled import Draw, sampled_probabilities
+from diabat.attention.estimators import ESTIMATORS
+from diabat.attention.sampled import SampledCall, sampled_probabilities
 from diabat.checks import ArgumentError, check_count
 from diabat.edges import Edges
 from diabat.ising import Ising
@@ -117,7 +118,8 @@ class GradientBridge:
                     f"expected None, got {num_reads}.",
                 )
         analytic = "exact" in sampler.capabilities.gradients
-        self.draws = num_reads is not None or self.estimator == "covariance" or not analytic
+        uses_reads = self.estimator != "exact" and ESTIMATORS[self.estimator].uses_reads
+        self.draws = num_reads is not None or uses_reads or not analytic
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy by building a new bridge with a copy of the sampler."""
@@ -178,9 +180,10 @@ class GradientBridge:
         if self.estimator == "exact":
             moments = self.sampler.differentiable_moments(ising, seed=0 if seed is None else draw_seed(seed))
             return moments.probability if moments.num_reads is None else moments.smoothed_probability
-        if self.estimator == "adjoint":
+        estimator = ESTIMATORS[self.estimator]
+        if estimator.uses_adjoint:
             seed = draw_seed(seed)  # forward and backward must use the same law
-        return sampled_probabilities(ising, Draw(self.sampler, self.estimator, self.num_reads, seed))
+        return sampled_probabilities(ising, SampledCall(self.sampler, estimator, self.num_reads, seed))
 
 
 def refuse_inference(
@@ -212,21 +215,17 @@ def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
         UnsupportedError: Lists the estimators that the sampler supports; or those that there are, if it declares
             another one.
     """
-    supported, known = sampler.capabilities.gradients, get_args(Estimator)
+    supported, known = sampler.capabilities.gradients, ("exact", *ESTIMATORS)
     if unknown := [name for name in supported if name not in known]:
         raise UnsupportedError(
             "sampler",
             f"expected gradients among {', '.join(known)} in the capabilities of '{sampler.name}', got {unknown[0]!r}.",
         )
-    if not isinstance(gradient, str):
-        raise UnsupportedError("gradient", f"expected auto or the name of an estimator, got {gradient!r}.")
-    if gradient == "auto":
-        return supported[0]
-    for estimator in supported:
-        if gradient == estimator:
-            return estimator
-    if gradient not in known:
+    if not isinstance(gradient, str) or gradient not in ("auto", *known):
         raise UnsupportedError("gradient", f"expected auto, {', '.join(known)}, got {gradient!r}.")
+    for estimator in supported:
+        if gradient in ("auto", estimator):
+            return estimator
     raise UnsupportedError(
         "gradient", f"sampler '{sampler.name}' supports {', '.join(supported)}, got {gradient!r}."
     )

@@ -1,4 +1,4 @@
-r"""Gradient estimators: pure functions from a cotangent and moments or samples to gradients of h, J and K.
+r"""Gradient estimators: pure functions from a cotangent and moments or samples to gradients of h, J and K, in a table.
 
 All take the cotangent v_j = ∂L/∂P(s_j = +1), [*batch, n], and return gradients per problem: ∂L/∂h [*batch, n],
 ∂L/∂J [*batch, n, n] (symmetric; the energy reads ½ Σ_{j≠k} J_jk s_j s_k) and ∂L/∂K [*batch, n, n, n].
@@ -8,7 +8,9 @@ Entries of invisible spins are zero.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,24 +18,29 @@ from torch import Tensor
 from diabat.attention.susceptibility import consistent_correlations, multiplier_gradient
 from diabat.checks import ArgumentError
 from diabat.edges import Edges
+from diabat.ising import Ising
+from diabat.samplers.answers import AdjointGradient
+from diabat.samplers.capabilities import Estimator
+from diabat.samplers.folding import refuse_batched_cotangent
 
 
 class ProblemGradient(NamedTuple):
-    """Gradient of the loss with respect to one batch of problems; None where not requested."""
+    """Gradient of the loss with respect to one batch of problems, None where not requested, and to the sampler."""
 
     fields: Tensor
     couplings: Tensor | None
     three_body: Tensor | None
+    parameters: tuple[Tensor, ...] = ()
 
 
 def straight_through(
     cotangent: Tensor,
     probability: Tensor,
     visible: Tensor,
+    response_at: Tensor | None = None,
     *,
     couplings: bool | Edges,
     three_body: bool,
-    response_at: Tensor | None = None,
 ) -> ProblemGradient:
     r"""Mean-field response, without feedback through J.
 
@@ -51,9 +58,9 @@ def straight_through(
         cotangent: v, [*batch, n].
         probability: P(s_j = +1) as sampled, [*batch, n].
         visible: bool [*batch, n].
+        response_at: (1 + t)/2, [*batch, n]; None for t = m.
         couplings: Also return ∂L/∂J; for edges, that of every edge.
         three_body: Also return ∂L/∂K.
-        response_at: (1 + t)/2, [*batch, n]; None for t = m.
     """
     at = probability if response_at is None else response_at
     # (1 - t²)/2 = 2 P (1 - P), which keeps its relative precision near P = 0.
@@ -100,12 +107,7 @@ def linear_response(
     """
     if effective is None:
         return straight_through(
-            cotangent,
-            probability,
-            visible,
-            couplings=couplings,
-            three_body=three_body,
-            response_at=response_at,
+            cotangent, probability, visible, response_at, couplings=couplings, three_body=three_body
         )
     at, dtype = (probability if response_at is None else response_at).double(), cotangent.dtype
     # D = 1 - t² = 4 P (1 - P); rounding can push P above 1.
@@ -127,84 +129,57 @@ def linear_response(
     )
 
 
-def effective_couplings(
-    couplings: Tensor | None, three_body: Tensor | None, probability: Tensor, visible: Tensor
-) -> Tensor | None:
-    r"""Compute J_jk + Σ_l K_jkl m_l, [*lead or *batch, n, n]: the effective coupling of spins j and k.
+def effective_couplings(ising: Ising, probability: Tensor) -> Tensor | None:
+    r"""Compute J_jk + Σ_l K_jkl m_l, [*lead or *batch, n, n], at the sampled m, [*batch, n], without edges.
 
-    Args:
-        couplings: J, [*lead, n, n], or None.
-        three_body: K, [*lead, n, n, n], or None.
-        probability: P(s_j = +1) as sampled, [*batch, n].
-        visible: bool [*batch, n].
-
-    Returns:
-        J if there is no K; None if there is neither.
+    J if there is no K; None if there is neither.
     """
-    if three_body is None:
-        return couplings
-    m = torch.where(visible, 2 * probability - 1, 0)
-    cubic = torch.einsum("...jkl,...l->...jk", three_body, m)
-    return cubic if couplings is None else couplings + cubic
+    if ising.three_body is None:
+        return ising.matrix
+    m = torch.where(ising.visible_mask, 2 * probability - 1, 0)
+    cubic = torch.einsum("...jkl,...l->...jk", ising.three_body, m)
+    return cubic if ising.matrix is None else ising.matrix + cubic
 
 
-def mean_field_probability(
-    fields: Tensor,
-    couplings: Tensor | Edges | None,
-    three_body: Tensor | None,
-    probability: Tensor,
-    visible: Tensor,
-) -> Tensor:
-    r"""Compute σ(2 f_j), f_j = h_j + Σ_k J_jk m_k + Σ_{k<l} K_jkl m_k m_l: one step of mean field from sampled m.
-
-    Fields are [*batch, n], couplings [*lead, n, n], edges or None, the rest as in :func:`effective_couplings`.
-    """
-    m = torch.where(visible, 2 * probability - 1, 0)
-    local = fields
-    if isinstance(couplings, Edges):
-        local = local + couplings.local_fields(m)
-    elif couplings is not None:
-        local = local + (m[..., None, :] @ couplings)[..., 0, :]
-    if three_body is not None:
-        local = local + torch.einsum("...jkl,...k,...l->...j", three_body, m, m) / 2
+def mean_field_probability(ising: Ising, probability: Tensor) -> Tensor:
+    r"""Compute σ(2 f_j), f_j = h_j + Σ_k J_jk m_k + Σ_{k<l} K_jkl m_k m_l, [*batch, n]: mean field from sampled m."""
+    m = torch.where(ising.visible_mask, 2 * probability - 1, 0)
+    local = ising.fields
+    if ising.edges is not None:
+        local = local + ising.edges.local_fields(m)
+    elif ising.matrix is not None:
+        local = local + (m[..., None, :] @ ising.matrix)[..., 0, :]
+    if ising.three_body is not None:
+        local = local + torch.einsum("...jkl,...k,...l->...j", ising.three_body, m, m) / 2
     return torch.sigmoid(2 * local)
 
 
 def covariance(
-    cotangent: Tensor,
-    spins: Tensor,
-    visible: Tensor,
-    *,
-    weights: Tensor | None = None,
-    couplings: bool | Edges,
-    three_body: bool,
+    cotangent: Tensor, spins: Tensor, visible: Tensor, *, couplings: bool | Edges, three_body: bool
 ) -> ProblemGradient:
     r"""Fluctuation-dissipation with sample covariances (unbiased for Boltzmann samples).
 
         ∂L/∂h_j = Cov(f, s_j),   ∂L/∂J_jk = ½ Cov(f, s_j s_k),   f = ½ Σ_i v_i s_i
 
-    with the N - 1 normalisation, or 1 - Σ w² for weighted reads.
+    with the N - 1 normalisation.
 
     Args:
         cotangent: v, [*batch, n].
         spins: ±1, [num_reads, *batch, n], at least two reads.
         visible: bool [*batch, n].
-        weights: Normalised weights [num_reads, *batch]; None for equal ones.
         couplings: Also return ∂L/∂J; for edges, that of every edge, Cov(f, s_j s_k).
         three_body: Also return ∂L/∂K.
 
     Raises:
         ValueError: With a single read, which has no covariance.
+        RuntimeError: For a batch of cotangents, for which einsum has no rule.
     """
+    refuse_batched_cotangent(cotangent)
     reads = spins.shape[0]
     if reads < 2:
         raise ArgumentError("num_reads", f"the covariance estimator expects at least 2 reads, got {reads}.")
     s = torch.where(visible, spins.to(cotangent.dtype), 0)
-    w = (
-        torch.full(s.shape[:-1], 1 / reads, dtype=s.dtype, device=s.device)
-        if weights is None
-        else weights.to(s)
-    )
+    w = s.new_full(s.shape[:-1], 1 / reads)
     f = (s * cotangent).sum(-1) / 2
     centred = w * (f - (w * f).sum(0)) / (1 - (w**2).sum(0))
     dh = torch.einsum("r...,r...j->...j", centred, s)
@@ -219,6 +194,64 @@ def covariance(
     if three_body:
         dK = _without_coincidences(torch.einsum("r...,r...j,r...k,r...l->...jkl", centred, s, s, s) / 6)
     return ProblemGradient(dh, dJ, dK)
+
+
+def adjoint(
+    cotangent: Tensor, sampler_adjoint: Callable[[Tensor], AdjointGradient], *, couplings: bool, **rest: Any
+) -> ProblemGradient:
+    """The derivative of the sampler's own law, also with respect to the sampler's parameters.
+
+    ``sampler_adjoint`` is :meth:`diabat.Sampler.adjoint` of the problem, with the seed of the forward pass.  It knows
+    what is visible, and ∂L/∂J has the shape of J.
+
+    Raises:
+        RuntimeError: For a batch of cotangents.
+    """
+    refuse_batched_cotangent(cotangent)
+    exact = sampler_adjoint(cotangent)
+    return ProblemGradient(exact.fields, exact.couplings if couplings else None, None, exact.parameters)
+
+
+Need = Literal["probability", "response_at", "effective", "spins", "sampler_adjoint"]
+
+
+@dataclass(frozen=True)
+class GradientEstimator:
+    """A row of the table.
+
+    Attributes:
+        name: As in ``Capabilities.gradients``.
+        function: Takes the cotangent, and by name ``visible``, ``couplings``, ``three_body`` and what it ``needs``.
+        needs: Names of further arguments, as in the estimators above; only these are computed.
+        edges: Whether it returns ∂L/∂J of edges; else they become a matrix.
+    """
+
+    name: Estimator
+    function: Callable[..., ProblemGradient]
+    needs: tuple[Need, ...]
+    edges: bool = False
+
+    @property
+    def uses_reads(self) -> bool:
+        """Whether the sampler draws reads; else it computes moments, from reads or without."""
+        return "spins" in self.needs
+
+    @property
+    def uses_adjoint(self) -> bool:
+        """Whether both passes need the same seed, and the sampler's parameters get a gradient."""
+        return "sampler_adjoint" in self.needs
+
+
+# All but "exact", which is the derivative that the sampler's moments have by autograd.
+ESTIMATORS = {
+    row.name: row
+    for row in (
+        GradientEstimator("straight_through", straight_through, ("probability", "response_at"), edges=True),
+        GradientEstimator("linear_response", linear_response, ("probability", "response_at", "effective")),
+        GradientEstimator("covariance", covariance, ("spins",), edges=True),
+        GradientEstimator("adjoint", adjoint, ("sampler_adjoint",)),
+    )
+}
 
 
 def _symmetric_pairs(response: Tensor, m: Tensor) -> Tensor:

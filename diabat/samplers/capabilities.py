@@ -8,7 +8,10 @@ from typing import Literal
 from diabat.checks import ArgumentError
 
 Law = Literal["boltzmann", "mean-field", "diabatic"]
+# Those but "exact" are the table of diabat/attention/estimators.py.
 Estimator = Literal["exact", "straight_through", "linear_response", "covariance", "adjoint"]
+FROM_MARGINALS: tuple[Estimator, ...] = ("straight_through", "linear_response")
+FROM_READS: tuple[Estimator, ...] = (*FROM_MARGINALS, "covariance")
 
 
 class UnsupportedError(ArgumentError):
@@ -42,6 +45,6 @@ class Capabilities:
     samples: bool = True
     correlations: bool = True
     log_partition: bool = False
-    gradients: tuple[Estimator, ...] = ("straight_through", "linear_response", "covariance")
+    gradients: tuple[Estimator, ...] = FROM_READS
     max_states: int | None = None
     solution: bool = False

@@ -48,7 +48,7 @@ from diabat.samplers.calibrated import (
     fit_reads,
     reference_problems,
 )
-from diabat.samplers.capabilities import Capabilities, Estimator, UnsupportedError
+from diabat.samplers.capabilities import FROM_READS, Capabilities, Estimator, UnsupportedError
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.dqa_circuits import AnnealCircuits
 from diabat.samplers.programming import ControlNoise, Programmed, program
@@ -164,13 +164,11 @@ class DQASampler(AnnealCircuits):
     @cached_property
     def capabilities(self) -> Capabilities:
         """State-vector simulation; the law is diabatic, not Boltzmann."""
-        gradients: tuple[Estimator, ...] = ("straight_through", "linear_response", "covariance")
-        if self.engine.differentiable:
-            gradients = (*gradients, "adjoint")
+        adjoint: tuple[Estimator, ...] = ("adjoint",) if self.engine.differentiable else ()
         return Capabilities(
             law="diabatic",
             max_spins=self.engine.max_spins,
-            gradients=("adjoint",) if self.schedule_angles is not None else gradients,
+            gradients=adjoint if self.schedule_angles is not None else (*FROM_READS, *adjoint),
         )
 
     @property

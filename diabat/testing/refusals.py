@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
+from diabat.attention.estimators import ESTIMATORS
 from diabat.ising import Ising
-from diabat.samplers.capabilities import Estimator, UnsupportedError
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.testing.core import ConformanceError, Trial, check, demand, demand_equal
 from diabat.testing.problems import make_problem
 from diabat.testing.structure import check_form
@@ -97,8 +98,8 @@ def declared_capabilities(trial: Trial) -> None:
     demand(bool(name) and isinstance(name, str), f"name: expected a non-empty string, got {name!r}.")
     exact = able.law == "boltzmann" or not able.exact
     demand(exact, f"exact: expected False for the law '{able.law}', got True.")
-    demand_equal(set(able.gradients) - set(get_args(Estimator)), set(), "gradients: unknown names")
-    needs = "covariance" not in able.gradients or able.samples
-    demand(needs, "gradients: expected 'covariance' only where samples can be drawn.")
+    demand_equal(set(able.gradients) - {"exact", *ESTIMATORS}, set(), "gradients: unknown names")
+    reads = [name for name in able.gradients if name != "exact" and ESTIMATORS[name].uses_reads]
+    demand(able.samples or not reads, f"gradients: expected {reads} only where samples can be drawn.")
     fits = able.max_spins is None or able.max_spins >= 1
     demand(fits, f"max_spins: expected None or >= 1, got {able.max_spins}.")

@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 
 from diabat import BoltzmannAttention, sampler, spin_probabilities
 from diabat.attention.bridge import choose_estimator
+from diabat.attention.estimators import ESTIMATORS, GradientEstimator, ProblemGradient
 from diabat.circuits import TrotterPlan
 from diabat.ising import Ising, pack_couplings, pack_three_body
 from diabat.samplers import Sampler, UnsupportedError
@@ -58,6 +59,25 @@ def test_a_backend_declares_estimators_that_there_are(gradient: str) -> None:
         UnsupportedError, match=r"^sampler: expected gradients among exact, .* got 'learned'\.$"
     ):
         spin_probabilities(h, J, sampler, gradient=gradient)
+
+
+def test_an_estimator_is_a_row_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are those that configurations check; what a row needs is computed, and what it returns is the gradient."""
+    assert get_args(Estimator) == ("exact", *ESTIMATORS)
+
+    def even(cotangent: Tensor, spins: Tensor, response_at: Tensor | None, **wanted: Any) -> ProblemGradient:
+        assert response_at is None
+        assert len(spins) == 9
+        return ProblemGradient(2 * cotangent, None, None)
+
+    table: Any = ESTIMATORS
+    monkeypatch.setitem(table, "even", GradientEstimator("even", even, ("spins", "response_at")))
+    backend = FIFOSampler([torch.ones(9, 2, 3, 4, dtype=torch.int8)])
+    backend.capabilities = Capabilities(gradients=("even",))
+    h, J, _ = problem()
+    spin_probabilities(h, J, backend, num_reads=9).sum().backward()
+    assert torch.equal(h.grad, torch.full_like(h, 2))
+    assert J.grad is None
 
 
 @pytest.mark.parametrize("gradient", get_args(Estimator))

@@ -13,7 +13,7 @@ from diabat.samplers.banded.band_storage import Layout, band_layout, band_width
 from diabat.samplers.banded.engines import Band, BandProbabilities
 from diabat.samplers.banded.native import BandProblems, scratch_bytes
 from diabat.samplers.base import Sampler
-from diabat.samplers.capabilities import Capabilities, UnsupportedError
+from diabat.samplers.capabilities import FROM_READS, Capabilities, UnsupportedError
 
 ENGINES = ("auto", "native", "torch")
 # Time of one state of one query on one thread, forward and backward.
@@ -41,12 +41,7 @@ class BandedSampler(Sampler):
     """
 
     name = "banded"
-    capabilities = Capabilities(
-        exact=True,
-        edges=True,
-        log_partition=True,
-        gradients=("exact", "straight_through", "linear_response", "covariance"),
-    )
+    capabilities = Capabilities(exact=True, edges=True, log_partition=True, gradients=("exact", *FROM_READS))
     smooth = True
 
     def __init__(

@@ -16,7 +16,7 @@ from diabat.compute.scratch import VECTOR_BYTES
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.base import LARGEST, Sampler
-from diabat.samplers.capabilities import Capabilities, UnsupportedError
+from diabat.samplers.capabilities import FROM_READS, Capabilities, UnsupportedError
 from diabat.samplers.exact.compiled import MOST_UNPADDED, solve, suits_kernel
 from diabat.samplers.exact.few import few_moments, is_few
 from diabat.samplers.exact.half_split import HalfMoments, half_products
@@ -69,7 +69,7 @@ class ExactSampler(Sampler):
             max_spins=max(1, int(math.log2(self.max_seconds) + math.log2(_STATES_PER_SECOND))),
             three_body=True,
             log_partition=True,
-            gradients=("exact", "straight_through", "linear_response", "covariance"),
+            gradients=("exact", *FROM_READS),
             max_states=int(self.memory_budget_mb * 2**22),
             solution=True,
         )

@@ -17,7 +17,7 @@ from diabat.checks import ArgumentError, check_count, check_positive, is_number
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Solution
 from diabat.samplers.base import Sampler
-from diabat.samplers.capabilities import Capabilities, UnsupportedError
+from diabat.samplers.capabilities import FROM_MARGINALS, Capabilities, UnsupportedError
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.mean_field.compiled import CompiledSolution, is_compiled
 from diabat.samplers.mean_field.iteration import Response, fixed_points, local_field, slopes, tangent
@@ -58,7 +58,7 @@ class MeanFieldSampler(Sampler):
         edges=True,
         samples=False,
         correlations=False,
-        gradients=("exact", "straight_through", "linear_response"),
+        gradients=("exact", *FROM_MARGINALS),
         solution=True,
     )
 
