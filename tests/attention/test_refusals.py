@@ -282,7 +282,7 @@ CALLS: list[Row] = [
             **{"fields": torch.zeros(2, 3, requires_grad=True), "couplings": None, "sampler": "exact"} | given
         ).sum().backward(),
         ({"gradient": "reinforce"}, UnsupportedError,
-         "gradient: expected auto, exact, straight_through, linear_response, covariance, adjoint, got 'reinforce'"),
+         "gradient: expected auto, exact, .*, adjoint, got 'reinforce'"),
         ({"fields": torch.tensor([NAN])}, IsingError, "fields: expected finite values"),
         ({"sampler": None}, TypeError, "sampler: expected a diabat Sampler or its name, got NoneType"),
         ({"gradient": "covariance", "num_reads": 1}, ".*expects at least 2 reads, got 1"),

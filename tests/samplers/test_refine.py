@@ -19,6 +19,7 @@ from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising, pack_couplings
 from diabat.runs import build_sampler
 from diabat.samplers import Samples, UnsupportedError, sampler
+from diabat.samplers.capabilities import FROM_READS
 from diabat.samplers.refine import RefineSampler
 from diabat.testing import ReferenceSampler, brute_force_states
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
@@ -175,7 +176,7 @@ def test_capabilities_are_those_of_reads_of_the_base() -> None:
         False,
         True,
     )
-    assert exact.gradients == ("straight_through", "linear_response", "covariance")
+    assert exact.gradients == FROM_READS
     assert exact.max_spins == sampler("exact").capabilities.max_spins
     dqa, base = diabat.sampler("refine").capabilities, sampler("dqa").capabilities
     assert dqa == replace(base, edges=True, gradients=exact.gradients)
