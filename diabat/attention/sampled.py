@@ -124,9 +124,8 @@ class _Sampled(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        fields, couplings, three_body, visible, ctx.call, *parameters = inputs
-        seen = output[1:]
-        ctx.save_for_backward(fields, couplings, three_body, visible, *seen, *parameters)
+        terms, ctx.call, parameters, seen = inputs[:4], inputs[4], inputs[5:], output[1:]
+        ctx.save_for_backward(*terms, *seen, *parameters)
         ctx.mark_non_differentiable(*(t for t in seen if t is not None))
 
     @staticmethod
@@ -173,7 +172,7 @@ class _Estimated(torch.autograd.Function):
     ) -> tuple[Maybe, ...]:
         with without_autocast(fields), in_place(call.sampler, parameters):
             ising = call.problem(Terms(fields, couplings, three_body, visible))
-            boltzmann = call.sampler.capabilities.law == "boltzmann"
+            boltzmann = call.sampler.capabilities.law == "boltzmann"  # then the response is taken at P itself
             known: dict[Need, Callable[[], Any]] = {
                 "probability": lambda: p,
                 "response_at": lambda: None if boltzmann else mean_field_probability(ising, p),
@@ -214,10 +213,9 @@ class _Estimated(torch.autograd.Function):
         dims: folding.TermDims = in_dims[:4]
         terms = Terms(*inputs[:4])
         folded = folded_terms(terms, dims, size, own=True)
-        behind_reads = (0, 1, 0)  # spins have their reads first
-        seen = [
+        seen = [  # spins have their reads first
             None if t is None else folding.mapped_first(t, dim, size, place)
-            for t, dim, place in zip(inputs[4:7], in_dims[4:7], behind_reads, strict=True)
+            for t, dim, place in zip(inputs[4:7], in_dims[4:7], (0, 1, 0), strict=True)
         ]
         found: Any = _Estimated.apply(*folded, *seen, replace(call, ising=None), wanted, *inputs[9:])
         outputs = [folding.unfolded(g, t, d) for g, t, d in zip(found[:3], terms[:3], dims[:3], strict=True)]
