@@ -21,7 +21,7 @@ from diabat.testing.problems import causal_problem, make_problem
 @pytest.fixture
 def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems, too, are done by products of halves."""
-    monkeypatch.setattr(sampler, "is_few", lambda ising: False)
+    monkeypatch.setattr(sampler, "few_moments", lambda *given: None)
     monkeypatch.setattr(sampler, "suits_kernel", lambda *shape: False)
 
 

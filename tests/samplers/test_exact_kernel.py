@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import naive, naive_log_odds
+from problems import naive, naive_log_odds, solved
 from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings
@@ -23,20 +23,20 @@ PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 3e-6)]
 @pytest.fixture(autouse=True)
 def no_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few states, too, are enumerated by the kernel."""
-    monkeypatch.setattr(sampler, "is_few", lambda ising: False)
+    monkeypatch.setattr(sampler, "few_moments", lambda *given: None)
 
 
 @pytest.fixture
 def precise(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each enumeration by the kernel was precise."""
+    """Whether each pass of the kernel solved all its problems."""
     made: list[bool] = []
-    original = compiled.KernelSolution.__init__
+    original = compiled._Pass.__init__
 
-    def spy(self: compiled.KernelSolution, *args: Any, **options: Any) -> None:
+    def spy(self: compiled._Pass, *args: Any, **options: Any) -> None:
         original(self, *args, **options)
-        made.append(self.precise)
+        made.append(self.lost is None)
 
-    monkeypatch.setattr(compiled.KernelSolution, "__init__", spy)
+    monkeypatch.setattr(compiled._Pass, "__init__", spy)
     return made
 
 
@@ -156,6 +156,79 @@ def test_the_range_of_a_precision(
     assert ((found.log_partition - want.log_partition) / want.log_partition).abs().max() < (
         1e-13 if dtype == torch.float64 else 1e-7
     )
+
+
+def strong_head(strength: float, dtype: torch.dtype) -> Ising:
+    """Five sequences of three heads, two queries each: a coupling of the second head is strong."""
+    ising = make_problem((5, 3, 2), 6, lead="heads", seed=18, dtype=dtype)
+    J = ising.couplings.clone()
+    J[1, 0, 2, 4] = J[1, 0, 4, 2] = strength
+    return Ising(ising.fields, J)
+
+
+def one_head(ising: Ising, which: list[int]) -> Ising:
+    return Ising(ising.fields[:, which], ising.couplings[which])
+
+
+@pytest.mark.parametrize("odds", [False, True])
+def test_a_strong_head_alone_is_solved_in_float64(precise: list[bool], odds: bool) -> None:
+    """|J| of 20 in one head: the others have the bits that they have without it, and so have their gradients."""
+    ising = strong_head(20.0, torch.float32)
+    v = torch.randn(ising.fields.shape, generator=torch.Generator().manual_seed(19))
+    u = v.sum(-1)
+    found = []
+    for problem, some in ((ising, [0, 1, 2]), (one_head(ising, [0, 2]), [0, 2]), (one_head(ising, [1]), [1])):
+        one = ExactSampler().solution(problem, odds=odds)
+        dh, dJ = one.gradient(v[:, some], u[:, some], pairs=True)
+        found.append((one.result, one.log_partition, dh, dJ.movedim(0, 1)))
+    assert precise == [False, True, True, False, True]
+    for mixed, others, alone in zip(*found, strict=True):
+        assert torch.equal(mixed[:, [0, 2]], others)
+        assert torch.equal(mixed[:, [1]], alone)
+    want = by_definition(ising, odds, v.double(), u.double())
+    for got, expected in zip(found[0], (*want[:3], want[3].movedim(0, 1)), strict=True):
+        assert (got - expected).abs().max() < 3e-6 * max(1.0, float(expected.abs().max()))
+
+
+def test_one_strong_query_is_solved_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field of 300 among 1,024 queries: one problem in float64, all others with the bits of the batch without it."""
+    ising, seen = make_problem((1024,), 8, seed=20, dtype=torch.float32), []
+    strong = ising.fields.clone()
+    strong[77, 3] = 300.0
+    part = compiled._part
+
+    def spy(plan: compiled.Plan, which: bytes, dtype: Any) -> compiled.Plan:
+        seen.append(sum(which))
+        return part(plan, which, dtype)
+
+    monkeypatch.setattr(compiled, "_part", spy)
+    want, found = (
+        ExactSampler().moments(Ising(h, ising.couplings), correlations=True) for h in (ising.fields, strong)
+    )
+    assert seen == [1]
+    rest = torch.arange(1024) != 77
+    for name in ("probability", "log_partition", "correlation"):
+        assert torch.equal(getattr(found, name)[rest], getattr(want, name)[rest])
+    exact = brute_force(Ising(strong[77].double(), ising.couplings.double()))
+    assert (found.probability[77] - exact.probability).abs().max() < 1e-6
+    assert (found.correlation[77] - exact.correlation).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_head_beyond_float64_is_solved_by_halves(dtype: torch.dtype) -> None:
+    """Beside the kernel, with first and second derivatives; layers get no solution."""
+    ising = strong_head(-200.0, dtype)
+    assert ExactSampler().solution(ising) is None
+    small, found = one_head(ising, [0, 2]), []
+    for solve, kind in ((solved(ExactSampler()), dtype), (naive, torch.float64)):
+        h, J = (t.to(kind).requires_grad_() for t in (ising.fields, ising.couplings))
+        p, z = solve(Ising(h, J))
+        first = torch.autograd.grad(p.square().sum() + z.sum(), (h, J), create_graph=True)
+        second = torch.autograd.grad(sum(t.sin().sum() for t in first), (h, J))
+        found.append((p, z, *first, *second))
+    for got, want in zip(*found, strict=True):
+        assert (got - want).abs().max() < (2e-5 if dtype == torch.float32 else 1e-11) * want.abs().max()
+    assert torch.equal(found[0][0][:, [0, 2]], ExactSampler().moments(small).probability)
 
 
 def test_small_probabilities_of_log_odds_are_solved_in_float64(precise: list[bool]) -> None:

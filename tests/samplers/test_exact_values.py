@@ -5,6 +5,7 @@ Reads: G-test of all states at alpha = 1e-6; N = 200,000 of exact, 100,000 of ba
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from problems import ALPHA, PATTERNS, assert_moments, banded_problem, causal, g_
 from scipy import stats
 
 from diabat.compute.counter_random import stream_keys, uniforms
-from diabat.ising import Ising
+from diabat.ising import Ising, IsingError
 from diabat.samplers import Sampler
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.exact import ExactSampler
@@ -139,6 +140,24 @@ def test_state_probabilities(n: int, lead: Lead) -> None:
     p = ExactSampler().state_probabilities(ising)
     assert p.shape == (2, 3, 2**n)
     assert (p - brute_force_states(ising)).abs().max() < 1e-13
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("where", ["fields", "couplings"])
+@pytest.mark.parametrize("batch", [3, 300])
+def test_what_is_no_number_is_refused_unless_it_is_hidden(batch: int, where: str, bad: float) -> None:
+    """Problems that were not checked, which numpy or the kernel reads first."""
+    ising = make_problem((batch,), 5, seed=21, dtype=torch.float32)
+    tensors = {"fields": ising.fields.clone(), "couplings": ising.couplings.clone()}
+    tensors[where][2, 4] = bad
+    broken = Ising(tensors["fields"], tensors["couplings"], check=False)
+    for call in (ExactSampler().moments, ExactSampler().solution, ExactSampler().differentiable_log_odds):
+        with pytest.raises(IsingError, match=f"{where}: expected"):
+            call(broken)
+    mask = torch.arange(5) < (4 if where == "fields" else 2)
+    hidden = Ising(tensors["fields"], tensors["couplings"], mask, check=False)
+    plain = ExactSampler().moments(Ising(ising.fields, ising.couplings, mask))
+    assert torch.equal(ExactSampler().moments(hidden).probability, plain.probability)
 
 
 # Reads

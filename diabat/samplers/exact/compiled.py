@@ -37,6 +37,7 @@ MOST_UNPADDED = 16
 _LARGEST = {_FLOAT32: 72.0, _FLOAT64: 690.0}  # strength, see `kernel_tables`
 _STATES_PER_THREAD = 1 << 20
 _PAIR_BYTES = 1 << 25  # memory for the sums of pairs of some blocks
+_KEPT_ROWS = 1 << 14  # of these sums, in memory that is kept between calls
 _LOG_2 = math.log(2.0)
 
 
@@ -53,133 +54,195 @@ def suits_kernel(shape: torch.Size, lanes: int, budget_bytes: float) -> bool:
     return blocks * lanes <= groups * (9 + 2 * queries) and memory <= budget_bytes
 
 
-def solve(
-    ising: Ising, found: Tiers, *, odds: bool = False, correlations: bool = False
-) -> KernelSolution | None:
-    """The problems of tiers that `suits_kernel` accepts, in the precision of the fields or else in float64.
-
-    The result is None if float64 is too narrow.  ``odds`` requests log P(s = +1) - log P(s = -1) in place of P(s = +1),
-    ``correlations`` also <s_j s_k>, outside the graph of autograd.
-    """
-    own = _FLOAT32 if ising.fields.dtype == torch.float32 else _FLOAT64
-    for dtype in dict.fromkeys((own, _FLOAT64)):
-        solution = KernelSolution(ising, found, dtype, odds=odds, correlations=correlations)
-        if solution.precise:
-            return solution
-    return None
-
-
 class Plan:
     """P problems in blocks of as many as a vector has lanes, by number of spins.
 
+    Args:
+        rows: Row of each problem in the batch, int64 [P].
+        couplings: Index into the distinct couplings, int64 [P].
+        members: Its visible spins, int64 [P, m], n on padding.
+        n: Number of spins of a problem in the batch.
+        dtype: Precision of the enumeration.
+        gathered: Whether h is given for these problems only, in the order of the blocks.
+
     Attributes:
-        most: Largest number of spins in the enumeration.
+        dtype, n, rows: As in the arguments, rows in the order of the blocks.
         places: `kernel_tables.Problems` without h and J.
     """
 
-    def __init__(self, tiers: tuple[Tier, ...], lanes: int) -> None:
-        n = tiers[0].sizes[2]
-        self.most = max(_LEAST_SPINS, *(tier.spins.shape[1] for tier in tiers))
-        places = [tier.places for tier in tiers]
-        members = np.concatenate(
-            [np.pad(p.spins, ((0, 0), (0, self.most - p.spins.shape[1])), constant_values=n) for p in places]
-        )
-        spins = (members < n).sum(1)
+    def __init__(
+        self, rows: Array, couplings: Array, members: Array, n: int, dtype: Any, *, gathered: bool = False
+    ) -> None:
+        spins, lanes = (members < n).sum(1), lanes_of(dtype)
         order = np.argsort(spins, kind="stable")
         first = np.arange(0, len(order), lanes)
         last = np.minimum(first + lanes, len(order))
         largest = np.maximum(spins[order[last - 1]], _LEAST_SPINS)
-        rows = np.concatenate([p.rows for p in places])[order]
-        coupling = np.concatenate([p.couplings for p in places])[order]
-        self.places = (np.stack((first, last, largest), 1), rows, coupling, spins[order], members[order])
-        self._states = int((1 << largest).sum()) * lanes
+        self.dtype, self.rows, self.n = dtype, rows[order], n
+        blocks, given = np.stack((first, last, largest), 1), np.arange(len(rows)) if gathered else self.rows
+        self.places = (blocks, given, couplings[order], spins[order], members[order])
+        self._most, self._states = max(_LEAST_SPINS, members.shape[1]), int((1 << largest).sum()) * lanes
 
-    def run(self, kernel: Any, dtype: Any, *arrays: Any, blocks: slice | None = None) -> None:
+    def run(self, kernel: Any, problems: Any, *arrays: Any, blocks: slice = slice(None)) -> None:
         """Run a kernel over all or some blocks, on several threads if worthwhile."""
-        first, end = (0, len(self.places[0])) if blocks is None else (blocks.start, blocks.stop)
-        threads = min(torch.get_num_threads(), end - first, 1 + self._states // _STATES_PER_THREAD)
-        if threads == 1 and self.most <= MOST_UNPADDED:
-            kernel(first, end, *arrays, _kept_memory(self.most, dtype, get_ident()))
+        first, end, _ = blocks.indices(len(problems.blocks))
+        rows, dtype, threads = _rows(self._most), self.dtype, self._threads(end - first)
+        if threads == 1 and self._most <= MOST_UNPADDED:
+            kernel(first, end, problems, *arrays, _kept_memory("kernel", rows, dtype, get_ident()))
             return
         run_parts(
             equal_ranges(end - first, threads),
-            lambda part: aligned_rows(_rows(self.most), dtype),
-            lambda part, memory: kernel(first + part.start, first + part.stop, *arrays, memory),
+            lambda part: aligned_rows(rows, dtype),
+            lambda part, memory: kernel(first + part.start, first + part.stop, problems, *arrays, memory),
         )
 
+    def run_backward(self, kernel: Any, problems: Any, *arrays: Any, out: Array | None) -> None:
+        """Run `kernel_gradient.backward`; dL/dJ is added to ``out``, in one order on any number of threads."""
+        if out is None:
+            self.run(kernel.backward, problems, *arrays, None)
+            return
+        rows, count = self._most * (self._most + 1) // 2, len(problems.blocks)
+        step = max(1, min(count, _PAIR_BYTES // (rows * VECTOR_BYTES)))
+        size, dtype = step * rows, self.dtype
+        few = size <= _KEPT_ROWS
+        memory = _kept_memory("pairs", size, dtype, get_ident()) if few else aligned_rows(size, dtype)
+        sums = memory.reshape(step, rows, -1)
+        for first in range(0, count, step):
+            self.run(kernel.backward, problems, *arrays, sums, blocks=slice(first, first + step))
+            kernel.collect(first, min(first + step, count), problems, sums, out)
 
-_plan = lru_cache(maxsize=64)(Plan)
+    def _threads(self, blocks: int) -> int:
+        return max(1, min(torch.get_num_threads(), blocks, 1 + self._states // _STATES_PER_THREAD))
+
+
+@lru_cache(maxsize=64)
+def _plan(found: tuple[Tier, ...], dtype: Any) -> Plan:
+    """The plan of the problems of some tiers."""
+    n, most = found[0].sizes[2], max(_LEAST_SPINS, *(tier.spins.shape[1] for tier in found))
+    places = [tier.places for tier in found]
+    members = [np.pad(p.spins, ((0, 0), (0, most - p.spins.shape[1])), constant_values=n) for p in places]
+    rows, couplings = (np.concatenate([p[i] for p in places]) for i in (2, 4))
+    return Plan(rows, couplings, np.concatenate(members), n, dtype)
+
+
+@lru_cache(maxsize=8)
+def _part(plan: Plan, which: bytes, dtype: Any) -> Plan:
+    """The plan of some of its problems, bool [P] as bytes, for their h alone."""
+    chosen = np.frombuffer(which, bool)
+    rows, couplings, members = (some[chosen] for some in (plan.rows, plan.places[2], plan.places[4]))
+    return Plan(rows, couplings, members, plan.n, dtype, gathered=True)
+
+
+class _Pass:
+    """Problems that are enumerated in one precision.
+
+    Args:
+        plan: Which they are.
+        h: Their fields [N, n].
+        J: [C, n, n].
+        odds: Whether log-odds are requested.
+        correlations: Whether <s_j s_k> is requested.
+
+    Attributes:
+        rows: Their rows in the batch.
+        result: P(s = +1) or log-odds, [N, n]; 0 for lost problems, as all other numbers.
+        log_z: Log Z, [N].
+        pairs: <s_j s_k>, [N, n, n], or None.
+        lost: Which of them are beyond the range of the precision, bool [P]; None if none is.
+    """
+
+    def __init__(self, plan: Plan, h: Array, J: Array, odds: bool, correlations: bool) -> None:
+        kernel, tables = loaded("diabat.samplers.exact.kernel"), loaded("diabat.samplers.exact.kernel_tables")
+        (total, n), dtype, limit = h.shape, plan.dtype, _LARGEST[plan.dtype]
+        self.rows, self._plan, self._odds = plan.rows, plan, odds
+        self._problems = tables.Problems(*plan.places, h, J)
+        up, down = (np.ones if odds else np.zeros)((2, total, n), dtype)
+        sums, self.log_z = np.zeros((2, total), dtype)
+        lost = np.zeros(len(plan.rows), bool)
+        self.pairs = np.zeros((total, n, n), dtype) if correlations else None
+        # The derivative of log-odds is divided by probabilities.
+        least = math.exp(-0.9 * limit) if odds else 0.0
+        self._found = kernel.Found(up, down, sums, self.log_z, lost, limit, least)
+        plan.run(kernel.forward, self._problems, self._found, self.pairs)
+        self.result, self.lost = np.log(up) - np.log(down) if odds else up, None
+        if np.count_nonzero(lost):
+            # In the backward pass nothing is written for problems without spins.
+            self.lost, spins, blocks = lost, np.where(lost, 0, self._problems.spins), self._problems.blocks
+            some = np.maximum.reduceat(spins, blocks[:, 0]) > 0
+            self._problems = self._problems._replace(spins=spins, blocks=blocks[some])
+
+    def gradient(self, v: Array, u: Array, out: Array | None) -> Array:
+        """dL/dh [N, n]; adds dL/dJ to ``out``, float64 [C, n, n], unless it is None."""
+        kernel, fields = loaded("diabat.samplers.exact.kernel_gradient"), np.zeros(v.shape, v.dtype)
+        cotangents = kernel.Cotangents(v, u, self._odds, fields)
+        self._plan.run_backward(kernel, self._problems, self._found, cotangents, out=out)
+        return fields
 
 
 class KernelSolution(Solution):
-    """The problems of some tiers, solved in one precision.
+    """The problems of some tiers; those beyond the range of float32 are solved again, alone and in float64.
+
+    Args:
+        ising: The batch.
+        found: Its tiers that `suits_kernel` accepts.
+        odds: Request log P(s = +1) - log P(s = -1) in place of P(s = +1).
+        correlations: Request <s_j s_k> as well, outside the graph of autograd.
 
     Attributes:
-        result: As in the base class; 0 for problems of other tiers, as in all other tensors.
-        raised: Whether the precision is above that of the fields.
-        precise: Whether all sums were in its range.
+        result: As in the base class; 0 for problems of other tiers and for lost ones, as in all other tensors.
+        raised: Whether the precision of some is above that of the fields.
+        lost: Rows of the problems that are beyond the range of float64, int64; None if none is.
     """
 
-    def __init__(
-        self, ising: Ising, found: Tiers, dtype: Any, *, odds: bool = False, correlations: bool = False
-    ) -> None:
-        kernel, Problems = (
-            loaded("diabat.samplers.exact.kernel"),
-            loaded("diabat.samplers.exact.kernel_tables").Problems,
-        )
+    def __init__(self, ising: Ising, found: Tiers, *, odds: bool = False, correlations: bool = False) -> None:
         h, J = ising.fields, ising.couplings
-        n, (total, distinct, _) = h.shape[-1], found.tiers[0].sizes
-        plan = self._plan = _plan(found.tiers, lanes_of(dtype))
-        self._tiers, self._odds, self._shape, self._dtype = found, odds, h.shape, h.dtype
-        self._J = None if J is None else (J.shape, J.dtype)
-        couplings = np.zeros((distinct, n, n), dtype) if J is None else _flat(J, J.shape[-2:], dtype)
-        self._problems = Problems(*plan.places, _flat(h, h.shape[-1:], dtype), couplings)
-        blocks = len(plan.places[0])
-        up, down = (np.ones if odds else np.zeros)((2, total, n), dtype)
-        pairs = self._pairs = np.zeros((total, n, n), dtype) if correlations else None
-        totals, strength = np.zeros((2, total), dtype), np.zeros((2, blocks))
-        sums = self._found = kernel.Found(up, down, *totals, *strength, _LARGEST[dtype])
-        plan.run(kernel.forward, dtype, self._problems, sums, pairs)
-        self.precise, self.raised = sums.strength.max() <= _LARGEST[dtype], dtype.itemsize > h.dtype.itemsize
-        if odds:  # numbers of the derivative are divided by probabilities
-            self.precise = self.precise and sums.least.min() >= math.exp(-0.9 * _LARGEST[dtype])
-        if self.precise:
-            self.result = self._tensor(np.log(up) - np.log(down) if odds else up, h.shape)
+        dtype, n = _FLOAT32 if h.dtype == torch.float32 else _FLOAT64, h.shape[-1]
+        plan = _plan(found.tiers, dtype)
+        self._tiers, self._odds, self._shape, self._J = found, odds, h.shape, J
+        fields, self._distinct = _flat(h, dtype, n), (found.tiers[0].sizes[1], n, n)
+        couplings = np.zeros(self._distinct, dtype) if J is None else _flat(J, dtype, n, n)
+        self._own = last = _Pass(plan, fields, couplings, odds, correlations)
+        self._again: _Pass | None = None
+        if last.lost is not None and dtype is _FLOAT32:
+            plan = _part(plan, last.lost.tobytes(), _FLOAT64)
+            given = (fields[plan.rows].astype(_FLOAT64), couplings.astype(_FLOAT64))
+            self._again = last = _Pass(plan, *given, odds, correlations)
+        self.lost = None if last.lost is None else last.rows[last.lost]
+        self.raised = self._again is not None and (last.lost is None or not last.lost.all())
+        self.result = self._joined("result", n)
+
+    def _joined(self, name: str, *shape: int) -> Tensor:
+        """Numbers of the first pass, [*batch, *shape], in which those of the second take their places."""
+        values = getattr(self._own, name)
+        if self._again is not None:
+            values[self._again.rows] = getattr(self._again, name)
+        return torch.from_numpy(values.reshape((*self._shape[:-1], *shape)))
 
     @property
     def log_partition(self) -> Tensor:
         """Log Z, [*batch]."""
-        return self._tensor(self._found.log_z, self._shape[:-1])
+        return self._joined("log_z")
 
     @property
     def correlation(self) -> Tensor | None:
         """<s_j s_k>, [*batch, n, n], if it was requested."""
-        return (
-            None
-            if self._pairs is None
-            else self._tensor(self._pairs, torch.Size((*self._shape, self._shape[-1])))
-        )
-
-    def _tensor(self, values: Array, shape: torch.Size) -> Tensor:
-        return torch.from_numpy(values).view(shape).to(self._dtype)
+        n = self._shape[-1]
+        return None if self._own.pairs is None else self._joined("pairs", n, n)
 
     def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
         """As in the base class."""
-        kernel, plan, up = loaded("diabat.samplers.exact.kernel_gradient"), self._plan, self._found.up
-        dtype, rows, count = up.dtype, plan.most * (plan.most + 1) // 2, len(plan.places[0])
-        no_u = np.zeros(len(up), dtype) if u is None else _flat(u, torch.Size(), dtype)
-        cotangents = kernel.Cotangents(_flat(v, v.shape[-1:], dtype), no_u, self._odds, np.zeros_like(up))
-        if self._J is None or not pairs:
-            plan.run(kernel.backward, dtype, self._problems, self._found, cotangents, None)
-            return self._tensor(cotangents.fields, self._shape), None
-        step = max(1, min(count, _PAIR_BYTES // (rows * VECTOR_BYTES)))
-        sums, out = aligned_rows(step * rows, dtype).reshape(step, rows, -1), np.zeros(self._problems.J.shape)
-        for first in range(0, count, step):
-            some = slice(first, min(first + step, count))
-            plan.run(kernel.backward, dtype, self._problems, self._found, cotangents, sums, blocks=some)
-            kernel.collect(some.start, some.stop, self._problems, sums, out)
-        shape, kind = self._J
-        return self._tensor(cotangents.fields, self._shape), torch.from_numpy(out).view(shape).to(kind)
+        dtype, again = self._own.result.dtype, self._again
+        slopes = _flat(v, dtype, v.shape[-1])
+        slope = np.zeros(len(slopes), dtype) if u is None else _flat(u, dtype)
+        out = np.zeros(self._distinct) if pairs and self._J is not None else None
+        fields = self._own.gradient(slopes, slope, out)
+        if again is not None:
+            slopes, slope = (t[again.rows].astype(_FLOAT64) for t in (slopes, slope))
+            fields[again.rows] = again.gradient(slopes, slope, out)
+        dh = torch.from_numpy(fields.reshape(self._shape))
+        if out is None or self._J is None:
+            return dh, None
+        return dh, torch.from_numpy(out.astype(dtype).reshape(self._J.shape)).to(self._J.dtype)
 
     def backward(self, ctx: Any, v: Tensor, u: Tensor | None) -> tuple[Tensor | None, ...]:
         """As in the base class; differentiable again if create_graph is set."""
@@ -199,21 +262,27 @@ class KernelSolution(Solution):
                 p = p.log() - smooth_moments(-group.fields, energies)[0].log()
             values.append(p)
             log_z.append(z - _LOG_2 * group.tier.phantoms[:, None].to(z))
-        return self._tiers.per_spin(values), self._tiers.per_problem(log_z)
+        p, z = self._tiers.per_spin(values), self._tiers.per_problem(log_z)
+        if self.lost is not None:
+            kept = z.new_ones(z.numel()).index_fill(0, torch.from_numpy(self.lost), 0).reshape(z.shape)
+            p, z = p * kept[..., None], z * kept
+        return p, z
 
 
-def _flat(values: Tensor, last: torch.Size, dtype: Any) -> Array:
+def _flat(values: Tensor, dtype: Any, *last: int) -> Array:
     """All leading dimensions as one, contiguous and in this precision."""
-    return np.ascontiguousarray(values.detach().numpy(), dtype).reshape(-1, *last)
-
-
-def _rows(most: int) -> int:
-    """Rows of the scratch of a thread, see `kernel_tables.divided`."""
-    a = (most + 2) // 3
-    return (4 << (2 * a)) + (11 + 2 * a << a) + 4 * a + 1 + 3 * most * (most + 1) // 2 + 2 * most + 5
+    array = (values.detach() if values.requires_grad else values).numpy()
+    return np.ascontiguousarray(array, dtype).reshape(-1, *last)
 
 
 @lru_cache(maxsize=16)
-def _kept_memory(most: int, dtype: Any, thread: int) -> Array:
+def _rows(most: int) -> int:
+    """Rows of the scratch of a thread, see `kernel_tables.divided`."""
+    a = (most + 2) // 3
+    return (4 << (2 * a)) + (11 + 2 * a << a) + 4 * a + 1 + 3 * most * (most + 1) // 2 + 2 * most + 6
+
+
+@lru_cache(maxsize=16)
+def _kept_memory(use: str, rows: int, dtype: Any, thread: int) -> Array:
     """Scratch that a thread uses again in later calls."""
-    return aligned_rows(_rows(most), dtype)
+    return aligned_rows(rows, dtype)

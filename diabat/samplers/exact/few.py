@@ -1,8 +1,7 @@
-"""Moments of a few small problems that share couplings, without derivatives, by numpy: no compiled code."""
+"""Moments of a few small problems that share couplings, without derivatives, by numpy: no compiled code is loaded."""
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import Any
 
@@ -16,64 +15,51 @@ from diabat.samplers.answers import Moments
 
 Array = NDArray[Any]
 
-_MOST_SPINS, _MOST_STATES = 9, 1 << 12
-
-
-def is_few(ising: Ising) -> bool:
-    """Whether a batch is one group of few states, without derivatives."""
-    h, J, n = ising.fields, ising.matrix, ising.num_spins
-    return (
-        n <= _MOST_SPINS
-        and h.numel() // n << n <= _MOST_STATES
-        and (ising.visible is None or bool(ising.visible.all()))
-        and ising.three_body is None
-        and ising.edges is None
-        and (J is None or J.ndim == 2 or J.shape[:-2].numel() == 1)
-        and not (torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad)))
-    )
+_MOST_SPINS, _MOST_STATES = 9, 1 << 9
 
 
 def few_moments(ising: Ising, limit: float) -> Moments | None:
-    """P(s_j = +1) = Σ_s p [s_j = +1] and log Z of such a batch, p ∝ exp(h Sᵀ + J S₂ᵀ) in float64.
+    """P(s_j = +1) = Σ_s p [s_j = +1] and log Z, p ∝ exp(h Sᵀ + J S₂ᵀ) in float64, of a batch of few states.
 
-    S are all states, and S₂ their products in pairs.  The result is None if a field or coupling exceeds the limit or is
-    no number, or if numpy cannot read the tensors.
+    S are all states, and S₂ their products in pairs.  The kernel takes as long where it is loaded.
+
+    Returns:
+        None unless the batch is one group of few states and visible spins, without derivatives; if a field or coupling
+        exceeds the limit or is no number, or if numpy cannot read the tensors.
     """
-    h = few_numbers(ising.fields)
-    J = None if ising.matrix is None else few_numbers(ising.matrix)
-    if h is None or (ising.matrix is not None and J is None) or not _within(h, limit):
+    fields, matrix, n = ising.fields, ising.matrix, ising.num_spins
+    if n > _MOST_SPINS or fields.numel() << n > n * _MOST_STATES or ising.edges is not None:
         return None
-    n = h.shape[-1]
-    signs, bits_and_one, pair_signs, upper, lower = _states(n)
-    exponent = h.reshape(-1, n).astype(np.float64) @ signs.T
-    if J is not None:
-        if not _within(J, limit):
-            return None
-        flat = J.reshape(-1)
-        exponent += pair_signs @ ((flat[upper].astype(np.float64) + flat[lower]) / 2)
-    scale = exponent.max(1, keepdims=True)
+    if ising.three_body is not None or (ising.visible is not None and not bool(ising.visible.all())):
+        return None
+    if torch.is_grad_enabled() and (fields.requires_grad or (matrix is not None and matrix.requires_grad)):
+        return None
+    h, J = few_numbers(fields), np.zeros((n, n)) if matrix is None else few_numbers(matrix)
+    if h is None or J is None or J.size != n * n:
+        return None
+    if not float(np.vdot(h, h)) + float(np.vdot(J, J)) <= 0.98 * limit**2:  # not so for NaN
+        return None
+    signs, pair_signs, bits_and_one, upper, lower = _states(n)
+    flat = J.reshape(-1).astype(np.float64)
+    exponent = h.reshape(-1, n).astype(np.float64).dot(signs)
+    exponent += (flat.take(upper) + flat.take(lower)).dot(pair_signs)
+    scale = np.maximum.reduce(exponent, axis=1, keepdims=True)
     exponent -= scale
-    sums = np.exp(exponent, out=exponent) @ bits_and_one
+    sums = np.exp(exponent, out=exponent).dot(bits_and_one)
     total = sums[:, n:]
-    p = np.minimum(sums[:, :n] / total, 1.0)  # rounding of the sums can exceed 1
-    log_z = np.log(total) + scale
+    p, log_z = np.minimum(sums[:, :n] / total, 1.0), np.log(total) + scale  # rounding can exceed 1
     return Moments(
-        probability=torch.from_numpy(p.astype(h.dtype, copy=False).reshape(h.shape)),
-        visible=torch.ones_like(ising.fields, dtype=torch.bool),
-        log_partition=torch.from_numpy(log_z.astype(h.dtype, copy=False).reshape(h.shape[:-1])),
+        torch.from_numpy(p.astype(h.dtype).reshape(h.shape)),
+        torch.ones_like(fields, dtype=torch.bool),
+        log_partition=torch.from_numpy(log_z.astype(h.dtype).reshape(h.shape[:-1])),
         info={"float64_escalation": False},
     )
 
 
-def _within(numbers: Array, limit: float) -> bool:
-    """Whether all numbers are surely at most ``limit``: none exceeds the root of the sum of squares."""
-    return 1.01 * math.sqrt(np.vdot(numbers, numbers)) <= limit
-
-
 @lru_cache(maxsize=_MOST_SPINS)
 def _states(n: int) -> tuple[Array, Array, Array, Array, Array]:
-    """±1 states, 0/1 states with a column of ones, s_j s_k, and where J_jk and J_kj are in a flat matrix, j < k."""
+    """±1 states [n, 2^n], s_j s_k / 2, 0/1 states with a column of ones; places of J_jk and J_kj in J, j < k."""
     bits = (np.arange(1 << n)[:, None] >> np.arange(n)) & 1
-    signs, (j, k) = 2.0 * bits - 1, np.triu_indices(n, 1)
+    signs, (j, k) = (2.0 * bits - 1).T.copy(), np.triu_indices(n, 1)
     bits_and_one = np.concatenate((bits, np.ones((1 << n, 1))), axis=1)
-    return signs, bits_and_one, np.ascontiguousarray(signs[:, j] * signs[:, k]), j * n + k, k * n + j
+    return signs, signs[j] * signs[k] / 2, bits_and_one, j * n + k, k * n + j

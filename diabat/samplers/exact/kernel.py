@@ -50,18 +50,18 @@ class Found(NamedTuple):
         down: P(s = -1).
         total: Z with every phantom spin, divided by the scale of the problem, [N].
         log_z: Log Z without phantom spins, [N].
-        strength: Strength of each block, see `kernel_tables`, float64 [blocks].
-        least: Smallest probability of each block, float64 [blocks].
-        limit: Largest strength; blocks of larger ones are left out.
+        lost: Whether each problem is beyond the range of the precision, bool [P]; nothing else is written for it.
+        limit: Largest strength in the range, see `kernel_tables`.
+        least: Smallest probability in the range.
     """
 
     up: Any
     down: Any
     total: Any
     log_z: Any
-    strength: Any
-    least: Any
+    lost: Any
     limit: Any
+    least: Any
 
 
 @jit
@@ -75,9 +75,8 @@ def forward(first: int, end: int, problems: Problems, found: Found, correlation:
     up, down, totals = work.up, work.down, work.totals
     for block in range(first, end):
         m = problems.blocks[block, 2]
-        strength = fill_factors(problems, block, found.limit, lanes, work)
-        found.strength[block] = strength
-        if strength > found.limit:
+        fill_factors(problems, block, found.limit, lanes, work)
+        if not _in_range(problems, found, totals, lanes, block):
             continue
         fill_tables(m, work)
         # Sums over y come first, then those over z; sums over x are needed for pairs only.
@@ -102,7 +101,19 @@ def forward(first: int, end: int, problems: Problems, found: Found, correlation:
         _normalise(m, a, a + b, up, down, totals)
         _write(problems, found, work, lanes, block)
         if correlation is not None:
-            _write_pairs(problems, correlation, work, lanes, block)
+            _write_pairs(problems, found, correlation, work, lanes, block)
+
+
+@inner
+def _in_range(problems: Problems, found: Found, totals: Any, lanes: int, block: int) -> bool:
+    """Note which problems of a block are too strong; returns whether some are not."""
+    start, stop, some = problems.blocks[block, 0], problems.blocks[block, 1], False
+    for q in range(stop - start):
+        if item(totals, 5 * lanes + q) <= found.limit:  # not so for NaN
+            some = True
+        else:
+            found.lost[start + q] = True
+    return some
 
 
 @inner
@@ -232,25 +243,28 @@ def _normalise(m: int, a: int, second: int, up: Any, down: Any, totals: Any) -> 
 def _write(problems: Problems, found: Found, work: Work, lanes: int, block: int) -> None:
     """Write the probabilities and Z of a block; every phantom spin has doubled Z."""
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
-    n, most, least = problems.h.shape[1], problems.members.shape[1], 1.0
+    n, most = problems.h.shape[1], problems.members.shape[1]
     members, above, below, totals = address(problems.members), work.up, work.down, work.totals
     up, down = address(found.up), address(found.down)
     for q in range(stop - start):
         place = start + q
+        if found.lost[place] or item(totals, 3 * lanes + q) < found.least:
+            found.lost[place] = True
+            continue
         row = problems.rows[place]
         total, spins = item(totals, q), problems.spins[place]
         found.total[row] = total
         found.log_z[row] = math.log(float(total)) - _LOG_2 * (m - spins) + item(totals, 4 * lanes + q)
-        least = min(least, float(item(totals, 3 * lanes + q)))
         for k in range(spins):
             at = row * n + item(members, place * most + k)
             set_item(up, at, item(above, k * lanes + q))
             set_item(down, at, item(below, k * lanes + q))
-    found.least[block] = least
 
 
 @inner
-def _write_pairs(problems: Problems, correlation: Any, work: Work, lanes: int, block: int) -> None:
+def _write_pairs(
+    problems: Problems, found: Found, correlation: Any, work: Work, lanes: int, block: int
+) -> None:
     """Write <s_j s_k> of a block."""
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
     n, most = problems.h.shape[1], problems.members.shape[1]
@@ -264,6 +278,8 @@ def _write_pairs(problems: Problems, correlation: Any, work: Work, lanes: int, b
         store(sums, row, where_less(least, value, value, least))
     for q in range(stop - start):
         place, at = start + q, q
+        if found.lost[place]:
+            continue
         row = problems.rows[place]
         for j in range(problems.spins[place]):
             spin = item(members, place * most + j)

@@ -25,7 +25,6 @@ from diabat.compute.simd import (
     constant,
     divide,
     item,
-    largest,
     load,
     mul,
     set_item,
@@ -77,7 +76,7 @@ class Work(NamedTuple):
         factors, inverses: exp(±h) and exp(±J) in the rows of `triangle`, [most (most + 1) / 2, lanes].
         sums: Σ s_j s_k of the pairs j < k and Σ s_k in the same rows.
         up, down: Sums with spin k at +1 and at -1, or a number of spin k at +1 and at -1, [most, lanes].
-        totals: Sums over the states of each third, the smallest probability, and t Σ|h|, [5, lanes].
+        totals: Sums over the states of each third, the smallest probability, t Σ|h|, and the strength, [6, lanes].
     """
 
     F: Any
@@ -139,8 +138,8 @@ def thirds(m: int) -> Any:
 
 
 @inner
-def fill_factors(problems: Problems, block: int, limit: float, lanes: int, work: Work) -> float:
-    """Fill the factors of a block, their inverses and t Σ|h|; returns the strength."""
+def fill_factors(problems: Problems, block: int, limit: float, lanes: int, work: Work) -> None:
+    """Fill the factors of a block, their inverses, t Σ|h| and the strength."""
     factors = work.factors
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
     n, most = problems.h.shape[1], problems.members.shape[1]
@@ -163,12 +162,12 @@ def fill_factors(problems: Problems, block: int, limit: float, lanes: int, work:
         for _ in range(triangle(spins), triangle(m)):
             set_item(factors, at, zero)
             at += lanes
-    return _exponentials(factors, work.inverses, m, limit, skip(work.totals, 4))
+    _exponentials(factors, work.inverses, m, limit, skip(work.totals, 4))
 
 
 @inner
-def _exponentials(factors: Any, inverses: Any, m: int, limit: float, excess: Any) -> float:
-    """Replace h and J by exp(h) and exp(J), fill in their inverses and the excess, and return the strength."""
+def _exponentials(factors: Any, inverses: Any, m: int, limit: float, out: Any) -> None:
+    """Replace h and J by exp(h) and exp(J), fill in their inverses, and write the excess and the strength."""
     zero = constant(load(factors, 0), 0.0)
     pairs, fields, most, highest, row = zero, zero, zero, zero, literal(0)
     for k in range(m):
@@ -183,14 +182,14 @@ def _exponentials(factors: Any, inverses: Any, m: int, limit: float, excess: Any
     total = add(fields, pairs)
     above = sub(total, constant(zero, limit))
     above = where_less(zero, above, above, zero)
-    store(excess, 0, above)
+    store(out, 0, above)
     share = where_less(zero, above, divide(above, fields), zero)
     for k in range(m):
         _exponential(factors, inverses, triangle(k) + k, share)
     bound, most = mul(constant(zero, 2.4), add(highest, pairs)), mul(constant(zero, 4.0), most)
-    total = where_less(total, bound, total, bound)
-    most = where_less(most, pairs, pairs, most)
-    return float(largest(where_less(most, total, total, most)))
+    # A comparison with NaN is false: in this order the strength is NaN if a field or coupling is.
+    total, most = where_less(bound, total, bound, total), where_less(pairs, most, most, pairs)
+    store(out, 1, where_less(total, most, most, total))
 
 
 @inner

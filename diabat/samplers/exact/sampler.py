@@ -14,11 +14,12 @@ from torch import Tensor
 from diabat.checks import check_positive
 from diabat.compute.scratch import VECTOR_BYTES
 from diabat.ising import Ising, without_autocast
+from diabat.ising_checks import DTYPES
 from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.base import LARGEST, Sampler
 from diabat.samplers.capabilities import FROM_READS, Capabilities, UnsupportedError
-from diabat.samplers.exact.compiled import MOST_UNPADDED, solve, suits_kernel
-from diabat.samplers.exact.few import few_moments, is_few
+from diabat.samplers.exact.compiled import MOST_UNPADDED, KernelSolution, suits_kernel
+from diabat.samplers.exact.few import few_moments
 from diabat.samplers.exact.half_split import HalfMoments, half_products
 from diabat.samplers.exact.half_tables import HalfEnergies, single_queries, split_energies
 from diabat.samplers.exact.states import draw_states, joint_probabilities, pair_correlations
@@ -27,6 +28,7 @@ from diabat.samplers.grouping import Group, Tiers, enumeration_cost, tiers
 
 _MULTIPLY_ADDS_PER_SECOND = 2e10
 _STATES_PER_SECOND = 5e8
+_SECONDS_PER_STATE = 1 / _STATES_PER_SECOND + 4 / _MULTIPLY_ADDS_PER_SECOND
 
 
 class ExactSampler(Sampler):
@@ -39,7 +41,8 @@ class ExactSampler(Sampler):
 
     Precision follows the dtype of the fields.  If exponents exceed its range (for the kernel Σ|J| and 4 Σ_j |J_jk|
     beyond 72 in float32 and 690 in float64; for halves opposed fields and couplings beyond about 28 and 100), a
-    query is solved in float64, by halves, or with separate state weights: slower but equally precise.
+    query is solved in float64, by halves, or with separate state weights: slower but equally precise.  Queries beside
+    one that is beyond the range of the kernel have the same bits as without it.
 
     Args:
         memory_budget_mb: Working memory of products of halves, also of sampling.  If not all queries fit, they are
@@ -102,74 +105,81 @@ class ExactSampler(Sampler):
             out[group.tier.problems.reshape(-1)] = p.flatten(0, 1).to(out.dtype)
         return out[:-1].reshape(*ising.batch_shape, -1)
 
-    def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
-        """As in the base class, by a shorter path for few states."""
-        if self.smooth and not transformed() and not correlations and is_few(ising):
-            self._refuse_excess(ising)
-            few = few_moments(ising, LARGEST)
-            if few is not None:  # else too strong, which is refused below
-                return few
-        return super().differentiable_moments(ising, correlations, seed)
-
     def differentiable_log_odds(self, ising: Ising) -> Tensor:
         """As in the base class; from one enumeration where the kernel solves all problems."""
         if not transformed():
-            with without_autocast(ising.fields):
-                found = self.solution(ising, odds=True)
-                if found is not None:
-                    return found.attached(ising)[0]
+            found = self.solution(ising, odds=True)
+            if found is not None:
+                return found.attached(ising)[0]
         return super().differentiable_log_odds(ising)
 
     def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
         """As in the base class, for problems that the kernel solves."""
-        self._require(ising)
         small, others = self._divided(ising)
-        return None if others.tiers or not small.tiers else solve(ising, small, odds=odds)
+        if not small.tiers or others.tiers:
+            return None
+        found = KernelSolution(ising, small, odds=odds)
+        if found.lost is None:
+            return found
+        self._require(ising)
+        return None
 
     def _divided(self, ising: Ising) -> tuple[Tiers, Tiers]:
-        """The tiers that the kernel solves, and those that are solved by products of halves."""
-        if ising.fields.device.type != "cpu" or ising.three_body is not None:
-            return Tiers(ising.fields.shape, ()), tiers(ising)
+        """The tiers that the kernel solves, which finds what is beyond its range, and others, which are checked."""
+        h, visible = ising.fields, ising.visible
+        plain = h.is_cpu and h.dtype in DTYPES and (visible is None or visible.is_cpu)
+        if not plain or ising.three_body is not None:
+            self._require(ising)
+            return Tiers(h.shape, ()), tiers(ising)
+        self._refuse_excess(ising)
         found = tiers(ising, _kernel_cost)
-        lanes, budget = VECTOR_BYTES // ising.fields.dtype.itemsize, self._budget_bytes
+        lanes, budget = VECTOR_BYTES // h.dtype.itemsize, self._budget_bytes
         small = tuple(tier for tier in found.tiers if suits_kernel(tier.cells.shape, lanes, budget))
+        if small and len(small) == len(found.tiers):
+            return found, Tiers(found.shape, ())
+        self._require(ising)
         others = tuple(tier for tier in found.tiers if tier not in small)
         return Tiers(found.shape, small), Tiers(found.shape, others)
 
+    def _answer(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        """As in the base class, by a shorter path for few states; what is to be refused is found on the way."""
+        if not correlations:
+            self._refuse_excess(ising)
+            few = few_moments(ising, LARGEST)
+            if few is not None:
+                return few
+        return self._moments(ising, correlations, seed)
+
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         small, others = self._divided(ising)
-        solved = solve(ising, small, correlations=correlations) if small.tiers else None
-        parts = []
-        if solved is None:  # also where problems are too strong for the kernel
-            others = Tiers(others.shape, small.tiers + others.tiers)
-        else:
-            parts.append((*solved.attached(ising), solved.correlation, solved.raised))
+        parts: list[tuple[Any, ...]] = []
+        if small.tiers:
+            solved = KernelSolution(ising, small, correlations=correlations)
+            parts.append((*solved.attached(ising), solved.raised, solved.correlation))
+            if solved.lost is not None:
+                self._require(ising)
+                others = Tiers(others.shape, others.tiers + _tiers_of(ising, solved.lost).tiers)
         if others.tiers:
-            parts.append(self._by_halves(ising, others, correlations))
+            with without_autocast(ising.fields):
+                parts.append(self._by_halves(ising, others, correlations))
         if not parts:
             zero = ising.fields * 0  # no visible spin: one state of exponent 0
-            pairs = zero[..., None] * zero[..., None, :] if correlations else None
-            parts.append((zero, zero.sum(-1), pairs, False))
+            correlation = zero[..., None] * zero[..., None, :] if correlations else None
+            parts.append((zero, zero.sum(-1), False, correlation))
         # Every part is 0 for the problems of the other.
-        p, log_z, correlation, raised = zip(*parts, strict=True)
-        return Moments(
-            probability=sum(p[1:], p[0]),
-            visible=ising.visible_mask,
-            correlation=sum(correlation[1:], correlation[0]) if correlations else None,
-            log_partition=sum(log_z[1:], log_z[0]),
-            info={"float64_escalation": any(raised)},
-        )
+        columns = list(zip(*parts, strict=True))[: 3 + correlations]
+        p, log_z, raised, *pairs = (sum(more, first) for first, *more in columns)
+        info = {"float64_escalation": bool(raised)}
+        return Moments(p, ising.visible_mask, pairs[0] if pairs else None, log_z, info=info)
 
-    def _by_halves(
-        self, ising: Ising, found: Tiers, correlations: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None, bool]:
-        """P(s = +1), log Z, <s_j s_k> if requested, and whether float64 was needed."""
+    def _by_halves(self, ising: Ising, found: Tiers, correlations: bool) -> tuple[Any, ...]:
+        """P(s = +1), log Z, whether float64 was needed, and <s_j s_k> if requested."""
         solved = [self._solve(group, correlations) for group in found.gather(ising)]
-        p, log_z, pairs, raised = zip(*solved, strict=True)
+        p, log_z, raised, pairs = zip(*solved, strict=True)
         correlation = found.per_pair(pairs) if correlations else None
-        return found.per_spin(p), found.per_problem(log_z), correlation, any(raised)
+        return found.per_spin(p), found.per_problem(log_z), any(raised), correlation
 
-    def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, Tensor | None, bool]:
+    def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, bool, Tensor | None]:
         """Moments of a tier, in the precision of the fields, or in float64 where that underflows."""
         energies, dtype = _energies(group), group.fields.dtype
         for precision in dict.fromkeys((dtype, torch.float64)):
@@ -191,7 +201,7 @@ class ExactSampler(Sampler):
         _require_finite(log_z, group)
         # Every phantom doubled Z.
         log_z = log_z - _LOG_2 * group.tier.phantoms[:, None].to(log_z)
-        return p.to(dtype), log_z.to(dtype), None if pairs is None else pairs.to(dtype), precision != dtype
+        return p.to(dtype), log_z.to(dtype), precision != dtype, None if pairs is None else pairs.to(dtype)
 
     def _in_parts(self, fields: Tensor, e: HalfEnergies) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities, log Z and lost queries; queries are divided into parts that fit the memory budget."""
@@ -253,37 +263,32 @@ class ExactSampler(Sampler):
     def _refuse_excess(self, ising: Ising) -> None:
         """Refuse a batch whose enumeration would take longer than ``max_seconds``."""
         # Padding at most doubles the problems of a tier.
-        if ising.num_spins > _COUNTABLE:
-            visible = ising.num_spins if ising.visible is None else int(ising.visible_mask.sum(-1).max())
-            if visible > _COUNTABLE:
-                raise UnsupportedError(
-                    "fields",
-                    f"sampler 'exact' expects problems that take at most max_seconds = {self.max_seconds:g}, got "
-                    f"{visible} visible spins; use a sampling backend.",
-                )
-        states = 2.0 ** min(ising.num_spins, _COUNTABLE)
-        bound = ising.num_problems * states * (1 / _STATES_PER_SECOND + 4 / _MULTIPLY_ADDS_PER_SECOND)
-        if bound <= self.max_seconds:
+        h, n = ising.fields, ising.num_spins
+        if n <= _COUNTABLE and h.numel() * 2.0**n * _SECONDS_PER_STATE <= n * self.max_seconds:
             return
-        seconds, memory, spins = 0.0, 0.0, 0
-        for tier in tiers(ising).tiers:
+        visible, needed = n if ising.visible is None else int(ising.visible_mask.sum(-1).max()), ""
+        if visible <= _COUNTABLE:
+            seconds, memory = self._cost(tiers(ising))
+            if seconds <= self.max_seconds:
+                return
+            needed = f" in {ising.num_problems} problems, which need about {_duration(seconds)} and {memory:.0f} MB"
+        raise UnsupportedError(
+            "fields",
+            f"sampler 'exact' expects problems that take at most max_seconds = {self.max_seconds:g}, got {visible} "
+            f"visible spins{needed}; use a sampling backend{' or raise max_seconds' if needed else ''}.",
+        )
+
+    def _cost(self, found: Tiers) -> tuple[float, float]:
+        """Seconds and MB of products of halves."""
+        seconds, memory, budget = 0.0, 0.0, self.memory_budget_mb * 2**20
+        for tier in found.tiers:
             groups, queries, m = tier.cells.shape
-            states = 2.0**m
-            seconds += groups * (
-                states / _STATES_PER_SECOND + 2 * states * queries / _MULTIPLY_ADDS_PER_SECOND
-            )
+            seconds += groups * 2.0**m * (1 / _STATES_PER_SECOND + 2 * queries / _MULTIPLY_ADDS_PER_SECOND)
             half = (m + 1) // 2
             one = groups * 2.0**half * _BYTES_PER_HALF_STATE
             tables = 2 * 2.0**half * 8 * (half * (half - 1) // 2 + 2 * half + 1)
-            memory = max(memory, tables + max(one, min(one * queries, self.memory_budget_mb * 2**20)))
-            spins = max(spins, m)
-        if seconds > self.max_seconds:
-            raise UnsupportedError(
-                "fields",
-                f"sampler 'exact' expects problems that take at most max_seconds = {self.max_seconds:g}, got "
-                f"{spins} visible spins in {ising.num_problems} problems, which need about {_duration(seconds)} and "
-                f"{memory / 2**20:.0f} MB; use a sampling backend or raise max_seconds.",
-            )
+            memory = max(memory, tables + max(one, min(one * queries, budget)))
+        return seconds, memory / 2**20
 
 
 _LOG_2 = math.log(2.0)
@@ -295,6 +300,14 @@ _COUNTABLE = 200
 def _kernel_cost(groups: int, problems: int, spins: int) -> float:
     """Cost of a tier, where problems of few spins are not padded to those of others: that of a call."""
     return _CALL if spins <= MOST_UNPADDED else enumeration_cost(groups, problems, spins)
+
+
+def _tiers_of(ising: Ising, rows: Any) -> Tiers:
+    """The tiers of some problems of a batch, int64 [rows]."""
+    chosen = torch.zeros(ising.num_problems, 1, dtype=torch.bool)
+    chosen[rows] = True
+    visible = ising.visible_mask & chosen.reshape(*ising.batch_shape, 1)
+    return tiers(Ising(ising.fields, ising.held_couplings, visible, check=False))
 
 
 def _require_finite(found: Tensor, group: Group) -> None:
