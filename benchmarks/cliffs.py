@@ -22,7 +22,8 @@ from benchmarks.case import Work
 from benchmarks.growth import FEW
 from benchmarks.problems import gradients, in_a_band, moments, problem
 from benchmarks.runner import EFFORTS, Line
-from diabat.attention.chain import ChainLayer, attend
+from diabat.attention.chain import attend
+from diabat.attention.chain_operators import ChainLaw
 from diabat.progress import new_bar
 
 STRENGTHS = (1, 10, 16, 17, 50, 150, 151, 400, 1000, math.nan)
@@ -60,11 +61,14 @@ def _chain(length: int, padding: int, dropout: float, backward: bool, strongest:
     q, k, v, cotangent = torch.randn(4, 1, 4, length, 64)
     J = torch.randn(1, 4, length - 1).clamp(-1, 1)
     J[0, 0, -1] = strongest
-    terms, law = [t.requires_grad_(backward) for t in (q, k, v, J)], ChainLayer(True, "odds", dropout)
+    terms, law = (
+        [t.requires_grad_(backward) for t in (q, k, v, J)],
+        ChainLaw("odds", q.shape[-1] ** -0.5, True, dropout),
+    )
     visible = torch.arange(length)[None] < length - padding
 
     def run() -> Any:
-        y = attend(law, q, k, v, J, visible)
+        y, _ = attend(law, q, k, v, J, visible)
         return torch.autograd.grad(y, terms, cotangent) if backward else y
 
     return Work(run)

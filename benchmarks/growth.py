@@ -162,7 +162,7 @@ def read_numbers() -> list[Case]:
 def window() -> list[Case]:
     """A layer forward and backward: 64 sequences, one head, width 64, projections included."""
     sizes = range(4, 17, 2)
-    short = {4: 1.0, 6: 1.0} | dict.fromkeys(sizes[2:], 0.5)
+    short = {4: 1 / 0.8, 6: 1 / 0.9, 8: 1.0} | dict.fromkeys(sizes[3:], 0.5)
     softmax = Peer(lambda T: step(peers.Softmax(WIDTH), T), {4: 1.5, 6: 1.5, 8: 1.5, 16: 3.0})
     compared = {
         "short torch layer": Peer(lambda T: step(peers.ShortLayer(WIDTH, T), T), short),
@@ -179,8 +179,8 @@ def layer(
 ) -> diabat.BoltzmannAttention:
     """A layer with couplings that are not zero."""
     made = diabat.BoltzmannAttention(width, heads, window, sampler=backend, **options)
-    if made.coupling_pairs is not None:
-        nn.init.normal_(made.coupling_pairs, std=0.3)
+    if made.couplings.pairs is not None:
+        nn.init.normal_(made.couplings.pairs, std=0.3)
     return made
 
 

@@ -17,7 +17,7 @@ VOCABULARY = 512
 
 def cases() -> list[Case]:
     """All of them."""
-    return [*coupled(), *calibrated(), *coalitions(), *interaction(), *fine_tuning(), *qwen()]
+    return [*coupled(), *called(), *calibrated(), *coalitions(), *interaction(), *fine_tuning(), *qwen()]
 
 
 def llama(layers: int, width: int, heads: int = 8, groups: int = 4, attention: str = "sdpa") -> Any:
@@ -49,17 +49,19 @@ def decoding(model: Any, ids: Tensor) -> Call:
     return torch.no_grad()(lambda: model(input_ids=ids[:, -1:], past_key_values=cache))
 
 
+def converted(window: int | None, **options: Any) -> Any:
+    """A Llama of 4 layers with random couplings."""
+    from diabat.huggingface import convert
+
+    model = convert(llama(4, 256), window, **options)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("couplings.pairs", "couplings.right_features")):
+            nn.init.normal_(parameter, std=0.2)
+    return model
+
+
 def coupled() -> list[Case]:
     """Couplings among the last T keys, or over a chain of all, in a Llama of 4 layers: a training step and a token."""
-
-    def converted(window: int | None, options: Mapping[str, Any]) -> Any:
-        from diabat.huggingface import convert
-
-        model = convert(llama(4, 256), window, **options)
-        for name, parameter in model.named_parameters():
-            if name.endswith(("coupling_pairs", "key_couplings.second")):
-                nn.init.normal_(parameter, std=0.2)
-        return model
 
     def step(model: Any) -> Call:
         from diabat.huggingface import parameter_groups
@@ -79,27 +81,24 @@ def coupled() -> list[Case]:
     def token(model: Any, length: int = 128) -> Call:
         return decoding(model, tokens(1, length))
 
-    def plain(_: int, way: Callable[[Any], Call], attention: str) -> Call:
-        return way(llama(4, 256, attention=attention))
-
-    def coupled_by(window: int, way: Callable[[Any], Call], options: dict[str, Any]) -> Call:
-        return way(converted(window, options))
+    def windows(window: int, way: Callable[[Any], Call], attention: str = "", **options: Any) -> Call:
+        return way(llama(4, 256, attention=attention) if attention else converted(window, **options))
 
     def chained(length: int, way: Callable[[Any], Call], attention: str = "") -> Call:
-        made = llama(4, 256, attention=attention) if attention else converted(None, {"couplings": "tokens"})
+        made = llama(4, 256, attention=attention) if attention else converted(None, couplings="tokens")
         return token(made, length) if way is token else way(made)
 
     kinds: dict[str, dict[str, Any]] = {
-        "odds": {}, "odds, far none": {"far": "none"}, "probability": {"weights": "probability"},
+        "odds": {}, "odds, far none": {"far": "none"}, "probability": {"readout": "probability"},
     }  # fmt: skip
     found = []
     for what, way in (("training step", step), ("decoded token", token)):
         compared = {
-            "sdpa": Peer(partial(plain, way=way, attention="sdpa"), {12: 3.0} if way is step else None),
-            "eager": Peer(partial(plain, way=way, attention="eager")),
+            "sdpa": Peer(partial(windows, way=way, attention="sdpa"), {12: 3.0} if way is step else None),
+            "eager": Peer(partial(windows, way=way, attention="eager")),
         }
         for name, options in kinds.items():
-            build: Build = partial(coupled_by, way=way, options=options)
+            build: Build = partial(windows, way=way, **options)
             found.append(Case(f"Llama/{what}, {name}", build, (8, 12, 16), "T", peers=compared))
         beside = {
             "sdpa": Peer(partial(chained, way=way, attention="sdpa"), None if way is step else 1 / 0.7),
@@ -108,6 +107,22 @@ def coupled() -> list[Case]:
         lengths = (256,) if way is step else (128, 2048)
         found.append(Case(f"Llama/{what}, chain", partial(chained, way=way), lengths, "L", peers=beside))
     return found
+
+
+def called() -> list[Case]:
+    """What transformers calls in a layer, forward and backward: windows of 8 in 4 x 96 tokens."""
+
+    def build(far: str, attention: str = "boltzmann") -> Call:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        model = converted(8, far=far) if attention == "boltzmann" else llama(4, 256)
+        q, k, v = (torch.randn(4, heads, 96, 32, requires_grad=True) for heads in (8, 4, 4))
+        mask = torch.ones(1, 1, 96, 96, dtype=torch.bool).tril() if attention == "boltzmann" else None
+        call = partial(ALL_ATTENTION_FUNCTIONS[attention], model.model.layers[0].self_attn, q, k, v, mask)
+        return lambda: call()[0].sum().backward()
+
+    sdpa = {"sdpa": Peer(partial(build, attention="sdpa"))}
+    return [Case("Llama/attention alone", build, ("independent", "none"), "far", peers=sdpa, target=3e-3)]
 
 
 def calibrated() -> list[Case]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -13,17 +13,19 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 import diabat
 from benchmarks import peers
-from benchmarks.case import Build, Call, Case, Peer, Work
+from benchmarks.case import Call, Case, Peer, Work
 from benchmarks.growth import layer, step
-from diabat.attention.chain import ChainLayer, attend
+from diabat.attention.chain import attend
+from diabat.attention.chain_operators import ChainLaw, by_operators
+from diabat.attention.visible import Visible
 from diabat.models import Transformer, TransformerOptions
 
 SYMBOLS, BATCH, LENGTH, FEATURES, HEADS = 61, 64, 512, 64, 8
 KINDS: dict[str, dict[str, Any]] = {
     "probability": {},
-    "odds": {"weights": "odds"},
+    "odds": {"readout": "odds"},
     "far probability": {"far": "independent"},
-    "far odds": {"weights": "odds", "far": "independent"},
+    "far odds": {"readout": "odds", "far": "independent"},
     "fields and mixing": {"mode": "h"},
 }
 
@@ -35,28 +37,32 @@ def cases() -> list[Case]:
 
 
 def one_layer() -> list[Case]:
-    """Width 32, one head: 64 sequences forward, and one sequence of 8 tokens by each backend."""
+    """One sequence of 8 tokens by each backend; and 512 tokens of 4 heads: mode softmax, one strong coupling."""
 
-    def forward(T: int, backend: str, sequences: int = BATCH) -> Call:
-        made, x = layer(backend, T, 32), torch.randn(sequences, T, 32)
-        return torch.no_grad()(partial(made, x))
+    def softmax(size: str, sdpa: bool = False) -> Call:
+        T, far = int(size.partition(",")[0]), "far" in size
+        options: dict[str, Any] = (
+            {"window": 8, "relative": True, "far": "independent"} if far else {"window": T}
+        )
+        ours = diabat.BoltzmannAttention(FEATURES, 4, mode="softmax", **options)
+        return step(peers.Softmax(FEATURES, 4) if sdpa else ours, T, LENGTH // T)
 
-    def softmax(T: int) -> Call:
-        return torch.no_grad()(partial(peers.Softmax(32), torch.randn(BATCH, T, 32)))
+    def strong(kind: str, strongest: float = 20.0) -> Call:
+        torch.manual_seed(0)
+        made = relative(8, 4, **KINDS[kind])
+        next(p for name, p in made.named_parameters() if "pairs" in name).data[0, 0] = strongest
+        return step(made, BATCH, LENGTH // BATCH)
 
-    compared = {"softmax": Peer(softmax)}
-    backends = ("exact", "mean_field", "dqa", "tempering")
-    forwards = {name: partial(forward, backend=name) for name in backends[:2]}
+    backends, sizes = ("exact", "mean_field", "dqa", "tempering"), ("8", "64", "512", "512, far keys")
+    sdpa, weak = Peer(partial(softmax, sdpa=True), 1.05), Peer(partial(strong, strongest=0.3), 1.05)
     return [
-        *(Case(f"layer/forward, {name}", by, (8, 16), "T", peers=compared) for name, by in forwards.items()),
-        Case("layer/one sequence, forward", lambda name: forward(8, name, 1), backends, ""),
         Case("layer/one sequence, gradients", lambda name: step(layer(name, 8, 32), 8, 1, 32), backends, ""),
+        Case("layer/mode softmax", softmax, sizes, "T", peers={"SDPA in the same layer": sdpa}),
+        Case("layer/one J of 20 in one head", strong, ("odds", "far odds"), "", peers={"J of 0.3": weak}),
     ]
 
 
-def model(
-    mode: str, window: int, sampler: str = "exact", **options: Any
-) -> tuple[Transformer, Tensor, Tensor]:
+def model(mode: str, window: int, sampler: str = "exact", **options: Any) -> tuple[nn.Module, Tensor, Tensor]:
     """The paper's Tiny Shakespeare model, and a batch of random symbols and targets."""
     torch.manual_seed(0)
     made = Transformer(TransformerOptions(mode=mode, **options), SYMBOLS, SYMBOLS, window, sampler)
@@ -147,12 +153,18 @@ def long_sequences() -> list[Case]:
 
     def coupled(window: int, batch: int, options: dict[str, Any]) -> Work:
         made = relative(window, 1, **options)
-        made.output = nn.Identity()  # type: ignore[assignment]  # leaves attention proper
         q, k, v = inputs(batch)
-        leaves = [q, k, v, *(p for p in (made.coupling_pairs,) if p is not None)]
-        cotangent = torch.randn(batch, LENGTH, FEATURES)
-        call = partial(made._attend, q, k, v, None)
-        return Work(lambda: torch.autograd.grad(call()[0], leaves, cotangent), batch * LENGTH)
+        leaves = [q, k, v, *(p for p in (made.couplings.pairs,) if p is not None)]
+        cotangent = torch.randn(batch, 1, LENGTH, FEATURES)
+
+        def run() -> Any:
+            y = diabat.boltzmann_attention(
+                q[:, None], k[:, None], v[:, None], made.couplings, is_causal=True, readout=made.readout, far=made.far
+            )  # fmt: skip
+            assert isinstance(y, Tensor)
+            return torch.autograd.grad(y, leaves, cotangent)
+
+        return Work(run, batch * LENGTH)
 
     def softmax(_: int, batch: int) -> Work:
         qkv, cotangent = inputs(batch), torch.randn(batch, 1, LENGTH, FEATURES)
@@ -165,7 +177,7 @@ def long_sequences() -> list[Case]:
         return Work(run, batch * LENGTH)
 
     def far(length: int) -> Call:
-        made, x = relative(8, 1, weights="odds", far="independent"), torch.randn(1, length, FEATURES)
+        made, x = relative(8, 1, readout="odds", far="independent"), torch.randn(1, length, FEATURES)
         return lambda: made(x).sum().backward()
 
     targets = {name: {8: 1.0, 12: 1.0, 16: 4.0} for name in ("probability", "odds")}
@@ -188,21 +200,20 @@ def chains() -> list[Case]:
         torch.manual_seed(0)
         made: nn.Module = peers.Softmax(width, 4)
         if not softmax:
-            made = diabat.BoltzmannAttention(width, 4, None, relative=True, weights="odds")
+            made = diabat.ChainAttention(width, 4, readout="odds")
         x = torch.randn(max(1, 2048 // length), length, width, requires_grad=backward)
         if backward:
             return lambda: made(x).sum().backward()
         return torch.no_grad()(partial(made, x))
 
     def token(length: int, softmax: bool = False) -> Call:
-        plain: dict[str, Any] = {"mode": "softmax", "attention_window": 4096}
+        plain: dict[str, Any] = {"mode": "softmax", "attention_window": 4096, "relative": True}
         options = TransformerOptions(
-            num_heads=4, num_layers=4, embed_dim=96, relative=True, weights="odds", positions="rope",
+            num_heads=4, num_layers=4, embed_dim=96, readout="odds", positions="rope",
             **(plain if softmax else {"couplings": "tokens"}),
         )  # fmt: skip
         made = Transformer(options, SYMBOLS, SYMBOLS, 4096, "exact" if softmax else "banded").eval()
-        new = torch.zeros(1, dtype=torch.int64)
-        return tokens_behind(made, lambda _: new, torch.randint(SYMBOLS, (1, length)))
+        return tokens_behind(made, torch.zeros(1, dtype=torch.int64), torch.randint(SYMBOLS, (1, length)))
 
     sizes = (128, 512, 2048)
     compared = [
@@ -211,24 +222,39 @@ def chains() -> list[Case]:
             peers={"softmax": Peer(partial(build, width=width, backward=backward, softmax=True), target)},
         )
         for width in (96, 256)
-        for name, backward, target in (("forward", False, 2.0), ("gradients", True, 2.5))
+        for name, backward, target in (("forward", False, 2.0), ("gradients", True, {2048: 1.3}))
     ]  # fmt: skip
     decoded = Peer(partial(token, softmax=True), 1 / 0.7)
     token_case = Case("chains/decoded token", token, sizes, "L", peers={"softmax": decoded})
-    return [*compared, token_case, cached_token(), *chain_kernel()]
+
+    def weights(length: int, shown: bool = True) -> Call:
+        made, x = diabat.ChainAttention(96, 4, readout="odds"), torch.randn(1, length, 96)
+        return torch.no_grad()(lambda: made(x, None, shown))
+
+    def operators(length: int) -> Call:
+        q, k, v = torch.randn(3, 1, 8, length, 64, requires_grad=True)
+        law, seen = ChainLaw("odds", 0.125, True), Visible(length, length, True)
+        J = torch.full((1, 8, length - 1), 0.5, requires_grad=True)
+        return lambda: by_operators(law, q, k, v, J, seen)[0].sum().backward()
+
+    without = Peer(partial(weights, shown=False))
+    return [
+        *compared, token_case, cached_token(), *chain_kernel(),
+        Case("chains/weights of all keys", weights, (512, 2000), "L", peers={"without": without}),
+        Case("chains/memory, operators of 8 heads", operators, (1024, 4096), "L", fresh=True),
+    ]  # fmt: skip
 
 
-def tokens_behind(made: Any, new: Callable[[int], Tensor], prompt: Tensor) -> Call:
-    """One token after another behind a prompt, from the prompt again after 64 of them."""
+def tokens_behind(made: Any, new: Tensor, prompt: Tensor) -> Call:
+    """The same token again and again behind a prompt, and from the prompt anew after 64 of them."""
     with torch.no_grad():
-        start = made.prefill(prompt)[1]
-    states = [start]
+        state = start = made.prefill(prompt)[1]
+    turns = cycle(range(64))
 
     @torch.no_grad()
     def step() -> None:
-        if int(states[0].position) == prompt.shape[1] + 64:
-            states[0] = start
-        states.append(made.step(new(int(states[0].position)), states.pop())[1])
+        nonlocal state
+        state = made.step(new, state if next(turns) else start)[1]
 
     return step
 
@@ -238,31 +264,32 @@ def cached_token() -> Case:
 
     def ours(size: str) -> Call:
         kind, width = size.split(", ")
-        more: dict[str, Any] = {} if kind == "chain" else {"far": "independent"}
-        window = None if kind == "chain" else 8
-        made = diabat.BoltzmannAttention(int(width), 4, window, relative=True, weights="odds", **more)
-        x = torch.randn(1, LENGTH + 64, int(width))
-        return tokens_behind(made, lambda at: x[:, at], x[:, :LENGTH])
+        made: Any = diabat.ChainAttention(int(width), 4, readout="odds")
+        if kind != "chain":
+            made = diabat.BoltzmannAttention(
+                int(width), 4, 8, relative=True, readout="odds", far="independent"
+            )
+        return tokens_behind(made, torch.randn(1, int(width)), torch.randn(1, LENGTH, int(width)))
 
     def cached(size: str) -> Call:
         width = int(size.split(", ")[1])
-        project, output = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        keys, values, at = *torch.randn(2, 1, 4, LENGTH + 64, width // 4), [LENGTH]
-        x = torch.randn(1, 1, width)
+        project, output, x = nn.Linear(width, 3 * width), nn.Linear(width, width), torch.randn(1, 1, width)
+        keys, values = torch.randn(2, 1, 4, LENGTH + 64, width // 4)
+        places = cycle(range(LENGTH, LENGTH + 64))
 
         @torch.no_grad()
-        def step() -> None:
-            here = at[0] = LENGTH if at[0] == LENGTH + 64 else at[0]
-            q, k, v = project(x).view(1, 1, 3, 4, -1).permute(2, 0, 3, 1, 4)
-            keys[:, :, here : here + 1], values[:, :, here : here + 1], at[0] = k, v, here + 1
-            seen = slice(here + 1)
-            y = nn.functional.scaled_dot_product_attention(q, keys[:, :, seen], values[:, :, seen])
-            output(y.transpose(1, 2).flatten(2))
+        def step() -> Tensor:
+            n = next(places) + 1
+            q, k, v = project(x).view(3, 1, 4, 1, -1)
+            keys[:, :, n - 1 : n], values[:, :, n - 1 : n] = k, v
+            y = nn.functional.scaled_dot_product_attention(q, keys[:, :, :n], values[:, :, :n])
+            return output(y.view(1, 1, -1))
 
         return step
 
-    sizes = tuple(f"{kind}, {width}" for kind in ("chain", "window of 8") for width in (96, 512))
-    return Case("decoding/one layer", ours, sizes, "layer, width", peers={"cache of SDPA": Peer(cached)})
+    sizes = [f"{kind}, {width}" for kind in ("chain", "window of 8") for width in (96, 512)]
+    peer = Peer(cached, {size: 2.0 if "96" in size else 1 / 0.7 for size in sizes})
+    return Case("decoding/one layer", ours, sizes, "layer, width", peers={"cache of SDPA": peer})
 
 
 def chain_kernel() -> list[Case]:
@@ -278,7 +305,7 @@ def chain_kernel() -> list[Case]:
             if softmax:
                 y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             else:
-                y = attend(ChainLayer(True, "odds"), q, k, v, J, None)
+                y, _ = attend(ChainLaw("odds", q.shape[-1] ** -0.5, True), q, k, v, J, None)
             return torch.autograd.grad(y, given, cotangent) if backward else y
 
         return Work(run, 2 * LENGTH * (LENGTH + 1))
@@ -298,40 +325,28 @@ def padded() -> list[Case]:
     def build(window: int, padding: bool) -> Work:
         made, x = relative(window, 1), torch.randn(16, LENGTH, FEATURES)
 
-        def masks() -> Iterator[Tensor | None]:
-            while True:
-                hidden = torch.arange(LENGTH) < torch.randint(LENGTH // 2, (16, 1))
-                yield hidden if padding else None
+        def run() -> None:
+            hidden = torch.arange(LENGTH) < torch.randint(LENGTH // 2, (16, 1))
+            made(x, hidden if padding else None).sum().backward()
 
-        drawn = masks()
-        return Work(lambda: made(x, next(drawn)).sum().backward(), 16 * LENGTH)
+        return Work(run, 16 * LENGTH)
 
-    ours, without = partial(build, padding=True), Peer(partial(build, padding=False), 1.1)
-    peer = {"without padding": without}
+    ours, peer = partial(build, padding=True), {"without padding": Peer(partial(build, padding=False), 1.1)}
     return [Case("long sequences/left padding", ours, (8, 12, 16), "T", "token", peer)]
 
 
 def decoding() -> list[Case]:
     """One token after another through a layer of 8 heads with its projections, after prompts of two lengths."""
 
-    def build(window: int, length: int, options: dict[str, Any]) -> Callable[[], None]:
-        made, x = relative(window, HEADS, **options), torch.randn(1, length, FEATURES)
-        plain: dict[str, Any] = {"relative": True, "mode": "softmax", "far": made.far}
-        softmax = diabat.BoltzmannAttention(FEATURES, HEADS, window, **plain)
-        with torch.no_grad():
-            state = softmax.prefill(x)[1]
+    def build(window: int, name: str, length: int) -> Call:
+        x = torch.randn(1, length, FEATURES)
+        return tokens_behind(relative(window, HEADS, **KINDS[name]), x[:, 0], x)
 
-        @torch.no_grad()
-        def run() -> None:
-            nonlocal state
-            state = made.step(x[:, 0], state)[1]
-
-        return run
-
-    found = []
-    for name in ("probability", "odds", "far odds"):
-        for length in (64, 4096):
-            way: Build = partial(build, length=length, options=KINDS[name])
-            title = f"decoding/{name}, after {length}"
-            found.append(Case(title, way, (8, 12, 16), "T", "token", target=1.5e-3))
-    return found
+    return [
+        Case(
+            f"decoding/{name}, after {length}", partial(build, name=name, length=length), (8, 12, 16), "T", "token",
+            target=1.5e-3,
+        )
+        for name in ("probability", "odds", "far odds")
+        for length in (64, 4096)
+    ]  # fmt: skip

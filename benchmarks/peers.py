@@ -122,15 +122,15 @@ class ShortLayer(Softmax):
         super().__init__(width)
         states = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=window)))
         j, k = torch.triu_indices(window, window, 1)
-        visible = torch.ones(window, window).tril()
-        self.couplings = nn.Parameter(torch.zeros(len(j)))
-        self.states, self.pairs, self.up = states, states[:, j] * states[:, k], (states > 0).float()
-        self.visible, self.visible_pairs = visible, visible[:, j] * visible[:, k]
+        visible = self.visible = torch.ones(window, window).tril()
+        self.couplings, self.scale = nn.Parameter(torch.zeros(len(j))), visible / math.sqrt(width)
+        self.signs, self.pairs = states.T.contiguous(), (states[:, j] * states[:, k]).T.contiguous()
+        self.up, self.visible_pairs = (states > 0).float(), visible[:, j] * visible[:, k]
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Mixed values, [B, T, width]."""
-        h = q @ k.mT / math.sqrt(q.shape[-1]) * self.visible
-        exponent = h @ self.states.T + (self.visible_pairs * self.couplings) @ self.pairs.T
+        h = q @ k.mT * self.scale
+        exponent = h @ self.signs + (self.visible_pairs * self.couplings) @ self.pairs
         alpha = (exponent.softmax(-1) @ self.up) * self.visible
         return alpha / alpha.sum(-1, keepdim=True) @ v
 

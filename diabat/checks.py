@@ -117,7 +117,18 @@ def check_flag(name: str, value: Any) -> None:
         raise ArgumentError(name, f"expected True or False, got {value!r}.")
 
 
+def refuse_unknown(options: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ArgumentTypeError, which suggests the nearest name, for an option that there is not."""
+    names = tuple(known)
+    for name in options:
+        if name not in names:
+            hint = did_you_mean(name, names)
+            raise ArgumentTypeError(name, f"expected an option among {', '.join(names)}, got this one.{hint}")
+
+
 def did_you_mean(value: Any, known: Iterable[str]) -> str:
     """Return the hint " Did you mean ...?" with the nearest known name; empty if no name is similar."""
-    near = difflib.get_close_matches(str(value), known, n=1)
+    names, given = tuple(known), str(value)
+    of_other_case = [name for name in names if name.casefold() == given.casefold()]
+    near = of_other_case or difflib.get_close_matches(given, names, n=1)
     return f" Did you mean '{near[0]}'?" if near else ""

@@ -13,10 +13,10 @@ import diabat
 def main() -> None:
     torch.manual_seed(0)
     layer = diabat.BoltzmannAttention(
-        embed_dim=32, num_heads=2, window=6, relative=True, far="independent", weights="odds", rotary=True
+        embed_dim=32, num_heads=2, window=6, relative=True, far="independent", readout="odds", rotary=True
     )
-    assert layer.coupling_pairs is not None
-    torch.nn.init.normal_(layer.coupling_pairs, std=0.3)
+    assert layer.couplings.pairs is not None
+    torch.nn.init.normal_(layer.couplings.pairs, std=0.3)
     x = torch.randn(3, 40, 32)
     with torch.no_grad():
         prompt, state = layer.prefill(x[:, :10])

@@ -39,11 +39,8 @@ def recall_by_hand(task: RecallOptions, coupling: float, field: float) -> Transf
     layer.query.bias[-1], layer.key.bias[-1] = -field * math.sqrt(size), 1.0
     layer.value.weight.copy_(values)
     layer.output.weight.copy_(torch.eye(size))
-    assert layer.coupling_pairs is not None
-    first = task.window - task.queries - 2 * task.longest
-    layer.coupling_pairs[:, first : task.window - task.queries : 2] = (
-        coupling  # the pairs (0, 1), (2, 3), ...
-    )
+    first, pairs = task.window - task.queries - 2 * task.longest, layer.couplings.get_parameter("pairs")
+    pairs[:, first : task.window - task.queries : 2] = coupling  # the pairs (0, 1), (2, 3), ...
     model.norm.weight.fill_(1.0)
     model.head.weight.copy_(torch.eye(size)[symbols:-1])
     return model.eval()

@@ -37,7 +37,7 @@ from experiments.training import Backward, parameters_by_name, size_of, step_ms
 OWN_RATE, EVERY = 1e-2, 50
 """Rate of couplings, gates and biases, which do not decay; steps between looks at the share of right answers."""
 
-CHAIN: Row = {"relative": True, "couplings": "gates", "coupling_init": CouplingInit(mean=6.0)}
+CHAIN: Row = {"couplings": "gates", "coupling_init": CouplingInit(mean=6.0)}
 SOFTMAX: Row = {"mode": "softmax"}
 CONVOLUTIONS = {
     "keys convolved, 2": ("k", 2),
@@ -49,7 +49,7 @@ MODELS: dict[str, Row] = {
     "chain, gates, J = .25": {**CHAIN, "coupling_init": CouplingInit(mean=1.0)},
     "chain, tokens": {**CHAIN, "couplings": "tokens", "coupling_init": CouplingInit(mean=1.0)},
     "chain, distance": {**CHAIN, "couplings": "distance", "coupling_init": CouplingInit(mean=1.0)},
-    "chain, gates, odds": {**CHAIN, "weights": "odds"},
+    "chain, gates, odds": {**CHAIN, "readout": "odds"},
     "softmax": {**SOFTMAX, "positions": "rope"},
     "softmax, two layers": {**SOFTMAX, "positions": "rope", "num_layers": 2},
     "softmax, two layers, +4 on the previous token": {
@@ -109,7 +109,7 @@ def right(model: Transformer, study: Study, size: int, count: int = 1_000) -> di
 
 def groups(model: Transformer, decay_of_scores: float) -> list[Row]:
     """Couplings, gates and biases have a rate of their own and do not decay; decay of queries and keys is given."""
-    own = (".key_couplings.", ".gate_", ".offset_bias"), {"lr": OWN_RATE, "weight_decay": 0.0}
+    own = (".couplings.", ".gate_", ".offset_bias"), {"lr": OWN_RATE, "weight_decay": 0.0}
     scores = (".attention.query.", ".attention.key."), {"weight_decay": decay_of_scores}
     return parameters_by_name(model, own, scores)
 

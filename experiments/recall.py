@@ -29,11 +29,11 @@ from diabat.tasks import RecallOptions, Task
 from diabat.training.evaluate import evaluate
 from diabat.training.optimizer import token_loss
 from experiments.common import Row, add_choice, every_seed, parser, report, same_settings
-from experiments.rivals import replace_attention, reset, rival_of
+from experiments.rivals import add_rival, reset, rival_of
 from experiments.training import parameters_by_name, size_of
 
 BATCH, EVERY, SOLVED = 128, 25, 0.995
-NEIGHBOURS, BOUND = CouplingInit(mean=0.5, distance=1), CouplingInit(mean=1.0, distance=1)
+NEIGHBOURS, BOUND = CouplingInit(mean=0.5, max_distance=1), CouplingInit(mean=1.0, max_distance=1)
 BAND: Row = {"bandwidth": 1, "coupling_init": NEIGHBOURS}
 ANNEAL_OPTIONS: Row = {"engine": "native", "annealing_time_ns": 5.0, "precision": "single"}
 ANNEAL: Row = {"backend": "dqa", **ANNEAL_OPTIONS}
@@ -47,7 +47,7 @@ MODELS: dict[str, Row] = {
     "h+J": {"coupling_init": NEIGHBOURS},
     "h+J+K": {"mode": "h+J+K", "coupling_init": NEIGHBOURS},
     "h+J, band of 1": {"sampler": {"backend": "banded"}, **BAND},
-    "h+J, band of 1, odds": {"sampler": {"backend": "banded"}, "weights": "odds", **BAND},
+    "h+J, band of 1, odds": {"sampler": {"backend": "banded"}, "readout": "odds", **BAND},
     "h+J, band of 1, mean field": {"sampler": {"backend": "mean_field"}, **BAND},
     "h+J of the last 8 keys": {
         "relative": True, "attention_window": 8, "far": "independent", "coupling_init": NEIGHBOURS,
@@ -65,9 +65,9 @@ STARTS: dict[str, CouplingInit | None] = {
     "J = 0": None,
     "N(0, .1²)": CouplingInit(std=0.1),
     "N(0, .3²)": CouplingInit(std=0.3),
-    "neighbours N(0, .3²)": CouplingInit(std=0.3, distance=1),
-    "neighbours -.5": CouplingInit(mean=-0.5, distance=1),
-    "neighbours +.25": CouplingInit(mean=0.25, distance=1),
+    "neighbours N(0, .3²)": CouplingInit(std=0.3, max_distance=1),
+    "neighbours -.5": CouplingInit(mean=-0.5, max_distance=1),
+    "neighbours +.25": CouplingInit(mean=0.25, max_distance=1),
     "neighbours +.5": NEIGHBOURS,
     "neighbours +1": BOUND,
 }
@@ -109,7 +109,7 @@ RECIPES: dict[str, Row] = {
 
 BACKENDS: dict[str, Row] = {
     "banded": {"sampler": {"backend": "banded"}},
-    "banded, odds": {"sampler": {"backend": "banded"}, "weights": "odds"},
+    "banded, odds": {"sampler": {"backend": "banded"}, "readout": "odds"},
     "mean field": {"sampler": {"backend": "mean_field"}},
 }
 
@@ -121,7 +121,7 @@ OWN = {name: {**model, **OWN_INIT} for name, model in MODELS.items()}
 MANY: Row = {"pairs": 16, "queries": 4}
 EVERY_PLACE: dict[str, Row] = {
     **{name: OWN[name] for name in MODELS if name.startswith("softmax")},
-    **{f"{name}{odds}": {**model, **OWN_INIT, **({"weights": "odds"} if odds else {})}
+    **{f"{name}{odds}": {**model, **OWN_INIT, **({"readout": "odds"} if odds else {})}
        for name, model in (("h+J, J per position", MODELS["h+J"]), ("h+J, windows", EVERYWHERE))
        for odds in ("", ", odds")},
 }  # fmt: skip
@@ -191,11 +191,7 @@ def built(options: Row, task: Task, width: int, seed: int) -> Transformer:
         reset(model)
     if arguments or options.get("mode") == "softmax":
         plain = [block.attention for block in model.all_blocks()]
-        more: Row = {}
-        if plain[0].key_couplings is not None:
-            more = {name: options[name] for name in ("relative", "couplings", "weights") if name in options}
-            more |= {"mode": "h+J", "sampler": plain[0].sampler}
-        replace_attention(model, rival, arguments, task.window, **more)
+        add_rival(model, rival, arguments)
         for layer, block in zip(plain, model.all_blocks(), strict=True):
             block.attention.load_state_dict(layer.state_dict(), strict=False)
     return model
@@ -212,8 +208,11 @@ def use(model: Transformer, sampler: Row) -> None:
 
 def groups(model: Transformer, coupling_rate: float, feature_rate: float = 2e-4) -> list[Row]:
     """Parameters for an optimiser: couplings and gates, and features, have rates of their own, and no weight decay."""
-    features = (".key_couplings.first", ".key_couplings.second"), {"lr": feature_rate, "weight_decay": 0.0}
-    others = (".coupling_", ".key_couplings.", ".gate_", ".offset_bias")
+    features = (
+        (".couplings.left_features", ".couplings.right_features"),
+        {"lr": feature_rate, "weight_decay": 0.0},
+    )
+    others = (".coupling_", ".couplings.", ".gate_", ".offset_bias")
     return parameters_by_name(model, features, (others, {"lr": coupling_rate, "weight_decay": 0.0}))
 
 

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from diabat.attention import BoltzmannAttention
 from diabat.models.explanation import explain_decoder
 from diabat.models.transformer import Transformer
 from diabat.plots import COLOURS, Line, Panel, draw_panel, new_figure, save_figure, tidy
@@ -30,12 +30,11 @@ def main() -> None:
     run = load_run(folder / "exact")
     assert isinstance(run.model, Transformer)
     layer = run.model.attention_layers()[0]
-    couplings, pairs = layer.couplings(), layer.coupling_pairs
+    assert isinstance(layer, BoltzmannAttention)
+    couplings = layer.couplings.matrix()
     assert couplings is not None
-    assert pairs is not None
     J, bound = couplings[0, 0].detach(), _weights(run)
-    with torch.no_grad():
-        pairs.zero_()
+    layer.couplings.hold(0)
     figure = new_figure(13.5, 3.9)
     axes = figure.subplots(1, 3, width_ratios=(1.1, 1.4, 1.2))
     _draw_couplings(figure, axes[0], J)

@@ -38,7 +38,7 @@ TOKENS = {
 """Expression of a token, and how many of them have a symbol; the rest share symbol 0."""
 
 BANDED: Row = {"sampler": {"backend": "banded"}, **BAND}
-CHAIN: Row = {"sampler": {"backend": "banded"}, "relative": True, "couplings": "tokens", "weights": "odds"}
+CHAIN: Row = {"sampler": {"backend": "banded"}, "couplings": "tokens", "readout": "odds"}
 """Over the whole context, see experiments/chains.py."""
 
 MODELS: dict[str, Row] = {
@@ -46,7 +46,7 @@ MODELS: dict[str, Row] = {
     "softmax, keys convolved": {"mode": "softmax", "convolved": ("k",)},
     "softmax, q, k, v convolved": {"mode": "softmax", "convolved": ("qkv",)},
     "h+J, band of 1": BANDED,
-    "h+J, band of 1, odds": {**BANDED, "weights": "odds"},
+    "h+J, band of 1, odds": {**BANDED, "readout": "odds"},
     "chain, J from distance": {**CHAIN, "couplings": "distance"},
     "chain, J from tokens": CHAIN,
     "chain, J from tokens, q, k, v convolved": {**CHAIN, "convolved": ("qkv",)},

@@ -1,20 +1,21 @@
 """Rivals of couplings: softmax over queries, keys and values that a convolution or a gated scan has mixed before.
 
-They are the strongest that a reader would name (docs/chains.md, docs/recall.md), and use torch's own attention.
+They are the strongest that a reader would name (docs/chains.md, docs/recall.md).
 :func:`built` makes the models of the studies of chains and segments.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diabat.attention import BoltzmannAttention
+from diabat.attention import BoltzmannAttention, ChainAttention
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.models.transformer import Transformer, TransformerOptions
 from experiments.common import Row
@@ -30,56 +31,46 @@ TAPS: dict[str, tuple[float, float] | None] = {
 """Where the last two taps of a convolution begin, with N(0, .1²) on all; None draws what torch draws."""
 
 
-class Softmax(BoltzmannAttention):
-    """Causal ``scaled_dot_product_attention`` with the projections of our layer; with other modes our layer itself.
+class Rival(nn.Module):
+    """Changes what some of the projections ``q``, ``k`` and ``v`` of a layer give, before rotary positions.
 
-    A rival changes what the projections ``query``, ``key`` and ``value`` give, before rotary positions.
+    Scanned(block.attention, "kv", start=0.9)  # a submodule ``rival`` of the layer from now on
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, window: int | None, **options: Any) -> None:
-        super().__init__(embed_dim, num_heads, window, **{"mode": "softmax", "rotary": True, **options})
-
-    def _change(self, names: str, rival: Callable[[str, Tensor, Tensor], Tensor]) -> None:
-        """Let ``rival(name, x, found)`` replace what the projections named q, k or v find in tokens x."""
-        for name, layer in (("q", self.query), ("k", self.key), ("v", self.value)):
+    def __init__(self, layer: BoltzmannAttention | ChainAttention, names: str) -> None:
+        super().__init__()
+        self.embed_dim, self.num_heads = layer.embed_dim, layer.num_heads
+        for name, projection in (("q", layer.query), ("k", layer.key), ("v", layer.value)):
             if name in names:
-                layer.register_forward_hook(lambda _, x, found, name=name: rival(name, x[0], found))
+                projection.register_forward_hook(partial(self._hook, name))
+        layer.add_module("rival", self)
 
-    def _of_heads(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_mask: Tensor | None,
-        band: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        if self.mode != "softmax" or key_mask is not None or need_weights:
-            return super()._of_heads(q, k, v, key_mask, band, need_weights)
-        out: Tensor = self.output(merged_heads(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
-        return out, None
+    def _hook(self, name: str, _: nn.Module, x: tuple[Tensor], found: Tensor) -> Tensor:
+        return self.changed(name, x[0], found)
+
+    def changed(self, name: str, x: Tensor, found: Tensor) -> Tensor:
+        """What takes the place of what a projection finds in tokens x, both [B, L, D]."""
+        raise NotImplementedError
 
 
-class Convolved(Softmax):
-    """Attention with causal depthwise convolutions over keys (``k``), or over queries, keys and values (``qkv``)."""
+class Convolved(Rival):
+    """Causal depthwise convolutions over keys (``k``), or over queries, keys and values (``qkv``)."""
 
     def __init__(
-        self, embed_dim: int, num_heads: int, window: int | None, convolved: str, taps: int = 3,
-        start: str = "torch", **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(embed_dim, num_heads, window, **options)
+        self, layer: BoltzmannAttention | ChainAttention, convolved: str, taps: int = 3, start: str = "torch"
+    ) -> None:
+        super().__init__(layer, convolved)
         self.taps, self.convolutions, begin = taps, nn.ModuleDict(), TAPS[start]
         for name in convolved:
-            filters = nn.Conv1d(embed_dim, embed_dim, taps, groups=embed_dim, bias=False)
+            filters = nn.Conv1d(self.embed_dim, self.embed_dim, taps, groups=self.embed_dim, bias=False)
             self.convolutions[name] = filters
             if begin is not None:
                 nn.init.normal_(filters.weight, std=0.1)
                 filters.weight.data[..., -2:] += torch.tensor(begin)
-        self._change(convolved, self._convolved)
 
-    def _convolved(self, name: str, _: Tensor, tokens: Tensor) -> Tensor:
+    def changed(self, name: str, x: Tensor, found: Tensor) -> Tensor:
         """Features side by side: twice as fast as ``Conv1d`` on a processor, and without copies before attention."""
-        rows = F.pad(tokens, (0, 0, self.taps - 1, 0)).mT[:, :, None]
+        rows = F.pad(found, (0, 0, self.taps - 1, 0)).mT[:, :, None]
         weight = self.convolutions.get_parameter(f"{name}.weight")[:, :, None]
         return F.conv2d(rows, weight, groups=self.embed_dim)[:, :, 0].mT
 
@@ -92,29 +83,25 @@ class Centred(Convolved):
         for filters in self.convolutions.parameters():
             filters.data = filters.roll(-(self.taps // 2), -1)  # the identity is in the middle
 
-    def _convolved(self, name: str, x: Tensor, tokens: Tensor) -> Tensor:
+    def changed(self, name: str, x: Tensor, found: Tensor) -> Tensor:
+        """As in the base class, half of the taps later."""
         half = self.taps // 2
-        return super()._convolved(name, x, F.pad(tokens, (0, 0, 0, half)))[:, half:]
+        return super().changed(name, x, F.pad(found, (0, 0, 0, half)))[:, half:]
 
 
-class Scanned(Softmax):
-    r"""Attention over keys (``k``), or keys and values (``kv``), that each pass a scan with one gate per head.
+class Scanned(Rival):
+    r"""Keys (``k``), or keys and values (``kv``), that each pass a scan with one gate per head.
 
     k_j <- g_j k_{j-1} + (1 - g_j) k_j,   g_j = σ(w·x_j + b),   as of a minGRU with a scalar gate.
 
     With two directions the scan from the right has its own gate, and a key is the mean of both.  That scan sees later
     tokens, so that only the last positions may ask.  It is for whole sequences, not for decoding.
 
-        block.attention = Scanned(64, 1, context, "kv", start=0.9)
-
     Args:
-        embed_dim: Features of a token.
-        num_heads: H.
-        window: The longest sequence; None with chains, whose options follow.
+        layer: The layer, of H heads.
         over: ``k`` or ``kv``.
         directions: 1 from the left, 2 from both sides.
         start: g at first, in (0, 1): b = logit(start) and w = 0.
-        options: Those of :class:`diabat.BoltzmannAttention`; softmax with rotary positions unless they say otherwise.
 
     Attributes:
         gate_weight: w, [len(over) · directions · H, embed_dim].  Give it and b a rate of 1e-2 and no weight decay; they
@@ -123,27 +110,26 @@ class Scanned(Softmax):
     """
 
     def __init__(
-        self, embed_dim: int, num_heads: int, window: int | None, over: str = "k", directions: int = 1,
-        start: float = 0.5, **options: Any,
+        self, layer: BoltzmannAttention | ChainAttention, over: str = "k", directions: int = 1, start: float = 0.5
     ) -> None:  # fmt: skip
-        super().__init__(embed_dim, num_heads, window, **options)
+        super().__init__(layer, over)
         self.over, self.directions = over, directions
-        rows = len(over) * directions * num_heads
-        self.gate_weight = nn.Parameter(torch.zeros(rows, embed_dim))
+        rows = len(over) * directions * self.num_heads
+        self.gate_weight = nn.Parameter(torch.zeros(rows, self.embed_dim))
         self.gate_bias = nn.Parameter(torch.full((rows,), math.log(start / (1 - start))))
-        self._change(over, self._scanned)
 
-    def _scanned(self, name: str, x: Tensor, tokens: Tensor) -> Tensor:
+    def changed(self, name: str, x: Tensor, found: Tensor) -> Tensor:
+        """Scan the heads of the features."""
         shape, at = (len(self.over), self.directions, self.num_heads), self.over.index(name)
         weight, bias = self.gate_weight.unflatten(0, shape)[at], self.gate_bias.view(shape)[at]
         gates = F.linear(x, weight.flatten(0, 1), bias.flatten()).mT.unflatten(
             1, shape[1:]
         )  # [B, directions, H, L]
-        features = split_heads(tokens, self.num_heads)  # [B, H, L, d]
-        found = scan(features, gates[:, 0])
+        features = split_heads(found, self.num_heads)  # [B, H, L, d]
+        mixed = scan(features, gates[:, 0])
         if self.directions == 2:
-            found = (found + scan(features.flip(2), gates[:, 1].flip(2)).flip(2)) / 2
-        return merged_heads(found)
+            mixed = (mixed + scan(features.flip(2), gates[:, 1].flip(2)).flip(2)) / 2
+        return merged_heads(mixed)
 
 
 def scan(tokens: Tensor, logits: Tensor) -> Tensor:
@@ -167,18 +153,16 @@ def scan(tokens: Tensor, logits: Tensor) -> Tensor:
     return torch.cat(parts, -2)[..., :length, :]
 
 
-RIVALS: dict[str, type[Softmax]] = {"convolved": Convolved, "centred": Centred, "scanned": Scanned}
+RIVALS: dict[str, type[Rival]] = {"convolved": Convolved, "centred": Centred, "scanned": Scanned}
 
 
-def replace_attention(
-    model: Transformer, rival: str, arguments: Sequence[Any], context: int, **options: Any
-) -> None:
-    """Put a rival in every block, or plain softmax; ``options`` are those of :class:`diabat.BoltzmannAttention`."""
+def add_rival(model: Transformer, rival: str, arguments: Sequence[Any]) -> None:
+    """Put a rival, or none, into the attention of every block, which is drawn again before it."""
+    options, window = model.options, model.options.attention_window_of(model.window)
     for block in model.all_blocks():
-        plain = block.attention
-        window = None if plain.window is None else context
-        sizes = plain.embed_dim, plain.num_heads, window
-        block.attention = RIVALS.get(rival, Softmax)(*sizes, *arguments, rotary=plain.rotary, **options)
+        layer = block.attention = options.attention(window, block.attention.sampler)
+        if rival in RIVALS:
+            RIVALS[rival](layer, *arguments)
 
 
 def rival_of(options: Row) -> tuple[str, Sequence[Any]]:
@@ -204,9 +188,8 @@ def built(options: Row, symbols: int, classes: int, context: int, seed: int) -> 
     made = TransformerOptions(embed_dim=64, ffn_dim=128, dropout=0.0, **options)
     model = Transformer(made, symbols, classes, context, "banded" if made.couplings else "exact")
     if arguments or (made.mode == "softmax" and not made.offset_bias):
-        chain = {name: options[name] for name in ("relative", "couplings", "coupling_init") if made.couplings}
-        replace_attention(model, rival, arguments, context, **chain, **({"mode": "h+J"} if chain else {}))
+        add_rival(model, rival, arguments)
     if made.offset_bias:  # of the first layer
-        model.all_blocks()[0].attention.get_parameter("offset_bias").data[:, -2] = 4.0
+        model.all_blocks()[0].attention.couplings.get_parameter("offset_bias").data[:, -2] = 4.0
     reset(model)
     return model

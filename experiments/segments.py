@@ -57,7 +57,7 @@ Setting = tuple[str, str, str]
 def chain(couplings: str, J: float, **options: str) -> Row:
     """A chain whose couplings begin at J."""
     init = CouplingInit(mean=4 * J if couplings == "gates" else J)
-    return {"relative": True, "couplings": couplings, "coupling_init": init, **options}
+    return {"couplings": couplings, "coupling_init": init, **options}
 
 
 def convolved(names: str, taps: int, kind: str = "convolved", **options: int) -> dict[str, Row]:
@@ -86,7 +86,7 @@ MODELS: dict[str, dict[str, Row]] = {
     **{f"softmax, keys convolved, {taps}": convolved("k", taps) for taps in (15, 7, 3)},
     "softmax, keys and values scanned": scanned("kv", 1),
     "softmax, keys scanned": scanned("k", 1),
-    "chain, gates, odds": {"J 0.75": chain("gates", 0.75, weights="odds")},
+    "chain, gates, odds": {"J 0.75": chain("gates", 0.75, readout="odds")},
 }
 """Options by model and start; without positions unless they say otherwise.  Rivals first, then variants."""
 

@@ -29,8 +29,8 @@ import yaml
 from torch import Tensor, nn
 
 import diabat
-from diabat.attention.layer import visible_positions
-from diabat.attention.pooling import BoltzmannPooling, QueryHeads, mix
+from diabat.attention import WindowCouplings
+from diabat.attention.head_axis import split_heads
 from diabat.config.loading import apply_overrides
 from diabat.ising import without_autocast
 from experiments.common import Row, keep, kept, parser, report, same_settings
@@ -48,8 +48,8 @@ class MeanPooling(nn.Module):
 
     def forward(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
         """Pool."""
-        seen = visible_positions(x, key_padding_mask).to(x.dtype)
-        return mix(seen / seen.sum(-1, keepdim=True), x)
+        seen = (~key_padding_mask).to(x.dtype)
+        return ((seen / seen.sum(-1, keepdim=True))[:, None] @ x)[:, 0]
 
 
 class ProjectedMeanPooling(MeanPooling):
@@ -66,17 +66,32 @@ class ProjectedMeanPooling(MeanPooling):
         return pooled
 
 
-class SoftmaxPooling(nn.Module):
-    """Attention pooling with a learned query per head, softmax_i(q_h · k_hi / sqrt(d))."""
+class QueryPooling(nn.Module):
+    """Attention with one learned query per head over the tokens: softmax, or Boltzmann with J between positions.
 
-    def __init__(self, width: int, num_heads: int) -> None:
+    P(s) ∝ exp( Σ_i h_i s_i + Σ_{i<j} J_ij s_i s_j ), h_i = q · k_i / sqrt(d), and weights alpha_i / Σ_j alpha_j with
+    alpha_i = P(s_i = +1).
+    """
+
+    def __init__(self, width: int, num_heads: int, window: int | None = None, sampler: Any = None) -> None:
         super().__init__()
-        self.heads = QueryHeads(width, num_heads)
+        self.query = nn.Parameter(torch.randn(num_heads, width // num_heads))
+        self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(3))
+        self.couplings, self.sampler = None, sampler
+        if window is not None:
+            self.couplings = WindowCouplings(num_heads, window, relative=False)
 
     def forward(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
         """Pool."""
-        scores = self.heads.scores(x).masked_fill(key_padding_mask[:, None], -math.inf)
-        return self.heads.combine(scores.softmax(-1), x)
+        query = self.query[None, :, None].expand(len(x), -1, -1, -1)
+        k, v = (split_heads(made(x), len(self.query)) for made in (self.key, self.value))
+        readout = "odds" if self.couplings is None else "probability"
+        pooled = diabat.boltzmann_attention(
+            query.to(k), k, v, self.couplings, ~key_padding_mask[:, None, None], readout=readout, sampler=self.sampler
+        )  # fmt: skip
+        assert isinstance(pooled, Tensor)
+        out: Tensor = self.output(pooled.flatten(1))
+        return out
 
 
 def pooling_of(config: Row, width: int) -> nn.Module:
@@ -88,9 +103,9 @@ def pooling_of(config: Row, width: int) -> nn.Module:
     if name == "neurogame":
         return diabat.NeuroGameAttention(width, sampler=sampler, mode=mode or "h+J", **options)
     if name == "boltzmann":
-        return BoltzmannPooling(width, options["num_heads"], config["max_length"], sampler=sampler)
+        return QueryPooling(width, options["num_heads"], config["max_length"], sampler)
     if name == "softmax":
-        return SoftmaxPooling(width, options["num_heads"])
+        return QueryPooling(width, options["num_heads"])
     if name == "projected_mean":
         return ProjectedMeanPooling(width, options.get("temperature", 0.25) / (8 * math.sqrt(width)))
     return MeanPooling()

@@ -2,7 +2,7 @@
 
     from layers import F64, LAYERS, answer, attention, tokens
 
-    layer = attention(4, relative=True, weights="odds")    # BoltzmannAttention of 2 heads in float64, J not zero
+    layer = attention(4, relative=True, readout="odds")    # BoltzmannAttention of 2 heads in float64, J not zero
     out = answer(layer, tokens(2, 11))                     # the output of any layer on B x T tokens
 
     @pytest.mark.parametrize("kind", LAYERS)
@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import diabat
-from diabat.attention import CouplingInit
-from diabat.attention.pooling import BoltzmannPooling
+from diabat.attention import CouplingInit, WindowCouplings, couplings_of
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import BoltzmannHeads
 from diabat.ising import Ising
@@ -34,33 +33,36 @@ from diabat.testing import brute_force
 F64 = torch.float64
 
 
-def _attention(window: int | None = 6, **fixed: Any) -> Callable[..., Any]:
+def _attention(window: int = 6, **fixed: Any) -> Callable[..., Any]:
     return lambda **options: diabat.BoltzmannAttention(8, 2, window, **fixed | options)
 
 
-def _multihead(window: int | None, **options: Any) -> Any:
-    return diabat.BoltzmannMultiheadAttention(8, 2, batch_first=True, window=window, **options)
+def _chain(**fixed: Any) -> Callable[..., Any]:
+    return lambda **options: diabat.ChainAttention(8, 2, **fixed | options)
+
+
+def _multihead(**options: Any) -> Any:
+    return diabat.BoltzmannMultiheadAttention(8, 2, batch_first=True, **options)
 
 
 # Every kind of layer on tokens [B, 6, 8], by what it is asked for beside its kind.
 LAYERS: dict[str, Callable[..., Any]] = {
     "attention": _attention(),
-    "odds": _attention(weights="odds"),
+    "odds": _attention(readout="odds"),
     "own spin": _attention(mode="J-self"),
     "band": _attention(bandwidth=1, sampler="banded"),
     "slots": _attention(3, relative=True),
-    "odds of slots": _attention(3, relative=True, weights="odds"),
+    "odds of slots": _attention(3, relative=True, readout="odds"),
     "own spin of slots": _attention(3, relative=True, mode="J-self"),
     "far keys": _attention(3, relative=True, far="independent"),
-    "odds of far keys": _attention(3, relative=True, far="independent", weights="odds"),
-    "chain": _attention(None, relative=True, couplings="tokens", rank=2),
-    "odds of a chain": _attention(None, relative=True, weights="odds"),
-    "chain of mean field": _attention(None, relative=True, sampler="mean_field"),
-    "multihead": partial(_multihead, 6),
-    "multihead chain": partial(_multihead, None),
+    "odds of far keys": _attention(3, relative=True, far="independent", readout="odds"),
+    "chain": _chain(rank=2),
+    "odds of a chain": _chain(readout="odds"),
+    "chain of mean field": _chain(sampler="mean_field"),
+    "multihead": partial(_multihead, window=6),
+    "multihead chain": partial(_multihead, couplings="tokens"),
     "hugging face": lambda **options: BoltzmannHeads(2, BoltzmannOptions(3, **options)),
     "hugging face chain": lambda **options: BoltzmannHeads(2, BoltzmannOptions(None, **options), features=16),
-    "pooling": lambda **options: BoltzmannPooling(8, 2, 6, **options),
     "neurogame": lambda **options: diabat.NeuroGameAttention(8, 2, **options),
 }
 
@@ -68,14 +70,14 @@ LAYERS: dict[str, Callable[..., Any]] = {
 def coupled(layer: Any, std: float = 0.5) -> Any:
     """The layer with random couplings and biases of offsets in place of zeros."""
     with torch.no_grad():
-        for name in ("coupling_pairs", "coupling_triples", "offset_bias"):
-            if (parameter := getattr(layer, name, None)) is not None:
+        for part in couplings_of(layer).values():
+            for parameter in part.parameters() if isinstance(part, WindowCouplings) else ():
                 nn.init.normal_(parameter, std=std)
     return layer
 
 
 def attention(
-    window: int | None = 4,
+    window: int = 4,
     dim: int = 8,
     heads: int = 2,
     *,
@@ -90,14 +92,14 @@ def attention(
 
 
 def chain(dim: int = 12, heads: int = 2, *, dtype: torch.dtype = F64, **options: Any) -> Any:
-    """`diabat.BoltzmannAttention` over chains of keys, with random couplings and features."""
+    """`diabat.ChainAttention` with random couplings and features."""
     torch.manual_seed(1)
-    options = {"relative": True, "coupling_init": CouplingInit(mean=0.4, std=0.3), **options}
-    layer: Any = diabat.BoltzmannAttention(dim, heads, None, **options).to(dtype)
-    if layer.key_couplings.second is not None:
-        nn.init.normal_(layer.key_couplings.second, std=0.4)
+    options = {"coupling_init": CouplingInit(mean=0.4, std=0.3), **options}
+    layer: Any = diabat.ChainAttention(dim, heads, **options).to(dtype)
+    if layer.couplings.right_features is not None:
+        nn.init.normal_(layer.couplings.right_features, std=0.4)
     if options.get("couplings") == "gates":
-        nn.init.normal_(layer.key_couplings.first, std=0.4)
+        nn.init.normal_(layer.couplings.left_features, std=0.4)
     return layer
 
 
@@ -140,7 +142,7 @@ def arguments(layer: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     """The arguments of a layer from tokens [B, T, D]: self-attention where it takes queries, keys and values."""
     if isinstance(layer, BoltzmannHeads):
         visible = torch.ones(1, 1, x.shape[1], x.shape[1], dtype=torch.bool).tril()
-        heads = x[:, None].expand(-1, layer.num_heads, -1, -1)
+        heads = x[:, None].expand(-1, layer.couplings.num_heads, -1, -1)
         return heads, heads.flip(-1), heads, visible
     return (x,) * (3 if isinstance(layer, diabat.BoltzmannMultiheadAttention) else 1)
 
@@ -174,31 +176,31 @@ def reloaded(layer: Any, fresh: Any) -> Any:
 
 def scores_of(layer: Any, x: Tensor) -> Tensor:
     """q·k/sqrt(d) of all pairs of positions, [B, H, L, L], with the biases of offsets inside the window."""
-    q, k, _ = map(layer._split, layer._projected(x))
+    q, k, _ = layer._projected(x)
     scores: Tensor = q @ k.mT / q.shape[-1] ** 0.5
-    if layer.offset_bias is not None:
+    if layer.couplings.offset_bias is not None:
         offsets = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
-        slots = layer.layout.window - 1 - offsets
+        slots = layer.window - 1 - offsets
         near = (offsets >= 0) & (slots >= 0)
-        scores = scores + torch.where(near, layer.offset_bias[:, slots * near], 0)
+        scores = scores + torch.where(near, layer.couplings.offset_bias[:, slots * near], 0)
     return scores
 
 
 def keys_of(layer: Any, seen: Tensor, i: int) -> list[int]:
     """The keys that query i sees, far ones included; ``seen`` is bool [L], False at padding."""
     last = i + 1 if layer.causal else len(seen)
-    first = i - layer.layout.window + 1 if layer.relative and layer.far != "independent" else 0
+    first = i - layer.window + 1 if layer.relative and layer.far != "independent" else 0
     return [j for j in range(max(0, first), last) if seen[j]]
 
 
 def problem_of(layer: Any, scores: Tensor, keys: list[int], head: int, i: int) -> Ising:
     """The problem of the keys of query i, whose scores are [L]; far ones are spins without couplings."""
     s = scores[keys]
-    h = s if layer.weighting == "probability" else (s - s.logsumexp(0)) / 2
+    h = s if layer.readout == "probability" else (s - s.logsumexp(0)) / 2
     h = h if "h" in layer.mode.split("+") else torch.zeros_like(h)
-    slots = torch.tensor(keys) - (i - layer.layout.window + 1 if layer.relative else 0)
+    slots = torch.tensor(keys) - (i - layer.window + 1 if layer.relative else 0)
     near, at = slots >= 0, slots.clamp(min=0)
-    J, K = layer.couplings(), layer.three_body()
+    J, K = layer.couplings.matrix(), layer.couplings.three_body()
     pairs = None if J is None else J[head, 0][at][:, at] * near * near[:, None]
     cube = near * near[:, None] * near[:, None, None]
     return Ising(h, pairs, None, None if K is None else K[head, 0][at][:, at][:, :, at] * cube)
@@ -219,6 +221,6 @@ def enumerated(layer: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
             found: Any = brute_force(problem_of(layer, row, keys, head, i))
             own = layer.mode == "J-self" and i in keys
             alpha = (1 + found.correlation[keys.index(i)]) / 2 if own else found.probability
-            positive = alpha if layer.weighting == "probability" else alpha / (1 - alpha)
+            positive = alpha if layer.readout == "probability" else alpha / (1 - alpha)
             weights[b, head, i, keys] = positive / positive.sum()
     return weights

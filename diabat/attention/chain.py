@@ -12,7 +12,8 @@ Fixed potentials in place of learned couplings: Kim et al., Structured attention
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,169 +22,64 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from diabat.attention.weights import masked_softmax, normalised_weights, odds_fields
-from diabat.attention.windows import visible_keys
+from diabat.attention.chain_operators import FIELDS, LARGEST, ChainLaw, by_operators, reached, without_nan
+from diabat.attention.recomputed import CompiledPasses
+from diabat.attention.visible import Visible
 from diabat.compute.loading import loaded
-from diabat.compute.memory import require_memory
-from diabat.compute.scratch import Scratch, lanes_of
+from diabat.compute.scratch import VECTOR_BYTES, Scratch, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
-from diabat.samplers.folding import refuse_batched_cotangent
 
 _KERNEL, _PRODUCTS = "diabat.attention.chain_kernel", "diabat.attention.chain_products"
 _GRADIENT, _STEP = "diabat.attention.chain_gradient", "diabat.attention.chain_step"
-_FIELDS = {torch.float32: (-80.0, 42.0), torch.float64: (-450.0, 340.0)}
-"""Smallest and largest h that change a result, where |J| is that of the first form of the type.
-
-exp(2h) must meet all messages within the range of the type.
-"""
-_NO_BIAS = {dtype: torch.empty(0, 0, dtype=dtype).numpy() for dtype in _FIELDS}
 _WORK_PER_THREAD = 1 << 16
-_LARGEST = 1e29
-"""Scores beyond it, and infinite ones, count as this large."""
-
-
-class ChainLayer(NamedTuple):
-    """What a layer does: ``weights`` are probability or odds, and ``dropout`` that of the weights."""
-
-    causal: bool
-    weights: str
-    dropout: float = 0.0
-
-
-def log_odds(fields: Tensor, couplings: Tensor) -> Tensor:
-    """Compute log P(s_j = +1) - log P(s_j = -1) by an associative scan, on any device, of any order of derivative.
-
-    Args:
-        fields: h, [*, n].
-        couplings: J_{j,j+1}, broadcastable to [*, n - 1].
-
-    Raises:
-        ArgumentError: The matrices of the scan, O(n log n) with derivatives, do not fit in memory.
-    """
-    if fields.device.type == "cpu" and not torch.compiler.is_compiling():
-        derivatives = torch.is_grad_enabled() and (fields.requires_grad or couplings.requires_grad)
-        copies = 4 * fields.shape[-1].bit_length() if derivatives else 6
-        what = f"operators for weights {list(fields.shape)} of chains, which the kernel does without,"
-        require_memory(4 * copies * fields.nbytes, what, "weights")
-    couplings = couplings.expand(*fields.shape[:-1], -1)
-    left = _messages(2 * fields, couplings)
-    right = _messages(2 * fields.flip(-1), couplings.flip(-1)).flip(-1)
-    return 2 * fields + left + right
-
-
-def _messages(y: Tensor, couplings: Tensor) -> Tensor:
-    """Log m_j of all messages from the left, of local log-odds y; [*, n]."""
-    if y.shape[-1] == 1:
-        return torch.zeros_like(y)
-    # The logarithms of 2 x 2 matrices: spin j and edge j take (+, -) to (+, -).
-    up, J = y[..., :-1], couplings
-    matrices = torch.stack((up + J, -J, up - J, J), -1)
-    shift = 1
-    while shift < matrices.shape[-2]:
-        product = _product(matrices[..., shift:, :], matrices[..., :-shift, :])
-        matrices = torch.cat((matrices[..., :shift, :], product), -2)
-        shift *= 2
-    a, b, c, d = matrices.unbind(-1)
-    return F.pad(torch.logaddexp(a, b) - torch.logaddexp(c, d), (1, 0))
-
-
-def _product(after: Tensor, before: Tensor) -> Tensor:
-    """Logarithms of a product of matrices ((a, b), (c, d)), whose largest entry is 1."""
-    (a, b, c, d), (e, f, g, h) = after.unbind(-1), before.unbind(-1)
-    add = torch.logaddexp
-    found = torch.stack((add(a + e, b + g), add(a + f, b + h), add(c + e, d + g), add(c + f, d + h)), -1)
-    return found - found.detach().amax(-1, keepdim=True)
-
-
-def fields_of(kind: str, scores: Tensor, visible: Tensor) -> Tensor:
-    """Fields of the visible keys, 0 elsewhere, in the shape of the scores; ``kind`` is ``odds`` or ``probability``.
-
-    An infinite score is the limit of large ones.
-    """
-    scores = scores.clamp(-_LARGEST, _LARGEST)
-    return odds_fields(scores, visible) if kind == "odds" else scores.masked_fill(~visible, 0)
-
-
-def weights_of(kind: str, fields: Tensor, couplings: Tensor, visible: Tensor) -> Tensor:
-    """Normalised weights by operators, [B, H, Q, S].
-
-    Args:
-        kind: ``odds`` or ``probability``.
-        fields: [B, H, Q, S].
-        couplings: J_{j,j+1}, [B, H, S - 1].
-        visible: bool, broadcastable to the scores.
-    """
-    visible = visible.expand(fields.shape)
-    # The logarithms of large fields would round couplings away.
-    strongest = couplings.detach().abs().nan_to_num()
-    most = 4 * F.pad(strongest, (1, 0)).amax(-1)[..., None, None] - _FIELDS[fields.dtype][0]
-    fields = fields.clamp(-most, most)
-    found = log_odds(fields, torch.where(visible[..., 1:] & visible[..., :-1], couplings[..., None, :], 0))
-    if kind == "odds":
-        return masked_softmax(found, visible)
-    return normalised_weights(torch.sigmoid(found), visible)
-
-
-def by_operators(
-    layer: ChainLayer, q: Tensor, k: Tensor, v: Tensor, couplings: Tensor, key_mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Mixed values [B, H, Q, d] and weights [B, H, Q, S], without dropout; arguments as in `attend`."""
-    visible = visible_keys(q.shape[-2], k.shape[-2], key_mask, q.device, causal=layer.causal)
-    fields = fields_of(layer.weights, (q / math.sqrt(q.shape[-1])) @ k.mT, visible)
-    weights = weights_of(layer.weights, fields, couplings, visible)
-    return mixed(weights, v, key_mask, causal=layer.causal), weights
-
-
-def mixed(weights: Tensor, v: Tensor, key_mask: Tensor | None, *, causal: bool) -> Tensor:
-    """Mixed values [B, H, Q, d]; one that is NaN reaches only the queries that see it."""
-    lost = v.isnan()
-    out = weights @ v.masked_fill(lost, 0)
-    return out.masked_fill(_reached(lost, key_mask, weights.shape[-2], causal=causal), math.nan)
-
-
-def _reached(tokens: Tensor, key_mask: Tensor | None, queries: int, *, causal: bool) -> Tensor:
-    """Which of the last Q queries see one of these tokens, bool [B, H, S, d]; [B, H, Q or 1, d]."""
-    seen = tokens if key_mask is None else tokens & key_mask[:, None, :, None]
-    return seen.cumsum(-2)[..., -queries:, :] > 0 if causal else seen.any(-2, keepdim=True)
 
 
 def attend(
-    layer: ChainLayer, q: Tensor, k: Tensor, v: Tensor, couplings: Tensor, key_mask: Tensor | None
-) -> Tensor:
-    """Mixed values [B, H, Q, d] of the last Q of S keys on the CPU, in memory linear in S.
+    law: ChainLaw,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    couplings: Tensor,
+    key_mask: Tensor | None,
+    *,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Mixed values [B, H, Q, d] of the last Q of S keys on the CPU, in memory linear in S, and weights [B, H, Q, S].
 
     The kernel computes a head of a sequence in float64 where one of its |J| is above 12, which takes two to three
     times as long, and there by logarithms where one is above 80, four to five times.  A query is NaN where it sees a
-    key or a coupling that is.
+    key or a coupling that is.  Tensors are all float32 or all float64, of any strides.
 
     Args:
-        layer: What the layer does.
-        q: [B, H, Q, d].
-        k: [B, H, S, d].
-        v: Likewise.
+        law: How queries attend.
+        q: [B, H, Q, E].
+        k: [B, H_kv, S, E], with H a multiple of H_kv.
+        v: [B, H_kv, S, d].
         couplings: J_{j,j+1}, [B, H, S - 1]; those of keys that are not visible have no effect.
-        key_mask: Keys that are not padding, bool [B, S], or None.
+        key_mask: Keys that are not padding, bool [B or 1, S], or None.
+        need_weights: Also return the weights, with dropout applied; else None.
     """
     if key_mask is not None:
         couplings = couplings.masked_fill(~(key_mask[:, None, 1:] & key_mask[:, None, :-1]), 0)
-    words = torch.randint(2**32, (2,)).numpy() if layer.dropout else None
-    settings = _Settings(layer, _parts(couplings, q.dtype), words)
-    lost = v.isnan() if math.isnan(float(v.detach().sum())) else None
-    values = v if lost is None else v.masked_fill(lost, 0)
-    found: Tensor = _Attend.apply(q, k, values, couplings, key_mask, settings)
-    if lost is None:
-        return found
-    return found.masked_fill(_reached(lost, key_mask, q.shape[2], causal=layer.causal), math.nan)
+    words, (values, lost) = torch.randint(2**32, (2,)) if law.dropout else None, without_nan(v)
+    if torch.compiler.is_compiling():  # the operator of diabat.attention.chain_graph
+        out, *weights = torch.ops.diabat.chain(q, k, values, couplings, key_mask, words, *law, need_weights)
+    else:
+        passes = Passes(law, couplings, words, need_weights=need_weights)
+        out, *weights = passes(q, k, values, couplings, key_mask)
+    if lost is not None:
+        seen = Visible(q.shape[2], k.shape[2], law.causal, key_mask)
+        out = out.masked_fill(reached(lost, seen, q.shape[1]), math.nan)
+    return out, weights[0] if need_weights else None
 
 
 def attend_once(
-    kind: str,
-    scale: float,
+    law: ChainLaw,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     band: Tensor,
-    visible: Tensor,
+    visible: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
     """Mixed values [B, H, 1, d] of one query on the CPU, without derivatives.
@@ -191,38 +87,38 @@ def attend_once(
     Logarithms compute the heads of a sequence with a |J| above 12 in float32, or 80 in float64.
 
     Args:
-        kind: ``odds`` or ``probability``.
-        scale: Factor of q·k.
+        law: How it attends, without dropout.
         q: [B, H, 1, D], float32 or float64.
         k: [B, H_kv, S, D], with H a multiple of H_kv.
         v: [B, H_kv, S, d].
         band: Couplings of every key with the one before it, [B, H, S, 1]; those of keys that are not visible have no
             effect.
-        visible: bool [B or 1, S].
+        visible: bool [B or 1, S]; None for all keys.
         bias: Added to the scores, [B or 1, S].
     """
-    mask, (batch, heads, _, _) = visible.contiguous().numpy(), q.shape
-    exceeded = np.zeros(batch * heads, np.bool_)
+    (batch, heads, _, _), keys = q.shape, k.shape[2]
+    exceeded, kernel = np.zeros(batch * heads, np.bool_), loaded(_STEP).step
+    mask = None if visible is None else readable(visible, torch.bool)
+    seen = _row(mask)
 
     def run(form: _Form, pairs: NDArray[np.int64]) -> Tensor:
-        terms = [t.to(form.dtype) for t in (q, k, v, band)]
-        given = terms[0].contiguous().numpy(force=True)
-        added = (
-            bias.to(form.dtype).contiguous().numpy(force=True) if bias is not None else _NO_BIAS[form.dtype]
-        )
-        chain = _chain(form, _least(kind, q.dtype), scale, heads, 1, k.shape[2], q.shape[-1], causal=True)
-        found = np.zeros((batch, heads, 1, v.shape[-1]), given.dtype)
-        arrays = given, *map(_tokens, terms[1:]), mask, added, exceeded, found
-        most, groups, kernel = form.most, heads // k.shape[1], loaded(_STEP).step
+        terms = [readable(t, form.dtype) for t in (q, k, v, band)]
+        added = None if bias is None else readable(bias, form.dtype)
+        given = *map(place, terms), seen, _row(added)
+        chain, lanes = _chain(form, law, q.dtype, *_sizes(q, k, v)), VECTOR_BYTES // form.dtype.itemsize
+        found = torch.empty(batch, heads, 1, v.shape[-1], dtype=form.dtype)
+        most, out = form.most, found.data_ptr()
         run_parts(
-            equal_ranges(len(pairs), _threads(len(pairs) * chain.keys)),
-            lambda part: Scratch(5 * chain.keys).take(given.dtype, 5, chain.keys, lanes_of(given.dtype)),
-            lambda part, rows: kernel(part.start, part.stop, pairs, chain, most, groups, rows, *arrays),
+            equal_ranges(len(pairs), _threads(len(pairs) * keys)),
+            lambda part: torch.empty(5 * keys * lanes, dtype=form.dtype),
+            lambda part, rows: kernel(
+                part.start, part.stop, pairs, chain, most, lanes, rows.data_ptr(), *given, exceeded, out
+            ),
         )
-        return torch.from_numpy(found).to(q.dtype)
+        return found.to(q.dtype)
 
     found = run(_FORMS[q.dtype][0], np.arange(batch * heads))
-    if exceeded.any():
+    if np.count_nonzero(exceeded):
         strong = np.flatnonzero(exceeded)
         _put(found, run(_FORMS[q.dtype][-1], strong), strong)
     return found
@@ -230,9 +126,11 @@ def attend_once(
 
 def same_tokens(a: Tensor, b: Tensor) -> bool:
     """Whether the features [B, H, S, d] of b are those of the first S tokens of a; on the CPU and not of graphs."""
-    if a.dtype not in _FIELDS:  # NumPy does not know bfloat16
+    if a.dtype not in FIELDS:  # NumPy does not know bfloat16
         a, b = a.view(torch.int16), b.view(torch.int16)
-    found: bool = loaded(_STEP).same(_tokens(a), _tokens(b), *b.shape)
+    a, b = readable(a, a.dtype), readable(b, b.dtype)
+    like = torch.empty(1, dtype=a.dtype).numpy()[0]
+    found: bool = loaded(_STEP).same(like, place(a), place(b), *b.shape)
     return found
 
 
@@ -253,69 +151,60 @@ exp(2|J|) without one message, must be within the range of the type to its preci
 """
 
 
-class _Settings(NamedTuple):
-    """How a pass is computed: the pairs of each form, and the words that dropout is drawn from."""
+class Passes(CompiledPasses):
+    """Passes for couplings [B, H, S - 1]: pairs of a sequence and a head by form, and what dropout is drawn from."""
 
-    layer: ChainLayer
-    parts: list[tuple[_Form, NDArray[np.int64]]]
-    words: NDArray[np.int64] | None
+    def __init__(self, law: ChainLaw, couplings: Tensor, words: Tensor | None, *, need_weights: bool) -> None:
+        self.law, self.need_weights = law, need_weights
+        self.words = None if words is None else words.numpy()
+        # The first form for every pair that computes its largest |J|; NaN has no size.
+        strongest = F.pad(couplings.detach().abs().nan_to_num(), (0, 1)).amax(-1).flatten()
+        forms = _FORMS[couplings.dtype]
+        chosen = torch.bucketize(strongest, torch.tensor([form.most for form in forms[:-1]])).numpy()
+        parts = [(form, np.flatnonzero(chosen == i)) for i, form in enumerate(forms)]
+        self._parts = [(form, pairs) for form, pairs in parts if len(pairs)]
 
+    def results(self, *terms: Any) -> tuple[Tensor, ...]:
+        """Mixed values [B, H, Q, d], and weights [B, H, Q, S] if they are needed, of q, k, v, J and the mask."""
+        return tuple(self._joined(call.results() for call in self._calls(terms)))
 
-def _parts(couplings: Tensor, dtype: torch.dtype) -> list[tuple[_Form, NDArray[np.int64]]]:
-    """The first form for every pair of a sequence and a head that computes its largest |J|; NaN has no size."""
-    strongest = F.pad(couplings.detach().abs().nan_to_num(), (0, 1)).amax(-1).flatten()
-    forms = _FORMS[dtype]
-    chosen = torch.bucketize(strongest, torch.tensor([form.most for form in forms[:-1]])).numpy()
-    parts = [(form, np.flatnonzero(chosen == i)) for i, form in enumerate(forms)]
-    return [(form, pairs) for form, pairs in parts if len(pairs)]
+    def gradient(self, terms: Any, wanted: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Derivatives by q, k, v and J."""
+        (q, k, v, _, _), (g, *of_weights) = terms, cotangents
+        if g is None:
+            g = q.new_zeros(*q.shape[:-1], v.shape[-1])
+        found = self._joined(call.slopes(g, *of_weights) for call in self._calls(terms))
+        if (groups := q.shape[1] // k.shape[1]) > 1:
+            found[1:3] = (t.unflatten(1, (-1, groups)).sum(2) for t in found[1:3])
+        return *found, None
 
+    def by_operators(self, *terms: Any) -> list[Tensor]:
+        """As in the base class."""
+        q, k, v, J, key_mask = terms
+        visible, factors = Visible(q.shape[2], k.shape[2], self.law.causal, key_mask), None
+        if self.words is not None:
+            factors = partial(self._noise, terms)
+        found = by_operators(self.law, q, k, v, J, visible, need_weights=self.need_weights, factors=factors)
+        return [t for t in found if t is not None]
 
-class _Attend(torch.autograd.Function):
-    """(q, k, v, J) -> mixed values, by the compiled kernel; its derivative is differentiated by operators."""
+    def _calls(self, terms: Any) -> Iterator[_Call]:
+        return (_Call(self, form, pairs, *terms) for form, pairs in self._parts)
 
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        *terms, ctx.settings = given
-        ctx.save_for_backward(*terms)
-        [out] = _solve(ctx.settings, terms)
-        return out
+    def _joined(self, found: Iterator[list[Tensor]]) -> list[Tensor]:
+        """What calls find, each for its pairs."""
+        joined = next(found)
+        for part, (_, pairs) in zip(found, self._parts[1:], strict=True):
+            for whole, rows in zip(joined, part, strict=True):
+                _put(whole, rows, pairs)
+        return joined
 
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_batched_cotangent(cotangent)
-        saved = ctx.saved_tensors  # once: checkpointing computes them here
-        q, k, v, J, key_mask = saved
-        layer = ctx.settings.layer
-        if not torch.is_grad_enabled():
-            *tokens, dJ = _solve(ctx.settings, saved, cotangent)
-            return *tokens, dJ[..., :-1], None, None
-        # Separate leaves: the cotangent may also depend on the terms, but is held fixed here.
-        q, k, v, J = terms = [t.view_as(t) for t in (q, k, v, J)]
-        out, weights = by_operators(layer, q, k, v, J, key_mask)
-        if layer.dropout > 0:
-            call = _Call(ctx.settings, _FORMS[q.dtype][0], np.arange(q.shape[0] * q.shape[1]), *saved)
-            out = (weights * call.run(loaded(_KERNEL).noise, (weights.shape,))[0]) @ v
-        wanted = ctx.needs_input_grad[:4]
-        leaves = [t for t, want in zip(terms, wanted, strict=True) if want]
-        found = iter(torch.autograd.grad(out, leaves, cotangent, create_graph=True))
-        return *(next(found) if want else None for want in wanted), None, None
-
-
-def _solve(settings: _Settings, terms: Sequence[Any], cotangent: Tensor | None = None) -> list[Tensor]:
-    """Mixed values, or with their cotangent the derivatives by all terms, [B, H, ...]."""
-    found: list[Tensor] = []
-    for form, pairs in settings.parts:
-        call = _Call(settings, form, pairs, *terms)
-        if cotangent is None:
-            part = call.run(loaded(_KERNEL).forward, call.shapes[:1], *call.inputs)
-        else:
-            given = *call.inputs, _tokens(cotangent.to(form.dtype))
-            part = call.run(loaded(_GRADIENT).backward, call.shapes, *given, derivatives=True)
-        part = [_heads_first(t) if t.ndim == 4 else t for t in part]
-        for whole, rows in zip(found, part, strict=False):
-            _put(whole, rows, pairs)
-        found = found or part
-    return found
+    def _noise(self, terms: Any, part: slice, keys: int) -> Tensor:
+        """Factors of dropout for a part of the queries and the first keys, [B, H, R, n]."""
+        batch, heads, queries, _ = terms[0].shape
+        call = _Call(self, _FORMS[terms[0].dtype][0], np.arange(batch * heads), *terms)
+        first, stop, _ = part.indices(queries)
+        [found] = call.run(loaded(_KERNEL).noise, ((batch, heads, stop - first, keys),), first)
+        return found
 
 
 def _put(whole: Tensor, part: Tensor, pairs: NDArray[np.int64]) -> None:
@@ -324,89 +213,89 @@ def _put(whole: Tensor, part: Tensor, pairs: NDArray[np.int64]) -> None:
     whole[at] = part[at]
 
 
-def _tokens(t: Tensor) -> Any:
-    """Features [B, H, L, d] for a kernel, without a copy if features are next to each other."""
-    if t.stride(-1) != 1:
-        t = t.contiguous()
-    (a, b, c, d), (batch, head, row, _) = t.shape, t.stride()
-    size = (a - 1) * batch + (b - 1) * head + (c - 1) * row + d if c else 0
-    return loaded(_PRODUCTS).Tokens(t.as_strided((size,), (1,)).numpy(force=True), batch, head, row)
+def readable(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Features [B, H, L, d] for `place`, without a copy if they are next to each other; the caller keeps them."""
+    if t.dtype != dtype:
+        t = t.detach().to(dtype)
+    return t if t.stride(-1) == 1 and not t.is_neg() else t.detach().resolve_neg().contiguous()
 
 
-def _least(kind: str, dtype: torch.dtype) -> float | None:
-    """Added to probabilities, as in `normalised_weights`; None for odds."""
-    return None if kind == "odds" else float(torch.finfo(dtype).tiny ** 0.75)
+def place(t: Tensor) -> Any:
+    """The place of `readable` features."""
+    batch, head, row, _ = t.stride()
+    return loaded(_PRODUCTS).Tokens(t.data_ptr(), batch, head, row)
+
+
+def _row(t: Tensor | None) -> Any:
+    """The place of one row for each sequence, [B or 1, S]; nowhere for None."""
+    if t is None:
+        return loaded(_PRODUCTS).Tokens(0, 0, 0, 0)
+    return loaded(_PRODUCTS).Tokens(t.data_ptr(), t.stride(0) if len(t) > 1 else 0, 0, 1)
 
 
 def _threads(work: int) -> int:
     return min(torch.get_num_threads(), 1 + work // _WORK_PER_THREAD)
 
 
-def _heads_first(rows: Tensor) -> Tensor:
-    """Features of each head, [B, H, L, d], of [B, L, H, d]."""
-    return rows.transpose(1, 2)
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
+    """The last fields of `Chain`."""
+    return q.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]
 
 
-def _chain(
-    form: _Form,
-    least: float | None,
-    scale: float,
-    heads: int,
-    queries: int,
-    keys: int,
-    features: int,
-    *,
-    causal: bool,
-) -> Any:
-    """What a compiled call computes; odds if nothing is added to probabilities."""
+@lru_cache(maxsize=256)
+def _chain(form: _Form, law: ChainLaw, dtype: torch.dtype, *sizes: int) -> Any:
+    """`Chain` or `LogChain` of tensors of a type; odds if nothing is added to probabilities."""
     kernel, real = loaded(_KERNEL), np.float32 if form.dtype == torch.float32 else np.float64
-    low, high = (-_LARGEST, _LARGEST) if form.logarithms else _FIELDS[form.dtype]
-    return (kernel.LogChain if form.logarithms else kernel.Chain)(
-        scale=real(scale),
-        causal=causal,
-        odds=least is None,
-        least=real(least or 0),
-        low=real(low),
-        high=real(high),
-        heads=heads,
-        queries=queries,
-        keys=keys,
-        features=features,
-    )
+    low, high = (-LARGEST, LARGEST) if form.logarithms else FIELDS[form.dtype]
+    odds = law.readout == "odds"
+    least = 0 if odds else float(torch.finfo(dtype).tiny ** 0.75)  # as in `normalised_weights`
+    numbers = real(least), real(low), real(high)
+    if form.logarithms:
+        unseen = kernel.HIDDEN if odds else 0
+        return kernel.LogChain(real(law.scale), law.causal, odds, *numbers, real(0), real(unseen), *sizes)
+    return kernel.Chain(real(law.scale), law.causal, odds, *numbers, real(1), real(0), *sizes)
 
 
 class _Call:
     """Inputs of the compiled calls of one pass for the pairs of one form."""
 
-    def __init__(
-        self,
-        settings: _Settings,
-        form: _Form,
-        pairs: NDArray[np.int64],
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        J: Tensor,
-        key_mask: Tensor | None,
-    ) -> None:
-        layer, words, kernel = settings.layer, settings.words, loaded(_KERNEL)
-        (batch, heads, queries, features), keys = q.shape, k.shape[2]
+    def __init__(self, passes: Passes, form: _Form, pairs: NDArray[np.int64], *terms: Any) -> None:
+        (q, k, v, J, key_mask), law, words, kernel = terms, passes.law, passes.words, loaded(_KERNEL)
+        batch, keys = len(q), k.shape[2]
+        mask = torch.ones(1, keys, dtype=torch.bool) if key_mask is None else key_mask
         J = F.pad(J.detach().to(form.dtype), (0, 1)).contiguous()
-        mask = torch.ones(batch, keys, dtype=torch.bool) if key_mask is None else key_mask.contiguous()
-        self.inputs = *(_tokens(t.to(form.dtype)) for t in (q, k, v)), J.numpy(), mask.numpy()
-        rows = (batch, keys, heads, features)
-        self.shapes = ((batch, queries, heads, features), rows, rows, (batch, heads, keys))
-        self.given, self.pairs = q.dtype, pairs
-        least, scale = _least(layer.weights, q.dtype), 1 / math.sqrt(features)
-        self.chain = _chain(form, least, scale, heads, queries, keys, features, causal=layer.causal)
+        self.kept = [readable(t, form.dtype) for t in (q, k, v)]
+        self.inputs = *map(place, self.kept), J.numpy(), mask.expand(batch, -1).contiguous().numpy()
+        self.shape, self.need_weights = (*q.shape[:3], keys), passes.need_weights
+        self.dtype, self.form, self.pairs = q.dtype, form, pairs
+        self.chain = _chain(form, law, q.dtype, *_sizes(q, k, v))
         drawn = kernel.Dropout if form.dtype == torch.float32 else kernel.WideDropout
-        rate = np.float32(layer.dropout)
+        rate = np.float32(law.dropout)
         self.dropout = kernel.NoDropout(rate) if words is None else drawn(rate, words)
+
+    def results(self) -> list[Tensor]:
+        """Mixed values [B, H, Q, d], and weights [B, H, Q, S] if they are needed."""
+        batch, heads, queries, keys = self.shape
+        weights = (batch, heads, queries, keys) if self.need_weights else (0, 0, 0, 0)
+        shapes = (batch, queries, heads, self.chain.width), weights
+        out, shown = self.run(loaded(_KERNEL).forward, shapes, *self.inputs)
+        return [out.transpose(1, 2), shown] if self.need_weights else [out.transpose(1, 2)]
+
+    def slopes(self, cotangent: Tensor, of_weights: Tensor | None = None) -> list[Tensor]:
+        """Derivatives by q, k, v and J, those by keys and values for each head of queries; [B, H, ...]."""
+        (batch, heads, queries, keys), features, width = self.shape, self.chain.features, self.chain.width
+        cotangent = readable(cotangent, self.form.dtype)
+        by_key, by_value = (batch, keys, heads, features), (batch, keys, heads, width)
+        shapes = (batch, queries, heads, features), by_key, by_value, (batch, heads, keys)
+        of_weights = cotangent.new_empty(0, 0, 0, 0) if of_weights is None else of_weights
+        given = place(cotangent), of_weights.to(self.form.dtype).contiguous().numpy(force=True)
+        *tokens, by_J = self.run(loaded(_GRADIENT).backward, shapes, *self.inputs, *given, derivatives=True)
+        return [*(t.transpose(1, 2) for t in tokens), by_J[..., :-1]]
 
     def run(self, kernel: Any, shapes: Any, *given: Any, derivatives: bool = False) -> list[Tensor]:
         """Fill arrays of these shapes by a kernel on all pairs of a sequence and a head."""
         chain = self.chain
-        found = [np.empty(shape, chain.scale.dtype) for shape in shapes]
+        found = [np.zeros(shape, chain.scale.dtype) for shape in shapes]
         pairs, dropout = self.pairs, self.dropout
         threads = _threads(len(pairs) * chain.queries * chain.keys)
         run_parts(
@@ -414,32 +303,20 @@ class _Call:
             lambda part: self._work(derivatives=derivatives),
             lambda part, work: kernel(part.start, part.stop, pairs, chain, dropout, work, *given, *found),
         )
-        return [torch.from_numpy(a).to(self.given) for a in found]
+        return [torch.from_numpy(a).to(self.dtype) for a in found]
 
     def _work(self, *, derivatives: bool) -> Any:
-        kind = self.chain.scale.dtype
-        keys, features, lanes = self.chain.keys, self.chain.features, lanes_of(kind)
+        """Scratch of one thread, in the order of `Work`; features are rounded up to vectors."""
+        chain, kind = self.chain, self.chain.scale.dtype
+        keys, lanes = chain.keys, lanes_of(kind)
         more, block = keys * derivatives, 2 * lanes * derivatives
-        vectors = -(-features // lanes)
-        memory = Scratch(4 * features + 8 * keys + 5 * more + 2 * (block + more) * vectors + 2)
-
-        def rows(*shape: int) -> NDArray[Any]:
-            return memory.take(kind, *shape)
-
-        return loaded(_KERNEL).Work(
-            query=rows(features, 2, lanes),
-            out=rows(features, 2, lanes),
-            root=rows(keys, 2, lanes),
-            left=rows(keys, 2, lanes),
-            right=rows(keys, 2, lanes),
-            weight=rows(keys, 2, lanes),
-            slope=rows(more, 2, lanes),
-            other=rows(more, 2, lanes),
-            couplings=rows(more, lanes),
-            queries=rows(block, vectors * lanes),
-            cotangents=rows(block, vectors * lanes),
-            keys=rows(more, vectors * lanes),
-            values=rows(more, vectors * lanes),
-            last=rows(2, lanes),
-            edges=np.empty((keys, 3), kind),
-        )
+        features, width = (-(-n // lanes) * lanes for n in (chain.features, chain.width))
+        of_keys, of_slopes = (keys, 2, lanes), (more, 2, lanes)
+        shapes = [
+            (chain.features, 2, lanes), (max(chain.features, chain.width), 2, lanes),
+            of_keys, of_keys, of_keys, of_keys, of_slopes, of_slopes, (more, lanes),
+            (block, features), (block, width), (more, features), (more, width), (2, lanes),
+        ]  # fmt: skip
+        memory = Scratch(sum(map(math.prod, shapes)) // lanes)
+        others = (np.empty((keys, n), kind) for n in (3, chain.features, chain.width))
+        return loaded(_KERNEL).Work(*(memory.take(kind, *shape) for shape in shapes), *others)

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.attention.chain_kernel import LogChain, dropped, fill_edges, inverse_sums, log_terms, prepare
-from diabat.attention.chain_products import dots, mix, spread, start
+import numpy as np
+
+from diabat.attention.chain_kernel import (
+    LogChain,
+    bounded,
+    dropped,
+    fill_edges,
+    inverse_sums,
+    log_terms,
+    prepare,
+)
+from diabat.attention.chain_products import copy, dots, memory, mix, packed, scaled, spread, start
 from diabat.compute.jit import by_type, inner, jit
 from diabat.compute.simd import (
     add,
@@ -14,8 +24,10 @@ from diabat.compute.simd import (
     divide,
     entry,
     fma,
+    item,
     load,
     mul,
+    set_item,
     store,
     sub,
     where_less,
@@ -24,20 +36,20 @@ from diabat.compute.simd_functions import exponential, sum_of
 
 
 @by_type
-def slopes(chain: Any, x: Any, adjoint: Any, edges: Any, j: int) -> Any:
-    """Derivatives of the log of a message by log x and by u, both times ``adjoint``."""
-    a, b = entry(edges, 3 * j), entry(edges, 3 * j + 1)
-    r, s = divide(adjoint, fma(x, a, b)), divide(constant(x, 1.0), fma(x, b, a))
-    r = mul(x, r)
-    return mul(entry(edges, 3 * j + 2), mul(r, s)), mul(a, sub(r, mul(adjoint, s)))
+def slopes(chain: Any, x: Any, edges: Any, j: int) -> Any:
+    """Derivatives of the log of a message by log x and by u."""
+    a, b, one = entry(edges, 3 * j), entry(edges, 3 * j + 1), constant(x, 1.0)
+    x = bounded(x, constant(x, np.exp(chain.high)))  # they change no more, and products stay within the type
+    shared = divide(one, mul(fma(x, a, b), fma(x, b, a)))
+    return mul(entry(edges, 3 * j + 2), mul(x, shared)), mul(mul(a, b), mul(sub(mul(x, x), one), shared))
 
 
 @slopes.register
-def _log_slopes(chain: LogChain, x: Any, adjoint: Any, edges: Any, j: int) -> Any:
+def _log_slopes(chain: LogChain, x: Any, edges: Any, j: int) -> Any:
     u, own = entry(edges, 3 * j), entry(edges, 3 * j + 1)
     one, zero = constant(x, 1.0), constant(x, 0.0)
     p, w, e, small, large = log_terms(x, u, own)
-    shared = divide(adjoint, mul(add(one, small), add(one, large)))
+    shared = divide(one, mul(add(one, small), add(one, large)))
     by_x = mul(mul(entry(edges, 3 * j + 2), where_less(w, p, large, one)), shared)
     by_u = mul(mul(sub(one, mul(e, e)), where_less(p, w, large, one)), shared)
     return where_less(u, zero, sub(zero, by_x), by_x), where_less(x, zero, sub(zero, by_u), by_u)
@@ -88,9 +100,12 @@ def adjoints(chain: Any, work: Any, full: int, end: int) -> None:
             at = constant(one, j)
             m, n = where_less(load(last, 0), at, zero, m), where_less(load(last, 1), at, zero, n)
         if j > 0:
-            m, p = slopes(chain, load(right, 2 * j), m, edges, j - 1)
-            n, q = slopes(chain, load(right, 2 * j + 1), n, edges, j - 1)
-            store(total, j - 1, add(load(total, j - 1), add(p, q)))
+            (a, p), (b, q) = (
+                slopes(chain, load(right, 2 * j), edges, j - 1),
+                slopes(chain, load(right, 2 * j + 1), edges, j - 1),
+            )
+            store(total, j - 1, fma(m, p, fma(n, q, load(total, j - 1))))
+            m, n = mul(m, a), mul(n, b)
         store(other, 2 * j, m)
         store(other, 2 * j + 1, n)
         m, n = add(m, load(slope, 2 * j)), add(n, load(slope, 2 * j + 1))
@@ -98,9 +113,12 @@ def adjoints(chain: Any, work: Any, full: int, end: int) -> None:
     s, t = zero, zero
     for j in range(end - 1, -1, -1):
         if j + 1 < end:
-            m, p = slopes(chain, load(left, 2 * j), m, edges, j)
-            n, q = slopes(chain, load(left, 2 * j + 1), n, edges, j)
-            store(total, j, add(load(total, j), add(p, q)))
+            (a, p), (b, q) = (
+                slopes(chain, load(left, 2 * j), edges, j),
+                slopes(chain, load(left, 2 * j + 1), edges, j),
+            )
+            store(total, j, fma(m, p, fma(n, q, load(total, j))))
+            m, n = mul(m, a), mul(n, b)
         m, n = add(m, load(slope, 2 * j)), add(n, load(slope, 2 * j + 1))
         x, y = add(m, load(other, 2 * j)), add(n, load(other, 2 * j + 1))
         s, t = add(s, x), add(t, y)
@@ -121,52 +139,66 @@ def adjoints(chain: Any, work: Any, full: int, end: int) -> None:
 @inner
 def gather(work: Any, chain: Any, b: int, h: int, at: int, q: Any, g: Any) -> None:
     """Fill queries and cotangents by rows, and cotangents by features in ``out``; 0 for lanes without a query."""
-    lanes, zero = work.last.shape[1], chain.scale - chain.scale
-    for i in range(2 * lanes):
-        live = at + i < chain.queries
-        of_q, of_g = start(q, b, h) + (at + i) * q.row, start(g, b, h) + (at + i) * g.row
-        for c in range(chain.features):
-            value = g.data[of_g + c] if live else zero
-            work.out[c, i // lanes, i % lanes] = value
-            work.cotangents[i, c] = value
-            work.queries[i, c] = q.data[of_q + c] * chain.scale if live else zero
+    lanes, zero = 2 * work.last.shape[1], chain.scale - chain.scale
+    columns, rows, queries = address(work.out), address(work.cotangents), address(work.queries)
+    wide, features = work.cotangents.shape[1], work.queries.shape[1]
+    for i in range(lanes):
+        # The last query in place of none, times 0.
+        row, factor = min(at + i, chain.queries - 1), zero + (at + i < chain.queries)
+        of_q, of_g = start(q, b, h) + row * q.row, start(g, b, h) + row * g.row
+        scaled(columns, i, lanes, factor, memory(g, zero), of_g, 1, chain.width)
+        scaled(rows, i * wide, 1, factor, memory(g, zero), of_g, 1, chain.width)
+        scaled(queries, i * features, 1, factor * chain.scale, memory(q, zero), of_q, 1, chain.features)
+
+
+@inner
+def add_rows(slope: Any, rows: Any, count: int, end: int, width: int) -> None:
+    """Add cotangents of weights [Q, S] to those of ``count`` lanes, [S, 2, lanes]."""
+    for first in range(0, end, 16):
+        for i in range(count):
+            for j in range(first, min(first + 16, end)):
+                set_item(slope, j * width + i, item(slope, j * width + i) + rows[i, j])
 
 
 @jit
 def backward(
     first: int, end: int, pairs: Any, chain: Any, dropout: Any, work: Any, q: Any, k: Any, v: Any, J: Any,
-    visible: Any, g: Any, dq: Any, dk: Any, dv: Any, dJ: Any,
+    visible: Any, g: Any, of_weights: Any, dq: Any, dk: Any, dv: Any, dJ: Any,
 ) -> None:  # fmt: skip
-    """Derivatives of Σ g · out, where ``g`` is the cotangent of the output of `forward`; [B, L, H, d] and [B, H, S]."""
-    lanes, features = work.last.shape[1], chain.features
-    vectors = work.keys.shape[1] // lanes
+    """Derivatives of what `forward` fills, times cotangents ``g`` and ``of_weights``, [B, H, Q, S] or empty.
+
+    They are [B, L, H, *] and [B, H, S], those by keys and values for each head of queries.
+    """
+    lanes, features, width = work.last.shape[1], chain.features, chain.width
+    rows, wide = work.keys.shape[1] // lanes, work.values.shape[1] // lanes
+    slope, out = address(work.slope), address(work.out)
     for p in pairs[first:end]:
         b, h = p // chain.heads, p % chain.heads
+        keys, values = (
+            packed(k, b, h // chain.groups, work.own_keys),
+            packed(v, b, h // chain.groups, work.own_values),
+        )
         fill_edges(chain, work.edges, J[b, h], chain.keys)
         work.keys[:], work.values[:], work.couplings[:] = 0, 0, 0
         for at in range(0, chain.queries, 2 * lanes):
             count = min(2 * lanes, chain.queries - at)
-            full, seen = prepare(chain, work, b, h, at, q, k, visible)
+            full, seen = prepare(chain, work, b, h, at, q, keys, visible)
             gather(work, chain, b, h, at, q, g)
-            dots(
-                address(work.slope), address(v.data), start(v, b, h), v.row, address(work.out), features, seen
-            )
+            dots(slope, values[0], values[1], out, width, seen)
+            if of_weights.size:
+                add_rows(slope, of_weights[b, h, at:], count, seen, 2 * lanes)
             dropped(dropout, work.slope, p, at, seen)
             log_odds_slopes(chain, work, seen)
             dropped(dropout, work.weight, p, at, seen)
             cotangents = address(work.cotangents)
-            spread(address(work.values), address(work.weight), cotangents, vectors, count, lanes, seen)
+            spread(address(work.values), address(work.weight), cotangents, wide, count, lanes, seen)
             adjoints(chain, work, full, seen)
-            queries = address(work.queries)
-            spread(address(work.keys), address(work.slope), queries, vectors, count, lanes, seen)
-            mix(
-                address(work.out), address(work.slope), address(k.data), start(k, b, h), k.row, features, seen
-            )
+            spread(address(work.keys), slope, address(work.queries), rows, count, lanes, seen)
+            mix(out, slope, keys[0], keys[1], features, seen)
             for i in range(count):
-                for c in range(features):
-                    dq[b, at + i, h, c] = work.out[c, i // lanes, i % lanes] * chain.scale
+                place = ((b * chain.queries + at + i) * chain.heads + h) * features
+                scaled(address(dq), place, 1, chain.scale, out, i, 2 * lanes, features)
         for j in range(chain.keys):
-            dJ[b, h, j] = 2 * sum_of(load(work.couplings, j))
-            for c in range(features):
-                dk[b, j, h, c] = work.keys[j, c]
-                dv[b, j, h, c] = work.values[j, c]
+            dJ[b, h, j], place = 2 * sum_of(load(work.couplings, j)), (b * chain.keys + j) * chain.heads + h
+            copy(address(dk), place * features, address(work.keys), j * rows * lanes, features)
+            copy(address(dv), place * width, address(work.values), j * wide * lanes, width)

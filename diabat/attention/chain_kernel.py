@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diabat.attention.chain_products import dots, mix, start
+from diabat.attention.chain_products import dots, memory, mix, packed, scaled, start
 from diabat.compute.compiled_random import philox, whole_uniform
 from diabat.compute.jit import by_type, inner, jit, literal
 from diabat.compute.simd import (
@@ -55,7 +55,10 @@ class Chain(NamedTuple):
         odds: Weights are odds, and fields (scores - log Σ exp scores)/2; else probabilities, and fields the scores.
         least: Added to probabilities.
         low, high: Smallest and largest h; beyond them messages and weights do not change.
-        heads, queries, keys, features: H, Q, S and d.
+        nothing: The message of no neighbour.
+        unseen: What `unnormalised` gives for a key that is not seen.
+        heads, groups: H, and the number of heads that share keys and values.
+        queries, keys, features, width: Q, S, and the numbers of a key and of a value.
     """
 
     scale: Any
@@ -64,10 +67,14 @@ class Chain(NamedTuple):
     least: Any
     low: Any
     high: Any
+    nothing: Any
+    unseen: Any
     heads: Any
+    groups: Any
     queries: Any
     keys: Any
     features: Any
+    width: Any
 
 
 class LogChain(Chain):
@@ -98,8 +105,8 @@ class WideDropout(Dropout):
 class Work(NamedTuple):
     """Scratch of one thread; a row of two vectors belongs to a key or a feature."""
 
-    query: Any  # scaled queries, [d, 2, lanes]
-    out: Any  # sums of values, then of derivatives, [d, 2, lanes]
+    query: Any  # scaled queries, [features, 2, lanes]
+    out: Any  # sums of values, then of derivatives, [the larger of width and features, 2, lanes]
     root: Any  # exp(h), or 2h for logarithms, [S, 2, lanes]; scores before
     left: Any  # odds without the right neighbour, [S, 2, lanes]
     right: Any  # odds without the left neighbour
@@ -108,13 +115,15 @@ class Work(NamedTuple):
     slope: Any  # cotangents of weights, then of log-odds, then of scores, [S, 2, lanes]
     other: Any  # adjoint messages from the left, [S, 2, lanes]
     couplings: Any  # derivatives by J, [S, lanes]
-    queries: Any  # scaled queries, [2 lanes, features]; features are rounded up to vectors
-    cotangents: Any  # cotangents of the output, [2 lanes, features]
+    queries: Any  # scaled queries, [2 lanes, features]; numbers are rounded up to vectors
+    cotangents: Any  # cotangents of the output, [2 lanes, width]
     keys: Any  # derivatives by keys, [S, features]
-    values: Any  # derivatives by values
+    values: Any  # derivatives by values, [S, width]
     # Always:
     last: Any  # last key that a lane sees, [2, lanes]
     edges: Any  # what `fill_edges` computes for each edge, [S, 3]
+    own_keys: Any  # keys and values of a head, [S, features] and [S, width]
+    own_values: Any
 
 
 @by_type
@@ -168,17 +177,6 @@ def _log_message(chain: LogChain, x: Any, a: Any, b: Any) -> Any:
 
 
 @by_type
-def nothing(chain: Any, like: Any) -> Any:
-    """The message of no neighbour."""
-    return constant(like, 1.0)
-
-
-@nothing.register
-def _log_nothing(chain: LogChain, like: Any) -> Any:
-    return constant(like, 0.0)
-
-
-@by_type
 def with_own(chain: Any, m: Any, root: Any, most: Any) -> Any:
     """Odds of a spin from a message and its field, not above ``most``."""
     return bounded(mul(mul(m, root), root), most)
@@ -209,17 +207,6 @@ def _log_unnormalised(chain: LogChain, x: Any, m: Any, root: Any, most: Any) -> 
         weight = add(divide(where_less(x, zero, e, one), add(one, e)), constant(x, chain.least))
         x = where_less(root, constant(x, HIDDEN / 2), zero, weight)
     return x
-
-
-@by_type
-def unseen(chain: Any, like: Any) -> Any:
-    """What `unnormalised` gives for a key that is not seen."""
-    return constant(like, 0.0)
-
-
-@unseen.register
-def _log_unseen(chain: LogChain, like: Any) -> Any:
-    return constant(like, HIDDEN if chain.odds else 0.0)
 
 
 @by_type
@@ -314,36 +301,37 @@ def messages(chain: Any, work: Any, full: int, end: int) -> None:
     """Fill cavity odds of both sides, and odds or probabilities in ``weight``; 0 for keys that are not seen."""
     root, left, right, weight = work.root, work.left, work.right, work.weight
     edges, last = work.edges, work.last
-    one, hidden = nothing(chain, load(root, 0)), unseen(chain, load(root, 0))
+    one, hidden = constant(load(root, 0), chain.nothing), constant(load(root, 0), chain.unseen)
     most = constant(one, np.exp(2 * chain.high))
-    m, n = one, one
+    m, n, p, q = one, one, one, one
+    # Both sides at once: a message waits for the division of the one before it.
     for j in range(end):
-        x, y = with_own(chain, m, load(root, 2 * j), most), with_own(chain, n, load(root, 2 * j + 1), most)
-        store(left, 2 * j, x)
-        store(left, 2 * j + 1, y)
-        a, b = entry(edges, 3 * j), entry(edges, 3 * j + 1)
-        m, n = message(chain, x, a, b), message(chain, y, a, b)
-    m, n = one, one
-    for j in range(end - 1, -1, -1):
-        if j + 1 >= full:
+        k = end - 1 - j
+        if k + 1 >= full:
             # The chain of a lane ends with its last key.
-            at = constant(one, j + 1)
-            m, n = where_less(load(last, 0), at, one, m), where_less(load(last, 1), at, one, n)
-        r, s = load(root, 2 * j), load(root, 2 * j + 1)
-        x = unnormalised(chain, load(left, 2 * j), m, r, most)
-        y = unnormalised(chain, load(left, 2 * j + 1), n, s, most)
-        if j >= full:
-            # A lane has no NaN of keys that it does not see.
-            at = constant(one, j)
-            x, y = where_less(load(last, 0), at, hidden, x), where_less(load(last, 1), at, hidden, y)
-        store(weight, 2 * j, x)
-        store(weight, 2 * j + 1, y)
-        x, y = with_own(chain, m, r, most), with_own(chain, n, s, most)
-        store(right, 2 * j, x)
-        store(right, 2 * j + 1, y)
-        if j > 0:
-            a, b = entry(edges, 3 * j - 3), entry(edges, 3 * j - 2)
-            m, n = message(chain, x, a, b), message(chain, y, a, b)
+            at = constant(one, k + 1)
+            p, q = where_less(load(last, 0), at, one, p), where_less(load(last, 1), at, one, q)
+        store(weight, 2 * k, p)
+        store(weight, 2 * k + 1, q)
+        m, n = with_own(chain, m, load(root, 2 * j), most), with_own(chain, n, load(root, 2 * j + 1), most)
+        p, q = with_own(chain, p, load(root, 2 * k), most), with_own(chain, q, load(root, 2 * k + 1), most)
+        store(left, 2 * j, m)
+        store(left, 2 * j + 1, n)
+        store(right, 2 * k, p)
+        store(right, 2 * k + 1, q)
+        a, b = entry(edges, 3 * j), entry(edges, 3 * j + 1)
+        m, n = message(chain, m, a, b), message(chain, n, a, b)
+        before = max(k - 1, 0)
+        a, b = entry(edges, 3 * before), entry(edges, 3 * before + 1)
+        p, q = message(chain, p, a, b), message(chain, q, a, b)
+    for j in range(end):
+        for g in range(2):
+            i = 2 * j + g
+            x = unnormalised(chain, load(left, i), load(weight, i), load(root, i), most)
+            if j >= full:
+                # A lane has no NaN of keys that it does not see.
+                x = where_less(load(last, g), constant(one, j), hidden, x)
+            store(weight, i, x)
     for g in range(2):
         settle(chain, weight, g, 2, end)
 
@@ -396,8 +384,8 @@ def _drop_wide(dropout: WideDropout, numbers: Any, pair: int, at: int, end: int)
 
 
 @inner
-def prepare(chain: Any, work: Any, b: int, h: int, at: int, q: Any, k: Any, visible: Any) -> Any:
-    """Fill the weights of the queries from ``at`` on.
+def prepare(chain: Any, work: Any, b: int, h: int, at: int, q: Any, keys: Any, visible: Any) -> Any:
+    """Fill the weights of the queries from ``at`` on, of `packed` keys.
 
     Returns the number of keys that all of them see, and that of those that one of them sees.
     """
@@ -406,57 +394,72 @@ def prepare(chain: Any, work: Any, b: int, h: int, at: int, q: Any, k: Any, visi
     for i in range(2 * lanes):
         row = min(i, count - 1)
         work.last[i // lanes, i % lanes] = first + row if chain.causal else chain.keys - 1
-        first_feature = start(q, b, h) + (at + row) * q.row
-        for c in range(chain.features):
-            work.query[c, i // lanes, i % lanes] = q.data[first_feature + c] * chain.scale
+        place = start(q, b, h) + (at + row) * q.row
+        columns, numbers = address(work.query), memory(q, chain.scale)
+        scaled(columns, i, 2 * lanes, chain.scale, numbers, place, 1, chain.features)
     full = first + 1 if chain.causal else chain.keys
     end = first + count if chain.causal else chain.keys
-    place, columns = start(k, b, h), address(work.query)
-    dots(address(work.root), address(k.data), place, k.row, columns, chain.features, end)
+    dots(address(work.root), keys[0], keys[1], address(work.query), chain.features, end)
     roots(chain, address(work.root), address(work.last), visible[b], full, end)
     messages(chain, work, full, end)
     return full, end
 
 
+@inner
+def show(weights: Any, norm: Any, weight: Any, count: int, end: int) -> None:
+    """Fill the first ``count`` rows of weights [Q, S] from weights [S, 2, lanes] before their normalisation."""
+    for first in range(0, end, 16):
+        for i in range(count):
+            for j in range(first, min(first + 16, end)):
+                weights[i, j] = norm[i] * item(weight, j * len(norm) + i)
+
+
 @jit
 def forward(
     first: int, end: int, pairs: Any, chain: Any, dropout: Any, work: Any, q: Any, k: Any, v: Any, J: Any,
-    visible: Any, out: Any,
+    visible: Any, out: Any, weights: Any,
 ) -> None:  # fmt: skip
-    """Fill Σ_j weight_j v_j, [B, Q, H, d]; J is [B, H, S], its last entry unused, and visible bool [B, S]."""
-    lanes, features = work.last.shape[1], chain.features
+    """Fill Σ_j weight_j v_j, [B, Q, H, d], and the weights, zeros [B, H, Q, S] or empty.
+
+    J is [B, H, S], its last entry unused, and visible bool [B, S].
+    """
+    lanes, width = work.last.shape[1], chain.width
+    norms, one = np.empty(2 * lanes, work.out.dtype), work.out.dtype.type(1)
     for p in pairs[first:end]:
         b, h = p // chain.heads, p % chain.heads
         fill_edges(chain, work.edges, J[b, h], chain.keys)
+        keys, values = (
+            packed(k, b, h // chain.groups, work.own_keys),
+            packed(v, b, h // chain.groups, work.own_values),
+        )
         for at in range(0, chain.queries, 2 * lanes):
-            _, seen = prepare(chain, work, b, h, at, q, k, visible)
+            count = min(2 * lanes, chain.queries - at)
+            _, seen = prepare(chain, work, b, h, at, q, keys, visible)
             x, y = inverse_sums(work.weight, 0, seen), inverse_sums(work.weight, 1, seen)
             dropped(dropout, work.weight, p, at, seen)
-            mix(
-                address(work.out),
-                address(work.weight),
-                address(v.data),
-                start(v, b, h),
-                v.row,
-                features,
-                seen,
-            )
-            for c in range(features):
+            if weights.size:
+                store(norms, 0, x)
+                store(norms, 1, y)
+                show(weights[b, h, at:], norms, address(work.weight), count, seen)
+            mix(address(work.out), address(work.weight), values[0], values[1], width, seen)
+            for c in range(width):
                 store(work.out, 2 * c, mul(x, load(work.out, 2 * c)))
                 store(work.out, 2 * c + 1, mul(y, load(work.out, 2 * c + 1)))
-            for i in range(min(2 * lanes, chain.queries - at)):
-                for c in range(features):
-                    out[b, at + i, h, c] = work.out[c, i // lanes, i % lanes]
+            for i in range(count):
+                place = ((b * chain.queries + at + i) * chain.heads + h) * width
+                scaled(address(out), place, 1, one, address(work.out), i, 2 * lanes, width)
 
 
 @jit
-def noise(first: int, end: int, pairs: Any, chain: Any, dropout: Any, work: Any, out: Any) -> None:
-    """Fill the factors of dropout, [B, H, Q, S]."""
-    lanes = work.last.shape[1]
+def noise(
+    first: int, end: int, pairs: Any, chain: Any, dropout: Any, work: Any, begin: int, out: Any
+) -> None:
+    """Fill the factors of dropout of the queries from ``begin`` on and the first keys, [B, H, R, n]."""
+    lanes, (_, _, queries, keys) = work.last.shape[1], out.shape
     for p in pairs[first:end]:
-        for at in range(0, chain.queries, 2 * lanes):
+        for at in range(0, queries, 2 * lanes):
             work.weight[:] = 1
-            dropped(dropout, work.weight, p, at, chain.keys)
-            for i in range(min(2 * lanes, chain.queries - at)):
-                for j in range(chain.keys):
+            dropped(dropout, work.weight, p, begin + at, keys)
+            for i in range(min(2 * lanes, queries - at)):
+                for j in range(keys):
                     out[p // chain.heads, p % chain.heads, at + i, j] = work.weight[j, i // lanes, i % lanes]

@@ -17,16 +17,15 @@ from diabat.attention.chain_kernel import (
     bounded,
     log_fields,
     message,
-    nothing,
     settle,
     unnormalised,
     with_own,
 )
-from diabat.attention.chain_products import start
+from diabat.attention.chain_products import memory, start
 from diabat.compute.jit import by_type, inner, jit
 from diabat.compute.simd import (
     add,
-    address,
+    at_address,
     constant,
     divide,
     item,
@@ -34,6 +33,7 @@ from diabat.compute.simd import (
     mul,
     offset,
     set_item,
+    skip,
     store,
     sub,
     where_less,
@@ -56,7 +56,7 @@ def _dot(a: Any, b: Any, features: int) -> Any:
 
 
 @_fast
-def _dots(
+def dots(
     out: Any, apart: int, scale: Any, q: Any, k: Any, row: int, features: int, first: int, end: int
 ) -> None:
     """Fill scale q·k of the keys ``first`` .. ``end`` - 1, numbers ``apart`` from each other."""
@@ -79,7 +79,7 @@ def _dots(
 
 
 @_fast
-def _mix(out: Any, weights: Any, apart: int, v: Any, row: int, features: int, first: int, end: int) -> None:
+def mix(out: Any, weights: Any, apart: int, v: Any, row: int, features: int, first: int, end: int) -> None:
     """Add values of the keys ``first`` .. ``end`` - 1 with weights ``apart`` from each other."""
     done = first + (end - first) // 4 * 4
     for j in range(first, done, 4):
@@ -98,24 +98,25 @@ def _mix(out: Any, weights: Any, apart: int, v: Any, row: int, features: int, fi
 
 @inner
 def _mask(
-    rows: Any, i: int, J: Any, place: int, visible: Any, bias: Any, b: int, first: int, end: int
-) -> Any:
+    zero: Any, root: Any, up: Any, i: int, lanes: int, J: Any, row: int, seen: Any, masked: bool, bias: Any,
+    biased: bool, first: int, end: int,
+) -> Any:  # fmt: skip
     """Hide scores, add a bias to the others, and fill 2 J of each key with the one before it; return the largest |J|.
 
     Edges next to a key that is not seen are 0.
     """
-    row, b = min(b, len(bias) - 1), min(b, len(visible) - 1)
-    strongest, before = rows.dtype.type(0.0), first > 0 and visible[b, first - 1]
+    strongest, before = zero, first > 0 and (not masked or item(seen, first - 1) != 0)
     for j in range(first, end):
-        seen, u = visible[b, j], rows.dtype.type(0.0)
-        if not seen:
-            rows[0, j, i] = HIDDEN
-        elif len(bias):
-            rows[0, j, i] += bias[row, j]
-        if seen and before:
-            u = 2 * J.data[place + j * J.row]
+        now, at, u = not masked or item(seen, j) != 0, j * lanes + i, zero
+        if not now:
+            set_item(root, at, zero + HIDDEN)
+        elif biased:
+            set_item(root, at, item(root, at) + item(bias, j))
+        if now and before:
+            u = 2 * item(J, j * row)
             strongest = max(strongest, abs(u) / 2)
-        rows[1, j, i], before = u, seen
+        set_item(up, at, u)
+        before = now
     return strongest
 
 
@@ -171,7 +172,7 @@ def _log_fields(chain: LogChain, root: Any, up: Any, down: Any, keys: int) -> No
 @inner
 def _messages(chain: Any, root: Any, up: Any, down: Any, left: Any, right: Any, keys: int) -> None:
     """Fill odds without the right neighbour, and the messages from it."""
-    one = nothing(chain, load(root, 0))
+    one = constant(load(root, 0), chain.nothing)
     most = constant(one, np.exp(2 * chain.high))
     m, n = one, one
     for j in range(keys):
@@ -200,10 +201,10 @@ def _weights(chain: Any, root: Any, left: Any, right: Any, keys: int) -> None:
 
 @jit
 def step(
-    first: int, end: int, pairs: Any, chain: Any, most: Any, groups: int, rows: Any, q: Any, k: Any, v: Any, J: Any,
-    visible: Any, bias: Any, exceeded: Any, out: Any,
+    first: int, end: int, pairs: Any, chain: Any, most: Any, lanes: int, scratch: int, q: Any, k: Any, v: Any, J: Any,
+    visible: Any, bias: Any, exceeded: Any, out: int,
 ) -> None:  # fmt: skip
-    """Add the mixed values of one query, [B, H, 1, d], for ``pairs[first:end]``.
+    """Fill the mixed values of one query, [B, H, 1, d], for ``pairs[first:end]``.
 
     Args:
         first: The first one among the pairs.
@@ -211,53 +212,71 @@ def step(
         pairs: Numbers of a sequence and a head, int64.
         chain: `Chain`.
         most: Largest |J| that is computed.
-        groups: H / H_kv.
-        rows: Scratch [5, S, lanes].
-        q: [B, H, 1, D].
-        k: `Tokens` [B, H_kv, S, D].
+        lanes: Numbers of a vector.
+        scratch: Address of memory for [5, S, lanes].
+        q: `Tokens` [B, H, 1, D].
+        k: Likewise [B, H_kv, S, D].
         v: Likewise, of d features.
-        J: J_{j-1,j} first among the couplings of key j, `Tokens` [B, H, S, w].
-        visible: bool [B or 1, S].
-        bias: Added to the scores, [B or 1, S], or empty.
+        J: J_{j-1,j} first among the couplings of key j, likewise [B, H, S, w].
+        visible: Likewise of bytes, [B, 1, S, 1], or at the address 0.
+        bias: Added to the scores, likewise, or at the address 0.
         exceeded: bool [B H], set where a |J| is above ``most``.
-        out: Zeros, [B, H, 1, d].
+        out: Address of the mixed values.
     """
-    (_, heads, _, features), keys, lanes = q.shape, visible.shape[1], rows.shape[2]
-    root, up, down = address(rows[0]), address(rows[1]), address(rows[2])
-    left, right, width = address(rows[3]), address(rows[4]), out.shape[3]
+    heads, groups, keys, width = chain.heads, chain.groups, chain.keys, chain.width
+    scale = chain.scale
+    root = at_address(scale, scratch)
+    up, down, left, right = skip(root, keys), skip(root, 2 * keys), skip(root, 3 * keys), skip(root, 4 * keys)
     for at in range(first, end, lanes):
         count = min(lanes, end - at)
-        rows[:2, :, count:] = 0
+        if count < lanes:
+            zero = constant(load(root, 0), 0.0)
+            for j in range(2 * keys):
+                store(root, j, zero)
         for j in range(0, keys, _BLOCK):
             last = min(j + _BLOCK, keys)
             for i in range(count):
                 pair = pairs[at + i]
                 b, h = pair // heads, pair % heads
-                query, place = offset(address(q), pair * features), start(k, b, h // groups)
-                data = offset(address(k.data), place)
-                _dots(offset(root, i), lanes, chain.scale, query, data, k.row, features, j, last)
-                if _mask(rows, i, J, start(J, b, h), visible, bias, b, j, last) > most:
+                query = offset(memory(q, scale), start(q, b, h))
+                data = offset(memory(k, scale), start(k, b, h // groups))
+                dots(offset(root, i), lanes, scale, query, data, k.row, chain.features, j, last)
+                seen = offset(memory(visible, np.uint8(0)), start(visible, b, 0))
+                added, edges = (
+                    offset(memory(bias, scale), start(bias, b, 0)),
+                    offset(memory(J, scale), start(J, b, h)),
+                )
+                strongest = _mask(
+                    scale - scale, root, up, i, lanes, edges, J.row, seen, visible.data != 0, added,
+                    bias.data != 0, j, last,
+                )  # fmt: skip
+                if strongest > most:
                     exceeded[pair] = True
         _fields(chain, root, up, down, keys)
         _messages(chain, root, up, down, left, right, keys)
         _weights(chain, root, left, right, keys)
+        for i in range(count):
+            mixed = offset(at_address(scale, out), pairs[at + i] * width)
+            for c in range(width):
+                set_item(mixed, c, scale - scale)
         for j in range(0, keys, _BLOCK):
             last = min(j + _BLOCK, keys)
             for i in range(count):
                 pair = pairs[at + i]
                 b, h = pair // heads, pair % heads
-                mixed, place = offset(address(out), pair * width), start(v, b, h // groups)
-                _mix(mixed, offset(left, i), lanes, offset(address(v.data), place), v.row, width, j, last)
+                mixed = offset(at_address(scale, out), pair * width)
+                values = offset(memory(v, scale), start(v, b, h // groups))
+                mix(mixed, offset(left, i), lanes, values, v.row, width, j, last)
 
 
 @jit
-def same(a: Any, b: Any, batch: int, heads: int, rows: int, features: int) -> bool:
-    """Whether the first ``rows`` tokens of two `Tokens` [B, H, S, d] are equal; NaN is not."""
+def same(like: Any, a: Any, b: Any, batch: int, heads: int, rows: int, features: int) -> bool:
+    """Whether the first ``rows`` tokens of two `Tokens` [B, H, S, d] of one type are equal; NaN is not."""
     if a.row == b.row == features:
         rows, features = 1, rows * features
     for p in range(batch * heads):
-        x = offset(address(a.data), start(a, p // heads, p % heads))
-        y = offset(address(b.data), start(b, p // heads, p % heads))
+        x = offset(memory(a, like), start(a, p // heads, p % heads))
+        y = offset(memory(b, like), start(b, p // heads, p % heads))
         for j in range(rows):
             different = 0
             for c in range(features):
@@ -269,34 +288,43 @@ def same(a: Any, b: Any, batch: int, heads: int, rows: int, features: int) -> bo
 
 @jit
 def couple(
-    x: Any, first: Any, second: Any, distance: Any, before: Any, gates: bool, band: Any, features: Any
-) -> None:
-    """Fill couplings of one token with those before it, and its features, as `KeyCouplings` defines them.
+    zero: Any, shape: Any, x: int, first: int, second: int, distance: int, before: Any, gates: bool, band: int,
+    features: int,
+) -> None:  # fmt: skip
+    """Fill couplings of one token with those before it, and its features, as `ChainCouplings` defines them.
 
     Args:
-        x: [B, 1, D].
-        first: [H·r, D].
-        second: [H·w·r, D].
-        distance: [H, w].
-        before: Features of the tokens before it, [B, H, S, r].
+        zero: 0 of the type of all numbers.
+        shape: B, H, D, w, r, and S, the number of tokens before it.
+        x: Address of [B, 1, D].
+        first: Of [H·r, D].
+        second: Of [H·w·r, D].
+        distance: Of [H, w].
+        before: `Tokens` of the features of the tokens before it, [B, H, S, r].
         gates: Multiply gates; else add products of features.
-        band: [B, H, 1, w], 0 where there are no tokens.
-        features: [B, H, 1, r].
+        band: Address of [B, H, 1, w], 0 where there are no tokens.
+        features: Of [B, H, 1, r].
     """
-    (batch, heads, _, rank), w, size, known = features.shape, band.shape[3], x.shape[2], before.shape[2]
+    batch, heads, size, w, rank, known = shape
+    by_distance, found, own_features = (
+        at_address(zero, distance), at_address(zero, band), at_address(zero, features)
+    )  # fmt: skip
     for p in range(batch * heads):
         b, h = p // heads, p % heads
-        token = offset(address(x), b * size)
+        token, past = at_address(zero, x), offset(memory(before, zero), start(before, b, h))
+        token = offset(token, b * size)
         for r in range(rank):
-            features[b, h, 0, r] = _dot(token, offset(address(first), (h * rank + r) * size), size)
+            row = h * rank + r
+            set_item(
+                own_features, p * rank + r, _dot(token, offset(at_address(zero, first), row * size), size)
+            )
         for d in range(w):
-            total = distance.dtype.type(0.0)
+            total, of_distance = zero, item(by_distance, h * w + d)
             for r in range(rank):
                 row = (h * w + d) * rank + r
-                own, other = _dot(token, offset(address(second), row * size), size), total
+                own, other = _dot(token, offset(at_address(zero, second), row * size), size), total
                 if d < known:
-                    other = before[b, h, known - 1 - d, r]
+                    other = item(past, (known - 1 - d) * before.row + r)
                 total += 1 / (1 + np.exp(-own)) / (1 + np.exp(-other)) if gates else own * other
-            band[b, h, 0, d] = distance[h, d] * total if gates else distance[h, d] + total
-            if d >= known:
-                band[b, h, 0, d] = 0
+            total = of_distance * total if gates else of_distance + total
+            set_item(found, p * w + d, total if d < known else zero)

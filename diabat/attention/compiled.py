@@ -139,15 +139,9 @@ def _with_autograd() -> Any:
 
 @torch.library.custom_op("diabat::probabilities", mutates_args=())
 def _probabilities(
-    fields: Tensor,
-    couplings: Tensor | None,
-    three_body: Tensor | None,
-    visible: Tensor | None,
-    parameters: list[Tensor],
-    bridge: str,
-    wanted: list[bool],
-    seed: int | None,
-) -> tuple[Tensor, Tensor]:
+    fields: Tensor, couplings: Tensor | None, three_body: Tensor | None, visible: Tensor | None,
+    parameters: list[Tensor], bridge: str, wanted: list[bool], seed: int | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """P(s = +1), and the seed as a tensor; the graph of this call is an attribute of that tensor."""
     found = _find(bridge)
     used = draw_seed(seed) if found.draws else 0
@@ -169,16 +163,9 @@ def _(fields: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("diabat::probabilities_backward", mutates_args=())
 def _probabilities_backward(
-    cotangent: Tensor,
-    seed: Tensor,
-    fields: Tensor,
-    couplings: Tensor | None,
-    three_body: Tensor | None,
-    visible: Tensor | None,
-    parameters: list[Tensor],
-    bridge: str,
-    wanted: list[bool],
-) -> list[Tensor]:
+    cotangent: Tensor, seed: Tensor, fields: Tensor, couplings: Tensor | None, three_body: Tensor | None,
+    visible: Tensor | None, parameters: list[Tensor], bridge: str, wanted: list[bool],
+) -> list[Tensor]:  # fmt: skip
     """Gradients of the inputs that ``wanted`` selects, in order."""
     with _with_autograd():
         kept: _Kept | None = getattr(seed, "kept", None)
@@ -216,7 +203,12 @@ def _backward(ctx: Any, cotangent: Tensor, of_seed: Tensor | None) -> tuple[Any,
     return h, J, K, None, own, None, None, None
 
 
-def _second(ctx: Any, *cotangents: Any) -> NoReturn:
+def refuse_second(ctx: Any, *cotangents: Any) -> NoReturn:
+    """The derivative of the derivative of an operator of graphs.
+
+    Raises:
+        UnsupportedError: Always.
+    """
     raise UnsupportedError(
         "gradient",
         "expected first derivatives of a compiled layer, got a second one; call the layer without torch.compile.",
@@ -224,4 +216,4 @@ def _second(ctx: Any, *cotangents: Any) -> NoReturn:
 
 
 _probabilities.register_autograd(_backward, setup_context=_save)
-_probabilities_backward.register_autograd(_second)
+_probabilities_backward.register_autograd(refuse_second)

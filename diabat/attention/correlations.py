@@ -15,11 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diabat.attention.boltzmann import BoltzmannAttention
-from diabat.attention.self_couplings import clamped
+from diabat.attention.coupled import CoupledLayer
 from diabat.checks import ArgumentError, is_integer
 from diabat.ising import Ising
-from diabat.samplers.answers import Moments
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.seeds import draw_seed
 
@@ -43,7 +41,7 @@ class QueryMoments:
     num_reads: int | None
 
 
-def reason_without_correlations(layer: BoltzmannAttention) -> str | None:
+def reason_without_correlations(layer: CoupledLayer) -> str | None:
     """One sentence on why a layer has no connected correlations; None if it has."""
     if layer.mode == "softmax":
         return "Softmax attention has no spins, and therefore no correlations."
@@ -58,7 +56,7 @@ def reason_without_correlations(layer: BoltzmannAttention) -> str | None:
 
 @torch.no_grad()
 def query_moments(
-    layer: BoltzmannAttention, query: int, *, sequence: int = 0, seed: int | None = None
+    layer: CoupledLayer, query: int, *, sequence: int = 0, seed: int | None = None
 ) -> QueryMoments:
     """Solve the problem of one query of the last recorded forward pass again, with correlations, in float64.
 
@@ -81,49 +79,29 @@ def query_moments(
     if reason is not None:
         raise UnsupportedError("layer", f"expected one with correlations. {reason}")
     seed = draw_seed(layer._fixed_seed if seed is None else seed)
-    fields, J = layer.last_fields_and_couplings()
-    length, spins = fields.shape[-2:]
+    problem = layer.last_problem()
+    length, spins = problem.fields.shape[-2:]
     if not is_integer(query) or not 0 <= query < length:
         raise ArgumentError("query", f"expected a position in 0 .. {length - 1}, got {query!r}.")
-    positions = torch.arange(spins, device=fields.device)
-    if layer.relative and layer.window is not None:
-        positions = positions + query - spins + 1
-    visible = positions >= 0
-    if layer.causal:
-        visible = visible & (positions <= query)
-    h = fields[sequence, :, query, None].double()  # [H, 1, T]
-    J, K = (None if t is None else t.double() for t in (J, layer.three_body(spins)))
-    if J is not None and layer.window is None:  # each sequence has its own
+    h = problem.fields[sequence, :, query, None].double()  # [H, 1, T]
+    free = problem.visible_mask[sequence, 0, query]
+    J, K = (None if t is None else t.double() for t in (problem.couplings, problem.three_body))
+    if J is not None and J.ndim == 5:  # each sequence of a chain has its own
         J = J[sequence]
-    if layer.mode == "J-self":
-        assert J is not None
-        moments, own = _clamped_moments(layer, h, J, visible, spins - 1 if layer.relative else query, seed)
-    else:
-        problem = Ising(h, J, visible, K, check=False)
-        moments = layer.sampler.moments(problem, correlations=True, num_reads=layer.num_reads, seed=seed)
-        own = torch.zeros_like(visible)
+    moments = layer.sampler.moments(
+        Ising(h, J, free, K, check=False), correlations=True, num_reads=layer.num_reads, seed=seed
+    )
     assert moments.correlation is not None
+    positions, own = torch.arange(spins, device=h.device), torch.zeros_like(free)
+    if layer.in_slots:
+        positions = positions + query - spins + 1
+    if layer.mode == "J-self":  # the own spin is certain, and independent of all others
+        own = positions == query
     m = torch.where(own, 1, moments.magnetization.double())[:, 0]  # [H, T]
     pairs = moments.correlation[:, 0].double() - m[:, :, None] * m[:, None, :]
-    pairs = pairs.masked_fill(own | own[:, None], 0)  # a spin that is certain is independent of all others
+    pairs = pairs.masked_fill(own | own[:, None], 0)
     probability = torch.where(own, 1, moments.probability.double())[:, 0]
+    visible = free | own
     seen, J = positions[visible], None if J is None else J[:, 0, visible][..., visible]
     correlations = pairs[:, visible][..., visible]
     return QueryMoments(seen, probability[:, visible], correlations, J, moments.num_reads)
-
-
-def _clamped_moments(
-    layer: BoltzmannAttention, h: Tensor, J: Tensor, visible: Tensor, own: int, seed: int
-) -> tuple[Moments, Tensor]:
-    """Moments without fields with the own spin at +1, by the method of the layer, and which spin is the own one."""
-    is_own = torch.arange(len(visible), device=visible.device) == own
-    bridge = layer._bridge
-    if bridge.draws and bridge.gradient in ("auto", "covariance"):
-        reads = layer.num_reads or layer.sampler.num_reads
-        drawn = layer.sampler.sample(Ising(h, J, visible, check=False), reads, seed=seed)
-        index = torch.tensor([own], device=visible.device)
-        held = clamped(drawn, index, torch.ones_like(index, dtype=torch.bool)[:, None])
-        return held.moments(correlations=True, dtype=torch.float64), is_own
-    problem = Ising(J[:, :, own], J, visible & ~is_own, check=False)
-    moments = layer.sampler.moments(problem, correlations=True, num_reads=layer.num_reads, seed=seed)
-    return moments, is_own

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from diabat.checks import ArgumentTypeError, check_count, check_number, is_numbe
 
 @dataclass(frozen=True)
 class CouplingInit:
-    """Initial couplings J_jk ~ N(mean, std²) for |j - k| <= distance, and 0 beyond; the default is J = 0.
+    """Initial couplings J_jk ~ N(mean, std²) for |j - k| <= max_distance, and 0 beyond; the default is J = 0.
 
     J = 0 is where training leaves softmax or sigmoid attention, and a saddle where a task needs couplings: a match of
     keys is worth nothing without couplings, and couplings are worth nothing without a match (docs/recall.md).
@@ -21,33 +20,34 @@ class CouplingInit:
     Attributes:
         mean: Mean; positive couplings let neighbouring keys be attended together.
         std: Standard deviation, drawn from torch's global generator of the CPU, the same on every device.
-        distance: Largest distance of a pair whose coupling is not 0; None for any.
+        max_distance: Largest distance of a pair whose coupling is not 0; None for any.
 
     Raises:
-        ValueError: If ``mean`` is not finite, ``std`` is negative or ``distance`` is no integer >= 1.
+        ValueError: If ``mean`` is not finite, ``std`` is negative or ``max_distance`` is no integer >= 1.
     """
 
     mean: float = 0.0
     std: float = 0.0
-    distance: int | None = None
+    max_distance: int | None = None
 
     def __post_init__(self) -> None:
         check_number("mean", self.mean, "(-inf, inf)")
         check_number("std", self.std, "[0, inf)")
-        check_count("distance", self.distance, optional=True)
+        check_count("max_distance", self.max_distance, optional=True)
 
     @classmethod
-    def checked(cls, given: Any) -> CouplingInit | None:
-        """The argument ``coupling_init`` of a layer.
+    def of(cls, init: CouplingInit | float | None) -> CouplingInit | None:
+        """The argument ``coupling_init`` of a layer; a number is the mean.
 
         Raises:
-            TypeError: If it is neither a CouplingInit nor None.
+            TypeError: If it is neither a CouplingInit, a number nor None.
         """
-        if given is None or isinstance(given, cls):
-            return given
-        hint = f"; use CouplingInit(mean={given!r})" if is_number(given) else ""
+        if init is None or isinstance(init, cls):
+            return init
+        if isinstance(init, int | float) and is_number(init):
+            return cls(float(init))
         raise ArgumentTypeError(
-            "coupling_init", f"expected a CouplingInit or None, got {type(given).__name__}{hint}."
+            "coupling_init", f"expected a CouplingInit, a number or None, got {type(init).__name__}."
         )
 
     @torch.no_grad()
@@ -56,6 +56,6 @@ class CouplingInit:
         drawn = torch.full(pairs.shape, self.mean, dtype=pairs.dtype)
         if self.std:
             drawn += self.std * torch.randn(pairs.shape, dtype=pairs.dtype)
-        if self.distance is not None:
-            drawn *= distances <= self.distance
+        if self.max_distance is not None:
+            drawn *= distances <= self.max_distance
         pairs.copy_(drawn)

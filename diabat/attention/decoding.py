@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from diabat.checks import ArgumentError, ArgumentTypeError
 
@@ -17,7 +18,7 @@ class _Buffer:
 
     Attributes:
         keys, values: [B, H, capacity, d].
-        key_mask: [B, capacity], True behind the first state: new tokens are not padding.
+        key_mask: [B, capacity], True behind the first state: new tokens are not padding; None without padding.
         end: The number of keys after which it has free space, or nothing while it is being written.
     """
 
@@ -26,8 +27,9 @@ class _Buffer:
         self.keys, self.values = (
             t.new_empty(*t.shape[:2], capacity, t.shape[-1]) for t in (state.keys, state.values)
         )
-        self.key_mask = state.key_mask.new_ones(len(state.key_mask), capacity)
-        self.key_mask[:, :count] = state.key_mask
+        self.key_mask = (
+            None if state.key_mask is None else F.pad(state.key_mask, (0, capacity - count), value=True)
+        )
         self.end = [count]
         self.write(0, state.keys, state.values)
 
@@ -59,22 +61,21 @@ class DecodingState:
         keys: [B, H, S, d], rotated if the layer uses rotary positions.
         values: [B, H, S, d]; without a window followed by the couplings of each key with the w keys before it, and by
             the features that couple it with later ones.
-        key_mask: bool [B, S], False at padding.
+        key_mask: bool [B, S], False at padding; None without padding.
         position: Position of the next token, int64 [].
     """
 
     keys: Tensor
     values: Tensor
-    key_mask: Tensor
+    key_mask: Tensor | None
     position: Tensor
     _buffer: _Buffer | None = field(default=None, repr=False)
 
     @classmethod
     def empty(cls, keys: Tensor, values: Tensor) -> DecodingState:
         """The state before the first token, for keys and values of this batch and precision."""
-        none = keys.new_zeros(len(keys), 0, dtype=torch.bool)
         zero = torch.zeros((), dtype=torch.int64, device=keys.device)
-        return cls(keys[..., :0, :], values[..., :0, :], none, zero)
+        return cls(keys[..., :0, :], values[..., :0, :], None, zero)
 
     def reorder(self, rows: Tensor) -> DecodingState:
         """Select sequences, e.g. the beams that survive.
@@ -88,23 +89,25 @@ class DecodingState:
         if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 1:
             got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
             raise ArgumentError("rows", f"expected int64 [B], got {got}.")
-        return DecodingState(self.keys[rows], self.values[rows], self.key_mask[rows], self.position)
+        key_mask = None if self.key_mask is None else self.key_mask[rows]
+        return DecodingState(self.keys[rows], self.values[rows], key_mask, self.position)
 
     def to(self, device: torch.device | str) -> DecodingState:
         """Move all tensors."""
-        return DecodingState(
-            self.keys.to(device), self.values.to(device), self.key_mask.to(device), self.position.to(device)
-        )
+        key_mask = None if self.key_mask is None else self.key_mask.to(device)
+        return DecodingState(self.keys.to(device), self.values.to(device), key_mask, self.position.to(device))
 
     def extended(self, keys: Tensor, values: Tensor, longest: int | None) -> DecodingState:
         """Append keys and values of new tokens, [B, H, Q, d], and keep the last ``longest``."""
         if longest is None and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
             return self._grown(keys, values)
-        new = torch.ones(len(keys), keys.shape[-2], dtype=torch.bool, device=keys.device)
-        parts = (self.keys, keys), (self.values, values)
-        k, v = (torch.cat(pair, -2) for pair in parts)
-        key_mask = torch.cat((self.key_mask, new), -1)
-        return DecodingState(k, v, key_mask, self.position + keys.shape[-2]).last(longest)
+        count, key_mask = keys.shape[-2], self.key_mask
+        first = 0 if longest is None else max(0, self.keys.shape[-2] + count - longest)
+        k = torch.cat((self.keys[:, :, first:], keys), -2)
+        v = torch.cat((self.values[:, :, first:], values), -2)
+        if key_mask is not None:
+            key_mask = F.pad(key_mask[:, first:], (0, count), value=True)
+        return DecodingState(k, v, key_mask, self.position + count)
 
     def _grown(self, keys: Tensor, values: Tensor) -> DecodingState:
         """Append keys in the memory of this state if it has space, else in new memory of twice the size."""
@@ -112,22 +115,22 @@ class DecodingState:
         end = count + keys.shape[-2]
         # Tensors of inference mode cannot be written outside of it.
         foreign = buffer is not None and buffer.keys.is_inference() and not torch.is_inference_mode_enabled()
-        if buffer is None or foreign or end > buffer.key_mask.shape[-1] or not buffer.claim(count):
+        if buffer is None or foreign or end > buffer.keys.shape[-2] or not buffer.claim(count):
             buffer = _Buffer(self, 2 * end)
             buffer.claim(count)
         buffer.write(count, keys, values)
         buffer.end.append(end)
-        k, v = buffer.keys[..., :end, :], buffer.values[..., :end, :]
-        return DecodingState(k, v, buffer.key_mask[:, :end], self.position + keys.shape[-2], buffer)
+        k, v = buffer.keys[:, :, :end], buffer.values[:, :, :end]
+        key_mask = None if buffer.key_mask is None else buffer.key_mask[:, :end]
+        return DecodingState(k, v, key_mask, self.position + keys.shape[-2], buffer)
 
     def last(self, count: int | None) -> DecodingState:
         """Keep the last ``count`` keys, or all of them."""
         if count is None or self.keys.shape[-2] <= count:
             return self
         first = self.keys.shape[-2] - count
-        return DecodingState(
-            self.keys[..., first:, :], self.values[..., first:, :], self.key_mask[:, first:], self.position
-        )
+        key_mask = None if self.key_mask is None else self.key_mask[:, first:]
+        return DecodingState(self.keys[:, :, first:], self.values[:, :, first:], key_mask, self.position)
 
 
 def check_state(

@@ -1,16 +1,14 @@
 """Attention over small windows in one autograd function on the CPU, from queries, keys and values to mixed values.
 
 Between the compiled passes stands one solution of the sampler (:meth:`Sampler.solution`).  Results and derivatives are
-those of the operators of :mod:`diabat.attention.weights` and :mod:`diabat.attention.windows`, which second derivatives
+those of the operators of :mod:`diabat.attention.readout` and :mod:`diabat.attention.windows`, which second derivatives
 use.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,46 +18,48 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diabat.attention.bridge import GradientBridge, refuse_inference
-from diabat.attention.coupling_layout import CouplingLayout
-from diabat.attention.head_axis import merged_heads, split_heads
-from diabat.attention.weights import log_odds, masked_softmax, normalised_weights, odds_fields
-from diabat.attention.windows import visible_keys, visible_slots, window_mix, window_scores
+from diabat.attention.chain import place, readable
+from diabat.attention.readout import log_odds, slot_weights
+from diabat.attention.recomputed import CompiledPasses
+from diabat.attention.visible import Windows
+from diabat.compute.loading import loaded
+from diabat.compute.scratch import lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
-from diabat.ising import Ising, pack_couplings, pair_indices
+from diabat.ising import Ising, pair_indices
 from diabat.samplers.answers import Solution
-from diabat.samplers.folding import refuse_batched_cotangent
 
 Array = NDArray[Any]
+Far = tuple[Tensor, Tensor]
+"""Mean value [B, H, Q, E_v] and mass [B, H, Q] of the keys before the window (:mod:`diabat.attention.streaming`)."""
 
-FEW_STATES = 1 << 9
-"""States of all problems up to which loading compiled code is not worthwhile, as for the backend."""
-_WORK_PER_THREAD = 1 << 18
+_WORK_PER_THREAD, _MOST_SLOTS = 1 << 18, 12
 
 
-@dataclass(frozen=True)
-class FusedLayer:
-    """What one layer of H heads does; ``bridge`` is None without couplings, where P(s = +1) = sigmoid(2h)."""
+class FusedLaw(NamedTuple):
+    """What is computed, but for the tensors.
+
+    Attributes:
+        bridge: Sampler and estimator; None without couplings, where P(s = +1) = sigmoid(2h).
+        readout: ``odds`` or ``probability``.
+        scale: Factor of q·k.
+    """
 
     bridge: GradientBridge | None
-    heads: int
-    layout: CouplingLayout
-    causal: bool
-
-    @property
-    def supported(self) -> bool:
-        """Whether the backend has a solution with its derivative outside autograd."""
-        bridge = self.bridge
-        if bridge is None:
-            return True
-        return bridge.estimator == "exact" and not bridge.draws and bridge.sampler.capabilities.solution
+    readout: str
+    scale: float
 
     def solution(self, fields: Tensor, J: Tensor | None, visible: Tensor) -> Solution | None:
         """The solution of the backend; None if it has none for these problems."""
-        odds = self.layout.weights == "odds"
+        odds = self.readout == "odds"
         if self.bridge is None:
             return _Independent(fields, odds)
-        problem = Ising(fields, J, visible, check=False)
-        return self.bridge.sampler.solution(problem, odds=odds)
+        return self.bridge.sampler.solution(Ising(fields, J, visible, check=False), odds=odds)
+
+    def solve(self, J: Tensor | None, visible: Tensor, fields: Tensor) -> Tensor:
+        """The same result by operators."""
+        if self.readout == "odds":
+            return 2 * fields if self.bridge is None else log_odds(self.bridge, fields, J, visible)
+        return torch.sigmoid(2 * fields) if self.bridge is None else self.bridge(fields, J, visible)
 
 
 class _Independent(Solution):
@@ -75,258 +75,263 @@ class _Independent(Solution):
 
 
 def attend(
-    layer: FusedLayer,
+    law: FusedLaw,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     pairs: Tensor | None,
-    key_mask: Tensor | None,
+    numbers: Tensor | None,
+    windows: Windows,
+    far: Far | None,
     *,
-    slots: bool,
-    dropout: float,
-    record: Callable[[Tensor, Tensor | None], None],
-) -> tuple[Tensor, Tensor] | None:
-    """Attend with the last Q of S keys.
+    dropout: float = 0.0,
+    need_weights: bool = False,
+    record: Callable[[Tensor, Tensor | None], None] | None = None,
+) -> tuple[Tensor, Tensor | None] | None:
+    """Attend with Q queries to the slots of their windows, and to the keys before them.
+
+    Heads are read where they are, also as views of tokens [B, L, H·d].
 
     Args:
-        layer: What the layer does.
-        q: [B, Q, H·d].
-        k: [B, S, H·d].
-        v: Likewise.
-        pairs: J_jk for j < k, [H, P]; None without couplings.
-        key_mask: Keys that are not padding, bool [B, S], or None.
-        slots: Weights are those of slots, and Q = S; else those of the keys, S <= window.
-        dropout: Probability of dropout of the weights; it draws the numbers that torch's dropout draws.
+        law: What is computed.
+        q: [B, H, Q, E].
+        k: [B, H_kv, S, E], with H a multiple of H_kv.
+        v: [B, H_kv, S, E_v].
+        pairs: J of pairs of slots, [H, P]; None without couplings.
+        numbers: Which of the pairs is at j, k of J, as `pair_numbers`; None without couplings.
+        windows: Slots by a rule: they move with the query, or start at one key.
+        far: Mean value and mass of the keys before the window; None for none.
+        dropout: Probability of dropout of the weights of slots; it draws the numbers that torch's dropout draws.
+        need_weights: Also return the weights.
         record: Called with the fields, [B, H, Q, T], and J, [H, 1, T, T] or None, before a backend may refuse them.
 
     Returns:
-        Mixed values [B, Q, H·d] and weights [B, H, Q, T]; None if the backend has no solution for these problems, or
-        they have few states.
+        Mixed values [B, H, Q, E_v], and weights of slots [B, H, Q, T], or [B, H, Q, T + 1] with those of the keys
+        before them; or None if the windows are no rule, there are no numbers, or the backend has no solution for these
+        problems.
     """
-    queries, keys = q.shape[1], k.shape[1]
-    window = min(layer.layout.window, keys)
-    if (q.shape[0] * queries * layer.heads) << window <= FEW_STATES:
+    if windows.at is not None or windows.bias is not None or not (q.numel() and v.numel()):
         return None
-    shape = (queries, keys, window if slots else None, layer.causal)
-    refuse_inference(q, pairs)
-    visible, mask = _without_padding(*shape) if key_mask is None else _visibility(*shape, key_mask)
-    differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, pairs))
-    passes = _Passes.of(layer, q, mask, slots)
-    fields = passes.scores(q, k)
-    J = None
-    if pairs is not None:
-        J = F.pad(pairs.detach(), (0, 1))[:, None, _pair_numbers(layer.layout, window)]
-    record(fields, J)
-    solution = layer.solution(fields, J, visible)
+    if q.is_inference() or (pairs is not None and pairs.is_inference()):
+        refuse_inference(q, pairs)
+    call = _Call(law, q, k, windows, numbers)
+    mean, mass = (None, None) if far is None else far
+    J = call.fill(q, k, pairs, mass)
+    if record is not None:
+        record(call.fields, J)
+    solution = law.solution(call.fields, J, windows.filled)
     if solution is None:
         return None
-    noise = F.dropout(torch.ones_like(fields), dropout) if dropout > 0 else None
-    solved = _Solved(layer, passes, visible, fields, solution, noise, differentiated)
-    if not torch.is_grad_enabled():
-        mixed, weights = solved.mixed(v)
-        return mixed, solved.dropped(weights)
-    found: tuple[Tensor, Tensor] = _Attend.apply(q, k, v, pairs, solved)
+    call.solution, call.need_weights = solution, need_weights
+    if dropout > 0:
+        call.noise = F.dropout(torch.ones_like(call.fields), dropout)
+    found: tuple[Tensor, Tensor | None] = call(q, k, v, pairs, mean, mass)
     return found
 
 
-def _visibility(
-    queries: int, keys: int, window: int | None, causal: bool, key_mask: Tensor | None
-) -> tuple[Tensor, Array]:
-    """Which keys, or slots, each query sees: bool, broadcastable to the fields; and as an array [B or 1, Q, T]."""
-    device = torch.device("cpu")
-    if window is None:
-        visible = visible_keys(queries, keys, key_mask, device, causal=causal)
-    else:
-        visible = visible_slots(keys, window, key_mask, device)
-    return visible, np.ascontiguousarray(visible.numpy()).reshape(-1, *visible.shape[-2:])
+def attend_once(
+    law: FusedLaw, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor, numbers: Tensor, *, far: bool
+) -> Tensor | None:
+    """Mixed values [B, H, 1, E_v] of one query without derivatives, whose slots are the last T keys.
+
+    Args:
+        law: What is computed; the backend is exact.
+        q: [B, H, 1, E], float32 or float64.
+        k: [B, H_kv, S, E], with H a multiple of H_kv.
+        v: [B, H_kv, S, E_v].
+        pairs: J of pairs of slots, [H, P].
+        numbers: As in `attend`, [T, T].
+        far: Keys before the window are spins without couplings; else not visible.
+
+    Returns:
+        None if a window has too many states, or is too strong for a sum of products.
+    """
+    (batch, heads, _, features), (keys, width), size = q.shape, v.shape[2:], len(numbers)
+    if size > _MOST_SLOTS:
+        return None
+    terms, number = [readable(t, q.dtype) for t in (q, k, v)], batch * heads
+    pairs, lost = pairs.contiguous(), np.zeros(number, np.bool_)
+    window = _window(law, q.dtype, far, heads, heads // k.shape[1], size, features, width)
+    out, kernel = q.new_empty(batch, heads, 1, width), loaded("diabat.attention.window_step").attend
+    places = [place(t) for t in terms]
+    given = *places, pairs.data_ptr(), pairs.shape[1], numbers.numpy(), lost, out.data_ptr()
+    threads = min(torch.get_num_threads(), 1 + number * keys * features // _WORK_PER_THREAD)
+    run_parts(
+        equal_ranges(number, threads),
+        lambda part: q.new_empty(keys + window.lanes),
+        lambda part, room: kernel(part.start, part.stop, window, keys, room.data_ptr(), *given),
+    )
+    return None if np.count_nonzero(lost) else out
 
 
 @lru_cache(maxsize=64)
-def _without_padding(queries: int, keys: int, window: int | None, causal: bool) -> tuple[Tensor, Array]:
-    return _visibility(queries, keys, window, causal, None)
+def _window(law: FusedLaw, dtype: torch.dtype, far: bool, *sizes: int) -> Any:
+    """What a call of the kernel computes of one query."""
+    real, (heads, groups, size, features, width) = np.float32 if dtype == torch.float32 else np.float64, sizes
+    kind = np.dtype(real)
+    return loaded("diabat.attention.window_step").Window(
+        real(law.scale), law.readout == "odds", float(np.finfo(real).tiny) ** 0.75, far, heads, groups, size,
+        lanes_of(kind), features, width,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=64)
-def _pair_numbers(layout: CouplingLayout, length: int) -> Tensor:
-    """Which of the P pairs of a layer is at j, k of J of ``length`` keys, int64 [T, T]; P where there is none."""
-    j, k = pair_indices(layout.window, layout.bandwidth)
-    numbers = torch.full((layout.window, layout.window), len(j))
+def pair_numbers(window: int, bandwidth: int | None, first: int, end: int) -> Tensor:
+    """Which of the P pairs of a window is at j, k of J of its slots first .. end - 1, int64; P where there is none."""
+    j, k = pair_indices(window, bandwidth)
+    numbers = torch.full((window, window), len(j))
     numbers[j, k] = numbers[k, j] = torch.arange(len(j))
-    part = layout.part(length)
-    return numbers[part, part].contiguous()
+    return numbers[first:end, first:end].contiguous()
 
 
-class _Passes(NamedTuple):
-    """How compiled passes run: which key is in a slot, the shape [B, H, Q, T] of the fields, and threads."""
+class _Call(CompiledPasses):
+    """One call: what its passes need, and what the backward pass needs of the forward pass beside tensors.
 
-    slots: Any
-    shape: tuple[int, int, int, int]
-    threads: int
+    Attributes:
+        fields: [B, H, Q, T].
+        far: What kernels call so, [B, H, Q] or [0, 0, 0].
+        solution: That of the fields.
+        noise: Factors of dropout, [B, H, Q, T], or None.
+        weights: Before dropout, [B, H, Q, T or T + 1].
+    """
 
-    @classmethod
-    def of(cls, layer: FusedLayer, q: Tensor, mask: Array, moves: bool) -> _Passes:
-        from diabat.attention.fused_kernel import Slots
+    fields: Tensor
+    far: Array
+    solution: Solution
+    noise: Tensor | None = None
+    weights: Array
+    need_weights: bool
 
-        features = q.shape[2] // layer.heads
-        shape = (q.shape[0], layer.heads, q.shape[1], mask.shape[2])
-        threads = 1 + math.prod(shape) * features // _WORK_PER_THREAD
-        slots = Slots(mask, moves, 1 / math.sqrt(features), layer.layout.weights == "odds")
-        return cls(slots, shape, threads if threads == 1 else min(torch.get_num_threads(), threads))
+    def __init__(self, law: FusedLaw, q: Tensor, k: Tensor, windows: Windows, numbers: Tensor | None) -> None:
+        self._law, self._windows, self._numbers = law, windows, numbers
+        kernels = self._kernels = loaded("diabat.attention.fused_kernel")
+        batch, heads, queries, features = q.shape
+        filled = np.ascontiguousarray(windows.filled.numpy())
+        if filled.ndim == 2:
+            filled = filled[None, None]
+        size, group = filled.shape[3], heads // k.shape[1]
+        self._shape = batch, heads, queries, size
+        self._slots = kernels.Slots(
+            filled, windows.moves, windows.first, group, law.scale, law.readout == "odds"
+        )
+        threads = 1 + batch * heads * queries * size * features // _WORK_PER_THREAD
+        self._threads = threads if threads == 1 else min(torch.get_num_threads(), threads)
 
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        """Fields [B, H, Q, T] of queries and keys."""
-        from diabat.attention.fused_kernel import scores
+    def fill(self, q: Tensor, k: Tensor, pairs: Tensor | None, mass: Tensor | None) -> Tensor | None:
+        """Fields and what belongs to keys before the windows; the result is J, [H, 1, T, T] or None."""
+        kernels, rows = self._kernels, _rows(q)
+        dtype = rows.at.dtype
+        fields, masses = np.empty(self._shape, dtype), _array(mass, 3, dtype)
+        self.far = np.empty_like(masses) if self._slots.odds else masses
+        self._run(kernels.scores, torch.finfo(q.dtype).min / 2, rows, _rows(k), masses, fields, self.far)
+        self.fields = torch.from_numpy(fields)
+        if pairs is None or self._numbers is None:
+            return None
+        J = np.empty((len(pairs), 1, *self._numbers.shape), dtype)
+        kernels.pack(pairs.detach().contiguous().numpy(), self._numbers.numpy(), J)
+        return torch.from_numpy(J)
 
-        rows = self.rows(q)
-        fields = np.empty(self.shape, rows.dtype)
-        self.run(scores, rows, self.rows(k), fields)
-        return torch.from_numpy(fields)
-
-    def rows(self, tokens: Tensor) -> Array:
-        """Features [B, L, H·d] as [B, L, H, d]."""
-        rows = np.ascontiguousarray(tokens.detach().numpy())
-        return rows.reshape(*rows.shape[:2], self.shape[1], -1)
-
-    def run(self, kernel: Any, *arrays: Any) -> None:
-        """Run a kernel on all pairs of a sequence and a head."""
-        number = self.shape[0] * self.shape[1]
-        if self.threads == 1:
-            kernel(0, number, self.slots, *arrays)
+    def _run(self, kernel: Any, *arrays: Any) -> None:
+        """Run a kernel on all pairs of a sequence and a head; heads that share keys are in one part."""
+        number, group = self._shape[0] * self._shape[1], self._slots.group
+        if self._threads == 1:
+            kernel(0, number, self._slots, *arrays)
             return
         run_parts(
-            equal_ranges(number, self.threads),
+            equal_ranges(number // group, self._threads),
             lambda part: None,
-            lambda part, none: kernel(part.start, part.stop, self.slots, *arrays),
+            lambda part, none: kernel(part.start * group, part.stop * group, self._slots, *arrays),
         )
 
-
-@dataclass(frozen=True, eq=False)
-class _Solved:
-    """A solved call: ``solution`` is that of the fields, ``noise`` the factors of dropout or None."""
-
-    layer: FusedLayer
-    passes: _Passes
-    visible: Tensor
-    fields: Tensor
-    solution: Solution
-    noise: Tensor | None
-    differentiated: bool
-
-    def _found(self, v: Tensor) -> tuple[float, Array, Array, Array]:
+    def _mixing(self, v: Tensor, mean: Tensor | None) -> tuple[Any, ...]:
         """What both directions of mixing need: the least weight, probabilities or log-odds, values and noise."""
-        rows, found = self.passes.rows(v), self.solution.result.numpy()
-        least = float(np.finfo(rows.dtype).tiny) ** 0.75  # as in `normalised_weights`
-        return least, found, rows, _or_none(self.noise, rows.dtype)
+        found, tiny = self.solution.result.numpy(), torch.finfo(v.dtype).tiny ** 0.75
+        no_rows = self._kernels.Rows(np.empty((0, 0), found.dtype), 0, 0, 0)
+        means = no_rows if mean is None else _rows(mean)
+        return tiny, found, _rows(v), self.far, means, _array(self.noise, 4, found.dtype)
 
-    def mixed(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Mixed values [B, Q, H·d], and weights before dropout, [B, H, Q, T]."""
-        from diabat.attention.fused_kernel import mixed
+    def results(self, *terms: Any) -> tuple[Tensor, Tensor | None]:
+        """Mixed values [B, H, Q, E_v]; and weights after dropout, [B, H, Q, T or T + 1], if they are needed."""
+        _, _, v, _, mean, _ = terms
+        given, (batch, heads, queries, size) = self._mixing(v, mean), self._shape
+        dtype = given[1].dtype
+        self.weights = np.empty((batch, heads, queries, size + (mean is not None)), dtype)
+        out = np.empty((batch, queries, heads, v.shape[3]), dtype)
+        self._run(self._kernels.mixed, *given, self.weights, out)
+        shown = self._dropped(torch.from_numpy(self.weights)) if self.need_weights else None
+        return _heads(out), shown
 
-        given = self._found(v)
-        batch, heads, queries, _ = self.passes.shape
-        weights = np.empty_like(given[1])
-        out = np.empty((batch, queries, heads, given[2].shape[3]), weights.dtype)
-        self.passes.run(mixed, *given, weights, out)
-        return _tokens(out), torch.from_numpy(weights)
+    def _dropped(self, weights: Tensor) -> Tensor:
+        """Weights after dropout; that of far keys is in their mean."""
+        if self.noise is None:
+            return weights
+        return weights * F.pad(self.noise, (0, weights.shape[-1] - self.noise.shape[-1]), value=1.0)
 
-    def dropped(self, weights: Tensor) -> Tensor:
-        return weights if self.noise is None else weights * self.noise
+    def gradient(self, terms: Any, wanted: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Derivatives by q, k, v, pairs, mean and mass, for cotangents of both results."""
+        g, extra = cotangents
+        q, k, v, pairs, mean, _ = terms
+        kernels, given = self._kernels, self._mixing(v, mean)
+        found, dtype = given[1], given[1].dtype
+        batch, heads, queries, _ = self._shape
+        rows_g = _rows(v.new_zeros(batch, heads, queries, v.shape[3]) if g is None else g)
+        slope, dv, dfar = np.empty_like(found), np.zeros(_by_token(v), dtype), np.empty_like(self.far)
+        dmean = np.empty((0, 0, 0, 0) if mean is None else _by_token(mean), dtype)
+        more = _array(extra, 4, dtype)
+        self._run(kernels.mixed_backward, *given, self.weights, rows_g, more, slope, dv, dfar, dmean)
+        of_v, of_mean = _heads(dv), None if mean is None else _heads(dmean)
+        if not (wanted[0] or wanted[1] or wanted[3] or wanted[5]):
+            return None, None, of_v, None, of_mean, None
+        dh, dJ = self.solution.gradient(torch.from_numpy(slope), pairs=wanted[3])
+        dq, dk = np.empty(_by_token(q), dtype), np.zeros(_by_token(k), dtype)
+        fields, slope = self.fields.numpy(), dh.contiguous().numpy()
+        self._run(kernels.scores_backward, fields, slope, self.far, dfar, _rows(q), _rows(k), dq, dk)
+        of_pairs = None
+        if dJ is not None and self._numbers is not None:
+            sums = np.zeros(pairs.shape, dtype)
+            kernels.unpack(dJ.contiguous().numpy(), self._numbers.numpy(), sums)
+            of_pairs = torch.from_numpy(sums)
+        of_mass = None if mean is None else torch.from_numpy(dfar)
+        return _heads(dq), _heads(dk), of_v, of_pairs, of_mean, of_mass
 
-    def gradient(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        pairs: Tensor | None,
-        weights: Tensor,
-        g: Tensor | None,
-        extra: Tensor | None,
-    ) -> tuple[Tensor | None, ...]:
-        """Derivatives by q, k, v and the pairs, for cotangents of both results."""
-        from diabat.attention.fused_kernel import mixed_backward, scores_backward
-
-        passes, given = self.passes, self._found(v)
-        rows_g = passes.rows(torch.zeros_like(q) if g is None else g)
-        more = _or_none(extra, given[1].dtype)
-        slope, dv = np.empty_like(given[1]), np.empty_like(given[2])
-        passes.run(mixed_backward, *given, weights.detach().numpy(), rows_g, more, slope, dv)
-        if not self.differentiated:
-            return None, None, _tokens(dv), None
-        with_pairs = pairs is not None and pairs.requires_grad
-        dh, dJ = self.solution.gradient(torch.from_numpy(slope), pairs=with_pairs)
-        rows_q, rows_k = passes.rows(q), passes.rows(k)
-        dq, dk = np.empty_like(rows_q), np.empty_like(rows_k)
-        passes.run(scores_backward, self.fields.numpy(), dh.numpy(), rows_q, rows_k, dq, dk)
-        by_pairs = None
-        if dJ is not None and pairs is not None:
-            numbers = _pair_numbers(self.layer.layout, dJ.shape[-1]).reshape(1, -1)
-            sums = pairs.new_zeros(len(pairs), pairs.shape[1] + 1)
-            by_pairs = sums.scatter_add_(1, numbers.expand(len(sums), -1), dJ.reshape(len(sums), -1))[:, :-1]
-        return _tokens(dq), _tokens(dk), _tokens(dv), by_pairs
-
-    def by_operators(self, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Both results by operators that autograd differentiates again."""
-        layer, layout, visible = self.layer, self.layer.layout, self.visible
-        window = self.passes.shape[3] if self.passes.slots.moves else None
-        q, k, v = (split_heads(tokens, layer.heads) for tokens in (q, k, v))
-        q = q / math.sqrt(q.shape[-1])
-        scores = q @ k.mT if window is None else window_scores(q, k, window)
-        J = None
-        if pairs is not None:
-            part = layout.part(scores.shape[-1])
-            J = pack_couplings(pairs, layout.window, layout.bandwidth)[:, None, part, part]
-        if layout.weights == "odds":
-            h = odds_fields(scores, visible)
-            logits = 2 * h if layer.bridge is None else log_odds(layer.bridge, h, J, visible)
-            weights = masked_softmax(logits, visible)
-        else:
-            alpha = torch.sigmoid(2 * scores) if layer.bridge is None else layer.bridge(scores, J, visible)
-            weights = normalised_weights(alpha, visible)
-        weights = self.dropped(weights)
-        mixed = weights @ v if window is None else window_mix(weights, v, window)
-        return merged_heads(mixed), weights
+    def by_operators(self, *terms: Any) -> tuple[Tensor, Tensor]:
+        """As in the base class."""
+        q, k, v, pairs, mean, mass = terms
+        law, windows = self._law, self._windows
+        J = None if pairs is None else F.pad(pairs, (0, 1))[:, None, self._numbers]
+        scores = windows.scores(q * law.scale, k)
+        solve = partial(law.solve, J, windows.filled)
+        weights = slot_weights(law.readout == "odds", scores, windows.filled, mass, solve)
+        weights = self._dropped(weights)
+        if mean is None:
+            return windows.mixed(weights, v), weights
+        return windows.mixed(weights[..., :-1], v) + weights[..., -1:] * mean, weights
 
 
-class _Attend(torch.autograd.Function):
-    """(q, k, v, pairs, their solved problems) -> mixed values, weights."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None, solved: _Solved
-    ) -> tuple[Tensor, Tensor]:
-        ctx.solved = solved
-        ctx.set_materialize_grads(False)
-        mixed, weights = solved.mixed(v)
-        ctx.save_for_backward(q, k, v, pairs, weights)
-        return mixed, solved.dropped(weights)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        refuse_batched_cotangent(*cotangents)
-        *terms, weights = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return *ctx.solved.gradient(*terms, weights, *cotangents), None
-        # Separate leaves: cotangents may also depend on the terms, but are held fixed here.
-        terms = [None if t is None else t.view_as(t) for t in terms]
-        results = ctx.solved.by_operators(*terms)
-        loss = sum((r * c).sum() for r, c in zip(results, cotangents, strict=True) if c is not None)
-        wanted = ctx.needs_input_grad[:4]
-        found = iter(
-            torch.autograd.grad(
-                loss,
-                [t for t, want in zip(terms, wanted, strict=True) if want],
-                create_graph=True,
-                materialize_grads=True,
-            )
-        )
-        return *(next(found) if want else None for want in wanted), None
+def _array(numbers: Tensor | None, dimensions: int, dtype: Any) -> Array:
+    """Numbers for kernels, which take none at all in place of what is not there."""
+    return np.empty((0,) * dimensions, dtype) if numbers is None else numbers.detach().contiguous().numpy()
 
 
-def _or_none(numbers: Tensor | None, dtype: Any) -> Array:
-    """Numbers [B, H, Q, T] as an array; [0, 0, 0, 0] for None."""
-    return np.empty((0, 0, 0, 0), dtype) if numbers is None else numbers.detach().contiguous().numpy()
+def _rows(states: Tensor) -> Any:
+    """Numbers [B, H, L, d] as rows of kernels, where they are if each d of them stand together."""
+    batch, heads, length, size = states.shape
+    states = states.detach() if states.requires_grad else states
+    b, h, i, one = states.stride()
+    if (one != 1 and size > 1) or b % size or h % size or i % size:
+        states = states.contiguous()
+        b, h, i, _ = states.stride()
+    number = 1 + ((batch - 1) * b + (heads - 1) * h + (length - 1) * i) // size
+    rows = states.as_strided((number, size), (size, 1)).numpy()
+    return loaded("diabat.attention.fused_kernel").Rows(rows, b // size, h // size, i // size)
 
 
-def _tokens(rows: Array) -> Tensor:
-    """Features [B, L, H, d] as [B, L, H·d]."""
-    return torch.from_numpy(rows.reshape(*rows.shape[:2], -1))
+def _by_token(states: Tensor) -> tuple[int, int, int, int]:
+    """The shape [B, L, H, d] of numbers [B, H, L, d]."""
+    batch, heads, length, size = states.shape
+    return batch, length, heads, size
+
+
+def _heads(numbers: Array) -> Tensor:
+    """Numbers [B, L, H, d] as [B, H, L, d]."""
+    return torch.from_numpy(numbers).transpose(1, 2)

@@ -1,8 +1,11 @@
 """Compiled scores, weights and mixing of small windows with their derivative; imported on first use.
 
-Arrays of queries, keys and values are [B, L, H, d], of slots [B, H, Q, T].  Slot t of query i is the key t, or with
-windows that move with the query i - T + 1 + t.  A call computes the pairs ``first`` .. ``end`` - 1 of a sequence and a
-head, pair p being those of index p in [B, H]; each pair is independent of the others.
+Slots are [B, H, Q, T]: slot t of query i is the key ``first`` + t, or with windows that move with the query
+i - T + 1 + t.  A call computes the pairs ``begin`` .. ``end`` - 1 of a sequence and a head, pair p being those of index
+p in [B, H]; pairs whose heads share keys are in one call, and all others are independent of each other.
+
+Keys before a window, if there are any, are one more of its weights: for odds ``far`` is their logit, the mass less the
+norm of the scores, -∞ without such keys; for probabilities their mass.
 """
 
 from __future__ import annotations
@@ -18,128 +21,175 @@ from diabat.compute.jit import jit
 fast = partial(jit, fastmath={"reassoc", "contract", "nsz"})
 
 
+class Rows(NamedTuple):
+    """Numbers of sequences, heads and tokens, wherever they are in memory.
+
+    Attributes:
+        at: [n, d]; row b·batch + h·head + i·token is that of token i and head h of sequence b.
+        batch, head, token: Distances in rows.
+    """
+
+    at: Any
+    batch: Any
+    head: Any
+    token: Any
+
+
 class Slots(NamedTuple):
     """Which key is in a slot, and what scores mean.
 
     Attributes:
-        visible: bool [B or 1, Q, T].
+        filled: bool, broadcastable to [B, H, Q, T].
         moves: Windows move with the query.
+        first: The key in the first slot, if they do not.
+        group: Number of query heads that share keys and values.
         scale: Factor of q·k.
         odds: Fields and weights are those of odds.
     """
 
-    visible: Any
+    filled: Any
     moves: Any
+    first: Any
+    group: Any
     scale: Any
     odds: Any
 
 
 @fast
-def scores(first: int, end: int, slots: Slots, q: Any, k: Any, fields: Any) -> None:
-    """Fill the fields: q·k, or (q·k - log Σ exp q·k) / 2 for odds."""
-    (heads, queries, window), features = fields.shape[1:], q.shape[3]
-    zero = q.dtype.type(0.0)
-    for p in range(first, end):
+def scores(
+    begin: int, end: int, slots: Slots, least: float, q: Rows, k: Rows, mass: Any, fields: Any, far: Any
+) -> None:
+    """Fill the fields: q·k, or (q·k - norm) / 2 for odds with the norm log(Σ exp q·k + exp mass); and mass - norm.
+
+    Masses and ``far`` are [B, H, Q], or [0, 0, 0] without keys before the windows; one below ``least`` is none.
+    """
+    (heads, queries, window), features = fields.shape[1:], q.at.shape[1]
+    zero = q.at.dtype.type(0.0)
+    masks, of_heads, rows, _ = slots.filled.shape
+    for p in range(begin, end):
         b, h = p // heads, p % heads
-        mask = min(b, len(slots.visible) - 1)
+        of_keys = b * k.batch + h // slots.group * k.head
         for i in range(queries):
-            start = i - window + 1 if slots.moves else 0
+            start = i - window + 1 if slots.moves else slots.first
+            row = b * q.batch + h * q.head + i * q.token
+            seen = slots.filled[min(b, masks - 1), min(h, of_heads - 1), min(i, rows - 1)]
             largest = -np.inf
             for t in range(window):
-                total, visible = zero, slots.visible[mask, i, t]
+                total, visible = zero, seen[t]
                 # Scores of keys that are not visible are recorded only.
                 if visible or (start + t >= 0 and not slots.odds):
+                    key = of_keys + (start + t) * k.token
                     for c in range(features):
-                        total += q[b, i, h, c] * k[b, start + t, h, c]
+                        total += q.at[row, c] * k.at[key, c]
                     total *= slots.scale
                 if visible:
                     largest = max(largest, total)
                 fields[b, h, i, t] = total
-            if slots.odds and largest > -np.inf:
-                total = 0.0
-                for t in range(window):
-                    if slots.visible[mask, i, t]:
-                        total += np.exp(fields[b, h, i, t] - largest)
-                norm = largest + np.log(total)
-                for t in range(window):
-                    if slots.visible[mask, i, t]:
-                        fields[b, h, i, t] = (fields[b, h, i, t] - norm) / 2
+            if slots.odds:
+                with_far = len(mass) > 0 and mass[b, h, i] > least
+                if with_far:
+                    largest = max(largest, mass[b, h, i])
+                if largest > -np.inf:
+                    total = 0.0
+                    for t in range(window):
+                        if seen[t]:
+                            total += np.exp(fields[b, h, i, t] - largest)
+                    if with_far:
+                        total += np.exp(mass[b, h, i] - largest)
+                    norm = largest + np.log(total)
+                    for t in range(window):
+                        if seen[t]:
+                            fields[b, h, i, t] = (fields[b, h, i, t] - norm) / 2
+                if len(mass) > 0:
+                    far[b, h, i] = mass[b, h, i] - norm if with_far else -np.inf
 
 
 @fast
 def mixed(
-    first: int, end: int, slots: Slots, tiny: float, found: Any, v: Any, noise: Any, weights: Any, out: Any
-) -> None:
-    """Fill normalised weights from probabilities or log-odds, and Σ_t weight_t noise_t v_t.
+    begin: int, end: int, slots: Slots, tiny: float, found: Any, v: Rows, far: Any, mean: Rows, noise: Any,
+    weights: Any, out: Any,
+) -> None:  # fmt: skip
+    """Fill normalised weights from probabilities or log-odds, and Σ_t weight_t noise_t v_t, [B, Q, H, d].
 
-    ``noise`` is that of dropout, [B, H, Q, T], or [0, 0, 0, 0].
+    With keys before the windows weights are [B, H, Q, T + 1], and their ``mean`` is added.  ``noise`` is that of
+    dropout, [B, H, Q, T], or [0, 0, 0, 0].
     """
-    (heads, queries, window), features = found.shape[1:], v.shape[3]
-    for p in range(first, end):
+    (heads, queries, window), features = found.shape[1:], v.at.shape[1]
+    masks, of_heads, rows, _ = slots.filled.shape
+    for p in range(begin, end):
         b, h = p // heads, p % heads
-        mask = min(b, len(slots.visible) - 1)
+        of_keys = b * v.batch + h // slots.group * v.head
         for i in range(queries):
-            start = i - window + 1 if slots.moves else 0
+            start = i - window + 1 if slots.moves else slots.first
+            seen = slots.filled[min(b, masks - 1), min(h, of_heads - 1), min(i, rows - 1)]
             largest, total = -np.inf, 0.0
             for t in range(window):
-                if slots.visible[mask, i, t]:
+                if seen[t]:
                     largest = max(largest, found[b, h, i, t])
+            with_far = len(far) > 0 and far[b, h, i] > (-np.inf if slots.odds else 0.0)
+            if with_far:
+                largest = max(largest, far[b, h, i])
             for t in range(window):
                 weights[b, h, i, t] = 0.0
-                if slots.visible[mask, i, t]:
+                if seen[t]:
                     if slots.odds:
                         weights[b, h, i, t] = np.exp(found[b, h, i, t] - largest)
                     else:
                         weights[b, h, i, t] = found[b, h, i, t] + tiny
                     total += weights[b, h, i, t]
+            if len(far) > 0:
+                weights[b, h, i, window] = 0.0
+            if with_far:
+                weights[b, h, i, window] = np.exp(far[b, h, i] - largest) if slots.odds else far[b, h, i]
+                total += weights[b, h, i, window]
             for c in range(features):
                 out[b, i, h, c] = 0.0
             for t in range(window):
-                if slots.visible[mask, i, t]:
+                if seen[t]:
                     weights[b, h, i, t] /= total
                     weight = weights[b, h, i, t]
                     if len(noise) > 0:
                         weight *= noise[b, h, i, t]
+                    key = of_keys + (start + t) * v.token
                     for c in range(features):
-                        out[b, i, h, c] += weight * v[b, start + t, h, c]
+                        out[b, i, h, c] += weight * v.at[key, c]
+            if with_far:
+                weights[b, h, i, window] /= total
+                weight = weights[b, h, i, window]
+                row = b * mean.batch + h * mean.head + i * mean.token
+                for c in range(features):
+                    out[b, i, h, c] += weight * mean.at[row, c]
 
 
 @fast
 def mixed_backward(
-    first: int,
-    end: int,
-    slots: Slots,
-    tiny: float,
-    found: Any,
-    v: Any,
-    noise: Any,
-    weights: Any,
-    g: Any,
-    extra: Any,
-    slope: Any,
-    dv: Any,
-) -> None:
-    """Derivative of `mixed`, by what was found and by v.
+    begin: int, end: int, slots: Slots, tiny: float, found: Any, v: Rows, far: Any, mean: Rows, noise: Any,
+    weights: Any, g: Rows, extra: Any, slope: Any, dv: Any, dfar: Any, dmean: Any,
+) -> None:  # fmt: skip
+    """Derivative of `mixed` by what was found (``slope``), by v, by ``far`` and by the mean.
 
-    ``g`` is the cotangent of its output, ``extra`` that of the weights with their noise, [B, H, Q, T] or [0, 0, 0, 0].
+    ``g`` is the cotangent of its output, ``extra`` that of the weights with their noise, or [0, 0, 0, 0].  Derivatives
+    of values are added to zeros, [B, S, H_kv, d]; those of the mean are [B, Q, H, d].
     """
-    (heads, queries, window), features = found.shape[1:], v.shape[3]
-    zero = v.dtype.type(0.0)
-    for p in range(first, end):
+    (heads, queries, window), features = found.shape[1:], v.at.shape[1]
+    zero = v.at.dtype.type(0.0)
+    masks, of_heads, rows, _ = slots.filled.shape
+    for p in range(begin, end):
         b, h = p // heads, p % heads
-        mask = min(b, len(slots.visible) - 1)
-        for j in range(v.shape[1]):
-            for c in range(features):
-                dv[b, j, h, c] = zero
+        shared = h // slots.group
+        of_keys = b * v.batch + shared * v.head
         for i in range(queries):
-            start = i - window + 1 if slots.moves else 0
-            mean, norm = 0.0, 0.0
+            start = i - window + 1 if slots.moves else slots.first
+            seen = slots.filled[min(b, masks - 1), min(h, of_heads - 1), min(i, rows - 1)]
+            row = b * g.batch + h * g.head + i * g.token
+            common, norm, of_far = 0.0, 0.0, 0.0
             for t in range(window):
                 slope[b, h, i, t] = 0.0
-                if slots.visible[mask, i, t]:
+                if seen[t]:
                     weight, total = weights[b, h, i, t], zero
+                    key = of_keys + (start + t) * v.token
                     for c in range(features):
-                        total += g[b, i, h, c] * v[b, start + t, h, c]
+                        total += g.at[row, c] * v.at[key, c]
                     if len(extra) > 0:
                         total += extra[b, h, i, t]
                     share = weight
@@ -147,45 +197,92 @@ def mixed_backward(
                         share *= noise[b, h, i, t]
                         total *= noise[b, h, i, t]
                     for c in range(features):
-                        dv[b, start + t, h, c] += share * g[b, i, h, c]
+                        dv[b, start + t, shared, c] += share * g.at[row, c]
                     slope[b, h, i, t] = total
-                    mean += weight * total
+                    common += weight * total
                     norm += found[b, h, i, t] + tiny
+            if len(far) > 0:
+                weight, total = weights[b, h, i, window], zero
+                at = b * mean.batch + h * mean.head + i * mean.token
+                for c in range(features):
+                    total += g.at[row, c] * mean.at[at, c]
+                    dmean[b, i, h, c] = weight * g.at[row, c]
+                if len(extra) > 0:
+                    total += extra[b, h, i, window]
+                of_far = total
+                common += weight * total
+                norm += far[b, h, i]
+                dfar[b, h, i] = 0.0
+                if weight > 0:
+                    dfar[b, h, i] = (of_far - common) * (weight if slots.odds else 1 / norm)
             for t in range(window):
-                if slots.visible[mask, i, t]:
+                if seen[t]:
                     factor = weights[b, h, i, t] if slots.odds else 1 / norm
-                    slope[b, h, i, t] = (slope[b, h, i, t] - mean) * factor
+                    slope[b, h, i, t] = (slope[b, h, i, t] - common) * factor
 
 
 @fast
 def scores_backward(
-    first: int, end: int, slots: Slots, fields: Any, slope: Any, q: Any, k: Any, dq: Any, dk: Any
-) -> None:
-    """Derivative of `scores`; ``slope`` is the cotangent of the fields, which it overwrites."""
-    (heads, queries, window), features = fields.shape[1:], q.shape[3]
-    zero = q.dtype.type(0.0)
-    for p in range(first, end):
+    begin: int, end: int, slots: Slots, fields: Any, slope: Any, far: Any, dfar: Any, q: Rows, k: Rows, dq: Any,
+    dk: Any,
+) -> None:  # fmt: skip
+    """Derivative of `scores`, [B, Q, H, d] and, added to zeros, [B, S, H_kv, d].
+
+    ``slope`` is the cotangent of the fields, which it overwrites; ``dfar`` that of ``far``, which becomes that of the
+    mass.
+    """
+    (heads, queries, window), features = fields.shape[1:], q.at.shape[1]
+    zero = q.at.dtype.type(0.0)
+    masks, of_heads, rows, _ = slots.filled.shape
+    for p in range(begin, end):
         b, h = p // heads, p % heads
-        mask = min(b, len(slots.visible) - 1)
-        for j in range(k.shape[1]):
-            for c in range(features):
-                dk[b, j, h, c] = zero
+        shared = h // slots.group
+        of_keys = b * k.batch + shared * k.head
         for i in range(queries):
+            row = b * q.batch + h * q.head + i * q.token
             for c in range(features):
                 dq[b, i, h, c] = zero
-            start = i - window + 1 if slots.moves else 0
+            start = i - window + 1 if slots.moves else slots.first
+            seen = slots.filled[min(b, masks - 1), min(h, of_heads - 1), min(i, rows - 1)]
             if slots.odds:
                 total = 0.0
                 for t in range(window):
-                    if slots.visible[mask, i, t]:
+                    if seen[t]:
                         total += slope[b, h, i, t]
+                if len(far) > 0:  # the norm is also in their logit
+                    total += 2 * dfar[b, h, i]
+                    dfar[b, h, i] -= np.exp(far[b, h, i]) * total / 2
                 for t in range(window):
-                    if slots.visible[mask, i, t]:
+                    if seen[t]:
                         slope[b, h, i, t] = (slope[b, h, i, t] - np.exp(2 * fields[b, h, i, t]) * total) / 2
             for t in range(window):
-                if slots.visible[mask, i, t]:
+                if seen[t]:
                     weight = slope[b, h, i, t] * slots.scale
+                    key = of_keys + (start + t) * k.token
                     for c in range(features):
-                        dq[b, i, h, c] += weight * k[b, start + t, h, c]
+                        dq[b, i, h, c] += weight * k.at[key, c]
                     for c in range(features):
-                        dk[b, start + t, h, c] += weight * q[b, i, h, c]
+                        dk[b, start + t, shared, c] += weight * q.at[row, c]
+
+
+@jit
+def pack(pairs: Any, numbers: Any, J: Any) -> None:
+    """Fill J, [H, 1, T, T], from the pairs, [H, P], by the number of the pair at j, k, int64 [T, T], P for none."""
+    heads, count = pairs.shape
+    for h in range(heads):
+        for j in range(len(numbers)):
+            for k in range(len(numbers)):
+                pair = numbers[j, k]
+                J[h, 0, j, k] = pairs[h, pair] if pair < count else 0.0
+
+
+@jit
+def unpack(dJ: Any, numbers: Any, sums: Any) -> None:
+    """Derivative of `pack`: add that of J to that of the pairs."""
+    heads, count = sums.shape
+    for h in range(heads):
+        for j in range(len(numbers)):
+            for k in range(len(numbers)):
+                pair = numbers[j, k]
+                if pair < count:
+                    sums[h, pair] += dJ[h, 0, j, k]

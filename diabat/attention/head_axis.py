@@ -7,7 +7,7 @@ from torch import Tensor
 
 def split_heads(tokens: Tensor, heads: int) -> Tensor:
     """Features of each head, [B, H, L, d], of tokens [B, L, H·d]."""
-    return tokens.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return tokens.reshape(*tokens.shape[:-1], heads, tokens.shape[-1] // heads).transpose(1, 2)
 
 
 def merged_heads(features: Tensor) -> Tensor:

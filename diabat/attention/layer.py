@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from diabat.attention.compiled import LayerBridge
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, check_count
+from diabat.compute.memory import require_memory
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
-from diabat.samplers.folding import transformed
+from diabat.samplers.folding import is_traced
 from diabat.samplers.registry import as_sampler
 
 
-@dataclass(frozen=True)
-class LayerProblems:
-    """Properties of a layer's problems that are fixed when the layer is built.
+class Limits(NamedTuple):
+    """Limits of the problems of a layer, fixed when it is built.
 
     Attributes:
         window: Largest number of spins; None for sequences of any length.
-        reach: Largest distance of two coupled spins; None without couplings, or if any two spins may be coupled.
+        bandwidth: Largest distance of two coupled spins; None without couplings, or if any two spins may be coupled.
         three_body: Whether there are three-body terms.
     """
 
     window: int | None = None
-    reach: int | None = None
+    bandwidth: int | None = None
     three_body: bool = False
 
 
@@ -44,7 +43,7 @@ class IsingLayer(nn.Module):
 
     sampler: Sampler
     eval_seed: int | None = 0
-    _problems = LayerProblems()
+    _limits = Limits()
 
     def use_sampler(
         self, sampler: Sampler | str, *, gradient: str = "auto", num_reads: int | None = None
@@ -60,7 +59,7 @@ class IsingLayer(nn.Module):
             ValueError: If ``num_reads`` is invalid.
             UnsupportedError: If the sampler does not support the layer's problems or the estimator.
         """
-        built = _fitted(as_sampler(sampler).with_own_parameters(), self._problems)
+        built = fitted(as_sampler(sampler).with_own_parameters(), self._limits)
         self._bridge = LayerBridge(built, gradient, num_reads)
         super().__setattr__("sampler", built)
 
@@ -88,40 +87,38 @@ class IsingLayer(nn.Module):
         return None if self.training or self.sampler.remembers else self.eval_seed
 
 
-def _fitted(sampler: Sampler, problems: LayerProblems) -> Sampler:
-    """Adapt a backend to the problems of a layer; refuse now what it would refuse at the first batch."""
-    able, reach = sampler.capabilities, problems.reach
-    if reach is not None and problems.window is None and able.exact and not able.edges:
+def fitted(sampler: Sampler, limits: Limits) -> Sampler:
+    """Adapt a backend to the limits of a layer; refuse now what it would refuse at the first batch."""
+    able, bandwidth = sampler.capabilities, limits.bandwidth
+    if bandwidth is not None and limits.window is None and able.exact and not able.edges:
         raise UnsupportedError(
             "sampler",
             f"expected one that takes edges without a window, as 'banded' does, got '{sampler.name}'.",
         )
-    if reach is not None:
-        sampler = sampler.for_window(reach + 1 if problems.window is None else problems.window, reach)
+    if bandwidth is not None:
+        sampler = sampler.for_window(bandwidth + 1 if limits.window is None else limits.window, bandwidth)
     able = sampler.capabilities
-    if problems.three_body and not able.three_body:
+    if limits.three_body and not able.three_body:
         raise UnsupportedError(
             "mode",
             f"sampler '{sampler.name}' does not support three-body terms; use 'exact' or a mode without K.",
         )
-    if problems.window is not None and able.max_spins is not None and problems.window > able.max_spins:
+    if limits.window is not None and able.max_spins is not None and limits.window > able.max_spins:
         raise UnsupportedError(
             "window",
-            f"sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {problems.window}.",
+            f"sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {limits.window}.",
         )
     return sampler
 
 
-def can_fuse(q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None) -> bool:
+def is_plain(first: Tensor, *others: Tensor) -> bool:
     """Whether tensors can be read as arrays here: on the CPU, of one precision, and outside transforms and graphs."""
+    dtype = first.dtype
     return (
-        q.device.type == "cpu"
-        and q.dtype in (torch.float32, torch.float64)
-        and q.dtype == k.dtype == v.dtype
-        and (pairs is None or q.dtype == pairs.dtype)
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined]  # not exported by name
-        and not transformed()
+        first.is_cpu
+        and (dtype == torch.float32 or dtype == torch.float64)
+        and all(t.dtype == dtype for t in others)
+        and not is_traced()
     )
 
 
@@ -160,8 +157,22 @@ def require_within_limits(sampler: Sampler, lengths: Tensor, heads: int, begin: 
         )
 
 
-def check_tokens(x: Any, weight: Tensor, name: str = "x") -> None:
-    """Refuse an input that a projection with this weight cannot process.
+def check_heads(embed_dim: int, num_heads: int) -> None:
+    """Refuse sizes that are no counts, do not divide, or whose projections do not fit into memory.
+
+    Raises:
+        ValueError: Names the argument.
+    """
+    check_count("embed_dim", embed_dim)
+    check_count("num_heads", num_heads)
+    if embed_dim % num_heads:
+        raise ArgumentError("embed_dim", f"expected a multiple of num_heads = {num_heads}, got {embed_dim}.")
+    # float32: weights, gradients and both moments of an optimiser.
+    require_memory(64 * embed_dim**2, f"weights of embed_dim = {embed_dim}", "embed_dim")
+
+
+def check_tokens(x: Any, weight: Tensor, name: str = "x", like: str = "the layer") -> None:
+    """Refuse an input that a projection with this weight, of what is ``like`` it, cannot process.
 
     Raises:
         ValueError: If it is not a dense floating tensor, is on another device, or has another dtype outside autocast.
@@ -173,11 +184,9 @@ def check_tokens(x: Any, weight: Tensor, name: str = "x") -> None:
     if x.layout != torch.strided:
         raise ArgumentError(name, f"expected a dense tensor, got the layout {x.layout}; use .to_dense().")
     if x.device != weight.device:
-        raise ArgumentError(
-            name, f"expected a tensor on {weight.device} as the layer, got one on {x.device}."
-        )
+        raise ArgumentError(name, f"expected a tensor on {weight.device} as {like}, got one on {x.device}.")
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-        raise ArgumentError(name, f"expected dtype {weight.dtype} as the layer, got {x.dtype}.")
+        raise ArgumentError(name, f"expected dtype {weight.dtype} as {like}, got {x.dtype}.")
 
 
 def check_sequences(
@@ -203,23 +212,3 @@ def _check_padding(x: Tensor, padding: Tensor) -> None:
             "key_padding_mask",
             f"expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}.",
         )
-
-
-def visible_positions(x: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-    """Positions that are not padding, bool [B, T].
-
-    Raises:
-        ValueError: If the shapes are wrong, or a row has only padding.
-    """
-    if x.ndim != 3 or 0 in x.shape:
-        raise ArgumentError("x", f"expected shape [B, T, D] without empty dimensions, got {list(x.shape)}.")
-    if key_padding_mask is None:
-        return x.new_ones(x.shape[:2], dtype=torch.bool)
-    _check_padding(x, key_padding_mask)
-    empty = key_padding_mask.all(1)
-    if bool(empty.any()):
-        raise ArgumentError(
-            "key_padding_mask",
-            f"expected a visible position in every row, got only padding in row {int(empty.nonzero()[0])}.",
-        )
-    return ~key_padding_mask

@@ -6,23 +6,24 @@ h_ij = q_i·k_j / sqrt(d) and a float mask m, and weights alpha_ij / Σ_k alpha_
 
 from __future__ import annotations
 
+from typing import Any, Unpack
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diabat.attention.boltzmann import check_windows
-from diabat.attention.coupled import Backend, CoupledHeads
+from diabat.attention.chain_couplings import Band, ChainCouplings, check_source
+from diabat.attention.core import LawOptions
+from diabat.attention.coupled import CoupledLayer, check_mode
 from diabat.attention.coupling_init import CouplingInit
-from diabat.attention.coupling_layout import CouplingLayout
+from diabat.attention.couplings import WindowCouplings
 from diabat.attention.head_axis import merged_heads, split_heads
-from diabat.attention.key_couplings import chain_options
-from diabat.attention.layer import check_tokens
+from diabat.attention.layer import check_heads, check_tokens
+from diabat.attention.visible import Visible
 from diabat.checks import ArgumentError
-from diabat.ising import without_autocast
-from diabat.samplers.base import Sampler
 
 
-class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
+class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
     """``torch.nn.MultiheadAttention`` with marginals of Ising models over the keys in place of the softmax.
 
     Constructor, forward pass and parameters are those of torch.  It can replace ``self_attn`` of
@@ -44,28 +45,25 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         batch_first: Inputs are [B, L, E] instead of [L, B, E].
         device: Device of the parameters.
         dtype: Dtype of the parameters.
-        window: Largest number S of keys; None couples neighbouring keys of any number, see
-            :class:`diabat.BoltzmannAttention`.
-        sampler: Backend of the marginals, or its name; None takes ``exact``, or ``banded`` without a window.  Unused
-            in mode ``softmax``.
-        mode: Terms of the exponent: softmax, h+J, h, J, h+K, J+K, h+J+K or K.
-        gradient: Estimator, see :func:`diabat.spin_probabilities`.
-        num_reads: Reads per query for sampling backends.
-        bandwidth: w; J_jk is a parameter for abs(j - k) <= w and 0 beyond.  None makes every pair a parameter.
-        coupling_init: Initial J; None for zero.  Unused in modes without J.
-        weights: ``probability`` or ``odds``.
-        couplings: Without a window, ``distance``, ``tokens`` or ``gates``: those of the keys, before their projection.
-        rank: Number of features of ``tokens``; None takes 8.
+        window: Largest number S of keys, whose positions are coupled; or None.
+        mode: With a window, terms of the exponent: softmax, h+J, h, J, h+K, J+K, h+J+K or K.
+        couplings: In place of a window, couplings of neighbouring keys of any number: ``distance``, ``tokens`` or
+            ``gates`` of the keys before their projection, see :class:`diabat.attention.ChainCouplings`.
+        rank: Number of features of ``tokens``; None for 8.
+        bandwidth: w; J_jk is 0 for abs(j - k) > w.  None makes every pair of a window a parameter, and is 1 for
+            neighbours.
+        coupling_init: Initial J: a :class:`diabat.attention.CouplingInit`, a number for all of J, or None for 0.
+        law: ``sampler``, ``gradient``, ``num_reads``, ``readout`` (``probability`` if it is left out) and ``softcap``
+            of :func:`diabat.attention.boltzmann_attention`.
 
     Attributes:
-        coupling_pairs, coupling_triples, key_couplings, sampler: As in :class:`diabat.BoltzmannAttention`.
+        couplings, sampler: As in :class:`diabat.BoltzmannAttention` and :class:`diabat.ChainAttention`.
 
     Raises:
-        ValueError: If a size or the mode is invalid, or ``add_bias_kv`` or ``add_zero_attn`` is set.
+        ValueError: If a size or an option is invalid, both kinds of couplings or neither are asked for, or
+            ``add_bias_kv`` or ``add_zero_attn`` is set.
         UnsupportedError: If the sampler does not support the mode, the window or the estimator.
     """
-
-    _takes_bias = True
 
     def __init__(
         self,
@@ -81,21 +79,17 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        window: int | None,
-        sampler: Sampler | str | None = None,
+        window: int | None = None,
         mode: str = "h+J",
-        gradient: str = "auto",
-        num_reads: int | None = None,
-        bandwidth: int | None = None,
-        coupling_init: CouplingInit | None = None,
-        weights: str = "probability",
         couplings: str | None = None,
         rank: int | None = None,
+        bandwidth: int | None = None,
+        coupling_init: CouplingInit | float | None = None,
+        **law: Unpack[LawOptions],
     ) -> None:
-        chain = chain_options(window, couplings, rank, bandwidth)
-        layout = CouplingLayout(1 if window is None else window, mode, bandwidth, chain is not None, weights)
-        layout.check(embed_dim, num_heads)
-        check_windows(layout, True, "none", False, chain)
+        terms = check_mode(mode)
+        check_heads(embed_dim, num_heads)
+        check_kind(window, mode, couplings, rank)
         for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
             if value:
                 raise ArgumentError(name, f"expected False, since couplings are between keys, got {value!r}.")
@@ -105,18 +99,19 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
         )  # fmt: skip
         # torch's transformer layers read this before they use a fused softmax with the weights of this module.
         self._qkv_same_embed_dim = False
-        if sampler is None:
-            sampler = "exact" if chain is None else "banded"
-        backend = Backend(sampler, gradient, num_reads)
-        if chain is None:
-            self._build_terms(
-                num_heads, layout, backend, coupling_init=coupling_init, device=device, dtype=dtype
+        self.window = window
+        options: Any = {"init": coupling_init, "device": device, "dtype": dtype}
+        made: WindowCouplings | ChainCouplings
+        if window is None:
+            w = 1 if bandwidth is None else bandwidth
+            made = ChainCouplings(
+                self.kdim, num_heads, couplings or "tokens", rank=rank, bandwidth=w, **options
             )
         else:
-            self._build_chain(
-                self.kdim, num_heads, chain, weights, backend, coupling_init=coupling_init, device=device,
-                dtype=dtype,
-            )  # fmt: skip
+            made = WindowCouplings(
+                num_heads, window, terms=terms, bandwidth=bandwidth, relative=False, **options
+            )
+        self._couple(made, mode, **law)
 
     def forward(
         self,
@@ -162,39 +157,25 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
         q, k, v = self._projected(query, key, value)
         shape = (*q.shape[:3], k.shape[2])
-        band, weights = None if self.key_couplings is None else self.key_couplings(key)[0], None
-        padding = key_padding_mask
-        plain = attn_mask is None and (padding is None or padding.dtype == torch.bool)
-        if band is not None and plain and not need_weights and (not is_causal or q.shape[2] == k.shape[2]):
-            dropout = self.dropout if self.training else 0.0
-            key_mask = None if padding is None else ~padding
-            mixed, _ = self._chained(q, k, v, band, key_mask, causal=is_causal, dropout=dropout)
-        else:
-            visible, added = attention_masks(shape, padding, attn_mask, is_causal, q.device)
-            weights = self._weights(q, k, band, visible, added).to(v.dtype)
-            weights = F.dropout(weights, self.dropout, self.training)
-            mixed = weights @ v
+        visible = visible_keys(shape, key_padding_mask, attn_mask, is_causal, q.device)
+        couplings: WindowCouplings | Band | None = None
+        if isinstance(self.couplings, ChainCouplings):
+            couplings = self.couplings(key)
+        elif not self._is_softmax:
+            couplings = self.couplings
+        mixed, weights = self._attend(
+            q, k, v, couplings, visible,
+            dropout=self.dropout if self.training else 0.0, need_weights=need_weights,
+        )  # fmt: skip
         out: Tensor = self.out_proj(merged_heads(mixed))
         if not batched:
             out = out[0]
         elif not self.batch_first:
             out = out.transpose(0, 1)
-        if weights is None or not need_weights:
+        if weights is None:
             return out, None
         shown = weights.mean(1) if average_attn_weights else weights
         return out, shown if batched else shown[0]
-
-    def _weights(
-        self, q: Tensor, k: Tensor, band: Tensor | None, visible: Tensor, added: Tensor | None
-    ) -> Tensor:
-        """Weights [B, H, L, S]; ``band`` couples neighbouring keys, and ``added`` is added to the fields."""
-        with without_autocast(q):
-            scores = self._scores(q, k)
-            if added is not None:
-                scores = scores + added.to(scores)
-            if band is not None:
-                return self._chain_weights(scores, band.to(scores), visible)
-            return self._weights_of(scores, visible, zero=not self._has_fields and added is None)
 
     def _attend_nested(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average: bool, is_causal: bool
@@ -252,47 +233,52 @@ class BoltzmannMultiheadAttention(CoupledHeads, nn.MultiheadAttention):
 
     def extra_repr(self) -> str:
         """Show the options in ``repr``."""
-        return f"embed_dim={self.embed_dim}, {super().extra_repr()}, batch_first={self.batch_first}"
+        sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+        return f"{sizes}, {super().extra_repr()}, batch_first={self.batch_first}"
 
 
-def attention_masks(
-    shape: tuple[int, ...],
-    key_padding_mask: Tensor | None,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    device: torch.device,
-) -> tuple[Tensor, Tensor | None]:
-    """Compute visible keys, and the sum of the float masks, for weights [B, H, L, S].
+def check_kind(window: Any, mode: str, couplings: str | None, rank: int | None) -> None:
+    """Refuse both kinds of couplings, or neither, and options of the other kind.
 
-    Args:
-        shape: (B, H, L, S).
-        key_padding_mask: bool, True hides, or float, [B, S].
-        attn_mask: bool or float, [L, S] or [B·H, L, S].
-        is_causal: Hide the keys after the query if there is no ``attn_mask``.
-        device: Device of the result without masks.
+    Raises:
+        ValueError: Names the argument.
+    """
+    if window is None:
+        check_source(couplings, rank)
+        if mode != "h+J":
+            raise ArgumentError("mode", f"expected 'h+J' without a window, got {mode!r}.")
+        return
+    for name, value in (("couplings", couplings), ("rank", rank)):
+        if value is not None:
+            raise ArgumentError(name, f"expected None with a window, got {value!r}.")
 
-    Returns:
-        bool, and float or None, both broadcastable to ``shape``.
+
+def visible_keys(
+    shape: tuple[int, ...], padding: Tensor | None, mask: Tensor | None, is_causal: bool, device: torch.device
+) -> Visible:
+    """What the queries see, for weights of this shape, (B, H, L, S); masks are those of a forward pass.
 
     Raises:
         ValueError: If a mask is of another shape or dtype.
     """
     B, H, L, S = shape
-    visible = torch.ones(L, S, dtype=torch.bool, device=device)
-    added = None
-    if attn_mask is not None:
-        _check("attn_mask", attn_mask, ((L, S), (B * H, L, S)))
-        per_head = attn_mask if attn_mask.ndim == 2 else attn_mask.view(B, H, L, S)
-        visible, added = _split(per_head)
-    elif is_causal:
-        visible = visible.tril()
-    if key_padding_mask is not None:
-        _check("key_padding_mask", key_padding_mask, ((B, S),))
-        key_mask, key_bias = _split(key_padding_mask[:, None, None, :])
-        visible = visible & key_mask
-        if key_bias is not None:
-            added = key_bias if added is None else added + key_bias
-    return visible, added
+    if padding is not None:
+        _check("key_padding_mask", padding, ((B, S),))
+    if mask is not None:
+        _check("attn_mask", mask, ((L, S), (B * H, L, S)))
+        mask = mask.view(1, 1, L, S) if mask.ndim == 2 else mask.view(B, H, L, S)
+    elif (not is_causal or L == S) and (padding is None or padding.dtype == torch.bool):
+        return Visible(L, S, is_causal, None if padding is None else ~padding)
+    else:
+        hidden = torch.ones(1, 1, L, S, dtype=torch.bool, device=device)
+        mask = hidden.triu(1) if is_causal else ~hidden
+    seen, added = _split(mask)
+    if padding is not None:
+        of_keys, bias = _split(padding[:, None, None, :])
+        seen = seen & of_keys
+        if bias is not None:
+            added = bias if added is None else added + bias
+    return Visible(L, S, mask=seen, bias=added)
 
 
 def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -24,8 +24,14 @@ from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_in
 from diabat.attention.games.estimate import Temperature
 from diabat.attention.games.value_games import NONLINEARITIES
 from diabat.attention.head_axis import split_heads
-from diabat.attention.layer import IsingLayer, check_sequences, require_within_limits, within_limits
-from diabat.checks import ArgumentError, check_choice, check_count, check_positive
+from diabat.attention.layer import (
+    IsingLayer,
+    check_heads,
+    check_sequences,
+    require_within_limits,
+    within_limits,
+)
+from diabat.checks import check_choice, check_count, check_positive
 from diabat.ising import Ising, without_autocast
 from diabat.ising_checks import check_finite
 from diabat.samplers.base import Sampler
@@ -102,13 +108,9 @@ class NeuroGameAttention(IsingLayer):
         num_reads: int | None = None,
     ) -> None:
         super().__init__()
-        counts = {"embed_dim": embed_dim, "num_heads": num_heads, "num_coalitions": num_coalitions}
-        for name, count in (counts | {"eval_coalitions": eval_coalitions}).items():
+        check_heads(embed_dim, num_heads)
+        for name, count in {"num_coalitions": num_coalitions, "eval_coalitions": eval_coalitions}.items():
             check_count(name, count)
-        if embed_dim % num_heads:
-            raise ArgumentError(
-                "embed_dim", f"expected a multiple of num_heads = {num_heads}, got {embed_dim}."
-            )
         check_positive("temperature", temperature)
         for name, value, known in (
             ("weighting", weighting, ("gibbs", "uniform")),

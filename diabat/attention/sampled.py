@@ -80,32 +80,6 @@ def refuse_second(estimator: str, sampler: Sampler) -> NoReturn:
     )
 
 
-def first_only(gradient: Tensor, estimator: str, sampler: Sampler, *given: Tensor) -> Tensor:
-    """The gradient of an estimator, computed from ``given``: its own derivatives raise UnsupportedError."""
-    found: Tensor = _FirstDerivative.apply(gradient, estimator, sampler, *given)
-    return found
-
-
-class _FirstDerivative(torch.autograd.Function):
-    """(gradient, estimator, sampler, what the gradient depends on) -> the gradient, which has no derivative itself."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(gradient: Tensor, estimator: str, sampler: Sampler, *given: Tensor) -> Tensor:
-        return gradient.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, *ctx.names = inputs[:3]
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> NoReturn:
-        refuse_second(*ctx.names)
-
-    jvp = backward
-
-
 class _Sampled(torch.autograd.Function):
     """(h, J, K, visible, call, parameters) -> smoothed P, and P and spins for the estimator."""
 

@@ -11,20 +11,19 @@ backward pass forms the scores of a block again, as FlashAttention does (arXiv:2
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from diabat.attention.head_axis import group_rows, head_products
 from diabat.samplers.folding import is_traced
 
 _NUMBERS, _LEAST, _ALL = 1 << 16, 64, 1 << 62
-"""Scores of a block, if they are those of 64 to 128 queries; more leave the caches."""
+"""Scores of a block, if they are those of 64 to 128 queries; more leave the caches of a CPU."""
+_NUMBERS_ELSEWHERE = 1 << 24
 
 
 class FarKeys(NamedTuple):
@@ -64,29 +63,38 @@ def far_sums(
         dropout: Probability of dropout of w; x is not touched.
     """
     first, words = far.first, None
-    rows = block_rows(q.shape[0] * q.shape[1] * k.shape[2])
+    rows = block_rows(q.shape[0] * q.shape[1] * k.shape[2], q.device)
     if dropout:
         words = torch.randint(-(2**31), 2**31, (*q.shape[:-1], 1), dtype=torch.int32, device=q.device)
     settings = _Settings(odds, softcap, dropout, _blocks(first, q.shape[2], k.shape[2], rows))
-    masks = None if isinstance(first, int) else first, far.visible, far.bias
+    masks = first if isinstance(first, Tensor) else None, far.visible, far.bias
     # The compiler cannot trace such a function without warnings, and it has no forward derivative: the graph of torch
-    # keeps the scores.
-    plain = torch.compiler.is_compiling() or forward_ad._current_level >= 0
+    # keeps the scores.  It has no derivative by a bias either.
+    by_bias = far.bias is not None and far.bias.requires_grad and torch.is_grad_enabled()
+    traced = torch.compiler.is_compiling() or forward_ad._current_level >= 0
+    plain = traced or by_bias or not torch.is_grad_enabled()
     call = _FarSums.forward if plain else _FarSums.apply
     y, x = call(q, k, v, *masks, words, settings)
     return y, x
 
 
-def block_rows(numbers: int) -> int:
+def far_weights(q: Tensor, k: Tensor, far: FarKeys, *, odds: bool, softcap: float | None = None) -> Tensor:
+    """Compute w of the equations above, [B, H, Q, K], 0 at other keys; arguments as in `far_sums`."""
+    [block] = _blocks(far.first, q.shape[2], k.shape[2], _ALL)
+    first = far.first if isinstance(far.first, Tensor) else None
+    s, _ = _scores(_Settings(odds, softcap, 0.0, ()), block, q, k, first, far.visible, far.bias)
+    hidden = s <= torch.finfo(s.dtype).min
+    w = torch.softmax(s, -1).masked_fill(hidden, 0) if odds else _of_probabilities(s)[0]
+    return F.pad(w, (0, k.shape[2] - w.shape[-1]))
+
+
+def block_rows(numbers: int, device: torch.device) -> int:
     """Queries of a block, each of which needs so many numbers; all in a graph, which then serves any length."""
-    return _ALL if torch.compiler.is_compiling() else min(max(_NUMBERS // numbers, _LEAST), 2 * _LEAST)
-
-
-def recomputed(function: Callable[..., Any], *given: Any) -> Any:
-    """Call a function and keep its arguments only: the backward pass calls it again, with the same dropout."""
-    if is_traced() or not torch.is_grad_enabled():  # transforms of torch.func take no checkpoints
-        return function(*given)
-    return checkpoint(function, *given, use_reentrant=False)
+    if torch.compiler.is_compiling():
+        return _ALL
+    if device.type != "cpu":
+        return max(_NUMBERS_ELSEWHERE // numbers, _LEAST)
+    return min(max(_NUMBERS // numbers, _LEAST), 2 * _LEAST)
 
 
 class _Block(NamedTuple):
@@ -107,10 +115,12 @@ class _Settings(NamedTuple):
 
 
 def _blocks(first: Tensor | int, queries: int, keys: int, rows: int) -> tuple[_Block, ...]:
+    if rows == _ALL:
+        return (_Block(0, queries, 0, keys, 0 if isinstance(first, Tensor) else first),)
     found = []
-    for start in (0,) if rows == _ALL else range(0, queries, rows):
+    for start in range(0, queries, rows):
         stop = min(start + rows, queries)
-        if isinstance(first, int):
+        if not isinstance(first, Tensor):
             low, high = first + start, first + stop - 1
         elif is_traced():
             low, high = 0, keys
@@ -118,7 +128,7 @@ def _blocks(first: Tensor | int, queries: int, keys: int, rows: int) -> tuple[_B
             part = first[..., start:stop]
             low, high = int(part.min()), int(part.max())
         # At least one key, since there is no maximum of none.
-        at = first + start if isinstance(first, int) else 0
+        at = 0 if isinstance(first, Tensor) else first + start
         found.append(_Block(start, stop, max(low, 0), max(high, 1), at))
     return tuple(found)
 
@@ -141,8 +151,10 @@ class _FarSums(torch.autograd.Function):
             else:
                 w, _, x = _of_probabilities(s)
             if words is not None:
-                w = w * _noise(words[_rows(block)], settings.dropout, w)
+                w = w * dropout_factors(words[_rows(block)], settings.dropout, w, block.high)
             found.append((head_products(w, v[..., : block.high, :]), x))
+        if len(found) == 1:
+            return found[0]
         found.reverse()
         return torch.cat([y for y, _ in found], -2), torch.cat([x for _, x in found], -1)
 
@@ -164,7 +176,7 @@ class _FarSums(torch.autograd.Function):
             w, p = (torch.softmax(s, -1), None) if settings.odds else _of_probabilities(s)[:2]
             kept = w
             if words is not None:
-                noise = _noise(words[rows], settings.dropout, w)
+                noise = dropout_factors(words[rows], settings.dropout, w, block.high)
                 kept, ds = w * noise, ds * noise
             # w (v·g - y·g + dx) for odds, else 2 (1 - p) (w (v·g - y·g) + p dx).
             if p is None:
@@ -201,11 +213,15 @@ def _scores(
     if bias is not None:
         s = s + _part(bias, block)
     least = torch.finfo(s.dtype).min
-    if first is None:
-        near = torch.ones(stop - start, high - low, dtype=torch.bool, device=s.device).triu(at - low)
-    else:
+    if first is not None:
         near = first[..., start:stop, None] <= torch.arange(low, high, device=s.device)
-    s[..., low:].masked_fill_(near, least)
+        s[..., low:].masked_fill_(near, least)
+    elif low:  # few of all keys
+        near = torch.ones(stop - start, high - low, dtype=torch.bool, device=s.device)
+        s[..., low:].masked_fill_(near.triu(at - low), least)
+    else:  # all keys, in half of the time of `masked_fill_`
+        hidden = torch.full((stop - start, high), least, dtype=s.dtype, device=s.device)
+        s = s.tril(at - 1).add_(hidden.triu(at))
     if visible is not None:
         s = s.masked_fill_(~_part(visible, block), least)
     return s, slope
@@ -225,19 +241,19 @@ def _of_probabilities(s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return positive / x.where(x > 0, 1)[..., None], p, x
 
 
-def _noise(words: Tensor, rate: float, like: Tensor) -> Tensor:
-    """Factors of dropout for weights [B, H, R, n], a hash of a word for each query, [B, H, R, 1], and the key.
+def dropout_factors(words: Tensor, rate: float, like: Tensor, keys: int) -> Tensor:
+    """Factors of dropout, [B, H, R, n], of the type of ``like``: a hash of a word for each query and the key.
 
     The backward pass computes them again.  The hash is lowbias32 of https://github.com/skeeto/hash-prospector.
     """
-    x = words ^ torch.arange(like.shape[-1], dtype=torch.int32, device=like.device)
+    x = words ^ torch.arange(keys, dtype=torch.int32, device=like.device)
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * 0x7FEB352D
     x = x ^ ((x >> 15) & 0x1FFFF)
     x = x * (0x846CA68B - 2**32)
     x = x ^ ((x >> 16) & 0xFFFF)
     kept = x >= int(rate * 2**32) - 2**31
-    return kept.to(like.dtype) / (1 - rate) if rate < 1 else torch.zeros_like(like)
+    return kept.to(like.dtype) / (1 - rate) if rate < 1 else torch.zeros_like(x, dtype=like.dtype)
 
 
 def _added(sums: Tensor | None, weights: Tensor, rows: Tensor, states: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ last Q of S keys.  A rule is kept as a rule, so that kernels need no matrix [Q, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -28,8 +28,7 @@ from diabat.attention.windows import (
 from diabat.samplers.folding import is_traced
 
 
-@dataclass(frozen=True, eq=False)
-class Visible:
+class Visible(NamedTuple):
     """What Q queries see of S keys.
 
     Attributes:
@@ -49,15 +48,23 @@ class Visible:
 
     @classmethod
     def of(cls, mask: Tensor, bias: Tensor | None = None) -> Visible:
-        """From visible keys, bool [B or 1, H or 1, Q, S], and what is added to scores, likewise.
+        """From visible keys, bool [B or 1, H or 1, Q, S], and what is added to scores, likewise, 0 at other keys.
 
-        A causal mask with padding on either side that adds nothing becomes the rule; not in graphs and transforms.
+        A causal mask with padding on the left that adds nothing becomes the rule, of all queries also with padding on
+        the right; not in graphs and transforms.
         """
         queries, keys = mask.shape[-2:]
-        if not is_traced() and _adds_nothing(mask, bias):
+        if is_traced():
+            return cls(queries, keys, mask=mask, bias=bias)
+        if bias is not None and not bias.requires_grad and not bool(bias.any()):
+            bias = None
+        if queries and keys and bias is None:
             last = mask[:, 0, -1]
-            rule = cls(queries, keys, True, None if bool(last.all()) else last.clone())
-            if _has_no_holes(last) and torch.equal(rule.rows(mask.device).expand(mask.shape), mask):
+            full = bool(last.all())
+            rule = cls(queries, keys, True, None if full else last.clone())
+            ends = full or ((queries == keys or bool(last[:, -1].all())) and _has_no_holes(last))
+            one = queries == mask.shape[1] == 1
+            if ends and (one or torch.equal(rule.rows(mask.device).expand(mask.shape), mask)):
                 return rule
         return cls(queries, keys, mask=mask, bias=bias)
 
@@ -70,9 +77,10 @@ class Visible:
         """Visible keys of a part of the queries, bool, broadcastable to [B, H, R, S]."""
         if self.mask is not None:
             return self.mask if self.mask.shape[-2] == 1 else self.mask[..., part, :]
-        first, stop, _ = part.indices(self.queries)
+        # `slice.indices` would make a graph for every number of queries.
+        first, stop = part.start or 0, self.queries if part.stop is None else part.stop
         seen = torch.ones(stop - first, self.keys, dtype=torch.bool, device=device)
-        if self.causal and self.queries > 1:
+        if self.causal:
             seen = seen.tril(self.keys - self.queries + first)
         return seen if self.key_mask is None else seen & self.key_mask[:, None, None]
 
@@ -81,11 +89,10 @@ class Visible:
         bias = self.bias
         return bias if bias is None or bias.shape[-2] == 1 else bias[..., part, :]
 
-    def one_row(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    def one_row(self) -> tuple[Tensor | None, Tensor | None]:
         """Of one query that sees the same in every head: bool [B or 1, S], and what is added, [B or 1, S]."""
-        seen = self.rows(device)
-        flat = seen.reshape(-1, self.keys)
-        return flat, None if self.bias is None else self.bias.reshape(-1, self.keys)
+        seen = self.key_mask if self.mask is None else self.mask.reshape(-1, self.keys)
+        return seen, None if self.bias is None else self.bias.reshape(-1, self.keys)
 
     def absolute(self, device: torch.device) -> Windows:
         """All keys as slots: couplings are between absolute positions."""
@@ -96,18 +103,19 @@ class Visible:
 
         Of a rule slots are positions, and padding leaves its slots empty.
         """
-        size, (queries, keys) = min(size, self.keys), (self.queries, self.keys)
-        if not self.is_rule:
+        queries, keys = self.queries, self.keys
+        # Exported graphs are of any length: their slots before the first key are empty.
+        size = size if torch.compiler.is_exporting() else min(size, keys)
+        if not self.is_rule or not (self.causal or queries == 1):
             return self._of_mask(size, device, far=far)
         seen = None if self.key_mask is None else self.key_mask[:, None, None]
-        before = FarKeys(keys - queries + 1 - size, seen) if far else None
         if queries == keys:
+            before = FarKeys(1 - size, seen) if far else None
             return Windows(None, _filled(keys, size, self.key_mask, device), True, 0, before)
+        before = FarKeys(keys - queries + 1 - size, seen) if far else None
         if queries == 1:
-            slots = torch.ones(1, size, dtype=torch.bool, device=device)
-            return Windows(
-                None, slots if seen is None else seen[..., keys - size :], False, keys - size, before
-            )
+            own = _filled_without_padding(1, size, size, device) if seen is None else seen[..., keys - size :]
+            return Windows(None, own, False, keys - size, before)
         places = slot_keys(queries, keys, size, device)
         filled = places >= 0
         at = places.clamp_min(0)
@@ -187,26 +195,21 @@ class Windows(NamedTuple):
         return gathered(repeated(states, rows.shape[1] // states.shape[1]) if own else states, at)
 
 
-# By mask, while it lives; what is kept must be new tensors, since a view of a mask would keep it alive.
+# By mask, while it lives: its version, and what it shows, without the mask itself, which would keep it alive.
 _SEEN: Any = WeakTensorKeyDictionary()
 
 
-def seen_once(mask: Tensor, find: Any) -> Visible:
+def seen_once(mask: Tensor, find: Callable[[Tensor], Visible]) -> Visible:
     """What ``find`` makes of a mask, once for all layers of a pass, which get the same one; until the mask changes."""
     if is_traced() or torch.is_inference_mode_enabled() or mask.is_inference() or mask.requires_grad:
-        found: Visible = find(mask)  # an inference tensor has no version, by which a change shows
-        return found
-    kept: tuple[int, Visible] | None = _SEEN.get(mask)
+        return find(mask)  # an inference tensor has no version, by which a change shows
+    kept: tuple[int, Visible, bool] | None = _SEEN.get(mask)
     if kept is None or kept[0] != mask._version:
-        found = find(mask)
-        if found.is_rule or found.queries == 1:
-            _SEEN[mask] = mask._version, found
-        return found
-    return kept[1]
-
-
-def _adds_nothing(mask: Tensor, bias: Tensor | None) -> bool:
-    return bias is None or (not bias.requires_grad and not bool(bias.expand(mask.shape)[mask].any()))
+        visible = find(mask)
+        is_own = visible.mask is mask
+        kept = mask._version, visible._replace(mask=None) if is_own else visible, is_own
+        _SEEN[mask] = kept
+    return kept[1]._replace(mask=mask) if kept[2] else kept[1]
 
 
 def _has_no_holes(last: Tensor) -> bool:
@@ -218,22 +221,21 @@ def _has_no_holes(last: Tensor) -> bool:
 def _filled(keys: int, size: int, key_mask: Tensor | None, device: torch.device) -> Tensor:
     """Which slots of moving windows hold a visible key: bool [S, T], or [B, 1, S, T]."""
     if key_mask is None:
-        return _filled_without_padding(keys, size, device)
+        return _filled_without_padding(keys, keys, size, device)
     return F.pad(key_mask, (size - 1, 0)).unfold(-1, size, 1)[:, None]
 
 
-def _slots_of(keys: int, size: int, device: torch.device) -> Tensor:
-    places = torch.arange(keys, device=device)[:, None] - torch.arange(size - 1, -1, -1, device=device)
-    return places >= 0
+def _slots_of(queries: int, keys: int, size: int, device: torch.device) -> Tensor:
+    return slot_keys(queries, keys, size, device) >= 0
 
 
 _cached_slots = lru_cache(maxsize=64)(_slots_of)
 
 
-def _filled_without_padding(keys: int, size: int, device: torch.device) -> Tensor:
+def _filled_without_padding(queries: int, keys: int, size: int, device: torch.device) -> Tensor:
     if is_traced() or torch.is_inference_mode_enabled():
-        return _slots_of(keys, size, device)
-    return _cached_slots(keys, size, device)
+        return _slots_of(queries, keys, size, device)
+    return _cached_slots(queries, keys, size, device)
 
 
 def _taken(bias: Tensor, at: Tensor) -> Tensor:

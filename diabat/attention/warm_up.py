@@ -7,8 +7,9 @@ from itertools import product
 
 import torch
 
-from diabat.attention.boltzmann import BoltzmannAttention
-from diabat.attention.chain import ChainLayer, attend, attend_once, same_tokens
+from diabat.attention.boltzmann import BoltzmannAttention, ChainAttention
+from diabat.attention.chain import attend, attend_once, same_tokens
+from diabat.attention.chain_operators import ChainLaw
 from diabat.attention.games import NormGame, sample_interaction, sample_shapley
 
 
@@ -19,14 +20,15 @@ def _attention() -> None:
         q, k, v = torch.ones(3, 1, 1, 2, 4, dtype=dtype, requires_grad=True)
         for dropout, strength in product((0.0, 0.5), (1, 50, 500)):  # odds in both precisions, and logarithms
             J = torch.full((1, 1, 1), strength, dtype=dtype)
-            out = attend(ChainLayer(True, "odds", dropout), q, k, v, J, None)
+            out, _ = attend(ChainLaw("odds", 1.0, True, dropout), q, k, v, J, None)
             torch.autograd.grad(out.sum(), q, create_graph=dropout > 0, retain_graph=True)
             torch.autograd.grad(out.sum(), q)
         with torch.no_grad():
-            chain, x = BoltzmannAttention(4, 1, None, relative=True).to(dtype), torch.ones(1, 4, dtype=dtype)
+            chain, x = ChainAttention(4, 1).to(dtype), torch.ones(1, 4, dtype=dtype)
             chain.step(x, chain.step(x)[1])
+            BoltzmannAttention(4, 1, 2, relative=True, dtype=dtype).step(x)
             band = torch.full((1, 1, 2, 1), 500, dtype=dtype)
-            attend_once("odds", 1.0, q[:, :, :1], k, v, band, torch.ones(1, 2, dtype=torch.bool))
+            attend_once(ChainLaw("odds", 1.0, True), q[:, :, :1], k, v, band)
             for tokens in (q, q.half()):  # half precision is compared by its bits
                 same_tokens(tokens, tokens)
 

@@ -24,8 +24,10 @@ def window_scores(q: Tensor, k: Tensor, window: int) -> Tensor:
     Args:
         q: [*, L, d].
         k: [*, L, d].
-        window: T <= L.  Slots before the first key get 0.
+        window: T <= L, of any size in an exported graph.  Slots before the first key get 0.
     """
+    if torch.compiler.is_exporting():
+        return (q[..., None, :] @ _every_window(k, window))[..., 0, :]
     length = q.shape[-2]
     rows = _block_rows(window, length)
     blocks = _blocks(q, rows) @ _overlapping_blocks(k, rows, window).mT  # [*, N, R, R+T-1]
@@ -35,6 +37,8 @@ def window_scores(q: Tensor, k: Tensor, window: int) -> Tensor:
 
 def window_mix(weights: Tensor, v: Tensor, window: int) -> Tensor:
     """Compute Σ_t w_it v_{i-T+1+t}, [*, L, d], of weights [*, L, T] and values [*, L, d]."""
+    if torch.compiler.is_exporting():
+        return (_every_window(v, window) @ weights[..., None])[..., 0]
     length = v.shape[-2]
     rows = _block_rows(window, length)
     blocks = _unskewed(_blocks(weights, rows)) @ _overlapping_blocks(v, rows, window)
@@ -67,21 +71,9 @@ def slots_to_keys(slots: Tensor, keys: int) -> Tensor:
     return matrix.scatter_add(-1, columns.clamp_min(0).expand(slots.shape), slots.masked_fill(columns < 0, 0))
 
 
-def visible_slots(length: int, window: int, key_mask: Tensor | None, device: torch.device) -> Tensor:
-    """Compute which slots hold a visible key: bool [L, T], or [B, 1, L, T] of keys ``key_mask``, bool [B, L]."""
-    keys = torch.ones(length, dtype=torch.bool, device=device) if key_mask is None else key_mask
-    slots = F.pad(keys, (window - 1, 0)).unfold(-1, window, 1)
-    return slots if key_mask is None else slots[:, None]
-
-
-def visible_keys(
-    queries: int, keys: int, key_mask: Tensor | None, device: torch.device, *, causal: bool = True
-) -> Tensor:
-    """Compute which of S keys the last Q see: bool [Q, S], or [B, 1, Q, S] of keys ``key_mask``, bool [B, S]."""
-    mask = torch.ones(queries, keys, dtype=torch.bool, device=device)
-    if causal and queries > 1:
-        mask = mask.tril(keys - queries)
-    return mask if key_mask is None else mask & key_mask[:, None, None]
+def _every_window(x: Tensor, window: int) -> Tensor:
+    """Windows of rows [*, L, d] in memory of their own, [*, L, d, T]: blocks would bind a graph to some lengths."""
+    return F.pad(x, (0, 0, window - 1, 0)).unfold(-2, window, 1)
 
 
 def _block_rows(window: int, length: int) -> int:

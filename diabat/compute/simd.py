@@ -109,6 +109,16 @@ def address(typing_context: Any, array: Any) -> Any:
 
 
 @intrinsic
+def at_address(typing_context: Any, like: Any, place: Any) -> Any:
+    """`Rows` of numbers of the type of ``like`` at an address, as of ``Tensor.data_ptr``; the caller keeps them."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[1], context.get_value_type(signature.return_type))
+
+    return Rows(like)(like, types.intp), generate
+
+
+@intrinsic
 def skip(typing_context: Any, array: Any, count: Any) -> Any:
     """`Rows` from row ``count`` on."""
 
@@ -282,13 +292,15 @@ fnma = _ternary("fnma", lambda builder, a, b, c: _sub(builder, c, _mul(builder, 
 """C - a · b."""
 
 
-def _fuses() -> bool:
-    """Whether the processor that numba compiles for has fused multiply-adds."""
+def _has(feature: str) -> bool:
+    """Whether the processor that numba compiles for has a feature."""
     _, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return platform.machine().lower() in ("aarch64", "arm64") or "+fma" in features.split(",")
+    return f"+{feature}" in features.split(",")
 
 
-_FUSES = _fuses()
+_FUSES = platform.machine().lower() in ("aarch64", "arm64") or _has("fma")
+WIDE = _has("avx512f")
+"""Whether the processor has 32 registers of a whole vector; else eight vectors fill all of them."""
 
 
 def _rounded_once(builder: Any, a: Any, b: Any, c: Any) -> Any:

@@ -131,7 +131,7 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
 def _without_tags(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """Key path without the members of unions: ("task", "brackets", "window"), ("steps", "int")."""
     if len(location) > 1 and location[0] in ("task", "model"):
-        return (location[0], *location[2:])
+        location = (location[0], *location[2:])
     while len(location) > 1 and location[-1] in ("int", "float", "str", "bool"):
         location = location[:-1]
-    return location
+    return tuple(part for part in location if part != "CouplingInit")  # or a number

@@ -1,4 +1,4 @@
-"""Hugging Face names: where a model lies, and its tokenizer."""
+"""Folders and names of models: where one lies, and what is refused before anything of it is loaded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from diabat.checks import ArgumentError
 from diabat.extras import extra
 from diabat.files import parse_json, read_file
 
-PACKAGE_PREFIX = "package:"
-_MAX_INDEX_BYTES = 1 << 26
+ADAPTER_CONFIG, PACKAGE_PREFIX = "adapter_config.json", "package:"
+_MAX_BYTES, _MAX_INDEX_BYTES = 1 << 20, 1 << 26
 
 
 def resolve(name: str, argument: str) -> str:
@@ -77,23 +77,35 @@ def _in_package(name: str, argument: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / inside
 
 
-def load_tokenizer(name: str, *, local_files_only: bool = False, argument: str = "tokenizer") -> Any:
-    """Load a fast tokenizer; ``name`` and ``argument`` as for :func:`resolve`.
+def refuse_embedded_adapter(place: Any, *, local_files_only: bool = False) -> None:
+    """Refuse a model with an adapter beside it: transformers would load that too, and whatever it names."""
+    found = extra("transformers.utils").find_adapter_config_file(place, local_files_only=local_files_only)
+    if found is not None:
+        raise ArgumentError(
+            "model",
+            f"expected a model without adapter, got '{place}' with {ADAPTER_CONFIG}; load the model that the adapter "
+            "belongs to, then diabat.huggingface.load_adapter.",
+        )
+
+
+def first_and_others(names: list[str]) -> str:
+    """The first of some names, and how many others there are."""
+    return names[0] + (f" and {len(names) - 1} others" if len(names) > 1 else "")
+
+
+def json_of(file: Path, argument: str) -> Any:
+    """The content of a JSON file that may come from somebody else; links are followed, as for all of its folder.
 
     Raises:
-        ValueError: If there is none of this name, or it is no fast tokenizer.
-        ImportError: If the extra ``hf`` is not installed.
+        FileNotFoundError: There is none.
+        ValueError: It is damaged.
     """
-    transformers, place = extra("transformers"), resolve(name, argument)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            place, use_fast=True, local_files_only=local_files_only, trust_remote_code=False
-        )
-    except Exception as error:
-        raise unavailable(name, argument, "a tokenizer", error) from None
-    if not tokenizer.is_fast:
-        raise ArgumentError(argument, f"expected a fast tokenizer, got '{name}', which has none.")
-    return tokenizer
+        return parse_json(read_file(file, _MAX_BYTES, follow=True))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ArgumentError(argument, f"expected JSON in '{file}', got: {error}.") from None
 
 
 @contextmanager
@@ -108,12 +120,3 @@ def quiet(log: Any) -> Iterator[None]:
         log.set_verbosity(level)
         if bars:
             log.enable_progress_bar()
-
-
-def unavailable(name: str, argument: str, what: str, error: Exception) -> ArgumentError:
-    """One sentence for a failure of ``from_pretrained``, whose own text is long, and may quote requests."""
-    return ArgumentError(
-        argument,
-        f"expected the name or folder of {what} that can be loaded, got '{name}' "
-        f"({type(error).__name__}); check the spelling, the connection to huggingface.co and your access to it.",
-    )

@@ -16,16 +16,20 @@ from safetensors import safe_open
 
 from diabat.checks import ArgumentError, check_choice
 from diabat.extras import extra
-from diabat.files import parse_json, read_file
 from diabat.huggingface.boltzmann.adapter import match_couplings
-from diabat.huggingface.embedded import ADAPTER_CONFIG, first_and_others, refuse_embedded_adapter
-from diabat.huggingface.hub import load_tokenizer, quiet, resolve, unavailable
+from diabat.huggingface.hub import (
+    ADAPTER_CONFIG,
+    first_and_others,
+    json_of,
+    quiet,
+    refuse_embedded_adapter,
+    resolve,
+)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # A folder without any of these has no tokenizer; models on token ids need none.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors")
-_MAX_BYTES = 1 << 20
 # What an adapter may set; other keys have to be as LoraConfig has them.  megatron_config imports the module that
 # megatron_core names, and others read files, change the base model or call for data.
 _ADAPTER_KEYS = frozenset({
@@ -63,23 +67,34 @@ def load_decoder(
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):  # unknown, not compiled in, or not there
         raise ArgumentError("device", f"expected a device that torch has here, got '{device}'.") from None
-    transformers = extra("transformers")
-    place = resolve(name, "model")
+    transformers, place = extra("transformers"), resolve(name, "model")
     options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
-    with _refusing(name, place, "a model"):
+    with _refusing("model", "the folder of a model", name, place):
         refuse_embedded_adapter(place, local_files_only=local_files_only)
         config = transformers.AutoConfig.from_pretrained(place, **options)
     _check_config(name, config)
-    with _refusing(name, place, "a causal language model"), quiet(transformers.utils.logging):
-        options |= {"dtype": DTYPES[dtype], "output_loading_info": True, "use_safetensors": True}
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(place, config=config, **options)
+    what = "the folder of a causal language model"
+    with _refusing("model", what, name, place), quiet(transformers.utils.logging):
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            place,
+            config=config,
+            dtype=DTYPES[dtype],
+            output_loading_info=True,
+            use_safetensors=True,
+            **options,
+        )
     missing = sorted(report["missing_keys"])
     if missing:  # transformers fills them with random numbers
         got = f"'{name}' without {first_and_others(missing)}"
         raise ArgumentError("model", f"expected the weights of a causal language model, got {got}.")
-    folder = Path(place)
-    bare = folder.is_dir() and not any((folder / file).is_file() for file in _TOKENIZER_FILES)
-    tokenizer = None if bare else load_tokenizer(name, local_files_only=local_files_only, argument="model")
+    folder, tokenizer = Path(place), None
+    if not folder.is_dir() or any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        with _refusing("model", "the folder of a model with a tokenizer", name, place):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place, use_fast=True, **options)
+        if not tokenizer.is_fast:
+            raise ArgumentError(
+                "model", f"expected a model with a fast tokenizer, got '{name}', which has none."
+            )
     return model.to(device).eval(), tokenizer
 
 
@@ -105,10 +120,11 @@ def load_adapter(model: Any, folder: str | Path) -> Any:
     """
     peft, path = extra("peft"), Path(folder)
     check_adapter(path)
-    with _refusing_adapter(folder), safe_open(path / ADAPTER_FILES[1], "pt") as file:
+    what = "an adapter of this model"
+    with _refusing("adapter", what, path, path), safe_open(path / ADAPTER_FILES[1], "pt") as file:
         found = set(file.keys())
     match_couplings(model, path, found)
-    with _refusing_adapter(folder), warnings.catch_warnings():
+    with _refusing("adapter", what, path, path), warnings.catch_warnings():
         # Of a property that transformers has renamed, and of what is missing, which is checked below.
         warnings.simplefilter("ignore")
         adapted = peft.PeftModel.from_pretrained(model, str(path), local_files_only=True)
@@ -127,10 +143,7 @@ def check_adapter(folder: Path) -> dict[str, Any]:
         if not (folder / name).is_file():
             raise ArgumentError("adapter", f"expected a folder with {name}, got '{folder}' without it.")
     path = folder / ADAPTER_FILES[0]
-    try:
-        config = parse_json(read_file(path, _MAX_BYTES, follow=True).decode())
-    except (OSError, ValueError) as error:
-        raise ArgumentError("adapter", f"expected JSON in '{path}', got: {error}.") from None
+    config = json_of(path, "adapter")
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise ArgumentError("adapter", f"expected peft_type 'LORA', got {kind!r:.40} in '{path}'.")
@@ -163,32 +176,22 @@ def _check_config(name: str, config: Any) -> None:
 
 
 @contextmanager
-def _refusing(name: str, place: str, what: str) -> Iterator[None]:
-    """Turn what transformers raises, half a dozen types, into one sentence; our own sentences stay."""
+def _refusing(argument: str, expected: str, name: str | Path, place: str | Path) -> Iterator[None]:
+    """Turn what transformers and peft raise, half a dozen types, into one sentence; our own sentences stay.
+
+    Their texts are long, and those about the hub may quote requests.
+    """
     try:
         yield
     except ArgumentError:
         raise
     except Exception as error:
         if not Path(place).is_dir():
-            raise unavailable(name, "model", what, error) from None
-        raise ArgumentError(
-            "model", f"expected the folder of {what}, got '{name}': {_first_words(error)}."
-        ) from None
-
-
-@contextmanager
-def _refusing_adapter(folder: str | Path) -> Iterator[None]:
-    """Turn the many types that peft raises into one: damaged weights, other shapes, modules that the model has not."""
-    try:
-        yield
-    except Exception as error:
-        raise ArgumentError(
-            "adapter", f"expected an adapter of this model, got '{folder}': {_first_words(error)}."
-        ) from None
-
-
-def _first_words(error: Exception) -> str:
-    """The first sentence of a library's message."""
-    words = " ".join(str(error).split()) or type(error).__name__
-    return words.partition(". ")[0].rstrip(".:")[:200]
+            got = f"'{name}' ({type(error).__name__})"
+            fix = "check the spelling, the connection to huggingface.co and your access to it"
+            raise ArgumentError(
+                argument, f"expected {expected}, or its name on the hub, got {got}; {fix}."
+            ) from None
+        words = " ".join(str(error).split()) or type(error).__name__
+        first = words.partition(". ")[0].rstrip(".:")[:200]
+        raise ArgumentError(argument, f"expected {expected}, got '{name}': {first}.") from None

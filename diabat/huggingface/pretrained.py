@@ -1,11 +1,14 @@
-"""Models of transformers: the model inside its wrappers, its attention modules, and attention functions by name."""
+"""Models of transformers: the model inside its wrappers, its attention modules, and attention functions by name.
+
+Every attention function of transformers gets masks, and arguments of other ones, which it must refuse.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from diabat.checks import ArgumentError
 from diabat.extras import extra
@@ -13,6 +16,10 @@ from diabat.samplers.capabilities import UnsupportedError
 
 ABLATION = "diabat_ablation"
 """Name under which :mod:`diabat.heads` stands before the attention of a model, and calls that."""
+# Arguments of other attentions; ignoring one would change the model silently.
+_OTHERS = ("s_aux", "sinks", "position_bias", "indices", "block_indices")
+# Masks hold 0 or the least number of their dtype; some people write -1e4.
+_HIDDEN = -1e4
 
 
 def pretrained_model(model: nn.Module) -> Any:
@@ -88,6 +95,20 @@ def switch_attention(model: nn.Module, name: str) -> dict[str, Any]:
         base.set_attn_implementation(former)
         raise _no_interface(base)
     return former
+
+
+def visible_keys(mask: Tensor) -> Tensor:
+    """Which keys a mask leaves visible, bool in its shape; the mask is bool, True where visible, or added to scores."""
+    return mask if not mask.is_floating_point() else mask > _HIDDEN
+
+
+def refuse_others(implementation: str, arguments: Mapping[str, Any]) -> None:
+    """Raise UnsupportedError for an argument that an attention function does not compute."""
+    for name in _OTHERS:
+        if arguments.get(name) is not None:
+            raise UnsupportedError(
+                name, f"expected None with attn_implementation {implementation!r}, which does not compute it."
+            )
 
 
 def _implementations(config: Any) -> dict[str, Any]:

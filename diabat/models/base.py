@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 if TYPE_CHECKING:
-    from diabat.attention.coupled import CoupledHeads
+    from diabat.attention.coupled import CoupledLayer
     from diabat.samplers.base import Sampler
 
 
@@ -18,7 +18,7 @@ class Model(nn.Module):
 
     options: ModelOptions
 
-    def attention_layers(self) -> Sequence[CoupledHeads]:
+    def attention_layers(self) -> Sequence[CoupledLayer]:
         """Layers with fields and couplings, first one first."""
         return []
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diabat.attention.boltzmann import BoltzmannAttention
 from diabat.attention.correlations import query_moments, reason_without_correlations
 from diabat.attention.coupled import recording
 from diabat.attention.evaluating import evaluating
@@ -134,11 +135,11 @@ def explain_decoder(
         attention, logits = torch.stack(maps), model.logits(x)[0]
         reason = reason_without_correlations(layers[0])
         found = [] if reason is not None else [query_moments(layer, position) for layer in layers]
-    visible, limit = torch.arange(1, length + 1), layers[0].window
-    if not layers[0].causal:
+    visible, first = torch.arange(1, length + 1), layers[0]
+    if not first.causal:
         visible = torch.full((length,), length)
-    elif layers[0].relative and layers[0].far == "none" and limit is not None:
-        visible = visible.clamp(max=limit)
+    elif isinstance(first, BoltzmannAttention) and first.relative and first.far == "none":
+        visible = visible.clamp(max=first.window)
 
     def stacked(of_layers: list[Tensor]) -> Tensor | None:
         return torch.stack(of_layers).float().cpu() if of_layers else None

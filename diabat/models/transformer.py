@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.boltzmann import BoltzmannAttention, check_windows, coupling_parameters
+from diabat.attention.boltzmann import BoltzmannAttention, ChainAttention
+from diabat.attention.coupled import couplings_of
 from diabat.attention.coupling_init import CouplingInit
-from diabat.attention.coupling_layout import SELF_MODES, CouplingLayout
-from diabat.attention.key_couplings import KeyCouplings, chain_options
 from diabat.checks import ArgumentError, check_choice, check_count, check_number
 from diabat.compute.memory import require_memory
 from diabat.models.base import Model, ModelOptions
@@ -44,14 +43,15 @@ class TransformerOptions(ModelOptions):
         relative: Couplings between the last keys that a query sees, for sequences of any length.
         attention_window: T, the number of coupled positions, with ``relative``; None couples the whole context.
         far: With ``relative``, keys before the window: ``none`` of them is visible, or they are ``independent``.
-        weights: Attention weights from the ``probability`` of a spin, or from its ``odds``.
+        readout: Attention weights from the ``probability`` of a spin, or from its ``odds``.
         positions: ``learned`` embeddings, one for each position of the context; ``rope``: rotary positions in every
             attention layer; or ``none``.
         offset_bias: With ``relative``, a learned bias on the scores of the last keys, by head and offset.
-        couplings: Without a window, J between neighbours over the whole context, with ``relative``: from their
+        couplings: In place of a window, J between neighbours over the whole context: from their
             ``distance``, from the ``tokens``, or from the distance and ``gates``; None couples windows.
         rank: Number of features that couplings of tokens are products of; None takes 8.
-        coupling_init: Initial couplings: ``mean`` and ``std`` of J_jk for abs(j - k) <= ``distance``; None for zero.
+        coupling_init: Initial couplings: ``mean`` and ``std`` of J_jk for abs(j - k) <= ``max_distance``, or a number;
+            None for 0.
     """
 
     name: Literal["transformer"] = field(default="transformer", kw_only=True)
@@ -68,10 +68,10 @@ class TransformerOptions(ModelOptions):
     relative: bool = False
     attention_window: int | None = None
     far: str = "none"
-    weights: str = "probability"
+    readout: str = "probability"
     positions: str = "learned"
     offset_bias: bool = False
-    coupling_init: CouplingInit | None = None
+    coupling_init: CouplingInit | float | None = None
     couplings: str | None = None
     rank: int | None = None
 
@@ -85,11 +85,7 @@ class TransformerOptions(ModelOptions):
             raise ArgumentError("embed_dim", f"expected {expected}, got {self.embed_dim}.")
         for name in ("dropout", "attention_dropout", "embedding_dropout"):
             check_number(name, getattr(self, name), "[0, 1)", optional=name == "attention_dropout")
-        check_choice("mode", self.mode, SELF_MODES)
         check_choice("positions", self.positions, ("learned", "rope", "none"))
-        layout = CouplingLayout(1, self.mode, relative=self.relative, weights=self.weights)
-        chain = chain_options(self.attention_window_of(1), self.couplings, self.rank, self.bandwidth)
-        check_windows(layout, self.causal, self.far, self.offset_bias, chain)
         if self.attention_window is not None and not self.relative:
             got = f"got {self.attention_window}"
             raise ArgumentError("attention_window", f"expected None without relative couplings, {got}.")
@@ -102,11 +98,52 @@ class TransformerOptions(ModelOptions):
             got = f"{self.embed_dim} / {self.num_heads}"
             raise ArgumentError("positions", f"'rope' expects an even embed_dim / num_heads, got {got}.")
 
-    def attention_window_of(self, context: int) -> int | None:
-        """The number of coupled positions; None without a limit."""
-        if self.couplings is not None:
-            return None
+        with torch.random.fork_rng(devices=[]):  # options that contradict each other are refused now
+            self.attention(1, None, device="meta")  # whose backend does not matter
+
+    def attention_window_of(self, context: int) -> int:
+        """The number of coupled positions in sequences of up to ``context`` symbols."""
         return context if self.attention_window is None else self.attention_window
+
+    def attention(
+        self, window: int, sampler: Sampler | str | None, gradient: str = "auto", device: str | None = None
+    ) -> BoltzmannAttention | ChainAttention:
+        """Build the attention of a block with ``window`` coupled positions, which a chain does without."""
+        options: dict[str, Any] = {
+            "sampler": sampler,
+            "gradient": gradient,
+            "causal": self.causal,
+            "dropout": self.dropout if self.attention_dropout is None else self.attention_dropout,
+            "far": self.far,
+            "readout": self.readout,
+            "rotary": self.positions == "rope",
+            "coupling_init": self.coupling_init,
+            "device": device,
+        }
+        if self.couplings is not None:
+            for name, value, usual in (("mode", self.mode, "h+J"), ("offset_bias", self.offset_bias, False)):
+                if value != usual:
+                    raise ArgumentError(name, f"expected {usual!r} with couplings, got {value!r}.")
+            w = 1 if self.bandwidth is None else self.bandwidth
+            return ChainAttention(
+                self.embed_dim,
+                self.num_heads,
+                couplings=self.couplings,
+                rank=self.rank,
+                bandwidth=w,
+                **options,
+            )
+        if self.rank is not None:
+            raise ArgumentError("rank", f"expected None without couplings, got {self.rank!r}.")
+        return BoltzmannAttention(
+            self.embed_dim, self.num_heads, window, mode=self.mode, relative=self.relative,
+            bandwidth=self.bandwidth, offset_bias=self.offset_bias, **options,
+        )  # fmt: skip
+
+    @property
+    def decodes(self) -> bool:
+        """Whether keys are counted from the query, so that a model can continue its sequences."""
+        return self.relative or self.couplings is not None
 
     @property
     def uses_sampler(self) -> bool:
@@ -135,25 +172,7 @@ class Block(nn.Module):
         super().__init__()
         width = options.embed_dim
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = BoltzmannAttention(
-            width,
-            options.num_heads,
-            options.attention_window_of(window),
-            sampler=sampler,
-            mode=options.mode,
-            gradient=gradient,
-            causal=options.causal,
-            dropout=options.dropout if options.attention_dropout is None else options.attention_dropout,
-            bandwidth=options.bandwidth,
-            relative=options.relative,
-            far=options.far,
-            weights=options.weights,
-            rotary=options.positions == "rope",
-            offset_bias=options.offset_bias,
-            coupling_init=options.coupling_init,
-            couplings=options.couplings,
-            rank=options.rank,
-        )
+        self.attention = options.attention(options.attention_window_of(window), sampler, gradient)
         self.dropout = nn.Dropout(options.dropout)
         self.ffn: nn.Sequential | None = None
         if options.ffn_dim:
@@ -317,30 +336,31 @@ class Transformer(Model):
     @property
     def longest(self) -> int | None:
         """Largest number of positions; None for any."""
-        return self.window if self.positions is not None or not self.options.relative else None
+        return self.window if self.positions is not None or not self.options.decodes else None
 
     def _require_within_context(self, argument: str, length: int) -> None:
         if self.longest is not None and length > self.longest:
             raise ArgumentError(argument, f"expected at most window = {self.window} positions, got {length}.")
 
     def _require_relative(self) -> None:
-        if not self.options.relative:
+        if not self.options.decodes:
             raise ArgumentError("relative", "expected True to decode token by token, got False.")
 
     def all_blocks(self) -> list[Block]:
         """Return the blocks, first one first."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
-    def attention_layers(self) -> list[BoltzmannAttention]:
+    def attention_layers(self) -> list[BoltzmannAttention | ChainAttention]:
         """Return the attention layers, first block first."""
-        return [module for module in self.modules() if isinstance(module, BoltzmannAttention)]
+        kinds = BoltzmannAttention, ChainAttention
+        return [module for module in self.modules() if isinstance(module, kinds)]
 
 
 @torch.no_grad()
 def _initialise(model: nn.Module, seed: int) -> None:
     kept = {module.weight for module in model.modules() if isinstance(module, nn.LayerNorm)}
-    kept |= {*coupling_parameters(model), *sampler_parameters(model)}
-    kept |= {p for module in model.modules() if isinstance(module, KeyCouplings) for p in module.parameters()}
+    kept |= {*sampler_parameters(model)}
+    kept |= {p for part in couplings_of(model).values() for p in part.parameters()}
     for name, parameter in model.named_parameters():
         if parameter in kept:
             continue

@@ -7,13 +7,10 @@ from typing import Any
 
 import torch
 
-from diabat.attention import BoltzmannAttention
-from diabat.attention.coupled import recording
-from diabat.attention.windows import visible_keys, visible_slots
+from diabat.attention.coupled import CoupledLayer, recording
 from diabat.config.errors import ConfigError, of_section
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
-from diabat.ising import Ising
 from diabat.models import Transformer
 from diabat.problem_files import read_problem
 from diabat.runs.build import build_sampler, use_threads
@@ -77,15 +74,5 @@ def attention_ensembles(
         return [_layer_ensemble(layer, f"layer {i}") for i, layer in enumerate(layers, start=1)]
 
 
-def _layer_ensemble(layer: BoltzmannAttention, name: str) -> Ensemble:
-    fields, couplings = layer.last_fields_and_couplings()
-    length = fields.shape[-1]
-    if layer.relative:
-        visible = visible_slots(fields.shape[-2], length, None, fields.device)
-    else:
-        visible = visible_keys(length, length, None, fields.device, causal=layer.causal)
-    ising = Ising(fields, couplings, visible, layer.three_body(length)).detach().to(torch.float64)
-    if layer.mode == "J-self":  # the own spin of a query is +1
-        own = torch.eye(length, dtype=torch.int8)
-        ising = ising.clamp(own[-1] if layer.relative else own)
-    return from_attention(ising, name=f"trained, {name}")
+def _layer_ensemble(layer: CoupledLayer, name: str) -> Ensemble:
+    return from_attention(layer.last_problem().to(torch.float64), name=f"trained, {name}")

@@ -51,7 +51,8 @@ def _largest(model: Model, again: Pass) -> str:
             again()
         for layer in layers:
             with suppress(RuntimeError):  # a pass that is refused before does not reach it
-                found.append(layer.last_fields_and_couplings())
+                problem = layer.last_problem()
+                found.append((problem.fields, problem.couplings))
     h, J = (_magnitude([terms[i] for terms in found]) for i in range(2))
     return f"largest |h| = {h:.4g}, largest |J| = {J:.4g}."
 

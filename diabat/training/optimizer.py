@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diabat.attention.boltzmann import coupling_parameters
+from diabat.attention.coupled import coupling_parameters
 from diabat.samplers.state import sampler_parameters
 from diabat.tasks import IGNORED
 from diabat.training.options import Precision, TrainOptions

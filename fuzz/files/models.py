@@ -150,7 +150,7 @@ def coupled_adapter(draw: st.DrawFn, folder: Path) -> None:
     found, asked = model.config.boltzmann, json.loads((folder / "boltzmann.json").read_bytes())["boltzmann"]
     got = found["sampler"]
     demand(got in FOLDER_SAMPLERS, f"sampler: expected {FOLDER_SAMPLERS}, got {got}")
-    for name in ("window", "weights", "far"):
+    for name in ("window", "readout", "far"):
         want, got = asked.get(name, found[name]), found[name]
         demand(got == want, f"{name}: expected {want}, got {got}")
     _answers(model)

@@ -318,7 +318,7 @@ def test_what_autograd_cannot_save_is_refused(gradient: str, name: str) -> None:
 def test_couplings_of_a_layer_that_autograd_cannot_save_are_refused() -> None:
     layer, x = BoltzmannAttention(4, 2, 4), torch.randn(200, 4, 4)
     with torch.inference_mode():
-        layer.coupling_pairs = BoltzmannAttention(4, 2, 4).coupling_pairs
+        layer.couplings.pairs = BoltzmannAttention(4, 2, 4).couplings.pairs
     with pytest.raises(
         ValueError, match=r"^couplings: .* got one made in torch.inference_mode; use its \.clone"
     ):

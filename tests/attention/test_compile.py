@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import diabat
 from diabat import BoltzmannAttention, NeuroGameAttention
-from diabat.attention.pooling import BoltzmannPooling
 
 # What torch's compiler says of torch, and hides from users.
 pytestmark = [
@@ -97,20 +96,20 @@ def test_one_graph_compiled_once_with_the_answers_of_eager_mode(name: str) -> No
 
 WINDOWS: dict[str, dict[str, Any]] = {
     "probability": {},
-    "far odds": {"far": "independent", "weights": "odds", "rotary": True},
-    "J-self": {"mode": "J-self"},
-    "drawn odds": {"sampler": "tempering", "weights": "odds", "num_reads": 20},
+    "far odds": {"far": "independent", "readout": "odds", "rotary": True},
+    "drawn J-self": {"mode": "J-self", "sampler": "tempering", "num_reads": 20},
+    "drawn odds": {"sampler": "tempering", "readout": "odds", "num_reads": 20},
 }
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("probability", "far odds")]
 
 
-@pytest.mark.parametrize("name", ["J-self", "drawn odds", *SLOW])
+@pytest.mark.parametrize("name", ["drawn J-self", "drawn odds", *SLOW])
 def test_relative_couplings_in_one_graph_for_all_lengths(name: str) -> None:
     """With padding, and once without: one graph of each for the first length, one more for all others."""
     net = BoltzmannAttention(8, 2, 3, relative=True, **WINDOWS[name])
-    torch.nn.init.normal_(net.coupling_pairs, std=0.3)
+    torch.nn.init.normal_(net.couplings.pairs, std=0.3)
     graphs, backend = count_graphs("eager")
     compiled = torch.compile(net, fullgraph=True, backend=backend)
     for length in (7, 9, 12):
@@ -119,18 +118,6 @@ def test_relative_couplings_in_one_graph_for_all_lengths(name: str) -> None:
             got, want = (step(partial(f, key_padding_mask=padding), net, x) for f in (compiled, net))
             torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
     assert len(graphs) <= (4 if name == "probability" else 2)
-
-
-def test_reads_of_clamped_couplings_break_the_graph() -> None:
-    net = BoltzmannAttention(8, 2, 3, relative=True, mode="J-self", sampler="tempering", num_reads=20)
-    compiled = torch.compile(net, backend="aot_eager")
-    x = torch.randn(2, 7, 8)
-    outputs, slopes = [], []
-    for function in (compiled, net):
-        outputs.append(step(function, net, x)[0])
-        slopes.append(net.coupling_pairs.grad.clone())
-    assert (outputs[0] - outputs[1]).abs().max() < 1e-6
-    assert (slopes[0] - slopes[1]).abs().max() < 1e-5
 
 
 @pytest.mark.slow
@@ -149,7 +136,7 @@ def test_batches_of_other_sizes() -> None:
 def test_layers_of_torch_with_our_attention(mask: str) -> None:
     layer = nn.TransformerEncoderLayer(16, 4, batch_first=True, dropout=0.0)
     layer.self_attn = diabat.BoltzmannMultiheadAttention(16, 4, batch_first=True, window=6)
-    nn.init.normal_(layer.self_attn.coupling_pairs, std=0.3)
+    nn.init.normal_(layer.self_attn.couplings.pairs, std=0.3)
     x = torch.randn(3, 6, 16)
     options: dict[str, Any] = {
         "none": {},
@@ -159,7 +146,7 @@ def test_layers_of_torch_with_our_attention(mask: str) -> None:
     }[mask]
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     pair = [step(lambda x, f=f: f(x, **options), layer, x) for f in (compiled, layer)]
-    torch.testing.assert_close(*pair, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(*pair, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -174,7 +161,7 @@ def test_the_default_compiler() -> None:
 def test_gradients_wanted_of_some_terms_only() -> None:
     """The couplings frozen, or all but the couplings."""
     x = torch.randn(3, 5, 8)
-    for frozen in ("coupling_pairs", "weight"):
+    for frozen in ("couplings.pairs", "weight"):
         net = Net("banded")
         for name, p in net.named_parameters():
             p.requires_grad_(frozen not in name)
@@ -199,14 +186,12 @@ def test_a_forward_pass_keeps_no_state() -> None:
     assert sum(type(o) is _Kept for o in gc.get_objects()) == 0
 
 
-@pytest.mark.parametrize("function", ["spin_probabilities", "neurogame", "pooling"])
+@pytest.mark.parametrize("function", ["spin_probabilities", "neurogame"])
 def test_around_what_no_graph_holds(function: str) -> None:
     """A bare call and NeuroGame attention break the graph and run as without a compiler; no graph is made twice."""
     layer: nn.Module = nn.Linear(4, 4)
     if function == "neurogame":
         layer = NeuroGameAttention(4, 2)
-    if function == "pooling":
-        layer = BoltzmannPooling(4, 2, 5)
 
     def f(x: Tensor) -> Tensor:
         y: Tensor = layer(x.sin())
@@ -242,16 +227,12 @@ def test_export_of_a_backend_that_draws_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize(
-    "options",
-    [*({"sampler": name} for name in ("exact", "mean_field", "tempering", "dqa")),
-     {"window": None, "relative": True}], ids=str,
-)  # fmt: skip
-def test_a_trace_would_freeze_the_answers(options: dict[str, Any]) -> None:
-    layer = BoltzmannAttention(8, 2, **{"window": 5} | options)
+@pytest.mark.parametrize("name", ["exact", "mean_field", "tempering", "dqa", "chain"])
+def test_a_trace_would_freeze_the_answers(name: str) -> None:
+    made: Any = BoltzmannAttention(8, 2, 5, sampler=name) if name != "chain" else diabat.ChainAttention(8, 2)
     sentence = r"torch\.jit\.trace: cannot be combined with a sampler"
     with pytest.raises(diabat.UnsupportedError, match=sentence):
-        torch.jit.trace(layer, torch.randn(3, 5, 8), check_trace=False)
+        torch.jit.trace(made, torch.randn(3, 5, 8), check_trace=False)
 
 
 @pytest.mark.parametrize("name", ["exact", "dqa"])

@@ -18,14 +18,14 @@ T = 4
 CASES: dict[str, dict[str, Any]] = {
     "absolute": {"window": 7},
     "not causal": {"window": 7, "causal": False},
-    "absolute odds": {"window": 7, "weights": "odds"},
+    "absolute odds": {"window": 7, "readout": "odds"},
     "absolute J-self": {"window": 7, "mode": "J-self"},
     "relative": {"relative": True},
-    "far odds": {"relative": True, "far": "independent", "weights": "odds"},
-    "offset bias": {"relative": True, "far": "independent", "weights": "odds", "offset_bias": True},
+    "far odds": {"relative": True, "far": "independent", "readout": "odds"},
+    "offset bias": {"relative": True, "far": "independent", "readout": "odds", "offset_bias": True},
     "K": {"relative": True, "mode": "h+J+K"},
     "only K": {"window": 6, "mode": "K"},
-    "without fields": {"relative": True, "mode": "J+K", "weights": "odds"},
+    "without fields": {"relative": True, "mode": "J+K", "readout": "odds"},
     "J-self": {"relative": True, "mode": "J-self", "far": "independent"},
 }
 

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 from layers import F64, chain, decoded, tokens
+from torch import nn
+
+from diabat.attention import WindowCouplings, boltzmann_attention
 
 from .test_chain import OPTIONS as CHAINS
 from .test_relative import OPTIONS, layer
@@ -35,7 +38,7 @@ def test_steps_equal_the_full_pass(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["banded", "mean_field"])
 def test_steps_with_other_backends(name: str) -> None:
-    built = layer(sampler=name, bandwidth=2, dtype=torch.float32, weights="odds")
+    built = layer(sampler=name, bandwidth=2, dtype=torch.float32, readout="odds")
     x = tokens(dtype=torch.float32)
     assert (decoded(built, x)[0] - built(x)).abs().max() < 1e-5
 
@@ -54,19 +57,38 @@ def test_steps_after_a_padded_prompt(name: str) -> None:
     assert (rest[2:] - alone[:, 1:]).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 2e-5)])
+@pytest.mark.parametrize("far", ["none", "independent"])
+@pytest.mark.parametrize("readout", ["odds", "probability"])
+@pytest.mark.parametrize("strength", [0.3, 4.0, 100.0])
+def test_one_query_of_a_window_is_that_of_many(
+    strength: float, readout: str, far: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    torch.manual_seed(0)
+    couplings = WindowCouplings(4, 6, relative=True, dtype=dtype)
+    nn.init.normal_(couplings.pairs, std=strength)
+    q, k, v = torch.randn(2, 4, 1, 5), torch.randn(2, 2, 40, 5), torch.randn(2, 2, 40, 3)
+    for keys in (1, 4, 6, 7, 40):
+        given = (t.to(dtype) for t in (q, k[:, :, :keys], v[:, :, :keys]))
+        call: Any = boltzmann_attention
+        attend = partial(call, *given, couplings, enable_gqa=True, readout=readout, far=far)
+        want = attend()
+        with torch.no_grad():
+            assert (attend() - want).abs().max() < tolerance
+
+
 @pytest.mark.parametrize("name", ["far", "chain, tokens", "chain, band of 3"])
 def test_beams_are_reordered_and_states_are_not_changed(name: str) -> None:
     built, x = LAYERS[name](), tokens(3)
     _, state = built.prefill(x[:, :6])
-    before = [t.clone() for t in (state.keys, state.values, state.key_mask, state.position)]
+    assert state.key_mask is None
+    before = [t.clone() for t in (state.keys, state.values, state.position)]
     rows = torch.tensor([2, 0, 2, 1])
     chosen = state.reorder(rows)
     found, _ = decoded(built, x[rows, 6:], chosen)
     assert (found - built(x[rows])[:, 6:]).abs().max() < 1e-12
     decoded(built, x[:, 6:], state)
-    torch.testing.assert_close(
-        (state.keys, state.values, state.key_mask, state.position), before, rtol=0, atol=0
-    )
+    torch.testing.assert_close((state.keys, state.values, state.position), before, rtol=0, atol=0)
     assert state.to("cpu").keys.shape == state.keys.shape
 
 

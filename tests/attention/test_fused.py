@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import layers
@@ -9,48 +10,48 @@ import pytest
 import torch
 from layers import F64
 from torch import Tensor
+from torch.nn import functional as F
 
 from diabat import BoltzmannAttention, sampler
-from diabat.attention import boltzmann, fused
+from diabat.attention import core, fused
+from diabat.attention.bridge import GradientBridge
+from diabat.attention.readout import masked_softmax, normalised_weights
+from diabat.attention.streaming import far_sums
+from diabat.attention.visible import Visible, Windows
 
 LAYERS: dict[str, dict[str, Any]] = {
     "causal": {},
     "all keys": {"causal": False},
-    "odds": {"weights": "odds"},
+    "odds": {"readout": "odds"},
     "band": {"bandwidth": 2},
     "relative": {"relative": True},
-    "relative odds": {"relative": True, "weights": "odds", "rotary": True},
+    "relative odds": {"relative": True, "readout": "odds", "rotary": True},
     "sigmoid": {"mode": "h", "relative": True},
-    "softmax by odds": {"mode": "h", "weights": "odds"},
+    "relative softmax by odds": {"mode": "h", "readout": "odds", "relative": True},
     "dropout": {"dropout": 0.4},
-    "odds with dropout": {"weights": "odds", "dropout": 0.4},
+    "odds with dropout": {"readout": "odds", "dropout": 0.4},
     "relative with dropout": {"relative": True, "dropout": 0.4},
     "mean field": {"sampler": sampler("mean_field", tolerance=1e-13)},
     "mean field relative odds": {
         "sampler": sampler("mean_field", tolerance=1e-13),
         "relative": True,
-        "weights": "odds",
+        "readout": "odds",
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small problems, too, are solved in one function."""
-    monkeypatch.setattr(fused, "FEW_STATES", 0)
 
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each pass in one function had a result."""
     made: list[bool] = []
+    attend = fused.attend
 
     def spy(*args: Any, **options: Any) -> Any:
-        found = fused.attend(*args, **options)
+        found = attend(*args, **options)
         made.append(found is not None)
         return found
 
-    monkeypatch.setattr(boltzmann, "attend", spy)
+    monkeypatch.setattr(fused, "attend", spy)
     return made
 
 
@@ -70,13 +71,14 @@ def results(layer: BoltzmannAttention, x: Tensor, mask: Tensor | None) -> list[T
     torch.manual_seed(3)
     with layer.recording():
         out, weights = layer(x, mask, need_weights=True)
-        recorded = [t for t in layer.last_fields_and_couplings() if t is not None] if layer._last else []
+        problem = layer.last_problem()
+        recorded = [t for t in (problem.fields, problem.couplings) if t is not None]
     loss = out.sin().sum() + (weights * torch.arange(weights.shape[-1])).square().sum()
     leaves = [x, *(p for p in layer.parameters() if p.requires_grad)]
     return [out.detach(), weights.detach(), *recorded, *torch.autograd.grad(loss, leaves)]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (torch.float32, 5e-5)])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(
     ("name", "length"),
@@ -96,7 +98,7 @@ def test_it_equals_the_operators(
     mask = torch.arange(length) < torch.tensor([[0], [3], [length]]) if padded else None
     found = results(layer, x, mask)
     assert passes == [True]
-    monkeypatch.setattr(boltzmann, "can_fuse", lambda *tensors: False)
+    monkeypatch.setattr(core, "_fused", lambda *call: None)
     want = results(layer, x, mask)
     assert passes == [True]
     assert len(found) == len(want)
@@ -136,7 +138,7 @@ def test_dropout_without_gradients(passes: list[bool]) -> None:
 
 def test_any_part_may_be_frozen(passes: list[bool]) -> None:
     whole = results(built(), tokens(6), None)
-    for frozen in ({"query", "key"}, {"value"}, {"coupling_pairs"}, {"query", "key", "coupling_pairs"}):
+    for frozen in ({"query", "key"}, {"value"}, {"couplings.pairs"}, {"query", "key", "couplings.pairs"}):
         layer, x = built(), tokens(6)
         for name, parameter in layer.named_parameters():
             parameter.requires_grad_(name.split(".")[0] not in frozen)
@@ -147,20 +149,164 @@ def test_any_part_may_be_frozen(passes: list[bool]) -> None:
     assert all(passes)
 
 
+HEADS, KEY_HEADS, WINDOW = 4, 2, 3
+
+
+def states(
+    queries: int, keys: int, dtype: torch.dtype = F64, *, by_token: bool = True, width: int = 5
+) -> list[Tensor]:
+    """Queries, keys and values that is wider, of heads in groups; views of tokens, or heads by heads."""
+    torch.manual_seed(5)
+    shapes = ((queries, HEADS, 4), (keys, KEY_HEADS, 4), (keys, KEY_HEADS, width))
+    found = [torch.randn(2, *shape, dtype=dtype).transpose(1, 2) for shape in shapes]
+    return [(t if by_token else t.contiguous()).requires_grad_() for t in found]
+
+
+def couplings(dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(6)
+    pairs = torch.randn(HEADS, WINDOW * (WINDOW - 1) // 2, dtype=dtype, requires_grad=True)
+    return pairs, fused.pair_numbers(WINDOW, None, 0, WINDOW)
+
+
+def attended(
+    law: fused.FusedLaw,
+    terms: list[Tensor],
+    pairs: tuple[Tensor, Tensor] | None,
+    windows: Windows,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """In one function; far keys as one."""
+    q, k, v = terms
+    odds = law.readout == "odds"
+    far = None
+    if windows.far is not None:
+        far = far_sums(q * law.scale, k, v, windows.far, odds=odds, dropout=options.get("dropout", 0.0))
+    J, numbers = (None, None) if pairs is None else pairs
+    found = fused.attend(law, q, k, v, J, numbers, windows, far, need_weights=True, **options)
+    assert found is not None
+    mixed, weights = found
+    assert weights is not None
+    return mixed, weights
+
+
+def with_all_keys(
+    law: fused.FusedLaw,
+    terms: list[Tensor],
+    pairs: tuple[Tensor, Tensor] | None,
+    windows: Windows,
+    seen: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The same from weights of all keys that are ``seen``, [B or 1, 1, Q, S]."""
+    q, k, v = terms
+    k, v = (t.repeat_interleave(HEADS // KEY_HEADS, 1) for t in (k, v))
+    queries, keys, size = q.shape[2], k.shape[2], windows.filled.shape[-1]
+    scores = law.scale * q @ k.mT
+    first = torch.arange(queries) - size + 1 if windows.moves else torch.full((queries,), windows.first)
+    at = first[:, None] + torch.arange(size)
+    slot = (torch.arange(keys) == at[..., None]).to(q)  # [Q, T, S]
+    near = torch.einsum("bhqs,qts->bhqt", scores, slot)
+    J = None if pairs is None else F.pad(pairs[0], (0, 1))[:, None, pairs[1]]
+    filled, odds = windows.filled, law.readout == "odds"
+    if odds:
+        logits = scores.masked_fill(~seen, -1e30).log_softmax(-1).masked_fill(~seen, 0)
+        h = torch.einsum("bhqs,qts->bhqt", logits, slot).masked_fill(~filled, 0) / 2
+        moved = (law.solve(J, filled, h) - 2 * h).masked_fill(~filled, 0)
+        weights = masked_softmax(logits + torch.einsum("bhqt,qts->bhqs", moved, slot), seen)
+    else:
+        near = law.solve(J, filled, near).masked_fill(~filled, 0)
+        alpha = torch.einsum("bhqt,qts->bhqs", near, slot)
+        alpha = torch.where(slot.sum(1).bool(), alpha, torch.sigmoid(2 * scores))
+        weights = normalised_weights(alpha, seen)
+    slots = torch.einsum("bhqs,qts->bhqt", weights, slot)
+    if windows.far is not None:
+        slots = torch.cat((slots, weights.sum(-1, keepdim=True) - slots.sum(-1, keepdim=True)), -1)
+    return weights @ v, slots
+
+
+def seen_by(visible: Visible, size: int, *, far: bool, relative: bool = True) -> Tensor:
+    """Visible keys, without those before the window unless they count."""
+    seen = visible.rows(torch.device("cpu"))
+    return (
+        seen
+        if far or not relative
+        else seen & torch.ones_like(seen).triu(visible.keys - visible.queries - size + 1)
+    )
+
+
+CALLS = {
+    "slots": (9, 9, True, True),
+    "slots and far keys": (9, 9, True, True),
+    "one query": (1, 9, True, True),
+    "one query and far keys": (1, 9, True, True),
+    "positions": (3, 3, True, False),
+    "some positions": (2, 3, True, False),
+    "all positions": (3, 3, False, False),
+}
+
+
+@pytest.mark.parametrize("readout", ["odds", "probability"])
+@pytest.mark.parametrize("coupled", [True, False])
+@pytest.mark.parametrize("call", CALLS)
+def test_heads_in_groups_windows_and_far_keys(call: str, coupled: bool, readout: str) -> None:
+    queries, keys, causal, relative = CALLS[call]
+    is_far, cpu = "far" in call, torch.device("cpu")
+    place, number = torch.arange(keys), torch.tensor([[keys], [2]])
+    law = fused.FusedLaw(GradientBridge(sampler("exact")) if coupled else None, readout, 0.7)
+    for mask, by_token in itertools.product((None, place >= keys - number, place < number), (True, False)):
+        visible = Visible(queries, keys, causal, mask)
+        windows = visible.windows(WINDOW, cpu, far=is_far) if relative else visible.absolute(cpu)
+        seen = seen_by(visible, WINDOW, far=is_far, relative=relative)
+        terms, pairs = states(queries, keys, by_token=by_token), couplings() if coupled else None
+        leaves, both = [*terms, *([pairs[0]] if pairs else [])], []
+        for results in (
+            attended(law, terms, pairs, windows),
+            with_all_keys(law, terms, pairs, windows, seen),
+        ):
+            loss = results[0].sin().sum() + (results[1] * torch.arange(results[1].shape[-1])).square().sum()
+            both.append([t.detach() for t in (*results, *torch.autograd.grad(loss, leaves))])
+        for a, b in zip(*both, strict=True):
+            assert (a - b).abs().max() < 1e-12 * max(1.0, float(b.abs().max()))
+
+
+@pytest.mark.parametrize("readout", ["odds", "probability"])
+def test_second_derivatives_of_far_keys(readout: str) -> None:
+    windows = Visible(4, 4, True, torch.tensor([[False, True, True, True], [True] * 4])).windows(
+        2, torch.device("cpu"), far=True
+    )
+    law = fused.FusedLaw(GradientBridge(sampler("exact")), readout, 0.7)
+    pairs = torch.tensor([[0.4], [-0.3], [0.0], [0.7]], dtype=F64, requires_grad=True)
+    terms = [t[..., :2].detach().requires_grad_() for t in states(4, 4)]
+
+    def function(*given: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        *heads, J = given
+        return attended(law, heads, (J, fused.pair_numbers(2, None, 0, 2)), windows, dropout=0.3)[0]
+
+    assert torch.autograd.gradcheck(function, (*terms, pairs))
+    assert torch.autograd.gradgradcheck(function, (*terms, pairs), atol=1e-4)
+
+
 def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the projections, which are torch's."""
+    """Also where heads share keys."""
     monkeypatch.setattr(fused, "_WORK_PER_THREAD", 1)
-    layer, x = built(torch.float32, relative=True), tokens(40, torch.float32)
-    q, k, v = (x.detach().roll(shift, 1).requires_grad_() for shift in range(3))
-    options: dict[str, Any] = {"slots": True, "dropout": 0.0, "record": layer._record}
+    windows = Visible(40, 40, True).windows(WINDOW, torch.device("cpu"), far=True)
+    law = fused.FusedLaw(GradientBridge(sampler("exact")), "odds", 0.7)
+    terms, pairs = states(40, 40, torch.float32), couplings(torch.float32)
     found = []
     for number in (1, 3):
         torch.set_num_threads(number)
-        both = fused.attend(layer._small, q, k, v, layer.coupling_pairs, None, **options)
-        assert both is not None
-        slopes = torch.autograd.grad(both, [q, k, v, layer.coupling_pairs], [t.detach() for t in both])
+        both = attended(law, terms, pairs, windows)
+        slopes = torch.autograd.grad(both, [*terms, pairs[0]], [t.detach() for t in both])
         found.append([*both, *slopes])
     torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_windows_that_are_no_rule_are_not_served() -> None:
+    visible = Visible.of(torch.rand(1, 1, 9, 9) < 0.5)
+    law = fused.FusedLaw(None, "odds", 0.7)
+    windows = visible.windows(WINDOW, torch.device("cpu"), far=False)
+    q, k, v = states(9, 9)
+    assert fused.attend(law, q, k, v, None, None, windows, None) is None
 
 
 @pytest.mark.parametrize(
@@ -181,7 +327,7 @@ def test_problems_beyond_float64_use_operators(passes: list[bool]) -> None:
     layer = built()
     with torch.no_grad():
         layer.query.weight.mul_(3e4)
-        layer.coupling_pairs.mul_(3e4)
+        layer.couplings.pairs.mul_(3e4)
     out = layer(tokens(6))
     assert passes == [False]
     assert torch.isfinite(out).all()

@@ -24,7 +24,7 @@ from diabat.samplers.exact import ExactSampler
 from diabat.tasks.base import Split
 from diabat.training import evaluate
 
-DRAWING = ("attention", "odds", "own spin", "slots", "multihead", "pooling", "neurogame")
+DRAWING = ("attention", "odds", "own spin", "slots", "multihead", "neurogame")
 RECORDING = [kind for kind in LAYERS if kind != "neurogame"]
 PADDED = [kind for kind in RECORDING if "hugging face" not in kind]
 
@@ -126,6 +126,13 @@ def test_vmap_is_a_loop(kind: str) -> None:
     torch.testing.assert_close(mapped, torch.stack([answer(layer, part) for part in x]), rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("kind", ["attention", "odds of far keys", "chain", "multihead", "multihead chain"])
+def test_dropout_acts_in_training_only(kind: str) -> None:
+    layer, plain, x = built(kind, dropout=0.5), built(kind).eval(), inputs()
+    assert not torch.equal(answer(layer, x), answer(layer, x))
+    assert torch.equal(answer(layer.eval(), x), answer(plain, x))
+
+
 class Chain(Model, nn.Sequential):
     """A model without options."""
 
@@ -186,12 +193,12 @@ def test_copies_and_files_are_those_of_a_new_layer(name: str) -> None:
     size = len(pickle.dumps(layer))
     with torch.no_grad(), layer.recording():
         answer(layer, torch.randn(40, 6, 8))
-        layer.last_fields_and_couplings()
+        layer.last_problem()
         assert len(pickle.dumps(layer)) == size
         for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
             with pytest.raises(RuntimeError, match="not recorded"):
-                other.last_fields_and_couplings()
-        layer.last_fields_and_couplings()
+                other.last_problem()
+        layer.last_problem()
     assert len(pickle.dumps(layer)) == size
 
 
@@ -212,22 +219,21 @@ def test_fields_are_asked_for_inside_of_a_recording() -> None:
     layer(x)
     outside = r"not recorded; call the layer.* inside of 'with layer\.recording\(\):'\.$"
     with pytest.raises(RuntimeError, match=outside):
-        layer.last_fields_and_couplings()
+        layer.last_problem()
     with layer.recording():
-        with pytest.raises(
-            RuntimeError, match="no Boltzmann forward pass has been recorded yet; call the layer"
-        ):
-            layer.last_fields_and_couplings()
+        for asked in (layer.last_problem, layer.last_path):
+            with pytest.raises(RuntimeError, match="no forward pass has been recorded yet; call the layer"):
+                asked()
         layer(x)
-        fields, J = layer.last_fields_and_couplings()
+        problem = layer.last_problem()
         with layer.recording():  # one in another is the same
-            assert torch.equal(layer.last_fields_and_couplings()[0], fields)
+            assert torch.equal(layer.last_problem().fields, problem.fields)
             layer(2 * x)
-        assert not torch.equal(layer.last_fields_and_couplings()[0], fields)
-        assert not fields.requires_grad
-        assert not J.requires_grad
+        assert not torch.equal(layer.last_problem().fields, problem.fields)
+        assert not problem.fields.requires_grad
+        assert not problem.couplings.requires_grad
     with pytest.raises(RuntimeError, match="not recorded"):
-        layer.last_fields_and_couplings()
+        layer.last_problem()
 
 
 def test_a_recording_ends_with_an_error() -> None:
@@ -243,7 +249,7 @@ def test_a_recording_ends_with_an_error() -> None:
         call()
     for layer in layers:
         with pytest.raises(RuntimeError, match="not recorded"):
-            layer.last_fields_and_couplings()
+            layer.last_problem()
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
@@ -253,23 +259,29 @@ def test_a_compiled_layer_records_as_well(name: str) -> None:
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     with layer.recording():
         answer(layer, x)
-        want = layer.last_fields_and_couplings()
+        want = layer.last_problem()
         answer(compiled, x)
-        torch.testing.assert_close(layer.last_fields_and_couplings(), want)
+        found = layer.last_problem()
+        torch.testing.assert_close((found.fields, found.couplings), (want.fields, want.couplings))
+        assert layer.last_path() == "operators"
     answer(compiled, x)
 
 
 STEPS: list[dict[str, Any]] = [
     *({}, {"mode": "h+J+K"}, {"mode": "J-self"}, {"sampler": "mean_field"}, {"sampler": "dqa"}),
     {"sampler": "banded", "bandwidth": 2},
-    {"relative": True, "weights": "odds"},
-    {"window": None, "relative": True, "couplings": "gates"},
+    {"relative": True, "readout": "odds"},
+    {"couplings": "gates"},
 ]
 
 
 @pytest.mark.parametrize("options", STEPS, ids=str)
 def test_a_step_of_a_layer_leaves_nothing(options: dict[str, Any]) -> None:
-    layer, x = diabat.BoltzmannAttention(16, 2, **{"window": 8} | options), torch.randn(4, 8, 16)
+    chain = "couplings" in options
+    made: Any = (
+        partial(diabat.ChainAttention, 16, 2) if chain else partial(diabat.BoltzmannAttention, 16, 2, 8)
+    )
+    layer, x = made(**options), torch.randn(4, 8, 16)
     assert left_behind(lambda: layer(x).square().sum().backward()) == 0
 
 

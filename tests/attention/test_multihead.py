@@ -16,7 +16,7 @@ from torch.testing import assert_close
 import diabat
 from diabat import BoltzmannMultiheadAttention
 from diabat.attention.coupled import recording
-from diabat.attention.multihead import attention_masks
+from diabat.attention.multihead import visible_keys
 
 B, L, S, E, H = 3, 4, 5, 8, 2
 WHOLE: dict[str, Any] = {"window": 6}
@@ -99,14 +99,14 @@ def test_it_starts_as_torch_does() -> None:
         torch.manual_seed(1)
         ours = BoltzmannMultiheadAttention(E, H, **WHOLE, **dims)
         state = ours.state_dict()
-        assert not state.pop("coupling_pairs").any()
+        assert not state.pop("couplings.pairs").any()
         assert list(state) == list(theirs)
         assert all(torch.equal(state[name], theirs[name]) for name in theirs)
         with torch.no_grad():
-            ours.coupling_pairs.fill_(0.5)
+            ours.couplings.pairs.fill_(0.5)
         missing, unexpected = ours.load_state_dict(theirs, strict=False)
-        assert (missing, unexpected) == (["coupling_pairs"], [])
-        assert bool((ours.coupling_pairs == 0.5).all())
+        assert (missing, unexpected) == (["couplings.pairs"], [])
+        assert bool((ours.couplings.pairs == 0.5).all())
 
 
 @pytest.mark.parametrize("mode", ["h+J", "h", "J", "h+J+K", "softmax"])
@@ -120,8 +120,8 @@ def test_self_attention_is_that_of_the_layer(mode: str, causal: bool) -> None:
         expected = layer(x, padding, need_weights=True)
         found = adapter(x, x, x, padding, average_attn_weights=False, is_causal=causal)
         assert_close(found, expected)
-        if mode != "softmax":
-            assert_close(adapter.last_fields_and_couplings(), layer.last_fields_and_couplings())
+        if mode not in ("softmax", "J"):
+            assert_close(adapter.last_problem().terms, layer.last_problem().terms)
 
 
 def boltzmann(**options: Any) -> Any:
@@ -139,10 +139,11 @@ def test_float_masks_add_to_the_fields_and_hide() -> None:
     weights = built(query, key, value, of_keys, True, mask, False)[1]
     with built.recording():
         built(query, key, value)
-        fields, J = built.last_fields_and_couplings()
+        problem = built.last_problem()
     total = mask.double().view(B, H, L, S) + of_keys.double()[:, None, None]
     seen = total > -math.inf
-    alpha = diabat.spin_probabilities(fields + total.masked_fill(~seen, 0), J, "exact", visible=seen)
+    h = problem.fields + total.masked_fill(~seen, 0)
+    alpha = diabat.spin_probabilities(h, problem.couplings, "exact", visible=seen)
     assert_close(weights, alpha / alpha.sum(-1, keepdim=True))
     assert not weights[~seen].any()
 
@@ -159,7 +160,7 @@ def test_true_hides_as_the_lowest_number_does(hidden: float) -> None:
     mixed = {**wanted, "attn_mask": as_float["attn_mask"]}
     expected = built(*given, **wanted)
     for other in (as_float, mixed):
-        assert_close(built(*given, **other), expected, rtol=0, atol=0)
+        assert_close(built(*given, **other), expected, rtol=0, atol=1e-14)
 
 
 def test_without_fields_a_float_mask_still_counts() -> None:
@@ -182,11 +183,10 @@ def test_a_float_mask_is_learned() -> None:
 
 
 def test_a_nan_in_a_mask_hides_nothing() -> None:
-    visible, added = attention_masks(
-        (1, 1, 1, 2), None, torch.tensor([[math.nan, -math.inf]]), False, torch.device("cpu")
-    )
-    assert visible.tolist() == [[True, False]]
-    assert bool(added.isnan()[0, 0])
+    mask = torch.tensor([[math.nan, -math.inf]])
+    found = visible_keys((1, 1, 1, 2), None, mask, False, torch.device("cpu"))
+    assert found.rows(mask.device).flatten().tolist() == [True, False]
+    assert bool(found.added().isnan().flatten()[0])
 
 
 def test_a_query_without_a_visible_key_gets_nothing() -> None:
@@ -236,7 +236,7 @@ def test_it_trains_in_the_layers_of_torch(kind: str, batch_first: bool) -> None:
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.8 * losses[0]
     attention = layer.self_attn if kind == "encoder" else layer.multihead_attn
-    assert float(attention.coupling_pairs.detach().abs().max()) > 1e-3
+    assert float(attention.couplings.pairs.detach().abs().max()) > 1e-3
 
 
 def refuse(*_: Any, **__: Any) -> Any:
@@ -268,7 +268,7 @@ def test_inference_is_never_that_of_softmax(when: str, padded: bool) -> None:
     for layer in encoder.layers:
         if when == "after":
             layer.self_attn = transformer_layer("encoder", batch_first=True).self_attn
-        nn.init.normal_(layer.self_attn.coupling_pairs, std=0.5)
+        nn.init.normal_(layer.self_attn.couplings.pairs, std=0.5)
     x, padding = torch.randn(B, S, E), torch.zeros(B, S, dtype=torch.bool)
     padding[0, 3:], padding[2, 4:] = True, True
     given = padding if padded else None
@@ -276,7 +276,7 @@ def test_inference_is_never_that_of_softmax(when: str, padded: bool) -> None:
     assert expected.requires_grad
     with torch.no_grad():
         found = encoder.eval()(x, src_key_padding_mask=given)
-        softmax = [layer.self_attn.coupling_pairs.zero_() for layer in encoder.layers]
+        softmax = [layer.self_attn.couplings.pairs.zero_() for layer in encoder.layers]
         without = encoder(x, src_key_padding_mask=given)
     hidden = padding[..., None] if padded else torch.zeros(B, S, 1, dtype=torch.bool)
     assert_close(found.masked_fill(hidden, 0), expected.masked_fill(hidden, 0), atol=1e-6, rtol=1e-5)
@@ -310,15 +310,12 @@ def test_nested_inputs_are_padded_ones() -> None:
 
 def test_a_band_of_couplings() -> None:
     built = BoltzmannMultiheadAttention(E, H, window=40, sampler="banded", bandwidth=2)
-    assert built.coupling_pairs.shape == (H, 39 + 38)
+    assert built.couplings.pairs.shape == (H, 39 + 38)
     x = torch.randn(40, B, E)
     built(x, x, x)[0].square().sum().backward()
-    assert built.coupling_pairs.grad is not None
-    for part in (
-        "embed_dim=8, num_heads=2, window=40, mode='h+J'",
-        "BandedSampler(bandwidth=2",
-        "batch_first=False",
-    ):
+    assert built.couplings.pairs.grad is not None
+    sizes = "embed_dim=8, num_heads=2, mode='h+J', readout='probability', gradient='auto', batch_first=False"
+    for part in (sizes, "WindowCouplings(2, 40, bandwidth=2, relative=False)", "BandedSampler(bandwidth=2"):
         assert part in repr(built)
 
 

@@ -13,8 +13,14 @@ import torch
 from layers import answer, attention, tokens
 
 import diabat
-from diabat import BoltzmannAttention, BoltzmannMultiheadAttention, NeuroGameAttention, UnsupportedError
-from diabat.attention import CouplingInit, games
+from diabat import (
+    BoltzmannAttention,
+    BoltzmannMultiheadAttention,
+    ChainAttention,
+    NeuroGameAttention,
+    UnsupportedError,
+)
+from diabat.attention import ChainCouplings, CouplingInit, WindowCouplings, boltzmann_attention, games
 from diabat.attention.estimators import covariance
 from diabat.ising import IsingError
 from diabat.samplers.banded import BandedSampler
@@ -67,8 +73,8 @@ SHARED: list[tuple[str, dict[str, Any], Any, str]] = [
     ("multihead", {"num_reads": 5}, ValueError, "num_reads: gradient 'exact' differentiates"),
     ("attention", {"dropout": 1.5}, ValueError, "dropout"),
     ("attention", {"causal": "no"}, ValueError, "causal: expected True or False, got 'no'"),
-    ("attention multihead", {"bandwidth": 0}, ValueError, r"bandwidth: expected None or an integer >= 1, got 0\.$"),
-    ("attention", {"bandwidth": True}, ValueError, r"bandwidth: expected None or an integer >= 1, got True\.$"),
+    ("attention multihead", {"bandwidth": 0}, ValueError, r"bandwidth: expected an integer >= 1 or None, got 0\.$"),
+    ("attention", {"bandwidth": True}, ValueError, r"bandwidth: expected an integer >= 1 or None, got True\.$"),
     ("attention", {"window": 64, "bandwidth": 4, "sampler": BandedSampler(bandwidth=3)}, UnsupportedError,
      r"bandwidth: expected at least 4, the range of the couplings, got sampler 'banded' with 3\.$"),
     ("attention", {"window": 64, "sampler": "banded"}, UnsupportedError,
@@ -110,7 +116,18 @@ def relative(**options: Any) -> Any:
 
 
 def chain(**options: Any) -> Any:
-    return BoltzmannAttention(8, 2, **{"window": None, "relative": True} | options)
+    return ChainAttention(8, 2, **options)
+
+
+def multihead_chain(**options: Any) -> Any:
+    return BoltzmannMultiheadAttention(8, 2, couplings="tokens", **options)
+
+
+Q = torch.zeros(3, 2, 5, 4)
+
+
+def called(**given: Any) -> Any:
+    return boltzmann_attention(**{"query": Q, "key": Q, "value": Q} | given)
 
 
 LAYOUTS: list[Row] = [
@@ -121,37 +138,31 @@ LAYOUTS: list[Row] = [
         ({"far": "all"}, "far: expected one of none, independent, got 'all'"),
         ({"relative": False, "far": "independent"},
          "far: expected 'none' without relative=True, got 'independent'"),
-        ({"weights": "odd"}, "weights: expected one of probability, odds, got 'odd'"),
-        ({"weights": "odds", "mode": "J-self"},
-         "weights: expected 'probability' in mode 'J-self', .* got 'odds'"),
+        ({"readout": "odd"}, "readout: expected one of odds, probability, got 'odd'"),
+        ({"readout": "odds", "mode": "J-self"},
+         "readout: expected 'probability' in mode 'J-self', .* got 'odds'"),
         ({"rotary": True, "embed_dim": 6}, "rotary: expected an even embed_dim / num_heads, got 6 / 2"),
         ({"offset_bias": 1}, "offset_bias: expected True or False, got 1"),
         ({"relative": False, "offset_bias": True}, "offset_bias: expected False without relative=True, got True"),
         ({"mode": "J+K", "offset_bias": True},
          "offset_bias: expected a mode with fields, got True in mode 'J.K'"),
         ({"window": 64}, UnsupportedError, "window: sampler 'exact' accepts at most .* spins, got 64"),
-        ({"window": 4, "rank": 2}, re.escape(
-            "rank: expected None unless neighbouring keys are coupled (window=None), got 2.")),
-        ({"window": 4, "couplings": "tokens"}, re.escape(
-            "couplings: expected None unless neighbouring keys are coupled (window=None), ")),
+        ({"softcap": 0.0}, "softcap: expected a positive finite number, got 0.0"),
+        ({"scale": -1.0}, "scale: expected a positive finite number, got -1.0"),
     ),
     *options_of(
         chain,
-        ({"rank": 0}, "rank: expected an integer >= 1, got 0."),
+        ({"rank": 0}, "rank: expected an integer >= 1 or None, got 0."),
         ({"rank": 10**12}, "rank: features of rank = 1000000000000 need "),
         ({"rank": 2, "couplings": "distance"}, "rank: expected None with couplings='distance', got 2."),
         ({"couplings": "words"}, "couplings: expected one of distance, tokens, gates, got 'words'."),
         ({"bandwidth": 0}, "bandwidth: expected an integer >= 1, got 0."),
-        ({"relative": False}, re.escape(
-            "relative: expected True to couple neighbouring keys (window=None), got False.")),
-        ({"mode": "h"}, re.escape("mode: expected 'h+J' to couple neighbouring keys (window=None), got 'h'.")),
-        ({"far": "independent"},
-         "far: expected 'none' with window=None, where all keys are coupled, got 'independent'."),
-        ({"offset_bias": True}, "offset_bias: expected False with window=None, got True."),
+        ({"far": "independent"}, "far: expected 'none' for a chain, where all keys are coupled, got 'independent'."),
+        ({"window": 4}, TypeError, "window: expected an option among sampler, gradient, .*, got this one"),
         ({"sampler": "exact"},
          "sampler: expected one that takes edges without a window, as 'banded' does, got 'exact'."),
-        ({"coupling_init": CouplingInit(mean=1.0, distance=2)},
-         "coupling_init: expected a distance of at most bandwidth = 1, got 2."),
+        ({"coupling_init": CouplingInit(mean=1.0, max_distance=2)},
+         "coupling_init: expected max_distance of at most bandwidth = 1, got 2."),
         ({"sampler": diabat.sampler("banded", bandwidth=1), "bandwidth": 2},
          "bandwidth: expected at least 2, the range"),
     ),
@@ -159,21 +170,19 @@ LAYOUTS: list[Row] = [
         CouplingInit,
         ({"mean": NAN}, "mean: expected a number in"),
         ({"std": -1.0}, "std: expected a number in"),
-        ({"distance": 0}, "distance: expected an integer >= 1 or None, got 0"),
+        ({"max_distance": 0}, "max_distance: expected an integer >= 1 or None, got 0"),
     ),
     *(
         row
         for make in (
-            relative, chain, lambda **options: relative(mode="h", **options),
-            *(lambda window=window, **options: BoltzmannMultiheadAttention(8, 2, window=window, **options)
-              for window in (4, None)),
+            relative, chain, multihead_chain, lambda **options: relative(mode="h", **options),
+            lambda **options: BoltzmannMultiheadAttention(8, 2, window=4, **options),
         )
         for row in options_of(
             make,
-            ({"coupling_init": 0.5}, TypeError, "coupling_init: expected a CouplingInit or None, got float; "
-             r"use CouplingInit\(mean=0\.5\)\.$"),
             ({"coupling_init": "zeros"}, TypeError,
-             r"coupling_init: expected a CouplingInit or None, got str\.$"),
+             r"coupling_init: expected a CouplingInit, a number or None, got str\.$"),
+            ({"coupling_init": NAN}, "mean: expected a number in"),
         )
     ),
     *(
@@ -185,6 +194,61 @@ LAYOUTS: list[Row] = [
             ({"gradient": gradient}, UnsupportedError,
              f"gradient: sampler 'dqa' supports adjoint, got '{gradient}'"),
         )
+    ),
+]  # fmt: skip
+
+CALLED: list[Row] = [
+    *(
+        row
+        for name in ("query", "key", "value")
+        for row in options_of(
+            called,
+            ({name: [[0.0]]}, f"{name}: expected a torch.Tensor, got list"),
+            ({name: Q.long()}, f"{name}: expected a floating dtype, got torch.int64"),
+            ({name: torch.nested.nested_tensor([Q[0, 0]], layout=torch.jagged)},
+             f"{name}: expected a dense tensor with a mask of padding, got a nested one."),
+        )
+    ),
+    *options_of(
+        called,
+        ({"key": Q.double()}, "key: expected dtype torch.float32 as the query, got torch.float64"),
+        ({"value": Q.to("meta")}, "value: expected a tensor on cpu as the query, got one on meta"),
+        ({"query": Q[0, 0, 0]}, r"query: expected \[\*, H, L, E\] as the query has, got \[4\]"),
+        ({"key": Q[0], "value": Q[0]}, r"key: expected \[\*, H, L, E\] as the query has, got \[2, 5, 4\]"),
+        ({"key": Q[:2], "value": Q[:2]}, r"key: expected \[\*, H, S, E\] of the batch of queries, .* \[2, 2, 5, 4\]"),
+        ({"value": Q[:, :, :4]}, r"key: expected .* and values alike, got \[3, 2, 5, 4\], .* and \[3, 2, 4, 4\]"),
+        ({"key": Q[..., :3]}, "key: expected 4 features as queries have, at least 1, got 3"),
+        ({"query": Q[..., :0], "key": Q[..., :0]}, "key: expected 0 features as queries have, at least 1, got 0"),
+        ({"key": Q[:, :1], "value": Q[:, :1]},
+         "key: expected 2 heads as the query has without enable_gqa=True, got 1"),
+        ({"query": Q[:, :1], "enable_gqa": True}, "key: expected 1 heads as the query has, got 2"),
+        ({"attn_mask": torch.ones(5, 5) > 0, "is_causal": True},
+         "is_causal: expected False together with attn_mask, got True"),
+        ({"attn_mask": [[True] * 5]}, "attn_mask: expected a bool or floating tensor, got list"),
+        ({"attn_mask": torch.ones(5, 5).int()}, "attn_mask: expected a bool or floating tensor, got torch.int32"),
+        *(({"attn_mask": torch.ones(shape)}, r"attn_mask: expected a shape that broadcasts to \[3, 2, 5, 5\], got")
+          for shape in ((5, 4), (2, 5, 5, 5), (1, 3, 2, 5, 5))),
+        ({"dropout_p": 1.5}, r"dropout_p: expected a number in \[0, 1\], got 1.5"),
+        ({"readout": "odd"}, "readout: expected one of odds, probability, got 'odd'"),
+        ({"far": "all"}, "far: expected one of none, independent, got 'all'"),
+        ({"softcap": 0.0}, "softcap: expected a positive finite number, got 0.0"),
+        ({"scale": NAN}, "scale: expected a positive finite number, got nan"),
+        ({"couplings": 0.5}, TypeError, "couplings: expected WindowCouplings, .*, or None, got float"),
+        ({"couplings": WindowCouplings(3, 4)}, "couplings: expected those of 2 heads as the queries have, got 3"),
+        ({"couplings": ChainCouplings(6, 2)},
+         r"couplings: expected features of the values of all heads, 8, got those of tokens of 6; pass couplings\(tok"),
+        ({"couplings": ChainCouplings(8, 2)(torch.zeros(3, 4, 8))}, "couplings: expected those of 5 keys, got 4"),
+        ({"couplings": WindowCouplings(2, 4, relative=False)}, "key: expected at most window = 4 positions, got 5"),
+        *(({"couplings": couplings, "far": "independent"},
+           "far: expected 'none' unless couplings are those of a moving window, got 'independent'")
+          for couplings in (ChainCouplings(8, 2), WindowCouplings(2, 5, relative=False))),
+        ({"couplings": WindowCouplings(2, 64)}, UnsupportedError,
+         "window: sampler 'exact' accepts at most .* spins, got 64"),
+        ({"couplings": ChainCouplings(8, 2), "sampler": "exact"}, UnsupportedError,
+         "sampler: expected one that takes edges without a window, as 'banded' does, got 'exact'"),
+        ({"couplings": WindowCouplings(2, 4), "sampler": "exat"}, r"sampler: .*Did you mean 'exact'\?"),
+        ({"couplings": WindowCouplings(2, 4), "num_reads": 5}, UnsupportedError,
+         "num_reads: gradient 'exact' differentiates"),
     ),
 ]  # fmt: skip
 
@@ -349,6 +413,7 @@ ROWS: list[Row] = [
         for kind in (KINDS if kinds == "all" else kinds.split())
     ),
     *LAYOUTS,
+    *CALLED,
     *(
         (lambda kind=kind, x=x: answer(layer(kind, heads=1, window=3), x), ValueError,
          f"{'query' if kind == 'multihead' else 'x'}: {told}")

@@ -12,16 +12,10 @@ from torch import Tensor
 
 from diabat import BoltzmannAttention, UnsupportedError
 from diabat.attention import streaming
-from diabat.attention.coupling_layout import SELF_MODES
+from diabat.attention.coupled import SELF_MODES
 from diabat.attention.streaming import FarKeys, far_sums
-from diabat.attention.windows import (
-    slot_keys,
-    slots_to_keys,
-    visible_keys,
-    visible_slots,
-    window_mix,
-    window_scores,
-)
+from diabat.attention.visible import Visible
+from diabat.attention.windows import slot_keys, slots_to_keys, window_mix, window_scores
 from diabat.samplers.dqa import DQASampler
 
 WINDOW = 4
@@ -45,22 +39,22 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 OPTIONS: dict[str, dict[str, Any]] = {
     "probability": {},
     "far": {"far": "independent"},
-    "odds": {"weights": "odds"},
-    "far odds": {"far": "independent", "weights": "odds"},
-    "rotary": {"rotary": True, "far": "independent", "weights": "odds"},
-    "K": {"mode": "h+J+K", "weights": "odds"},
+    "odds": {"readout": "odds"},
+    "far odds": {"far": "independent", "readout": "odds"},
+    "rotary": {"rotary": True, "far": "independent", "readout": "odds"},
+    "K": {"mode": "h+J+K", "readout": "odds"},
     "far K": {"mode": "h+K", "far": "independent"},
-    "without fields": {"mode": "J+K", "weights": "odds", "far": "independent"},
+    "without fields": {"mode": "J+K", "readout": "odds", "far": "independent"},
     "J": {"mode": "J"},
-    "far J": {"mode": "J", "far": "independent", "weights": "odds"},
+    "far J": {"mode": "J", "far": "independent", "readout": "odds"},
     "h": {"mode": "h", "far": "independent"},
-    "h odds": {"mode": "h", "weights": "odds"},
+    "h odds": {"mode": "h", "readout": "odds"},
     "softmax": {"mode": "softmax"},
     "far softmax": {"mode": "softmax", "far": "independent"},
     "J-self": {"mode": "J-self"},
     "far J-self": {"mode": "J-self", "far": "independent"},
     "bias": {"offset_bias": True},
-    "far bias": {"offset_bias": True, "far": "independent", "weights": "odds"},
+    "far bias": {"offset_bias": True, "far": "independent", "readout": "odds"},
     "softmax bias": {"mode": "softmax", "offset_bias": True},
     "far softmax bias": {"mode": "softmax", "offset_bias": True, "far": "independent"},
 }
@@ -68,13 +62,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 # The same over all positions of a window, causal or not.
 ABSOLUTE: dict[str, dict[str, Any]] = {
-    f"{mode}{', odds' * (weights == 'odds')}{', all keys' * (not causal)}": {
-        **{"relative": False, "window": 6, "mode": mode, "weights": weights, "causal": causal}
+    f"{mode}{', odds' * (readout == 'odds')}{', all keys' * (not causal)}": {
+        **{"relative": False, "window": 6, "mode": mode, "readout": readout, "causal": causal}
     }
     for mode in SELF_MODES
-    for weights in ("probability", "odds")
+    for readout in ("probability", "odds")
     for causal in (True, False)
-    if (mode, weights) != ("J-self", "odds")
+    if (mode, readout) != ("J-self", "odds")
 }
 BANDED = {"relative": False, "window": 6, "mode": "J-self", "sampler": "banded"}
 EVERY: dict[str, dict[str, Any]] = {
@@ -95,7 +89,7 @@ def test_every_row_is_its_own_problem(name: str, length: int) -> None:
     v = built.value(x).unflatten(-1, (2, 4)).transpose(1, 2)
     assert (out - built.output((want @ v).transpose(1, 2).flatten(2))).abs().max() < 1e-12
     terms = built.mode.split("+")
-    assert (built.couplings() is None, built.three_body() is None) == (
+    assert (built.couplings.matrix() is None, built.couplings.three_body() is None) == (
         not {"J", "J-self"} & set(terms),
         "K" not in terms,
     )
@@ -116,9 +110,9 @@ def test_padding_on_either_side_and_inside(name: str) -> None:
         assert (out[0, 5:] - alone[0]).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("weights", ["probability", "odds"])
+@pytest.mark.parametrize("readout", ["probability", "odds"])
 @pytest.mark.parametrize("name", ["banded", "mean_field", "tempering", "dqa"])
-def test_other_backends(name: str, weights: str) -> None:
+def test_other_backends(name: str, readout: str) -> None:
     """Exact with banded.  With 2,000 reads P has a standard error of at most 0.011, with some autocorrelation.
 
     A weight then has one of at most 0.03, and the mean over 240 weights is within 0.01 (alpha < 1e-6).
@@ -130,7 +124,7 @@ def test_other_backends(name: str, weights: str) -> None:
         "banded": {"bandwidth": 2},
         "mean_field": {},
     }
-    options: dict[str, Any] = {"sampler": name, "weights": weights} | backends[name]
+    options: dict[str, Any] = {"sampler": name, "readout": readout} | backends[name]
     built = layer(std=0.2, **options)
     torch.manual_seed(3)
     _, found = built(x, None, True)
@@ -142,15 +136,16 @@ def test_other_backends(name: str, weights: str) -> None:
         assert error.max() < 0.15
         assert error.mean() < 0.01
     found.square().sum().backward()
-    for parameter in (built.coupling_pairs, built.query.weight):
+    for parameter in (built.couplings.pairs, built.query.weight):
         assert torch.isfinite(parameter.grad).all()
         assert parameter.grad.any()
 
 
 def test_the_representation_shows_the_options() -> None:
-    shown = repr(layer(far="independent", weights="odds", rotary=True))
-    assert "relative=True, far='independent', weights='odds', rotary=True" in shown
-    assert "relative" not in repr(BoltzmannAttention(8, 2, 4))
+    shown = repr(layer(far="independent", readout="odds", rotary=True))
+    assert "embed_dim=8, num_heads=2, mode='h+J', readout='odds', gradient='auto', far='independent'" in shown
+    assert "causal=True, rotary=True" in shown
+    assert "WindowCouplings(2, 4, bandwidth=3, relative=True)" in shown
 
 
 @pytest.mark.parametrize("name", ["probability", "far odds", "J-self", "rotary", "bias"])
@@ -168,9 +163,9 @@ def test_fields_of_the_last_pass_are_those_of_the_slots() -> None:
     built, x = layer(), tokens()
     with built.recording():
         built(x)
-        fields, J = built.last_fields_and_couplings()
-    assert fields.shape == (2, 2, 11, WINDOW)
-    assert J.shape == (2, 1, WINDOW, WINDOW)
+        problem = built.last_problem()
+    assert problem.fields.shape == (2, 2, 11, WINDOW)
+    assert problem.couplings.shape == (2, 1, WINDOW, WINDOW)
 
 
 def test_one_j_is_limited_by_the_window_only() -> None:
@@ -181,11 +176,11 @@ def test_one_j_is_limited_by_the_window_only() -> None:
 
 
 FAR: dict[str, dict[str, Any]] = {
-    "odds": {"weights": "odds"},
+    "odds": {"readout": "odds"},
     "probability": {},
     "softmax": {"mode": "softmax"},
     "J-self": {"mode": "J-self"},
-    "without fields": {"mode": "J+K", "weights": "odds"},
+    "without fields": {"mode": "J+K", "readout": "odds"},
     "bias": {"offset_bias": True},
 }
 
@@ -316,7 +311,8 @@ SIZES = [(1, 1), (5, 5), (7, 3), (64, 16), (70, 16), (100, 40), (33, 2), (31, 1)
 
 def slots_of(matrix: Tensor, window: int) -> Tensor:
     """Slots [*, Q, T] of the last Q of S keys of a matrix [*, Q, S]; 0 before the first key."""
-    columns = slot_keys(matrix.shape[-2], matrix.shape[-1], window, matrix.device)
+    queries, keys = matrix.shape[-2:]
+    columns = slot_keys(queries, keys, window, matrix.device)
     found = matrix.gather(-1, columns.clamp_min(0).expand(*matrix.shape[:-1], window))
     return found.masked_fill(columns < 0, 0)
 
@@ -339,43 +335,35 @@ def test_scores_of_slots_are_those_of_gathered_keys(length: int, window: int) ->
     keys = k[:, :, positions.clamp(min=0)] * (positions >= 0)[..., None]  # [2, 3, L, T, d]
     want = (q[..., None, :] * keys).sum(-1)
     assert (window_scores(q, k, window) - want).abs().max() < 1e-13
-    causal = (q @ k.mT).masked_fill(~visible_keys(length, length, None, torch.device("cpu")), 0)
-    assert (slots_of(causal, window) - want).abs().max() < 1e-13
+    assert (slots_of((q @ k.mT).tril(), window) - want).abs().max() < 1e-13
 
 
 @pytest.mark.parametrize(("length", "window"), SIZES)
 def test_mixing_slots_is_the_product_with_a_band(length: int, window: int) -> None:
     _, _, v = qkv(length)
-    seen = visible_slots(length, window, None, torch.device("cpu"))
-    weights = torch.rand(2, 3, length, window, dtype=F64) * seen
+    weights = torch.rand(2, 3, length, window, dtype=F64) * (gathered(length, window) >= 0)
     band = slots_to_keys(weights, length)
     assert torch.equal(slots_of(band, window), weights)
-    inside = visible_keys(length, length, None, torch.device("cpu")).triu(1 - window)
+    inside = torch.ones(length, length, dtype=torch.bool).tril().triu(1 - window)
     assert torch.equal(band != 0, inside.expand(band.shape))
     assert (window_mix(weights, v, window) - band @ v).abs().max() < 1e-13
 
 
 @pytest.mark.parametrize(("queries", "keys", "window"), [(1, 9, 4), (3, 9, 4), (1, 3, 3), (9, 9, 2)])
 def test_the_last_queries_of_more_keys(queries: int, keys: int, window: int) -> None:
-    full = torch.randn(keys, keys, dtype=F64).masked_fill(
-        ~visible_keys(keys, keys, None, torch.device("cpu")), 0
-    )
+    full = torch.randn(keys, keys, dtype=F64).tril()
     last = slots_of(full[-queries:], window)
     assert torch.equal(last, slots_of(full, window)[-queries:])
     assert torch.equal(slots_to_keys(last, keys), slots_to_keys(slots_of(full, window), keys)[-queries:])
 
 
-def test_visible_slots() -> None:
-    assert visible_slots(4, 3, None, torch.device("cpu")).int().tolist() == [
-        [0, 0, 1],
-        [0, 1, 1],
-        [1, 1, 1],
-        [1, 1, 1],
-    ]
-    seen = torch.tensor([[False, True, True, False]])
-    assert visible_slots(4, 3, seen, torch.device("cpu")).int().tolist() == [
-        [[[0, 0, 0], [0, 0, 1], [0, 1, 1], [1, 1, 0]]]
-    ]
+def test_filled_slots() -> None:
+    def filled(seen: Tensor | None) -> Any:
+        return Visible(4, 4, True, seen).windows(3, torch.device("cpu"), far=False).filled.int().tolist()
+
+    assert filled(None) == [[0, 0, 1], [0, 1, 1], [1, 1, 1], [1, 1, 1]]
+    padded = torch.tensor([[False, True, True, False]])
+    assert filled(padded) == [[[[0, 0, 0], [0, 0, 1], [0, 1, 1], [1, 1, 0]]]]
 
 
 def test_derivatives_of_the_products() -> None:

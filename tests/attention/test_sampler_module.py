@@ -16,7 +16,7 @@ from diabat.models import Transformer, TransformerOptions
 from diabat.samplers.state import chain_state, reset_chains, sampler_parameters, weights_of
 from diabat.samplers.tempering import TemperingSampler
 
-KINDS = ("attention", "multihead", "pooling", "neurogame")
+KINDS = ("attention", "multihead", "neurogame")
 
 
 def angles(**options: Any) -> diabat.Sampler:
@@ -225,7 +225,7 @@ def test_initialisation_changes_no_angles_and_angles_change_no_weights() -> None
 
 def test_reads_forward_train_the_angles_as_well() -> None:
     layer = diabat.BoltzmannAttention(8, 2, 6, sampler=angles(), num_reads=30)
-    nn.init.normal_(layer.coupling_pairs, std=0.5)
+    nn.init.normal_(layer.couplings.pairs, std=0.5)
     answer(layer, inputs()).square().sum().backward()
     assert bool(sampler_parameters(layer)[0].grad.any())
 

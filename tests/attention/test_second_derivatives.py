@@ -14,7 +14,6 @@ from torch.autograd import forward_ad, grad
 
 import diabat
 from diabat.attention import games
-from diabat.attention.pooling import BoltzmannPooling
 from diabat.heads.calibration.mathematics import Calibration, calibrate
 from diabat.heads.lora import losses
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
@@ -58,6 +57,11 @@ def of_layer(build: Callable[[], nn.Module], tokens: int = 4) -> Entry:
 
 def attention(**options: Any) -> Entry:
     return of_layer(lambda: diabat.BoltzmannAttention(4, 2, **({"window": 2, "relative": True} | options)))
+
+
+def chain(**options: Any) -> Entry:
+    rank = None if "couplings" in options else 2
+    return of_layer(lambda: diabat.ChainAttention(4, 2, rank=rank, **options))
 
 
 def of_bridge(sampler: Any, gradient: str = "auto", **options: Any) -> Entry:
@@ -161,19 +165,18 @@ RIGHT: dict[str, Entry] = {
         for mode in ("softmax", "h", "h+J", "J", "h+J+K", "J-self")
     },
     "attention absolute": attention(window=4, relative=False),
-    "attention odds": attention(weights="odds"),
-    "attention h odds": attention(mode="h", weights="odds"),
+    "attention odds": attention(readout="odds"),
+    "attention h odds": attention(mode="h", readout="odds"),
     "attention of mean_field": attention(sampler=converged()),
     "attention banded": attention(sampler="banded", bandwidth=1),
     "attention independent": attention(far="independent"),
-    "attention independent odds": attention(far="independent", weights="odds"),
-    "attention chain": attention(window=None),
-    "attention chain odds": attention(window=None, weights="odds"),
-    "attention chain of tokens": attention(window=None, couplings="tokens", rank=2),
-    "attention chain of mean_field": attention(window=None, sampler=converged()),
-    "attention wide chain": attention(window=None, bandwidth=2),
+    "attention independent odds": attention(far="independent", readout="odds"),
+    "chain": chain(),
+    "chain odds": chain(readout="odds"),
+    "chain of gates": chain(couplings="gates"),
+    "chain of mean_field": chain(sampler=converged()),
+    "wide chain": chain(bandwidth=2),
     "multihead": of_layer(lambda: diabat.BoltzmannMultiheadAttention(4, 2, window=4, batch_first=True)),
-    "pooling": of_layer(lambda: BoltzmannPooling(4, 2, 4, sampler="exact")),
     "hugging face": hugging_face(window=2),
     "hugging face independent": hugging_face(window=2, far="independent"),
     "hugging face chain": hugging_face(window=None),
@@ -340,7 +343,7 @@ USUAL = (
         "attention h+J",
         "attention J-self",
     ),
-    *("attention odds", "attention independent odds", "attention chain odds", "attention of mean_field"),
+    *("attention odds", "attention independent odds", "chain odds", "attention of mean_field"),
     *(
         "multihead",
         "hugging face chain",
@@ -428,21 +431,6 @@ def test_what_reads_values_is_not_mapped(sampled: Any) -> None:
 def test_mobius_is_mapped() -> None:
     tables = random(3, 2, 8)
     assert torch.equal(torch.func.vmap(games.mobius, in_dims=1, out_dims=1)(tables), games.mobius(tables))
-
-
-def test_reads_of_own_spins_are_not_mapped() -> None:
-    layers = [
-        diabat.BoltzmannAttention(4, 2, 2, relative=True, mode="J-self", sampler="tempering", num_reads=5)
-        for _ in range(2)
-    ]
-    parameters, buffers = torch.func.stack_module_state(layers)
-    with pytest.raises(
-        UnsupportedError, match="vmap over couplings of mode 'J-self' with reads is unsupported"
-    ):
-        torch.func.vmap(
-            lambda p, b: torch.func.functional_call(layers[0], (p, b), (torch.randn(1, 4, 4),)),
-            randomness="same",
-        )(parameters, buffers)
 
 
 @pytest.mark.parametrize("power", [2, pytest.param(1, marks=pytest.mark.slow)])

@@ -182,7 +182,7 @@ def test_a_small_bond_dimension_is_an_approximation() -> None:
 
 
 def test_a_layer_of_chains_by_an_anneal() -> None:
-    layer = diabat.BoltzmannAttention(8, 1, None, relative=True, sampler=diabat.sampler("dqa", **PRODUCTS))
+    layer = diabat.ChainAttention(8, 1, sampler=diabat.sampler("dqa", **PRODUCTS))
     out = layer(torch.randn(1, 3, 8))
     out.sum().backward()
     assert bool(out.isfinite().all())

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 import diabat
+from diabat.attention import BoltzmannAttention
 from experiments import segments as task
 from experiments.rivals import Centred
 
@@ -84,17 +85,18 @@ def test_bayes_is_calibrated_and_best(tiny: Tensor) -> None:
 
 def test_centred_convolutions_begin_at_their_token() -> None:
     torch.manual_seed(1)
-    layer = Centred(8, 1, 10, "k", 5, "identity", rotary=False)
+    layer = BoltzmannAttention(8, 1, 10, mode="softmax")
+    rival = Centred(layer, "k", 5, "identity")
     x = torch.randn(2, 10, 8)
-    weight = layer.convolutions["k"].get_parameter("weight")[:, 0]
+    weight = rival.convolutions["k"].get_parameter("weight")[:, 0]
     keys = linear(pad(x, (0, 0, 2, 2)), layer.key.weight, layer.key.bias)
     assert (weight[:, 2] > weight[:, :2].max()).all()
     assert (weight[:, 2] > weight[:, 3:].max()).all()
     keys[:, :2] = keys[:, -2:] = 0  # nothing stands before a sequence, and nothing behind it
     expected = torch.einsum("blde,de->bld", keys.unfold(1, 5, 1), weight)
     q, found, v = layer._projected(x)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close((q, v), (layer.query(x), layer.value(x)))
+    for head, tokens in ((q, layer.query(x)), (found, expected), (v, layer.value(x))):
+        torch.testing.assert_close(head[:, 0], tokens)
 
 
 def test_a_training_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from experiments.sentence_pairs import (
     MeanPooling,
     PairClassifier,
     ProjectedMeanPooling,
-    SoftmaxPooling,
+    QueryPooling,
     configured,
     encoder_of,
     main,
@@ -95,11 +95,10 @@ def test_logits_do_not_depend_on_padding(pooling: str) -> None:
 def test_poolings_against_their_formulas() -> None:
     x, hidden = torch.randn(2, 4, 6), torch.tensor([[False, True, False, False], [False] * 4])
     assert_close(MeanPooling()(x, hidden), torch.stack([x[0, [0, 2, 3]].mean(0), x[1].mean(0)]))
-    softmax = SoftmaxPooling(6, 2)
-    seen, heads = x[0, [0, 2, 3]], softmax.heads
+    heads, seen = QueryPooling(6, 2), x[0, [0, 2, 3]]
     keys, values = heads.key(seen).view(3, 2, 3), heads.value(seen).view(3, 2, 3)
     parts = [torch.softmax(keys[:, h] @ heads.query[h] / 3**0.5, 0) @ values[:, h] for h in range(2)]
-    assert_close(softmax(x, hidden)[0], heads.output(torch.cat(parts)))
+    assert_close(heads(x, hidden)[0], heads.output(torch.cat(parts)))
     mean = ProjectedMeanPooling(6, 0.1)
     game = diabat.NeuroGameAttention(
         6, 2, mode="uniform"

@@ -9,9 +9,9 @@ import torch
 from tiny_decoders import decoder, prompts
 from torch import Tensor, nn
 
+from diabat.attention.coupled import couplings_of
 from diabat.heads import Calibration, enable_gac
 from diabat.huggingface import convert
-from diabat.huggingface.boltzmann import BoltzmannHeads
 from diabat.huggingface.boltzmann.model import FAMILIES
 
 COUPLED = 4
@@ -22,7 +22,8 @@ SUPPORTED = {
     "gac": ("llama", "qwen2", "qwen3", "mistral", "gpt2", "gemma2"),
 }
 CASES = [(method, name) for method, names in SUPPORTED.items() for name in names]
-FIRST = "model.layers.0.self_attn.boltzmann"
+HEADS = "model.layers.0.self_attn.boltzmann"
+FIRST = f"{HEADS}.couplings.pairs"
 
 
 def applied(method: str, model: Any) -> Any:
@@ -48,22 +49,18 @@ def coupled(name: str = "llama", window: int = COUPLED, *, changes: Any = None, 
 def randomised(model: Any, seed: int = 5) -> Any:
     generator = torch.Generator().manual_seed(seed)
     for name, J in couplings(model).items():
-        scale = 0.15 if name.endswith(("first", "second")) else 0.4
+        scale = 0.15 if name.endswith("features") else 0.4
         J.data.copy_(scale * torch.randn(J.shape, generator=generator))
     return model
 
 
 def couplings(model: nn.Module) -> dict[str, nn.Parameter]:
-    """J of every module with couplings, by its name, or the parameters that J depends on, by theirs."""
-    found: dict[str, nn.Parameter] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, BoltzmannHeads):
-            if module.coupling_pairs is not None:
-                found[name] = module.coupling_pairs
-            if module.key_couplings is not None:
-                own = module.key_couplings.named_parameters()
-                found |= {f"{name}.key_couplings.{key}": parameter for key, parameter in own}
-    return found
+    """The parameters that J depends on, by their names."""
+    return {
+        f"{name}.{key}".removeprefix("."): parameter
+        for name, part in couplings_of(model).items()
+        for key, parameter in part.named_parameters()
+    }
 
 
 def in_pieces(model: Any, batch: dict[str, Tensor], cuts: list[int], cache: Any) -> Tensor:
@@ -97,13 +94,13 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=32 * 2.0**-23 * max(1.0, float(size)))
 
 
-def naive_row(scores: Tensor, J: Tensor, seen: Tensor, window: int, weights: str, far: str) -> Tensor:
+def naive_row(scores: Tensor, J: Tensor, seen: Tensor, window: int, readout: str, far: str) -> Tensor:
     """Weights of one query by enumeration, [K], of scores [K], the symmetric J [T, T] and bool [K]."""
     every = seen.nonzero().flatten().tolist()
     near = every[-window:]
     visible = every if far == "independent" else near
     total = scores[visible].logsumexp(0)
-    h = (scores - total) / 2 if weights == "odds" else scores
+    h = (scores - total) / 2 if readout == "odds" else scores
     part = J[window - len(near) :, window - len(near) :]
     states = torch.tensor(list(product((-1.0, 1.0), repeat=len(near))), dtype=scores.dtype)
     exponent = states @ h[near] + ((states @ part) * states).sum(-1) / 2
@@ -113,6 +110,6 @@ def naive_row(scores: Tensor, J: Tensor, seen: Tensor, window: int, weights: str
     found = []
     for j in range(len(scores)):
         plus, minus = (up[near.index(j)], down[near.index(j)]) if j in near else (alone[0][j], alone[1][j])
-        found.append((plus / minus if weights == "odds" else plus) * (j in visible))
+        found.append((plus / minus if readout == "odds" else plus) * (j in visible))
     row = torch.stack(found)
     return row / row.sum()

@@ -14,18 +14,18 @@ import torch
 import transformers
 from largest_tensor import LargestTensor
 from left_behind import left_behind
+from safetensors.torch import load_file
 from tiny_decoders import LAYERS, adapted, decoder, logits, prompts
 from torch import Tensor, nn
-from transformers import StaticCache
+from transformers import DynamicCache, StaticCache
 
-from diabat.attention import streaming
-from diabat.attention.key_couplings import ChainOptions, KeyCouplings
-from diabat.huggingface import convert, parameter_groups
+from diabat.attention import Band, ChainCouplings, couplings_of, streaming, visible
+from diabat.attention.visible import Visible
+from diabat.huggingface import convert, parameter_groups, save_couplings
 from diabat.huggingface.boltzmann import BoltzmannHeads, BoltzmannOptions
 from diabat.huggingface.boltzmann.cached_couplings import CachedCouplings
-from diabat.huggingface.boltzmann.layer import boltzmann_attention, find_windows
-from diabat.huggingface.boltzmann.one_query import _FOUND
-from diabat.huggingface.masks import visible_keys
+from diabat.huggingface.boltzmann.layer import boltzmann_attention
+from diabat.huggingface.pretrained import visible_keys
 
 from .methods import (
     COUPLED,
@@ -41,7 +41,7 @@ from .methods import (
 
 every_architecture = pytest.mark.parametrize("name", SUPPORTED["boltzmann"])
 every_form = pytest.mark.parametrize(
-    ("weights", "far"),
+    ("readout", "far"),
     [("odds", "independent"), ("odds", "none"), ("probability", "independent"), ("probability", "none")],
 )
 
@@ -56,7 +56,7 @@ def test_other_analytic_backends_are_softmax_at_zero_too(sampler: str, options: 
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "usual"), [("weights", "probability", "odds"), ("far", "none", "independent")]
+    ("option", "value", "usual"), [("readout", "probability", "odds"), ("far", "none", "independent")]
 )
 def test_options_that_change_a_trained_model_warn(option: str, value: str, usual: str) -> None:
     model, batch = decoder("llama"), prompts()
@@ -83,7 +83,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @every_form
 @pytest.mark.usefixtures("small_blocks")
-def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
+def test_weights_are_those_of_enumeration(readout: str, far: str) -> None:
     """Random masks with holes, grouped queries, random J; every row, float64."""
     g = torch.Generator().manual_seed(3)
     B, H, Q, K, d = 2, 4, 6, 9, 3
@@ -91,7 +91,7 @@ def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     k, v = (torch.randn(B, 2, K, d, generator=g, dtype=torch.float64) for _ in range(2))
     visible = torch.rand(B, 1, Q, K, generator=g) < 0.6
     visible[..., 4] = True
-    module = with_heads(H, BoltzmannOptions(COUPLED, weights=weights, far=far))
+    module = with_heads(H, BoltzmannOptions(COUPLED, readout=readout, far=far))
     mask = torch.zeros(visible.shape, dtype=torch.float64).masked_fill(
         ~visible, torch.finfo(torch.float64).min
     )
@@ -99,11 +99,11 @@ def test_weights_are_those_of_enumeration(weights: str, far: str) -> None:
     streamed, none = boltzmann_attention(module, q, k, v, mask)
     assert none is None
     scores = q @ k.repeat_interleave(2, 1).mT / d**0.5
-    J = module.boltzmann.couplings()[:, 0]
+    J = module.boltzmann.couplings.matrix()[:, 0]
     assert J.dtype == torch.float64
     expected = torch.zeros(B, H, Q, K, dtype=torch.float64)
     for b, h, i in torch.cartesian_prod(torch.arange(B), torch.arange(H), torch.arange(Q)).tolist():
-        expected[b, h, i] = naive_row(scores[b, h, i], J[h], visible[b, 0, i], COUPLED, weights, far)
+        expected[b, h, i] = naive_row(scores[b, h, i], J[h], visible[b, 0, i], COUPLED, readout, far)
     assert (found - expected).abs().max() < 1e-10
     mixed = expected @ v.repeat_interleave(2, 1)
     for each in (out, streamed):
@@ -128,12 +128,12 @@ MASKS = {
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("softcap", [None, 1.5])
-def test_a_stream_is_what_weights_give(weights: str, far: str, name: str, softcap: float | None) -> None:
+def test_a_stream_is_what_weights_give(readout: str, far: str, name: str, softcap: float | None) -> None:
     """Outputs and gradients of first and second order, in the windows of any mask."""
     g, mask = torch.Generator().manual_seed(3), MASKS[name]
     q = torch.randn(2, 4, mask.shape[2], 3, generator=g, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(2, 2, 9, 3, generator=g, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    module = with_heads(4, BoltzmannOptions(COUPLED, weights=weights, far=far))
+    module = with_heads(4, BoltzmannOptions(COUPLED, readout=readout, far=far))
     leaves = [q, k, v, *couplings(module).values()]
     found = []
     for shown in (True, False):
@@ -144,7 +144,7 @@ def test_a_stream_is_what_weights_give(weights: str, far: str, name: str, softca
         slopes = torch.autograd.grad((out * seen).sin().sum(), leaves, create_graph=True)
         found.append((out, *slopes))
         if (
-            weights == "odds" or seen.all()
+            readout == "odds" or seen.all()
         ):  # else sums of probabilities have no second derivative: they underflow
             curved = torch.autograd.grad(sum(t.sin().sum() for t in slopes), leaves)
             found[-1] += curved
@@ -188,34 +188,35 @@ def test_a_stream_forms_no_matrix_of_scores(far: str) -> None:
 
 @pytest.mark.parametrize("window", [3, 20])
 def test_windows_are_the_last_visible_keys(window: int) -> None:
-    visible = torch.rand(3, 1, 7, 12, generator=torch.Generator().manual_seed(window)) < 0.5
-    visible[0, 0, 2] = False
-    found, size = find_windows(visible, window, torch.float32, far=True), min(window, 12)
+    mask = torch.rand(3, 1, 7, 12, generator=torch.Generator().manual_seed(window)) < 0.5
+    mask[0, 0, 2] = False
+    found, size = Visible.of(mask).windows(window, mask.device, far=True), min(window, 12)
+    assert found.at is not None
     for b in range(3):
         for i in range(7):
-            last = visible[b, 0, i].nonzero().flatten()[-size:].tolist()
-            keys, filled = found.keys[b, 0, i].tolist(), found.filled[b, 0, i].tolist()
+            last = mask[b, 0, i].nonzero().flatten()[-size:].tolist()
+            keys, filled = found.at[b, 0, i].tolist(), found.filled[b, 0, i].tolist()
             assert keys[size - len(last) :] == last
             assert filled == [False] * (size - len(last)) + [True] * len(last)
             assert len(set(keys)) == size
-    later = visible.flip(-1).cumsum(-1).flip(-1)
-    near = find_windows(visible, window, torch.float32, far=False).bias == 0
-    assert torch.equal(near, visible & (later <= size))
 
 
-@pytest.mark.parametrize("weights", ["odds", "probability"])
+@pytest.mark.parametrize("readout", ["odds", "probability"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_rows_without_a_visible_key_are_uniform_as_in_eager(weights: str, dtype: torch.dtype) -> None:
-    module = with_heads(2, BoltzmannOptions(3, weights=weights), torch.float32)
+def test_rows_without_a_visible_key_are_zero_as_in_sdpa(readout: str, dtype: torch.dtype) -> None:
+    module = with_heads(2, BoltzmannOptions(3, readout=readout), torch.float32)
     q, k, v = (torch.randn(1, 2, 4, 3).to(dtype).requires_grad_() for _ in range(3))
     mask = torch.full((1, 1, 4, 4), torch.finfo(dtype).min, dtype=dtype).triu(1)
     mask[..., 0, :] = torch.finfo(dtype).min
     out, found = boltzmann_attention(module, q, k, v, mask, output_attentions=True)
-    assert torch.allclose(found[:, :, 0], torch.tensor(0.25, dtype=dtype))
+    assert found is not None
+    assert not found[:, :, 0].any()
     out = out + boltzmann_attention(module, q, k, v, mask)[0]
-    assert torch.allclose(out[:, 0], 2 * v.mean(2), rtol=1e-2, atol=1e-3)
+    assert not out[:, 0].any()
+    assert out[:, 1:].abs().min() > 0
     (found.float().square().sum() + out.float().square().sum()).backward()
     for tensor in (q, k, v, *couplings(module).values()):
+        assert tensor.grad is not None
         assert tensor.grad.isfinite().all()
 
 
@@ -277,10 +278,10 @@ def test_models_that_share_a_configuration_stay_as_they_are() -> None:
 
 
 @every_form
-def test_gradients_are_finite_differences(weights: str, far: str) -> None:
+def test_gradients_are_finite_differences(readout: str, far: str) -> None:
     """Under a causal mask with padding, float64."""
     visible = torch.ones(7, 7, dtype=torch.bool).tril() & (torch.arange(7) != 2)
-    heads = BoltzmannHeads(2, BoltzmannOptions(COUPLED, weights=weights, far=far), dtype=torch.float64)
+    heads = BoltzmannHeads(2, BoltzmannOptions(COUPLED, readout=readout, far=far), dtype=torch.float64)
     scores = torch.randn(1, 2, 7, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     [own] = couplings(randomised(heads)).values()
     J = own.detach().clone().requires_grad_()
@@ -290,7 +291,7 @@ def test_gradients_are_finite_differences(weights: str, far: str) -> None:
         given = (s, ones, ones, visible[None, None])
         # Mixed values are the weights as well.
         found: tuple[Tensor, Tensor] = torch.func.functional_call(
-            heads, {"coupling_pairs": pairs}, given, {"need_weights": True}
+            heads, {"couplings.pairs": pairs}, given, {"need_weights": True}
         )
         return torch.stack(found)
 
@@ -344,8 +345,8 @@ def test_adapters_with_couplings_make_the_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("couplings", ["distance", "tokens", "gates"])
-@pytest.mark.parametrize("weights", ["odds", "probability"])
-def test_chains_by_the_kernel_and_by_operators(couplings: str, weights: str) -> None:
+@pytest.mark.parametrize("readout", ["odds", "probability"])
+def test_chains_by_the_kernel_and_by_operators(couplings: str, readout: str) -> None:
     """Without weights in one compiled call where the mask is causal with padding; others go by the operators."""
     g = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(2, heads, 9, 6, generator=g) for heads in (4, 2, 2))
@@ -353,15 +354,14 @@ def test_chains_by_the_kernel_and_by_operators(couplings: str, weights: str) -> 
         torch.arange(9) >= torch.tensor([[[[0]]], [[[3]]]])
     )
     module = nn.Module()
-    options = BoltzmannOptions(None, weights=weights, couplings=couplings)
+    options = BoltzmannOptions(None, readout=readout, couplings=couplings)
     module.add_module("boltzmann", BoltzmannHeads(4, options, features=12))
     randomised(module)
     out, none = boltzmann_attention(module, q, k, v, visible, output_attentions=False)
     assert none is None
     again, shown = boltzmann_attention(module, q, k, v, visible, output_attentions=True)
-    torch.testing.assert_close(out[0], again[0])
-    torch.testing.assert_close(out[1, 3:], again[1, 3:])
-    torch.testing.assert_close(shown.sum(-1), torch.ones(2, 4, 9))
+    torch.testing.assert_close(out, again)
+    torch.testing.assert_close(shown.sum(-1), visible.any(-1).expand(2, 4, 9).to(shown))
     hole = visible & (torch.arange(9) != 4)
     hole[..., 4, 4] = True
     assert not torch.allclose(boltzmann_attention(module, q, k, v, hole)[0][0, 5:], out[0, 5:])
@@ -373,15 +373,15 @@ def test_chains_by_the_kernel_and_by_operators(couplings: str, weights: str) -> 
 
 def test_a_step_takes_over_the_couplings_of_the_last_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the new token is computed; all of them if anything else has changed."""
-    chain = KeyCouplings(12, 4, ChainOptions("tokens", 3, 2))
+    chain = ChainCouplings(12, 4, "tokens", rank=3, bandwidth=2)
     value = torch.randn(2, 2, 9, 6)
     for parameter in chain.parameters():
         nn.init.normal_(parameter)
-    second = chain.second
+    second = chain.right_features
     assert second is not None
     lengths, forward = [], chain.forward
 
-    def counted(x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def counted(x: Tensor, before: Tensor | None = None) -> Band:
         lengths.append(x.shape[1])
         return forward(x, before)
 
@@ -396,30 +396,28 @@ def test_a_step_takes_over_the_couplings_of_the_last_pass(monkeypatch: pytest.Mo
             change(cache)
             final = torch.cat((cache, value[:, :, 8:]), 2)
             found = steps.of(chain, final, torch.float32, queries)
-            torch.testing.assert_close(found, forward(final.transpose(1, 2).flatten(2))[0])
+            torch.testing.assert_close(found.values, forward(final.transpose(1, 2).flatten(2))[0])
         return lengths[-1]
 
     assert after(lambda cache: None) == 1
     assert lengths == [7, 1, 1]
     assert after(lambda cache: cache[1, 0, 3, 2].add_(1)) == 9
     assert after(lambda cache: nn.init.normal_(second)) == 9
-    assert after(lambda cache: chain.distance.add_(1)) == 9
+    assert after(lambda cache: chain.by_distance.add_(1)) == 9
     assert after(lambda cache: None, queries=9) == 9
     assert after(lambda cache: None, inference=True) == 9
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_couplings_of_earlier_passes_do_not_change(dtype: torch.dtype) -> None:
-    """Couplings of one token after another share memory, of which every pass sees a beginning."""
-    chain = KeyCouplings(12, 4, ChainOptions("tokens", 3, 2), dtype=torch.float64)
-    nn.init.normal_(chain.second)
+    chain = ChainCouplings(12, 4, "tokens", rank=3, bandwidth=2, dtype=torch.float64)
+    nn.init.normal_(chain.right_features)
     value, steps = torch.randn(2, 2, 12, 6).to(dtype), CachedCouplings()
     with torch.no_grad():
         every = chain(value.transpose(1, 2).flatten(2).double())[0]
-        found = [steps.of(chain, value[:, :, :n].clone(), torch.float64, 1) for n in range(4, 13)]
+        found = [steps.of(chain, value[:, :, :n].clone(), torch.float64, 1).values for n in range(4, 13)]
     for n, band in enumerate(found, 4):
         torch.testing.assert_close(band, every[:, :, :n])
-    assert len({band.untyped_storage().data_ptr() for band in found}) == 3
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
@@ -436,10 +434,10 @@ def test_a_converted_model_compiles_to_one_graph(window: int | None, backend: st
 def test_features_of_couplings_train_at_the_rate_of_the_model() -> None:
     model = convert(decoder("llama"), None, couplings="tokens")
     groups = {group["name"]: group["params"] for group in parameter_groups(model, 1e-3, 1e-2)}
-    chains = [part for part in model.modules() if isinstance(part, KeyCouplings)]
+    chains = [part for part in model.modules() if isinstance(part, ChainCouplings)]
     assert len(chains) == LAYERS
-    assert {id(p) for p in groups["couplings"]} == {id(chain.distance) for chain in chains}
-    assert {id(p) for chain in chains for p in (chain.first, chain.second)} <= {
+    assert {id(p) for p in groups["couplings"]} == {id(chain.by_distance) for chain in chains}
+    assert {id(p) for chain in chains for p in (chain.left_features, chain.right_features)} <= {
         id(p) for p in groups["decayed"]
     }
 
@@ -462,9 +460,10 @@ def test_what_a_floating_mask_adds_is_added_to_the_scores(window: int | None, qu
     visible, added = PLAIN[:, :, 9 - queries :], torch.linspace(-2, 2, 9, dtype=torch.float64).sin()
     longer = nn.functional.pad(q, (0, 1), value=1), torch.cat((k, added.expand(2, 2, 9)[..., None]), -1)
     with torch.no_grad():
-        found = heads(q, k, v, torch.where(visible, added, torch.finfo(torch.float64).min))[0]
-        torch.testing.assert_close(found, heads(*longer, v, visible, need_weights=True)[0])
-        assert not torch.allclose(found, heads(q, k, v, visible)[0])
+        mask = torch.where(visible, added, torch.finfo(torch.float64).min)
+        found = heads(q, k, v, mask, scale=1.0)[0]
+        torch.testing.assert_close(found, heads(*longer, v, visible, scale=1.0, need_weights=True)[0])
+        assert not torch.allclose(found, heads(q, k, v, visible, scale=1.0)[0])
 
 
 @pytest.mark.parametrize("window", [COUPLED, None])
@@ -479,10 +478,11 @@ def test_a_mask_is_read_again_where_it_changes(window: int | None, floating: boo
         mask = (torch.arange(9) != hidden).expand(2, 1, 1, 9).clone()
         return torch.where(mask, 0.0, -torch.inf).double() if floating else mask
 
+    gc.collect()
     with torch.no_grad():
-        known, mask = len(_FOUND), made(8)
+        known, mask = len(visible._SEEN), made(8)
         first = heads(q, k, v, mask)[0]
-        assert len(_FOUND) == known + 1
+        assert len(visible._SEEN) == known + 1
         torch.testing.assert_close(heads(q, k, v, mask)[0], first, rtol=0, atol=0)
         mask.copy_(made(6))
         expected = heads(q, k, v, made(6))[0]
@@ -490,4 +490,76 @@ def test_a_mask_is_read_again_where_it_changes(window: int | None, floating: boo
         assert not torch.allclose(expected, first)
         del mask
         gc.collect()
-        assert len(_FOUND) == known
+        assert len(visible._SEEN) == known
+
+
+@pytest.mark.parametrize("window", [COUPLED, None])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+def test_layers_that_are_not_named_stay_softmax(name: str, window: int | None) -> None:
+    """The model is the plain one at J = 0, and one that has couplings everywhere, J = 0 in those layers, at any J."""
+    model, batch = decoder(name), prompts()
+    before = logits(model, batch)
+    convert(model, window, layers=[2, 0])
+    found = couplings_of(model)
+    assert [int(key.split(".")[2]) for key in found] == [0, 2] == model.config.boltzmann["layers"]
+    assert_close(logits(model, batch), before)
+    every = randomised(convert(decoder(name), window))
+    own = dict(every.named_parameters())
+    with torch.no_grad():
+        for key, J in model.named_parameters():
+            J.copy_(own[key])
+        for key, part in couplings_of(every).items():
+            if key not in found:
+                part.initialise(nn.init)
+    expected = logits(every, batch)
+    assert_close(logits(model, batch), expected)
+    assert (expected - before).abs().max() > 0.05
+    with torch.no_grad():
+        maps = [each(**batch, output_attentions=True).attentions for each in (model, every)]
+    for ours, theirs in zip(*maps, strict=True):
+        assert_close(ours, theirs)
+    assert_close(in_pieces(model, batch, [5, 6, 7], DynamicCache(config=model.config)), expected)
+
+
+def test_couplings_of_some_layers_are_a_part_of_one_model() -> None:
+    """Before a layer with couplings the states are those of the plain model."""
+    plain, batch = decoder("llama"), prompts()
+    model = randomised(convert(decoder("llama"), COUPLED, layers=[1]))
+    with torch.no_grad():
+        ours, theirs = (m(**batch, output_hidden_states=True).hidden_states for m in (model, plain))
+    seen = batch["attention_mask"].bool()
+    for layer, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        far = (a - b)[seen].abs().max()
+        assert far < 1e-5 if layer < 2 else far > 0.01
+
+
+@pytest.mark.parametrize("window", [COUPLED, None])
+def test_held_couplings_are_ablated_trained_and_saved(window: int | None, tmp_path: Path) -> None:
+    """All of them at 0 are the plain model; one head held at .5 stays there, also in files, whatever decays."""
+    model, batch = convert(decoder("llama"), window, couplings=None if window else "distance"), prompts()
+    plain = logits(model, batch)
+    coupled = logits(randomised(model), batch)
+    for part in couplings_of(model).values():
+        part.hold(0.0)
+    assert_close(logits(model, batch), plain)
+    for part in couplings_of(model).values():
+        part.release()
+        randomised(model)
+        part.hold(0.5, heads=[3], distances=[1])
+    assert (logits(model, batch) - coupled).abs().max() > 1e-3
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1)
+    model.train()(**batch, labels=batch["input_ids"]).loss.backward()
+    optimizer.step()
+    trained = logits(model.eval(), batch)
+    save_couplings(model, tmp_path)
+    model.save_pretrained(tmp_path / "model")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert torch.equal(logits(loaded, batch), trained)
+    for part in couplings_of(loaded).values():
+        J, distance = part.by_pair()
+        assert J is not None
+        assert (J[3, distance == 1] == 0.5).all()
+        assert (J[2, distance == 1] != 0.5).all()
+    stored = load_file(tmp_path / "couplings.safetensors")
+    assert stored
+    assert all(torch.equal(J, loaded.state_dict()[key]) for key, J in stored.items())

@@ -28,7 +28,7 @@ from diabat.samplers.capabilities import UnsupportedError
 from diabat.training.checkpoint import save_checkpoint
 from diabat.training.folder import CheckpointError
 
-from .methods import FIRST, SUPPORTED, assert_close, coupled, couplings, randomised
+from .methods import FIRST, HEADS, SUPPORTED, assert_close, coupled, couplings, randomised
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*changes what the model computes:UserWarning")
 CONFIG, WEIGHTS, FILE = "adapter_config.json", "adapter_model.safetensors", "boltzmann.json"
@@ -254,14 +254,15 @@ def changed(folder: Path, settings: Any) -> None:
 
 def test_settings_and_backends_are_saved(tmp_path: Path) -> None:
     backend = diabat.sampler("mean_field", max_iterations=60)
-    model = coupled(sampler=backend, window=7, far="none", weights="probability", bandwidth=3)
+    model = coupled(sampler=backend, window=7, far="none", readout="probability", bandwidth=3, layers=(2, 0))
     model.save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
     assert config.boltzmann["sampler_options"]["max_iterations"] == 60
     heads = from_pretrained(tmp_path).model.layers[0].self_attn.boltzmann
     assert repr(heads) == repr(model.model.layers[0].self_attn.boltzmann)
     assert heads.sampler.options["max_iterations"] == 60
-    assert heads.coupling_pairs.shape == (8, 6 + 5 + 4)
+    assert heads.couplings.pairs.shape == (8, 6 + 5 + 4)
+    assert config.boltzmann["layers"] == [0, 2]
 
 
 FOREIGN: list[dict[str, Any]] = [
@@ -306,7 +307,7 @@ def test_any_other_backend_is_given_in_code(tmp_path: Path) -> None:
     model = randomised(convert(decoder("llama"), 2, backend)).bfloat16()
     assert model.config.boltzmann["sampler"] == "dqa"
     assert "sampler_options" not in model.config.boltzmann
-    name = f"{FIRST}.sampler.schedule_angles"
+    name = f"{HEADS}.sampler.schedule_angles"
     with torch.no_grad():
         model.get_parameter(name).mul_(1.001)
     model.save_pretrained(tmp_path)
@@ -336,8 +337,8 @@ def test_options_of_such_a_backend_are_not_written(tmp_path: Path) -> None:
     [
         ({"window": 4, "wibdow": 3}, "config.boltzmann: expected settings among window, .*got \\['wibdow'\\]"),
         ([4], "config.boltzmann: expected settings among window"),
-        ({"window": 0}, "window: expected an integer >= 1, got 0"),
-        ({"window": 4, "weights": "odd"}, "weights: expected one of probability, odds, got 'odd'"),
+        ({"window": 0}, "window: expected an integer >= 1 or None, got 0"),
+        ({"window": 4, "readout": "odd"}, "readout: expected one of odds, probability, got 'odd'"),
         ({"window": 4, "sampler_options": {"steps": 3}}, "sampler_options of 'exact', got .* has no option 'steps'"),
         ({"window": 4, "sampler_options": 3}, "config.boltzmann: expected sampler_options of 'exact', got 3"),
         (
@@ -448,10 +449,19 @@ def test_models_are_pickled() -> None:
     assert torch.equal(logits(pickle.loads(pickle.dumps(model)), prompts()), logits(model, prompts()))
 
 
-@pytest.mark.parametrize("window", [4, None])
-def test_couplings_alone_are_saved_and_given_to_the_plain_model(window: int | None, tmp_path: Path) -> None:
+FORMS: list[dict[str, Any]] = [
+    {"window": 4},
+    {"window": 4, "far": "none", "readout": "probability", "bandwidth": 2},
+    {"window": 3, "sampler": diabat.sampler("mean_field", max_iterations=60)},
+    {"window": None, "rank": 2},
+    {"window": 4, "layers": [2, 0]},
+]
+
+
+@pytest.mark.parametrize("form", FORMS[:1] + FORMS[3:], ids=str)
+def test_couplings_alone_are_saved_and_given_to_the_plain_model(form: dict[str, Any], tmp_path: Path) -> None:
     """Also to one that was loaded in half precision; another model refuses them."""
-    model = randomised(convert(decoder("llama"), window))
+    model = randomised(convert(decoder("llama"), **form))
     path = save_couplings(model, tmp_path / "new")
     assert path.stat().st_size < 40_000  # the model has 170,000
     loaded = load_couplings(decoder("llama"), path.parent)
@@ -494,14 +504,6 @@ def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path) -> None:
         from_pretrained(tmp_path / "model")
 
 
-FORMS: list[dict[str, Any]] = [
-    {"window": 4},
-    {"window": 4, "far": "none", "weights": "probability", "bandwidth": 2},
-    {"window": 3, "sampler": diabat.sampler("mean_field", max_iterations=60)},
-    {"window": None, "rank": 2},
-]
-
-
 def with_couplings(model: Any, **options: Any) -> Any:
     """The model of peft, with couplings of its own."""
     wrapped = adapted(model, modules_to_save=["boltzmann"], **options).eval()
@@ -534,9 +536,10 @@ def test_the_plain_model_is_converted_as_the_adapter_says(form: dict[str, Any], 
     ("others", "sentence"),
     [
         ({"far": "none"}, "expected couplings with far = 'none', as the model has, got far = 'independent' in"),
-        ({"weights": "probability"}, "expected couplings with weights = 'probability', .* got weights = 'odds' in"),
+        ({"readout": "probability"}, "expected couplings with readout = 'probability', .* got readout = 'odds' in"),
         ({"bandwidth": 2}, "expected couplings with bandwidth = 2, as the model has, got bandwidth = 3 in"),
         ({"window": 5}, "expected couplings with window = 5, as the model has, got window = 4 in"),
+        ({"layers": [1]}, r"expected couplings with layers = \[1\], as the model has, got layers = None in"),
         ({"window": None}, "expected couplings with window = None, as the model has, got window = 4 in"),
     ],
     ids=str,
@@ -643,5 +646,6 @@ def test_merged_adapters_leave_a_model_with_its_couplings(adapter: Path) -> None
     merged = load_adapter(decoder(), adapter).merge_and_unload()
     expected = couplings(with_couplings(convert(decoder(), 4)))
     assert torch.equal(
-        couplings(merged)[FIRST], expected[f"base_model.model.{FIRST}.modules_to_save.default"]
+        couplings(merged)[FIRST],
+        expected[f"base_model.model.{HEADS}.modules_to_save.default.couplings.pairs"],
     )

@@ -62,9 +62,11 @@ METHODS: list[tuple[Call, str]] = [
     (lambda: parameter_groups(coupled(), 0, 1e-2), "lr: expected a positive"),
     (lambda: parameter_groups(coupled(), 1e-3, float("nan")), "coupling_lr: expected a positive"),
     (lambda: parameter_groups(coupled(), 1e-3, 1e-2, -1), "weight_decay: expected a number in"),
-    (lambda: parameter_groups(decoder(), 1e-3, 1e-2), "model: expected a model with couplings"),
-    (lambda: parameter_groups(tiny_decoders.adapted(coupled()), 1e-3, 1e-2),
-     r"model: .* frozen ones; adapters of peft need modules_to_save=\['boltzmann'\]"),
+    *(
+        (lambda model=model: parameter_groups(model(), 1e-3, 1e-2),
+         r"model: expected couplings that are trained, got none in .*modules_to_save=\['boltzmann'\]")
+        for model in (decoder, lambda: tiny_decoders.adapted(coupled()))
+    ),
 ]  # fmt: skip
 
 
@@ -76,17 +78,22 @@ METHODS: list[tuple[Call, str]] = [
             {"window": 10**9, "sampler": "mean_field"},
             "window: .*couplings of window = 1000000000 in 3 layers",
         ),
-        ({"window": 0}, "window: expected an integer >= 1, got 0"),
-        ({"window": 2.0}, "window: expected an integer >= 1, got 2.0"),
+        ({"window": 0}, "window: expected an integer >= 1 or None, got 0"),
+        ({"window": 2.0}, "window: expected an integer >= 1 or None, got 2.0"),
         ({"sampler": "exakt"}, "sampler: expected one of .*Did you mean 'exact'"),
         ({"sampler": 3}, "sampler: expected a diabat Sampler or its name, got int"),
-        ({"weights": "odd"}, "weights: expected one of probability, odds, got 'odd'"),
+        ({"readout": "odd"}, "readout: expected one of odds, probability, got 'odd'"),
         ({"far": "near"}, "far: expected one of none, independent, got 'near'"),
         ({"gradient": "adjoint"}, "gradient: sampler 'exact' supports"),
         ({"num_reads": 5}, "num_reads: gradient 'exact' differentiates"),
         ({"bandwidth": 0}, "bandwidth: expected an integer >= 1 or None, got 0"),
-        ({"window": 4, "rank": 2},
-         r"rank: expected None unless neighbouring keys are coupled \(window=None\), got 2"),
+        ({"window": 4, "rank": 2}, "rank: expected None with a window, got 2"),
+        ({"layers": [0, 7]}, "layers: expected layers among 0 .. 2, got 7"),
+        ({"layers": [-1]}, "layers: expected layers among 0 .. 2, got -1"),
+        ({"layers": [1, 1]}, r"layers: expected different numbers of layers, got \[1, 1\]"),
+        ({"layers": []}, r"layers: expected different numbers of layers, got \[\]"),
+        ({"layers": ["1"]}, r"layers: expected different numbers of layers, got \['1'\]"),
+        ({"layers": 1}, "layers: expected different numbers of layers, got 1"),
         ({"window": None, "far": "none"}, "far: expected 'independent' with window=None"),
         ({"window": None, "sampler": "exact"}, "sampler: expected one that takes edges without a window"),
     ],

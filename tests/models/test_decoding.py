@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from diabat.attention.boltzmann import coupling_parameters
+from diabat.attention import coupling_parameters
 from diabat.models import ModelState, Transformer, TransformerOptions
 
 CASES: dict[str, dict[str, Any]] = {
     "learned": {},
     "rope": {"positions": "rope"},
-    "far odds": {"far": "independent", "weights": "odds", "positions": "rope"},
+    "far odds": {"far": "independent", "readout": "odds", "positions": "rope"},
     "far": {"far": "independent"},
     "softmax": {"mode": "softmax", "positions": "rope"},
-    "offset bias": {"far": "independent", "weights": "odds", "positions": "rope", "offset_bias": True},
+    "offset bias": {"far": "independent", "readout": "odds", "positions": "rope", "offset_bias": True},
     "K": {"mode": "J+K"},
     "J-self": {"mode": "J-self", "positions": "rope"},
     "no ffn": {"ffn_dim": 0, "num_layers": 1},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from diabat.attention.boltzmann import coupling_parameters
+from diabat.attention import BoltzmannAttention, coupling_parameters
 from diabat.models import Transformer, TransformerOptions
 from diabat.models.explanation import DecoderExplanation, explain_decoder, selected
 from diabat.models.figures import plot_decoder, shown
@@ -76,7 +76,8 @@ def test_modes_and_windows(window: str, mode: str) -> None:
     assert found.correlations.shape == (2, 3, len(coupled), len(coupled))
     diagonal = found.correlations.diagonal(dim1=-2, dim2=-1)
     assert (diagonal - 4 * found.alpha * (1 - found.alpha)).abs().max() < 1e-5
-    J = [layer.couplings(len(coupled)) for layer in model.attention_layers()]
+    layers = [layer for layer in model.attention_layers() if isinstance(layer, BoltzmannAttention)]
+    J = [layer.couplings.matrix(len(coupled)) for layer in layers]
     if "J" not in mode:
         assert found.couplings is None
     else:
@@ -119,7 +120,7 @@ def test_reads_of_the_prediction_are_those_of_a_forward_pass() -> None:
     model = build("tempering", relative=True, attention_window=4).eval()
     logits = model(symbols()[None])[0]
     found = explain(model)
-    assert torch.equal(found.probabilities, logits.softmax(-1))
+    assert (found.probabilities - logits.softmax(-1)).abs().max() < 1e-6  # other reads would move it by 2e-3
     assert found.num_reads is not None
     for layer in model.attention_layers():
         layer.eval_seed = 6

@@ -76,7 +76,7 @@ def test_initialisation_is_the_documented_one() -> None:
             # N(0, 0.02²): five standard errors of the sample deviation, 0.02/sqrt(2N); N >= 512.
             assert abs(float(p.detach().std()) - 0.02) < 5 * 0.02 / (2 * p.numel()) ** 0.5
     pairs = [name for name, _ in model.named_parameters() if "coupling" in name]
-    assert pairs == ["blocks.0.attention.coupling_pairs"]
+    assert pairs == ["blocks.0.attention.couplings.pairs"]
 
 
 def test_published_size() -> None:
@@ -111,9 +111,9 @@ def test_weights_that_fit_into_no_memory_are_refused(
     changes: dict[str, Any], window: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 33)
-    options = TransformerOptions(**changes)
-    with pytest.raises(ValueError, match=rf"^{name}: weights of .* GiB of memory, got 8 GiB available\.$"):
-        Transformer(options, 12, 8, window, sampler="mean_field")
+    message = rf"^{name}: (weights|couplings) of .* GiB of memory, got 8 GiB available\.$"
+    with pytest.raises(ValueError, match=message):
+        Transformer(TransformerOptions(**changes), 12, 8, window, sampler="mean_field")
 
 
 def test_a_relative_model_with_rotary_positions_takes_any_length() -> None:
@@ -127,7 +127,7 @@ def test_a_relative_model_with_rotary_positions_takes_any_length() -> None:
         model(x[:, -5:])[:, -1], logits[:, -1], atol=1e-6
     )  # two layers see 2(T-1) + 1 symbols
     assert not torch.allclose(model(x[:, -3:])[:, -1], logits[:, -1], atol=1e-6)
-    far = build(relative=True, attention_window=3, positions="rope", far="independent", weights="odds").eval()
+    far = build(relative=True, attention_window=3, positions="rope", far="independent", readout="odds").eval()
     assert not torch.allclose(far(x[:, -5:])[:, -1], far(x)[:, -1], atol=1e-6)
 
 
@@ -142,7 +142,7 @@ def test_learned_positions_limit_the_context() -> None:
 
 def test_odds_without_couplings_are_the_softmax_model() -> None:
     x = symbols()
-    odds, softmax = (build(weights="odds").eval(), build(mode="softmax").eval())
+    odds, softmax = (build(readout="odds").eval(), build(mode="softmax").eval())
     assert torch.allclose(odds(x), softmax(x), atol=1e-6)
 
 

@@ -230,7 +230,7 @@ def test_a_layer_trains_and_copies_with_it() -> None:
     x = torch.randn(2, 5, 8)
     twin = copy.deepcopy(layer)
     layer(x).sum().backward()
-    assert layer.coupling_pairs.grad.abs().max() > 0
+    assert layer.couplings.pairs.grad.abs().max() > 0
     assert torch.equal(twin(x), layer(x))
 
 

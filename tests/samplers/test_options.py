@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 import diabat
-from diabat.attention.pooling import BoltzmannPooling
 from diabat.ising import Ising
 from diabat.samplers import Capabilities, Sampler, Samples, registry
 from diabat.samplers.banded import BandedSampler
@@ -210,7 +209,7 @@ def test_layers_show_their_sampler_with_its_options() -> None:
     for layer in (
         diabat.BoltzmannAttention(8, 2, 6, sampler=sampler),
         diabat.NeuroGameAttention(8, 2, sampler=sampler),
-        BoltzmannPooling(8, 2, 6, sampler=sampler),
+        diabat.ChainAttention(8, 2, sampler=sampler),
     ):
         shown_by_layer = repr(layer)
         assert shown_by_layer.count("ReferenceSampler") == 1

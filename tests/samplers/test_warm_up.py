@@ -82,7 +82,7 @@ def test_what_users_ask_for_is_compiled(warm: dict[str, Any], dtype: torch.dtype
             backend.sample(ising, 3, seed=0)
     forms: tuple[dict[str, Any], ...] = (
         {},
-        {"relative": True, "weights": "odds"},
+        {"relative": True, "readout": "odds"},
         {"causal": False, "mode": "h"},
     )
     for form in forms:

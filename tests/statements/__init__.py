@@ -1,5 +1,25 @@
 """Checks of statements of the guide; importing them fills the table."""
 
-from statements import anneals, answers, chains, choices, conventions, in_torch, limitations, processors
+from statements import (
+    anneals,
+    answers,
+    attention,
+    chains,
+    choices,
+    conventions,
+    in_torch,
+    limitations,
+    processors,
+)
 
-__all__ = ["anneals", "answers", "chains", "choices", "conventions", "in_torch", "limitations", "processors"]
+__all__ = [
+    "anneals",
+    "answers",
+    "attention",
+    "chains",
+    "choices",
+    "conventions",
+    "in_torch",
+    "limitations",
+    "processors",
+]

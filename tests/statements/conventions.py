@@ -14,7 +14,7 @@ from torch import nn
 
 import diabat
 from diabat import Ising, sampler
-from diabat.attention.coupling_layout import SELF_MODES
+from diabat.attention.coupled import SELF_MODES
 from diabat.ising import from_bqm, pack_three_body, triple_indices
 from statements.table import F64, ROWS, drawn, refused, says
 
@@ -147,7 +147,7 @@ def seeds() -> None:
     draws as in training |
     conventions: The same seed gives the same tensor on any number of threads."""
     layer, x = diabat.BoltzmannAttention(8, 1, 4, sampler="tempering"), torch.randn(2, 4, 8)
-    nn.init.normal_(layer.coupling_pairs)
+    nn.init.normal_(layer.couplings.pairs)
     state = torch.get_rng_state()
     first, second = layer(x), layer(x)
     torch.set_rng_state(state)
@@ -191,7 +191,7 @@ def seeds_of_kept_chains() -> None:
     """conventions: | chains that continue (`persistent=True`) | always drawn |"""
     chains = sampler("tempering", num_replicas=1, persistent=True)
     layer, x = diabat.BoltzmannAttention(8, 1, 4, sampler=chains).eval(), torch.randn(2, 4, 8)
-    nn.init.normal_(layer.coupling_pairs)
+    nn.init.normal_(layer.couplings.pairs)
     assert not torch.equal(layer(x), layer(x))
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch import Tensor
+from torch.func import grad, vmap
 
 import diabat
 from diabat import Ising, sampler
@@ -149,18 +149,6 @@ def orders() -> None:
     assert found.probability.requires_grad
     assert found.log_partition.requires_grad
     assert not found.correlation.requires_grad
-
-
-@says
-def own_spin() -> None:
-    """limitations: Mode `J-self` with reads refuses `torch.func.vmap` over its couplings"""
-    options: dict[str, Any] = {"relative": True, "mode": "J-self", "sampler": "tempering", "num_reads": 20}
-    layer, x = diabat.BoltzmannAttention(8, 1, 4, **options).eval(), torch.randn(2, 1, 4, 8)
-    nn.init.normal_(layer.coupling_pairs)
-    assert torch.allclose(vmap(layer)(x), torch.stack([layer(one) for one in x]), atol=1e-6)
-    two = stack_module_state([layer, layer])[0]
-    with refused("gradient: vmap over couplings of mode 'J-self' with reads is unsupported"):
-        vmap(lambda p: functional_call(layer, p, (x[0],)))(two)
 
 
 @says

@@ -90,8 +90,8 @@ def test_the_problems_of_a_layer_give_its_weights(mode: str, relative: bool) -> 
     """Also where the own spin of a query is held at +1: with it free, every P would be 1/2."""
     torch.manual_seed(0)
     layer = BoltzmannAttention(8, 2, 5, mode=mode, relative=relative).double()
-    assert layer.coupling_pairs is not None
-    torch.nn.init.normal_(layer.coupling_pairs, std=0.7)
+    assert layer.couplings.pairs is not None
+    torch.nn.init.normal_(layer.couplings.pairs, std=0.7)
     with layer.recording():
         _, weights = layer(torch.randn(3, 5, 8, dtype=torch.float64), None, True)
         ensemble = _layer_ensemble(layer, "layer 1")

@@ -29,8 +29,7 @@ def chained_model(task: Task, *, seed: int = 0, persistent: bool = True) -> Tran
     model = Transformer(options, task.vocab_size, task.num_classes, task.window, backend)
     with torch.no_grad():
         for layer in model.attention_layers():  # at J = 0 a sweep forgets where it began
-            assert layer.coupling_pairs is not None
-            layer.coupling_pairs.normal_(std=1.5)
+            layer.couplings.get_parameter("pairs").normal_(std=1.5)
     return model
 
 

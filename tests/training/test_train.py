@@ -157,7 +157,7 @@ def test_nan_stops_the_run_before_the_weights_change(tmp_path: Path, mode: str, 
     model = tiny_model(task, mode)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("coupling_pairs"):
+            if name.endswith("couplings.pairs"):
                 parameter[0, 1] = -2.5
             if name.endswith("query.weight"):
                 parameter.fill_(math.nan)

@@ -49,6 +49,7 @@ class CompiledPairs:
             _array(coalitions.floor),
             _array(self._log_proposal(2)),
             _array(self.values.beta),
+            self.shape[1],
             self.gibbs,
             coalitions.tanh,
         )

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.attention.games.pair_kernel import NUMBERS, SIGN, interaction, log_weight, norms
+from diabat.attention.games.pair_kernel import (
+    NUMBERS,
+    SIGN,
+    Problems,
+    interaction,
+    log_weight,
+    norms,
+    problem,
+)
 from diabat.compute.jit import inner, jit
 from diabat.compute.simd import (
     add,
@@ -17,7 +25,6 @@ from diabat.compute.simd import (
     load,
     mul,
     skip,
-    splat,
     store,
     sub,
     where_less,
@@ -38,50 +45,35 @@ def accumulate(sums: Any, index: int, value: Any) -> None:
 
 @inner
 def pair_gradient(
-    columns: Any,
-    start: int,
-    rows: Any,
-    row: int,
-    twice: Any,
-    floor: Any,
-    log_pair: Any,
-    beta: Any,
-    count: int,
-    is_tanh: bool,
-    gibbs: bool,
-    cotangent: Any,
-    mean: Any,
-    normaliser: Any,
-    of_columns: Any,
-    of_row: Any,
-    to_beta: Any,
-) -> tuple[Any, Any]:
+    p: Problems, start: int, row: int, twice: Any, cotangent: Any, mean: Any, normaliser: Any, of_columns: Any,
+    of_row: Any, to_beta: Any,
+) -> tuple[Any, Any]:  # fmt: skip
     """Add to the sums of the columns and of the row; returns dL/dG_ij and the sum of dL/d(1/γ) with these pairs.
 
     L = Σ u_ij J_ij over pairs j < i, dJ = Σ_k w_k (dΔ_k + (Δ_k - J) dℓ_k) with ℓ the log-weights.
     """
     to_gram, zero = constant(twice, 0.0), constant(twice, 0.0)
     half, one = constant(twice, 0.5), constant(twice, 1.0)
-    weighted = mul(cotangent, constant(twice, 1.0 / count))
-    for k in range(count):
+    weighted = mul(cotangent, constant(twice, 1.0 / p.coalitions))
+    for k in range(p.coalitions):
         at, at_row = start + k * NUMBERS, row + k * NUMBERS
-        signs, cross, norm, double = norms(columns, at, rows, at_row, twice, entry(floor, k), is_tanh)
-        if gibbs:
-            logit = log_weight(columns, at, rows, at_row, double, beta, entry(log_pair, k))
+        signs, cross, norm, double = norms(p, at, at_row, k, twice)
+        if p.gibbs:
+            logit = log_weight(p, at, at_row, k, double)
             weighted = mul(cotangent, exponential(sub(logit, normaliser)))
         to_double = mul(weighted, signs)
         accumulate(of_columns, k * SUMS + TO_SINGLE, to_double)
         accumulate(of_row, k * SUMS + TO_SINGLE, to_double)
-        if gibbs:
-            delta = interaction(columns, at, rows, at_row, signs, cross, double, is_tanh)
+        if p.gibbs:
+            delta = interaction(p, at, at_row, signs, cross, double)
             to_logit = mul(weighted, sub(delta, mean))
-            own, other = entry(rows, at_row + SIGN), load(columns, at + SIGN)
+            own, other = entry(p.rows, at_row + SIGN), load(p.columns, at + SIGN)
             accumulate(of_columns, k * SUMS + TO_LOGIT, where_less(own, zero, zero, to_logit))
             accumulate(of_row, k * SUMS + TO_LOGIT, where_less(other, zero, zero, to_logit))
             both = where_less(own, zero, where_less(other, zero, to_logit, zero), zero)
             to_beta = fma(both, double, to_beta)
-            to_double = fma(beta, both, to_double)
-        if is_tanh:
+            to_double = fma(p.beta, both, to_double)
+        if p.tanh:
             to_double = mul(to_double, fnma(double, double, one))
         # The subgradient of the norm at 0 is 0.
         to_square = where_less(zero, norm, divide(mul(half, to_double), norm), zero)
@@ -128,18 +120,9 @@ def add_columns(sums: Any, vectors: Any, first: int) -> None:
 
 @jit
 def run_gradients(
-    items: Any,
-    first: int,
-    p: Any,
-    work: Any,
-    cotangents: Any,
-    u: Any,
-    mean: Any,
-    normaliser: Any,
-    to_gram: Any,
-    sums: Any,
-    to_beta: Any,
-) -> None:
+    items: Any, first: int, p: Any, work: Any, cotangents: Any, u: Any, mean: Any, normaliser: Any, to_gram: Any,
+    sums: Any, to_beta: Any,
+) -> None:  # fmt: skip
     """Derivatives of L = Σ u_ij J_ij.
 
     Args:
@@ -161,39 +144,27 @@ def run_gradients(
     row_sums = address(work[STRIP])
     for item in range(len(items)):
         N, end, of_item = items[item, 0], items[item, 2], sums[first + item]
-        gram, rows, columns = address(p.gram[N]), address(p.rows[N]), address(p.columns[N])
-        floor, log_pair, beta = address(p.floor[N]), address(p.log_pair[N]), splat(p.beta[N])
+        one = problem(p, N)
         means, normalisers, out = address(mean[N]), address(normaliser[N]), address(to_gram[N])
-        of_beta = constant(beta, 0.0)
+        of_beta = constant(one.beta, 0.0)
         for strip in range(items[item, 1], end, STRIP):
             strip_end = min(strip + STRIP, end)
             for v in range(strip, strip_end):
                 both_cotangents(u[N], p.rows[N], v * lanes, lanes, cotangents[v - strip])
-            clear(address(work), STRIP * numbers, beta)
+            clear(address(work), STRIP * numbers, one.beta)
             for i in range(strip * lanes, n):
-                clear(row_sums, numbers, beta)
+                clear(row_sums, numbers, one.beta)
                 for v in range(strip, min(strip_end, i // lanes + 1)):
                     place = i * vectors + v
-                    g = load(gram, place)
-                    of_gram, of_beta = pair_gradient(
-                        columns,
-                        v * count * NUMBERS,
-                        rows,
-                        i * count * NUMBERS,
-                        add(g, g),
-                        floor,
-                        log_pair,
-                        beta,
-                        count,
-                        p.tanh,
-                        p.gibbs,
+                    g, u_ij = (
+                        load(one.gram, place),
                         load(address(cotangents), (v - strip) * n + i - v * lanes),
-                        load(means, place),
-                        load(normalisers, place),
-                        skip(address(work), (v - strip) * numbers),
-                        row_sums,
-                        of_beta,
                     )
+                    own = skip(address(work), (v - strip) * numbers)
+                    of_gram, of_beta = pair_gradient(
+                        one, v * count * NUMBERS, i * count * NUMBERS, add(g, g), u_ij, load(means, place),
+                        load(normalisers, place), own, row_sums, of_beta,
+                    )  # fmt: skip
                     store(out, place, of_gram)
                 add_row(of_item[i], row_sums)
             for v in range(strip, strip_end):

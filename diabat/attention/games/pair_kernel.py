@@ -45,6 +45,7 @@ class Problems(NamedTuple):
         floor: Squared norms up to this are zero, [N, K].
         log_pair: log p of the context of pairs inside C, [N, K].
         beta: 1/γ, [N].
+        coalitions: K.
         gibbs: Whether the weights are Gibbs weights, else 1/K.
         tanh: Whether f is tanh.
     """
@@ -55,76 +56,69 @@ class Problems(NamedTuple):
     floor: Any
     log_pair: Any
     beta: Any
+    coalitions: int
     gibbs: bool
     tanh: bool
 
 
 @inner
-def norms(
-    columns: Any, at: int, rows: Any, row: int, twice: Any, floor: Any, is_tanh: bool
-) -> tuple[Any, Any, Any, Any]:
-    """ε_i ε_j, 2 ε_i ε_j G_ij, ‖S ± V_i ± V_j‖ and f of it."""
-    signs = mul(load(columns, at + SIGN), entry(rows, row + SIGN))
+def problem(p: Problems, N: int) -> Problems:
+    """Number N of the problems: the addresses of its numbers, and 1/γ in all lanes."""
+    gram, rows, columns = address(p.gram[N]), address(p.rows[N]), address(p.columns[N])
+    floor, log_pair, beta = address(p.floor[N]), address(p.log_pair[N]), splat(p.beta[N])
+    return Problems(gram, rows, columns, floor, log_pair, beta, p.coalitions, p.gibbs, p.tanh)
+
+
+@inner
+def norms(p: Problems, at: int, row: int, k: int, twice: Any) -> tuple[Any, Any, Any, Any]:
+    """ε_i ε_j, 2 ε_i ε_j G_ij, ‖S ± V_i ± V_j‖ and f of it, in the coalition k."""
+    signs = mul(load(p.columns, at + SIGN), entry(p.rows, row + SIGN))
     cross = mul(signs, twice)
-    square = add(add(load(columns, at + CHANGE), entry(rows, row + CHANGE)), cross)
-    norm = square_root(where_less(floor, square, square, constant(square, 0.0)))
-    if is_tanh:
+    square = add(add(load(p.columns, at + CHANGE), entry(p.rows, row + CHANGE)), cross)
+    norm = square_root(where_less(entry(p.floor, k), square, square, constant(square, 0.0)))
+    if p.tanh:
         return signs, cross, norm, tanh(norm)
     return signs, cross, norm, norm
 
 
 @inner
-def interaction(
-    columns: Any, at: int, rows: Any, row: int, signs: Any, cross: Any, double: Any, is_tanh: bool
-) -> Any:
-    """Δ_ij, as in ``Tile.interaction``."""
-    own, other = entry(rows, row + SINGLE), load(columns, at + SINGLE)
-    rise = load(columns, at + RISE)
-    if is_tanh:
+def interaction(p: Problems, at: int, row: int, signs: Any, cross: Any, double: Any) -> Any:
+    """Δ_ij, as in `pair_tile.interactions`."""
+    own, other = entry(p.rows, row + SINGLE), load(p.columns, at + SINGLE)
+    rise = load(p.columns, at + RISE)
+    if p.tanh:
         return mul(signs, sub(sub(double, own), rise))
     zero, one = constant(double, 0.0), constant(double, 1.0)
     first, second = add(double, other), add(double, own)
     # Infinity in place of 0, by which the quotient vanishes.
     inverse = where_less(zero, first, divide(one, first), zero)
-    part = fma(add(entry(rows, row + CHANGE), cross), inverse, entry(rows, row + RISE))
+    part = fma(add(entry(p.rows, row + CHANGE), cross), inverse, entry(p.rows, row + RISE))
     part = fnma(rise, part, cross)
     return mul(signs, where_less(zero, second, divide(part, second), zero))
 
 
 @inner
-def log_weight(columns: Any, at: int, rows: Any, row: int, double: Any, beta: Any, log_pair: Any) -> Any:
+def log_weight(p: Problems, at: int, row: int, k: int, double: Any) -> Any:
     r"""v(C \ {i,j})/γ - log p."""
     zero = constant(double, 0.0)
-    both = sub(mul(beta, double), log_pair)
-    with_row = where_less(load(columns, at + SIGN), zero, both, entry(rows, row + LOGIT))
-    return where_less(entry(rows, row + SIGN), zero, with_row, load(columns, at + LOGIT))
+    both = sub(mul(p.beta, double), entry(p.log_pair, k))
+    with_row = where_less(load(p.columns, at + SIGN), zero, both, entry(p.rows, row + LOGIT))
+    return where_less(entry(p.rows, row + SIGN), zero, with_row, load(p.columns, at + LOGIT))
 
 
 @inner
-def gibbs_mean(
-    columns: Any,
-    start: int,
-    rows: Any,
-    row: int,
-    twice: Any,
-    floor: Any,
-    log_pair: Any,
-    beta: Any,
-    count: int,
-    is_tanh: bool,
-    kept: Any,
-) -> tuple[Any, Any, Any]:
+def gibbs_mean(p: Problems, start: int, row: int, twice: Any, kept: Any) -> tuple[Any, Any, Any]:
     """Weighted sum of Δ over k, the sum of the weights, and the log of their scale."""
     largest = constant(twice, -1e38)
-    for k in range(count):
+    for k in range(p.coalitions):
         at, of_row = start + k * NUMBERS, row + k * NUMBERS
-        signs, cross, _, double = norms(columns, at, rows, of_row, twice, entry(floor, k), is_tanh)
-        logit = log_weight(columns, at, rows, of_row, double, beta, entry(log_pair, k))
+        signs, cross, _, double = norms(p, at, of_row, k, twice)
+        logit = log_weight(p, at, of_row, k, double)
         largest = where_less(largest, logit, logit, largest)
-        store(kept, 2 * k, interaction(columns, at, rows, of_row, signs, cross, double, is_tanh))
+        store(kept, 2 * k, interaction(p, at, of_row, signs, cross, double))
         store(kept, 2 * k + 1, logit)
     total, weighted = constant(twice, 0.0), constant(twice, 0.0)
-    for k in range(count):
+    for k in range(p.coalitions):
         w = exponential(sub(load(kept, 2 * k + 1), largest))
         total = add(total, w)
         weighted = fma(w, load(kept, 2 * k), weighted)
@@ -132,15 +126,13 @@ def gibbs_mean(
 
 
 @inner
-def uniform_sum(
-    columns: Any, start: int, rows: Any, row: int, twice: Any, floor: Any, count: int, is_tanh: bool
-) -> Any:
+def uniform_sum(p: Problems, start: int, row: int, twice: Any) -> Any:
     """Sum of Δ over k."""
     total = constant(twice, 0.0)
-    for k in range(count):
+    for k in range(p.coalitions):
         at, of_row = start + k * NUMBERS, row + k * NUMBERS
-        signs, cross, _, double = norms(columns, at, rows, of_row, twice, entry(floor, k), is_tanh)
-        total = add(total, interaction(columns, at, rows, of_row, signs, cross, double, is_tanh))
+        signs, cross, _, double = norms(p, at, of_row, k, twice)
+        total = add(total, interaction(p, at, of_row, signs, cross, double))
     return total
 
 
@@ -164,26 +156,22 @@ def run_means(items: Any, p: Any, kept: Any, mean: Any, normaliser: Any) -> None
         normaliser: Likewise.
     """
     _, n, vectors, lanes = p.gram.shape
-    count, scratch = p.rows.shape[2], address(kept)
     for item in range(len(items)):
         N = items[item, 0]
-        gram, rows, columns = address(p.gram[N]), address(p.rows[N]), address(p.columns[N])
-        floor, log_pair, beta = address(p.floor[N]), address(p.log_pair[N]), splat(p.beta[N])
+        one = problem(p, N)
         to_mean, to_normaliser = address(mean[N]), address(normaliser[N])
         for v in range(items[item, 1], items[item, 2]):
             for i in range(v * lanes, n):
-                at, start, row = i * vectors + v, v * count * NUMBERS, i * count * NUMBERS
-                g = load(gram, at)
+                at, start, row = i * vectors + v, v * one.coalitions * NUMBERS, i * one.coalitions * NUMBERS
+                g = load(one.gram, at)
                 twice = add(g, g)
                 if p.gibbs:
-                    weighted, weights, scale = gibbs_mean(
-                        columns, start, rows, row, twice, floor, log_pair, beta, count, p.tanh, scratch
-                    )
+                    weighted, weights, scale = gibbs_mean(one, start, row, twice, address(kept))
                     store(to_mean, at, divide(weighted, weights))
                     store(to_normaliser, at, add(scale, logarithm(weights)))
                 else:
-                    found = uniform_sum(columns, start, rows, row, twice, floor, count, p.tanh)
-                    store(to_mean, at, divide(found, constant(found, count)))
+                    found = uniform_sum(one, start, row, twice)
+                    store(to_mean, at, divide(found, constant(found, one.coalitions)))
             for j in range(v * lanes, min((v + 1) * lanes, n)):
                 mirror(mean[N], j)
 
@@ -205,23 +193,22 @@ def run_errors(items: Any, p: Any, unit: int, mean: Any, normaliser: Any, square
     count = p.rows.shape[2]
     for item in range(len(items)):
         N = items[item, 0]
-        gram, rows, columns = address(p.gram[N]), address(p.rows[N]), address(p.columns[N])
-        floor, log_pair, beta = address(p.floor[N]), address(p.log_pair[N]), splat(p.beta[N])
+        one = problem(p, N)
         means, normalisers = address(mean[N]), address(normaliser[N])
         to_squares, to_weights = address(squares[N]), address(weights[N])
         for v in range(items[item, 1], items[item, 2]):
             for i in range(v * lanes, n):
                 place = i * vectors + v
-                g, center, log_total = load(gram, place), load(means, place), load(normalisers, place)
+                g, center, log_total = load(one.gram, place), load(means, place), load(normalisers, place)
                 twice, w = add(g, g), constant(g, 1.0 / count)
                 of_units, of_unit, of_weights = constant(g, 0.0), constant(g, 0.0), constant(g, 0.0)
                 left = unit
                 for k in range(count):
                     at, row = (v * count + k) * NUMBERS, (i * count + k) * NUMBERS
-                    signs, cross, _, double = norms(columns, at, rows, row, twice, entry(floor, k), p.tanh)
-                    delta = interaction(columns, at, rows, row, signs, cross, double, p.tanh)
+                    signs, cross, _, double = norms(one, at, row, k, twice)
+                    delta = interaction(one, at, row, signs, cross, double)
                     if p.gibbs:
-                        logit = log_weight(columns, at, rows, row, double, beta, entry(log_pair, k))
+                        logit = log_weight(one, at, row, k, double)
                         w = exponential(sub(logit, log_total))
                     of_unit = fma(w, sub(delta, center), of_unit)
                     of_weights = fma(w, w, of_weights)

@@ -28,8 +28,9 @@ from diabat.attention.games.compiled_pairs import CompiledPairs
 from diabat.attention.games.estimate import Estimate, Temperature, inverse_temperature
 from diabat.attention.games.pair_tile import TILE, Coalitions, Values, interactions
 from diabat.attention.games.value_games import FunctionGame, NormGame
+from diabat.attention.recomputed import CompiledPasses
 from diabat.compute.memory import require_memory
-from diabat.samplers.folding import refuse_batched_cotangent, transformed
+from diabat.samplers.folding import transformed
 
 # Of the graph of second derivatives, forward and backward, for each pair and coalition.
 _NUMBERS_PER_ROOT = 40
@@ -46,8 +47,9 @@ def pair_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
     """
     if transformed():
         return _smooth_means(values, coalitions)
-    mean, normaliser = _PairMeans.apply(*values, coalitions)
-    return mean, normaliser
+    passes = _Passes(coalitions)
+    [mean] = passes(*values)
+    return mean, passes.normaliser
 
 
 def _smooth_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
@@ -84,64 +86,51 @@ def pair_errors(
     return (squares + squares.mT) / 2, (weight + weight.mT) / 2
 
 
-class _PairMeans(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        gram: Tensor,
-        square: Tensor,
-        change: Tensor,
-        whole: Tensor,
-        single: Tensor,
-        beta: Tensor,
-        coalitions: Coalitions,
-    ) -> tuple[Tensor, Tensor]:
-        values = Values(gram, square, change, whole, single, beta)
-        if _compiled(values):
-            mean, normaliser = CompiledPairs(values, coalitions).means()
-        else:
-            mean, normaliser = _tiled_means(values, coalitions)
-        ctx.save_for_backward(*values, mean, normaliser)
-        ctx.coalitions = coalitions
-        ctx.mark_non_differentiable(normaliser)
-        return mean.clone(), normaliser
+class _Passes(CompiledPasses):
+    """The mean of the values of coalitions, compiled or by tiles."""
 
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_batched_cotangent(*cotangents)
-        *parts, mean, normaliser = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *_smooth_gradient(parts, ctx, cotangents[0]), None
+    mean: Tensor
+    normaliser: Tensor
+
+    def __init__(self, coalitions: Coalitions) -> None:
+        self._coalitions = coalitions
+
+    def results(self, *parts: Any) -> tuple[Tensor, ...]:
+        """As in the base class; keeps what the backward pass needs."""
         values = Values(*parts)
         if _compiled(values):
-            return *CompiledPairs(values, ctx.coalitions).gradient(cotangents[0], mean, normaliser), None
+            self.mean, self.normaliser = CompiledPairs(values, self._coalitions).means()
+        else:
+            self.mean, self.normaliser = _tiled_means(values, self._coalitions)
+        return (self.mean.clone(),)
+
+    def gradient(self, terms: Any, wanted: Any, *cotangents: Any) -> Values:
+        """As in the base class."""
+        values, coalitions, [cotangent] = Values(*terms), self._coalitions, cotangents
+        if _compiled(values):
+            return CompiledPairs(values, coalitions).gradient(cotangent, self.mean, self.normaliser)
         gradient = Values(*(torch.zeros_like(part) for part in values))
-        u = torch.where(_pairs(ctx.coalitions), (cotangents[0] + cotangents[0].mT) / 2, 0)
+        u = torch.where(_pairs(coalitions), (cotangent + cotangent.mT) / 2, 0)
         for at in _tiles(values):
             rows = at[0]
             leaves = Values(*(part.detach().requires_grad_() for part in values.part(at)))
             with torch.enable_grad():
-                delta, logits = interactions(leaves, ctx.coalitions.part(at))
+                delta, logits = interactions(leaves, coalitions.part(at))
                 # dJ = Σ_k w_k (dΔ_k + (Δ_k - J) dℓ_k) with ℓ the log-weights, which uniform weights do not have.
-                moved = delta if logits is None else delta + (delta - mean[rows, None]).detach() * logits
-            w = _weights(values, logits, normaliser[rows, None])
+                moved = delta
+                if logits is not None:
+                    moved = delta + (delta - self.mean[rows, None]).detach() * logits
+            w = _weights(values, logits, self.normaliser[rows, None])
             found = torch.autograd.grad(
                 moved, leaves, (u[rows, None] * w).expand(moved.shape), materialize_grads=True
             )
             for total, part in zip(gradient.part(at), found, strict=True):
                 total += part
-        return *gradient, None
+        return gradient
 
-
-def _smooth_gradient(parts: list[Tensor], ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradient of the mean, which is differentiable."""
-    # Separate leaves: the cotangent may also depend on the values, but is held fixed here.
-    leaves = [part.view_as(part) for part in parts]
-    mean, _ = _smooth_means(Values(*leaves), ctx.coalitions)
-    wanted = ctx.needs_input_grad[: len(leaves)]
-    chosen = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-    found = iter(torch.autograd.grad(mean, chosen, cotangent, create_graph=True, materialize_grads=True))
-    return tuple(next(found) if want else None for want in wanted)
+    def by_operators(self, *parts: Any) -> tuple[Tensor, ...]:
+        """As in the base class."""
+        return _smooth_means(Values(*parts), self._coalitions)[:1]
 
 
 def _compiled(values: Values) -> bool:

@@ -13,14 +13,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from diabat.attention.head_axis import repeated
-from diabat.attention.streaming import block_rows, recomputed
+from diabat.attention.streaming import block_rows
 from diabat.extras import extra
 from diabat.heads.calibration.mathematics import CALIBRATED, Calibration, ColumnSums, calibrate
 from diabat.heads.games.ablation import eager
-from diabat.huggingface.masks import refuse_others, visible_keys
+from diabat.huggingface.pretrained import refuse_others, visible_keys
 from diabat.samplers.capabilities import UnsupportedError
+from diabat.samplers.folding import is_traced
 
 NAME = "gac"
 CACHE = "diabat_cache"
@@ -132,7 +134,7 @@ def _over_blocks(
         stop = min(start + block, rows)
         part, end = (..., slice(start, stop), slice(None)), columns - rows + stop
         given = query[part], keys[:, :, :end], values[:, :, :end], mask[part][..., :end]
-        out, past = recomputed(lambda *given: form(*given)[:2], *given, past)
+        out, past = _recomputed(lambda *given: form(*given)[:2], *given, past)
         found.append(out)
     # A row that sees nothing is uniform over all columns, but in a block over those so far.
     seen = visible_keys(mask).any(-1, keepdim=True)
@@ -140,10 +142,17 @@ def _over_blocks(
     return torch.cat(found, 2).where(seen, values.mean(2, keepdim=True)), past, None
 
 
+def _recomputed(function: Callable[..., Any], *given: Any) -> Any:
+    """Call a function and keep its arguments only: the backward pass calls it again, with the same dropout."""
+    if is_traced() or not torch.is_grad_enabled():  # transforms of torch.func take no checkpoints
+        return function(*given)
+    return checkpoint(function, *given, use_reentrant=False)
+
+
 def _rows_of_block(calibration: Calibration, mask: Tensor, numbers: int) -> int:
     """Rows of a block, which need so many numbers each; all, if a row depends on later ones or on later columns."""
     rows, columns = mask.shape[-2:]
-    block = block_rows(numbers)
+    block = block_rows(numbers, mask.device)
     if rows <= max(block, _SHORT) or calibration.rows == "prompt":
         return rows
     later = visible_keys(mask).triu(1 + columns - rows)

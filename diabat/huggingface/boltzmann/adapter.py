@@ -9,26 +9,22 @@ Or with an adapter of peft, whose settings are beside it in ``boltzmann.json``: 
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
-from diabat.attention.key_couplings import chain_options
 from diabat.checks import ArgumentError
-from diabat.files import parse_json, read_file
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
-from diabat.huggingface.boltzmann.layer import NAME, BoltzmannHeads
+from diabat.huggingface.boltzmann.layer import NAME
 from diabat.huggingface.boltzmann.model import SETTINGS, BoltzmannMixin, couple, kind_of
+from diabat.huggingface.hub import json_of
 from diabat.huggingface.model_digest import ROUNDED, differences, model_digest
 from diabat.samplers.base import Sampler
+from diabat.samplers.state import weights_of
 from diabat.training.checkpoint import read_checkpoint, reading, save_checkpoint
 
 FILE = "couplings.safetensors"
-_MAX_BYTES = 1 << 20
 
 
 def save_couplings(model: Any, folder: str | Path) -> Path:
@@ -68,7 +64,7 @@ def load_couplings(model: Any, folder: str | Path, sampler: Sampler | str | None
     tensors, facts = read_checkpoint(path, follow=True)
     with reading(path):
         settings, identity = facts[NAME], dict(facts["model"])
-    options = BoltzmannOptions.from_config(SimpleNamespace(boltzmann=settings), sampler)
+    options = BoltzmannOptions.from_settings(settings, sampler)
     # The configuration of the file is that of a model with couplings.
     others = [name for name in differences(model, identity, without=NAME) if name != "configuration"]
     if others:
@@ -81,9 +77,8 @@ def load_couplings(model: Any, folder: str | Path, sampler: Sampler | str | None
         raise ArgumentError(
             "folder", f"expected couplings of this model in {path}, got other names or sizes."
         )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])
     return model
 
 
@@ -99,13 +94,13 @@ def match_couplings(model: Any, folder: Path, keys: set[str]) -> None:
     """
     settings, own = _settings_beside(folder), any(NAME in key.split(".") for key in keys)
     mine = getattr(getattr(model, "config", None), NAME, None)
-    if settings is None and own and mine is None:
-        raise ArgumentError(
-            "adapter",
-            f"expected {SETTINGS} beside an adapter with couplings, got '{folder}' without it; convert the model "
-            "(diabat.huggingface.convert) as for the training of the adapter.",
-        )
     if settings is None:
+        if own and mine is None:
+            raise ArgumentError(
+                "adapter",
+                f"expected {SETTINGS} beside an adapter with couplings, got '{folder}' without it; convert the model "
+                "(diabat.huggingface.convert) as for the training of the adapter.",
+            )
         if own:
             warnings.warn(
                 f"adapter: '{folder}' has couplings without {SETTINGS}; that they were trained with the settings of "
@@ -115,61 +110,37 @@ def match_couplings(model: Any, folder: Path, keys: set[str]) -> None:
             )
         return
     if mine is None and not own:
-        got = f"{type(model).__name__} without"
         raise ArgumentError(
-            "model", f"expected the model with couplings that '{folder}' belongs to, got {got}."
+            "model",
+            f"expected the model with couplings that '{folder}' belongs to, got {type(model).__name__} without.",
         )
     kind = kind_of(model) if mine is None else None
     try:
-        options = _options(settings, None if mine is None else "exact")
+        options = BoltzmannOptions.from_settings(settings, None if kind else "exact")
         if kind is not None:
             return couple(model, kind, options)
     except ArgumentError as error:
         raise ArgumentError("adapter", f"expected settings in '{folder / SETTINGS}', got: {error}") from None
-    theirs, ours = _law(options), _law(_options(mine, "exact"))
-    other = [name for name in ours if theirs.get(name) != ours[name]]
-    if other:
-        expected, got = (f"{other[0]} = {law.get(other[0])!r}" for law in (ours, theirs))
-        raise ArgumentError(
-            "adapter", f"expected couplings with {expected}, as the model has, got {got} in '{folder}'."
-        )
+    theirs, ours = options.meaning(), BoltzmannOptions.from_settings(mine, "exact").meaning()
+    for name, value in ours.items():
+        if theirs[name] != value:
+            expected, got = f"{name} = {value!r}, as the model has", f"{name} = {theirs[name]!r}"
+            raise ArgumentError("adapter", f"expected couplings with {expected}, got {got} in '{folder}'.")
 
 
 def _settings_beside(folder: Path) -> dict[str, Any] | None:
     """What ``boltzmann.json`` beside an adapter holds; None without such a file."""
     file = folder / SETTINGS
     try:
-        content = parse_json(read_file(file, _MAX_BYTES))
+        content = json_of(file, "adapter")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise ArgumentError("adapter", f"expected JSON in '{file}', got: {error}.") from None
     settings = content.get(NAME) if isinstance(content, dict) else None
     if not isinstance(settings, dict):
         raise ArgumentError("adapter", f"expected settings as {NAME!r} in '{file}', got {content!r:.60}.")
     return settings
 
 
-def _options(settings: Any, backend: str | None) -> BoltzmannOptions:
-    return BoltzmannOptions.from_config(SimpleNamespace(boltzmann=settings), backend)
-
-
-def _law(options: BoltzmannOptions) -> dict[str, Any]:
-    """The settings that decide what couplings mean, with defaults filled in."""
-    found: dict[str, Any] = {name: getattr(options, name) for name in ("window", "weights", "far")}
-    chain = chain_options(options.window, options.couplings, options.rank, options.bandwidth)
-    if chain is not None:
-        return found | asdict(chain)
-    assert options.window is not None
-    reach = options.window - 1
-    return found | {"bandwidth": min(options.bandwidth or reach, reach)}
-
-
 def _couplings(model: Any) -> dict[str, Tensor]:
-    """Parameters of the couplings by their names in the model."""
-    return {
-        f"{name}.{key}": parameter
-        for name, module in model.named_modules()
-        if isinstance(module, BoltzmannHeads)
-        for key, parameter in module.named_parameters()
-    }
+    """Parameters of the couplings, and of what their backends learn, by their names in the model."""
+    return {name: t for name, t in weights_of(model).items() if NAME in name.split(".")}

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from diabat.attention.chain import same_tokens
-from diabat.attention.key_couplings import KeyCouplings
-from diabat.samplers.folding import transformed
+from diabat.attention.chain_couplings import Band, ChainCouplings
+from diabat.samplers.folding import is_traced
 
 
 class CachedCouplings:
@@ -27,8 +27,8 @@ class CachedCouplings:
         """Copies and files of a model start without the values of its last pass."""
         return CachedCouplings, ()
 
-    def of(self, chain: KeyCouplings, value: Tensor, dtype: torch.dtype, queries: int) -> Tensor:
-        """Couplings of every key with the w keys before it, [B, H, K, w].
+    def of(self, chain: ChainCouplings, value: Tensor, dtype: torch.dtype, queries: int) -> Band:
+        """Couplings of every key with the w keys before it, [B, H, K, w], and features of the last w keys.
 
         Args:
             chain: What they are.
@@ -40,52 +40,42 @@ class CachedCouplings:
             kept = self._kept.pop()  # one operation, also between threads: the last pass is continued once
         except IndexError:
             kept = None
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
-            return chain(_tokens(value, dtype))[0]
+        if torch.is_grad_enabled() or is_traced():
+            every: Band = chain(_tokens(value, dtype))
+            return every
         parameters = (p for p in chain._parameters.values() if p is not None)
         versions = [dtype, *((p.data_ptr(), p._version) for p in parameters)]
-        if queries == 1 and kept is not None and kept.versions == versions and kept.precedes(value):
-            new, features = chain(value[:, :, -1:].reshape(len(value), 1, -1).to(dtype), kept.features)
-            memory = kept.extended(new, value.shape[2])
-            if chain.bandwidth > 1:
-                features = torch.cat((kept.features, features), 2)
+        if queries == 1 and kept is not None and kept.versions == versions and kept.precede(value):
+            past = kept.band.features
+            new, features = chain(_tokens(value[:, :, -1:], dtype), past)
+            values = torch.cat((kept.band.values, new), 2)
+            if past is not None and chain.bandwidth > 1:
+                features = torch.cat((past, features), 2)[:, :, -chain.bandwidth :]
         else:
-            memory, features = chain(_tokens(value, dtype))
-        if not (value.is_inference() or torch.is_inference_mode_enabled()):  # such tensors have no version
+            values, features = chain(_tokens(value, dtype))
             features = features[:, :, -chain.bandwidth :]
-            self._kept = [_Kept(value, value._version, memory, features, versions)]
-        return memory[:, :, : value.shape[2]]
+        band = Band(values, features)
+        if not (value.is_inference() or torch.is_inference_mode_enabled()):  # such tensors have no version
+            self._kept = [_Kept(value, value._version, band, versions)]
+        return band
 
 
 class _Kept(NamedTuple):
-    """Values of a pass and their version, couplings, features of the last w keys, and versions of the parameters.
-
-    The couplings are the beginning of a memory, [B, H, capacity, w].
-    """
+    """Values of a pass and their version, couplings, and versions of the parameters."""
 
     value: Tensor
     version: int
-    memory: Tensor
-    features: Tensor
+    band: Band
     versions: list[Any]
 
-    def precedes(self, value: Tensor) -> bool:
+    def precede(self, value: Tensor) -> bool:
         """Whether ``value`` are the values of this pass, which have not changed, and those of one more key."""
         (batch, heads, keys, size), before = value.shape, self.value
-        if before.shape != (batch, heads, keys - 1, size) or before.dtype != value.dtype:
+        if (before.shape, before.dtype) != ((batch, heads, keys - 1, size), value.dtype):
             return False
         if before._version != self.version:
             return False
         return same_tokens(value, before) if value.is_cpu else torch.equal(value[:, :, :-1], before)
-
-    def extended(self, new: Tensor, keys: int) -> Tensor:
-        """Memory with couplings of one more key; what passes before have seen of it does not change."""
-        memory, (batch, heads, capacity, w) = self.memory, self.memory.shape
-        if keys > capacity:
-            memory = new.new_empty(batch, heads, 2 * keys, w)
-            memory[:, :, : keys - 1] = self.memory[:, :, : keys - 1]
-        memory[:, :, keys - 1 : keys] = new
-        return memory
 
 
 def _tokens(value: Tensor, dtype: torch.dtype) -> Tensor:

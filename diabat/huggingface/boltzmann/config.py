@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from diabat.attention.boltzmann import FAR
-from diabat.attention.coupling_layout import WEIGHTS
-from diabat.attention.key_couplings import chain_options
-from diabat.checks import ArgumentError, check_choice, check_count
+from diabat.attention.chain_couplings import check_source
+from diabat.attention.core import FAR, READOUTS
+from diabat.checks import ArgumentError, check_choice, check_count, is_integer
 from diabat.samplers.base import Sampler
 from diabat.samplers.registry import as_sampler, sampler
 
 FOLDER_SAMPLERS = ("exact", "banded", "mean_field")
 """Backends that a model folder may name: they import no module, read no file and connect to nothing."""
+_COMPUTING = ("gradient", "num_reads")  # how, not what; with the backend
 
 
-@dataclass(frozen=True)
+@dataclass
 class BoltzmannOptions:
-    """Window, backend and weights; the same for all layers of a model.
+    """Window, backend and weights; the same for all layers of a model.  Defaults are filled in.
 
     Attributes:
         window: T, the number of last visible keys of every query that are coupled; None couples neighbours over the
             whole context.
         sampler: The backend; a name becomes an object, and None ``exact``, or ``banded`` without a window.
-        weights: ``odds`` or ``probability``, as in :class:`diabat.BoltzmannAttention`.
+        readout: ``odds`` or ``probability``, as in :class:`diabat.BoltzmannAttention`.
         far: Keys before the window: ``independent``, spins without couplings, or ``none``, not visible, which changes
             what a trained model computes on longer sequences.
         gradient: Estimator, see :func:`diabat.spin_probabilities`.
         num_reads: Reads per query for sampling backends.
-        bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None makes every pair a parameter, and is 1
-            without a window.
+        bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None is T - 1, every pair, and 1 without a
+            window.
         couplings: Without a window, ``distance``, ``tokens`` or ``gates``, as in :class:`diabat.BoltzmannAttention`;
             the features of a token are its values in all heads.  None takes ``tokens``.
         rank: Number of features of ``tokens``; None takes 8.
+        layers: Numbers of the layers with couplings; None for all.  The others stay softmax.
 
     Raises:
         ArgumentError: If an option is invalid.
@@ -42,76 +43,93 @@ class BoltzmannOptions:
 
     window: int | None = 16
     sampler: Sampler | str | None = None
-    weights: str = "odds"
+    readout: str = "odds"
     far: str = "independent"
     gradient: str = "auto"
     num_reads: int | None = None
     bandwidth: int | None = None
     couplings: str | None = None
     rank: int | None = None
+    layers: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        usual = "exact" if self.window is not None else "banded"
-        object.__setattr__(self, "sampler", as_sampler(usual if self.sampler is None else self.sampler))
-        if self.window is not None:
-            check_count("window", self.window)
-        chain_options(self.window, self.couplings, self.rank, self.bandwidth)
-        check_choice("weights", self.weights, WEIGHTS)
+        for name in ("window", "bandwidth", "num_reads"):
+            check_count(name, getattr(self, name), optional=True)
+        check_choice("readout", self.readout, READOUTS)
         check_choice("far", self.far, FAR)
-        if self.window is None and self.far == "none":
-            raise ArgumentError(
-                "far", "expected 'independent' with window=None, where all keys are coupled, got 'none'."
-            )
-        check_count("num_reads", self.num_reads, optional=True)
-        check_count("bandwidth", self.bandwidth, optional=True)
+        if self.window is None:
+            self.couplings, self.bandwidth = self.couplings or "tokens", self.bandwidth or 1
+            check_source(self.couplings, self.rank)
+            if self.couplings == "tokens":
+                self.rank = self.rank or 8
+            if self.far == "none":
+                expected = "'independent' with window=None, where all keys are coupled"
+                raise ArgumentError("far", f"expected {expected}, got 'none'.")
+        else:
+            for name in ("couplings", "rank"):
+                if getattr(self, name) is not None:
+                    raise ArgumentError(name, f"expected None with a window, got {getattr(self, name)!r}.")
+            widest = self.window - 1
+            self.bandwidth = min(self.bandwidth or widest, widest) or None
+        if self.layers is not None:
+            layers = list(self.layers) if isinstance(self.layers, list | tuple | range) else []
+            if not layers or not all(map(is_integer, layers)) or len({*layers}) < len(layers):
+                raise ArgumentError(
+                    "layers", f"expected different numbers of layers, got {self.layers!r:.60}."
+                )
+            self.layers = sorted(layers)
+        usual = "banded" if self.window is None else "exact"
+        self.sampler = as_sampler(usual if self.sampler is None else self.sampler)
+
+    def law(self) -> dict[str, Any]:
+        """Options of :class:`diabat.attention.core.LawOptions`."""
+        far = "none" if self.window is None else self.far
+        return {name: getattr(self, name) for name in ("sampler", *_COMPUTING, "readout")} | {"far": far}
+
+    def meaning(self) -> dict[str, Any]:
+        """The settings without which couplings mean something else."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sampler", *_COMPUTING)}
 
     @classmethod
-    def from_config(cls, config: Any, backend: Sampler | str | None = None) -> BoltzmannOptions:
-        """Read ``config.boltzmann``, which may come from somebody else; ``backend`` takes the place of the one in it.
+    def from_settings(cls, settings: Any, backend: Sampler | str | None = None) -> BoltzmannOptions:
+        """Read what `as_dict` gave, maybe to somebody else; ``backend`` takes the place of the one in it.
 
         Raises:
             ArgumentError: If there are no settings, they are invalid, or they name a backend that is not one of
                 `FOLDER_SAMPLERS` and none is given.
         """
-        settings = config.boltzmann
+        name = "config.boltzmann"
         if settings is None:
             raise ArgumentError(
-                "config.boltzmann",
+                name,
                 "expected the settings of a converted model, got None; load the plain model and convert it with "
                 "diabat.huggingface.convert.",
             )
         known = [*(field.name for field in fields(cls)), "sampler_options"]
         if not isinstance(settings, Mapping) or not set(settings) <= set(known):
             unknown = sorted(set(settings) - set(known)) if isinstance(settings, Mapping) else settings
+            raise ArgumentError(name, f"expected settings among {', '.join(known)}, got {unknown!r:.100}.")
+        given = dict(settings)
+        kind, options = given.pop("sampler", "exact"), given.pop("sampler_options", {})
+        if backend is None and kind not in FOLDER_SAMPLERS:
             raise ArgumentError(
-                "config.boltzmann", f"expected settings among {', '.join(known)}, got {unknown!r:.100}."
+                name,
+                f"expected sampler {', '.join(FOLDER_SAMPLERS)} in the configuration of a model, got {kind!r:.60}; "
+                "give it in code: from_pretrained(folder, sampler=diabat.sampler(...)); for an adapter, "
+                "convert(model, sampler=...) before it is loaded.",
             )
-        others = {key: value for key, value in settings.items() if key not in ("sampler", "sampler_options")}
-        return cls(sampler=_stored_sampler(settings) if backend is None else backend, **others)
+        if backend is None:
+            try:
+                backend = sampler(kind, **dict(options))
+            except (TypeError, ValueError) as error:
+                raise ArgumentError(
+                    name, f"expected sampler_options of '{kind}', got {options!r:.60}: {error}"
+                ) from None
+        return cls(sampler=backend, **given)
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON can hold them; of a backend that a folder may not name, its name only."""
         assert self.sampler is not None
         backend = as_sampler(self.sampler)
-        named: dict[str, Any] = {"sampler": backend.name}
-        if backend.name in FOLDER_SAMPLERS:
-            named["sampler_options"] = backend.options
-        return {field.name: getattr(self, field.name) for field in fields(self)} | named
-
-
-def _stored_sampler(settings: Mapping[str, Any]) -> Sampler:
-    """The backend that settings name, if it is one of those that any folder may name."""
-    name, options = settings.get("sampler", "exact"), settings.get("sampler_options", {})
-    if name not in FOLDER_SAMPLERS:
-        raise ArgumentError(
-            "config.boltzmann",
-            f"expected sampler {', '.join(FOLDER_SAMPLERS)} in the configuration of a model, got {name!r:.60}; give "
-            "it in code: from_pretrained(folder, sampler=diabat.sampler(...)); for an adapter, convert(model, "
-            "sampler=...) before it is loaded.",
-        )
-    try:
-        return sampler(name, **dict(options))
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(
-            "config.boltzmann", f"expected sampler_options of '{name}', got {options!r:.60}: {error}"
-        ) from None
+        found = {field.name: getattr(self, field.name) for field in fields(self)} | {"sampler": backend.name}
+        return found | ({"sampler_options": backend.options} if backend.name in FOLDER_SAMPLERS else {})

@@ -12,19 +12,19 @@ from copy import copy
 from functools import cache, partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+from diabat.attention.couplings import pair_bytes
 from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
 from diabat.extras import extra
 from diabat.files import replace_file, to_json
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
-from diabat.huggingface.boltzmann.layer import NAME, BoltzmannHeads, boltzmann_attention
-from diabat.huggingface.embedded import first_and_others, refuse_embedded_adapter
-from diabat.huggingface.hub import check_folder
+from diabat.huggingface.boltzmann.layer import ALWAYS_WEIGHTS, NAME, BoltzmannHeads, boltzmann_attention
+from diabat.huggingface.hub import check_folder, first_and_others, refuse_embedded_adapter
 from diabat.huggingface.pretrained import ABLATION, attention_modules, query_heads, register_attention
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
@@ -53,26 +53,17 @@ tags: [diabat]
 """
 
 
-class Kind(NamedTuple):
-    """The classes of one architecture for one task; ``plain`` is the model of transformers, ``auto`` finds both."""
-
-    auto: Any
-    plain: Any
-    config: Any
-    model: Any
-
-
 def convert(
     model: Any,
     window: int | None = 16,
     sampler: Sampler | str | None = None,
-    weights: str = "odds",
+    readout: str = "odds",
     **options: Any,
 ) -> Any:
     """Turn a model into one with couplings between visible keys of every query, J = 0.
 
     The model is changed in place: its parameters stay the same objects, its class and configuration become those of the
-    model type ``boltzmann_...``.  It computes what it did before, unless ``weights="probability"``, ``far="none"`` or a
+    model type ``boltzmann_...``.  It computes what it did before, unless ``readout="probability"``, ``far="none"`` or a
     backend that is not analytic changes that, of which it warns.
 
     Args:
@@ -80,13 +71,9 @@ def convert(
             (``LlamaForCausalLM``, ``Qwen3ForSequenceClassification``, ``GemmaModel``).  Convert before adapters of peft
             are added.
         window: T, the number of last keys that are coupled; None couples neighbours over the whole context.
-        sampler: Backend of the marginals, or its name: ``exact``, ``banded`` or ``mean_field``; None takes ``exact``,
-            or ``banded`` without a window.  Others give softmax at
-            J = 0 only approximately, and warn; a saved model does not name them, see `BoltzmannMixin`.
-        weights: ``odds``; or ``probability``, weights P(s_j = +1) / Σ P, which is not softmax at J = 0: it changes what
-            a trained model computes, warns, and is meant for training from scratch.
-        options: ``far``, ``gradient``, ``num_reads``, ``bandwidth``, ``couplings`` and ``rank`` of `BoltzmannOptions`.
-            ``far="none"`` hides keys before the window, and warns like ``probability``.
+        sampler: Backend of the marginals, or its name; only analytic ones give softmax at J = 0.
+        readout: ``odds`` or ``probability``.
+        options: The other ones of `BoltzmannOptions`.
 
     Returns:
         The model.
@@ -96,9 +83,9 @@ def convert(
         UnsupportedError: If the architecture, quantised weights, or the window for this backend, is not supported.
         ImportError: If the extra ``hf`` is not installed.
     """
-    chosen = BoltzmannOptions(window, sampler, weights, **options)
+    chosen = BoltzmannOptions(window, sampler, readout, **options)
     couple(model, kind_of(model), chosen)
-    for name, value, usual in (("weights", "probability", "odds"), ("far", "none", "independent")):
+    for name, value, usual in (("readout", "probability", "odds"), ("far", "none", "independent")):
         if getattr(chosen, name) == value:
             warnings.warn(
                 f"{name}={value!r} changes what the model computes, also at J = 0, and is meant for training from "
@@ -108,7 +95,7 @@ def convert(
             )
     backend = cast(Sampler, chosen.sampler)
     analytic = "exact" in backend.capabilities.gradients and chosen.num_reads is None
-    if chosen.weights == "odds" and not analytic:
+    if chosen.readout == "odds" and not analytic:
         warnings.warn(
             f"sampler {backend.name!r} does not return sigmoid(2h) exactly at J = 0, so that the converted model "
             "computes only approximately what it did before; 'exact', 'banded' and 'mean_field' do.",
@@ -132,11 +119,10 @@ class BoltzmannMixin:
     """The class that finds the model type."""
 
     def __init__(self, config: Any, *args: Any, sampler: Sampler | str | None = None, **kwargs: Any) -> None:
-        options = _BUILT.get() or BoltzmannOptions.from_config(config, sampler)
-        base: Any = super()
+        options = _BUILT.get() or BoltzmannOptions.from_settings(config.boltzmann, sampler)
         token = _BUILT.set(options)
         try:
-            base.__init__(config, *args, **kwargs)
+            cast(Any, super()).__init__(config, *args, **kwargs)
         finally:
             _BUILT.reset(token)
         if not any(isinstance(part, BoltzmannHeads) for part in cast(nn.Module, self).modules()):
@@ -152,11 +138,10 @@ class BoltzmannMixin:
         Raises:
             ArgumentError: If couplings are missing, or there is an adapter beside them.
         """
-        base: Any = super()
         place, local = pretrained_model_name_or_path, bool(kwargs.get("local_files_only"))
         check_folder(Path(str(place), kwargs.get("subfolder") or ""), "pretrained_model_name_or_path")
         refuse_embedded_adapter(place, local_files_only=local)
-        model, info = base.from_pretrained(place, *args, output_loading_info=True, **kwargs)
+        model, info = cast(Any, super()).from_pretrained(place, *args, output_loading_info=True, **kwargs)
         missing = sorted(key for key in info["missing_keys"] if f".{NAME}." in key)
         if missing:
             raise ArgumentError(
@@ -168,8 +153,7 @@ class BoltzmannMixin:
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save as transformers does, with a card README.md that says how to load it; a card that is there stays."""
-        base: Any = super()
-        base.save_pretrained(save_directory, *args, **kwargs)
+        cast(Any, super()).save_pretrained(save_directory, *args, **kwargs)
         card = Path(save_directory) / "README.md"
         if kwargs.get("is_main_process", True) and not card.exists():
             text = _CARD.format(plain=self._plain.__name__, auto=self._auto.__name__)
@@ -177,20 +161,16 @@ class BoltzmannMixin:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; the configurations of adapters, which peft sets, write the settings beside them."""
-        base: Any = super()
-        base.__setattr__(name, value)
+        super().__setattr__(name, value)
         if name == "peft_config":
             _write_settings_beside(value, cast(Any, self).config)
 
     def train(self, mode: bool = True) -> Any:
         """Switch training on or off, and warn if adapters of peft leave the couplings frozen."""
-        base: Any = super()
-        found = base.train(mode)
-        _write_settings_beside(vars(self).get("peft_config", {}), found.config)  # of adapters added since
-        heads = [part for part in found.modules() if isinstance(part, BoltzmannHeads)]
-        frozen = not any(p.requires_grad for part in heads for p in part.parameters())
-        adapted = bool(vars(self).get("peft_config"))
-        if mode and adapted and frozen and any(p.requires_grad for p in found.parameters()):
+        found, adapters = cast(Any, super()).train(mode), vars(self).get("peft_config", {})
+        _write_settings_beside(adapters, found.config)  # of adapters added since
+        trained = [name.split(".") for name, p in found.named_parameters() if p.requires_grad]
+        if mode and adapters and trained and not any(NAME in parts for parts in trained):
             warnings.warn(
                 "adapters of peft leave the couplings frozen and do not save them; add "
                 f"modules_to_save=[{NAME!r}] to their configuration to train them.",
@@ -201,13 +181,12 @@ class BoltzmannMixin:
 
     def initialize_weights(self) -> None:
         """Initialise what is not initialised; transformers leaves the memory of other missing parameters as it is."""
-        base: Any = super()
         for part in cast(nn.Module, self).modules():
             if isinstance(part, BoltzmannHeads) and not vars(part).get("_is_hf_initialized"):
                 with torch.no_grad():
                     # Skips what was read from a checkpoint.
-                    part.initialise(extra("transformers.initialization"))
-        base.initialize_weights()
+                    part.couplings.initialise(extra("transformers.initialization"))
+        cast(Any, super()).initialize_weights()
 
     def _check_and_adjust_attn_implementation(
         self, attn_implementation: str | None, *args: Any, **kwargs: Any
@@ -223,8 +202,8 @@ class BoltzmannMixin:
 
 
 @cache
-def kinds() -> tuple[Kind, ...]:
-    """The classes of all families and tasks that this version of transformers has."""
+def kinds() -> tuple[Any, ...]:
+    """The models with couplings of all families and tasks that this version of transformers has."""
     transformers = extra("transformers")
     found = []
     for family in FAMILIES:
@@ -243,8 +222,9 @@ def register_boltzmann() -> None:
     transformers = extra("transformers")
     register_attention(NAME, boltzmann_attention, boolean=True)
     for kind in kinds():
-        transformers.AutoConfig.register(kind.config.model_type, kind.config, exist_ok=True)
-        kind.auto.register(kind.config, kind.model, exist_ok=True)
+        config = kind.config_class
+        transformers.AutoConfig.register(config.model_type, config, exist_ok=True)
+        kind._auto.register(config, kind, exist_ok=True)
 
 
 def attach(model: Any, options: BoltzmannOptions) -> None:
@@ -257,27 +237,27 @@ def attach(model: Any, options: BoltzmannOptions) -> None:
             "model", "expected a decoder without cross-attention, got add_cross_attention=True."
         )
     modules, heads = attention_modules(model), model.config.num_attention_heads
-    window = 1 if options.window is None else options.window
-    reach = window - 1 if options.bandwidth is None else min(options.bandwidth, window - 1)
-    pairs = reach * window - reach * (reach + 1) // 2
-    # float32: J, its gradient and both moments of an optimiser; and the J of one layer as a matrix, with its gradient.
-    size = 16 * len(modules) * heads * pairs + 12 * heads * window**2
-    what = f"couplings of window = {window} in {len(modules)} layers of {heads} heads"
-    require_memory(size, what, "window")
-    weights = [next(module.parameters()) for module in modules.values()]
-    built = [
-        BoltzmannHeads(
-            query_heads(module),
-            options,
-            features=_value_features(module),
-            device=w.device,
-            dtype=torch.promote_types(w.dtype, torch.float32),
-        )
-        for module, w in zip(modules.values(), weights, strict=True)
-    ]
-    for module, part in zip(modules.values(), built, strict=True):
-        part.always_weights = "output_attentions" in signature(type(module).forward).parameters
-        module.add_module(NAME, part)
+    layers = list(modules) if options.layers is None else options.layers
+    for layer in layers:
+        if layer not in modules:
+            raise ArgumentError("layers", f"expected layers among 0 .. {max(modules)}, got {layer!r}.")
+    if options.window is not None:
+        size = sum(pair_bytes(heads, options.window, options.bandwidth, copies=len(layers)))
+        what = f"couplings of window = {options.window} in {len(layers)} layers of {heads} heads"
+        require_memory(size, what, "window")
+    built = {layer: _heads_of(modules[layer], options) for layer in layers}
+    for layer, part in built.items():
+        modules[layer].add_module(NAME, part)
+    for module in modules.values():
+        setattr(module, ALWAYS_WEIGHTS, "output_attentions" in signature(type(module).forward).parameters)
+
+
+def _heads_of(module: Any, options: BoltzmannOptions) -> BoltzmannHeads:
+    """Couplings for an attention module; features of a token are its values in all heads."""
+    w, heads = next(module.parameters()), query_heads(module)
+    features = module.head_dim * heads // getattr(module, "num_key_value_groups", 1)
+    dtype = torch.promote_types(w.dtype, torch.float32)
+    return BoltzmannHeads(heads, options, features=features, device=w.device, dtype=dtype)
 
 
 def _write_settings_beside(adapters: dict[str, Any], config: Any) -> None:
@@ -294,12 +274,6 @@ def _write_settings_beside(adapters: dict[str, Any], config: Any) -> None:
 def _save_adapter(adapter: Any, settings: dict[str, Any], save_directory: Any, **kwargs: Any) -> None:
     type(adapter).save_pretrained(adapter, save_directory, **kwargs)
     replace_file(Path(save_directory) / SETTINGS, to_json(settings))
-
-
-def _value_features(module: Any) -> int:
-    """Features of the values of a token in all heads."""
-    size: int = module.head_dim * query_heads(module)
-    return size // getattr(module, "num_key_value_groups", 1)
 
 
 def _config(family: str, plain: Any) -> Any:
@@ -321,19 +295,19 @@ def _config(family: str, plain: Any) -> Any:
     return type(f"Boltzmann{plain.__name__}", (plain,), own)
 
 
-def _kind(auto: Any, plain: Any, config: Any) -> Kind:
-    own: dict[str, Any] = {
+def _kind(auto: Any, plain: Any, config: Any) -> Any:
+    own = {
         "__doc__": f"{plain.__name__} with couplings between the last keys of every query.",
         "__module__": __name__,
         "config_class": config,
         "_plain": plain,
         "_auto": auto,
     }
-    return Kind(auto, plain, config, type(f"Boltzmann{plain.__name__}", (BoltzmannMixin, plain), own))
+    return type(f"Boltzmann{plain.__name__}", (BoltzmannMixin, plain), own)
 
 
-def kind_of(model: Any) -> Kind:
-    """The classes of a model without couplings, or a refusal."""
+def kind_of(model: Any) -> Any:
+    """The class with couplings of a model without, or a refusal."""
     if isinstance(model, BoltzmannMixin):
         raise ArgumentError("model", f"expected a model without couplings, got {type(model).__name__}.")
     if isinstance(model, nn.Module) and any(vars(part).get("peft_config") for part in model.modules()):
@@ -342,7 +316,7 @@ def kind_of(model: Any) -> Kind:
             f"expected a model without adapters, got {type(model).__name__}; convert it before they are added, with "
             f"modules_to_save=[{NAME!r}].",
         )
-    kind = next((kind for kind in kinds() if type(model) is kind.plain), None)
+    kind = next((kind for kind in kinds() if type(model) is kind._plain), None)
     if kind is None:
         raise UnsupportedError(
             "model",
@@ -355,18 +329,19 @@ def kind_of(model: Any) -> Kind:
     return kind
 
 
-def couple(model: Any, kind: Kind, options: BoltzmannOptions) -> None:
+def couple(model: Any, kind: Any, options: BoltzmannOptions) -> None:
     """Give a model couplings J = 0, its class and a configuration of its own; other models may share the old one."""
     register_boltzmann()
     attach(model, options)
     old = model.config
     settings = {key: value for key, value in old.to_dict().items() if key != "model_type"}
-    new = kind.config.from_dict(settings | {NAME: options.as_dict(), "architectures": [kind.model.__name__]})
+    own = {NAME: options.as_dict(), "architectures": [kind.__name__]}
+    new = kind.config_class.from_dict(settings | own)
     new._attn_implementation = NAME
     for module in model.modules():
         if vars(module).get("config") is old:
             module.config = new
-    model.__class__ = kind.model
+    model.__class__ = kind
     model._keep_in_fp32_modules_strict = {*model._keep_in_fp32_modules_strict, NAME}
 
 
@@ -374,7 +349,7 @@ def __getattr__(name: str) -> Any:
     """The classes by their names, made on first use; pickle finds them here."""
     if name.startswith("Boltzmann"):
         for kind in kinds():
-            for found in (kind.config, kind.model):
+            for found in (kind.config_class, kind):
                 if found.__name__ == name:
                     return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

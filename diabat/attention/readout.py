@@ -11,8 +11,11 @@ Couplings move the log-odds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from diabat.attention.bridge import GradientBridge
 from diabat.edges import Edges
@@ -64,3 +67,41 @@ def log_odds(
     limits = torch.finfo(fields.dtype)
     up = bridge(fields, couplings, visible, three_body, seed).clamp(limits.tiny**0.75, 1 - limits.eps)
     return up.log() - (-up).log1p()
+
+
+def slot_weights(
+    odds: bool,
+    near: Tensor,
+    filled: Tensor,
+    mass: Tensor | None,
+    solve: Callable[[Tensor], Tensor],
+    *,
+    zero: bool = False,
+) -> Tensor:
+    """Weights of slots, [B, H, Q, T], by operators; with far keys their sum as one more, [B, H, Q, T + 1].
+
+    Args:
+        odds: Weights are odds, else probabilities.
+        near: Scores of the slots, [B, H, Q, T].
+        filled: Whether a slot holds a visible key, bool, broadcastable to them.
+        mass: That of the far keys, [B, H, Q] (:mod:`diabat.attention.streaming`); None for none.
+        solve: From fields to probabilities, or to log-odds.
+        zero: There are no fields, and the scores are 0.
+    """
+    if mass is None:
+        if not odds:
+            return normalised_weights(solve(near), filled)
+        return masked_softmax(solve(near if zero else odds_fields(near, filled)), filled)
+    near = near.masked_fill(~filled, 0)
+    least = torch.finfo(mass.dtype).min
+    seen = (mass > (least / 2 if odds else 0))[..., None]
+    visible = torch.cat((filled.expand(near.shape), seen), -1)
+    if not odds:
+        # Far keys have what `normalised_weights` adds already, one by one.
+        summed = mass[..., None] - torch.finfo(mass.dtype).tiny ** 0.75
+        return normalised_weights(torch.cat((solve(near), summed), -1), visible)
+    logits = torch.cat((near, mass[..., None]), -1).masked_fill(~visible, least).log_softmax(-1)
+    h = logits[..., :-1].masked_fill(~filled, 0) * (0 if zero else 0.5)
+    # Up to a constant of each query the logits are the scores, moved in the window by what couplings add.
+    moved = (solve(h) - 2 * h).masked_fill(~filled, 0)
+    return masked_softmax(logits + F.pad(moved, (0, 1)), visible)

@@ -1,0 +1,512 @@
+r"""The one place that attends: from queries, keys and values to mixed values, by couplings and what is visible.
+
+With the scores s_j = scale q·k_j of the visible keys of a query,
+
+    readout "odds":         h_j = (s_j - log Σ_k exp s_k) / 2,   weight_j ∝ P(s_j = +1) / P(s_j = -1),
+    readout "probability":  h_j = s_j,                           weight_j ∝ P(s_j = +1),
+
+under P(s) ∝ exp( Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l ).  Keys before a window are spins
+without couplings, or not visible.  `attend` chooses a path:
+
+=============  ==========================================================================================
+softmax        no couplings and odds: ``scaled_dot_product_attention`` of torch
+fused          windows by a rule on the CPU, a backend with a solution: one autograd function
+chain kernel   neighbours by a rule on the CPU, an exact backend: one compiled call, linear memory
+single query   one compiled call without gradients: over a chain, also behind a mask, or a window of few states
+operators      all else, of torch; keys that are not in a window over blocks of queries
+=============  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypedDict
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend
+
+import diabat.attention.chain_graph  # noqa: F401  # registers an operator
+from diabat.attention import chain, chain_operators, fused
+from diabat.attention.bridge import GradientBridge
+from diabat.attention.chain_couplings import Band
+from diabat.attention.couplings import WindowCouplings
+from diabat.attention.head_axis import head_products, repeated
+from diabat.attention.readout import log_odds, masked_softmax, normalised_weights, slot_weights
+from diabat.attention.streaming import FarKeys, far_sums, far_weights
+from diabat.attention.visible import Visible, Windows
+from diabat.checks import check_choice, check_positive
+from diabat.edges import Edges
+from diabat.ising import Ising, without_autocast
+from diabat.samplers.base import Sampler, refuse_trace
+from diabat.samplers.folding import is_traced, refuse_batched_cotangent, transformed
+
+READOUTS = ("odds", "probability")
+FAR = ("none", "independent")
+
+
+@dataclass(frozen=True, eq=False)
+class Law:
+    """What is computed, but for the tensors; fixed when a layer is built.
+
+    Attributes:
+        readout: ``odds`` or ``probability``.
+        far: Keys before a window: ``none``, not visible; or ``independent``, spins without couplings,
+            alpha = sigmoid(2h).  This is the exact law of a J that is zero beyond the window.
+        softcap: c; scores s become c tanh(s / c); None for none.
+        scale: Factor of q·k; None for 1/√E.
+        fields: Whether there are fields from scores.
+        own_spin: The query's own spin is held at +1 (mode ``J-self``).
+        bridge: Sampler and estimator; None without couplings.
+    """
+
+    readout: str = "odds"
+    far: str = "none"
+    softcap: float | None = None
+    scale: float | None = None
+    fields: bool = True
+    own_spin: bool = False
+    bridge: GradientBridge | None = None
+    exact: bool = field(init=False)
+    """Whether a compiled chain computes what the backend does."""
+    solved: bool = field(init=False)
+    """Whether the backend has a solution with its derivative outside autograd."""
+
+    def __post_init__(self) -> None:
+        check_choice("readout", self.readout, READOUTS)
+        check_choice("far", self.far, FAR)
+        for name in ("softcap", "scale"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        bridge, exact, solved = self.bridge, False, True
+        if bridge is not None:
+            able, analytic = bridge.sampler.capabilities, bridge.estimator == "exact" and not bridge.draws
+            exact, solved = analytic and able.exact and able.edges, analytic and able.solution
+        object.__setattr__(self, "exact", exact)
+        object.__setattr__(self, "solved", solved and self.fields and not self.own_spin and not self.softcap)
+
+    @property
+    def odds(self) -> bool:
+        """Whether weights are odds."""
+        return self.readout == "odds"
+
+    def scores(self, products: Tensor) -> Tensor:
+        """Scores of products of scaled queries with keys."""
+        return products if self.softcap is None else self.softcap * torch.tanh(products / self.softcap)
+
+    def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys whose products are the scores; 0 without fields."""
+        if not self.fields:
+            return torch.zeros_like(q), k.detach()
+        return q * self.factor(q), k
+
+    def factor(self, q: Tensor) -> float:
+        """The factor of q·k."""
+        return q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+
+class LawOptions(TypedDict, total=False):
+    """Options of all layers; their meaning is that of :func:`diabat.attention.boltzmann_attention`."""
+
+    sampler: Sampler | str | None
+    gradient: str
+    num_reads: int | None
+    readout: str
+    far: str
+    softcap: float | None
+    scale: float | None
+
+
+class Attention(NamedTuple):
+    """One call: queries [B, H, Q, E], keys [B, H_kv, S, E], values [B, H_kv, S, d], and what belongs to it.
+
+    Attributes:
+        dropout: Probability of dropout of the normalised weights.
+        need_weights: Also form the weights of all keys.
+        seed: Seed of a backend that draws; None takes one from torch's global generator.
+        record: Called with the path, and a function that makes the problem; None for nobody.
+    """
+
+    law: Law
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    visible: Visible
+    dropout: float = 0.0
+    need_weights: bool = False
+    seed: int | None = None
+    record: Callable[[str, Callable[[], Ising] | None], None] | None = None
+
+    def note(self, path: str, problem: Callable[..., Ising] | None = None, *terms: Any) -> None:
+        """Record the path of this call, and how to make its problem."""
+        if self.record is not None:
+            found = None if problem is None else partial(problem, *map(_detached, terms))
+            self.record(path, found)
+
+
+Result = tuple[Tensor, Tensor | None]
+
+
+def attend(call: Attention, couplings: WindowCouplings | Band | None) -> Result:
+    """Mixed values [B, H, Q, d] in the dtype of the values, and weights [B, H, Q, S] or None.
+
+    Half precision is computed in float32.  A query that sees no key gets 0.
+    """
+    refuse_trace()
+    law, q, k, v = call.law, call.q, call.k, call.v
+    if couplings is None and law.odds and law.softcap is None and law.fields and not call.need_weights:
+        return _softmax(call), None
+    wide, narrow = torch.promote_types(q.dtype, torch.float32), v.dtype
+    with without_autocast(q):
+        if not q.dtype == k.dtype == narrow == wide:
+            call = call._replace(q=q.to(wide), k=k.to(wide), v=v.to(wide))
+        if isinstance(couplings, Band):
+            mixed, weights = _over_chain(call, couplings)
+        else:
+            mixed, weights = _over_windows(call, couplings)
+    return mixed.to(narrow), None if weights is None else weights.to(narrow)
+
+
+def _over_chain(call: Attention, band: Band) -> Result:
+    """Keys whose neighbours are coupled."""
+    law, q, k, v, visible = call.law, call.q, call.k, call.v, call.visible
+    J, readable = band.values.to(q.dtype), q.is_cpu and not transformed()
+    band = Band(J)
+    exact = law.exact and J.shape[-1] == 1
+    given = chain_operators.ChainLaw(law.readout, law.factor(q), visible.causal, call.dropout)
+    problem = partial(_problem_of_chain, law, visible)
+    if exact and readable and law.softcap is None:
+        plain = not (call.need_weights or call.dropout or torch.is_grad_enabled() or is_traced())
+        one = plain and q.shape[2] == 1
+        if one and (visible.mask is None or visible.mask.shape[1] == 1):
+            call.note("single query", problem, q, k, J)
+            return chain.attend_once(given, q, k, v, J, *visible.one_row()), None
+        if visible.is_rule:
+            call.note("chain kernel", problem, q, k, J)
+            return chain.attend(
+                given, q, k, v, J[:, :, 1:, 0], visible.key_mask, need_weights=call.need_weights
+            )
+    call.note("operators", problem, q, k, J)
+    if exact:
+        return chain_operators.by_operators(
+            given, q, k, v, J[:, :, 1:, 0], visible, softcap=law.softcap, need_weights=call.need_weights
+        )
+    return _of_weights(call, _chain_weights(call, band), v)
+
+
+def _chain_weights(call: Attention, band: Band) -> Tensor:
+    """Weights [B, H, Q, S] from a backend that is not exact, or of a wider band."""
+    law, bridge, seen = call.law, call.law.bridge, call.visible.rows(call.q.device)
+    assert bridge is not None
+    fields = _chain_fields(law, call.visible, call.q, call.k)
+    J = band.edges() if bridge.takes_edges else band.matrix()
+    if law.odds:
+        return masked_softmax(log_odds(bridge, fields, J, seen, None, call.seed), seen)
+    return normalised_weights(bridge(fields, J, seen, None, call.seed), seen)
+
+
+def _chain_fields(law: Law, visible: Visible, q: Tensor, k: Tensor) -> Tensor:
+    """Fields [B, H, Q, S]."""
+    q, k = law.scaled(q, k)
+    scores, added = law.scores(head_products(q, k.mT)), visible.added()
+    if added is not None:
+        scores = scores + added.to(scores)
+    return chain_operators.fields_of(law.readout, scores, visible.rows(q.device))
+
+
+def _problem_of_chain(law: Law, visible: Visible, q: Tensor, k: Tensor, J: Tensor) -> Ising:
+    fields = _chain_fields(law, visible, q, k)
+    return Ising(fields, Band(J).edges(), visible.rows(q.device), check=False)
+
+
+def _over_windows(call: Attention, couplings: WindowCouplings | None) -> Result:
+    """Slots of a window that are coupled, and keys before it."""
+    if couplings is None:
+        return _uncoupled(call)
+    once = _window_once(call, couplings)
+    if once is not None:
+        return once, None
+    law, q, k, v = call.law, call.q, call.k, call.v
+    if couplings.relative:
+        windows = call.visible.windows(couplings.window, q.device, far=law.far == "independent")
+    else:
+        windows = call.visible.absolute(q.device)
+    far, scaled = None, None if windows.far is None else law.scaled(q, k)
+    if windows.far is not None and scaled is not None:
+        far = far_sums(*scaled, v, windows.far, odds=law.odds, softcap=law.softcap, dropout=call.dropout)
+    mixed, weights = _fused(call, couplings, windows, far) or _of_slots(
+        call, couplings, windows, far, scaled or law.scaled(q, k)
+    )
+    if not call.need_weights:
+        return mixed, None
+    assert weights is not None
+    slots = windows.filled.shape[-1]
+    shown = windows.on_keys(weights[..., :slots], k.shape[2])
+    if windows.far is not None and scaled is not None:
+        of_far = far_weights(*scaled, windows.far, odds=law.odds, softcap=law.softcap)
+        shown = shown + weights[..., slots:] * of_far
+    return (mixed, shown) if far is None or not call.dropout else _of_weights(call, shown, v)
+
+
+def _window_once(call: Attention, couplings: WindowCouplings) -> Tensor | None:
+    """Mixed values of one query that sees all keys, by one compiled call, where it serves; else None."""
+    law, q, visible, bridge = call.law, call.q, call.visible, call.law.bridge
+    if q.shape[2] != 1 or bridge is None or not visible.is_rule or visible.key_mask is not None:
+        return None
+    J, only_J = couplings.values(), couplings.triples is None and couplings.offset_bias is None
+    exact = law.solved and bridge.sampler.capabilities.exact and q.is_cpu
+    plain = not (call.need_weights or call.dropout or torch.is_grad_enabled() or is_traced())
+    if J is None or not (only_J and couplings.relative and exact and plain):
+        return None
+    slots = min(couplings.window, visible.keys)
+    given, far = fused.FusedLaw(None, law.readout, law.factor(q)), law.far == "independent"
+    found = fused.attend_once(given, q, call.k, call.v, J.to(q.dtype), couplings.numbers(slots), far=far)
+    if found is not None and call.record is not None:
+        problem = partial(_problem_of_query, law, slots, far=far)
+        call.note("single query", problem, q, call.k, couplings.matrix(slots))
+    return found
+
+
+def _problem_of_query(law: Law, slots: int, q: Tensor, k: Tensor, J: Tensor, *, far: bool) -> Ising:
+    """Fields [B, H, 1, T] of one query that sees all keys, or those of its window."""
+    q, k = law.scaled(q, k if far else k[..., -slots:, :])
+    scores = head_products(q, k.mT)
+    fields = scores.log_softmax(-1) / 2 if law.odds else scores
+    return Ising(fields[..., -slots:], J, None, check=False)
+
+
+def _of_slots(
+    call: Attention,
+    couplings: WindowCouplings,
+    windows: Windows,
+    far: tuple[Tensor, Tensor] | None,
+    scaled: tuple[Tensor, Tensor],
+) -> Result:
+    """Mixed values by operators, and weights of slots [B, H, Q, T], with far keys as one more [B, H, Q, T + 1]."""
+    near = _biased(windows.added(call.law.scores(windows.scores(*scaled))), couplings)
+    zero = not call.law.fields and call.visible.bias is None
+    solve = partial(_solved, call, couplings, windows, zero=zero)
+    mass = None if far is None else far[1]
+    weights = slot_weights(call.law.odds, near, windows.filled, mass, solve, zero=zero)
+    if far is None:
+        weights = F.dropout(weights, call.dropout)
+        return windows.mixed(weights, call.v), weights
+    mixed = windows.mixed(F.dropout(weights[..., :-1], call.dropout), call.v) + weights[..., -1:] * far[0]
+    return mixed, weights
+
+
+def _uncoupled(call: Attention) -> Result:
+    """All keys are spins without couplings."""
+    law, q, k, v, visible = call.law, call.q, call.k, call.v, call.visible
+    scaled, keys = law.scaled(q, k), visible.keys
+    if visible.is_rule and visible.causal:
+        seen = None if visible.key_mask is None else visible.key_mask[:, None, None]
+        everything = FarKeys(keys - visible.queries + 1, seen)
+    else:
+        first = torch.full((visible.queries,), keys, device=q.device)
+        everything = FarKeys(first, visible.rows(q.device), visible.bias)
+    call.note("operators")
+    if call.need_weights:
+        return _of_weights(call, far_weights(*scaled, everything, odds=law.odds, softcap=law.softcap), v)
+    mixed, mass = far_sums(
+        *scaled, v, everything, odds=law.odds, softcap=law.softcap, dropout=call.dropout
+    )  # fmt: skip
+    sees_none = mass <= torch.finfo(mass.dtype).min  # of odds; probabilities are 0 there
+    return mixed.masked_fill(sees_none[..., None], 0), None
+
+
+def _fused(
+    call: Attention, couplings: WindowCouplings, windows: Windows, far: tuple[Tensor, Tensor] | None
+) -> Result | None:
+    """The same by one autograd function, where it serves; else None."""
+    law, q = call.law, call.q
+    plain = couplings.triples is None and couplings.offset_bias is None
+    alike = far is None or not (call.dropout and call.need_weights)  # far keys are dropped by other draws
+    if not (law.solved and plain and alike and q.is_cpu) or is_traced():
+        return None
+    pairs = couplings.values()
+    if pairs is not None and pairs.dtype != q.dtype:
+        pairs = pairs.to(q.dtype)
+    given = fused.FusedLaw(law.bridge if pairs is not None else None, law.readout, law.factor(q))
+    numbers = None if pairs is None else couplings.numbers(windows.filled.shape[-1])
+    record = None
+    if call.record is not None:
+        record = partial(_record_fused, call, windows)
+    return fused.attend(
+        given, q, call.k, call.v, pairs, numbers, windows, far,
+        dropout=call.dropout, need_weights=call.need_weights, record=record,
+    )  # fmt: skip
+
+
+def _record_fused(call: Attention, windows: Windows, fields: Tensor, J: Tensor | None) -> None:
+    call.note("fused", _problem_of_window, windows, fields, J, None)
+
+
+def _problem_of_window(windows: Windows, fields: Tensor, J: Tensor | Edges | None, K: Tensor | None) -> Ising:
+    return Ising(fields, J, windows.filled, K, check=False)
+
+
+def _biased(near: Tensor, couplings: WindowCouplings) -> Tensor:
+    """Scores of slots with the learned bias of each."""
+    if couplings.offset_bias is None:
+        return near
+    return near + couplings.offset_bias[:, None, -near.shape[-1] :].to(near)
+
+
+def _of_weights(call: Attention, weights: Tensor, v: Tensor) -> Result:
+    """Mix by weights of all keys; a value that is NaN reaches only the queries that see it."""
+    weights = F.dropout(weights, call.dropout)
+    return chain_operators.mixed(weights, v, call.visible), weights if call.need_weights else None
+
+
+def _solved(
+    call: Attention, couplings: WindowCouplings, windows: Windows, fields: Tensor, *, zero: bool
+) -> Tensor:
+    """P(s_j = +1) of slots, [B, H, Q, T], or the log-odds of it for odds."""
+    law, visible = call.law, windows.filled
+    bridge, length = law.bridge, fields.shape[-1]
+    if bridge is None:
+        call.note("operators", _problem_of_window, windows, fields, None, None)
+        return 2 * fields if law.odds else torch.sigmoid(2 * fields)
+    if zero and couplings.triples is None and not law.own_spin:
+        assert couplings.pairs is not None
+        call.note("operators")
+        # The law does not change when all spins are flipped: every P is 1/2, whatever J is; the gradient 0 rather
+        # than none, which some wrappers and optimisers treat differently.
+        return torch.full_like(fields, 0 if law.odds else 0.5) + 0 * couplings.pairs.sum()
+    K = couplings.three_body(length)
+    as_edges = K is None and bridge.takes_edges and couplings.bandwidth < couplings.window - 1
+    J = couplings.edges(length) if as_edges else couplings.matrix(length)
+    J, K = (None if t is None else _as(t, fields) for t in (J, K))
+    if law.own_spin:
+        assert isinstance(J, Tensor)
+        return _with_own_spin(call, J, fields, visible, last=couplings.relative)
+    call.note("operators", _problem_of_window, windows, fields, J, K)
+    if law.odds:
+        return log_odds(bridge, fields, J, visible, K, call.seed)
+    return bridge(fields, J, visible, K, call.seed)
+
+
+def _with_own_spin(call: Attention, J: Tensor, fields: Tensor, visible: Tensor, *, last: bool) -> Tensor:
+    """P(s_j = +1 | s_own = +1) without fields; 1/2 in rows that do not see their own spin (mode ``J-self``).
+
+    The problem of the other spins is that of :meth:`diabat.Ising.clamp`: h_j = J_own,j.
+    """
+    queries, spins = fields.shape[-2:]
+    place = torch.arange(spins, device=J.device)
+    own = place.new_full((queries,), spins - 1) if last else place
+    is_own = (place == own[:, None]) & visible
+    h = J[:, 0, own] * is_own.any(-1, keepdim=True)  # [H, Q, T] without padding: the same in every sequence
+    others = visible & ~is_own
+    call.note(
+        "operators", _problem_of_window, Windows(None, others, False, 0), h.expand(fields.shape), J, None
+    )
+    assert call.law.bridge is not None
+    alpha = call.law.bridge(h, J, others, seed=call.seed)
+    return alpha.masked_fill(is_own, 1).expand(fields.shape)
+
+
+def _as(t: Tensor | Edges, like: Tensor) -> Any:
+    return t.mapped(lambda values: values.to(like)) if isinstance(t, Edges) else t.to(like)
+
+
+def _detached(term: Any) -> Any:
+    if isinstance(term, Edges):
+        return term.mapped(Tensor.detach)
+    return term.detach() if isinstance(term, Tensor) else term
+
+
+def _softmax(call: Attention) -> Tensor:
+    """Attention without couplings, by torch."""
+    q, k, v, visible = call.q, call.k, call.v, call.visible
+    call.note("softmax")
+    grouped = q.shape[1] != k.shape[1]
+    options: dict[str, Any] = {"dropout_p": call.dropout, "scale": call.law.scale, "enable_gqa": grouped}
+    queries, mask, options["is_causal"] = q.shape[2], None, False
+    if visible.is_rule and visible.key_mask is None and (not visible.causal or queries in (1, k.shape[2])):
+        if visible.causal and queries > 1:  # a comparison in a graph is no bool before it is asked
+            options["is_causal"] = True
+    else:
+        mask = visible.rows(q.device)
+        if visible.bias is not None:
+            mask = visible.bias.to(q.dtype).masked_fill(~mask, -math.inf)
+    given = [t for t in (q, k, v, mask) if t is not None]
+    forward_mode = not torch.compiler.is_compiling() and transformed()
+    if forward_mode and any(unpack_dual(t).tangent is not None for t in given):
+        return _of_operators(q, k, v, mask, options)
+    differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    fixed = mask is None or not mask.requires_grad
+    if (
+        is_traced()
+        or not differentiated
+        or call.dropout
+        or not fixed
+        or torch.is_autocast_enabled(q.device.type)
+    ):
+        return F.scaled_dot_product_attention(q, k, v, mask, **options)
+    found: Tensor = _Softmax.apply(q, k, v, mask, options)
+    return found
+
+
+def _of_operators(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
+    """SDPA by operators that have all derivatives."""
+    groups, causal = q.shape[1] // k.shape[1], options["is_causal"]
+    k, v = repeated(k, groups), repeated(v, groups)
+    given = (mask, options["dropout_p"], causal)
+    found: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
+        q, k, v, *given, scale=options["scale"]
+    )[0]
+    return found
+
+
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class _Softmax(torch.autograd.Function):
+    """SDPA of torch, whose derivative by a fused kernel has none itself: operators take its place there."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: Any) -> Tensor:
+        ctx.graph, ctx.mask, ctx.options = None, mask, options
+        causal, scale, grouped = options["is_causal"], options["scale"], options["enable_gqa"]
+        if (
+            mask is None
+            and not grouped
+            and q.is_cpu
+            and torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale)
+            == SDPBackend.FLASH_ATTENTION.value
+        ):  # the kernel alone, without another pass of autograd
+            out, norms = _FLASH(q, k, v, 0.0, causal, scale=scale)
+            ctx.save_for_backward(q, k, v, out, norms)
+            return out
+        leaves = [
+            t.detach().requires_grad_(want) for t, want in zip((q, k, v), ctx.needs_input_grad, strict=False)
+        ]
+        with torch.enable_grad():
+            out = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], mask, **options)
+        ctx.save_for_backward(q, k, v)
+        ctx.graph = out, leaves
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_batched_cotangent(g)
+        terms, wanted, options = ctx.saved_tensors, ctx.needs_input_grad[:3], ctx.options
+        again = torch.is_grad_enabled()
+        if again:
+            q, k, v = leaves = [t.view_as(t) for t in terms[:3]]
+            out = _of_operators(q, k, v, ctx.mask, options)
+        elif ctx.graph is None:
+            slopes = _FLASH_BACKWARD(g, *terms, 0.0, options["is_causal"], scale=options["scale"])
+            return *slopes, None, None
+        else:
+            out, leaves = ctx.graph
+        chosen = [t for t, want in zip(leaves, wanted, strict=True) if want]
+        found = iter(torch.autograd.grad(out, chosen, g, create_graph=again, retain_graph=True))
+        return *(next(found) if want else None for want in wanted), None, None

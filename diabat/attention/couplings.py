@@ -1,0 +1,245 @@
+r"""Couplings between the keys of a window: free parameters of every head, J of pairs and K of triples.
+
+    P(s) ∝ exp( Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l )
+
+over the slots of a window.  The slots are the last keys that a query sees (*relative*), or absolute positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diabat.attention.coupling_init import CouplingInit
+from diabat.attention.fused import pair_numbers
+from diabat.attention.layer import Limits
+from diabat.checks import ArgumentError, check_count, check_flag, check_number, is_integer
+from diabat.compute.memory import require_memory
+from diabat.edges import Edges
+from diabat.ising import pack_couplings, pack_three_body, pair_indices
+
+
+class Couplings(nn.Module):
+    """What all couplings are: J of H heads by distance, parts of which can be held.
+
+    Attributes:
+        num_heads: H.
+        bandwidth: w, the largest distance of two coupled keys.
+        held: Values of J that do not train, in the shape of the parameter, NaN where it does; None for none.
+    """
+
+    num_heads: int
+    bandwidth: int
+    held: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("held", None, persistent=False)
+
+    def by_pair(self) -> tuple[Tensor | None, Tensor]:
+        """The parameter of J, [H, P], and the distance of the keys of each of its pairs, int64 [P]."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def hold(
+        self,
+        value: float | None = None,
+        *,
+        heads: Iterable[int] | None = None,
+        distances: Iterable[int] | None = None,
+    ) -> None:
+        """Keep J of some heads and distances as it is, or at a value, whatever an optimiser does; 0 ablates it.
+
+        The value is written to the parameter as well, now and when it is saved.  Files do not say what was held.
+
+        Args:
+            value: J; None for what it is now.
+            heads: Numbers of heads; None for all.
+            distances: Distances of two coupled keys, 1 .. w; None for all.
+
+        Raises:
+            ValueError: If there is no such head or distance, the value is not finite, or there is no J.
+        """
+        parameter, distance = self.by_pair()
+        if parameter is None:
+            raise ArgumentError("couplings", "expected couplings with J, got none.")
+        if value is not None:
+            check_number("value", value, "(-inf, inf)")
+        all_heads = torch.arange(self.num_heads)
+        chosen = _among("heads", heads, all_heads)[:, None] & _among("distances", distances, distance)
+        chosen = chosen.to(parameter.device)
+        now = parameter if self.held is None else with_held(parameter, self.held)
+        now = now.masked_fill(chosen, value) if value is not None else now
+        before = torch.full_like(now, math.nan) if self.held is None else self.held
+        self.held = torch.where(chosen, now, before)
+        self._write_held()
+
+    def release(self) -> None:
+        """Let all of J train again."""
+        self._write_held()
+        self.held = None
+
+    @torch.no_grad()
+    def _write_held(self) -> None:
+        parameter, _ = self.by_pair()
+        if self.held is not None and parameter is not None:
+            parameter.copy_(with_held(parameter, self.held))
+
+    def _save_to_state_dict(self, *given: Any, **options: Any) -> None:
+        self._write_held()  # decay has moved it
+        super()._save_to_state_dict(*given, **options)
+
+
+def with_held(parameter: Tensor, held: Tensor | None) -> Tensor:
+    """A parameter with held values in their places."""
+    return parameter if held is None else torch.where(held.isnan(), parameter, held)
+
+
+def _among(name: str, chosen: Iterable[int] | None, known: Tensor) -> Tensor:
+    """Which of the known numbers are chosen, bool."""
+    if chosen is None:
+        return torch.ones(len(known), dtype=torch.bool)
+    numbers, most = list(chosen), int(known.max()) if len(known) else 0
+    for number in numbers:
+        if not is_integer(number) or not bool((known == number).any()):
+            raise ArgumentError(name, f"expected numbers in {int(known.min())} .. {most}, got {number!r}.")
+    return torch.isin(known, torch.tensor(numbers, dtype=torch.int64))
+
+
+class WindowCouplings(Couplings):
+    """J and K over T slots, zero at first.
+
+    Args:
+        num_heads: H.
+        window: T, the number of slots.
+        terms: ``J``, ``K``, ``J+K``, or empty for neither.
+        bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None makes every pair a parameter.
+        relative: Slots are the last T visible keys of every query; else the absolute positions 0 .. T-1.
+        offset_bias: A learned number of every head and slot, added to the scores; needs ``relative``.
+        init: Initial J: a :class:`diabat.attention.CouplingInit`, a number for all of J, or None for 0.
+        device: Device of the parameters.
+        dtype: Dtype of the parameters.
+
+    Attributes:
+        pairs: J_jk for j < k, [H, Σ_{d=1..w} (T-d)], in row-major order; None without J.
+        triples: K_jkl for j < k < l, [H, T(T-1)(T-2)/6]; None without K.
+        offset_bias: [H, T], zero at first; or None.
+
+    Raises:
+        ValueError: If a size is invalid or the parameters do not fit into memory.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        window: int,
+        *,
+        terms: str = "J",
+        bandwidth: int | None = None,
+        relative: bool = True,
+        offset_bias: bool = False,
+        init: CouplingInit | float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_count("num_heads", num_heads)
+        check_count("window", window)
+        check_count("bandwidth", bandwidth, optional=True)
+        check_flag("relative", relative)
+        check_flag("offset_bias", offset_bias)
+        if offset_bias and not relative:
+            raise ArgumentError("offset_bias", "expected False without relative=True, got True.")
+        widest = window - 1
+        self.num_heads, self.window, self.relative = num_heads, window, relative
+        self.bandwidth = widest if bandwidth is None else min(bandwidth, widest)
+        pairs, triples = pair_bytes(num_heads, window, bandwidth), math.comb(window, 3) * ("K" in terms)
+        require_memory(
+            sum(pairs) * ("J" in terms) + 16 * num_heads * triples,
+            f"couplings of window = {window} and {num_heads} heads",
+            "window",
+        )
+        zeros = partial(torch.zeros, device=device, dtype=dtype)
+        number = _pair_count(window, self.bandwidth)
+        self.pairs = nn.Parameter(zeros(num_heads, number)) if "J" in terms else None
+        self.triples = nn.Parameter(zeros(num_heads, triples)) if "K" in terms else None
+        self.offset_bias = nn.Parameter(zeros(num_heads, window)) if offset_bias else None
+        init = CouplingInit.of(init)
+        if self.pairs is not None and init is not None:
+            init.fill(self.pairs, self.by_pair()[1])
+
+    @property
+    def limits(self) -> Limits:
+        """What a sampler must support."""
+        with_J, with_K = self.pairs is not None, self.triples is not None
+        window = self.window if with_J or with_K else None
+        return Limits(window, self.bandwidth if with_J else None, with_K)
+
+    def by_pair(self) -> tuple[Tensor | None, Tensor]:
+        """As in the base class."""
+        first, second = pair_indices(self.window, self.bandwidth)
+        return self.pairs, second - first
+
+    def initialise(self, functions: Any) -> None:
+        """Set J = 0 by functions of the names and arguments of ``torch.nn.init``."""
+        for parameter in (self.pairs, self.triples, self.offset_bias):
+            if parameter is not None:
+                functions.zeros_(parameter)
+
+    def values(self) -> Tensor | None:
+        """J of all pairs, [H, P], with what is held."""
+        pairs = self.pairs  # looked up by modules, which takes time
+        return None if pairs is None else with_held(pairs, self.held)
+
+    def matrix(self, length: int | None = None) -> Tensor | None:
+        """Symmetric J over the first ``length`` positions, or the last slots, [H, 1, T, T]; None without J."""
+        values, part = self.values(), self.part(length)
+        if values is None:
+            return None
+        return pack_couplings(values, self.window, self.bandwidth)[:, None, part, part]
+
+    def edges(self, length: int | None = None) -> Edges | None:
+        """The same as edges, with values [H, 1, E]."""
+        values, (first, end, _) = self.values(), self.part(length).indices(self.window)
+        if values is None:
+            return None
+        index = torch.stack(pair_indices(self.window, self.bandwidth, values.device), 1) - first
+        inside = ((index >= 0) & (index < end - first)).all(1)
+        return Edges(index[inside], values[:, None, inside])
+
+    def three_body(self, length: int | None = None) -> Tensor | None:
+        """Symmetric K over the same slots, [H, 1, T, T, T]; None without K."""
+        if self.triples is None:
+            return None
+        part = self.part(length)
+        return pack_three_body(self.triples, self.window)[:, None, part, part, part]
+
+    def numbers(self, length: int) -> Tensor:
+        """Which of the P pairs is at j, k of J of ``length`` keys, int64 [T, T]; P where there is none."""
+        first, end, _ = self.part(length).indices(self.window)
+        return pair_numbers(self.window, self.bandwidth, first, end)
+
+    def part(self, length: int | None) -> slice:
+        """The slots of ``length`` keys."""
+        T = self.window if length is None else length
+        return slice(self.window - T, self.window) if self.relative else slice(T)
+
+    def extra_repr(self) -> str:
+        """Show the options in ``repr``."""
+        return f"{self.num_heads}, {self.window}, bandwidth={self.bandwidth}, relative={self.relative}"
+
+
+def _pair_count(window: int, bandwidth: int) -> int:
+    return bandwidth * window - bandwidth * (bandwidth + 1) // 2
+
+
+def pair_bytes(heads: int, window: int, bandwidth: int | None, *, copies: int = 1) -> tuple[int, int]:
+    """Bytes of J of some layers with gradient and both moments of an optimiser, and of one of them as a matrix."""
+    widest = window - 1
+    pairs = _pair_count(window, widest if bandwidth is None else min(bandwidth, widest))
+    return 16 * copies * heads * pairs, 12 * heads * window**2

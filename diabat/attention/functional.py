@@ -1,0 +1,254 @@
+r"""Boltzmann attention as a function, in place of ``torch.nn.functional.scaled_dot_product_attention``."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diabat.attention.chain_couplings import Band, ChainCouplings
+from diabat.attention.compiled import LayerBridge
+from diabat.attention.core import Attention, Law, attend
+from diabat.attention.couplings import WindowCouplings
+from diabat.attention.layer import Limits, check_tokens, fitted
+from diabat.attention.visible import Visible
+from diabat.checks import ArgumentError, ArgumentTypeError, check_number
+from diabat.samplers.base import Sampler
+from diabat.samplers.registry import as_sampler
+
+Couplings = WindowCouplings | ChainCouplings | Band
+
+
+def boltzmann_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    couplings: Couplings | None = None,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    readout: str = "odds",
+    far: str = "none",
+    softcap: float | None = None,
+    sampler: Sampler | str | None = None,
+    gradient: str = "auto",
+    num_reads: int | None = None,
+    seed: int | None = None,
+    need_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""Attend with weights from an Ising model over the keys that a query sees.
+
+    With the scores s_j = scale q·k_j of the visible keys, and the law
+
+        P(s) ∝ exp( Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l ),
+
+    of fields h_j = (s_j - log Σ_k exp s_k) / 2 and weights P(s_j = +1) / P(s_j = -1), normalised (``odds``), or of
+    fields s_j and weights P(s_j = +1), normalised (``probability``; arXiv:2606.12478, §3).  Without couplings, or at
+    J = 0, odds are ``scaled_dot_product_attention``, whose shapes, masks and other shared arguments these are.
+
+    Args:
+        query: [*, H, L, E], floating; or [L, E].
+        key: [*, H, S, E]; with ``enable_gqa`` of H_kv heads, H a multiple of it.
+        value: [*, H, S, E_v]; with ``enable_gqa`` of H_kv heads.
+        couplings: :class:`diabat.attention.WindowCouplings`, between the last visible keys of a query or between
+            absolute positions; :class:`diabat.attention.ChainCouplings`, between neighbouring keys, of which a result
+            ``couplings(tokens)`` serves as well.  A module that needs tokens takes the values of all heads.  None for
+            independent spins.
+        attn_mask: Broadcastable to [*, H, L, S]: bool, True where a key is visible, or floating, added to the scores;
+            -inf hides a key.
+        dropout_p: Probability of dropout of the normalised weights.
+        is_causal: Query i sees the keys j <= i; not together with ``attn_mask``.
+        scale: Factor of q·k; None for 1/√E.
+        enable_gqa: Keys and values may have fewer heads than queries.
+        readout: ``odds`` or ``probability``.
+        far: Keys before a window: ``none``, not visible; or ``independent``, spins without couplings.
+        softcap: c; scores s become c tanh(s / c).
+        sampler: Backend of the marginals, or its name; None for ``exact``, or ``banded`` for neighbouring keys.
+        gradient: Estimator, see :func:`diabat.spin_probabilities`.
+        num_reads: Reads per query for backends that draw.
+        seed: Seed of the reads; None draws one.
+        need_weights: Also return the weights.
+
+    Returns:
+        [*, H, L, E_v]; and with ``need_weights`` weights [*, H, L, S].  A query that sees no key gets 0.
+
+    Raises:
+        ValueError: If a shape, dtype or option is invalid, or a tensor is nested.
+        UnsupportedError: If the backend does not support the couplings or the estimator.
+    """
+    _check(query, key, value, attn_mask, is_causal, enable_gqa)
+    check_number("dropout_p", dropout_p, "[0, 1]")
+    lead = query.shape[:-2]
+    heads = lead[-1] if lead else 1
+    q, k, v = (_four_dimensions(t) for t in (query, key, value))
+    visible = _visible(attn_mask, is_causal, (*lead, query.shape[-2], key.shape[-2]), q.device)
+    made = _made(couplings, v, heads)
+    law = _law(made, (sampler, gradient, num_reads), readout, far, softcap, scale)
+    call = Attention(law, q, k, v, visible, dropout_p, need_weights, seed)
+    out, weights = _of_nothing(q, k, v) if 0 in (*q.shape, *k.shape) else attend(call, made)
+    out = out.reshape(*lead, *out.shape[-2:])
+    if not need_weights:
+        return out
+    assert weights is not None
+    return out, weights.reshape(*lead, *weights.shape[-2:])
+
+
+def _of_nothing(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and weights without queries, keys, heads or sequences: 0, whose derivatives are 0."""
+    zero = 0 * (q.sum() + k.sum() + v.sum())
+    lead = q.shape[:3]
+    return zero.expand(*lead, v.shape[3]).clone(), zero.expand(*lead, k.shape[2]).clone()
+
+
+def _four_dimensions(t: Tensor) -> Tensor:
+    """[*, H, L, E] as [B, H, L, E]."""
+    if t.ndim == 4:
+        return t
+    return t.reshape(math.prod(t.shape[:-3]), *(1,) * (3 - t.ndim), *t.shape[-3:])
+
+
+def _visible(mask: Tensor | None, is_causal: bool, shape: tuple[int, ...], device: torch.device) -> Visible:
+    """What queries see, for weights of this shape, [*, H, L, S]."""
+    queries, keys = shape[-2:]
+    if mask is None and (not is_causal or queries == keys):
+        return Visible(queries, keys, is_causal)
+    if mask is None:
+        seen = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=device)
+        return Visible(queries, keys, mask=seen.tril())
+    if mask.ndim > 3 and len(shape) > 4:
+        mask = mask.expand(*shape[:-3], *mask.shape[-3:]).flatten(0, -4)
+    mask = mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape).expand(-1, -1, -1, keys)
+    if mask.dtype == torch.bool:
+        return Visible.of(mask.expand(-1, -1, queries, -1))
+    seen = mask != -math.inf
+    return Visible.of(seen.expand(-1, -1, queries, -1), torch.where(seen, mask, 0))
+
+
+def _made(couplings: Couplings | None, v: Tensor, heads: int) -> WindowCouplings | Band | None:
+    """What the core takes, checked."""
+    if couplings is None:
+        return None
+    made: Any = couplings
+    if not isinstance(made, WindowCouplings | ChainCouplings | Band):
+        expected = "expected WindowCouplings, ChainCouplings, what they return for tokens, or None"
+        raise ArgumentTypeError("couplings", f"{expected}, got {type(made).__name__}.")
+    if isinstance(made, ChainCouplings):
+        features = v.shape[1] * v.shape[3]
+        if made.rank and made.embed_dim != features:
+            raise ArgumentError(
+                "couplings",
+                f"expected features of the values of all heads, {features}, got those of tokens of "
+                f"{made.embed_dim}; pass couplings(tokens).",
+            )
+        tokens = v.transpose(1, 2).flatten(2) if made.rank else v[:, 0]
+        made = made(tokens)
+    number = made.num_heads if isinstance(made, WindowCouplings) else made.values.shape[1]
+    if number != heads:
+        raise ArgumentError(
+            "couplings", f"expected those of {heads} heads as the queries have, got {number}."
+        )
+    keys = v.shape[2]
+    if isinstance(made, Band) and made.values.shape[2] != keys:
+        raise ArgumentError("couplings", f"expected those of {keys} keys, got {made.values.shape[2]}.")
+    if isinstance(made, WindowCouplings) and not made.relative and keys > made.window:
+        raise ArgumentError("key", f"expected at most window = {made.window} positions, got {keys}.")
+    checked: WindowCouplings | Band = made
+    return checked
+
+
+def _law(
+    couplings: WindowCouplings | Band | None,
+    backend: tuple[Sampler | str | None, str, int | None],
+    readout: str,
+    far: str,
+    softcap: float | None,
+    scale: float | None,
+) -> Law:
+    """What is computed."""
+    if couplings is None:
+        return Law(readout, far, softcap, scale)
+    if isinstance(couplings, WindowCouplings):
+        limits, usual, moving = couplings.limits, "exact", couplings.relative
+    else:
+        limits, usual, moving = Limits(None, couplings.values.shape[-1]), "banded", False
+    if far != "none" and not moving:
+        raise ArgumentError(
+            "far", f"expected 'none' unless couplings are those of a moving window, got {far!r}."
+        )
+    sampler, gradient, num_reads = backend
+    sampler = usual if sampler is None else sampler
+    bridge = None if limits == Limits() else getattr(_BRIDGES, _bound(sampler, gradient, num_reads, *limits))
+    return Law(readout, far, softcap, scale, bridge=bridge)
+
+
+class _Bridges:
+    """Bridges as attributes, by which graphs find them; equal options have one, so that backends are bound once."""
+
+
+_BRIDGES = _Bridges()
+_NAMES: dict[Any, str] = {}
+_numbers = itertools.count()
+
+
+def _built(sampler: Sampler | str, gradient: str, num_reads: int | None, *limits: Any) -> str:
+    """The name of a bridge."""
+    options = (sampler, gradient, num_reads, limits)
+    if options not in _NAMES:
+        bridge = LayerBridge(fitted(as_sampler(sampler), Limits(*limits)), gradient, num_reads)
+        if len(_NAMES) == 64:  # of somebody who makes a sampler for every call
+            delattr(_BRIDGES, _NAMES.pop(next(iter(_NAMES))))
+        _NAMES[options] = f"bridge_{next(_numbers)}"
+        setattr(_BRIDGES, _NAMES[options], bridge)
+    return _NAMES[options]
+
+
+_compiler: Any = torch.compiler  # whose decorators have no types
+_bound: Callable[..., str] = _compiler.assume_constant_result(_built)  # a graph does not build backends
+
+
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, enable_gqa: bool
+) -> None:
+    """Refuse tensors that do not fit together."""
+    for name, t in (("query", query), ("key", key), ("value", value)):
+        if isinstance(t, Tensor) and t.is_nested:
+            raise ArgumentError(name, "expected a dense tensor with a mask of padding, got a nested one.")
+        check_tokens(t, query, name, "the query")
+        if t.ndim < 2 or t.ndim != query.ndim:
+            raise ArgumentError(name, f"expected [*, H, L, E] as the query has, got {list(t.shape)}.")
+    H, groups = (t.shape[-3] if t.ndim > 2 else 1 for t in (query, key))
+    if key.shape[:-1] != value.shape[:-1] or key.shape[:-3] != query.shape[:-3]:
+        got = f"{list(query.shape)}, {list(key.shape)} and {list(value.shape)}"
+        raise ArgumentError(
+            "key", f"expected [*, H, S, E] of the batch of queries, and values alike, got {got}."
+        )
+    if key.shape[-1] != query.shape[-1] or not key.shape[-1]:
+        raise ArgumentError(
+            "key", f"expected {query.shape[-1]} features as queries have, at least 1, got {key.shape[-1]}."
+        )
+    if groups != H and not (enable_gqa and groups and H % groups == 0):
+        hint = "" if enable_gqa else " without enable_gqa=True"
+        raise ArgumentError("key", f"expected {H} heads as the query has{hint}, got {groups}.")
+    if mask is None:
+        return
+    if is_causal:
+        raise ArgumentError("is_causal", "expected False together with attn_mask, got True.")
+    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        got = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ArgumentError("attn_mask", f"expected a bool or floating tensor, got {got}.")
+    shape = (*query.shape[:-1], key.shape[-2])
+    try:
+        fits = torch.broadcast_shapes(mask.shape, shape) == shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ArgumentError(
+            "attn_mask", f"expected a shape that broadcasts to {list(shape)}, got {list(mask.shape)}."
+        )

@@ -1,0 +1,102 @@
+"""Autograd functions that keep their arguments only, and whose derivatives of any order come from operators.
+
+Results that are computed again: with blocks of rows, memory is that of one block, forward and in all backward passes.
+And compiled passes, whose derivative operators take over where it is differentiated itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diabat.samplers.folding import is_traced, refuse_batched_cotangent
+
+Maybe = Tensor | None
+
+
+def recomputed(function: Callable[..., tuple[Tensor, ...]], *given: Maybe) -> tuple[Tensor, ...]:
+    """Call a function without side effects; in graphs and transforms, which keep what they like, plainly."""
+    if is_traced() or not torch.is_grad_enabled():
+        return function(*given)
+    found: tuple[Tensor, ...] = _Recomputed.apply(function, *given)
+    return found
+
+
+class CompiledPasses:
+    """Both compiled passes of one call, and the same by operators, each of the same terms."""
+
+    def results(self, *terms: Maybe) -> tuple[Maybe, ...]:
+        """The forward pass."""
+        raise NotImplementedError
+
+    def gradient(self, terms: Sequence[Any], wanted: Sequence[bool], *cotangents: Maybe) -> Sequence[Maybe]:
+        """Derivatives by the terms, at least the wanted ones; a cotangent of None is 0."""
+        raise NotImplementedError
+
+    def by_operators(self, *terms: Any) -> Sequence[Maybe]:
+        """The results by operators that autograd differentiates again."""
+        raise NotImplementedError
+
+    def __call__(self, *terms: Maybe) -> Any:
+        """The results, differentiable."""
+        return _Compiled.apply(self, *terms) if torch.is_grad_enabled() else self.results(*terms)
+
+
+class _Compiled(torch.autograd.Function):
+    """(passes, their terms) -> their results."""
+
+    @staticmethod
+    def forward(ctx: Any, passes: CompiledPasses, *terms: Maybe) -> tuple[Maybe, ...]:
+        ctx.passes = passes
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*terms)
+        return passes.results(*terms)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Maybe) -> tuple[Maybe, ...]:
+        refuse_batched_cotangent(*cotangents)
+        terms, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]  # once: checkpointing computes terms here
+        if all(g is None for g in cotangents):
+            return (None,) * (1 + len(terms))
+        if not torch.is_grad_enabled():
+            return None, *ctx.passes.gradient(terms, wanted, *cotangents)
+        found = iter(_slopes(ctx.passes.by_operators, wanted, *terms, *cotangents))
+        return None, *(next(found) if want else None for want in wanted)
+
+
+class _Recomputed(torch.autograd.Function):
+    """(function, its arguments) -> its results."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., tuple[Tensor, ...]], *given: Any) -> tuple[Tensor, ...]:
+        ctx.function = function
+        ctx.save_for_backward(*given)
+        return function(*given)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Maybe, ...]:
+        wanted = ctx.needs_input_grad[1:]
+        found = iter(recomputed(partial(_slopes, ctx.function, wanted), *ctx.saved_tensors, *cotangents))
+        return None, *(next(found) if want else None for want in wanted)
+
+
+def _slopes(
+    function: Callable[..., Sequence[Maybe]], wanted: Sequence[bool], *given: Any
+) -> tuple[Tensor, ...]:
+    """Derivatives by the arguments that are wanted, of the results times their cotangents, which follow them all."""
+    further, count = torch.is_grad_enabled(), len(wanted)
+    terms, leaves = list(given[:count]), []
+    with torch.enable_grad():
+        for i, want in enumerate(wanted):
+            if want:
+                # Separate leaves: the cotangents may also depend on the terms, but are held fixed here.
+                linked = further and terms[i].requires_grad
+                terms[i] = terms[i].view_as(terms[i]) if linked else terms[i].detach().requires_grad_()
+                leaves.append(terms[i])
+        found = [(r, g) for r, g in zip(function(*terms), given[count:], strict=True) if g is not None]
+        results, cotangents = zip(*found, strict=True)
+        return torch.autograd.grad(results, leaves, cotangents, create_graph=further, materialize_grads=True)

@@ -1,0 +1,200 @@
+"""``boltzmann_attention`` under random shapes, masks and couplings, against enumeration and attention of torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+import diabat
+from diabat.attention import Band, ChainCouplings, WindowCouplings
+from diabat.attention.chain_couplings import SOURCES
+from diabat.testing.oracle import state_table
+from fuzz.calls.laws import close, finite
+from fuzz.problems import DTYPES, SEEDS, leads, mostly, normal, scales
+from fuzz.properties import demand, holds
+
+LEADS = ((1,), (2,), (4,), (2, 2), (1, 4), (3, 1), (2, 1, 2), ())
+Coupled = WindowCouplings | Band | None
+
+
+@holds
+def functions(draw: st.DrawFn) -> None:
+    """Output, weights and gradients of any call; of an exact backend they are those of enumeration."""
+    q, k, v = _inputs(draw)
+    lead, (queries, keys) = q.shape[:-2], (q.shape[-2], k.shape[-2])
+    made, far, backend = _couplings(draw, q, k, v)
+    mask, causal = _mask(draw, (*lead, queries, keys))
+    if mask is not None and mask.is_floating_point():
+        mask = mask.to(q.dtype)
+    options: dict[str, Any] = {
+        "readout": draw(st.sampled_from(["odds", "probability"])), "far": far, "sampler": backend,
+        "softcap": draw(mostly(st.none(), scales(0.1, 100))), "scale": draw(mostly(st.none(), scales(0.01, 10))),
+        "enable_gqa": k.shape[:-2] != lead, "seed": 1,
+    }  # fmt: skip
+    seen, bias = _seen(mask, causal, (*lead, queries, keys))
+    y, weights = diabat.boltzmann_attention(q, k, v, made, mask, 0.0, causal, need_weights=True, **options)
+    alone = diabat.boltzmann_attention(q, k, v, made, mask, 0.0, causal, **options)
+    assert isinstance(alone, Tensor)
+    shown, shape = weights.detach().double(), (*lead, queries, keys)
+    demand(tuple(weights.shape) == shape, f"weights: expected {shape}, got {tuple(weights.shape)}")
+    demand(tuple(y.shape) == (*shape[:-1], v.shape[-1]), f"output: got {tuple(y.shape)}")
+    sums = shown.sum(-1)
+    off = float((sums - seen.any(-1).double()).abs().max())
+    demand(off < 1e-5, f"weights: expected sums of 1, or 0 where nothing is seen, got {sums}")
+    demand(not bool((shown[~seen] != 0).any()), "weights: expected 0 for hidden keys")
+    most = (1e-4 if q.dtype == torch.float32 else 1e-8) * (1 + float(v.detach().abs().max()))
+    close(alone, y, most, "the output without weights")
+    alone.sum().backward()
+    parameters = list(made.parameters()) if isinstance(made, WindowCouplings) else []
+    for tensor in (q, k, v, *parameters):
+        if tensor.grad is not None:
+            finite(tensor.grad, "gradient")
+    if q.dtype == torch.float32:
+        return
+    scores, compared = _scores(q, k, options["scale"], options["softcap"]), _compared(seen, made)
+    if made is None and options["readout"] == "odds":
+        expected = (scores + bias).masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0)
+    elif backend == "mean_field":
+        return
+    else:
+        h = (scores + bias).masked_fill(~seen, -math.inf)
+        expected = _enumerated(h, _matrices(made, seen, far), seen, options["readout"])
+    close(shown[compared], expected[compared], 1e-5, "weights")
+
+
+def _inputs(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values, some with grouped heads, and in other layouts of the memory."""
+    lead, dtype, seed = draw(st.sampled_from(LEADS)), draw(DTYPES), draw(SEEDS)
+    size, keys, features = draw(st.integers(1, 6)), draw(st.integers(1, 7)), draw(st.integers(1, 4))
+    heads = lead[-1] if lead else 1
+    groups = draw(st.sampled_from([n for n in (heads, heads, 1, 2) if heads % n == 0]))
+    own = (*lead[:-1], groups) if lead else ()
+    q = draw(scales(1e-3, 30)) * normal(seed, *lead, size, features)
+    k, v = normal(seed + 1, *own, keys, features), normal(seed + 2, *own, keys, draw(st.integers(1, 4)))
+    found = []
+    for tensor in (q, k, v):
+        tensor = tensor.to(dtype)
+        if tensor.ndim > 2 and draw(st.booleans()):  # as projections give it
+            tensor = tensor.transpose(-2, -3).contiguous().transpose(-2, -3)
+        found.append(tensor.requires_grad_())
+    return found[0], found[1], found[2]
+
+
+def _couplings(draw: st.DrawFn, q: Tensor, k: Tensor, v: Tensor) -> tuple[Coupled, str, str | None]:
+    """Couplings that are not 0, keys before the window, and a backend."""
+    kind, heads = draw(st.sampled_from(["none", "absolute", "moving", "moving", "chain", "chain"])), 1
+    if q.ndim > 2:
+        heads = q.shape[-3]
+    if kind == "none":
+        return None, "none", None
+    strength, keys = draw(scales(0.01, 10)), k.shape[-2]
+    made: WindowCouplings | ChainCouplings
+    if kind == "chain":
+        made = ChainCouplings(
+            5, heads, draw(st.sampled_from(SOURCES)), bandwidth=draw(st.sampled_from([1, 1, 2]))
+        )
+    else:
+        made = WindowCouplings(
+            heads, keys if kind == "absolute" else draw(st.integers(1, 5)), relative=kind == "moving",
+            terms=draw(st.sampled_from(["J", "J", "J", ""])), bandwidth=draw(st.sampled_from([None, None, 1, 2])),
+        )  # fmt: skip
+    for parameter in made.to(q.dtype).parameters():
+        torch.nn.init.normal_(parameter, std=strength)
+    backend = draw(mostly(st.none(), st.just("mean_field"), 8))
+    if isinstance(made, ChainCouplings):
+        batch = math.prod(q.shape[:-3])
+        return made(normal(draw(SEEDS), batch, keys, 5).to(q.dtype)), "none", backend
+    far = draw(st.sampled_from(["none", "independent"])) if kind == "moving" else "none"
+    return made, far, backend
+
+
+def _mask(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Tensor | None, bool]:
+    """A mask of any shape that broadcasts to [*, H, L, S], or a causal rule."""
+    kind, seed = draw(st.sampled_from(["none", "causal", "bool", "float", "padding"])), draw(SEEDS)
+    if kind in ("none", "causal"):
+        return None, kind == "causal"
+    if kind == "padding":
+        batch = (*shape[:-3], 1) if len(shape) > 2 else ()
+        bounds = (normal(seed, *batch, 2, 1, 1).abs() * shape[-1] / 3).floor()
+        place = torch.arange(shape[-1])
+        left, right = bounds.unbind(-3)
+        seen = (place >= left) & (place < shape[-1] - right)
+        return seen & torch.ones(shape[-2:], dtype=torch.bool).tril(shape[-1] - shape[-2]), False
+    sizes = draw(leads(shape)) or (1,)
+    hidden = normal(seed, *sizes) > draw(st.sampled_from([0.5, 2.0, -1.0]))
+    if kind == "bool":
+        return ~hidden, False
+    added = draw(scales(0.01, 10)) * normal(seed + 1, *sizes)
+    return added.masked_fill(hidden, -math.inf), False
+
+
+def _seen(mask: Tensor | None, causal: bool, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Visible keys and what is added to scores, for weights of this shape."""
+    seen, bias = torch.ones(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.float64)
+    if causal:
+        seen = seen.tril()
+    if mask is None:
+        return seen, bias
+    if mask.dtype == torch.bool:
+        return seen & mask, bias
+    return seen & (mask != -math.inf), bias + torch.where(mask == -math.inf, 0, mask.double())
+
+
+def _scores(q: Tensor, k: Tensor, scale: float | None, softcap: float | None) -> Tensor:
+    q, k = q.detach(), k.detach()
+    if q.ndim > 2 and k.shape[-3] != q.shape[-3]:
+        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
+    scores = (q.shape[-1] ** -0.5 if scale is None else scale) * q @ k.mT
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def _matrices(made: Coupled, seen: Tensor, far: str) -> Tensor:
+    """J of every query, [*, H, L, S, S]; keys that a window does not show disappear from ``seen``."""
+    *lead, queries, keys = seen.shape
+    J = torch.zeros(*lead, queries, keys, keys, dtype=torch.float64)
+    if isinstance(made, Band):
+        J += made.matrix().detach().reshape(*lead, 1, keys, keys)
+    elif isinstance(made, WindowCouplings) and made.pairs is not None:
+        matrix = made.matrix()
+        assert matrix is not None
+        of_heads = matrix.detach()[:, 0].double()
+        if not made.relative:
+            return J + of_heads.reshape(*lead[-1:], 1, keys, keys)
+        for place in torch.cartesian_prod(*(torch.arange(n) for n in (*lead, queries))).view(
+            -1, len(lead) + 1
+        ):
+            at = tuple(place.tolist())
+            last = seen[at].nonzero()[:, 0][-made.window :]
+            slots = torch.arange(made.window - len(last), made.window)
+            head = at[-2] if lead else 0
+            J[at][last[:, None], last] = of_heads[head][slots[:, None], slots]
+    if isinstance(made, WindowCouplings) and made.relative and far == "none":
+        after = seen.flip(-1).cumsum(-1).flip(-1)
+        seen &= after <= made.window
+    return J
+
+
+def _enumerated(scores: Tensor, J: Tensor, seen: Tensor, readout: str) -> Tensor:
+    """Weights from all states of the visible keys of every query."""
+    scores = scores.masked_fill(~seen, -math.inf)
+    h = (scores - scores.logsumexp(-1, keepdim=True)) / 2 if readout == "odds" else scores
+    h, J = h.masked_fill(~seen, 0), J * seen[..., None] * seen[..., None, :]
+    s = state_table(seen.shape[-1])
+    exponent = h @ s.T + torch.einsum("ni,...ij,nj->...n", s, J, s) / 2
+    parts = (exponent[..., None].masked_fill(s != sign, -math.inf).logsumexp(-2) for sign in (1, -1))
+    odds = next(parts) - next(parts)
+    weights = odds if readout == "odds" else F.logsigmoid(odds)
+    return weights.masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0)
+
+
+def _compared(seen: Tensor, made: Coupled) -> Tensor:
+    """Queries that are compared: of a moving window not those of padding on the right, which go by position."""
+    queries, keys = seen.shape[-2:]
+    if not (isinstance(made, WindowCouplings) and made.relative and queries == keys):
+        return torch.ones(seen.shape[:-1], dtype=torch.bool)
+    return seen.diagonal(dim1=-2, dim2=-1) | seen[..., -1, :].all(-1, keepdim=True)

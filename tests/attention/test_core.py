@@ -1,0 +1,77 @@
+"""The core says which path a call takes, and options of attention are written in three lists that agree."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from layers import attention, chain, tokens
+
+import diabat
+from diabat.attention.core import Law, LawOptions
+
+PATHS: list[tuple[Any, dict[str, Any], str]] = [
+    (attention, {}, "fused"),
+    (attention, {"readout": "odds", "relative": True}, "fused"),
+    (attention, {"relative": True, "far": "independent"}, "fused"),
+    (attention, {"mode": "h"}, "fused"),
+    (attention, {"mode": "softmax"}, "softmax"),
+    (attention, {"mode": "softmax", "relative": True, "far": "independent"}, "softmax"),
+    (attention, {"mode": "softmax", "relative": True}, "fused"),
+    (attention, {"relative": True, "offset_bias": True}, "operators"),
+    (attention, {"mode": "h+J+K"}, "operators"),
+    (attention, {"sampler": "tempering"}, "operators"),
+    (attention, {"softcap": 2.0}, "operators"),
+    (chain, {}, "chain kernel"),
+    (chain, {"causal": False, "readout": "odds"}, "chain kernel"),
+    (chain, {"bandwidth": 2, "couplings": "distance"}, "operators"),
+    (chain, {"sampler": "mean_field"}, "operators"),
+    (chain, {"softcap": 2.0}, "operators"),
+]
+
+
+@pytest.mark.parametrize(("make", "options", "path"), PATHS)
+def test_a_layer_says_which_path_it_took(make: Any, options: dict[str, Any], path: str) -> None:
+    layer = make(dim=8, **options) if make is chain else make(11, **options)
+    with layer.recording():
+        layer(tokens())
+        assert layer.last_path() == path
+    with pytest.raises(RuntimeError, match="forward passes are not recorded"):
+        layer.last_path()
+
+
+def test_a_token_is_a_single_query() -> None:
+    layer = chain(dim=8)
+    with torch.no_grad(), layer.recording():
+        _, state = layer.prefill(tokens())
+        assert layer.last_path() == "chain kernel"
+        layer.step(tokens()[:, 0], state)
+        assert layer.last_path() == "single query"
+
+
+def test_options_of_attention_are_the_same_in_all_lists() -> None:
+    """An option is written in `Law`, in `LawOptions` and in the function; layers take it by `LawOptions`."""
+    backend, call = {"sampler", "gradient", "num_reads"}, {"seed", "need_weights", "scale"}
+    options = set(LawOptions.__annotations__)
+    function = inspect.signature(diabat.boltzmann_attention).parameters.values()
+    named = {p.name for p in function if p.kind is p.KEYWORD_ONLY}
+    law = {field.name for field in fields(Law) if field.init} - {"fields", "own_spin", "bridge"}
+    assert options - backend == law
+    assert options | call == named | {"scale"}
+
+
+def test_a_token_of_a_window_is_a_single_query() -> None:
+    """Its problem is the one of a full pass."""
+    layer, x = attention(4, relative=True, far="independent", readout="odds"), tokens()
+    with torch.no_grad(), layer.recording():
+        layer(x)
+        whole = layer.last_problem()
+        _, state = layer.prefill(x[:, :-1])
+        layer.step(x[:, -1], state)
+        assert layer.last_path() == "single query"
+        one = layer.last_problem()
+    torch.testing.assert_close(one.fields[:, :, 0], whole.fields[:, :, -1])
+    torch.testing.assert_close(one.couplings, whole.couplings)

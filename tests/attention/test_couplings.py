@@ -1,0 +1,195 @@
+"""Couplings as modules: parts that are held or ablated, where they start, and the path of a pass that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from layers import LAYERS, answer, attention, chain, padded, reloaded, tokens
+from torch import Tensor, nn
+
+import diabat
+from diabat.attention import ChainCouplings, CouplingInit, WindowCouplings, coupling_parameters, couplings_of
+
+MADE: dict[str, Callable[..., Any]] = {
+    "window": lambda: attention(4, relative=True, readout="odds"),
+    "far keys": lambda: attention(4, relative=True, far="independent", bandwidth=2),
+    "positions": lambda: attention(11, bandwidth=3, sampler="banded"),
+    "chain": lambda: chain(8, couplings="distance", bandwidth=2),
+    "chain of tokens": lambda: chain(8, rank=2),
+    "chain of gates": lambda: chain(8, couplings="gates", bandwidth=2),
+}
+
+
+def trained(layer: Any, steps: int = 3) -> None:
+    """Steps of an optimiser with strong decay."""
+    optimiser = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=0.5)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        answer(layer, tokens()).square().sum().backward()
+        optimiser.step()
+
+
+def chosen(couplings: Any, heads: list[int] | None, distances: list[int] | None) -> Tensor:
+    """The places of these heads and distances in the parameter, bool [H, P]."""
+    parameter, distance = couplings.by_pair()
+    rows = torch.tensor([heads is None or h in heads for h in range(len(parameter))])
+    return rows[:, None] & torch.tensor([distances is None or int(d) in distances for d in distance])
+
+
+PARTS: list[dict[str, Any]] = [{}, {"heads": [1]}, {"distances": [1]}, {"heads": [0], "distances": [1]}]
+
+
+@pytest.mark.parametrize("value", [None, 0.0, 0.7])
+@pytest.mark.parametrize("part", PARTS, ids=str)
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_held_stays_and_the_rest_trains(name: str, part: dict[str, Any], value: float | None) -> None:
+    """Under decay as well; a file has the values that were held, and after a release all of them train."""
+    layer = MADE[name]()
+    couplings, x = layer.couplings, tokens()
+    parameter, _ = couplings.by_pair()
+    held = chosen(couplings, **{"heads": None, "distances": None} | part)
+    before = parameter.detach().clone()
+    if value is not None:
+        before[held] = value
+    couplings.hold(value, **part)
+    assert torch.equal(parameter, before)
+    trained(layer)
+    moved = layer.state_dict()["couplings." + ("pairs" if hasattr(couplings, "pairs") else "by_distance")]
+    assert torch.equal(moved[held], before[held])
+    assert held.all() or bool((moved[~held] != before[~held]).any())
+    assert not any("held" in name for name in layer.state_dict())
+    fresh = reloaded(layer, MADE[name]())
+    assert fresh.couplings.held is None
+    assert torch.equal(answer(fresh, x), answer(layer, x))
+    couplings.release()
+    assert torch.equal(answer(fresh, x), answer(layer, x))
+    trained(layer)
+    assert bool((parameter[held] != before[held]).any())
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_without_couplings_of_a_head_it_is_the_head_at_zero(name: str) -> None:
+    """Ablation by a hold is that by hand; the other head does not change."""
+    layer, other, x = MADE[name](), MADE[name](), tokens()
+    whole = layer(x, None, True)[1]
+    for part in (layer, other):
+        part.couplings.hold(0.0, heads=[1]) if part is layer else part.couplings.by_pair()[0].data[1].zero_()
+    _, weights = layer(x, None, True)
+    assert torch.equal(weights, other(x, None, True)[1])
+    assert torch.equal(weights[:, 0], whole[:, 0])
+    assert not torch.equal(weights[:, 1], whole[:, 1])
+
+
+def test_holds_add_up_and_take_no_gradient() -> None:
+    layer = attention(4, relative=True)
+    layer.couplings.hold(0.0, heads=[0])
+    layer.couplings.hold(0.5, distances=[2])
+    parameter, distance = layer.couplings.by_pair()
+    assert bool((parameter[:, distance == 2] == 0.5).all())
+    assert not parameter[0, distance != 2].any()
+    layer(tokens()).square().sum().backward()
+    held = chosen(layer.couplings, [0], None) | chosen(layer.couplings, None, [2])
+    assert torch.equal(parameter.grad == 0, held)
+    with torch.no_grad():
+        parameter += 3.0  # somebody else
+    J = layer.couplings.matrix()
+    assert not J[0, 0].diagonal(1).any()
+    assert bool((J[:, 0].diagonal(2, 1, 2) == 0.5).all())
+
+
+def test_what_is_held_moves_and_is_copied_with_the_layer() -> None:
+    layer = attention(4, relative=True)
+    layer.couplings.hold(0.25)
+    low = layer.to(torch.float32)
+    assert low.couplings.held.dtype == torch.float32
+    trained_layer = low.to("meta")
+    assert trained_layer.couplings.held.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"heads": [2]}, r"heads: expected numbers in 0 \.\. 1, got 2\.$"),
+        ({"heads": [-1]}, r"heads: expected numbers in 0 \.\. 1, got -1\.$"),
+        ({"heads": [True]}, r"heads: expected numbers in 0 \.\. 1, got True\.$"),
+        ({"distances": [0]}, r"distances: expected numbers in 1 \.\. 3, got 0\.$"),
+        ({"distances": [4]}, r"distances: expected numbers in 1 \.\. 3, got 4\.$"),
+        ({"value": float("nan")}, "value: expected a number in"),
+        ({"value": "0"}, "value: expected a number in"),
+    ],
+)
+def test_holds_of_what_there_is_not_are_refused(options: dict[str, Any], sentence: str) -> None:
+    couplings = WindowCouplings(2, 4)
+    with pytest.raises((ValueError, TypeError), match=f"^{sentence}"):
+        couplings.hold(**options)
+    assert couplings.held is None
+    with pytest.raises(ValueError, match=r"^couplings: expected couplings with J, got none\.$"):
+        WindowCouplings(2, 4, terms="K").hold(0.0)
+
+
+def test_they_start_at_a_number_or_what_is_drawn() -> None:
+    makes: list[Callable[..., Any]] = [
+        lambda init: diabat.BoltzmannAttention(8, 2, 4, coupling_init=init),
+        lambda init: diabat.ChainAttention(8, 2, bandwidth=2, coupling_init=init),
+        lambda init: diabat.BoltzmannMultiheadAttention(8, 2, window=4, coupling_init=init),
+        lambda init: diabat.BoltzmannMultiheadAttention(8, 2, couplings="distance", coupling_init=init),
+    ]
+    for make in makes:
+        for init, value in ((None, 0.0), (0.5, 0.5), (-1, -1.0), (CouplingInit(mean=0.25), 0.25)):
+            parameter, _ = make(init).couplings.by_pair()
+            assert bool((parameter == value).all())
+        near, distance = make(CouplingInit(mean=0.5, max_distance=1)).couplings.by_pair()
+        assert torch.equal(near != 0, (distance == 1).expand(2, -1))
+
+
+PATHS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
+    "softmax": (lambda: attention(11, mode="softmax"), {}, "softmax"),
+    "far softmax": (lambda: attention(4, mode="softmax", relative=True, far="independent"), {}, "softmax"),
+    "weights of softmax": (lambda: attention(11, mode="softmax"), {"need_weights": True}, "operators"),
+    "window": (lambda: attention(4, relative=True), {}, "fused"),
+    "padded window": (lambda: attention(4, relative=True), {"key_padding_mask": padded()}, "fused"),
+    "weights of a window": (lambda: attention(4, relative=True), {"need_weights": True}, "fused"),
+    "far keys": (lambda: attention(4, relative=True, far="independent"), {}, "fused"),
+    "positions": (lambda: attention(11), {}, "fused"),
+    "band of positions": (lambda: attention(11, bandwidth=2, sampler="banded"), {}, "operators"),
+    "three-body": (lambda: attention(4, relative=True, mode="h+J+K"), {}, "operators"),
+    "offset bias": (lambda: attention(4, relative=True, offset_bias=True), {}, "operators"),
+    "soft cap": (lambda: attention(4, relative=True, softcap=2.0), {}, "operators"),
+    "reads": (lambda: attention(4, relative=True, sampler="tempering"), {}, "operators"),
+    "chain": (lambda: chain(8), {}, "chain kernel"),
+    "padded chain": (lambda: chain(8), {"key_padding_mask": padded()}, "chain kernel"),
+    "weights of a chain": (lambda: chain(8), {"need_weights": True}, "chain kernel"),
+    "wide chain": (lambda: chain(8, bandwidth=2), {}, "operators"),
+    "chain of mean field": (lambda: chain(8, sampler="mean_field"), {}, "operators"),
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_the_path_is_that_of_the_couplings(name: str) -> None:
+    make, options, path = PATHS[name]
+    layer = make()
+    with layer.recording():
+        layer(tokens(3), **options)
+        assert layer.last_path() == path
+    with pytest.raises(RuntimeError, match="not recorded"):
+        layer.last_path()
+
+
+def test_one_query_has_a_path_of_its_own() -> None:
+    layer, x = chain(8), tokens()
+    with torch.no_grad(), layer.recording():
+        _, state = layer.prefill(x[:, :5])
+        assert layer.last_path() == "chain kernel"
+        layer.step(x[:, 5], state)
+        assert layer.last_path() == "single query"
+
+
+def test_couplings_of_a_model_by_their_names() -> None:
+    model = nn.ModuleDict({kind: LAYERS[kind]() for kind in ("attention", "chain", "multihead")})
+    found = couplings_of(model)
+    assert list(found) == ["attention.couplings", "chain.couplings", "multihead.couplings"]
+    assert [type(part) for part in found.values()] == [WindowCouplings, ChainCouplings, WindowCouplings]
+    assert {id(p) for p in coupling_parameters(model)} == {id(part.by_pair()[0]) for part in found.values()}

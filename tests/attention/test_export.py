@@ -1,0 +1,41 @@
+"""Exported layers answer sequences of any length and batch as the layers do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from layers import attention, chain
+from torch.export import Dim
+
+from diabat.samplers.capabilities import UnsupportedError
+
+F32 = torch.float32
+KINDS: dict[str, Any] = {
+    "window": lambda: attention(relative=True, dtype=F32),
+    "odds of far keys": lambda: attention(relative=True, far="independent", readout="odds", dtype=F32),
+    "probabilities of far keys": lambda: attention(relative=True, far="independent", dtype=F32),
+    "softmax": lambda: attention(relative=True, far="independent", mode="softmax", dtype=F32),
+    "softmax of a window": lambda: attention(relative=True, mode="softmax", dtype=F32),
+    "band": lambda: attention(relative=True, bandwidth=1, sampler="banded", dtype=F32),
+    "chain": lambda: chain(8, dtype=F32, readout="odds"),
+    "chain of two": lambda: chain(8, dtype=F32, bandwidth=2, couplings="distance"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exported_layer_takes_any_batch_and_length(kind: str) -> None:
+    layer = KINDS[kind]().eval()
+    shapes = ({0: Dim("batch", min=2, max=64), 1: Dim("length", min=4, max=512)},)
+    exported = torch.export.export(layer, (torch.randn(3, 9, 8),), dynamic_shapes=shapes)
+    for batch, length in ((3, 9), (5, 40), (2, 4)):
+        x = torch.randn(batch, length, 8)
+        torch.testing.assert_close(exported.module()(x), layer(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_backend_that_draws_is_refused() -> None:
+    layer = attention(relative=True, sampler="tempering", dtype=F32).eval()
+    with pytest.raises(UnsupportedError, match=r"torch\.export: expected a registered sampler"):
+        torch.export.export(layer, (torch.randn(3, 9, 8),))

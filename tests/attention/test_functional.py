@@ -1,0 +1,471 @@
+"""``boltzmann_attention``: torch's own without couplings, an enumeration of every query with them, and the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from layers import F64, attention, chain, tokens
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import diabat
+from diabat import Ising
+from diabat.attention import ChainCouplings, WindowCouplings, boltzmann_attention
+from diabat.attention.head_axis import merged_heads
+from diabat.testing import brute_force
+
+# What torch says of itself where it has no forward derivative or batching rule.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented"),
+]
+H, E = 2, 3
+ours: Any = boltzmann_attention
+theirs: Any = F.scaled_dot_product_attention
+
+
+def windows(size: int, *, heads: int = H, std: float = 0.0, **options: Any) -> WindowCouplings:
+    made = WindowCouplings(heads, size, dtype=F64, **options)
+    for i, parameter in enumerate(made.parameters()):
+        parameter.data = std * noise(*parameter.shape, seed=10 + i)
+    return made
+
+
+def chains(
+    features: int, source: str = "tokens", *, heads: int = H, std: float = 0.0, **options: Any
+) -> ChainCouplings:
+    made = ChainCouplings(features, heads, source, dtype=F64, **options)
+    for i, parameter in enumerate(made.parameters()):
+        parameter.data = std * noise(*parameter.shape, seed=10 + i)
+    return made
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+# Couplings that are 0, over S keys in which all are seen, by what is asked for beside them: the function of torch.
+Form = Callable[..., tuple[Any, dict[str, Any]]]
+ZERO: dict[str, Form] = {
+    "no couplings": lambda keys, **_: (None, {}),
+    "far keys": lambda keys, **sizes: (windows(3, **sizes), {"far": "independent"}),
+    "window": lambda keys, **sizes: (windows(max(keys, 1), **sizes), {}),
+    "positions": lambda keys, **sizes: (windows(max(keys, 1), relative=False, **sizes), {}),
+    "chain": lambda keys, **sizes: (chains(1, "distance", **sizes), {}),
+    "wide chain": lambda keys, **sizes: (chains(1, "distance", bandwidth=2, **sizes), {}),
+}
+
+# Leading dimensions of queries; L and S; the shape of a mask; other arguments.
+CASES: dict[str, tuple[tuple[int, ...], int, int, tuple[int, ...] | None, dict[str, Any]]] = {
+    "no mask": ((3, H), 4, 5, None, {}),
+    "one sequence": ((), 4, 5, (4, 5), {}),
+    "one batch": ((H,), 4, 5, (4, 5), {}),
+    "causal": ((3, H), 5, 5, None, {"is_causal": True}),
+    "causal, fewer queries": ((3, H), 3, 5, None, {"is_causal": True}),
+    "causal, more queries": ((3, H), 6, 4, None, {"is_causal": True}),
+    "mask of queries": ((3, H), 4, 5, (4, 5), {}),
+    "mask of keys": ((3, H), 4, 5, (1, 5), {}),
+    "mask of one column": ((3, H), 4, 5, (4, 1), {}),
+    "mask of heads": ((3, H), 4, 5, (H, 4, 5), {}),
+    "mask of sequences": ((3, H), 4, 5, (3, 1, 4, 5), {}),
+    "padding": ((3, H), 4, 5, (3, 1, 1, 5), {}),
+    "whole mask": ((3, H), 4, 5, (3, H, 4, 5), {}),
+    "five dimensions": ((2, 3, H), 4, 5, None, {}),
+    "five dimensions, whole mask": ((2, 3, H), 4, 5, (2, 3, H, 4, 5), {}),
+    "five dimensions, mask of some": ((2, 3, H), 4, 5, (3, 1, 4, 5), {}),
+    "five dimensions, mask of others": ((2, 3, H), 4, 5, (2, 1, H, 1, 5), {}),
+    "one query": ((3, H), 1, 5, (3, 1, 1, 5), {}),
+    "one key": ((3, H), 4, 1, None, {}),
+    "scale": ((3, H), 4, 5, (4, 5), {"scale": 0.3}),
+    "groups": ((3, 4), 4, 5, (4, 5), {"enable_gqa": True}),
+    "groups, causal": ((3, 4), 5, 5, None, {"enable_gqa": True, "is_causal": True}),
+}
+
+
+def inputs(name: str, *, of_values: int = E) -> tuple[list[Tensor], Tensor | None, dict[str, Any]]:
+    """Queries, keys and values; a mask that adds to scores, with one query that sees nothing; other arguments."""
+    lead, L, S, shape, options = CASES[name]
+    less = (*lead[:-1], 2) if "enable_gqa" in options else lead
+    given = [
+        noise(*at, size, features, seed=i).requires_grad_()
+        for i, (at, size, features) in enumerate(((lead, L, E), (less, S, E), (less, S, of_values)))
+    ]
+    if shape is None:
+        return given, None, options
+    mask = noise(*shape, seed=5)
+    mask = mask.masked_fill(mask > 0.7, -torch.inf)
+    if L > 1 and mask.shape[-2:] == (L, S):
+        mask[..., 1, :] = -torch.inf
+    return given, mask, options
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, kind) for name in CASES for kind in ("bool", "float") if CASES[name][3] or kind == "bool"],
+)
+@pytest.mark.parametrize("form", ZERO)
+def test_without_couplings_it_is_that_of_torch(form: str, name: str, kind: str) -> None:
+    """Outputs, weights and derivatives, also by what is added to scores."""
+    given, mask, options = inputs(name, of_values=4)
+    if mask is not None:
+        mask = mask > -torch.inf if kind == "bool" else mask.requires_grad_()
+    q, _, v = given
+    leaves = [*given, mask] if kind == "float" else given
+    couplings, law = ZERO[form](v.shape[-2], heads=q.shape[-3] if q.ndim > 2 else 1)
+    identity = torch.eye(v.shape[-2], dtype=F64).expand(*v.shape[:-1], -1)
+    expected = theirs(*given, mask, **options)
+    expected_weights = theirs(*given[:2], identity, mask, **options)
+    g = torch.randn_like(expected)
+    slopes = torch.autograd.grad(expected, leaves, g)
+    for shown in (False, True):
+        found = ours(*given, couplings, mask, **options, **law, need_weights=shown)
+        if shown:
+            found, weights = found
+            assert_close(weights, expected_weights, rtol=0, atol=1e-12)
+        assert_close(found, expected, rtol=0, atol=1e-12)
+        for one, other in zip(torch.autograd.grad(found, leaves, g), slopes, strict=True):
+            assert_close(one, other.nan_to_num(0.0), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", ZERO)
+def test_half_precision_is_computed_in_float32(form: str, dtype: torch.dtype) -> None:
+    given, mask, _ = inputs("mask of queries")
+    given = [t.detach().to(dtype) for t in given]
+    couplings, law = ZERO[form](5)
+    found = ours(*given, couplings, mask.to(dtype), **law, need_weights=True)
+    expected = theirs(*(t.double() for t in given), mask.to(dtype).double())
+    assert [t.dtype for t in found] == [dtype] * 2
+    assert_close(found[0], expected.to(dtype))
+    with torch.autocast("cpu", dtype):
+        autocast = ours(*(t.float() for t in given), couplings, mask.float(), **law)
+    assert_close(autocast.to(dtype), expected.to(dtype), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("form", ZERO)
+def test_layouts_in_memory_change_nothing(form: str) -> None:
+    q, k, v = (noise(3, 6, 4 * H, seed=i).unflatten(-1, (H, 4)).transpose(1, 2) for i in range(3))
+    couplings, law = ZERO[form](6)
+    for given in ((q, k, v), (q.mT.contiguous().mT, k[:1].expand(3, -1, -1, -1), v[..., ::2])):
+        found = ours(*given, couplings, is_causal=True, **law)
+        packed = [t.contiguous() for t in given]
+        assert_close(found, ours(*packed, couplings, is_causal=True, **law), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, H, 0, 5), (2, H, 4, 0), (0, H, 4, 5), (2, 0, 4, 5), (2, H, 0, 0)], ids=str
+)
+@pytest.mark.parametrize("form", ZERO)
+def test_sizes_of_zero(form: str, sizes: tuple[int, ...]) -> None:
+    batch, heads, L, S = sizes
+    q, k, v = (torch.zeros(batch, heads, n, E, dtype=F64, requires_grad=True) for n in (L, S, S))
+    couplings, law = ZERO[form](S) if heads else (None, {})
+    for shown in (False, True):
+        found = ours(q, k, v, couplings, **law, need_weights=shown)
+        if shown:
+            assert found[1].shape == (batch, heads, L, S)
+            found = found[0]
+        assert_close(found, torch.zeros(batch, heads, L, E, dtype=F64))
+        found.sum().backward()
+
+
+@pytest.mark.parametrize("shown", [False, True])
+@pytest.mark.parametrize("form", ZERO)
+def test_dropout_is_that_of_single_weights(form: str, shown: bool) -> None:
+    """Of 6 x 20,000 weights 0.3 are dropped and others grow, independently: 6 standard errors."""
+    torch.manual_seed(2)
+    q, k, v = noise(1, H, 10_000, 4), noise(1, H, 6, 4), torch.eye(6, dtype=F64).expand(1, H, 6, 6)
+    couplings, law = ZERO[form](6)
+    given = partial(ours, q, k, v, couplings, **law, need_weights=shown)
+    found = given(dropout_p=0.3)
+    if shown:
+        assert_close(*found)
+        found = found[0]
+    expected = theirs(q, k, v)
+    assert_close(
+        found, torch.where(found == 0, 0, expected / 0.7), rtol=1e-7, atol=1e-12
+    )  # factors are float32
+    dropped = (found == 0).double().flatten(0, 2)
+    assert (dropped.mean(0) - 0.3).abs().max() < 6 * (0.21 / 20_000) ** 0.5
+    assert (dropped.T.corrcoef() - torch.eye(6)).abs().max() < 6 / 20_000**0.5
+    everything = given(dropout_p=1.0)
+    assert not (everything[0] if shown else everything).any()
+
+
+# What is coupled, at random: J over slots, positions or a chain.
+COUPLED: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "no couplings": (lambda: None, {}),
+    "window": (lambda: windows(3, std=0.6), {}),
+    "far keys": (lambda: windows(3, std=0.6), {"far": "independent"}),
+    "band": (lambda: windows(4, std=0.6, bandwidth=1), {"far": "independent", "sampler": "banded"}),
+    "offset bias": (lambda: windows(3, std=0.6, offset_bias=True), {"far": "independent"}),
+    "three-body": (lambda: windows(3, std=0.6, terms="J+K"), {}),
+    "only biases": (lambda: windows(3, std=0.6, terms="", offset_bias=True), {}),
+    "positions": (lambda: windows(6, std=0.6, relative=False), {}),
+    "chain": (lambda: chains(1, "distance", std=0.6), {}),
+    "chain of tokens": (lambda: chains(H * E, std=0.6, rank=2), {}),
+    "chain of gates": (lambda: chains(H * E, "gates", std=0.6, bandwidth=2), {}),
+}
+MASKS: dict[str, dict[str, Any]] = {
+    "all keys": {},
+    "causal": {"is_causal": True},
+    "padding": {"attn_mask": torch.tensor([[True] * 5, [False, False, True, True, True]])[:, None, None]},
+    "holes": {"attn_mask": noise(2, H, 4, 5, seed=7) > -0.3},
+    "added": {"attn_mask": noise(4, 5, seed=8).masked_fill(noise(4, 5, seed=9) > 0.5, -torch.inf)},
+    "nothing": {"attn_mask": (noise(4, 5, seed=7) > 0).index_fill(0, torch.tensor([0, 2]), False)},
+}
+
+
+def seen_by(is_causal: bool = False, attn_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Visible keys and what is added to scores, [2, H, 4, 5]."""
+    mask = torch.ones(4, 5, dtype=torch.bool).tril() if is_causal else torch.tensor(True)
+    mask = mask if attn_mask is None else attn_mask
+    added = torch.zeros(()) if mask.dtype == torch.bool else mask.masked_fill(mask == -torch.inf, 0)
+    seen = mask if mask.dtype == torch.bool else mask > -torch.inf
+    return seen.expand(2, H, 4, 5), added.to(F64).expand(2, H, 4, 5)
+
+
+def enumerated(
+    scores: Tensor, seen: Tensor, couplings: Any, readout: str, far: str, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weights [B, H, L, S] by enumeration of the keys of every query, and the keys that count."""
+    J: Any = None
+    K: Any = None
+    if isinstance(couplings, WindowCouplings):
+        slot = torch.arange(5).expand(seen.shape)
+        if couplings.relative:
+            slot = couplings.window - seen.flip(-1).cumsum(-1).flip(-1)
+        near, at = slot >= 0, slot.clamp(0, couplings.window - 1)
+        head = torch.arange(H)[:, None, None]
+        if couplings.offset_bias is not None:
+            scores = scores + near * couplings.offset_bias[head, at]
+        pairs, triples = couplings.matrix(), couplings.three_body()
+        if pairs is not None:
+            J = pairs[:, 0][head[..., None], at[..., None], at[..., None, :]]
+            J = J * near[..., None] * near[..., None, :]
+        if triples is not None:
+            j, k, m = at[..., None, None], at[..., None, :, None], at[..., None, None, :]
+            K = triples[:, 0][head[..., None, None], j, k, m]
+            K = K * near[..., None, None] * near[..., None, :, None] * near[..., None, None, :]
+        seen = seen if far == "independent" else seen & near
+    elif couplings is not None:
+        J = couplings(v.transpose(1, 2).flatten(2) if couplings.rank else v[:, 0]).matrix()
+    fields = scores.masked_fill(~seen, -1e300).log_softmax(-1) / 2 if readout == "odds" else scores
+    alpha = brute_force(Ising(fields.masked_fill(~seen, 0), J, seen, K)).probability
+    positive = alpha / (1 - alpha) if readout == "odds" else alpha
+    positive = positive.masked_fill(~seen, 0)
+    return positive / positive.sum(-1, keepdim=True).clamp_min(1e-300), seen
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("readout", ["odds", "probability"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("name", COUPLED)
+@torch.no_grad()
+def test_every_query_is_its_own_problem(name: str, mask: str, readout: str, softcap: float | None) -> None:
+    q, k, v = (noise(2, H, n, E, seed=i) for i, n in enumerate((4, 5, 5)))
+    make, law = COUPLED[name]
+    couplings, (seen, added) = make(), seen_by(**MASKS[mask])
+    scores = 0.8 * q @ k.mT
+    scores = (scores if softcap is None else softcap * (scores / softcap).tanh()) + added
+    expected, _ = enumerated(scores, seen, couplings, readout, law.get("far", "none"), v)
+    call = partial(
+        ours,
+        q,
+        k,
+        v,
+        couplings,
+        **MASKS[mask],
+        scale=0.8,
+        readout=readout,
+        softcap=softcap,
+        **law,
+    )
+    out, weights = call(need_weights=True)
+    assert_close(weights, expected, rtol=0, atol=1e-11)
+    assert_close(out, expected @ v, rtol=0, atol=1e-11)
+    assert_close(call(), expected @ v, rtol=0, atol=1e-11)
+
+
+def test_groups_of_heads_with_couplings_are_repeated_keys() -> None:
+    q, k, v = noise(2, 4, 5, E), noise(2, 2, 5, E, seed=1), noise(2, 2, 5, 4, seed=2)
+    alone = [q, *(t.repeat_interleave(2, 1) for t in (k, v))]
+    for couplings, law in (
+        (windows(3, heads=4, std=0.6), {"far": "independent"}),
+        (windows(3, heads=4, std=0.6), {"far": "none"}),
+        (chains(1, "distance", heads=4, std=0.6), {}),
+    ):
+        for masks in ({"is_causal": True}, {"attn_mask": noise(2, 1, 5, 5) > -0.5}):
+            found = ours(q, k, v, couplings, **masks, **law, enable_gqa=True)
+            assert_close(found, ours(*alone, couplings, **masks, **law), rtol=0, atol=1e-12)
+
+
+SOME = ("no couplings", "far keys", "positions", "chain of tokens")
+
+
+def function_of(name: str, *, is_causal: bool = True, **options: Any) -> tuple[Any, list[Tensor]]:
+    """The function of queries, keys, values and all parameters of couplings, and these."""
+    make, law = COUPLED[name]
+    couplings = make() or nn.Module()
+    names = [n for n, _ in couplings.named_parameters()]
+    leaves = [noise(2, H, 4, E, seed=i) for i in range(3)] + [p.detach() for p in couplings.parameters()]
+
+    def function(q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> Any:
+        if not names:
+            return ours(q, k, v, None, is_causal=is_causal, **law, **options)
+        wrapped = Wrapped(couplings, is_causal=is_causal, **law, **options)
+        values = {f"couplings.{n}": p for n, p in zip(names, parameters, strict=True)}
+        return torch.func.functional_call(wrapped, values, (q, k, v))
+
+    return function, leaves
+
+
+class Wrapped(nn.Module):
+    def __init__(self, couplings: nn.Module, **options: Any) -> None:
+        super().__init__()
+        self.couplings, self.options = couplings, options
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        couplings: Any = self.couplings
+        return ours(q, k, v, couplings, **self.options)
+
+
+@pytest.mark.parametrize("readout", ["odds", "probability"])
+@pytest.mark.parametrize("name", SOME)
+def test_derivatives_of_two_orders_are_finite_differences(name: str, readout: str) -> None:
+    function, leaves = function_of(name, readout=readout)
+    leaves = [t[:1, :, :3].clone() if t.ndim == 4 else t for t in leaves]
+    leaves = [t.requires_grad_() for t in leaves]
+    assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_transforms(name: str) -> None:
+    """torch.func: gradients, a batch as a loop, and forward derivatives against backward ones."""
+    function, leaves = function_of(name)
+    places = tuple(range(len(leaves)))
+    found = torch.func.grad(lambda *t: function(*t).sin().sum(), places)(*leaves)
+    given = [t.clone().requires_grad_() for t in leaves]
+    expected = torch.autograd.grad(function(*given).sin().sum(), given)
+    assert_close(found, expected, rtol=0, atol=1e-11)
+    mapped = torch.func.vmap(lambda *t: function(*(s[None] for s in t), *leaves[3:])[0])(*leaves[:3])
+    assert_close(mapped, function(*leaves), rtol=0, atol=1e-12)
+    along = [noise(*t.shape, seed=20 + i) for i, t in enumerate(leaves)]
+    tangent: Tensor = torch.func.jvp(lambda *t: function(*t).sin().sum(), tuple(leaves), tuple(along))[1]
+    total = sum((a * b).sum() for a, b in zip(along, expected, strict=True))
+    assert_close(tangent, total, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "no couplings",
+        "positions",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("far keys", "chain of tokens")),
+    ],
+)
+def test_it_compiles_to_one_graph(name: str) -> None:
+    """Also where the length is free, from the second one on."""
+    torch._dynamo.reset()
+    make, law = COUPLED[name]
+    couplings = make()
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return ours(q, k, v, couplings, is_causal=True, **law)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for length in (4, 6):
+        found = []
+        for call in (compiled, function):
+            leaves = [noise(2, H, length, E, seed=i).requires_grad_() for i in range(3)]
+            out = call(*leaves)
+            found.append((out, *torch.autograd.grad(out.sin().sum(), leaves)))
+        assert_close(*found, rtol=0, atol=1e-11)
+
+
+LAYERS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "positions": (lambda: attention(11), {}),
+    "positions, all keys": (lambda: attention(11, causal=False, readout="odds"), {}),
+    "softmax": (lambda: attention(11, mode="softmax"), {}),
+    "window": (lambda: attention(4, relative=True), {}),
+    "far keys": (lambda: attention(4, relative=True, far="independent", readout="odds", softcap=2.0), {}),
+    "three-body": (lambda: attention(4, relative=True, mode="h+J+K"), {}),
+    "mean field": (lambda: attention(4, relative=True, sampler="mean_field"), {"sampler": "mean_field"}),
+    "chain": (lambda: chain(8, readout="odds"), {}),
+    "wide chain, all keys": (lambda: chain(8, bandwidth=2, causal=False), {}),
+}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_projections_around_it(name: str, padded: bool) -> None:
+    make, options = LAYERS[name]
+    layer, x = make(), tokens(2, 11)
+    padding = torch.arange(11) < torch.tensor([[0], [3]]) if padded else None
+    q, k, v = layer._projected(x)
+    mask: dict[str, Any] = {"is_causal": layer.causal}
+    if padding is not None:
+        seen = ~padding[:, None, None] & torch.ones(11, 11, dtype=torch.bool)
+        mask = {"attn_mask": seen.tril() if layer.causal else seen}
+    couplings = layer.couplings if isinstance(layer.couplings, WindowCouplings) else layer.couplings(x)
+    found = ours(
+        q, k, v, None if layer.mode == "softmax" else couplings, **mask, readout=layer.readout, far=layer.far,
+        softcap=layer._law.softcap, **options, need_weights=True,
+    )  # fmt: skip
+    out, weights = layer(x, padding, True)
+    assert_close(layer.output(merged_heads(found[0])), out, rtol=0, atol=1e-12)
+    assert_close(found[1], weights, rtol=0, atol=1e-12)
+
+
+def test_multihead_attention_is_projections_around_it() -> None:
+    torch.manual_seed(1)
+    made: dict[str, Any]
+    for made in ({"window": 7}, {"couplings": "distance"}):
+        layer = diabat.BoltzmannMultiheadAttention(
+            8, 2, batch_first=True, dtype=F64, coupling_init=0.4, **made
+        )
+        x, y = tokens(2, 5), tokens(2, 7, seed=3)
+        mask = noise(5, 7) > 0.8
+        out, weights = layer(x, y, y, attn_mask=mask, average_attn_weights=False)
+        couplings = layer.couplings if "window" in made else layer.couplings(y)
+        found = ours(*layer._projected(x, y, y), couplings, ~mask, readout="probability", need_weights=True)
+        assert_close(layer.out_proj(merged_heads(found[0])), out, rtol=0, atol=1e-12)
+        assert_close(found[1], weights, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("sampler", ["mean_field", "tempering", "dqa"])
+@pytest.mark.parametrize("name", ["window", "chain"])
+def test_other_backends(name: str, sampler: str) -> None:
+    """A seed decides on the reads, and derivatives are finite."""
+    couplings: Any = COUPLED[name][0]()
+    q, k, v = (noise(2, H, 4, E, seed=i).requires_grad_() for i in range(3))
+    draws = sampler == "tempering"
+    options: dict[str, Any] = {"sampler": sampler, "num_reads": 20 if draws else None, "is_causal": True}
+    found = [ours(q, k, v, couplings, **options, seed=seed) for seed in (1, 1, 2)]
+    first, again, other = found
+    assert isinstance(first, Tensor)
+    assert isinstance(other, Tensor)
+    assert_close(first, again, rtol=0, atol=0)
+    assert torch.equal(first, other) != draws
+    slopes = torch.autograd.grad(first.sum(), [q, k, v, *couplings.parameters()])
+    assert all(bool(t.isfinite().all()) and bool(t.any()) for t in slopes)
+
+
+def test_samplers_are_bound_once() -> None:
+    """Equal options have one backend: no plan, warm start or check is made again for every call."""
+    from diabat.attention import functional
+
+    q, before = noise(1, H, 4, E), len(functional._NAMES)
+    for couplings, sampler in product((windows(3), windows(3)), (None, "exact")):
+        ours(q, q, q, couplings, sampler=sampler, num_reads=7, gradient="covariance")
+    assert len(functional._NAMES) == before + 1
+    for _ in range(65):
+        ours(q, q, q, windows(3), sampler=diabat.sampler("mean_field"))
+    assert len(functional._NAMES) <= 64
