@@ -19,7 +19,6 @@ operators      all else, of torch; keys that are not in a window over blocks of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,16 +26,14 @@ from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend
 
 import diabat.attention.chain_graph  # noqa: F401  # registers an operator
-from diabat.attention import chain, chain_operators, fused
+from diabat.attention import chain, chain_operators, fused, softmax
 from diabat.attention.bridge import GradientBridge
 from diabat.attention.chain_couplings import Band
 from diabat.attention.couplings import WindowCouplings
-from diabat.attention.head_axis import head_products, repeated
+from diabat.attention.head_axis import head_products
 from diabat.attention.readout import log_odds, masked_softmax, normalised_weights, slot_weights
 from diabat.attention.streaming import FarKeys, far_sums, far_weights
 from diabat.attention.visible import Visible, Windows
@@ -44,7 +41,7 @@ from diabat.checks import check_choice, check_positive
 from diabat.edges import Edges
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.base import Sampler, refuse_trace
-from diabat.samplers.folding import is_traced, refuse_batched_cotangent, transformed
+from diabat.samplers.folding import is_traced, transformed
 
 READOUTS = ("odds", "probability")
 FAR = ("none", "independent")
@@ -160,7 +157,8 @@ def attend(call: Attention, couplings: WindowCouplings | Band | None) -> Result:
     refuse_trace()
     law, q, k, v = call.law, call.q, call.k, call.v
     if couplings is None and law.odds and law.softcap is None and law.fields and not call.need_weights:
-        return _softmax(call), None
+        call.note("softmax")
+        return softmax.attend(q, k, v, call.visible, scale=law.scale, dropout=call.dropout), None
     wide, narrow = torch.promote_types(q.dtype, torch.float32), v.dtype
     with without_autocast(q):
         if not q.dtype == k.dtype == narrow == wide:
@@ -419,94 +417,3 @@ def _detached(term: Any) -> Any:
     if isinstance(term, Edges):
         return term.mapped(Tensor.detach)
     return term.detach() if isinstance(term, Tensor) else term
-
-
-def _softmax(call: Attention) -> Tensor:
-    """Attention without couplings, by torch."""
-    q, k, v, visible = call.q, call.k, call.v, call.visible
-    call.note("softmax")
-    grouped = q.shape[1] != k.shape[1]
-    options: dict[str, Any] = {"dropout_p": call.dropout, "scale": call.law.scale, "enable_gqa": grouped}
-    queries, mask, options["is_causal"] = q.shape[2], None, False
-    if visible.is_rule and visible.key_mask is None and (not visible.causal or queries in (1, k.shape[2])):
-        if visible.causal and queries > 1:  # a comparison in a graph is no bool before it is asked
-            options["is_causal"] = True
-    else:
-        mask = visible.rows(q.device)
-        if visible.bias is not None:
-            mask = visible.bias.to(q.dtype).masked_fill(~mask, -math.inf)
-    given = [t for t in (q, k, v, mask) if t is not None]
-    forward_mode = not torch.compiler.is_compiling() and transformed()
-    if forward_mode and any(unpack_dual(t).tangent is not None for t in given):
-        return _of_operators(q, k, v, mask, options)
-    differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
-    fixed = mask is None or not mask.requires_grad
-    if (
-        is_traced()
-        or not differentiated
-        or call.dropout
-        or not fixed
-        or torch.is_autocast_enabled(q.device.type)
-    ):
-        return F.scaled_dot_product_attention(q, k, v, mask, **options)
-    found: Tensor = _Softmax.apply(q, k, v, mask, options)
-    return found
-
-
-def _of_operators(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor:
-    """SDPA by operators that have all derivatives."""
-    groups, causal = q.shape[1] // k.shape[1], options["is_causal"]
-    k, v = repeated(k, groups), repeated(v, groups)
-    given = (mask, options["dropout_p"], causal)
-    found: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
-        q, k, v, *given, scale=options["scale"]
-    )[0]
-    return found
-
-
-_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-class _Softmax(torch.autograd.Function):
-    """SDPA of torch, whose derivative by a fused kernel has none itself: operators take its place there."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: Any) -> Tensor:
-        ctx.graph, ctx.mask, ctx.options = None, mask, options
-        causal, scale, grouped = options["is_causal"], options["scale"], options["enable_gqa"]
-        if (
-            mask is None
-            and not grouped
-            and q.is_cpu
-            and torch._fused_sdp_choice(q, k, v, None, 0.0, causal, scale=scale)
-            == SDPBackend.FLASH_ATTENTION.value
-        ):  # the kernel alone, without another pass of autograd
-            out, norms = _FLASH(q, k, v, 0.0, causal, scale=scale)
-            ctx.save_for_backward(q, k, v, out, norms)
-            return out
-        leaves = [
-            t.detach().requires_grad_(want) for t, want in zip((q, k, v), ctx.needs_input_grad, strict=False)
-        ]
-        with torch.enable_grad():
-            out = F.scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], mask, **options)
-        ctx.save_for_backward(q, k, v)
-        ctx.graph = out, leaves
-        return out.detach()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_batched_cotangent(g)
-        terms, wanted, options = ctx.saved_tensors, ctx.needs_input_grad[:3], ctx.options
-        again = torch.is_grad_enabled()
-        if again:
-            q, k, v = leaves = [t.view_as(t) for t in terms[:3]]
-            out = _of_operators(q, k, v, ctx.mask, options)
-        elif ctx.graph is None:
-            slopes = _FLASH_BACKWARD(g, *terms, 0.0, options["is_causal"], scale=options["scale"])
-            return *slopes, None, None
-        else:
-            out, leaves = ctx.graph
-        chosen = [t for t, want in zip(leaves, wanted, strict=True) if want]
-        found = iter(torch.autograd.grad(out, chosen, g, create_graph=again, retain_graph=True))
-        return *(next(found) if want else None for want in wanted), None, None

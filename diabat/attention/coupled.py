@@ -102,11 +102,10 @@ class CoupledLayer(IsingLayer):
         *,
         dropout: float = 0.0,
         need_weights: bool = False,
-        law: Law | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """As :func:`diabat.attention.core.attend`, with the seed of this pass, recorded if passes are."""
         record = None if self._last is None else self._record
-        call = Attention(law or self._law, q, k, v, visible, dropout, need_weights, self._fixed_seed, record)
+        call = Attention(self._law, q, k, v, visible, dropout, need_weights, self._fixed_seed, record)
         return attend(call, couplings)
 
     @contextmanager
