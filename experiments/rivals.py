@@ -7,6 +7,7 @@ They are the strongest that a reader would name (docs/chains.md, docs/recall.md)
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ TAPS: dict[str, tuple[float, float] | None] = {
 """Where the last two taps of a convolution begin, with N(0, .1²) on all; None draws what torch draws."""
 
 
-class Rival(nn.Module):
+class Rival(nn.Module, ABC):
     """Changes what some of the projections ``q``, ``k`` and ``v`` of a layer give, before rotary positions.
 
     Scanned(block.attention, "kv", start=0.9)  # a submodule ``rival`` of the layer from now on
@@ -48,9 +49,9 @@ class Rival(nn.Module):
     def _hook(self, name: str, _: nn.Module, x: tuple[Tensor], found: Tensor) -> Tensor:
         return self.changed(name, x[0], found)
 
+    @abstractmethod
     def changed(self, name: str, x: Tensor, found: Tensor) -> Tensor:
         """What takes the place of what a projection finds in tokens x, both [B, L, D]."""
-        raise NotImplementedError
 
 
 class Convolved(Rival):

@@ -22,7 +22,7 @@ from diabat.attention.chain_kernel import (
     with_own,
 )
 from diabat.attention.chain_products import memory, start
-from diabat.compute.jit import by_type, inner, jit
+from diabat.compute.jit import REORDERED, by_type, inner, jit
 from diabat.compute.simd import (
     add,
     at_address,
@@ -43,8 +43,7 @@ from diabat.compute.simd_functions import exponential, square_root
 _BLOCK = 64
 """Keys whose scores and weights of all lanes, and features of a head, stay in the first-level cache."""
 
-# Sums in any order, so that they become vectors; the order does not depend on the number of threads.
-_fast = partial(inner, fastmath={"reassoc", "contract", "nsz"})
+_fast = partial(inner, fastmath=REORDERED)
 
 
 @_fast

@@ -8,15 +8,15 @@ over the slots of a window.  The slots are the last keys that a query sees (*rel
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from diabat.attention.coupling_init import CouplingInit
-from diabat.attention.fused import pair_numbers
 from diabat.attention.layer import Limits
 from diabat.checks import ArgumentError, check_count, check_flag, check_number, is_integer
 from diabat.compute.memory import require_memory
@@ -24,7 +24,7 @@ from diabat.edges import Edges
 from diabat.ising import pack_couplings, pack_three_body, pair_indices
 
 
-class Couplings(nn.Module):
+class Couplings(nn.Module, ABC):
     """What all couplings are: J of H heads by distance, parts of which can be held.
 
     Attributes:
@@ -41,9 +41,9 @@ class Couplings(nn.Module):
         super().__init__()
         self.register_buffer("held", None, persistent=False)
 
+    @abstractmethod
     def by_pair(self) -> tuple[Tensor | None, Tensor]:
         """The parameter of J, [H, P], and the distance of the keys of each of its pairs, int64 [P]."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def hold(
@@ -151,6 +151,8 @@ class WindowCouplings(Couplings):
         check_count("num_heads", num_heads)
         check_count("window", window)
         check_count("bandwidth", bandwidth, optional=True)
+        if terms not in ("J", "K", "J+K", ""):
+            raise ArgumentError("terms", f"expected J, K, J+K or an empty text, got {terms!r}.")
         check_flag("relative", relative)
         check_flag("offset_bias", offset_bias)
         if offset_bias and not relative:
@@ -243,3 +245,12 @@ def pair_bytes(heads: int, window: int, bandwidth: int | None, *, copies: int = 
     widest = window - 1
     pairs = _pair_count(window, widest if bandwidth is None else min(bandwidth, widest))
     return 16 * copies * heads * pairs, 12 * heads * window**2
+
+
+@lru_cache(maxsize=64)
+def pair_numbers(window: int, bandwidth: int | None, first: int, end: int) -> Tensor:
+    """Which of the P pairs of a window is at j, k of J of its slots first .. end - 1, int64; P where there is none."""
+    j, k = pair_indices(window, bandwidth)
+    numbers = torch.full((window, window), len(j))
+    numbers[j, k] = numbers[k, j] = torch.arange(len(j))
+    return numbers[first:end, first:end].contiguous()

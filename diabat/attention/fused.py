@@ -25,7 +25,7 @@ from diabat.attention.visible import Windows
 from diabat.compute.loading import loaded
 from diabat.compute.scratch import lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
-from diabat.ising import Ising, pair_indices
+from diabat.ising import Ising
 from diabat.samplers.answers import Solution
 
 Array = NDArray[Any]
@@ -98,7 +98,7 @@ def attend(
         k: [B, H_kv, S, E], with H a multiple of H_kv.
         v: [B, H_kv, S, E_v].
         pairs: J of pairs of slots, [H, P]; None without couplings.
-        numbers: Which of the pairs is at j, k of J, as `pair_numbers`; None without couplings.
+        numbers: Which of the pairs is at j, k of J, as `couplings.pair_numbers`; None without couplings.
         windows: Slots by a rule: they move with the query, or start at one key.
         far: Mean value and mass of the keys before the window; None for none.
         dropout: Probability of dropout of the weights of slots; it draws the numbers that torch's dropout draws.
@@ -173,15 +173,6 @@ def _window(law: FusedLaw, dtype: torch.dtype, far: bool, *sizes: int) -> Any:
         real(law.scale), law.readout == "odds", float(np.finfo(real).tiny) ** 0.75, far, heads, groups, size,
         lanes_of(kind), features, width,
     )  # fmt: skip
-
-
-@lru_cache(maxsize=64)
-def pair_numbers(window: int, bandwidth: int | None, first: int, end: int) -> Tensor:
-    """Which of the P pairs of a window is at j, k of J of its slots first .. end - 1, int64; P where there is none."""
-    j, k = pair_indices(window, bandwidth)
-    numbers = torch.full((window, window), len(j))
-    numbers[j, k] = numbers[k, j] = torch.arange(len(j))
-    return numbers[first:end, first:end].contiguous()
 
 
 class _Call(CompiledPasses):

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diabat.compute.jit import jit
+from diabat.compute.jit import REORDERED, jit
 
-# Sums over features may be reordered, so that they vectorise; the order does not depend on the number of threads.
-fast = partial(jit, fastmath={"reassoc", "contract", "nsz"})
+fast = partial(jit, fastmath=REORDERED)
 
 
 class Rows(NamedTuple):

@@ -6,6 +6,7 @@ And compiled passes, whose derivative operators take over where it is differenti
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -26,20 +27,20 @@ def recomputed(function: Callable[..., tuple[Tensor, ...]], *given: Maybe) -> tu
     return found
 
 
-class CompiledPasses:
+class CompiledPasses(ABC):
     """Both compiled passes of one call, and the same by operators, each of the same terms."""
 
+    @abstractmethod
     def results(self, *terms: Maybe) -> tuple[Maybe, ...]:
         """The forward pass."""
-        raise NotImplementedError
 
+    @abstractmethod
     def gradient(self, terms: Sequence[Any], wanted: Sequence[bool], *cotangents: Maybe) -> Sequence[Maybe]:
         """Derivatives by the terms, at least the wanted ones; a cotangent of None is 0."""
-        raise NotImplementedError
 
+    @abstractmethod
     def by_operators(self, *terms: Any) -> Sequence[Maybe]:
         """The results by operators that autograd differentiates again."""
-        raise NotImplementedError
 
     def __call__(self, *terms: Maybe) -> Any:
         """The results, differentiable."""

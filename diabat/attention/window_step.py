@@ -13,7 +13,7 @@ import numpy as np
 
 from diabat.attention.chain_products import memory, start
 from diabat.attention.chain_step import dots, mix
-from diabat.compute.jit import inner, jit
+from diabat.compute.jit import REORDERED, inner, jit
 from diabat.compute.simd import (
     add,
     at_address,
@@ -32,8 +32,7 @@ from diabat.compute.simd_functions import exponential
 STRONGEST = 600.0
 """Σ|2h| + 4 Σ|J| of a window that float64 has room for."""
 
-# Sums in any order, so that they become vectors; the order does not depend on the number of threads.
-_fast = partial(inner, fastmath={"reassoc", "contract", "nsz"})
+_fast = partial(inner, fastmath=REORDERED)
 
 
 class Window(NamedTuple):

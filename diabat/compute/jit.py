@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
+REORDERED = {"reassoc", "contract", "nsz"}
+"""``fastmath`` of sums in any order, so that they become vectors; it does not depend on the number of threads."""
 NOTICE = (
     "diabat compiles its kernels once per machine: about 3 to 8 s at the first use of each backend, "
     "a minute for all; 'diabat warm-up' compiles them in advance."

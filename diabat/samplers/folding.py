@@ -76,7 +76,7 @@ def dims_of(*outputs: Tensor | None) -> tuple[int | None, ...]:
 
 def is_traced() -> bool:
     """Whether numbers cannot be read: in a graph, or in a transform of torch.func."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()  # type: ignore[attr-defined]
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or transformed()  # type: ignore[attr-defined]  # not exported by name
 
 
 def transformed() -> bool:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from diabat import BoltzmannAttention, sampler
 from diabat.attention import core, fused
 from diabat.attention.bridge import GradientBridge
+from diabat.attention.couplings import pair_numbers
 from diabat.attention.readout import masked_softmax, normalised_weights
 from diabat.attention.streaming import far_sums
 from diabat.attention.visible import Visible, Windows
@@ -165,7 +166,7 @@ def states(
 def couplings(dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
     torch.manual_seed(6)
     pairs = torch.randn(HEADS, WINDOW * (WINDOW - 1) // 2, dtype=dtype, requires_grad=True)
-    return pairs, fused.pair_numbers(WINDOW, None, 0, WINDOW)
+    return pairs, pair_numbers(WINDOW, None, 0, WINDOW)
 
 
 def attended(
@@ -280,7 +281,7 @@ def test_second_derivatives_of_far_keys(readout: str) -> None:
     def function(*given: Tensor) -> Tensor:
         torch.manual_seed(3)
         *heads, J = given
-        return attended(law, heads, (J, fused.pair_numbers(2, None, 0, 2)), windows, dropout=0.3)[0]
+        return attended(law, heads, (J, pair_numbers(2, None, 0, 2)), windows, dropout=0.3)[0]
 
     assert torch.autograd.gradcheck(function, (*terms, pairs))
     assert torch.autograd.gradgradcheck(function, (*terms, pairs), atol=1e-4)
