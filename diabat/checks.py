@@ -123,7 +123,7 @@ def refuse_unknown(options: Iterable[str], known: Iterable[str]) -> None:
     for name in options:
         if name not in names:
             hint = did_you_mean(name, names)
-            raise ArgumentTypeError(name, f"expected an option among {', '.join(names)}, got this one.{hint}")
+            raise ArgumentTypeError("options", f"expected some of {', '.join(names)}, got {name!r}.{hint}")
 
 
 def did_you_mean(value: Any, known: Iterable[str]) -> str:

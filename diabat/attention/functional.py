@@ -20,14 +20,14 @@ from diabat.checks import ArgumentError, ArgumentTypeError, check_number
 from diabat.samplers.base import Sampler
 from diabat.samplers.registry import as_sampler
 
-Couplings = WindowCouplings | ChainCouplings | Band
+AnyCouplings = WindowCouplings | ChainCouplings | Band
 
 
 def boltzmann_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    couplings: Couplings | None = None,
+    couplings: AnyCouplings | None = None,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
@@ -131,7 +131,7 @@ def _visible(mask: Tensor | None, is_causal: bool, shape: tuple[int, ...], devic
     return Visible.of(seen.expand(-1, -1, queries, -1), torch.where(seen, mask, 0))
 
 
-def _made(couplings: Couplings | None, v: Tensor, heads: int) -> WindowCouplings | Band | None:
+def _made(couplings: AnyCouplings | None, v: Tensor, heads: int) -> WindowCouplings | Band | None:
     """What the core takes, checked."""
     if couplings is None:
         return None
@@ -172,7 +172,10 @@ def _law(
     scale: float | None,
 ) -> Law:
     """What is computed."""
+    sampler, gradient, num_reads = backend
     if couplings is None:
+        if sampler is not None:
+            _bound(sampler, gradient, num_reads)  # of no use, but a wrong name is refused
         return Law(readout, far, softcap, scale)
     if isinstance(couplings, WindowCouplings):
         limits, usual, moving = couplings.limits, "exact", couplings.relative
@@ -182,7 +185,6 @@ def _law(
         raise ArgumentError(
             "far", f"expected 'none' unless couplings are those of a moving window, got {far!r}."
         )
-    sampler, gradient, num_reads = backend
     sampler = usual if sampler is None else sampler
     bridge = None if limits == Limits() else getattr(_BRIDGES, _bound(sampler, gradient, num_reads, *limits))
     return Law(readout, far, softcap, scale, bridge=bridge)

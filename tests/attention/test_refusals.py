@@ -151,6 +151,11 @@ LAYOUTS: list[Row] = [
         ({"scale": -1.0}, "scale: expected a positive finite number, got -1.0"),
     ),
     *options_of(
+        partial(WindowCouplings, 2, 4),
+        ({"terms": "L"}, "terms: expected J, K, J\\+K or an empty text, got 'L'"),
+        ({"offset_bias": True, "relative": False}, "offset_bias: expected"),
+    ),
+    *options_of(
         chain,
         ({"rank": 0}, "rank: expected an integer >= 1 or None, got 0."),
         ({"rank": 10**12}, "rank: features of rank = 1000000000000 need "),
@@ -158,7 +163,7 @@ LAYOUTS: list[Row] = [
         ({"couplings": "words"}, "couplings: expected one of distance, tokens, gates, got 'words'."),
         ({"bandwidth": 0}, "bandwidth: expected an integer >= 1, got 0."),
         ({"far": "independent"}, "far: expected 'none' for a chain, where all keys are coupled, got 'independent'."),
-        ({"window": 4}, TypeError, "window: expected an option among sampler, gradient, .*, got this one"),
+        ({"window": 4}, TypeError, "options: expected some of sampler, gradient, .*, got 'window'"),
         ({"sampler": "exact"},
          "sampler: expected one that takes edges without a window, as 'banded' does, got 'exact'."),
         ({"coupling_init": CouplingInit(mean=1.0, max_distance=2)},
@@ -247,6 +252,7 @@ CALLED: list[Row] = [
         ({"couplings": ChainCouplings(8, 2), "sampler": "exact"}, UnsupportedError,
          "sampler: expected one that takes edges without a window, as 'banded' does, got 'exact'"),
         ({"couplings": WindowCouplings(2, 4), "sampler": "exat"}, r"sampler: .*Did you mean 'exact'\?"),
+        ({"sampler": "exat"}, r"sampler: .*Did you mean 'exact'\?"),
         ({"couplings": WindowCouplings(2, 4), "num_reads": 5}, UnsupportedError,
          "num_reads: gradient 'exact' differentiates"),
     ),

@@ -32,7 +32,7 @@ class BoltzmannOptions:
         num_reads: Reads per query for sampling backends.
         bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None is T - 1, every pair, and 1 without a
             window.
-        couplings: Without a window, ``distance``, ``tokens`` or ``gates``, as in :class:`diabat.BoltzmannAttention`;
+        couplings: Without a window, ``distance``, ``tokens`` or ``gates``, as in :class:`diabat.ChainAttention`;
             the features of a token are its values in all heads.  None takes ``tokens``.
         rank: Number of features of ``tokens``; None takes 8.
         layers: Numbers of the layers with couplings; None for all.  The others stay softmax.
