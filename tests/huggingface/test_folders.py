@@ -554,9 +554,12 @@ def test_a_model_with_other_settings_refuses_the_adapter(
 
 def test_defaults_that_are_spelled_out_are_the_same_settings(adapter: Path, tmp_path: Path) -> None:
     """And the backend is chosen in code."""
-    load_adapter(convert(decoder(), 4, "mean_field", bandwidth=3), adapter)
-    with_couplings(convert(decoder(), None)).save_pretrained(tmp_path)
-    load_adapter(convert(decoder(), None, couplings="tokens", rank=8, bandwidth=1), tmp_path)
+    loaded = load_adapter(convert(decoder(), 4, "mean_field", bandwidth=3), adapter)
+    assert loaded.config.boltzmann["sampler"] == "mean_field"
+    chained = with_couplings(convert(decoder(), None))
+    chained.save_pretrained(tmp_path)
+    loaded = load_adapter(convert(decoder(), None, couplings="tokens", rank=8, bandwidth=1), tmp_path)
+    assert torch.equal(logits(loaded, prompts()), logits(chained, prompts()))
 
 
 def test_an_adapter_without_settings_is_not_guessed_at(adapter: Path) -> None:
