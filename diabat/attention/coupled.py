@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,7 +55,8 @@ class CoupledLayer(IsingLayer):
             ValueError: If an option is invalid, or options contradict each other.
             UnsupportedError: If the sampler does not support the couplings or the estimator.
         """
-        refuse_unknown(law, LawOptions.__annotations__)
+        own = signature(type(self)).parameters.values()
+        refuse_unknown(law, (*LawOptions.__annotations__, *(p.name for p in own if p.kind != p.VAR_KEYWORD)))
         window = isinstance(couplings, WindowCouplings)
         fields = mode == "softmax" or "h" in mode
         law |= {"readout": "odds" if mode == "softmax" else readout, "fields": fields}

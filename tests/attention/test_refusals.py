@@ -164,6 +164,7 @@ LAYOUTS: list[Row] = [
         ({"bandwidth": 0}, "bandwidth: expected an integer >= 1, got 0."),
         ({"far": "independent"}, "far: expected 'none' for a chain, where all keys are coupled, got 'independent'."),
         ({"window": 4}, TypeError, "options: expected some of sampler, gradient, .*, got 'window'"),
+        ({"coupling": "distance"}, TypeError, r"options: .*, got 'coupling'\. Did you mean 'couplings'\?"),
         ({"sampler": "exact"},
          "sampler: expected one that takes edges without a window, as 'banded' does, got 'exact'."),
         ({"coupling_init": CouplingInit(mean=1.0, max_distance=2)},
