@@ -20,12 +20,13 @@ from diabat.compute.loading import loaded
 from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
 from diabat.ising import Ising
-from diabat.samplers.answers import Solution
+from diabat.samplers.answers import Moments, Solution
 from diabat.samplers.derivatives import smooth_gradient
 from diabat.samplers.exact.half_split import smooth_moments
 from diabat.samplers.exact.half_tables import split_energies
 from diabat.samplers.folding import refuse_batched_cotangent
-from diabat.samplers.grouping import Tier, Tiers
+from diabat.samplers.grouping import Tier, Tiers, tiers
+from diabat.samplers.odds import analytic_log_odds
 
 Array = NDArray[Any]
 
@@ -35,6 +36,8 @@ _ALWAYS = 22  # up to so many spins the kernel takes less time than products of 
 MOST_UNPADDED = 16
 """Up to so many spins problems of all sizes share a call."""
 _LARGEST = {_FLOAT32: 72.0, _FLOAT64: 690.0}  # strength, see `kernel_tables`
+_REACH = 600.0
+"""Largest difference between the exponent of a state and a reference at which sums have all digits of float64."""
 _STATES_PER_THREAD = 1 << 20
 _PAIR_BYTES = 1 << 25  # memory for the sums of pairs of some blocks
 _KEPT_ROWS = 1 << 14  # of these sums, in memory that is kept between calls
@@ -64,21 +67,23 @@ class Plan:
         n: Number of spins of a problem in the batch.
         dtype: Precision of the enumeration.
         gathered: Whether h is given for these problems only, in the order of the blocks.
+        strong: Whether `kernel_strong` enumerates them.
 
     Attributes:
-        dtype, n, rows: As in the arguments, rows in the order of the blocks.
+        dtype, n, rows, strong: As in the arguments, rows in the order of the blocks.
         places: `kernel_tables.Problems` without h and J.
     """
 
     def __init__(
-        self, rows: Array, couplings: Array, members: Array, n: int, dtype: Any, *, gathered: bool = False
-    ) -> None:
+        self, rows: Array, couplings: Array, members: Array, n: int, dtype: Any, *, gathered: bool = False,
+        strong: bool = False,
+    ) -> None:  # fmt: skip
         spins, lanes = (members < n).sum(1), lanes_of(dtype)
         order = np.argsort(spins, kind="stable")
         first = np.arange(0, len(order), lanes)
         last = np.minimum(first + lanes, len(order))
         largest = np.maximum(spins[order[last - 1]], _LEAST_SPINS)
-        self.dtype, self.rows, self.n = dtype, rows[order], n
+        self.dtype, self.rows, self.n, self.strong = dtype, rows[order], n, strong
         blocks, given = np.stack((first, last, largest), 1), np.arange(len(rows)) if gathered else self.rows
         self.places = (blocks, given, couplings[order], spins[order], members[order])
         self._most, self._states = max(_LEAST_SPINS, members.shape[1]), int((1 << largest).sum()) * lanes
@@ -86,7 +91,7 @@ class Plan:
     def run(self, kernel: Any, problems: Any, *arrays: Any, blocks: slice = slice(None)) -> None:
         """Run a kernel over all or some blocks, on several threads if worthwhile."""
         first, end, _ = blocks.indices(len(problems.blocks))
-        rows, dtype, threads = _rows(self._most), self.dtype, self._threads(end - first)
+        rows, dtype, threads = _rows(self._most, self.strong), self.dtype, self._threads(end - first)
         if threads == 1 and self._most <= MOST_UNPADDED:
             kernel(first, end, problems, *arrays, _kept_memory("kernel", rows, dtype, get_ident()))
             return
@@ -96,10 +101,12 @@ class Plan:
             lambda part, memory: kernel(first + part.start, first + part.stop, problems, *arrays, memory),
         )
 
-    def run_backward(self, kernel: Any, problems: Any, *arrays: Any, out: Array | None) -> None:
-        """Run `kernel_gradient.backward`; dL/dJ is added to ``out``, in one order on any number of threads."""
+    def run_backward(
+        self, backward: Any, collect: Any, problems: Any, *arrays: Any, out: Array | None
+    ) -> None:
+        """Run a derivative; dL/dJ is added to ``out``, in one order on any number of threads."""
         if out is None:
-            self.run(kernel.backward, problems, *arrays, None)
+            self.run(backward, problems, *arrays, None)
             return
         rows, count = self._most * (self._most + 1) // 2, len(problems.blocks)
         step = max(1, min(count, _PAIR_BYTES // (rows * VECTOR_BYTES)))
@@ -108,8 +115,8 @@ class Plan:
         memory = _kept_memory("pairs", size, dtype, get_ident()) if few else aligned_rows(size, dtype)
         sums = memory.reshape(step, rows, -1)
         for first in range(0, count, step):
-            self.run(kernel.backward, problems, *arrays, sums, blocks=slice(first, first + step))
-            kernel.collect(first, min(first + step, count), problems, sums, out)
+            self.run(backward, problems, *arrays, sums, blocks=slice(first, first + step))
+            collect(first, min(first + step, count), problems, sums, out)
 
     def _threads(self, blocks: int) -> int:
         return max(1, min(torch.get_num_threads(), blocks, 1 + self._states // _STATES_PER_THREAD))
@@ -126,15 +133,15 @@ def _plan(found: tuple[Tier, ...], dtype: Any) -> Plan:
 
 
 @lru_cache(maxsize=8)
-def _part(plan: Plan, which: bytes, dtype: Any) -> Plan:
-    """The plan of some of its problems, bool [P] as bytes, for their h alone."""
+def _part(plan: Plan, which: bytes, strong: bool) -> Plan:
+    """The plan in float64 of some of its problems, bool [P] as bytes, for their h alone."""
     chosen = np.frombuffer(which, bool)
     rows, couplings, members = (some[chosen] for some in (plan.rows, plan.places[2], plan.places[4]))
-    return Plan(rows, couplings, members, plan.n, dtype, gathered=True)
+    return Plan(rows, couplings, members, plan.n, _FLOAT64, gathered=True, strong=strong)
 
 
 class _Pass:
-    """Problems that are enumerated in one precision.
+    """Problems that are enumerated by one kernel in one precision.
 
     Args:
         plan: Which they are.
@@ -144,27 +151,33 @@ class _Pass:
         correlations: Whether <s_j s_k> is requested.
 
     Attributes:
-        rows: Their rows in the batch.
+        plan: As in the arguments.
         result: P(s = +1) or log-odds, [N, n]; 0 for lost problems, as all other numbers.
         log_z: Log Z, [N].
         pairs: <s_j s_k>, [N, n, n], or None.
-        lost: Which of them are beyond the range of the precision, bool [P]; None if none is.
+        lost: Which of them are beyond its range, bool [P]; None if none is.
     """
 
     def __init__(self, plan: Plan, h: Array, J: Array, odds: bool, correlations: bool) -> None:
         kernel, tables = loaded("diabat.samplers.exact.kernel"), loaded("diabat.samplers.exact.kernel_tables")
+        forward = loaded("diabat.samplers.exact.kernel_strong").forward if plan.strong else kernel.forward
         (total, n), dtype, limit = h.shape, plan.dtype, _LARGEST[plan.dtype]
-        self.rows, self._plan, self._odds = plan.rows, plan, odds
+        self.plan, self._odds = plan, odds
         self._problems = tables.Problems(*plan.places, h, J)
         up, down = (np.ones if odds else np.zeros)((2, total, n), dtype)
         sums, self.log_z = np.zeros((2, total), dtype)
         lost = np.zeros(len(plan.rows), bool)
         self.pairs = np.zeros((total, n, n), dtype) if correlations else None
+        shift = np.zeros((total, n) if plan.strong else (0, 0), dtype)
+        if plan.strong:
+            limit = _REACH if odds else math.inf
         # The derivative of log-odds is divided by probabilities.
         least = math.exp(-0.9 * limit) if odds else 0.0
-        self._found = kernel.Found(up, down, sums, self.log_z, lost, limit, least)
-        plan.run(kernel.forward, self._problems, self._found, self.pairs)
+        self._found = kernel.Found(up, down, sums, self.log_z, lost, limit, least, shift)
+        plan.run(forward, self._problems, self._found, self.pairs)
         self.result, self.lost = np.log(up) - np.log(down) if odds else up, None
+        if odds and plan.strong:
+            self.result += shift
         if np.count_nonzero(lost):
             # In the backward pass nothing is written for problems without spins.
             self.lost, spins, blocks = lost, np.where(lost, 0, self._problems.spins), self._problems.blocks
@@ -175,12 +188,17 @@ class _Pass:
         """dL/dh [N, n]; adds dL/dJ to ``out``, float64 [C, n, n], unless it is None."""
         kernel, fields = loaded("diabat.samplers.exact.kernel_gradient"), np.zeros(v.shape, v.dtype)
         cotangents = kernel.Cotangents(v, u, self._odds, fields)
-        self._plan.run_backward(kernel, self._problems, self._found, cotangents, out=out)
+        backward = kernel.backward
+        if self.plan.strong:
+            backward = loaded("diabat.samplers.exact.kernel_strong").backward
+        self.plan.run_backward(backward, kernel.collect, self._problems, self._found, cotangents, out=out)
         return fields
 
 
 class KernelSolution(Solution):
-    """The problems of some tiers; those beyond the range of float32 are solved again, alone and in float64.
+    """The problems of some tiers; those beyond the range of a kernel are solved by the next one, alone.
+
+    Products in the precision of the fields come first, then in float64, then one exponential per state.
 
     Args:
         ising: The batch.
@@ -189,33 +207,34 @@ class KernelSolution(Solution):
         correlations: Request <s_j s_k> as well, outside the graph of autograd.
 
     Attributes:
-        result: As in the base class; 0 for problems of other tiers and for lost ones, as in all other tensors.
+        result: As in the base class; 0 for problems of other tiers, as in all other tensors.
         raised: Whether the precision of some is above that of the fields.
-        lost: Rows of the problems that are beyond the range of float64, int64; None if none is.
+        strong: Whether some are beyond the range of products, and were not checked.
     """
 
     def __init__(self, ising: Ising, found: Tiers, *, odds: bool = False, correlations: bool = False) -> None:
         h, J = ising.fields, ising.couplings
         dtype, n = _FLOAT32 if h.dtype == torch.float32 else _FLOAT64, h.shape[-1]
-        plan = _plan(found.tiers, dtype)
-        self._tiers, self._odds, self._shape, self._J = found, odds, h.shape, J
+        self._visible, self._odds, self._shape, self._J = ising.visible, odds, h.shape, J
         fields, self._distinct = _flat(h, dtype, n), (found.tiers[0].sizes[1], n, n)
         couplings = np.zeros(self._distinct, dtype) if J is None else _flat(J, dtype, n, n)
-        self._own = last = _Pass(plan, fields, couplings, odds, correlations)
-        self._again: _Pass | None = None
-        if last.lost is not None and dtype is _FLOAT32:
-            plan = _part(plan, last.lost.tobytes(), _FLOAT64)
-            given = (fields[plan.rows].astype(_FLOAT64), couplings.astype(_FLOAT64))
-            self._again = last = _Pass(plan, *given, odds, correlations)
-        self.lost = None if last.lost is None else last.rows[last.lost]
-        self.raised = self._again is not None and (last.lost is None or not last.lost.all())
+        last = _Pass(_plan(found.tiers, dtype), fields, couplings, odds, correlations)
+        self._passes, self.strong = [last], False
+        while last.lost is not None:
+            self.strong = dtype is _FLOAT64 or len(self._passes) > 1
+            plan = _part(last.plan, last.lost.tobytes(), self.strong)
+            given = fields[plan.rows].astype(_FLOAT64), couplings.astype(_FLOAT64)
+            last = _Pass(plan, *given, odds, correlations)
+            self._passes.append(last)
+        self.raised = dtype is _FLOAT32 and len(self._passes) > 1
         self.result = self._joined("result", n)
 
     def _joined(self, name: str, *shape: int) -> Tensor:
-        """Numbers of the first pass, [*batch, *shape], in which those of the second take their places."""
-        values = getattr(self._own, name)
-        if self._again is not None:
-            values[self._again.rows] = getattr(self._again, name)
+        """Numbers of the first pass, [*batch, *shape], in which those of the others take their places."""
+        first, *others = self._passes
+        values = getattr(first, name)
+        for again in others:
+            values[again.plan.rows] = getattr(again, name)
         return torch.from_numpy(values.reshape((*self._shape[:-1], *shape)))
 
     @property
@@ -227,18 +246,19 @@ class KernelSolution(Solution):
     def correlation(self) -> Tensor | None:
         """<s_j s_k>, [*batch, n, n], if it was requested."""
         n = self._shape[-1]
-        return None if self._own.pairs is None else self._joined("pairs", n, n)
+        return None if self._passes[0].pairs is None else self._joined("pairs", n, n)
 
     def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
         """As in the base class."""
-        dtype, again = self._own.result.dtype, self._again
+        first, *others = self._passes
+        dtype = first.result.dtype
         slopes = _flat(v, dtype, v.shape[-1])
         slope = np.zeros(len(slopes), dtype) if u is None else _flat(u, dtype)
         out = np.zeros(self._distinct) if pairs and self._J is not None else None
-        fields = self._own.gradient(slopes, slope, out)
-        if again is not None:
-            slopes, slope = (t[again.rows].astype(_FLOAT64) for t in (slopes, slope))
-            fields[again.rows] = again.gradient(slopes, slope, out)
+        fields = first.gradient(slopes, slope, out)
+        for again in others:
+            rows = again.plan.rows
+            fields[rows] = again.gradient(slopes[rows].astype(_FLOAT64), slope[rows].astype(_FLOAT64), out)
         dh = torch.from_numpy(fields.reshape(self._shape))
         if out is None or self._J is None:
             return dh, None
@@ -253,20 +273,21 @@ class KernelSolution(Solution):
 
     def smooth(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result and log Z by differentiable operations, in float64."""
-        values, log_z = [], []
-        for group in self._tiers.gather(Ising(fields, J, check=False)):
-            groups, _, m = group.fields.shape
-            energies = split_energies(group.couplings, None, groups, m, fields.device)
-            p, z = smooth_moments(group.fields, energies)
-            if self._odds:  # P(s = -1) is P(s = +1) of the problem with all spins flipped
-                p = p.log() - smooth_moments(-group.fields, energies)[0].log()
-            values.append(p)
-            log_z.append(z - _LOG_2 * group.tier.phantoms[:, None].to(z))
-        p, z = self._tiers.per_spin(values), self._tiers.per_problem(log_z)
-        if self.lost is not None:
-            kept = z.new_ones(z.numel()).index_fill(0, torch.from_numpy(self.lost), 0).reshape(z.shape)
-            p, z = p * kept[..., None], z * kept
-        return p, z
+        ising = Ising(fields.double(), J, self._visible, check=False)
+        found = _smooth(ising)
+        return analytic_log_odds(_smooth, ising) if self._odds else found.probability, found.log_partition
+
+
+def _smooth(ising: Ising) -> Moments:
+    """P(s = +1) and log Z by differentiable operations, in float64."""
+    tiers_of, values, log_z = tiers(ising), [], []
+    for group in tiers_of.gather(ising):
+        groups, _, m = group.fields.shape
+        p, z = smooth_moments(group.fields, split_energies(group.couplings, None, groups, m, group.fields.device))
+        values.append(p)
+        log_z.append(z - _LOG_2 * group.tier.phantoms[:, None].to(z))
+    p, z = tiers_of.per_spin(values), tiers_of.per_problem(log_z)
+    return Moments(p, ising.visible_mask, log_partition=z)
 
 
 def _flat(values: Tensor, dtype: Any, *last: int) -> Array:
@@ -276,10 +297,11 @@ def _flat(values: Tensor, dtype: Any, *last: int) -> Array:
 
 
 @lru_cache(maxsize=16)
-def _rows(most: int) -> int:
-    """Rows of the scratch of a thread, see `kernel_tables.divided`."""
-    a = (most + 2) // 3
-    return (4 << (2 * a)) + (11 + 2 * a << a) + 4 * a + 1 + 3 * most * (most + 1) // 2 + 2 * most + 6
+def _rows(most: int, strong: bool = False) -> int:
+    """Rows of the scratch of a thread, see `kernel_tables.divided` and `kernel_strong.Sums`."""
+    a, pairs = (most + 2) // 3, most * (most + 1) // 2
+    more = (2 << 2 * a) + 2 * most + pairs + 2 if strong else 0
+    return (4 << (2 * a)) + (11 + 2 * a << a) + 4 * a + 1 + 3 * pairs + 2 * most + 6 + more
 
 
 @lru_cache(maxsize=16)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import permutations
 
@@ -66,6 +66,10 @@ class HalfEnergies:
     three_body: bool
     single: bool = False
 
+    def of(self, groups: Tensor) -> HalfEnergies:
+        """Those of some groups, as indices or bool."""
+        return HalfEnergies(self.left[groups], self.right[groups], self.cross[groups], self.three_body)
+
 
 def split_energies(
     J: Tensor | None, K: Tensor | None, groups: int, m: int, device: torch.device
@@ -109,7 +113,7 @@ def single_queries(
     """
     group, own = which[0], fields[which]
     a, m = fields.shape[-1] // 2, fields.shape[-1]
-    left = energies.left[group] + own[:, :a] @ half_tables(a, own.device).signs.T
-    right = energies.right[group] + own[:, a:] @ half_tables(m - a, own.device).signs.T
-    e = HalfEnergies(left, right, energies.cross[group], energies.three_body, single=True)
-    return torch.zeros_like(own)[:, None], e
+    e = energies.of(group)
+    left = e.left + own[:, :a] @ half_tables(a, own.device).signs.T
+    right = e.right + own[:, a:] @ half_tables(m - a, own.device).signs.T
+    return torch.zeros_like(own)[:, None], replace(e, left=left, right=right, single=True)

@@ -116,13 +116,14 @@ class ExactSampler(Sampler):
     def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
         """As in the base class, for problems that the kernel solves."""
         small, others = self._divided(ising)
-        if not small.tiers or others.tiers:
-            return None
-        found = KernelSolution(ising, small, odds=odds)
-        if found.lost is None:
-            return found
-        self._require(ising)
-        return None
+        return None if not small.tiers or others.tiers else self._solved(ising, small, odds=odds)
+
+    def _solved(self, ising: Ising, found: Tiers, *, odds: bool = False, correlations: bool = False) -> KernelSolution:
+        """The solution of some tiers; refuses what is beyond the range of numbers."""
+        solution = KernelSolution(ising, found, odds=odds, correlations=correlations)
+        if solution.strong:
+            self._require(ising)
+        return solution
 
     def _divided(self, ising: Ising) -> tuple[Tiers, Tiers]:
         """The tiers that the kernel solves, which finds what is beyond its range, and others, which are checked."""
@@ -154,11 +155,8 @@ class ExactSampler(Sampler):
         small, others = self._divided(ising)
         parts: list[tuple[Any, ...]] = []
         if small.tiers:
-            solved = KernelSolution(ising, small, correlations=correlations)
+            solved = self._solved(ising, small, correlations=correlations)
             parts.append((*solved.attached(ising), solved.raised, solved.correlation))
-            if solved.lost is not None:
-                self._require(ising)
-                others = Tiers(others.shape, others.tiers + _tiers_of(ising, solved.lost).tiers)
         if others.tiers:
             with without_autocast(ising.fields):
                 parts.append(self._by_halves(ising, others, correlations))
@@ -180,28 +178,34 @@ class ExactSampler(Sampler):
         return found.per_spin(p), found.per_problem(log_z), any(raised), correlation
 
     def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, bool, Tensor | None]:
-        """Moments of a tier, in the precision of the fields, or in float64 where that underflows."""
-        energies, dtype = _energies(group), group.fields.dtype
-        for precision in dict.fromkeys((dtype, torch.float64)):
-            fields = group.fields.to(precision)
-            p, log_z, lost = self._in_parts(fields, energies)
-            if not bool(lost.any()):
-                break
+        """Moments of a tier; lost queries are solved again in float64, and those lost there with weights of their own."""
+        fields, energies, dtype = group.fields, _energies(group), group.fields.dtype
+        *found, lost = self._products(fields, energies, correlations)
+        raised = dtype != torch.float64 and bool(lost.any())
+        if raised:
+            rows, columns, where = lost.any(1), lost.any(0), lost.nonzero(as_tuple=True)
+            some = lost[rows][:, columns]
+            *again, left = self._products(
+                fields[rows][:, columns].double(), energies.of(rows), correlations
+            )
+            found = _replaced(found, where, [None if t is None else t[some] for t in again])
+            lost = lost.index_put(where, left[some])
+        for part in self._strong_parts(group, lost):
+            *again, _ = self._products(*single_queries(fields.double(), energies, part), correlations)
+            found = _replaced(found, part, [None if t is None else t[:, 0] for t in again])
+        p, log_z, pairs = found
+        _require_finite(log_z, group)
+        # Every phantom doubled Z.
+        return p, log_z - _LOG_2 * group.tier.phantoms[:, None].to(log_z), raised, pairs
+
+    def _products(self, fields: Tensor, energies: HalfEnergies, correlations: bool) -> list[Any]:
+        """P(s = +1), log Z, <s_j s_k> if requested, and which queries are lost."""
+        p, log_z, lost = self._in_parts(fields, energies)
         pairs = None
         if correlations:
             with torch.no_grad():
-                pairs = pair_correlations(half_products(fields, energies, precision))
-        for part in self._strong_parts(group, lost):
-            single = single_queries(fields, energies, part)
-            own, own_z, _ = self._in_parts(*single)
-            p, log_z = p.index_put(part, own[:, 0]), log_z.index_put(part, own_z[:, 0])
-            if pairs is not None:
-                with torch.no_grad():
-                    pairs[part] = pair_correlations(half_products(*single, precision))[:, 0]
-        _require_finite(log_z, group)
-        # Every phantom doubled Z.
-        log_z = log_z - _LOG_2 * group.tier.phantoms[:, None].to(log_z)
-        return p.to(dtype), log_z.to(dtype), precision != dtype, None if pairs is None else pairs.to(dtype)
+                pairs = pair_correlations(half_products(fields, energies, fields.dtype))
+        return [p, log_z, pairs, lost]
 
     def _in_parts(self, fields: Tensor, e: HalfEnergies) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities, log Z and lost queries; queries are divided into parts that fit the memory budget."""
@@ -302,12 +306,11 @@ def _kernel_cost(groups: int, problems: int, spins: int) -> float:
     return _CALL if spins <= MOST_UNPADDED else enumeration_cost(groups, problems, spins)
 
 
-def _tiers_of(ising: Ising, rows: Any) -> Tiers:
-    """The tiers of some problems of a batch, int64 [rows]."""
-    chosen = torch.zeros(ising.num_problems, 1, dtype=torch.bool)
-    chosen[rows] = True
-    visible = ising.visible_mask & chosen.reshape(*ising.batch_shape, 1)
-    return tiers(Ising(ising.fields, ising.held_couplings, visible, check=False))
+def _replaced(found: list[Any], where: tuple[Tensor, ...], values: list[Any]) -> list[Any]:
+    """Results in which those of some queries are replaced."""
+    return [
+        None if old is None else old.index_put(where, new.to(old)) for old, new in zip(found, values, strict=True)
+    ]
 
 
 def _require_finite(found: Tensor, group: Group) -> None:
