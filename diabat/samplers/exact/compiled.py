@@ -275,6 +275,7 @@ class KernelSolution(Solution):
         """The result and log Z by differentiable operations, in float64."""
         ising = Ising(fields.double(), J, self._visible, check=False)
         found = _smooth(ising)
+        assert found.log_partition is not None
         return analytic_log_odds(_smooth, ising) if self._odds else found.probability, found.log_partition
 
 
@@ -283,7 +284,9 @@ def _smooth(ising: Ising) -> Moments:
     tiers_of, values, log_z = tiers(ising), [], []
     for group in tiers_of.gather(ising):
         groups, _, m = group.fields.shape
-        p, z = smooth_moments(group.fields, split_energies(group.couplings, None, groups, m, group.fields.device))
+        p, z = smooth_moments(
+            group.fields, split_energies(group.couplings, None, groups, m, group.fields.device)
+        )
         values.append(p)
         log_z.append(z - _LOG_2 * group.tier.phantoms[:, None].to(z))
     p, z = tiers_of.per_spin(values), tiers_of.per_problem(log_z)

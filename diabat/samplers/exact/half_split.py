@@ -127,7 +127,9 @@ def half_products(
     h = fields.double()
     h_L, h_R = h[..., : split.a], h[..., split.a :]
     left, left_scale = _scaled(energies.left + split.log_scale, dtype)
-    right, right_scale = _scaled(torch.zeros_like(energies.right) if energies.single else energies.right, dtype)
+    right, right_scale = _scaled(
+        torch.zeros_like(energies.right) if energies.single else energies.right, dtype
+    )
     A = exponentials(h_L, dtype) * left[:, None]
     C = exponentials(h_R, dtype) * right[:, None]
     U, parts = torch.zeros_like(C), []
@@ -152,8 +154,7 @@ def _scaled(exponent: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _weights(exponent: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(exponent), 0 below the range of the precision: exp of such numbers, and all arithmetic with subnormal
-    results, take many times as long."""
+    """exp(exponent); 0 below the range of the precision, where exp and subnormal numbers take many times as long."""
     least = _LOWEST[dtype]
     return threshold(exponent.clamp(min=least).exp(), math.exp(least), 0.0).to(dtype)
 

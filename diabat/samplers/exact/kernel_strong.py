@@ -1,10 +1,12 @@
 """Compiled sums over all states of problems of any strength, one problem per lane; imported on first use.
 
-With the exponents f[x,y], g[y,z] and h[z,x] of the tables of :mod:`diabat.samplers.exact.kernel_tables`, the weight of a
-state is one exponential, exp(f + g + h - r): 0 where it is below the range of float64, never subnormal.  The reference
-r is the largest exponent of all states.  A sum over the states with one spin fixed is lost if the largest of these is
-far below r; for log-odds such sums are computed again with the largest of them all as reference, level by level, and
-states above it are left out: none of them has one of these spins so.
+With the exponents f[x,y], g[y,z] and h[z,x] of the tables of :mod:`diabat.samplers.exact.kernel_tables`, the weight of
+a state is one exponential, exp(f + g + h - r): 0 where it is below the range of float64, never subnormal.  The
+reference r is the largest exponent of all states.
+
+Log-odds need Σ exp over the states with any one spin fixed, of which even the largest may be far below r.  Such sums
+are computed again, level by level: the reference is then the largest exponent of all that are left, and states above
+it are left out, since none of them has one of these spins so.
 """
 
 from __future__ import annotations
@@ -312,7 +314,7 @@ def _write(
 ) -> None:
     """Write what is in the reach of the reference."""
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
-    most, (a, b, _) = problems.members.shape[1], thirds(m)
+    a, b, _ = thirds(m)
     for q in range(stop - start):
         row, spins = problems.rows[start + q], problems.spins[start + q]
         reference, largest = item(sums.level, q), item(sums.level, lanes + q)

@@ -118,7 +118,9 @@ class ExactSampler(Sampler):
         small, others = self._divided(ising)
         return None if not small.tiers or others.tiers else self._solved(ising, small, odds=odds)
 
-    def _solved(self, ising: Ising, found: Tiers, *, odds: bool = False, correlations: bool = False) -> KernelSolution:
+    def _solved(
+        self, ising: Ising, found: Tiers, *, odds: bool = False, correlations: bool = False
+    ) -> KernelSolution:
         """The solution of some tiers; refuses what is beyond the range of numbers."""
         solution = KernelSolution(ising, found, odds=odds, correlations=correlations)
         if solution.strong:
@@ -178,16 +180,14 @@ class ExactSampler(Sampler):
         return found.per_spin(p), found.per_problem(log_z), any(raised), correlation
 
     def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, bool, Tensor | None]:
-        """Moments of a tier; lost queries are solved again in float64, and those lost there with weights of their own."""
+        """Moments of a tier; lost queries are solved again alone, in float64 or with weights of their own."""
         fields, energies, dtype = group.fields, _energies(group), group.fields.dtype
         *found, lost = self._products(fields, energies, correlations)
         raised = dtype != torch.float64 and bool(lost.any())
         if raised:
             rows, columns, where = lost.any(1), lost.any(0), lost.nonzero(as_tuple=True)
             some = lost[rows][:, columns]
-            *again, left = self._products(
-                fields[rows][:, columns].double(), energies.of(rows), correlations
-            )
+            *again, left = self._products(fields[rows][:, columns].double(), energies.of(rows), correlations)
             found = _replaced(found, where, [None if t is None else t[some] for t in again])
             lost = lost.index_put(where, left[some])
         for part in self._strong_parts(group, lost):
@@ -309,7 +309,8 @@ def _kernel_cost(groups: int, problems: int, spins: int) -> float:
 def _replaced(found: list[Any], where: tuple[Tensor, ...], values: list[Any]) -> list[Any]:
     """Results in which those of some queries are replaced."""
     return [
-        None if old is None else old.index_put(where, new.to(old)) for old, new in zip(found, values, strict=True)
+        None if old is None else old.index_put(where, new.to(old))
+        for old, new in zip(found, values, strict=True)
     ]
 
 
