@@ -1,10 +1,11 @@
-"""Cliffs: how much longer a call takes with one spin more, or one problem more.
+"""Cliffs: how much longer a call takes with one spin more, with one problem more, or with larger numbers.
 
 python -m benchmarks.cliffs [PATTERN]
 
 Least CPU time of five rounds, in which all sizes of a line take turns.  A line is printed with its largest ratios of
 neighbours, time of n + 1 over n or B + 1 over B, and their places; a backend that visits all 2^n states may double.
-Chains have one coupling that grows; at NaN it is a number no longer.
+Fields and couplings grow together, or one field among 1,024 problems, or one token of a layer.  Chains have one
+coupling that grows; at NaN it is a number no longer.
 """
 
 from __future__ import annotations
@@ -18,22 +19,26 @@ from typing import Any
 
 import torch
 
+import diabat
 from benchmarks.case import Work
 from benchmarks.growth import FEW
-from benchmarks.problems import gradients, in_a_band, moments, problem
+from benchmarks.problems import couplings, differentiated, gradients, in_a_band, moments, problem
 from benchmarks.runner import EFFORTS, Line
 from diabat.attention.chain import attend
 from diabat.attention.chain_operators import ChainLaw
+from diabat.ising import Ising
 from diabat.progress import new_bar
 
+FACTORS = (1, 16, 40, 100, 200)
+OUTLIERS = (1, 30, 300, 1000, 1e6)
 STRENGTHS = (1, 10, 16, 17, 50, 150, 151, 400, 1000, math.nan)
 
 
 def lines() -> Iterator[tuple[str, str, Sequence[float], Callable[[Any], Work]]]:
     """Name, what grows, its sizes, and the call at a size."""
-    for what, call in (("moments", moments), ("gradients", gradients)):
+    for what in ("moments", "gradients"):
         for own, J in ((False, "one J"), (True, "a J each")):
-            by = partial(_spins, call, "exact", 64, own=own)
+            by = partial(_spins, PASSES[what], "exact", 64, own=own)
             yield f"exact, {what}, 64 problems with {J}", "n", range(2, 20), by
     for backend, count, most, options in (
         ("exact", 1, 24, {}), ("dqa", 8, 12, {}), ("mean_field", 64, 72, {}), ("tempering", 8, 136, FEW),
@@ -44,6 +49,23 @@ def lines() -> Iterator[tuple[str, str, Sequence[float], Callable[[Any], Work]]]
     for backend, options in (("exact", {}), ("mean_field", {}), ("dqa", {}), ("tempering", FEW)):
         by = partial(_spins, moments, backend, n=8, **options)
         yield f"{backend}, moments, n = 8", "B", range(1, 131), by
+    banded = {"bandwidth": 3}
+    for backend, n, options in (
+        ("exact", 12, {}), ("exact", 16, {}), ("exact", 20, {}), ("banded", 64, banded), ("dqa", 8, {}),
+    ):  # fmt: skip
+        ising = in_a_band(64, n, 3) if options else problem(n, 64)
+        for what, call in PASSES.items():
+            if backend != "dqa" or what == "moments":
+                by = partial(_scaled, call, backend, ising, **options)
+                yield f"{backend}, {what}, n = {n}, 64 problems", "factor", FACTORS, by
+    for backend, options in (("exact", {}), ("banded", banded), ("mean_field", {})):
+        ising = in_a_band(1024, 8, 3) if options else problem(8, 1024)
+        for what, call in PASSES.items():
+            by = partial(_outlier, call, backend, ising, **options)
+            yield f"{backend}, {what}, n = 8, 1,024 problems", "|h| of one", OUTLIERS, by
+    for backward in (False, True):
+        name = f"layer of odds, T = 128, window 12, {'gradients' if backward else 'outputs'}"
+        yield name, "one token times", (1, 10, 60, 1000), partial(_layer, backward)
     settings = ((1024, "", 0, 0.0), (1024, " at padding", 1, 0.0), (512, "", 0, 0.1))
     for length, where, padding, dropout in settings:
         for what, backward in (("outputs", False), ("gradients", True)):
@@ -54,6 +76,50 @@ def lines() -> Iterator[tuple[str, str, Sequence[float], Callable[[Any], Work]]]
 def _spins(call: Any, backend: str, number: int, n: int, own: bool = False, **options: Any) -> Work:
     found: Work = call(backend, problem(n, number, own=own), **options)
     return found
+
+
+def _log_odds(backend: str, ising: Ising, **options: Any) -> Work:
+    return Work(partial(diabat.sampler(backend, **options).differentiable_log_odds, ising))
+
+
+def _odds_gradients(backend: str, ising: Ising, **options: Any) -> Work:
+    sampler = diabat.sampler(backend, **options)
+    return differentiated(lambda h, J: sampler.differentiable_log_odds(Ising(h, J, check=False)), ising)
+
+
+PASSES: dict[str, Callable[..., Work]] = {
+    "moments": moments,
+    "gradients": gradients,
+    "log-odds": _log_odds,
+    "gradients of log-odds": _odds_gradients,
+}
+
+
+def _scaled(call: Callable[..., Work], backend: str, ising: Ising, factor: float, **options: Any) -> Work:
+    return call(backend, Ising(factor * ising.fields, factor * couplings(ising)), **options)
+
+
+def _outlier(call: Callable[..., Work], backend: str, ising: Ising, size: float, **options: Any) -> Work:
+    fields = ising.fields.clone()
+    fields[77, 3] = size
+    return call(backend, Ising(fields, ising.couplings), **options)
+
+
+def _layer(backward: bool, factor: float) -> Work:
+    torch.manual_seed(0)
+    layer = diabat.BoltzmannAttention(
+        64, 4, 12, relative=True, coupling_init=0.3, readout="odds", sampler="exact"
+    )
+    x = torch.randn(4, 128, 64)
+    x[1, 77] *= factor
+    terms = [*layer.parameters()]
+
+    def run() -> Any:
+        with torch.set_grad_enabled(backward):
+            y = layer(x)
+        return torch.autograd.grad(y.square().sum(), terms) if backward else y
+
+    return Work(run)
 
 
 def _chain(length: int, padding: int, dropout: float, backward: bool, strongest: float) -> Work:
