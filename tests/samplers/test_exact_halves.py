@@ -13,7 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from diabat.ising import Ising, pack_three_body
 from diabat.samplers import UnsupportedError
+from diabat.samplers.banded import BandedSampler
 from diabat.samplers.exact import ExactSampler, half_split, sampler
+from diabat.samplers.odds import analytic_log_odds
 from diabat.testing import brute_force, brute_force_states
 from diabat.testing.problems import causal_problem, make_problem
 
@@ -369,3 +371,58 @@ def test_the_backward_pass_takes_no_memory_anew_for_every_tile(monkeypatch: pyte
     with Products((4, 16, 64)) as seen:
         p.square().sum().backward()
     assert (seen.count, seen.places) == (4, 1)
+
+
+@pytest.mark.usefixtures("halves")
+def test_only_lost_queries_are_solved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in float64, one with weights of its own; all others keep their bits, and those of their gradients."""
+    ising = make_problem((3, 40), 9, lead="heads", seed=23, dtype=torch.float32)
+    J, strong = ising.couplings.clone(), ising.fields.clone()
+    for head, query, field, coupling in ((1, 7, 50.0, 45.0), (2, 8, 500.0, 450.0)):
+        J[head, 0, 0, 8] = J[head, 0, 8, 0] = coupling
+        strong[head, query, [0, 8]] = torch.tensor([field, -field])
+    found, sizes, original = [], [], half_split.half_products
+
+    def spy(fields: Tensor, energies: Any, dtype: torch.dtype) -> Any:
+        sizes.append((*fields.shape[:2], dtype))
+        return original(fields, energies, dtype)
+
+    monkeypatch.setattr(half_split, "half_products", spy)
+    for fields in (ising.fields, strong):
+        terms = fields.clone().requires_grad_(), J.clone().requires_grad_()
+        moments = ExactSampler().moments(Ising(*terms))
+        dh, dJ = torch.autograd.grad(moments.probability.square().sum(), terms)
+        found.append((moments.probability, moments.log_partition, dh, dJ))
+    own, wide = torch.float32, torch.float64
+    assert sizes == [(3, 40, own), (3, 40, own), (2, 2, wide), (1, 1, wide)]
+    kept = torch.ones(3, 40, dtype=torch.bool)
+    kept[1, 7] = kept[2, 8] = False
+    for want, got in zip(*(some[:3] for some in found), strict=True):
+        assert torch.equal(got[kept], want[kept])
+    assert torch.equal(found[0][3][0], found[1][3][0])
+    exact = brute_force(Ising(strong.double(), J.double()))
+    assert (found[1][0] - exact.probability).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("backend", ["exact", "banded"])
+def test_only_problems_with_small_probabilities_take_more_for_their_log_odds(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """By clamped problems, as many at once as the batch has; all others keep their bits."""
+    ising, sizes = make_problem((2, 60), 5, lead="heads", seed=24, dtype=torch.float32), []
+    strong = ising.fields.clone()
+    strong[0, 7, 2], strong[1, 30, 0] = 300.0, -30.0
+    solver = {"exact": ExactSampler(), "banded": BandedSampler(bandwidth=4)}[backend]
+
+    def moments(problem: Ising) -> Any:
+        sizes.append(problem.num_problems)
+        return solver.differentiable_moments(problem)
+
+    want, found = (analytic_log_odds(moments, Ising(h, ising.couplings)) for h in (ising.fields, strong))
+    # The flipped problems as well; two of them again in float64, and one spin clamped to both values.
+    assert sizes == [240, 240, 4, 2]
+    kept = torch.ones(2, 60, dtype=torch.bool)
+    kept[0, 7] = kept[1, 30] = False
+    assert torch.equal(found[kept], want[kept])
+    exact = naive_log_odds(Ising(strong.double(), ising.couplings.double()))
+    assert ((found - exact) / exact.abs().clamp(min=1)).abs().max() < 1e-5
