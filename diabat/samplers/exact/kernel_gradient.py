@@ -102,11 +102,7 @@ def backward(
             p, q, r = q, r, p
             row, column, summed = column, summed, row
             f, g, h = g, h, f
-        write_fields(problems, cotangents, work, lanes, block)
-        if parts is not None:
-            target = address(parts[block % len(parts)])
-            for k in range(triangle(m)):
-                store(target, k, load(work.sums, k))
+        write_sums(problems, cotangents, parts, work, lanes, block)
 
 
 @inner
@@ -219,15 +215,13 @@ def _weighted(
 
 
 @inner
-def write_fields(problems: Problems, cotangents: Cotangents, work: Work, lanes: int, block: int) -> None:
-    """Undo the scale of the sums of a block, and write dL/dh."""
+def write_sums(
+    problems: Problems, cotangents: Cotangents, parts: Any, work: Work, lanes: int, block: int
+) -> None:
+    """Undo the scale of the sums of a block, and write dL/dh and the sums for dL/dJ."""
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
-    n, most, sums, factor = (
-        problems.h.shape[1],
-        problems.members.shape[1],
-        work.sums,
-        load(work.totals, 0),
-    )
+    n, most, sums = problems.h.shape[1], problems.members.shape[1], work.sums
+    factor = load(work.totals, 0)
     for row in range(triangle(m)):
         store(sums, row, mul(load(sums, row), factor))
     members, out = address(problems.members), address(cotangents.fields)
@@ -237,6 +231,10 @@ def write_fields(problems: Problems, cotangents: Cotangents, work: Work, lanes: 
         for k in range(problems.spins[place]):
             value = item(sums, (triangle(k) + k) * lanes + q)
             set_item(out, row * n + item(members, place * most + k), value)
+    if parts is not None:
+        target = address(parts[block % len(parts)])
+        for row in range(triangle(m)):
+            store(target, row, load(sums, row))
 
 
 @jit

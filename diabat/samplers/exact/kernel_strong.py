@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from diabat.compute.jit import inner, jit, literal
 from diabat.compute.simd import (
     add,
-    address,
     constant,
     fma,
     item,
@@ -37,7 +36,7 @@ from diabat.samplers.exact.kernel_gradient import (
     fill_numbers,
     rescale,
     sums_of_numbers,
-    write_fields,
+    write_sums,
 )
 from diabat.samplers.exact.kernel_pairs import fill_pairs
 from diabat.samplers.exact.kernel_tables import Problems, Work, divided, fill_terms, thirds, triangle
@@ -90,9 +89,7 @@ def forward(first: int, end: int, problems: Problems, found: Found, correlation:
     for block in range(first, end):
         m = problems.blocks[block, 2]
         a, b, c = thirds(m)
-        fill_terms(problems, block, lanes, work.factors)
-        _fill_exponents(m, work)
-        _largest(m, work, sums)
+        _begin(problems, block, lanes, work, sums)
         zero, level = constant(load(work.totals, 0), 0.0), 0
         while level == 0 or _next_level(problems, found.limit, sums, lanes, block):
             _constants(work.rows, 1 << a, constant(zero, 1.0))
@@ -121,12 +118,9 @@ def backward(
     for block in range(first, end):
         m = problems.blocks[block, 2]
         a, b, c = thirds(m)
-        fill_terms(problems, block, lanes, work.factors)
-        _fill_exponents(m, work)
-        _largest(m, work, sums)
-        zero = constant(load(scale, 0), 0.0)
+        _begin(problems, block, lanes, work, sums)
+        zero, level = constant(load(scale, 0), 0.0), 0
         _constants(sums.pairs, triangle(m), zero)
-        level = 0
         while level == 0 or _next_level(problems, found.limit, sums, lanes, block):
             fill_numbers(problems, found, cotangents, work, lanes, block)
             _hide(m, found.limit, work, sums, lanes, level)
@@ -142,11 +136,7 @@ def backward(
         for row in range(triangle(m)):
             store(work.sums, row, load(sums.pairs, row))
         store(scale, 0, constant(zero, 1.0))
-        write_fields(problems, cotangents, work, lanes, block)
-        if parts is not None:
-            target = address(parts[block % len(parts)])
-            for row in range(triangle(m)):
-                store(target, row, load(work.sums, row))
+        write_sums(problems, cotangents, parts, work, lanes, block)
 
 
 @inner
@@ -157,12 +147,15 @@ def _constants(out: Any, count: int, value: Any) -> None:
 
 
 @inner
-def _fill_exponents(m: int, work: Work) -> None:
-    """Fill F, G and H with exponents, from h and J in the place of their factors."""
+def _begin(problems: Problems, block: int, lanes: int, work: Work, sums: Sums) -> None:
+    """Fill F, G and H with exponents, from h and J in the place of their factors, and find the largest."""
+    m = problems.blocks[block, 2]
     a, b, c = thirds(m)
+    fill_terms(problems, block, lanes, work.factors)
     _exponents(literal(0), a, a, b, work, work.F)
     _exponents(a, b, a + b, c, work, work.G)
     _exponents(a + b, c, literal(0), a, work, work.H)
+    _largest(m, work, sums)
 
 
 @inner
@@ -269,8 +262,7 @@ def _weighted(m: int, work: Work, sums: Sums) -> None:
     a, b, c = thirds(m)
     P, Q, R = 1 << a, 1 << b, 1 << c
     tile, part, reference = work.tile, skip(work.tile, R), load(sums.level, 0)
-    zero = constant(reference, 0.0)
-    one, lowest = constant(zero, 1.0), constant(zero, _LOWEST)
+    zero, lowest = constant(reference, 0.0), constant(reference, _LOWEST)
     _constants(sums.yz, Q * R, zero)
     for x in range(P):
         for z in range(R):
@@ -286,7 +278,7 @@ def _weighted(m: int, work: Work, sums: Sums) -> None:
                 place = y * R + z
                 exponent = add(add(load(work.G, place), load(tile, z)), value)
                 exponent = sub(exponent, reference)
-                weight = where_less(exponent, one, exponential(exponent), zero)
+                weight = where_less(zero, exponent, zero, exponential(exponent))
                 weight = where_less(exponent, lowest, zero, weight)
                 weight = mul(weight, add(number, load(work.start, z)))
                 total = add(total, weight)
