@@ -119,14 +119,23 @@ def test_kernel_and_halves_agree(
     assert len(precise) == 2
 
 
+def curvature(ising: Ising) -> Tensor:
+    """Second derivatives by h of a function of probabilities and log Z."""
+    h = ising.fields.clone().requires_grad_()
+    moments = ExactSampler().moments(Ising(h, ising.couplings, ising.visible))
+    loss = moments.probability.square().sum() + moments.log_partition.sin().sum()
+    (slope,) = torch.autograd.grad(loss, h, create_graph=True)
+    return torch.autograd.grad(slope.sin().sum(), h)[0]
+
+
 def test_tiers_of_both_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch, precise: list[bool]) -> None:
     """Problems of at most 16 spins by the kernel, those of 17 by halves beside them."""
     ising = causal_batch(17, torch.float64)
-    want = solve(ising)
+    want = [*solve(ising), curvature(ising)]
     monkeypatch.setattr(sampler, "suits_kernel", lambda shape, *limits: shape[2] <= 16)
-    for got, expected in zip(solve(ising), want, strict=True):
+    for got, expected in zip([*solve(ising), curvature(ising)], want, strict=True):
         assert (got - expected).abs().max() < 1e-13 * expected.abs().max()
-    assert precise == [True, True]
+    assert all(precise)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +244,17 @@ def test_a_head_beyond_float64_is_solved_alone(dtype: torch.dtype, odds: bool) -
     alone = ExactSampler().solution(one_head(ising, [0, 2]), odds=odds)
     assert torch.equal(found[0][0][:, [0, 2]], alone.result)
     assert torch.equal(found[0][1][:, [0, 2]], alone.log_partition)
+
+
+def test_second_derivatives_of_strong_log_odds_of_one_spin() -> None:
+    """They are 2 h; with the spin clamped no spin is left."""
+    h = torch.tensor([[5000.0], [-0.3]], dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(
+        ExactSampler().differentiable_log_odds(Ising(h)).square().sum(), h, create_graph=True
+    )
+    torch.testing.assert_close(slope, 8 * h)
+    (curvature,) = torch.autograd.grad(slope.sum(), h)
+    torch.testing.assert_close(curvature, torch.full_like(h, 8.0))
 
 
 def mixed_strengths(n: int, dtype: torch.dtype) -> Ising:

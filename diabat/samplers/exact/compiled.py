@@ -215,7 +215,8 @@ class KernelSolution(Solution):
     def __init__(self, ising: Ising, found: Tiers, *, odds: bool = False, correlations: bool = False) -> None:
         h, J = ising.fields, ising.couplings
         dtype, n = _FLOAT32 if h.dtype == torch.float32 else _FLOAT64, h.shape[-1]
-        self._visible, self._odds, self._shape, self._J = ising.visible, odds, h.shape, J
+        self._tiers, self._odds, self._shape, self._J = found, odds, h.shape, J
+        self._visible = ising.visible
         fields, self._distinct = _flat(h, dtype, n), (found.tiers[0].sizes[1], n, n)
         couplings = np.zeros(self._distinct, dtype) if J is None else _flat(J, dtype, n, n)
         last = _Pass(_plan(found.tiers, dtype), fields, couplings, odds, correlations)
@@ -274,14 +275,17 @@ class KernelSolution(Solution):
     def smooth(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result and log Z by differentiable operations, in float64."""
         ising = Ising(fields.double(), J, self._visible, check=False)
-        found = _smooth(ising)
+        found = _smooth(ising, self._tiers)
         assert found.log_partition is not None
         return analytic_log_odds(_smooth, ising) if self._odds else found.probability, found.log_partition
 
 
-def _smooth(ising: Ising) -> Moments:
-    """P(s = +1) and log Z by differentiable operations, in float64."""
-    tiers_of, values, log_z = tiers(ising), [], []
+def _smooth(ising: Ising, some: Tiers | None = None) -> Moments:
+    """P(s = +1) and log Z by differentiable operations, in float64, of all tiers or of some; 0 for the others."""
+    tiers_of, values, log_z = tiers(ising) if some is None else some, [], []
+    if not tiers_of.tiers:  # no visible spin: one state of exponent 0
+        zero = ising.fields * 0
+        return Moments(zero, ising.visible_mask, log_partition=zero.sum(-1))
     for group in tiers_of.gather(ising):
         groups, _, m = group.fields.shape
         p, z = smooth_moments(
