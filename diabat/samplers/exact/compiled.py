@@ -160,24 +160,26 @@ class _Pass:
 
     def __init__(self, plan: Plan, h: Array, J: Array, odds: bool, correlations: bool) -> None:
         kernel, tables = loaded("diabat.samplers.exact.kernel"), loaded("diabat.samplers.exact.kernel_tables")
-        forward = loaded("diabat.samplers.exact.kernel_strong").forward if plan.strong else kernel.forward
         (total, n), dtype, limit = h.shape, plan.dtype, _LARGEST[plan.dtype]
+        if plan.strong:
+            limit = _REACH if odds else math.inf
         self.plan, self._odds = plan, odds
         self._problems = tables.Problems(*plan.places, h, J)
         up, down = (np.ones if odds else np.zeros)((2, total, n), dtype)
         sums, self.log_z = np.zeros((2, total), dtype)
         lost = np.zeros(len(plan.rows), bool)
         self.pairs = np.zeros((total, n, n), dtype) if correlations else None
-        shift = np.zeros((total, n) if plan.strong else (0, 0), dtype)
-        if plan.strong:
-            limit = _REACH if odds else math.inf
         # The derivative of log-odds is divided by probabilities.
         least = math.exp(-0.9 * limit) if odds else 0.0
-        self._found = kernel.Found(up, down, sums, self.log_z, lost, limit, least, shift)
-        plan.run(forward, self._problems, self._found, self.pairs)
-        self.result, self.lost = np.log(up) - np.log(down) if odds else up, None
-        if odds and plan.strong:
-            self.result += shift
+        self._found = kernel.Found(up, down, sums, self.log_z, lost, limit, least)
+        given, self.lost = (self._problems, self._found, self.pairs), None
+        if plan.strong:
+            shift = np.zeros((total, n))
+            plan.run(loaded("diabat.samplers.exact.kernel_strong").forward, *given, shift)
+            self.result = np.log(up) - np.log(down) + shift if odds else up
+            return
+        plan.run(kernel.forward, *given)
+        self.result = np.log(up) - np.log(down) if odds else up
         if np.count_nonzero(lost):
             # In the backward pass nothing is written for problems without spins.
             self.lost, spins, blocks = lost, np.where(lost, 0, self._problems.spins), self._problems.blocks

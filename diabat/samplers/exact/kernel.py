@@ -53,7 +53,6 @@ class Found(NamedTuple):
         lost: Whether each problem is beyond the range of the precision, bool [P]; nothing else is written for it.
         limit: Largest strength in the range, see `kernel_tables`.
         least: Smallest probability in the range.
-        shift: What log(up / down) is less than the log-odds, [N, n]; see `kernel_strong`.
     """
 
     up: Any
@@ -63,7 +62,6 @@ class Found(NamedTuple):
     lost: Any
     limit: Any
     least: Any
-    shift: Any
 
 
 @jit

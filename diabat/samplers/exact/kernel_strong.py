@@ -77,11 +77,13 @@ def _parts(work: Work, most: int) -> Sums:
 
 
 @jit
-def forward(first: int, end: int, problems: Problems, found: Found, correlation: Any, memory: Any) -> None:
+def forward(
+    first: int, end: int, problems: Problems, found: Found, correlation: Any, shift: Any, memory: Any
+) -> None:
     """Enumerate the blocks from ``first`` to ``end``, as `kernel.forward`; no problem is lost.
 
-    Probabilities are relative to the exponential of ``found.shift``, where a spin needs its own reference, as all do
-    that are ``found.limit`` below that of all states.
+    Probabilities are relative to that of another reference, where the largest exponent is ``found.limit`` below that
+    of all states; ``shift`` receives what log-odds are more than log(up / down), [N, n].
     """
     lanes, most = memory.shape[1], problems.members.shape[1]
     work = divided(memory, most)
@@ -100,7 +102,7 @@ def forward(first: int, end: int, problems: Problems, found: Found, correlation:
             _fold_rows(sums.xy, a, b, work, skip(work.up, 0), skip(work.down, 0), totals)
             _fold_rows(sums.yz, b, c, work, skip(work.up, a), skip(work.down, a), skip(totals, 1))
             _fold_rows(sums.zx, c, a, work, skip(work.up, a + b), skip(work.down, a + b), skip(totals, 2))
-            _write(problems, found, work, sums, lanes, block, level)
+            _write(problems, found, shift, work, sums, lanes, block, level)
             if level == 0 and correlation is not None:
                 _fill_pairs(m, work, sums)
                 write_pairs(problems, found, correlation, work, lanes, block)
@@ -311,7 +313,7 @@ def _fill_pairs(m: int, work: Work, sums: Sums) -> None:
 
 @inner
 def _write(
-    problems: Problems, found: Found, work: Work, sums: Sums, lanes: int, block: int, level: int
+    problems: Problems, found: Found, shift: Any, work: Work, sums: Sums, lanes: int, block: int, level: int
 ) -> None:
     """Write what is in the reach of the reference."""
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
@@ -330,10 +332,10 @@ def _write(
             up, down = item(work.up, at) / total, item(work.down, at) / total
             if _in_reach(item(sums.high, at), reference, found.limit):
                 found.up[row, spin] = up if level > 0 else min(up, 1.0)
-                found.shift[row, spin] += reference - most
+                shift[row, spin] += reference - most
             if _in_reach(item(sums.low, at), reference, found.limit):
                 found.down[row, spin] = down if level > 0 else min(down, 1.0)
-                found.shift[row, spin] += most - reference
+                shift[row, spin] += most - reference
 
 
 @inner
