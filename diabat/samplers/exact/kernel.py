@@ -35,6 +35,7 @@ from diabat.samplers.exact.kernel_tables import (
     divided,
     fill_factors,
     fill_tables,
+    fill_terms,
     thirds,
     triangle,
 )
@@ -75,7 +76,8 @@ def forward(first: int, end: int, problems: Problems, found: Found, correlation:
     up, down, totals = work.up, work.down, work.totals
     for block in range(first, end):
         m = problems.blocks[block, 2]
-        fill_factors(problems, block, found.limit, lanes, work)
+        fill_terms(problems, block, lanes, work.factors)
+        fill_factors(m, found.limit, work)
         if not _in_range(problems, found, totals, lanes, block):
             continue
         fill_tables(m, work)

@@ -43,6 +43,7 @@ from diabat.samplers.exact.kernel_tables import (
     divided,
     fill_factors,
     fill_tables,
+    fill_terms,
     thirds,
     triangle,
 )
@@ -79,7 +80,8 @@ def backward(
     for block in range(first, end):
         m = problems.blocks[block, 2]
         a, b, c = thirds(m)
-        fill_factors(problems, block, found.limit, lanes, work)
+        fill_terms(problems, block, lanes, work.factors)
+        fill_factors(m, found.limit, work)
         fill_tables(m, work)
         fill_numbers(problems, found, cotangents, work, lanes, block)
         rescale(m, above, below, scale)

@@ -138,14 +138,6 @@ def thirds(m: int) -> Any:
 
 
 @inner
-def fill_factors(problems: Problems, block: int, limit: float, lanes: int, work: Work) -> None:
-    """Fill the factors of a block, their inverses, t Σ|h| and the strength."""
-    fill_terms(problems, block, lanes, work.factors)
-    m = problems.blocks[block, 2]
-    _exponentials(work.factors, work.inverses, m, limit, skip(work.totals, 4))
-
-
-@inner
 def fill_terms(problems: Problems, block: int, lanes: int, out: Any) -> None:
     """Write h and J of a block in the rows of `triangle`; 0 for phantom spins and lanes without a problem."""
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
@@ -172,8 +164,9 @@ def fill_terms(problems: Problems, block: int, lanes: int, out: Any) -> None:
 
 
 @inner
-def _exponentials(factors: Any, inverses: Any, m: int, limit: float, out: Any) -> None:
-    """Replace h and J by exp(h) and exp(J), fill in their inverses, and write the excess and the strength."""
+def fill_factors(m: int, limit: float, work: Work) -> None:
+    """Replace h and J by exp(h) and exp(J), fill their inverses, and write t Σ|h| and the strength to the totals."""
+    factors, inverses, out = work.factors, work.inverses, skip(work.totals, 4)
     zero = constant(load(factors, 0), 0.0)
     pairs, fields, most, highest, row = zero, zero, zero, zero, literal(0)
     for k in range(m):
