@@ -42,7 +42,7 @@ def precise(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Solve all problems by products of halves from now on."""
-    monkeypatch.setattr(sampler, "suits_kernel", lambda *shape: False)
+    monkeypatch.setattr(sampler, "suits_kernel", lambda *given: False)
 
 
 def masked(ising: Ising) -> Ising:
@@ -119,11 +119,11 @@ def test_kernel_and_halves_agree(
     assert len(precise) == 2
 
 
-def test_tiers_of_both_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch, precise: list[bool]) -> None:
+def test_buckets_of_both_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch, precise: list[bool]) -> None:
     """Problems of at most 16 spins by the kernel, those of 17 by halves beside them."""
     ising = causal_batch(17, torch.float64)
     want = solve(ising)
-    monkeypatch.setattr(sampler, "suits_kernel", lambda shape, *limits: shape[2] <= 16)
+    monkeypatch.setattr(sampler, "suits_kernel", lambda bucket, *limits: bucket.num_spins <= 16)
     for got, expected in zip(solve(ising), want, strict=True):
         assert (got - expected).abs().max() < 1e-13 * expected.abs().max()
     assert precise == [True, True]

@@ -7,6 +7,7 @@ are, and writes results to their places.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 from threading import get_ident
 from typing import Any
@@ -23,9 +24,9 @@ from diabat.ising import Ising
 from diabat.samplers.answers import Solution
 from diabat.samplers.derivatives import smooth_gradient
 from diabat.samplers.exact.half_split import smooth_moments
-from diabat.samplers.exact.half_tables import split_energies
+from diabat.samplers.exact.half_tables import HalfEnergies, split_energies
+from diabat.samplers.flat import Bucket, Flat, flat_fields, flat_interactions
 from diabat.samplers.folding import refuse_batched_cotangent
-from diabat.samplers.grouping import Tier, Tiers
 
 Array = NDArray[Any]
 
@@ -41,17 +42,28 @@ _KEPT_ROWS = 1 << 14  # of these sums, in memory that is kept between calls
 _LOG_2 = math.log(2.0)
 
 
-def suits_kernel(shape: torch.Size, lanes: int, budget_bytes: float) -> bool:
-    """Whether the kernel takes less time for [G, Q, m] problems than products of halves, and its tables fit in memory.
+def suits_kernel(bucket: Bucket, lanes: int, budget_bytes: float) -> bool:
+    """Whether the kernel takes less time for these problems than products of halves, and its tables fit in memory.
 
     A block of as many problems as a vector has lanes takes 1.5 times as long as W of one J.
     """
-    groups, queries, spins = shape
+    spins = bucket.num_spins
     if spins <= _ALWAYS:
         return True
+    groups, queries = len(bucket.couplings), bucket.largest
     blocks = -(-groups * queries // lanes)
     memory = _rows(spins) * VECTOR_BYTES * torch.get_num_threads()
     return blocks * lanes <= groups * (9 + 2 * queries) and memory <= budget_bytes
+
+
+def gathered(ising: Ising, buckets: tuple[Bucket, ...]) -> Iterator[tuple[Bucket, Tensor, HalfEnergies]]:
+    """The fields [G, Q, m] and exponents of the groups of each bucket; differentiable in h, J and K."""
+    h, (J, K) = flat_fields(ising), flat_interactions(ising)
+    for bucket in buckets:
+        fields = bucket.in_slots(bucket.gather(h))
+        groups, _, m = fields.shape
+        pairs, triples = (None if t is None else bucket.interactions(t, k) for t, k in ((J, 2), (K, 3)))
+        yield bucket, fields, split_energies(pairs, triples, groups, m, h.device)
 
 
 class Plan:
@@ -81,12 +93,15 @@ class Plan:
         self.dtype, self.rows, self.n = dtype, rows[order], n
         blocks, given = np.stack((first, last, largest), 1), np.arange(len(rows)) if gathered else self.rows
         self.places = (blocks, given, couplings[order], spins[order], members[order])
-        self._most, self._states = max(_LEAST_SPINS, members.shape[1]), int((1 << largest).sum()) * lanes
+        self._most = max(_LEAST_SPINS, members.shape[1])
+        self._worthwhile = 1 + int((1 << largest).sum()) * lanes // _STATES_PER_THREAD
 
-    def run(self, kernel: Any, problems: Any, *arrays: Any, blocks: slice = slice(None)) -> None:
-        """Run a kernel over all or some blocks, on several threads if worthwhile."""
-        first, end, _ = blocks.indices(len(problems.blocks))
-        rows, dtype, threads = _rows(self._most), self.dtype, self._threads(end - first)
+    def run(self, kernel: Any, problems: Any, *arrays: Any, first: int = 0, end: int | None = None) -> None:
+        """Run a kernel over the blocks from ``first`` to ``end``, on several threads if worthwhile."""
+        end = len(problems.blocks) if end is None else end
+        rows, dtype, threads = _rows(self._most), self.dtype, self._worthwhile
+        if threads > 1:
+            threads = max(1, min(torch.get_num_threads(), end - first, threads))
         if threads == 1 and self._most <= MOST_UNPADDED:
             kernel(first, end, problems, *arrays, _kept_memory("kernel", rows, dtype, get_ident()))
             return
@@ -108,20 +123,18 @@ class Plan:
         memory = _kept_memory("pairs", size, dtype, get_ident()) if few else aligned_rows(size, dtype)
         sums = memory.reshape(step, rows, -1)
         for first in range(0, count, step):
-            self.run(kernel.backward, problems, *arrays, sums, blocks=slice(first, first + step))
-            kernel.collect(first, min(first + step, count), problems, sums, out)
-
-    def _threads(self, blocks: int) -> int:
-        return max(1, min(torch.get_num_threads(), blocks, 1 + self._states // _STATES_PER_THREAD))
+            end = min(first + step, count)
+            self.run(kernel.backward, problems, *arrays, sums, first=first, end=end)
+            kernel.collect(first, end, problems, sums, out)
 
 
 @lru_cache(maxsize=64)
-def _plan(found: tuple[Tier, ...], dtype: Any) -> Plan:
-    """The plan of the problems of some tiers."""
-    n, most = found[0].sizes[2], max(_LEAST_SPINS, *(tier.spins.shape[1] for tier in found))
-    places = [tier.places for tier in found]
-    members = [np.pad(p.spins, ((0, 0), (0, most - p.spins.shape[1])), constant_values=n) for p in places]
-    rows, couplings = (np.concatenate([p[i] for p in places]) for i in (2, 4))
+def _plan(found: tuple[Bucket, ...], dtype: Any) -> Plan:
+    """The plan of the problems of some buckets."""
+    n, most = found[0].n, max(_LEAST_SPINS, *(bucket.num_spins for bucket in found))
+    members = [np.pad(b.members, ((0, 0), (0, most - b.num_spins)), constant_values=n) for b in found]
+    rows = np.concatenate([b.rows for b in found])
+    couplings = np.concatenate([b.couplings[b.groups] for b in found])
     return Plan(rows, couplings, np.concatenate(members), n, dtype)
 
 
@@ -180,27 +193,37 @@ class _Pass:
 
 
 class KernelSolution(Solution):
-    """The problems of some tiers; those beyond the range of float32 are solved again, alone and in float64.
+    """The problems of some buckets; those beyond the range of float32 are solved again, alone and in float64.
 
     Args:
         ising: The batch.
-        found: Its tiers that `suits_kernel` accepts.
+        batch: The same, flat.
+        found: Its buckets that `suits_kernel` accepts.
         odds: Request log P(s = +1) - log P(s = -1) in place of P(s = +1).
         correlations: Request <s_j s_k> as well, outside the graph of autograd.
 
     Attributes:
-        result: As in the base class; 0 for problems of other tiers and for lost ones, as in all other tensors.
+        result: As in the base class; 0 for problems of other buckets and for lost ones, as in all other tensors.
         raised: Whether the precision of some is above that of the fields.
         lost: Rows of the problems that are beyond the range of float64, int64; None if none is.
     """
 
-    def __init__(self, ising: Ising, found: Tiers, *, odds: bool = False, correlations: bool = False) -> None:
+    def __init__(
+        self,
+        ising: Ising,
+        batch: Flat,
+        found: tuple[Bucket, ...],
+        *,
+        odds: bool = False,
+        correlations: bool = False,
+    ) -> None:
         h, J = ising.fields, ising.couplings
         dtype, n = _FLOAT32 if h.dtype == torch.float32 else _FLOAT64, h.shape[-1]
-        plan = _plan(found.tiers, dtype)
-        self._tiers, self._odds, self._shape, self._J = found, odds, h.shape, J
-        fields, self._distinct = _flat(h, dtype, n), (found.tiers[0].sizes[1], n, n)
-        couplings = np.zeros(self._distinct, dtype) if J is None else _flat(J, dtype, n, n)
+        plan = _plan(found, dtype)
+        self._batch, self._buckets, self._odds, self._J = batch, found, odds, J
+        fields = _flat(h, dtype, n)
+        couplings = np.zeros((1, n, n), dtype) if J is None else _flat(J, dtype, n, n)
+        self._distinct = couplings.shape
         self._own = last = _Pass(plan, fields, couplings, odds, correlations)
         self._again: _Pass | None = None
         if last.lost is not None and dtype is _FLOAT32:
@@ -216,7 +239,7 @@ class KernelSolution(Solution):
         values = getattr(self._own, name)
         if self._again is not None:
             values[self._again.rows] = getattr(self._again, name)
-        return torch.from_numpy(values.reshape((*self._shape[:-1], *shape)))
+        return torch.from_numpy(values.reshape((*self._batch.shape[:-1], *shape)))
 
     @property
     def log_partition(self) -> Tensor:
@@ -226,7 +249,7 @@ class KernelSolution(Solution):
     @property
     def correlation(self) -> Tensor | None:
         """<s_j s_k>, [*batch, n, n], if it was requested."""
-        n = self._shape[-1]
+        n = self._batch.shape[-1]
         return None if self._own.pairs is None else self._joined("pairs", n, n)
 
     def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
@@ -239,7 +262,7 @@ class KernelSolution(Solution):
         if again is not None:
             slopes, slope = (t[again.rows].astype(_FLOAT64) for t in (slopes, slope))
             fields[again.rows] = again.gradient(slopes, slope, out)
-        dh = torch.from_numpy(fields.reshape(self._shape))
+        dh = torch.from_numpy(fields.reshape(self._batch.shape))
         if out is None or self._J is None:
             return dh, None
         return dh, torch.from_numpy(out.astype(dtype).reshape(self._J.shape)).to(self._J.dtype)
@@ -253,16 +276,15 @@ class KernelSolution(Solution):
 
     def smooth(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result and log Z by differentiable operations, in float64."""
-        values, log_z = [], []
-        for group in self._tiers.gather(Ising(fields, J, check=False)):
-            groups, _, m = group.fields.shape
-            energies = split_energies(group.couplings, None, groups, m, fields.device)
-            p, z = smooth_moments(group.fields, energies)
+        values, log_z, found = [], [], self._buckets
+        for bucket, h, energies in gathered(Ising(fields, J, check=False), found):
+            p, z = smooth_moments(h, energies)
             if self._odds:  # P(s = -1) is P(s = +1) of the problem with all spins flipped
-                p = p.log() - smooth_moments(-group.fields, energies)[0].log()
-            values.append(p)
-            log_z.append(z - _LOG_2 * group.tier.phantoms[:, None].to(z))
-        p, z = self._tiers.per_spin(values), self._tiers.per_problem(log_z)
+                p = p.log() - smooth_moments(-h, energies)[0].log()
+            values.append(bucket.from_slots(p))
+            z = bucket.from_slots(z)
+            log_z.append(z - _LOG_2 * torch.from_numpy(bucket.padding_spins()))
+        p, z = self._batch.per_spin(found, values), self._batch.per_problem(found, log_z)
         if self.lost is not None:
             kept = z.new_ones(z.numel()).index_fill(0, torch.from_numpy(self.lost), 0).reshape(z.shape)
             p, z = p * kept[..., None], z * kept

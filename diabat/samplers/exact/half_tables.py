@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import permutations
 
@@ -65,6 +65,10 @@ class HalfEnergies:
     cross: Tensor
     three_body: bool
     single: bool = False
+
+    def part(self, some: slice) -> HalfEnergies:
+        """The exponents of some groups."""
+        return replace(self, left=self.left[some], right=self.right[some], cross=self.cross[some])
 
 
 def split_energies(
