@@ -7,7 +7,7 @@ are, and writes results to their places.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from threading import get_ident
 from typing import Any
@@ -21,12 +21,13 @@ from diabat.compute.loading import loaded
 from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
 from diabat.ising import Ising
-from diabat.samplers.answers import Solution
+from diabat.samplers.answers import Moments, Solution
 from diabat.samplers.derivatives import smooth_gradient
 from diabat.samplers.exact.half_split import smooth_moments
 from diabat.samplers.exact.half_tables import HalfEnergies, split_energies
-from diabat.samplers.flat import Bucket, Flat, flat_fields, flat_interactions
+from diabat.samplers.flat import Bucket, enumeration_cost, flat, flat_fields, flat_interactions
 from diabat.samplers.folding import refuse_batched_cotangent
+from diabat.samplers.odds import analytic_log_odds
 
 Array = NDArray[Any]
 
@@ -36,6 +37,8 @@ _ALWAYS = 22  # up to so many spins the kernel takes less time than products of 
 MOST_UNPADDED = 16
 """Up to so many spins problems of all sizes share a call."""
 _LARGEST = {_FLOAT32: 72.0, _FLOAT64: 690.0}  # strength, see `kernel_tables`
+_REACH = 600.0
+"""Largest difference between the exponent of a state and a reference at which sums have all digits of float64."""
 _STATES_PER_THREAD = 1 << 20
 _PAIR_BYTES = 1 << 25  # memory for the sums of pairs of some blocks
 _KEPT_ROWS = 1 << 14  # of these sums, in memory that is kept between calls
@@ -56,7 +59,7 @@ def suits_kernel(bucket: Bucket, lanes: int, budget_bytes: float) -> bool:
     return blocks * lanes <= groups * (9 + 2 * queries) and memory <= budget_bytes
 
 
-def gathered(ising: Ising, buckets: tuple[Bucket, ...]) -> Iterator[tuple[Bucket, Tensor, HalfEnergies]]:
+def gathered(ising: Ising, buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, Tensor, HalfEnergies]]:
     """The fields [G, Q, m] and exponents of the groups of each bucket; differentiable in h, J and K."""
     h, (J, K) = flat_fields(ising), flat_interactions(ising)
     for bucket in buckets:
@@ -76,21 +79,23 @@ class Plan:
         n: Number of spins of a problem in the batch.
         dtype: Precision of the enumeration.
         gathered: Whether h is given for these problems only, in the order of the blocks.
+        strong: Whether `kernel_strong` enumerates them.
 
     Attributes:
-        dtype, n, rows: As in the arguments, rows in the order of the blocks.
+        dtype, n, rows, strong: As in the arguments, rows in the order of the blocks.
         places: `kernel_tables.Problems` without h and J.
     """
 
     def __init__(
-        self, rows: Array, couplings: Array, members: Array, n: int, dtype: Any, *, gathered: bool = False
-    ) -> None:
+        self, rows: Array, couplings: Array, members: Array, n: int, dtype: Any, *, gathered: bool = False,
+        strong: bool = False,
+    ) -> None:  # fmt: skip
         spins, lanes = (members < n).sum(1), lanes_of(dtype)
         order = np.argsort(spins, kind="stable")
         first = np.arange(0, len(order), lanes)
         last = np.minimum(first + lanes, len(order))
         largest = np.maximum(spins[order[last - 1]], _LEAST_SPINS)
-        self.dtype, self.rows, self.n = dtype, rows[order], n
+        self.dtype, self.rows, self.n, self.strong = dtype, rows[order], n, strong
         blocks, given = np.stack((first, last, largest), 1), np.arange(len(rows)) if gathered else self.rows
         self.places = (blocks, given, couplings[order], spins[order], members[order])
         self._most = max(_LEAST_SPINS, members.shape[1])
@@ -99,7 +104,7 @@ class Plan:
     def run(self, kernel: Any, problems: Any, *arrays: Any, first: int = 0, end: int | None = None) -> None:
         """Run a kernel over the blocks from ``first`` to ``end``, on several threads if worthwhile."""
         end = len(problems.blocks) if end is None else end
-        rows, dtype, threads = _rows(self._most), self.dtype, self._worthwhile
+        rows, dtype, threads = _rows(self._most, self.strong), self.dtype, self._worthwhile
         if threads > 1:
             threads = max(1, min(torch.get_num_threads(), end - first, threads))
         if threads == 1 and self._most <= MOST_UNPADDED:
@@ -111,10 +116,12 @@ class Plan:
             lambda part, memory: kernel(first + part.start, first + part.stop, problems, *arrays, memory),
         )
 
-    def run_backward(self, kernel: Any, problems: Any, *arrays: Any, out: Array | None) -> None:
-        """Run `kernel_gradient.backward`; dL/dJ is added to ``out``, in one order on any number of threads."""
+    def run_backward(
+        self, backward: Any, collect: Any, problems: Any, *arrays: Any, out: Array | None
+    ) -> None:
+        """Run a derivative; dL/dJ is added to ``out``, in one order on any number of threads."""
         if out is None:
-            self.run(kernel.backward, problems, *arrays, None)
+            self.run(backward, problems, *arrays, None)
             return
         rows, count = self._most * (self._most + 1) // 2, len(problems.blocks)
         step = max(1, min(count, _PAIR_BYTES // (rows * VECTOR_BYTES)))
@@ -124,8 +131,8 @@ class Plan:
         sums = memory.reshape(step, rows, -1)
         for first in range(0, count, step):
             end = min(first + step, count)
-            self.run(kernel.backward, problems, *arrays, sums, first=first, end=end)
-            kernel.collect(first, end, problems, sums, out)
+            self.run(backward, problems, *arrays, sums, first=first, end=end)
+            collect(first, end, problems, sums, out)
 
 
 @lru_cache(maxsize=64)
@@ -139,15 +146,15 @@ def _plan(found: tuple[Bucket, ...], dtype: Any) -> Plan:
 
 
 @lru_cache(maxsize=8)
-def _part(plan: Plan, which: bytes, dtype: Any) -> Plan:
-    """The plan of some of its problems, bool [P] as bytes, for their h alone."""
+def _part(plan: Plan, which: bytes, strong: bool) -> Plan:
+    """The plan in float64 of some of its problems, bool [P] as bytes, for their h alone."""
     chosen = np.frombuffer(which, bool)
     rows, couplings, members = (some[chosen] for some in (plan.rows, plan.places[2], plan.places[4]))
-    return Plan(rows, couplings, members, plan.n, dtype, gathered=True)
+    return Plan(rows, couplings, members, plan.n, _FLOAT64, gathered=True, strong=strong)
 
 
 class _Pass:
-    """Problems that are enumerated in one precision.
+    """Problems that are enumerated by one kernel in one precision.
 
     Args:
         plan: Which they are.
@@ -157,27 +164,33 @@ class _Pass:
         correlations: Whether <s_j s_k> is requested.
 
     Attributes:
-        rows: Their rows in the batch.
+        plan: As in the arguments.
         result: P(s = +1) or log-odds, [N, n]; 0 for lost problems, as all other numbers.
         log_z: Log Z, [N].
         pairs: <s_j s_k>, [N, n, n], or None.
-        lost: Which of them are beyond the range of the precision, bool [P]; None if none is.
+        lost: Which of them are beyond its range, bool [P]; None if none is.
     """
 
     def __init__(self, plan: Plan, h: Array, J: Array, odds: bool, correlations: bool) -> None:
         kernel, tables = loaded("diabat.samplers.exact.kernel"), loaded("diabat.samplers.exact.kernel_tables")
+        forward = loaded("diabat.samplers.exact.kernel_strong").forward if plan.strong else kernel.forward
         (total, n), dtype, limit = h.shape, plan.dtype, _LARGEST[plan.dtype]
-        self.rows, self._plan, self._odds = plan.rows, plan, odds
+        self.plan, self._odds = plan, odds
         self._problems = tables.Problems(*plan.places, h, J)
         up, down = (np.ones if odds else np.zeros)((2, total, n), dtype)
         sums, self.log_z = np.zeros((2, total), dtype)
         lost = np.zeros(len(plan.rows), bool)
         self.pairs = np.zeros((total, n, n), dtype) if correlations else None
+        shift = np.zeros((total, n) if plan.strong else (0, 0), dtype)
+        if plan.strong:
+            limit = _REACH if odds else math.inf
         # The derivative of log-odds is divided by probabilities.
         least = math.exp(-0.9 * limit) if odds else 0.0
-        self._found = kernel.Found(up, down, sums, self.log_z, lost, limit, least)
-        plan.run(kernel.forward, self._problems, self._found, self.pairs)
+        self._found = kernel.Found(up, down, sums, self.log_z, lost, limit, least, shift)
+        plan.run(forward, self._problems, self._found, self.pairs)
         self.result, self.lost = np.log(up) - np.log(down) if odds else up, None
+        if odds and plan.strong:
+            self.result += shift
         if np.count_nonzero(lost):
             # In the backward pass nothing is written for problems without spins.
             self.lost, spins, blocks = lost, np.where(lost, 0, self._problems.spins), self._problems.blocks
@@ -188,58 +201,62 @@ class _Pass:
         """dL/dh [N, n]; adds dL/dJ to ``out``, float64 [C, n, n], unless it is None."""
         kernel, fields = loaded("diabat.samplers.exact.kernel_gradient"), np.zeros(v.shape, v.dtype)
         cotangents = kernel.Cotangents(v, u, self._odds, fields)
-        self._plan.run_backward(kernel, self._problems, self._found, cotangents, out=out)
+        backward = kernel.backward
+        if self.plan.strong:
+            backward = loaded("diabat.samplers.exact.kernel_strong").backward
+        self.plan.run_backward(backward, kernel.collect, self._problems, self._found, cotangents, out=out)
         return fields
 
 
 class KernelSolution(Solution):
-    """The problems of some buckets; those beyond the range of float32 are solved again, alone and in float64.
+    """The problems of some buckets; those beyond the range of a kernel are solved by the next one, alone.
+
+    Products in the precision of the fields come first, then in float64, then one exponential per state.
 
     Args:
         ising: The batch.
-        batch: The same, flat.
         found: Its buckets that `suits_kernel` accepts.
         odds: Request log P(s = +1) - log P(s = -1) in place of P(s = +1).
         correlations: Request <s_j s_k> as well, outside the graph of autograd.
 
     Attributes:
-        result: As in the base class; 0 for problems of other buckets and for lost ones, as in all other tensors.
+        result: As in the base class; 0 for problems of other buckets, as in all other tensors.
         raised: Whether the precision of some is above that of the fields.
-        lost: Rows of the problems that are beyond the range of float64, int64; None if none is.
+        strong: Whether some are beyond the range of products, and were not checked.
     """
 
     def __init__(
-        self,
-        ising: Ising,
-        batch: Flat,
-        found: tuple[Bucket, ...],
-        *,
-        odds: bool = False,
-        correlations: bool = False,
+        self, ising: Ising, found: tuple[Bucket, ...], *, odds: bool = False, correlations: bool = False
     ) -> None:
         h, J = ising.fields, ising.couplings
         dtype, n = _FLOAT32 if h.dtype == torch.float32 else _FLOAT64, h.shape[-1]
-        plan = _plan(found, dtype)
-        self._batch, self._buckets, self._odds, self._J = batch, found, odds, J
+        self._visible, self._buckets, self._odds, self._shape, self._J = (
+            ising.visible,
+            found,
+            odds,
+            h.shape,
+            J,
+        )
         fields = _flat(h, dtype, n)
         couplings = np.zeros((1, n, n), dtype) if J is None else _flat(J, dtype, n, n)
-        self._distinct = couplings.shape
-        self._own = last = _Pass(plan, fields, couplings, odds, correlations)
-        self._again: _Pass | None = None
-        if last.lost is not None and dtype is _FLOAT32:
-            plan = _part(plan, last.lost.tobytes(), _FLOAT64)
-            given = (fields[plan.rows].astype(_FLOAT64), couplings.astype(_FLOAT64))
-            self._again = last = _Pass(plan, *given, odds, correlations)
-        self.lost = None if last.lost is None else last.rows[last.lost]
-        self.raised = self._again is not None and (last.lost is None or not last.lost.all())
+        last = _Pass(_plan(found, dtype), fields, couplings, odds, correlations)
+        self._passes, self.strong = [last], False
+        while last.lost is not None:
+            self.strong = dtype is _FLOAT64 or len(self._passes) > 1
+            plan = _part(last.plan, last.lost.tobytes(), self.strong)
+            given = fields[plan.rows].astype(_FLOAT64), couplings.astype(_FLOAT64)
+            last = _Pass(plan, *given, odds, correlations)
+            self._passes.append(last)
+        self.raised = dtype is _FLOAT32 and len(self._passes) > 1
         self.result = self._joined("result", n)
 
     def _joined(self, name: str, *shape: int) -> Tensor:
-        """Numbers of the first pass, [*batch, *shape], in which those of the second take their places."""
-        values = getattr(self._own, name)
-        if self._again is not None:
-            values[self._again.rows] = getattr(self._again, name)
-        return torch.from_numpy(values.reshape((*self._batch.shape[:-1], *shape)))
+        """Numbers of the first pass, [*batch, *shape], in which those of the others take their places."""
+        first, *others = self._passes
+        values = getattr(first, name)
+        for again in others:
+            values[again.plan.rows] = getattr(again, name)
+        return torch.from_numpy(values.reshape((*self._shape[:-1], *shape)))
 
     @property
     def log_partition(self) -> Tensor:
@@ -249,20 +266,25 @@ class KernelSolution(Solution):
     @property
     def correlation(self) -> Tensor | None:
         """<s_j s_k>, [*batch, n, n], if it was requested."""
-        n = self._batch.shape[-1]
-        return None if self._own.pairs is None else self._joined("pairs", n, n)
+        n = self._shape[-1]
+        return None if self._passes[0].pairs is None else self._joined("pairs", n, n)
 
     def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
         """As in the base class."""
-        dtype, again = self._own.result.dtype, self._again
+        first, *others = self._passes
+        dtype = first.result.dtype
         slopes = _flat(v, dtype, v.shape[-1])
         slope = np.zeros(len(slopes), dtype) if u is None else _flat(u, dtype)
-        out = np.zeros(self._distinct) if pairs and self._J is not None else None
-        fields = self._own.gradient(slopes, slope, out)
-        if again is not None:
-            slopes, slope = (t[again.rows].astype(_FLOAT64) for t in (slopes, slope))
-            fields[again.rows] = again.gradient(slopes, slope, out)
-        dh = torch.from_numpy(fields.reshape(self._batch.shape))
+        out = (
+            np.zeros((self._J.shape[:-2].numel(), *self._J.shape[-2:]))
+            if pairs and self._J is not None
+            else None
+        )
+        fields = first.gradient(slopes, slope, out)
+        for again in others:
+            rows = again.plan.rows
+            fields[rows] = again.gradient(slopes[rows].astype(_FLOAT64), slope[rows].astype(_FLOAT64), out)
+        dh = torch.from_numpy(fields.reshape(self._shape))
         if out is None or self._J is None:
             return dh, None
         return dh, torch.from_numpy(out.astype(dtype).reshape(self._J.shape)).to(self._J.dtype)
@@ -276,19 +298,22 @@ class KernelSolution(Solution):
 
     def smooth(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result and log Z by differentiable operations, in float64."""
-        values, log_z, found = [], [], self._buckets
-        for bucket, h, energies in gathered(Ising(fields, J, check=False), found):
-            p, z = smooth_moments(h, energies)
-            if self._odds:  # P(s = -1) is P(s = +1) of the problem with all spins flipped
-                p = p.log() - smooth_moments(-h, energies)[0].log()
-            values.append(bucket.from_slots(p))
-            z = bucket.from_slots(z)
-            log_z.append(z - _LOG_2 * torch.from_numpy(bucket.padding_spins()))
-        p, z = self._batch.per_spin(found, values), self._batch.per_problem(found, log_z)
-        if self.lost is not None:
-            kept = z.new_ones(z.numel()).index_fill(0, torch.from_numpy(self.lost), 0).reshape(z.shape)
-            p, z = p * kept[..., None], z * kept
-        return p, z
+        ising = Ising(fields.double(), J, self._visible, check=False)
+        found = _smooth(ising, self._buckets)
+        p = analytic_log_odds(_smooth, ising) if self._odds else found.probability
+        return p, found.log_partition
+
+
+def _smooth(ising: Ising, buckets: tuple[Bucket, ...] = ()) -> Moments:
+    """P(s = +1) and log Z by differentiable operations, in float64, of some or all buckets; 0 for the others."""
+    batch, values, log_z = flat(ising), [], []
+    buckets = buckets or batch.buckets(enumeration_cost)
+    for bucket, fields, energies in gathered(ising, buckets):
+        p, z = smooth_moments(fields, energies)
+        values.append(bucket.from_slots(p))
+        log_z.append(bucket.from_slots(z) - _LOG_2 * torch.from_numpy(bucket.padding_spins()))
+    p, z = batch.per_spin(buckets, values), batch.per_problem(buckets, log_z)
+    return Moments(p, ising.visible_mask, log_partition=z)
 
 
 def _flat(values: Tensor, dtype: Any, *last: int) -> Array:
@@ -298,10 +323,11 @@ def _flat(values: Tensor, dtype: Any, *last: int) -> Array:
 
 
 @lru_cache(maxsize=16)
-def _rows(most: int) -> int:
-    """Rows of the scratch of a thread, see `kernel_tables.divided`."""
-    a = (most + 2) // 3
-    return (4 << (2 * a)) + (11 + 2 * a << a) + 4 * a + 1 + 3 * most * (most + 1) // 2 + 2 * most + 6
+def _rows(most: int, strong: bool = False) -> int:
+    """Rows of the scratch of a thread, see `kernel_tables.divided` and `kernel_strong.Sums`."""
+    a, pairs = (most + 2) // 3, most * (most + 1) // 2
+    more = (2 << 2 * a) + 2 * most + pairs + 2 if strong else 0
+    return (4 << (2 * a)) + (11 + 2 * a << a) + 4 * a + 1 + 3 * pairs + 2 * most + 6 + more
 
 
 @lru_cache(maxsize=16)

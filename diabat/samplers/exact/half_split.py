@@ -13,12 +13,14 @@ float64.  Row x of W is divided by exp(Σ_k |c_k|), c = F_L(x)ᵀ X, and A multi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from diabat.compute.memory import require_memory
 from diabat.samplers.derivatives import smooth_gradient
@@ -29,6 +31,7 @@ _TILE_BYTES = 1 << 21
 # Smallest scaled Z with full relative precision: terms below the smallest normal number are lost, and 2^m of them must
 # not matter.  Second derivatives divide by Z³.
 _LEAST_TOTAL = {torch.float32: 1e-25, torch.float64: 1e-90}
+_LOWEST = {torch.float32: -87.0, torch.float64: -700.0}
 # W, its exponent, and their cotangents of first and second order.
 _COPIES = 8
 
@@ -62,7 +65,7 @@ class Split:
         W: Tensor | None = None
         for rows in self.blocks():
             if self.energies.single or self.energies.three_body:
-                W = (self._exponent(rows) - self.log_scale[:, rows, None]).exp().to(self.dtype)
+                W = _weights(self._exponent(rows) - self.log_scale[:, rows, None], self.dtype)
             else:
                 size = rows.stop - rows.start
                 scratch = None if W is None or self._whole else W[:, :size]
@@ -84,7 +87,7 @@ def exponentials(c: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Te
     for some in (c[..., :low], c[..., low:]):
         signs = half_tables(some.shape[-1], c.device).signs
         bound = some.detach().abs().sum(-1, keepdim=True)
-        factors.append((some @ signs.T - bound).exp().to(dtype))
+        factors.append(_weights(some @ signs.T - bound, dtype))
     low_states, high_states = factors
     shape = (*high_states.shape, low_states.shape[-1])
     out = None if out is None else out.view(shape)
@@ -123,10 +126,12 @@ def half_products(
     split = Split(fields.shape[-1], energies, dtype, whole=whole)
     h = fields.double()
     h_L, h_R = h[..., : split.a], h[..., split.a :]
-    left, left_scale = _scaled(energies.left + split.log_scale)
-    right, right_scale = _scaled(torch.zeros_like(energies.right) if energies.single else energies.right)
-    A = exponentials(h_L, dtype) * left.to(dtype)[:, None]
-    C = exponentials(h_R, dtype) * right.to(dtype)[:, None]
+    left, left_scale = _scaled(energies.left + split.log_scale, dtype)
+    right, right_scale = _scaled(
+        torch.zeros_like(energies.right) if energies.single else energies.right, dtype
+    )
+    A = exponentials(h_L, dtype) * left[:, None]
+    C = exponentials(h_R, dtype) * right[:, None]
     U, parts = torch.zeros_like(C), []
     for rows, W in split.tiles():
         U = U + A[..., rows] @ W
@@ -142,10 +147,18 @@ def half_products(
     return HalfProducts(split, A, V, C, U, lost, total, p, log_z)
 
 
-def _scaled(exponent: Tensor) -> tuple[Tensor, Tensor]:
+def _scaled(exponent: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """exp(exponent - scale) and the scale of each row, its largest exponent, [rows, 1]."""
     scale = exponent.detach().amax(-1, keepdim=True)
-    return (exponent - scale).exp(), scale
+    return _weights(exponent - scale, dtype), scale
+
+
+def _weights(exponent: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(exponent), 0 below the range of the precision: exp of such numbers, and all arithmetic with subnormal
+    results, take many times as long.
+    """
+    least = _LOWEST[dtype]
+    return threshold(exponent.clamp(min=least).exp(), math.exp(least), 0.0).to(dtype)
 
 
 class HalfMoments(torch.autograd.Function):

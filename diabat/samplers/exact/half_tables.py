@@ -66,9 +66,9 @@ class HalfEnergies:
     three_body: bool
     single: bool = False
 
-    def part(self, some: slice) -> HalfEnergies:
-        """The exponents of some groups."""
-        return replace(self, left=self.left[some], right=self.right[some], cross=self.cross[some])
+    def of(self, groups: Tensor | slice) -> HalfEnergies:
+        """Those of some groups, as indices, bool or a slice."""
+        return HalfEnergies(self.left[groups], self.right[groups], self.cross[groups], self.three_body)
 
 
 def split_energies(
@@ -113,7 +113,7 @@ def single_queries(
     """
     group, own = which[0], fields[which]
     a, m = fields.shape[-1] // 2, fields.shape[-1]
-    left = energies.left[group] + own[:, :a] @ half_tables(a, own.device).signs.T
-    right = energies.right[group] + own[:, a:] @ half_tables(m - a, own.device).signs.T
-    e = HalfEnergies(left, right, energies.cross[group], energies.three_body, single=True)
-    return torch.zeros_like(own)[:, None], e
+    e = energies.of(group)
+    left = e.left + own[:, :a] @ half_tables(a, own.device).signs.T
+    right = e.right + own[:, a:] @ half_tables(m - a, own.device).signs.T
+    return torch.zeros_like(own)[:, None], replace(e, left=left, right=right, single=True)

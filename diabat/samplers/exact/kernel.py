@@ -53,6 +53,7 @@ class Found(NamedTuple):
         lost: Whether each problem is beyond the range of the precision, bool [P]; nothing else is written for it.
         limit: Largest strength in the range, see `kernel_tables`.
         least: Smallest probability in the range.
+        shift: What log(up / down) is less than the log-odds, [N, n]; see `kernel_strong`.
     """
 
     up: Any
@@ -62,6 +63,7 @@ class Found(NamedTuple):
     lost: Any
     limit: Any
     least: Any
+    shift: Any
 
 
 @jit
@@ -93,7 +95,7 @@ def forward(first: int, end: int, problems: Problems, found: Found, correlation:
             if step == 1:
                 fold(columns, q, skip(up, column), skip(down, column), skip(totals, step))
             if correlation is not None:
-                fill_pairs(row, p, column, q, work)
+                fill_pairs(M, row, p, column, q, work)
             # Every third takes the place of the one before it.
             left, right, factor = factor, left, right
             p, q, r = q, r, p
@@ -101,7 +103,7 @@ def forward(first: int, end: int, problems: Problems, found: Found, correlation:
         _normalise(m, a, a + b, up, down, totals)
         _write(problems, found, work, lanes, block)
         if correlation is not None:
-            _write_pairs(problems, found, correlation, work, lanes, block)
+            write_pairs(problems, found, correlation, work, lanes, block)
 
 
 @inner
@@ -262,7 +264,7 @@ def _write(problems: Problems, found: Found, work: Work, lanes: int, block: int)
 
 
 @inner
-def _write_pairs(
+def write_pairs(
     problems: Problems, found: Found, correlation: Any, work: Work, lanes: int, block: int
 ) -> None:
     """Write <s_j s_k> of a block."""

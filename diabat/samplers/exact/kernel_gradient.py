@@ -81,12 +81,12 @@ def backward(
         a, b, c = thirds(m)
         fill_factors(problems, block, found.limit, lanes, work)
         fill_tables(m, work)
-        _numbers(problems, found, cotangents, work, lanes, block)
-        _scale(m, above, below, scale)
+        fill_numbers(problems, found, cotangents, work, lanes, block)
+        rescale(m, above, below, scale)
         zero = constant(load(scale, 0), 0.0)
-        _sums_of_numbers(above, below, a, load(scale, 1), f1)
-        _sums_of_numbers(skip(above, a), skip(below, a), b, zero, f2)
-        _sums_of_numbers(skip(above, a + b), skip(below, a + b), c, zero, f3)
+        sums_of_numbers(above, below, a, load(scale, 1), f1)
+        sums_of_numbers(skip(above, a), skip(below, a), b, zero, f2)
+        sums_of_numbers(skip(above, a + b), skip(below, a + b), c, zero, f3)
         # In the order of the forward pass.
         row, column, summed = a + b, literal(0), a
         left, right, factor = work.G, work.F, work.H
@@ -95,14 +95,14 @@ def backward(
         for _ in range(2 if parts is None else 3):
             _weighted(left, 1 << p, right, 1 << r, factor, 1 << q, f, g, h, tile, work.M)
             if parts is None:
-                fill_spins(row, p, column, q, work)
+                fill_spins(work.M, row, p, column, q, work)
             else:
-                fill_pairs(row, p, column, q, work)
+                fill_pairs(work.M, row, p, column, q, work)
             left, right, factor = factor, left, right
             p, q, r = q, r, p
             row, column, summed = column, summed, row
             f, g, h = g, h, f
-        _write(problems, cotangents, work, lanes, block)
+        write_fields(problems, cotangents, work, lanes, block)
         if parts is not None:
             target = address(parts[block % len(parts)])
             for k in range(triangle(m)):
@@ -110,7 +110,7 @@ def backward(
 
 
 @inner
-def _numbers(
+def fill_numbers(
     problems: Problems, found: Found, cotangents: Cotangents, work: Work, lanes: int, block: int
 ) -> None:
     """Fill the number of every spin at +1 and at -1, and the totals with 1/Z and with u."""
@@ -140,7 +140,7 @@ def _numbers(
 
 
 @inner
-def _sums_of_numbers(above: Any, below: Any, spins: int, first: Any, out: Any) -> None:
+def sums_of_numbers(above: Any, below: Any, spins: int, first: Any, out: Any) -> None:
     """Fill out with the sum of ``first`` and of one number of each spin, for every state."""
     store(out, 0, first)
     for k in range(spins):
@@ -152,7 +152,7 @@ def _sums_of_numbers(above: Any, below: Any, spins: int, first: Any, out: Any) -
 
 
 @inner
-def _scale(m: int, above: Any, below: Any, scale: Any) -> None:
+def rescale(m: int, above: Any, below: Any, scale: Any) -> None:
     """Divide the numbers and u by the largest of them, and multiply 1/Z by it."""
     zero = constant(load(scale, 0), 0.0)
     most = absolute(load(scale, 1))
@@ -219,7 +219,7 @@ def _weighted(
 
 
 @inner
-def _write(problems: Problems, cotangents: Cotangents, work: Work, lanes: int, block: int) -> None:
+def write_fields(problems: Problems, cotangents: Cotangents, work: Work, lanes: int, block: int) -> None:
     """Undo the scale of the sums of a block, and write dL/dh."""
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
     n, most, sums, factor = (

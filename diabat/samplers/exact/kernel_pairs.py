@@ -10,12 +10,12 @@ from diabat.samplers.exact.kernel_tables import Work, triangle
 
 
 @inner
-def fill_pairs(first: int, rows: int, other: int, columns: int, work: Work) -> None:
+def fill_pairs(M: Any, first: int, rows: int, other: int, columns: int, work: Work) -> None:
     """Sums over M[x,y] of pairs between two thirds, and of the pairs and spins of the third of x; overwrites M.
 
     x are the states of ``rows`` spins from ``first`` on, y those of ``columns`` spins from ``other`` on.
     """
-    M, signed, found, out = work.M, work.signed, work.found, work.sums
+    signed, found, out = work.signed, work.found, work.sums
     for x in range(1 << rows):
         _with_signs(skip(M, x << columns), columns, found)
         for k in range(columns + 1):
@@ -29,9 +29,9 @@ def fill_pairs(first: int, rows: int, other: int, columns: int, work: Work) -> N
 
 
 @inner
-def fill_spins(first: int, rows: int, other: int, columns: int, work: Work) -> None:
+def fill_spins(M: Any, first: int, rows: int, other: int, columns: int, work: Work) -> None:
     """Sums over M[x,y] with the sign of each spin of both thirds; overwrites M."""
-    M, signed, found, out = work.M, work.signed, work.found, work.sums
+    signed, found, out = work.signed, work.found, work.sums
     for x in range(1 << rows):
         _with_signs(skip(M, x << columns), columns, found)
         for k in range(columns):

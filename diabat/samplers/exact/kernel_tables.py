@@ -140,7 +140,14 @@ def thirds(m: int) -> Any:
 @inner
 def fill_factors(problems: Problems, block: int, limit: float, lanes: int, work: Work) -> None:
     """Fill the factors of a block, their inverses, t Σ|h| and the strength."""
-    factors = work.factors
+    fill_terms(problems, block, lanes, work.factors)
+    m = problems.blocks[block, 2]
+    _exponentials(work.factors, work.inverses, m, limit, skip(work.totals, 4))
+
+
+@inner
+def fill_terms(problems: Problems, block: int, lanes: int, out: Any) -> None:
+    """Write h and J of a block in the rows of `triangle`; 0 for phantom spins and lanes without a problem."""
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
     n, most = problems.h.shape[1], problems.members.shape[1]
     h, J, members = address(problems.h), address(problems.J), address(problems.members)
@@ -155,14 +162,13 @@ def fill_factors(problems: Problems, block: int, limit: float, lanes: int, work:
                 upper, lower = couplings + spin * n, couplings + spin
                 for k in range(j):
                     other = item(members, place * most + k)
-                    set_item(factors, at, half * (item(J, upper + other) + item(J, lower + other * n)))
+                    set_item(out, at, half * (item(J, upper + other) + item(J, lower + other * n)))
                     at += lanes
-                set_item(factors, at, item(h, row + spin))
+                set_item(out, at, item(h, row + spin))
                 at += lanes
         for _ in range(triangle(spins), triangle(m)):
-            set_item(factors, at, zero)
+            set_item(out, at, zero)
             at += lanes
-    _exponentials(factors, work.inverses, m, limit, skip(work.totals, 4))
 
 
 @inner

@@ -129,14 +129,17 @@ class ExactSampler(Sampler):
     def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
         """As in the base class, for problems that the kernel solves."""
         self._refuse_excess(ising)
-        batch, small, others = self._divided(ising)
-        if not small or others:
-            return None
-        found = KernelSolution(ising, batch, small, odds=odds)
-        if found.lost is None:
-            return found
-        self._require(ising)
-        return None
+        _, small, others = self._divided(ising)
+        return self._solved(ising, small, odds=odds) if small and not others else None
+
+    def _solved(
+        self, ising: Ising, found: Buckets, *, odds: bool = False, correlations: bool = False
+    ) -> KernelSolution:
+        """The solution of some buckets; refuses what is beyond the range of numbers."""
+        solution = KernelSolution(ising, found, odds=odds, correlations=correlations)
+        if solution.strong:
+            self._require(ising)
+        return solution
 
     def _divided(self, ising: Ising) -> tuple[Flat, Buckets, Buckets]:
         """The batch, the buckets that the kernel solves, which finds what is beyond its range, and checked others."""
@@ -163,11 +166,8 @@ class ExactSampler(Sampler):
         batch, small, others = self._divided(ising)
         parts: list[tuple[Any, ...]] = []
         if small:
-            solved = KernelSolution(ising, batch, small, correlations=correlations)
+            solved = self._solved(ising, small, correlations=correlations)
             parts.append((*solved.attached(ising), solved.raised, solved.correlation))
-            if solved.lost is not None:
-                self._require(ising)
-                others += batch.buckets_of(solved.lost, enumeration_cost)
         if others:
             with without_autocast(ising.fields):
                 parts.append(self._by_halves(ising, batch, others, correlations))
@@ -190,33 +190,35 @@ class ExactSampler(Sampler):
         return batch.per_spin(buckets, p), batch.per_problem(buckets, log_z), any(raised), correlation
 
     def _solve(
-        self, bucket: Bucket, given: Tensor, energies: HalfEnergies, correlations: bool
-    ) -> tuple[Tensor, Tensor, bool, Tensor | None]:
-        """Moments of a bucket, in the precision of the fields, or in float64 where that underflows."""
-        dtype = given.dtype
-        for precision in dict.fromkeys((dtype, torch.float64)):
-            fields = given.to(precision)
-            p, log_z, lost = self._in_parts(fields, energies)
-            if not bool(lost.any()):
-                break
+        self, bucket: Bucket, fields: Tensor, energies: HalfEnergies, correlations: bool
+    ) -> tuple[Any, ...]:
+        """Moments of a bucket; lost queries are solved again in float64, and those lost there with own weights."""
+        *found, lost = self._products(fields, energies, correlations)
+        raised = fields.dtype != torch.float64 and bool(lost.any())
+        if raised:
+            rows, columns, where = lost.any(1), lost.any(0), lost.nonzero(as_tuple=True)
+            some = lost[rows][:, columns]
+            *again, left = self._products(fields[rows][:, columns].double(), energies.of(rows), correlations)
+            found = _replaced(found, where, [None if t is None else t[some] for t in again])
+            lost = lost.index_put(where, left[some])
+        for part in self._strong_parts(fields, lost):
+            *again, _ = self._products(*single_queries(fields.double(), energies, part), correlations)
+            found = _replaced(found, part, [None if t is None else t[:, 0] for t in again])
+        _require_finite(found[1], fields)
+        values: list[Any] = [t if t is None else bucket.from_slots(t) for t in found]
+        p, log_z, pairs = values
+        # Every padding spin doubled Z.
+        log_z = log_z - _LOG_2 * torch.from_numpy(bucket.padding_spins()).to(log_z)
+        return p, log_z, raised, pairs
+
+    def _products(self, fields: Tensor, energies: HalfEnergies, correlations: bool) -> list[Any]:
+        """P(s = +1), log Z, <s_j s_k> if requested, and which queries are lost."""
+        p, log_z, lost = self._in_parts(fields, energies)
         pairs = None
         if correlations:
             with torch.no_grad():
-                pairs = pair_correlations(half_products(fields, energies, precision))
-        for part in self._strong_parts(fields, lost):
-            single = single_queries(fields, energies, part)
-            own, own_z, _ = self._in_parts(*single)
-            p, log_z = p.index_put(part, own[:, 0]), log_z.index_put(part, own_z[:, 0])
-            if pairs is not None:
-                with torch.no_grad():
-                    pairs[part] = pair_correlations(half_products(*single, precision))[:, 0]
-        _require_finite(log_z, fields)
-        # Every padding spin doubled Z.
-        padding = torch.from_numpy(bucket.padding_spins()).to(log_z)
-        log_z = bucket.from_slots(log_z) - _LOG_2 * padding
-        if pairs is not None:
-            pairs = bucket.from_slots(pairs).to(dtype)
-        return bucket.from_slots(p).to(dtype), log_z.to(dtype), precision != dtype, pairs
+                pairs = pair_correlations(half_products(fields, energies, fields.dtype))
+        return [p, log_z, pairs, lost]
 
     def _in_parts(self, fields: Tensor, e: HalfEnergies) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities, log Z and lost queries; queries are divided into parts that fit the memory budget."""
@@ -272,7 +274,7 @@ class ExactSampler(Sampler):
         fitting = max(1, min(self._budget_bytes, _CACHED_BYTES) // (2**m * _BYTES_PER_STATE))
         some, few = max(1, fitting // queries), min(fitting, queries)
         for g in range(0, groups, some):
-            own = energies.part(slice(g, g + some))
+            own = energies.of(slice(g, g + some))
             for q in range(0, queries, few):
                 at = slice(g, g + some), slice(q, q + few)
                 out[at] = inverse_transform(self._joint(fields[at], own), u[0][at])
@@ -333,6 +335,14 @@ _COUNTABLE = 200
 def _kernel_cost(groups: int, problems: int, spins: int) -> float:
     """Cost of a bucket, where problems of few spins are not padded to those of others: that of a call."""
     return _CALL if spins <= MOST_UNPADDED else enumeration_cost(groups, problems, spins)
+
+
+def _replaced(found: list[Any], where: tuple[Tensor, ...], values: list[Any]) -> list[Any]:
+    """Results in which those of some queries are replaced."""
+    return [
+        None if old is None else old.index_put(where, new.to(old))
+        for old, new in zip(found, values, strict=True)
+    ]
 
 
 def _enumerates(m: int, num_reads: int) -> bool:
