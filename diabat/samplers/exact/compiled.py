@@ -98,16 +98,19 @@ class Plan:
         self.dtype, self.rows, self.n, self.strong = dtype, rows[order], n, strong
         blocks, given = np.stack((first, last, largest), 1), np.arange(len(rows)) if gathered else self.rows
         self.places = (blocks, given, couplings[order], spins[order], members[order])
-        self._most = max(_LEAST_SPINS, members.shape[1])
-        self._worthwhile = 1 + int((1 << largest).sum()) * lanes // _STATES_PER_THREAD
+        most = max(_LEAST_SPINS, members.shape[1])
+        self._rows, self._pair_rows = _rows(most, strong), most * (most + 1) // 2
+        self._step = max(1, min(len(first), _PAIR_BYTES // (self._pair_rows * VECTOR_BYTES)))
+        self._threads = 1 + int((1 << largest).sum()) * lanes // _STATES_PER_THREAD
+        self._small = most <= MOST_UNPADDED
 
     def run(self, kernel: Any, problems: Any, *arrays: Any, first: int = 0, end: int | None = None) -> None:
         """Run a kernel over the blocks from ``first`` to ``end``, on several threads if worthwhile."""
         end = len(problems.blocks) if end is None else end
-        rows, dtype, threads = _rows(self._most, self.strong), self.dtype, self._worthwhile
+        threads, rows, dtype = self._threads, self._rows, self.dtype
         if threads > 1:
             threads = max(1, min(torch.get_num_threads(), end - first, threads))
-        if threads == 1 and self._most <= MOST_UNPADDED:
+        if threads == 1 and self._small:
             kernel(first, end, problems, *arrays, _kept_memory("kernel", rows, dtype, get_ident()))
             return
         run_parts(
@@ -123,12 +126,11 @@ class Plan:
         if out is None:
             self.run(backward, problems, *arrays, None)
             return
-        rows, count = self._most * (self._most + 1) // 2, len(problems.blocks)
-        step = max(1, min(count, _PAIR_BYTES // (rows * VECTOR_BYTES)))
-        size, dtype = step * rows, self.dtype
+        count, step, dtype = len(problems.blocks), self._step, self.dtype
+        size = step * self._pair_rows
         few = size <= _KEPT_ROWS
         memory = _kept_memory("pairs", size, dtype, get_ident()) if few else aligned_rows(size, dtype)
-        sums = memory.reshape(step, rows, -1)
+        sums = memory.reshape(step, self._pair_rows, -1)
         for first in range(0, count, step):
             end = min(first + step, count)
             self.run(backward, problems, *arrays, sums, first=first, end=end)
@@ -172,11 +174,11 @@ class _Pass:
     """
 
     def __init__(self, plan: Plan, h: Array, J: Array, odds: bool, correlations: bool) -> None:
-        kernel, tables = loaded("diabat.samplers.exact.kernel"), loaded("diabat.samplers.exact.kernel_tables")
+        kernel = loaded("diabat.samplers.exact.kernel")
         forward = loaded("diabat.samplers.exact.kernel_strong").forward if plan.strong else kernel.forward
         (total, n), dtype, limit = h.shape, plan.dtype, _LARGEST[plan.dtype]
         self.plan, self._odds = plan, odds
-        self._problems = tables.Problems(*plan.places, h, J)
+        self._problems = kernel.Problems(*plan.places, h, J)
         up, down = (np.ones if odds else np.zeros)((2, total, n), dtype)
         sums, self.log_z = np.zeros((2, total), dtype)
         lost = np.zeros(len(plan.rows), bool)
