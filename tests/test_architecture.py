@@ -52,7 +52,8 @@ KERNELS = [
         "attention/games": "order_kernel pair_gradient_kernel pair_kernel",
         "compute": "counter_random scratch threads",
         "samplers/banded": "kernel native steps torch walks",
-        "samplers/exact": "half_split half_tables kernel kernel_gradient kernel_pairs kernel_tables states",
+        "samplers/exact": "half_split half_tables kernel kernel_gradient kernel_pairs kernel_strong kernel_tables "
+        "states",
         "samplers/mean_field": "kernel rules",
         "samplers/tempering": "averages cached chain_statistics edges kernel ladder simulation single_lane summed",
     }.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,9 +33,9 @@ def flipped_log_odds(solve: Callable[[Ising], Tensor], ising: Ising) -> Tensor:
 def analytic_log_odds(moments: Callable[[Ising], Moments], ising: Ising) -> Tensor:
     """The same from a backend that computes log Z as well, for odds of any size.
 
-    Problems with probabilities that are too small for the digits of the sums behind them are solved again in float64;
-    where that is not enough, the log-odds are log Z(s_j = +1) - log Z(s_j = -1) of the problem with spin j clamped.  All
-    others keep their bits.  The transforms of torch.func hide values, and limit odds to the range of probabilities.
+    Problems with probabilities that are too small for the digits of the sums behind them are solved again alone, in
+    float64; where that is not enough, the log-odds are log Z(s_j = +1) - log Z(s_j = -1) of the problem with spin j
+    clamped.  The transforms of torch.func hide values, and limit odds to the range of probabilities.
     """
     up, down = moments(_flipped(ising)).probability.unbind(0)
     lost = (torch.minimum(up, down) < _LEAST[up.dtype]) & ising.visible_mask
@@ -63,7 +63,7 @@ def analytic_log_odds(moments: Callable[[Ising], Moments], ising: Ising) -> Tens
 def _some(ising: Ising, rows: Tensor) -> Ising:
     """Some problems of a batch, [R], by their rows; one J or K of all problems remains one."""
 
-    def own(values: Tensor | None, order: int) -> Tensor | None:
+    def own(values: Any, order: int) -> Any:
         if values is None:
             return None
         lead, flat = values.shape[:-order], values.reshape(-1, *values.shape[-order:])

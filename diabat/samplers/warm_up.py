@@ -65,6 +65,11 @@ def _exact() -> None:
         _differentiate("exact", ising)
         _differentiate("exact", Ising(ising.fields))
         sampler("exact").moments(ising, correlations=True)
+    # Strong problems have a kernel of their own.
+    strong = Ising(1e4 * ising.fields)
+    _differentiate("exact", strong)
+    _differentiate("exact", Ising(strong.fields, ising.couplings))
+    sampler("exact").moments(strong, correlations=True)
 
 
 def _banded() -> None:

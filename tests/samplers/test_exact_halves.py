@@ -203,6 +203,7 @@ def test_what_no_number_holds_is_refused(call: str) -> None:
         getattr(sampler, call)(ising, **({"num_reads": 4} if call == "sample" else {}))
 
 
+@pytest.mark.usefixtures("halves")
 def test_strong_queries_that_take_too_long_are_refused() -> None:
     strong = opposed(500.0, 450.0, torch.float64)
     message = "3000 of 2 visible spins whose fields and couplings are so strong"

@@ -302,6 +302,7 @@ class KernelSolution(Solution):
         """The result and log Z by differentiable operations, in float64."""
         ising = Ising(fields.double(), J, self._visible, check=False)
         found = _smooth(ising, self._buckets)
+        assert found.log_partition is not None
         p = analytic_log_odds(_smooth, ising) if self._odds else found.probability
         return p, found.log_partition
 
@@ -328,7 +329,7 @@ def _flat(values: Tensor, dtype: Any, *last: int) -> Array:
 def _rows(most: int, strong: bool = False) -> int:
     """Rows of the scratch of a thread, see `kernel_tables.divided` and `kernel_strong.Sums`."""
     a, pairs = (most + 2) // 3, most * (most + 1) // 2
-    more = (2 << 2 * a) + 2 * most + pairs + 2 if strong else 0
+    more = (3 << 2 * a) + 2 * most + pairs + 2 if strong else 0
     return (4 << (2 * a)) + (11 + 2 * a << a) + 4 * a + 1 + 3 * pairs + 2 * most + 6 + more
 
 

@@ -154,9 +154,7 @@ def _scaled(exponent: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _weights(exponent: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(exponent), 0 below the range of the precision: exp of such numbers, and all arithmetic with subnormal
-    results, take many times as long.
-    """
+    """exp(exponent); 0 below the range of the precision, where exp and subnormal numbers take many times as long."""
     least = _LOWEST[dtype]
     return threshold(exponent.clamp(min=least).exp(), math.exp(least), 0.0).to(dtype)
 

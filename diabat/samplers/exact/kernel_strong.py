@@ -1,10 +1,12 @@
 """Compiled sums over all states of problems of any strength, one problem per lane; imported on first use.
 
-With the exponents f[x,y], g[y,z] and h[z,x] of the tables of :mod:`diabat.samplers.exact.kernel_tables`, the weight of a
-state is one exponential, exp(f + g + h - r): 0 where it is below the range of float64, never subnormal.  The reference
-r is the largest exponent of all states.  A sum over the states with one spin fixed is lost if the largest of these is
-far below r; for log-odds such sums are computed again with the largest of them all as reference, level by level, and
-states above it are left out: none of them has one of these spins so.
+With the exponents f[x,y], g[y,z] and h[z,x] of the tables of :mod:`diabat.samplers.exact.kernel_tables`, the weight of
+a state is one exponential, exp(f + g + h - r): 0 where it is below the range of float64, never subnormal.  The
+reference r is the largest exponent of all states.
+
+Log-odds need Σ exp over the states with any one spin fixed, of which even the largest may be far below r.  Such sums
+are computed again, level by level: the reference is then the largest exponent of all that are left, and states above
+it are left out, since none of them has one of these spins so.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from diabat.compute.simd import (
     constant,
     fma,
     item,
+    largest,
     load,
     mul,
     set_item,
@@ -48,6 +51,7 @@ class Sums(NamedTuple):
 
     Attributes:
         xy, yz, zx: Sums of weights over one third of the spins, [4^a, lanes].
+        top: Largest exponent of the states of x and y, likewise.
         high, low: Largest exponents of the states with spin k at +1 and at -1, [most, lanes].
         pairs: Sums of all levels in the rows of `triangle`.
         level: The reference, and the largest exponent of all states, [2, lanes].
@@ -56,6 +60,7 @@ class Sums(NamedTuple):
     xy: Any
     yz: Any
     zx: Any
+    top: Any
     high: Any
     low: Any
     pairs: Any
@@ -67,9 +72,9 @@ def _parts(work: Work, most: int) -> Sums:
     """The scratch behind `Work`."""
     table = 1 << 2 * ((most + 2) // 3)
     yz = skip(work.totals, 6)
-    zx, high = skip(yz, table), skip(yz, 2 * table)
+    zx, top, high = skip(yz, table), skip(yz, 2 * table), skip(yz, 3 * table)
     pairs = skip(high, 2 * most)
-    return Sums(work.M, yz, zx, high, skip(high, most), pairs, skip(pairs, triangle(most)))
+    return Sums(work.M, yz, zx, top, high, skip(high, most), pairs, skip(pairs, triangle(most)))
 
 
 @jit
@@ -202,7 +207,7 @@ def _largest(m: int, work: Work, sums: Sums) -> None:
     _constants(columns, Q, least)
     _constants(last, R, least)
     for x in range(P):
-        largest = least
+        most = least
         for z in range(R):
             store(tile, z, load(work.H, z * P + x))
         for y in range(Q):
@@ -211,9 +216,10 @@ def _largest(m: int, work: Work, sums: Sums) -> None:
                 exponent = add(add(load(work.G, y * R + z), load(tile, z)), value)
                 top, so_far = _larger(top, exponent), load(last, z)
                 store(last, z, _larger(so_far, exponent))
+            store(sums.top, x * Q + y, top)
             store(columns, y, _larger(load(columns, y), top))
-            largest = _larger(largest, top)
-        store(rows, x, largest)
+            most = _larger(most, top)
+        store(rows, x, most)
     _fold_largest(rows, a, sums.high, sums.low, sums.level)
     _fold_largest(columns, b, skip(sums.high, a), skip(sums.low, a), sums.level)
     _fold_largest(last, c, skip(sums.high, a + b), skip(sums.low, a + b), sums.level)
@@ -245,13 +251,15 @@ def _next_level(problems: Problems, reach: float, sums: Sums, lanes: int, block:
     """Set the reference of every problem to the largest exponent out of its reach; returns whether one has such."""
     some = False
     for q in range(problems.blocks[block, 1] - problems.blocks[block, 0]):
-        lowest, best = item(sums.level, q) - reach, -math.inf
+        reference, best = item(sums.level, q), -math.inf
+        lowest = reference - reach if reference < math.inf else best
         for k in range(problems.blocks[block, 2]):
             for top in (item(sums.high, k * lanes + q), item(sums.low, k * lanes + q)):
                 if best < top < lowest:
                     best = top
-        set_item(sums.level, q, best)
         some = some or best > -math.inf
+        # Beyond a reference of infinity all weights are 0.
+        set_item(sums.level, q, best if best > -math.inf else math.inf)
     return some
 
 
@@ -270,6 +278,9 @@ def _weighted(m: int, work: Work, sums: Sums) -> None:
             store(part, z, zero)
         for y in range(Q):
             value, total = load(work.F, x * Q + y), zero
+            if largest(sub(load(sums.top, x * Q + y), reference)) < _LOWEST:
+                store(sums.xy, x * Q + y, zero)
+                continue
             number = add(load(work.rows, x), load(work.columns, y))
             for z in range(R):
                 place = y * R + z
@@ -312,14 +323,14 @@ def _write(
 ) -> None:
     """Write what is in the reach of the reference."""
     start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
-    most, (a, b, _) = problems.members.shape[1], thirds(m)
+    a, b, _ = thirds(m)
     for q in range(stop - start):
         row, spins = problems.rows[start + q], problems.spins[start + q]
-        reference, largest = item(sums.level, q), item(sums.level, lanes + q)
+        reference, most = item(sums.level, q), item(sums.level, lanes + q)
         if level == 0:
             total = item(work.totals, q)
             found.total[row] = total
-            found.log_z[row] = math.log(total) - _LOG_2 * (m - spins) + largest
+            found.log_z[row] = math.log(total) - _LOG_2 * (m - spins) + most
         for k in range(spins):
             spin = problems.members[start + q, k]
             # The sums of every third are divided by their own total: they differ by rounding.
@@ -327,10 +338,10 @@ def _write(
             up, down = item(work.up, at) / total, item(work.down, at) / total
             if _in_reach(item(sums.high, at), reference, found.limit):
                 found.up[row, spin] = up if level > 0 else min(up, 1.0)
-                found.shift[row, spin] += reference - largest
+                found.shift[row, spin] += reference - most
             if _in_reach(item(sums.low, at), reference, found.limit):
                 found.down[row, spin] = down if level > 0 else min(down, 1.0)
-                found.shift[row, spin] += largest - reference
+                found.shift[row, spin] += most - reference
 
 
 @inner

@@ -192,7 +192,7 @@ class ExactSampler(Sampler):
     def _solve(
         self, bucket: Bucket, fields: Tensor, energies: HalfEnergies, correlations: bool
     ) -> tuple[Any, ...]:
-        """Moments of a bucket; lost queries are solved again in float64, and those lost there with own weights."""
+        """Moments of a bucket; lost queries are solved again alone, in float64 or with weights of their own."""
         *found, lost = self._products(fields, energies, correlations)
         raised = fields.dtype != torch.float64 and bool(lost.any())
         if raised:
