@@ -33,7 +33,8 @@ Array = NDArray[Any]
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _LEAST_SPINS = 6  # problems of fewer spins get phantom spins
-_ALWAYS = 22  # up to so many spins the kernel takes less time than products of halves even for one problem
+ALWAYS = 22
+"""Up to so many spins the kernel takes less time than products of halves even for one problem."""
 MOST_UNPADDED = 16
 """Up to so many spins problems of all sizes share a call."""
 _LARGEST = {_FLOAT32: 72.0, _FLOAT64: 690.0}  # strength, see `kernel_tables`
@@ -51,7 +52,7 @@ def suits_kernel(bucket: Bucket, lanes: int, budget_bytes: float) -> bool:
     A block of as many problems as a vector has lanes takes 1.5 times as long as W of one J.
     """
     spins = bucket.num_spins
-    if spins <= _ALWAYS:
+    if spins <= ALWAYS:
         return True
     groups, queries = len(bucket.couplings), bucket.largest
     blocks = -(-groups * queries // lanes)
@@ -167,6 +168,7 @@ class _Pass:
 
     Attributes:
         plan: As in the arguments.
+        couplings: J.
         result: P(s = +1) or log-odds, [N, n]; 0 for lost problems, as all other numbers.
         log_z: Log Z, [N].
         pairs: <s_j s_k>, [N, n, n], or None.
@@ -177,11 +179,11 @@ class _Pass:
         kernel = loaded("diabat.samplers.exact.kernel")
         forward = loaded("diabat.samplers.exact.kernel_strong").forward if plan.strong else kernel.forward
         (total, n), dtype, limit = h.shape, plan.dtype, _LARGEST[plan.dtype]
-        self.plan, self._odds = plan, odds
+        self.plan, self.couplings, self._odds = plan, J, odds
         self._problems = kernel.Problems(*plan.places, h, J)
-        up, down = (np.ones if odds else np.zeros)((2, total, n), dtype)
-        sums, self.log_z = np.zeros((2, total), dtype)
-        lost = np.zeros(len(plan.rows), bool)
+        start = np.ones if odds else np.zeros
+        up, down, self.log_z = start((total, n), dtype), start((total, n), dtype), np.zeros(total, dtype)
+        sums, lost = np.zeros(total, dtype), np.zeros(len(plan.rows), bool)
         self.pairs = np.zeros((total, n, n), dtype) if correlations else None
         shift = np.zeros((total, n) if plan.strong else (0, 0), dtype)
         if plan.strong:
@@ -232,11 +234,11 @@ class KernelSolution(Solution):
     ) -> None:
         h, J = ising.fields, ising.couplings
         dtype, n = _FLOAT32 if h.dtype == torch.float32 else _FLOAT64, h.shape[-1]
-        self._visible, self._buckets, self._odds, self._shape, self._J = (
+        self._visible, self._buckets, self._odds, self._batch, self._J = (
             ising.visible,
             found,
             odds,
-            h.shape,
+            h.shape[:-1],
             J,
         )
         fields = _flat(h, dtype, n)
@@ -250,26 +252,20 @@ class KernelSolution(Solution):
             last = _Pass(plan, *given, odds, correlations)
             self._passes.append(last)
         self.raised = dtype is _FLOAT32 and len(self._passes) > 1
-        self.result = self._joined("result", n)
+        self.result, self.log_partition = self._joined("result", n), self._joined("log_z")
 
     def _joined(self, name: str, *shape: int) -> Tensor:
         """Numbers of the first pass, [*batch, *shape], in which those of the others take their places."""
-        first, *others = self._passes
-        values = getattr(first, name)
-        for again in others:
+        values = getattr(self._passes[0], name)
+        for again in self._passes[1:]:
             values[again.plan.rows] = getattr(again, name)
-        return torch.from_numpy(values.reshape((*self._shape[:-1], *shape)))
-
-    @property
-    def log_partition(self) -> Tensor:
-        """Log Z, [*batch]."""
-        return self._joined("log_z")
+        return torch.from_numpy(values.reshape((*self._batch, *shape)))
 
     @property
     def correlation(self) -> Tensor | None:
         """<s_j s_k>, [*batch, n, n], if it was requested."""
-        n = self._shape[-1]
-        return None if self._passes[0].pairs is None else self._joined("pairs", n, n)
+        pairs = self._passes[0].pairs
+        return None if pairs is None else self._joined("pairs", *pairs.shape[1:])
 
     def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
         """As in the base class."""
@@ -277,25 +273,22 @@ class KernelSolution(Solution):
         dtype = first.result.dtype
         slopes = _flat(v, dtype, v.shape[-1])
         slope = np.zeros(len(slopes), dtype) if u is None else _flat(u, dtype)
-        out = (
-            np.zeros((self._J.shape[:-2].numel(), *self._J.shape[-2:]))
-            if pairs and self._J is not None
-            else None
-        )
+        J = self._J if pairs else None
+        out = None if J is None else np.zeros(first.couplings.shape)
         fields = first.gradient(slopes, slope, out)
         for again in others:
             rows = again.plan.rows
             fields[rows] = again.gradient(slopes[rows].astype(_FLOAT64), slope[rows].astype(_FLOAT64), out)
-        dh = torch.from_numpy(fields.reshape(self._shape))
-        if out is None or self._J is None:
+        dh = torch.from_numpy(fields.reshape(v.shape))
+        if J is None or out is None:
             return dh, None
-        return dh, torch.from_numpy(out.astype(dtype).reshape(self._J.shape)).to(self._J.dtype)
+        return dh, torch.from_numpy(out.reshape(J.shape)).to(J.dtype)
 
     def backward(self, ctx: Any, v: Tensor, u: Tensor | None) -> tuple[Tensor | None, ...]:
         """As in the base class; differentiable again if create_graph is set."""
         refuse_batched_cotangent(v, u)
-        if u is None or not torch.is_grad_enabled():
-            return super().backward(ctx, v, u)
+        if not torch.is_grad_enabled():
+            return self.gradient(v, u, pairs=ctx.needs_input_grad[1])
         return smooth_gradient(ctx.saved_tensors, self.smooth, ctx.needs_input_grad, v, u)
 
     def smooth(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:

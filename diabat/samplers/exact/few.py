@@ -37,25 +37,24 @@ def few_moments(ising: Ising, limit: float) -> Moments | None:
     h, J = few_numbers(fields), np.zeros((n, n)) if matrix is None else few_numbers(matrix)
     if h is None or J is None or J.size != n * n:
         return None
-    if not np.vdot(h, h) + np.vdot(J, J) <= 0.98 * limit**2:  # not so for NaN
+    if not float(np.vdot(h, h)) + float(np.vdot(J, J)) <= 0.98 * limit**2:  # not so for NaN
         return None
     signs, pair_signs, bits_and_one, pairs = _states(n)
     exponent = h.reshape(-1, n).astype(np.float64).dot(signs)
     exponent += J.reshape(-1).take(pairs).astype(np.float64).dot(pair_signs)
-    scale = np.maximum.reduce(exponent, 1, keepdims=True)
+    scale = np.maximum.reduce(exponent, axis=1, keepdims=True)
     exponent -= scale
-    sums = np.exp(exponent, exponent).dot(bits_and_one)
+    sums = np.exp(exponent, out=exponent).dot(bits_and_one)
     total = sums[:, n:]
-    p, log_z = np.empty(h.shape, h.dtype), np.log(total)
-    np.divide(sums[:, :n], total, p.reshape(-1, n), casting="same_kind")
+    p, log_z = sums[:, :n] / total, np.log(total)
     log_z += scale
     if h.dtype == np.float64:
-        np.minimum(p, 1.0, p)  # rounding can exceed 1
-    log_z = log_z.astype(h.dtype).reshape(h.shape[:-1])
+        np.minimum(p, 1.0, out=p)  # rounding can exceed 1
+    p, log_z = p.astype(h.dtype), log_z.astype(h.dtype)
     return Moments(
-        torch.from_numpy(p),
+        torch.from_numpy(p.reshape(h.shape)),
         torch.ones_like(fields, dtype=torch.bool),
-        log_partition=torch.from_numpy(log_z),
+        log_partition=torch.from_numpy(log_z.reshape(h.shape[:-1])),
         info={"float64_escalation": False},
     )
 

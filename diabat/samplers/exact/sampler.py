@@ -18,7 +18,7 @@ from diabat.ising_checks import DTYPES
 from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.base import LARGEST, Sampler
 from diabat.samplers.capabilities import FROM_READS, Capabilities, UnsupportedError
-from diabat.samplers.exact.compiled import MOST_UNPADDED, KernelSolution, gathered, suits_kernel
+from diabat.samplers.exact.compiled import ALWAYS, MOST_UNPADDED, KernelSolution, gathered, suits_kernel
 from diabat.samplers.exact.few import few_moments
 from diabat.samplers.exact.half_split import HalfMoments, half_products
 from diabat.samplers.exact.half_tables import HalfEnergies, single_queries
@@ -149,12 +149,14 @@ class ExactSampler(Sampler):
             self._require(ising)
             return batch, (), batch.buckets(enumeration_cost)
         found = batch.buckets(_kernel_cost)
+        if h.shape[-1] <= ALWAYS and found:
+            return batch, found, ()
         lanes, budget = VECTOR_BYTES // h.dtype.itemsize, self._budget_bytes
-        small = tuple([bucket for bucket in found if suits_kernel(bucket, lanes, budget)])
-        if small and len(small) == len(found):
-            return batch, small, ()
-        self._require(ising)
-        return batch, small, tuple([bucket for bucket in found if bucket not in small])
+        small = tuple(bucket for bucket in found if suits_kernel(bucket, lanes, budget))
+        others = tuple(bucket for bucket in found if bucket not in small)
+        if others or not small:
+            self._require(ising)
+        return batch, small, others
 
     def _answer(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         """As in the base class; what is to be refused is found on the way."""
@@ -167,7 +169,11 @@ class ExactSampler(Sampler):
         parts: list[tuple[Any, ...]] = []
         if small:
             solved = self._solved(ising, small, correlations=correlations)
-            parts.append((*solved.attached(ising), solved.raised, solved.correlation))
+            p, log_z = solved.attached(ising)
+            if not others:
+                info = {"float64_escalation": solved.raised}
+                return Moments(p, ising.visible_mask, solved.correlation, log_z, info=info)
+            parts.append((p, log_z, solved.raised, solved.correlation))
         if others:
             with without_autocast(ising.fields):
                 parts.append(self._by_halves(ising, batch, others, correlations))
@@ -179,8 +185,7 @@ class ExactSampler(Sampler):
         for more in parts[1:]:  # each is 0 for the problems of the others
             p, log_z, raised = p + more[0], log_z + more[1], raised or more[2]
             pairs = None if pairs is None else pairs + more[3]
-        info = {"float64_escalation": raised}
-        return Moments(p, ising.visible_mask, pairs, log_z, info=info)
+        return Moments(p, ising.visible_mask, pairs, log_z, info={"float64_escalation": raised})
 
     def _by_halves(self, ising: Ising, batch: Flat, buckets: Buckets, correlations: bool) -> tuple[Any, ...]:
         """P(s = +1), log Z, whether float64 was needed, and <s_j s_k> if requested."""
@@ -298,7 +303,7 @@ class ExactSampler(Sampler):
     def _refuse_excess(self, ising: Ising) -> None:
         """Refuse a batch whose enumeration would take longer than ``max_seconds``."""
         # Padding at most doubles the problems of a bucket.
-        h, n = ising.fields, ising.num_spins
+        h, n = ising.fields, ising.fields.shape[-1]
         if n <= _COUNTABLE and h.numel() * 2.0**n * _SECONDS_PER_STATE <= n * self.max_seconds:
             return
         visible, needed = n if ising.visible is None else int(ising.visible_mask.sum(-1).max()), ""
