@@ -20,7 +20,16 @@ QUERIES = 512
 
 def cases() -> list[Case]:
     """All of them."""
-    return [*small(), *exact(), *variants(), *causal(), *mean_field(), *banded()]
+    return [
+        *small(),
+        *exact(),
+        *few_states(),
+        *exact_reads(),
+        *variants(),
+        *causal(),
+        *mean_field(),
+        *banded(),
+    ]
 
 
 def small() -> list[Case]:
@@ -74,6 +83,54 @@ def exact() -> list[Case]:
         Case("exact/gradients", lambda n: gradients("exact", batch(n)), sizes[:4], "n", "query", by_autograd),
         Case("exact/large", large, (24, 30), "n", "query", fresh=True),
     ]
+
+
+def few_states() -> list[Case]:
+    """The public call from tensors, with all its checks, by number of spins and of problems."""
+    shapes = {
+        f"{n} x {queries}": (n, queries) for n in (4, 6, 8, 10, 12, 14, 16) for queries in (1, 8, 64, 512)
+    }
+    few = [name for name, (n, queries) in shapes.items() if (queries <= 64 if n <= 8 else queries >= 64)]
+
+    sampler = diabat.sampler("exact")
+
+    def ours(h: Tensor, J: Tensor) -> Tensor:
+        return sampler.moments(Ising(h, J)).probability
+
+    def forward(solve: Callable[[int], Any], size: str) -> Work:
+        n, queries = shapes[size]
+        ising, probabilities = problem(n, queries, h=1.0), solve(n)
+        return Work(partial(probabilities, ising.fields, couplings(ising)))
+
+    def both(solve: Callable[[int], Any], size: str) -> Work:
+        n, queries = shapes[size]
+        return Work(differentiated(solve(n), problem(n, queries, h=1.0)).call)
+
+    def compared(way: Any, small: float) -> dict[str, Peer]:
+        targets = {name: small if shapes[name][0] <= 8 else 1 / 0.9 for name in few}
+        known = {"all states": peers.every_state, "half-split": peers.half_split}
+        return {name: Peer(partial(way, solve), targets) for name, solve in known.items()}
+
+    return [
+        Case(
+            f"exact/few states, {name}",
+            partial(way, lambda _: ours),
+            few,
+            "n x problems",
+            peers=compared(way, small),
+        )
+        for name, way, small in (("forward", forward, 1 / 0.45), ("gradients", both, 1 / 0.8))
+    ]
+
+
+def exact_reads() -> list[Case]:
+    """1,000 reads of each of 64 problems."""
+
+    def ours(n: int) -> Work:
+        return Work(partial(diabat.sampler("exact").sample, problem(n, 64, h=1.0), 1000, seed=1), 64_000)
+
+    compared = {"multinomial": Peer(lambda n: peers.multinomial(problem(n, 64, h=1.0), 1000), 2.0)}
+    return [Case("exact/reads", ours, (4, 8, 12, 16), "n", "read of a problem", compared)]
 
 
 def variants() -> list[Case]:

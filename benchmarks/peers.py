@@ -38,6 +38,26 @@ def enumeration(ising: Ising) -> Work:
     return Work(lambda: torch.softmax(ising.fields @ states.T + energy, -1) @ up, ising.num_problems)
 
 
+def every_state(n: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """P(s = +1) from h [..., n] and one J by a softmax over all states; states and products of pairs are kept."""
+    states, (j, k) = all_states(n), torch.triu_indices(n, n, 1)
+    signs, pairs = states.T.contiguous(), (states[:, j] * states[:, k]).T.contiguous()
+    up = (states + 1) / 2
+    return lambda h, J: (h @ signs + J[j, k] @ pairs).softmax(-1) @ up
+
+
+def multinomial(ising: Ising, num_reads: int) -> Work:
+    """Reads int8 [num_reads, queries, n] by ``torch.multinomial`` over all states; a unit is a read of a problem."""
+    states, J = all_states(ising.num_spins), couplings(ising)
+    energy, spins = torch.einsum("xj,jk,xk->x", states, J, states) / 2, states.to(torch.int8)
+
+    def run() -> Tensor:
+        p = torch.softmax(ising.fields @ states.T + energy, -1)
+        return spins[p.multinomial(num_reads, replacement=True).T]
+
+    return Work(run, ising.num_problems * num_reads)
+
+
 def half_split(n: int) -> Callable[[Tensor, Tensor], Tensor]:
     """P(s = +1) from h [..., n] and J: Z = Σ_xy A_x W_xy C_y over the states of both halves; the states are kept."""
     a = n // 2

@@ -24,14 +24,16 @@ _BLOCK = 256
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def few_numbers(value: Tensor) -> np.ndarray | None:
-    """The numbers of a small tensor on the CPU, without a copy; None if there are many, or if torch must read them."""
+def few_numbers(value: Any) -> np.ndarray | None:
+    """The numbers of a small dense tensor on the CPU, without a copy; None for all else, or if torch must read them."""
     # Transforms of torch.func hide numbers, torch.compile has none, and complex views may be negated lazily.
     if (
-        value.is_cpu
-        and value.numel() <= _FEW
+        type(value) in _PLAIN
+        and value.is_cpu
         and value.dtype in DTYPES
-        and type(value) in _PLAIN
+        and value.layout == torch.strided
+        and not value.is_nested
+        and value.numel() <= _FEW
         and not value.is_neg()
         and not torch._C._are_functorch_transforms_active()
         and not torch.compiler.is_compiling()

@@ -103,14 +103,11 @@ class Solution(ABC):
 
     Attributes:
         result: P(s_j = +1) or, if they were requested, log-odds, [*batch, n]; 0 for invisible spins.
+        log_partition: Log Z, [*batch], where the backend knows it.
     """
 
     result: Tensor
-
-    @property
-    def log_partition(self) -> Tensor | None:
-        """Log Z, [*batch], where the backend knows it."""
-        return None
+    log_partition: Tensor | None = None
 
     @abstractmethod
     def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
@@ -127,29 +124,34 @@ class Solution(ABC):
         return self.gradient(v, u, pairs=ctx.needs_input_grad[1])
 
     def attached(self, ising: Ising) -> tuple[Tensor, Tensor | None]:
-        """The result and log Z in the graph of autograd of h and J."""
-        h, J = ising.fields, ising.couplings
-        if not (torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad))):
+        """The result and log Z in the graph of autograd of h and J, and of K if there is one."""
+        h, J, K = ising.terms
+        followed = (
+            h.requires_grad or (J is not None and J.requires_grad) or (K is not None and K.requires_grad)
+        )
+        if not (followed and torch.is_grad_enabled()):
             return self.result, self.log_partition
-        found: tuple[Tensor, Tensor | None] = _Attached.apply(h, J, self)
+        found: Any = _Attached.apply(h, J, self) if K is None else _Attached.apply(h, J, K, self)
         return found
 
 
 class _Attached(torch.autograd.Function):
-    """(h [*batch, n], J [*lead, n, n] or None, their solution) -> its result and log Z."""
+    """(h, J or None, K if there is one, their solution) -> its result and log Z; J may be the values of edges."""
 
     @staticmethod
-    def forward(
-        ctx: Any, fields: Tensor, J: Tensor | None, solution: Solution
-    ) -> tuple[Tensor, Tensor | None]:
-        ctx.save_for_backward(fields, J)
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor | None]:
+        *terms, solution = inputs
+        ctx.save_for_backward(*terms)
+        ctx.set_materialize_grads(False)
         ctx.solution = solution
-        # Another tensor than that of the solution: it would hold the graph, and the graph it.
-        return solution.result.detach(), solution.log_partition
+        # Other tensors than those of the solution: they would hold the graph, and the graph them.
+        log_z = solution.log_partition
+        return solution.result.detach(), None if log_z is None else log_z.detach()
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:
-        return *ctx.solution.backward(ctx, *cotangents), None
+    def backward(ctx: Any, v: Tensor | None, u: Tensor | None) -> tuple[Tensor | None, ...]:
+        v = torch.zeros_like(ctx.solution.result) if v is None else v
+        return *ctx.solution.backward(ctx, v, u), None
 
 
 class Lowest(NamedTuple):

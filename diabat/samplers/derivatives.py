@@ -93,14 +93,18 @@ def analytic_moments(sampler: Sampler, ising: Ising, correlations: bool, seed: i
 
 
 def smooth_gradient(
-    terms: Sequence[Tensor | None], solve: Callable[..., Any], wanted: Sequence[bool], v: Tensor, u: Tensor
+    terms: Sequence[Tensor | None],
+    solve: Callable[..., Any],
+    wanted: Sequence[bool],
+    v: Tensor,
+    u: Tensor | None,
 ) -> Gradients:
     """Differentiable gradient of Σ v P + Σ u log Z by the ``wanted`` terms; ``solve`` gives P and log Z of terms."""
     # Separate leaves: v may also depend on the terms, but is held fixed here.
     terms = [None if t is None else t.view_as(t) for t in terms]
     p, log_z = solve(*terms)
     asked = [t is not None and want for t, want in zip(terms, wanted, strict=False)]
-    loss = (p * v).sum() + (log_z * u).sum()
+    loss = (p * v).sum() + (0 if u is None else (log_z * u).sum())
     chosen = _chosen(terms, asked)
     return _present(torch.autograd.grad(loss, chosen, create_graph=True, materialize_grads=True), asked)
 

@@ -215,11 +215,11 @@ class Flat:
         """Results per problem, [P, ...] of each bucket, as [*batch, ...]; differentiable."""
         parts, batch = _tensors(values), self.shape[:-1]
         if _in_order(buckets):
-            return parts[0].reshape(*batch, *parts[0].shape[1:])
+            return parts[0].reshape((*batch, *parts[0].shape[1:]))
         out = parts[0].new_full((len(self.pattern), *parts[0].shape[1:]), fill)
         for bucket, part in zip(buckets, parts, strict=False):
             out[_like(bucket.rows, out)] = part
-        return out.reshape(*batch, *out.shape[1:])
+        return out.reshape((*batch, *out.shape[1:]))
 
     def per_spin(self, buckets: Sequence[Bucket], values: Sequence[Any], fill: float = 0.0) -> Tensor:
         """Results per spin, [P, m] of each bucket, as [*batch, n]; differentiable."""

@@ -106,7 +106,8 @@ def batched_cotangent(*cotangents: Tensor | None) -> bool:
 
     This uses an older vmap than torch.func's, which ignores our vmap rules.
     """
-    return any(t is not None and torch._C._functorch.is_legacy_batchedtensor(t) for t in cotangents)
+    is_batched = torch._C._functorch.is_legacy_batchedtensor
+    return any([is_batched(t) for t in cotangents if t is not None])
 
 
 def refuse_batched_cotangent(*cotangents: Tensor | None) -> None:

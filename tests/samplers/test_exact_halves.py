@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import g_test, naive, naive_log_odds, relative_error, solved
+from problems import ALPHA, causal, g_test, naive, naive_log_odds, pvalue, relative_error, solved
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,14 +17,15 @@ from diabat.samplers.banded import BandedSampler
 from diabat.samplers.exact import ExactSampler, half_split, sampler
 from diabat.samplers.odds import analytic_log_odds
 from diabat.testing import brute_force, brute_force_states
-from diabat.testing.problems import causal_problem, make_problem
+from diabat.testing.problems import Lead, causal_problem, make_problem
 
 
 @pytest.fixture
 def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems, too, are done by products of halves."""
     monkeypatch.setattr(sampler, "few_moments", lambda *given: None)
-    monkeypatch.setattr(sampler, "suits_kernel", lambda *shape: False)
+    monkeypatch.setattr(sampler, "ALWAYS", 0)
+    monkeypatch.setattr(sampler, "suits_kernel", lambda *given: False)
 
 
 @pytest.fixture(params=["kernel", "halves"])
@@ -310,16 +311,26 @@ def test_the_memory_budget_divides_the_queries(monkeypatch: pytest.MonkeyPatch) 
         assert len(formed) == passes
 
 
+@pytest.mark.parametrize("lead", ["shared", "heads", "per_problem"])
+def test_reads_from_halves_have_the_law_of_all_states(monkeypatch: pytest.MonkeyPatch, lead: Lead) -> None:
+    """Which few reads of larger problems come from: G-test of N = 100,000 at alpha = 1e-6, with invisible spins."""
+    monkeypatch.setattr(sampler, "_enumerates", lambda m, reads: False)
+    ising, reads = make_problem((2, 5), 5, lead=lead, seed=11, three_body=0.3), 100_000
+    windows = Ising(ising.fields, ising.couplings, causal(5), ising.three_body)
+    for problem in (ising, windows):
+        assert pvalue(ExactSampler(), problem, reads=reads) > ALPHA
+
+
 def test_tiles_draw_the_same_reads_and_keep_the_precision_of_float32(
     tiles: Callable[[int], list[int]],
 ) -> None:
+    """Many reads from all states, one problem at a time, and few from halves, one read at a time."""
     ising = make_problem((3,), 12, seed=7)
-    whole = ExactSampler().sample(ising, 300, seed=5)
+    whole = [ExactSampler().sample(ising, reads, seed=5).spins for reads in (300, 100)]
     seen = tiles(1000)
-    # The scratch memory of sampling is the budget, too: one read at a time.
-    tiled = FORGETFUL.sample(ising, 300, seed=5)
+    tiled = [FORGETFUL.sample(ising, reads, seed=5).spins for reads in (300, 100)]
     assert max(seen) > 4
-    assert torch.equal(whole.spins, tiled.spins)
+    assert all(map(torch.equal, whole, tiled))
     strong = make_problem((4,), 12, seed=5, fields=3.0, couplings=2.0, dtype=torch.float32)
     p, double = (backend.moments(problem).probability for backend, problem in
                  ((FORGETFUL, strong), (ExactSampler(), strong.to(torch.float64))))  # fmt: skip

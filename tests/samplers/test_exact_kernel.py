@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import pytest
 import torch
-from problems import naive, naive_log_odds
+from problems import naive, naive_log_odds, solved
 from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings
@@ -42,7 +44,8 @@ def precise(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Solve all problems by products of halves from now on."""
-    monkeypatch.setattr(sampler, "suits_kernel", lambda *shape: False)
+    monkeypatch.setattr(sampler, "ALWAYS", 0)
+    monkeypatch.setattr(sampler, "suits_kernel", lambda *given: False)
 
 
 def masked(ising: Ising) -> Ising:
@@ -119,23 +122,48 @@ def test_kernel_and_halves_agree(
     assert len(precise) == 2
 
 
-def curvature(ising: Ising) -> Tensor:
-    """Second derivatives by h of a function of probabilities and log Z."""
-    h = ising.fields.clone().requires_grad_()
-    moments = ExactSampler().moments(Ising(h, ising.couplings, ising.visible))
-    loss = moments.probability.square().sum() + moments.log_partition.sin().sum()
-    (slope,) = torch.autograd.grad(loss, h, create_graph=True)
-    return torch.autograd.grad(slope.sin().sum(), h)[0]
-
-
-def test_tiers_of_both_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch, precise: list[bool]) -> None:
+def test_buckets_of_both_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch, precise: list[bool]) -> None:
     """Problems of at most 16 spins by the kernel, those of 17 by halves beside them."""
     ising = causal_batch(17, torch.float64)
-    want = [*solve(ising), curvature(ising)]
-    monkeypatch.setattr(sampler, "suits_kernel", lambda shape, *limits: shape[2] <= 16)
-    for got, expected in zip([*solve(ising), curvature(ising)], want, strict=True):
+    want = solve(ising)
+    monkeypatch.setattr(sampler, "ALWAYS", 0)
+    monkeypatch.setattr(sampler, "suits_kernel", lambda bucket, *limits: bucket.num_spins <= 16)
+    for got, expected in zip(solve(ising), want, strict=True):
         assert (got - expected).abs().max() < 1e-13 * expected.abs().max()
     assert all(precise)
+
+
+def test_second_derivatives_of_both_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the two counts its own problems only."""
+    monkeypatch.setattr(sampler, "ALWAYS", 0)
+    monkeypatch.setattr(sampler, "suits_kernel", lambda bucket, *limits: bucket.num_spins <= 3)
+    ising, found = make_problem((2,), 17, seed=24), []
+    ising = Ising(ising.fields, ising.couplings, torch.arange(17) < torch.tensor([[17], [3]]))
+    for solve in (solved(ExactSampler()), naive):
+        h, J = (t.clone().requires_grad_() for t in (ising.fields, ising.couplings))
+        p, z = solve(Ising(h, J, ising.visible))
+        first = torch.autograd.grad(p.sin().sum() + z.sum(), (h, J), create_graph=True)
+        found.append(torch.autograd.grad(sum(t.sin().sum() for t in first), (h, J)))
+    for got, want in zip(*found, strict=True):
+        assert (got - want).abs().max() < 1e-11 * want.abs().max()
+
+
+@pytest.mark.parametrize("odds", [False, True])
+def test_a_solution_is_in_no_cycle(odds: bool) -> None:
+    """Between a solution and the graph of its results, which would keep both until Python collects cycles."""
+    ising = make_problem((4,), 5, seed=23)
+    h = ising.fields.clone().requires_grad_()
+    gc.collect()
+    gc.disable()
+    try:
+        problem = Ising(h, ising.couplings)
+        result, log_z = ExactSampler().solution(problem, odds=odds).attached(problem)
+        (result.sum() + log_z.sum()).backward()
+        watched = weakref.ref(result.grad_fn.solution)
+        del result, log_z
+        assert watched() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -249,12 +249,15 @@ def test_same_seed_same_draw_on_any_number_of_threads() -> None:
     assert not torch.equal(sampler.sample(ising, 500, seed=7).spins, first)
 
 
-def test_the_draw_of_a_problem_does_not_depend_on_what_others_see() -> None:
-    ising, sampler = make_problem((3,), 5, seed=17), ExactSampler()
-    mask = torch.ones(3, 5, dtype=torch.bool)
-    mask[1, 2:] = False
-    masked = sampler.sample(with_visible(ising, mask), 50, seed=8).spins
-    assert torch.equal(masked[:, [0, 2]], sampler.sample(ising, 50, seed=8).spins[:, [0, 2]])
+@pytest.mark.parametrize("reads", [3, 50])
+def test_the_draw_of_a_problem_does_not_depend_on_what_others_see(reads: int) -> None:
+    """A few reads come from halves, more from all states."""
+    ising, sampler = make_problem((4,), 5, seed=17), ExactSampler()
+    masks = torch.ones(3, 4, 5, dtype=torch.bool)
+    masks[1:, 1, 2:] = masks[2, 3, 3] = False
+    all_seen, one, two = (sampler.sample(with_visible(ising, m), reads, seed=8).spins for m in masks)
+    assert torch.equal(one[:, [0, 2, 3]], all_seen[:, [0, 2, 3]])
+    assert torch.equal(two[:, :3], one[:, :3])
 
 
 def test_results_are_the_callers_own_and_problems_are_left_alone() -> None:

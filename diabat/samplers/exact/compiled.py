@@ -7,6 +7,7 @@ are, and writes results to their places.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from threading import get_ident
 from typing import Any
@@ -23,16 +24,17 @@ from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Solution
 from diabat.samplers.derivatives import smooth_gradient
 from diabat.samplers.exact.half_split import smooth_moments
-from diabat.samplers.exact.half_tables import split_energies
+from diabat.samplers.exact.half_tables import HalfEnergies, split_energies
+from diabat.samplers.flat import Bucket, enumeration_cost, flat, flat_fields, flat_interactions
 from diabat.samplers.folding import refuse_batched_cotangent
-from diabat.samplers.grouping import Tier, Tiers, tiers
 from diabat.samplers.odds import analytic_log_odds
 
 Array = NDArray[Any]
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _LEAST_SPINS = 6  # problems of fewer spins get phantom spins
-_ALWAYS = 22  # up to so many spins the kernel takes less time than products of halves even for one problem
+ALWAYS = 22
+"""Up to so many spins the kernel takes less time than products of halves even for one problem."""
 MOST_UNPADDED = 16
 """Up to so many spins problems of all sizes share a call."""
 _LARGEST = {_FLOAT32: 72.0, _FLOAT64: 690.0}  # strength, see `kernel_tables`
@@ -44,17 +46,28 @@ _KEPT_ROWS = 1 << 14  # of these sums, in memory that is kept between calls
 _LOG_2 = math.log(2.0)
 
 
-def suits_kernel(shape: torch.Size, lanes: int, budget_bytes: float) -> bool:
-    """Whether the kernel takes less time for [G, Q, m] problems than products of halves, and its tables fit in memory.
+def suits_kernel(bucket: Bucket, lanes: int, budget_bytes: float) -> bool:
+    """Whether the kernel takes less time for these problems than products of halves, and its tables fit in memory.
 
     A block of as many problems as a vector has lanes takes 1.5 times as long as W of one J.
     """
-    groups, queries, spins = shape
-    if spins <= _ALWAYS:
+    spins = bucket.num_spins
+    if spins <= ALWAYS:
         return True
+    groups, queries = len(bucket.couplings), bucket.largest
     blocks = -(-groups * queries // lanes)
     memory = _rows(spins) * VECTOR_BYTES * torch.get_num_threads()
     return blocks * lanes <= groups * (9 + 2 * queries) and memory <= budget_bytes
+
+
+def gathered(ising: Ising, buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, Tensor, HalfEnergies]]:
+    """The fields [G, Q, m] and exponents of the groups of each bucket; differentiable in h, J and K."""
+    h, (J, K) = flat_fields(ising), flat_interactions(ising)
+    for bucket in buckets:
+        fields = bucket.in_slots(bucket.gather(h))
+        groups, _, m = fields.shape
+        pairs, triples = (None if t is None else bucket.interactions(t, k) for t, k in ((J, 2), (K, 3)))
+        yield bucket, fields, split_energies(pairs, triples, groups, m, h.device)
 
 
 class Plan:
@@ -86,13 +99,19 @@ class Plan:
         self.dtype, self.rows, self.n, self.strong = dtype, rows[order], n, strong
         blocks, given = np.stack((first, last, largest), 1), np.arange(len(rows)) if gathered else self.rows
         self.places = (blocks, given, couplings[order], spins[order], members[order])
-        self._most, self._states = max(_LEAST_SPINS, members.shape[1]), int((1 << largest).sum()) * lanes
+        most = max(_LEAST_SPINS, members.shape[1])
+        self._rows, self._pair_rows = _rows(most, strong), most * (most + 1) // 2
+        self._step = max(1, min(len(first), _PAIR_BYTES // (self._pair_rows * VECTOR_BYTES)))
+        self._threads = 1 + int((1 << largest).sum()) * lanes // _STATES_PER_THREAD
+        self._small = most <= MOST_UNPADDED
 
-    def run(self, kernel: Any, problems: Any, *arrays: Any, blocks: slice = slice(None)) -> None:
-        """Run a kernel over all or some blocks, on several threads if worthwhile."""
-        first, end, _ = blocks.indices(len(problems.blocks))
-        rows, dtype, threads = _rows(self._most, self.strong), self.dtype, self._threads(end - first)
-        if threads == 1 and self._most <= MOST_UNPADDED:
+    def run(self, kernel: Any, problems: Any, *arrays: Any, first: int = 0, end: int | None = None) -> None:
+        """Run a kernel over the blocks from ``first`` to ``end``, on several threads if worthwhile."""
+        end = len(problems.blocks) if end is None else end
+        threads, rows, dtype = self._threads, self._rows, self.dtype
+        if threads > 1:
+            threads = max(1, min(torch.get_num_threads(), end - first, threads))
+        if threads == 1 and self._small:
             kernel(first, end, problems, *arrays, _kept_memory("kernel", rows, dtype, get_ident()))
             return
         run_parts(
@@ -108,27 +127,24 @@ class Plan:
         if out is None:
             self.run(backward, problems, *arrays, None)
             return
-        rows, count = self._most * (self._most + 1) // 2, len(problems.blocks)
-        step = max(1, min(count, _PAIR_BYTES // (rows * VECTOR_BYTES)))
-        size, dtype = step * rows, self.dtype
+        count, step, dtype = len(problems.blocks), self._step, self.dtype
+        size = step * self._pair_rows
         few = size <= _KEPT_ROWS
         memory = _kept_memory("pairs", size, dtype, get_ident()) if few else aligned_rows(size, dtype)
-        sums = memory.reshape(step, rows, -1)
+        sums = memory.reshape(step, self._pair_rows, -1)
         for first in range(0, count, step):
-            self.run(backward, problems, *arrays, sums, blocks=slice(first, first + step))
-            collect(first, min(first + step, count), problems, sums, out)
-
-    def _threads(self, blocks: int) -> int:
-        return max(1, min(torch.get_num_threads(), blocks, 1 + self._states // _STATES_PER_THREAD))
+            end = min(first + step, count)
+            self.run(backward, problems, *arrays, sums, first=first, end=end)
+            collect(first, end, problems, sums, out)
 
 
 @lru_cache(maxsize=64)
-def _plan(found: tuple[Tier, ...], dtype: Any) -> Plan:
-    """The plan of the problems of some tiers."""
-    n, most = found[0].sizes[2], max(_LEAST_SPINS, *(tier.spins.shape[1] for tier in found))
-    places = [tier.places for tier in found]
-    members = [np.pad(p.spins, ((0, 0), (0, most - p.spins.shape[1])), constant_values=n) for p in places]
-    rows, couplings = (np.concatenate([p[i] for p in places]) for i in (2, 4))
+def _plan(found: tuple[Bucket, ...], dtype: Any) -> Plan:
+    """The plan of the problems of some buckets."""
+    n, most = found[0].n, max(_LEAST_SPINS, *(bucket.num_spins for bucket in found))
+    members = [np.pad(b.members, ((0, 0), (0, most - b.num_spins)), constant_values=n) for b in found]
+    rows = np.concatenate([b.rows for b in found])
+    couplings = np.concatenate([b.couplings[b.groups] for b in found])
     return Plan(rows, couplings, np.concatenate(members), n, dtype)
 
 
@@ -152,6 +168,7 @@ class _Pass:
 
     Attributes:
         plan: As in the arguments.
+        couplings: J.
         result: P(s = +1) or log-odds, [N, n]; 0 for lost problems, as all other numbers.
         log_z: Log Z, [N].
         pairs: <s_j s_k>, [N, n, n], or None.
@@ -159,15 +176,15 @@ class _Pass:
     """
 
     def __init__(self, plan: Plan, h: Array, J: Array, odds: bool, correlations: bool) -> None:
-        kernel, tables = loaded("diabat.samplers.exact.kernel"), loaded("diabat.samplers.exact.kernel_tables")
+        kernel = loaded("diabat.samplers.exact.kernel")
         (total, n), dtype, limit = h.shape, plan.dtype, _LARGEST[plan.dtype]
         if plan.strong:
             limit = _REACH if odds else math.inf
-        self.plan, self._odds = plan, odds
-        self._problems = tables.Problems(*plan.places, h, J)
-        up, down = (np.ones if odds else np.zeros)((2, total, n), dtype)
-        sums, self.log_z = np.zeros((2, total), dtype)
-        lost = np.zeros(len(plan.rows), bool)
+        self.plan, self.couplings, self._odds = plan, J, odds
+        self._problems = kernel.Problems(*plan.places, h, J)
+        start = np.ones if odds else np.zeros
+        up, down, self.log_z = start((total, n), dtype), start((total, n), dtype), np.zeros(total, dtype)
+        sums, lost = np.zeros(total, dtype), np.zeros(len(plan.rows), bool)
         self.pairs = np.zeros((total, n, n), dtype) if correlations else None
         # The derivative of log-odds is divided by probabilities.
         least = math.exp(-0.9 * limit) if odds else 0.0
@@ -198,30 +215,37 @@ class _Pass:
 
 
 class KernelSolution(Solution):
-    """The problems of some tiers; those beyond the range of a kernel are solved by the next one, alone.
+    """The problems of some buckets; those beyond the range of a kernel are solved by the next one, alone.
 
     Products in the precision of the fields come first, then in float64, then one exponential per state.
 
     Args:
         ising: The batch.
-        found: Its tiers that `suits_kernel` accepts.
+        found: Its buckets that `suits_kernel` accepts.
         odds: Request log P(s = +1) - log P(s = -1) in place of P(s = +1).
         correlations: Request <s_j s_k> as well, outside the graph of autograd.
 
     Attributes:
-        result: As in the base class; 0 for problems of other tiers, as in all other tensors.
+        result: As in the base class; 0 for problems of other buckets, as in all other tensors.
         raised: Whether the precision of some is above that of the fields.
         strong: Whether some are beyond the range of products, and were not checked.
     """
 
-    def __init__(self, ising: Ising, found: Tiers, *, odds: bool = False, correlations: bool = False) -> None:
+    def __init__(
+        self, ising: Ising, found: tuple[Bucket, ...], *, odds: bool = False, correlations: bool = False
+    ) -> None:
         h, J = ising.fields, ising.couplings
         dtype, n = _FLOAT32 if h.dtype == torch.float32 else _FLOAT64, h.shape[-1]
-        self._tiers, self._odds, self._shape, self._J = found, odds, h.shape, J
-        self._visible = ising.visible
-        fields, self._distinct = _flat(h, dtype, n), (found.tiers[0].sizes[1], n, n)
-        couplings = np.zeros(self._distinct, dtype) if J is None else _flat(J, dtype, n, n)
-        last = _Pass(_plan(found.tiers, dtype), fields, couplings, odds, correlations)
+        self._visible, self._buckets, self._odds, self._batch, self._J = (
+            ising.visible,
+            found,
+            odds,
+            h.shape[:-1],
+            J,
+        )
+        fields = _flat(h, dtype, n)
+        couplings = np.zeros((1, n, n), dtype) if J is None else _flat(J, dtype, n, n)
+        last = _Pass(_plan(found, dtype), fields, couplings, odds, correlations)
         self._passes, self.strong = [last], False
         while last.lost is not None:
             self.strong = dtype is _FLOAT64 or len(self._passes) > 1
@@ -230,26 +254,20 @@ class KernelSolution(Solution):
             last = _Pass(plan, *given, odds, correlations)
             self._passes.append(last)
         self.raised = dtype is _FLOAT32 and len(self._passes) > 1
-        self.result = self._joined("result", n)
+        self.result, self.log_partition = self._joined("result", n), self._joined("log_z")
 
     def _joined(self, name: str, *shape: int) -> Tensor:
         """Numbers of the first pass, [*batch, *shape], in which those of the others take their places."""
-        first, *others = self._passes
-        values = getattr(first, name)
-        for again in others:
+        values = getattr(self._passes[0], name)
+        for again in self._passes[1:]:
             values[again.plan.rows] = getattr(again, name)
-        return torch.from_numpy(values.reshape((*self._shape[:-1], *shape)))
-
-    @property
-    def log_partition(self) -> Tensor:
-        """Log Z, [*batch]."""
-        return self._joined("log_z")
+        return torch.from_numpy(values.reshape((*self._batch, *shape)))
 
     @property
     def correlation(self) -> Tensor | None:
         """<s_j s_k>, [*batch, n, n], if it was requested."""
-        n = self._shape[-1]
-        return None if self._passes[0].pairs is None else self._joined("pairs", n, n)
+        pairs = self._passes[0].pairs
+        return None if pairs is None else self._joined("pairs", *pairs.shape[1:])
 
     def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
         """As in the base class."""
@@ -257,45 +275,45 @@ class KernelSolution(Solution):
         dtype = first.result.dtype
         slopes = _flat(v, dtype, v.shape[-1])
         slope = np.zeros(len(slopes), dtype) if u is None else _flat(u, dtype)
-        out = np.zeros(self._distinct) if pairs and self._J is not None else None
+        J = self._J if pairs else None
+        out = None if J is None else np.zeros(first.couplings.shape)
         fields = first.gradient(slopes, slope, out)
         for again in others:
             rows = again.plan.rows
             fields[rows] = again.gradient(slopes[rows].astype(_FLOAT64), slope[rows].astype(_FLOAT64), out)
-        dh = torch.from_numpy(fields.reshape(self._shape))
-        if out is None or self._J is None:
+        dh = torch.from_numpy(fields.reshape(v.shape))
+        if J is None or out is None:
             return dh, None
-        return dh, torch.from_numpy(out.astype(dtype).reshape(self._J.shape)).to(self._J.dtype)
+        return dh, torch.from_numpy(out.reshape(J.shape)).to(J.dtype)
 
     def backward(self, ctx: Any, v: Tensor, u: Tensor | None) -> tuple[Tensor | None, ...]:
         """As in the base class; differentiable again if create_graph is set."""
         refuse_batched_cotangent(v, u)
-        if u is None or not torch.is_grad_enabled():
-            return super().backward(ctx, v, u)
+        if not torch.is_grad_enabled():
+            return self.gradient(v, u, pairs=ctx.needs_input_grad[1])
         return smooth_gradient(ctx.saved_tensors, self.smooth, ctx.needs_input_grad, v, u)
 
     def smooth(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result and log Z by differentiable operations, in float64."""
         ising = Ising(fields.double(), J, self._visible, check=False)
-        found = _smooth(ising, self._tiers)
+        found = _smooth(ising, self._buckets)
         assert found.log_partition is not None
-        return analytic_log_odds(_smooth, ising) if self._odds else found.probability, found.log_partition
+        p = analytic_log_odds(_smooth, ising) if self._odds else found.probability
+        return p, found.log_partition
 
 
-def _smooth(ising: Ising, some: Tiers | None = None) -> Moments:
-    """P(s = +1) and log Z by differentiable operations, in float64, of all tiers or of some; 0 for the others."""
-    tiers_of, values, log_z = tiers(ising) if some is None else some, [], []
-    if not tiers_of.tiers:  # no visible spin: one state of exponent 0
+def _smooth(ising: Ising, buckets: tuple[Bucket, ...] = ()) -> Moments:
+    """P(s = +1) and log Z by differentiable operations, in float64, of some or all buckets; 0 for the others."""
+    batch, values, log_z = flat(ising), [], []
+    buckets = buckets or batch.buckets(enumeration_cost)
+    if not buckets:  # no visible spin: one state of exponent 0
         zero = ising.fields * 0
         return Moments(zero, ising.visible_mask, log_partition=zero.sum(-1))
-    for group in tiers_of.gather(ising):
-        groups, _, m = group.fields.shape
-        p, z = smooth_moments(
-            group.fields, split_energies(group.couplings, None, groups, m, group.fields.device)
-        )
-        values.append(p)
-        log_z.append(z - _LOG_2 * group.tier.phantoms[:, None].to(z))
-    p, z = tiers_of.per_spin(values), tiers_of.per_problem(log_z)
+    for bucket, fields, energies in gathered(ising, buckets):
+        p, z = smooth_moments(fields, energies)
+        values.append(bucket.from_slots(p))
+        log_z.append(bucket.from_slots(z) - _LOG_2 * torch.from_numpy(bucket.padding_spins()))
+    p, z = batch.per_spin(buckets, values), batch.per_problem(buckets, log_z)
     return Moments(p, ising.visible_mask, log_partition=z)
 
 

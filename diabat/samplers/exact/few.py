@@ -39,27 +39,31 @@ def few_moments(ising: Ising, limit: float) -> Moments | None:
         return None
     if not float(np.vdot(h, h)) + float(np.vdot(J, J)) <= 0.98 * limit**2:  # not so for NaN
         return None
-    signs, pair_signs, bits_and_one, upper, lower = _states(n)
-    flat = J.reshape(-1).astype(np.float64)
+    signs, pair_signs, bits_and_one, pairs = _states(n)
     exponent = h.reshape(-1, n).astype(np.float64).dot(signs)
-    exponent += (flat.take(upper) + flat.take(lower)).dot(pair_signs)
+    exponent += J.reshape(-1).take(pairs).astype(np.float64).dot(pair_signs)
     scale = np.maximum.reduce(exponent, axis=1, keepdims=True)
     exponent -= scale
     sums = np.exp(exponent, out=exponent).dot(bits_and_one)
     total = sums[:, n:]
-    p, log_z = np.minimum(sums[:, :n] / total, 1.0), np.log(total) + scale  # rounding can exceed 1
+    p, log_z = sums[:, :n] / total, np.log(total)
+    log_z += scale
+    if h.dtype == np.float64:
+        np.minimum(p, 1.0, out=p)  # rounding can exceed 1
+    p, log_z = p.astype(h.dtype), log_z.astype(h.dtype)
     return Moments(
-        torch.from_numpy(p.astype(h.dtype).reshape(h.shape)),
+        torch.from_numpy(p.reshape(h.shape)),
         torch.ones_like(fields, dtype=torch.bool),
-        log_partition=torch.from_numpy(log_z.astype(h.dtype).reshape(h.shape[:-1])),
+        log_partition=torch.from_numpy(log_z.reshape(h.shape[:-1])),
         info={"float64_escalation": False},
     )
 
 
 @lru_cache(maxsize=_MOST_SPINS)
-def _states(n: int) -> tuple[Array, Array, Array, Array, Array]:
-    """±1 states [n, 2^n], s_j s_k / 2, 0/1 states with a column of ones; places of J_jk and J_kj in J, j < k."""
+def _states(n: int) -> tuple[Array, Array, Array, Array]:
+    """±1 states [n, 2^n], s_j s_k / 2 twice, 0/1 states with a column of ones; places of J_jk and J_kj in J, j < k."""
     bits = (np.arange(1 << n)[:, None] >> np.arange(n)) & 1
     signs, (j, k) = (2.0 * bits - 1).T.copy(), np.triu_indices(n, 1)
     bits_and_one = np.concatenate((bits, np.ones((1 << n, 1))), axis=1)
-    return signs, signs[j] * signs[k] / 2, bits_and_one, j * n + k, k * n + j
+    halves, pairs = signs[j] * signs[k] / 2, np.concatenate((j * n + k, k * n + j))
+    return signs, np.concatenate((halves, halves)), bits_and_one, pairs

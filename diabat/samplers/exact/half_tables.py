@@ -66,8 +66,8 @@ class HalfEnergies:
     three_body: bool
     single: bool = False
 
-    def of(self, groups: Tensor) -> HalfEnergies:
-        """Those of some groups, as indices or bool."""
+    def of(self, groups: Tensor | slice) -> HalfEnergies:
+        """Those of some groups, as indices, bool or a slice."""
         return HalfEnergies(self.left[groups], self.right[groups], self.cross[groups], self.three_body)
 
 

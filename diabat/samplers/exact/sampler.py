@@ -18,17 +18,26 @@ from diabat.ising_checks import DTYPES
 from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.base import LARGEST, Sampler
 from diabat.samplers.capabilities import FROM_READS, Capabilities, UnsupportedError
-from diabat.samplers.exact.compiled import MOST_UNPADDED, KernelSolution, suits_kernel
+from diabat.samplers.exact.compiled import ALWAYS, MOST_UNPADDED, KernelSolution, gathered, suits_kernel
 from diabat.samplers.exact.few import few_moments
 from diabat.samplers.exact.half_split import HalfMoments, half_products
-from diabat.samplers.exact.half_tables import HalfEnergies, single_queries, split_energies
-from diabat.samplers.exact.states import draw_states, joint_probabilities, pair_correlations
+from diabat.samplers.exact.half_tables import HalfEnergies, single_queries
+from diabat.samplers.exact.states import (
+    draw_states,
+    inverse_transform,
+    joint_probabilities,
+    pair_correlations,
+    spins_of,
+)
+from diabat.samplers.flat import Bucket, Flat, enumeration_cost, flat
 from diabat.samplers.folding import transformed
-from diabat.samplers.grouping import Group, Tiers, enumeration_cost, tiers
 
 _MULTIPLY_ADDS_PER_SECOND = 2e10
 _STATES_PER_SECOND = 5e8
 _SECONDS_PER_STATE = 1 / _STATES_PER_SECOND + 4 / _MULTIPLY_ADDS_PER_SECOND
+
+
+Buckets = tuple[Bucket, ...]
 
 
 class ExactSampler(Sampler):
@@ -91,19 +100,23 @@ class ExactSampler(Sampler):
             raise UnsupportedError(
                 "visible", "state probabilities need every spin visible, got invisible spins."
             )
-        # One additional row receives the padding of a tier.
-        out = ising.fields.new_empty(ising.num_problems + 1, 2**ising.num_spins)
         ising = ising.detach()
-        for group in tiers(ising).gather(ising):
-            fields, energies = group.fields.double(), _energies(group)
-            found = half_products(fields, energies, torch.float64)
-            p = joint_probabilities(found)
-            for part in self._strong_parts(group, found.lost):
-                single = half_products(*single_queries(fields, energies, part), torch.float64)
-                p[part] = joint_probabilities(single)[:, 0]
-            _require_finite(p, group)
-            out[group.tier.problems.reshape(-1)] = p.flatten(0, 1).to(out.dtype)
-        return out[:-1].reshape(*ising.batch_shape, -1)
+        batch, values = flat(ising), []
+        buckets = batch.buckets(enumeration_cost)
+        for bucket, fields, energies in gathered(ising, buckets):
+            values.append(bucket.from_slots(self._joint(fields, energies).to(fields.dtype)))
+        return batch.per_problem(buckets, values)
+
+    def _joint(self, fields: Tensor, energies: HalfEnergies) -> Tensor:
+        """P(s) of the states of fields [G, Q, m], float64 [G, Q, 2^m]."""
+        fields = fields.double()
+        found = half_products(fields, energies, torch.float64)
+        p = joint_probabilities(found)
+        for part in self._strong_parts(fields, found.lost):
+            single = half_products(*single_queries(fields, energies, part), torch.float64)
+            p[part] = joint_probabilities(single)[:, 0]
+        _require_finite(p, fields)
+        return p
 
     def differentiable_log_odds(self, ising: Ising) -> Tensor:
         """As in the base class; from one enumeration where the kernel solves all problems."""
@@ -115,88 +128,93 @@ class ExactSampler(Sampler):
 
     def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
         """As in the base class, for problems that the kernel solves."""
-        small, others = self._divided(ising)
-        return None if not small.tiers or others.tiers else self._solved(ising, small, odds=odds)
+        self._refuse_excess(ising)
+        _, small, others = self._divided(ising)
+        return self._solved(ising, small, odds=odds) if small and not others else None
 
     def _solved(
-        self, ising: Ising, found: Tiers, *, odds: bool = False, correlations: bool = False
+        self, ising: Ising, found: Buckets, *, odds: bool = False, correlations: bool = False
     ) -> KernelSolution:
-        """The solution of some tiers; refuses what is beyond the range of numbers."""
+        """The solution of some buckets; refuses what is beyond the range of numbers."""
         solution = KernelSolution(ising, found, odds=odds, correlations=correlations)
         if solution.strong:
             self._require(ising)
         return solution
 
-    def _divided(self, ising: Ising) -> tuple[Tiers, Tiers]:
-        """The tiers that the kernel solves, which finds what is beyond its range, and others, which are checked."""
-        h, visible = ising.fields, ising.visible
+    def _divided(self, ising: Ising) -> tuple[Flat, Buckets, Buckets]:
+        """The batch, the buckets that the kernel solves, which finds what is beyond its range, and checked others."""
+        h, visible, batch = ising.fields, ising.visible, flat(ising)
         plain = h.is_cpu and h.dtype in DTYPES and (visible is None or visible.is_cpu)
         if not plain or ising.three_body is not None:
             self._require(ising)
-            return Tiers(h.shape, ()), tiers(ising)
-        self._refuse_excess(ising)
-        found = tiers(ising, _kernel_cost)
+            return batch, (), batch.buckets(enumeration_cost)
+        found = batch.buckets(_kernel_cost)
+        if h.shape[-1] <= ALWAYS and found:
+            return batch, found, ()
         lanes, budget = VECTOR_BYTES // h.dtype.itemsize, self._budget_bytes
-        small = tuple(tier for tier in found.tiers if suits_kernel(tier.cells.shape, lanes, budget))
-        if small and len(small) == len(found.tiers):
-            return found, Tiers(found.shape, ())
-        self._require(ising)
-        others = tuple(tier for tier in found.tiers if tier not in small)
-        return Tiers(found.shape, small), Tiers(found.shape, others)
+        small = tuple(bucket for bucket in found if suits_kernel(bucket, lanes, budget))
+        others = tuple(bucket for bucket in found if bucket not in small)
+        if others or not small:
+            self._require(ising)
+        return batch, small, others
 
     def _answer(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        """As in the base class, by a shorter path for few states; what is to be refused is found on the way."""
-        if not correlations:
-            self._refuse_excess(ising)
-            few = few_moments(ising, LARGEST)
-            if few is not None:
-                return few
-        return self._moments(ising, correlations, seed)
+        """As in the base class; what is to be refused is found on the way."""
+        self._refuse_excess(ising)
+        few = None if correlations else few_moments(ising, LARGEST)
+        return self._moments(ising, correlations, seed) if few is None else few
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        small, others = self._divided(ising)
+        batch, small, others = self._divided(ising)
         parts: list[tuple[Any, ...]] = []
-        if small.tiers:
+        if small:
             solved = self._solved(ising, small, correlations=correlations)
-            parts.append((*solved.attached(ising), solved.raised, solved.correlation))
-        if others.tiers:
+            p, log_z = solved.attached(ising)
+            if not others:
+                info = {"float64_escalation": solved.raised}
+                return Moments(p, ising.visible_mask, solved.correlation, log_z, info=info)
+            parts.append((p, log_z, solved.raised, solved.correlation))
+        if others:
             with without_autocast(ising.fields):
-                parts.append(self._by_halves(ising, others, correlations))
+                parts.append(self._by_halves(ising, batch, others, correlations))
         if not parts:
             zero = ising.fields * 0  # no visible spin: one state of exponent 0
             correlation = zero[..., None] * zero[..., None, :] if correlations else None
             parts.append((zero, zero.sum(-1), False, correlation))
-        # Every part is 0 for the problems of the other.
-        columns = list(zip(*parts, strict=True))[: 3 + correlations]
-        p, log_z, raised, *pairs = (sum(more, first) for first, *more in columns)
-        info = {"float64_escalation": bool(raised)}
-        return Moments(p, ising.visible_mask, pairs[0] if pairs else None, log_z, info=info)
+        p, log_z, raised, pairs = parts[0]
+        for more in parts[1:]:  # each is 0 for the problems of the others
+            p, log_z, raised = p + more[0], log_z + more[1], raised or more[2]
+            pairs = None if pairs is None else pairs + more[3]
+        return Moments(p, ising.visible_mask, pairs, log_z, info={"float64_escalation": raised})
 
-    def _by_halves(self, ising: Ising, found: Tiers, correlations: bool) -> tuple[Any, ...]:
+    def _by_halves(self, ising: Ising, batch: Flat, buckets: Buckets, correlations: bool) -> tuple[Any, ...]:
         """P(s = +1), log Z, whether float64 was needed, and <s_j s_k> if requested."""
-        solved = [self._solve(group, correlations) for group in found.gather(ising)]
+        solved = [self._solve(*group, correlations) for group in gathered(ising, buckets)]
         p, log_z, raised, pairs = zip(*solved, strict=True)
-        correlation = found.per_pair(pairs) if correlations else None
-        return found.per_spin(p), found.per_problem(log_z), any(raised), correlation
+        correlation = batch.per_pair(buckets, pairs) if correlations else None
+        return batch.per_spin(buckets, p), batch.per_problem(buckets, log_z), any(raised), correlation
 
-    def _solve(self, group: Group, correlations: bool) -> tuple[Tensor, Tensor, bool, Tensor | None]:
-        """Moments of a tier; lost queries are solved again alone, in float64 or with weights of their own."""
-        fields, energies, dtype = group.fields, _energies(group), group.fields.dtype
+    def _solve(
+        self, bucket: Bucket, fields: Tensor, energies: HalfEnergies, correlations: bool
+    ) -> tuple[Any, ...]:
+        """Moments of a bucket; lost queries are solved again alone, in float64 or with weights of their own."""
         *found, lost = self._products(fields, energies, correlations)
-        raised = dtype != torch.float64 and bool(lost.any())
+        raised = fields.dtype != torch.float64 and bool(lost.any())
         if raised:
             rows, columns, where = lost.any(1), lost.any(0), lost.nonzero(as_tuple=True)
             some = lost[rows][:, columns]
             *again, left = self._products(fields[rows][:, columns].double(), energies.of(rows), correlations)
             found = _replaced(found, where, [None if t is None else t[some] for t in again])
             lost = lost.index_put(where, left[some])
-        for part in self._strong_parts(group, lost):
+        for part in self._strong_parts(fields, lost):
             *again, _ = self._products(*single_queries(fields.double(), energies, part), correlations)
             found = _replaced(found, part, [None if t is None else t[:, 0] for t in again])
-        p, log_z, pairs = found
-        _require_finite(log_z, group)
-        # Every phantom doubled Z.
-        return p, log_z - _LOG_2 * group.tier.phantoms[:, None].to(log_z), raised, pairs
+        _require_finite(found[1], fields)
+        values: list[Any] = [t if t is None else bucket.from_slots(t) for t in found]
+        p, log_z, pairs = values
+        # Every padding spin doubled Z.
+        log_z = log_z - _LOG_2 * torch.from_numpy(bucket.padding_spins()).to(log_z)
+        return p, log_z, raised, pairs
 
     def _products(self, fields: Tensor, energies: HalfEnergies, correlations: bool) -> list[Any]:
         """P(s = +1), log Z, <s_j s_k> if requested, and which queries are lost."""
@@ -224,9 +242,9 @@ class ExactSampler(Sampler):
     def _budget_bytes(self) -> int:
         return int(self.memory_budget_mb * 2**20)
 
-    def _strong_parts(self, group: Group, lost: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _strong_parts(self, fields: Tensor, lost: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Groups and queries that are lost, in parts that fit in the memory budget."""
-        m, count = group.fields.shape[-1], int(lost.sum())
+        m, count = fields.shape[-1], int(lost.sum())
         seconds = count * 2.0**m / _STATES_PER_SECOND
         if seconds > self.max_seconds:
             raise UnsupportedError(
@@ -240,25 +258,43 @@ class ExactSampler(Sampler):
         return zip(which.split(step), query.split(step), strict=True) if count else iter(())
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        n, total = ising.num_spins, ising.num_problems
-        spins = torch.full((num_reads, total * n + 1), -1, dtype=torch.int8, device=ising.fields.device)
-        # One uniform pair per read and problem, drawn before grouping, so the draw does not depend on tiers.
+        batch, device = flat(ising), ising.fields.device
+        # Problems are not padded, and their numbers are drawn before grouping: a draw depends on no other problem.
+        buckets = batch.buckets()
+        whole = {bucket: _enumerates(bucket.num_spins, num_reads) for bucket in buckets}
         # numpy's generator is used because torch's CPU generator ignores the high 32 bits of a seed.
-        drawn = np.random.default_rng(seed).random((2, num_reads, total + 1))
-        uniforms = torch.from_numpy(drawn).to(ising.fields.device)
-        for group in tiers(ising).gather(ising):
-            fields, energies = group.fields.double(), _energies(group)
-            found = half_products(fields, energies, torch.float64)
-            right = found.U * found.C
-            for part in self._strong_parts(group, found.lost):
-                single = half_products(*single_queries(fields, energies, part), torch.float64)
-                _require_finite(single.log_partition, group)
-                right[part] = (single.U * single.C)[:, 0]
-            u = uniforms[:, :, group.tier.problems]
-            states = draw_states(fields, found.split, right, u, self._budget_bytes)
-            spins.scatter_(1, group.tier.cells.reshape(1, -1).expand(num_reads, -1), states.flatten(1))
-        spins = spins[:, :-1].contiguous().reshape(num_reads, *ising.fields.shape)
+        shape = (1 if all(whole.values()) else 2, ising.num_problems, num_reads)
+        drawn, values = np.random.default_rng(seed).random(shape), []
+        for bucket, fields, energies in gathered(ising, buckets):
+            own = torch.from_numpy(drawn if bucket.in_order else drawn[:, bucket.rows]).to(device)
+            u = torch.stack([bucket.in_slots(numbers) for numbers in own])
+            draw = self._draw_from_all if whole[bucket] else self._draw_from_halves
+            values.append(spins_of(bucket.from_slots(draw(fields, energies, u)), bucket.num_spins))
+        spins = batch.reads(buckets, values, num_reads).to(device)
         return Samples(spins, ising.visible_mask, info={"effective_beta": 1.0})
+
+    def _draw_from_all(self, fields: Tensor, energies: HalfEnergies, u: Tensor) -> Tensor:
+        """States by inverse transform of fields [G, Q, m] and numbers [1, G, Q, reads], int64 [G, Q, reads]."""
+        (groups, queries, m), out = fields.shape, torch.empty_like(u[0], dtype=torch.int64)
+        fitting = max(1, min(self._budget_bytes, _CACHED_BYTES) // (2**m * _BYTES_PER_STATE))
+        some, few = max(1, fitting // queries), min(fitting, queries)
+        for g in range(0, groups, some):
+            own = energies.of(slice(g, g + some))
+            for q in range(0, queries, few):
+                at = slice(g, g + some), slice(q, q + few)
+                out[at] = inverse_transform(self._joint(fields[at], own), u[0][at])
+        return out
+
+    def _draw_from_halves(self, fields: Tensor, energies: HalfEnergies, u: Tensor) -> Tensor:
+        """The same from numbers [2, G, Q, reads]: the right half from its marginal, and the left half given it."""
+        fields = fields.double()
+        found = half_products(fields, energies, torch.float64)
+        right = found.U * found.C
+        for part in self._strong_parts(fields, found.lost):
+            single = half_products(*single_queries(fields, energies, part), torch.float64)
+            _require_finite(single.log_partition, fields)
+            right[part] = (single.U * single.C)[:, 0]
+        return draw_states(fields, found.split, right, u, self._budget_bytes)
 
     def _require(self, ising: Ising) -> None:
         self._refuse_excess(ising)  # also bounds the number of spins, with a better message
@@ -266,13 +302,13 @@ class ExactSampler(Sampler):
 
     def _refuse_excess(self, ising: Ising) -> None:
         """Refuse a batch whose enumeration would take longer than ``max_seconds``."""
-        # Padding at most doubles the problems of a tier.
-        h, n = ising.fields, ising.num_spins
+        # Padding at most doubles the problems of a bucket.
+        h, n = ising.fields, ising.fields.shape[-1]
         if n <= _COUNTABLE and h.numel() * 2.0**n * _SECONDS_PER_STATE <= n * self.max_seconds:
             return
         visible, needed = n if ising.visible is None else int(ising.visible_mask.sum(-1).max()), ""
         if visible <= _COUNTABLE:
-            seconds, memory = self._cost(tiers(ising))
+            seconds, memory = self._cost(flat(ising).buckets(enumeration_cost))
             if seconds <= self.max_seconds:
                 return
             needed = f" in {ising.num_problems} problems, which need about {_duration(seconds)} and {memory:.0f} MB"
@@ -282,11 +318,11 @@ class ExactSampler(Sampler):
             f"visible spins{needed}; use a sampling backend{' or raise max_seconds' if needed else ''}.",
         )
 
-    def _cost(self, found: Tiers) -> tuple[float, float]:
+    def _cost(self, buckets: Buckets) -> tuple[float, float]:
         """Seconds and MB of products of halves."""
         seconds, memory, budget = 0.0, 0.0, self.memory_budget_mb * 2**20
-        for tier in found.tiers:
-            groups, queries, m = tier.cells.shape
+        for bucket in buckets:
+            groups, queries, m = len(bucket.couplings), bucket.largest, bucket.num_spins
             seconds += groups * 2.0**m * (1 / _STATES_PER_SECOND + 2 * queries / _MULTIPLY_ADDS_PER_SECOND)
             half = (m + 1) // 2
             one = groups * 2.0**half * _BYTES_PER_HALF_STATE
@@ -302,7 +338,7 @@ _COUNTABLE = 200
 
 
 def _kernel_cost(groups: int, problems: int, spins: int) -> float:
-    """Cost of a tier, where problems of few spins are not padded to those of others: that of a call."""
+    """Cost of a bucket, where problems of few spins are not padded to those of others: that of a call."""
     return _CALL if spins <= MOST_UNPADDED else enumeration_cost(groups, problems, spins)
 
 
@@ -314,22 +350,25 @@ def _replaced(found: list[Any], where: tuple[Tensor, ...], values: list[Any]) ->
     ]
 
 
-def _require_finite(found: Tensor, group: Group) -> None:
+def _enumerates(m: int, num_reads: int) -> bool:
+    """Whether the sums over all states of a problem take less time than one over half of its spins for each read."""
+    return m <= _MOST_ENUMERATED and 2 << m // 2 <= num_reads
+
+
+def _require_finite(found: Tensor, fields: Tensor) -> None:
     if not bool(found.isfinite().all()):
         raise UnsupportedError(
             "fields",
             "expected exponents that float64 can hold, got a sum of fields and couplings beyond it, "
-            f"max |h| = {float(group.fields.detach().abs().max()):.3g}.",
+            f"max |h| = {float(fields.detach().abs().max()):.3g}.",
         )
-
-
-def _energies(group: Group) -> HalfEnergies:
-    groups, _, m = group.fields.shape
-    return split_energies(group.couplings, group.three_body, groups, m, group.fields.device)
 
 
 # Four tables of weights, and float64 exponents, over the states of the larger half.
 _BYTES_PER_HALF_STATE = 40
+_MOST_ENUMERATED, _CACHED_BYTES = 18, 1 << 24
+# W, three products, and their sums.
+_BYTES_PER_STATE = 40
 
 
 def _duration(seconds: float) -> str:
