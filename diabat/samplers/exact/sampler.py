@@ -53,6 +53,10 @@ class ExactSampler(Sampler):
     query is solved alone: in float64, or with one exponential per state, 5 to 25 times slower but equally precise.
     Queries beside it have the same bits as without it.
 
+    Reads of a problem come from one sum over all its states, up to 8 visible spins or, for 2^(n/2 + 1) reads and more,
+    up to 18; else from sums over half of its spins, for each read.  A draw depends on the seed, the numbers of reads
+    and of problems, its place among them, and its own problem.
+
     Args:
         memory_budget_mb: Working memory of products of halves, also of sampling.  If not all queries fit, they are
             solved in parts, and each part forms the shared weights W again; so does the backward pass.  Layers with a
@@ -259,30 +263,45 @@ class ExactSampler(Sampler):
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         batch, device = flat(ising), ising.fields.device
-        # Problems are not padded, and their numbers are drawn before grouping: a draw depends on no other problem.
-        buckets = batch.buckets()
-        whole = {bucket: _enumerates(bucket.num_spins, num_reads) for bucket in buckets}
+        # A draw depends on no other problem: numbers are drawn before grouping; problems that are drawn by halves are
+        # not padded, and padding spins of the others are always -1.
+        enumerated = np.array([_enumerates(m, num_reads) for m in batch.counts])[batch.pattern]
+        seen = batch.num_visible > 0
+        whole = batch.buckets_of(np.flatnonzero(enumerated & seen), _states_cost)
+        buckets = whole + batch.buckets_of(np.flatnonzero(~enumerated & seen))
         # numpy's generator is used because torch's CPU generator ignores the high 32 bits of a seed.
-        shape = (1 if all(whole.values()) else 2, ising.num_problems, num_reads)
+        shape = (1 if enumerated.all() else 2, ising.num_problems, num_reads)
         drawn, values = np.random.default_rng(seed).random(shape), []
         for bucket, fields, energies in gathered(ising, buckets):
             own = torch.from_numpy(drawn if bucket.in_order else drawn[:, bucket.rows]).to(device)
             u = torch.stack([bucket.in_slots(numbers) for numbers in own])
-            draw = self._draw_from_all if whole[bucket] else self._draw_from_halves
-            values.append(spins_of(bucket.from_slots(draw(fields, energies, u)), bucket.num_spins))
+            if bucket in whole:
+                counts = torch.from_numpy((bucket.spins < bucket.n).sum(1)).to(device)
+                states = self._draw_from_all(fields, energies, u, counts)
+            else:
+                states = self._draw_from_halves(fields, energies, u)
+            values.append(spins_of(bucket.from_slots(states), bucket.num_spins))
         spins = batch.reads(buckets, values, num_reads).to(device)
         return Samples(spins, ising.visible_mask, info={"effective_beta": 1.0})
 
-    def _draw_from_all(self, fields: Tensor, energies: HalfEnergies, u: Tensor) -> Tensor:
-        """States by inverse transform of fields [G, Q, m] and numbers [1, G, Q, reads], int64 [G, Q, reads]."""
+    def _draw_from_all(self, fields: Tensor, energies: HalfEnergies, u: Tensor, counts: Tensor) -> Tensor:
+        """States by inverse transform of fields [G, Q, m] and numbers [1, G, Q, reads], int64 [G, Q, reads].
+
+        The states of a group whose padding spins are -1 are the first 2^counts of all.
+        """
         (groups, queries, m), out = fields.shape, torch.empty_like(u[0], dtype=torch.int64)
+        padding = torch.arange(2**m, device=u.device) >= (1 << counts)[:, None, None]
+        padded = bool(padding.any())
         fitting = max(1, min(self._budget_bytes, _CACHED_BYTES) // (2**m * _BYTES_PER_STATE))
         some, few = max(1, fitting // queries), min(fitting, queries)
         for g in range(0, groups, some):
             own = energies.of(slice(g, g + some))
             for q in range(0, queries, few):
                 at = slice(g, g + some), slice(q, q + few)
-                out[at] = inverse_transform(self._joint(fields[at], own), u[0][at])
+                weights = self._joint(fields[at], own)
+                if padded:
+                    weights.masked_fill_(padding[at[0]], 0)
+                out[at] = inverse_transform(weights, u[0][at])
         return out
 
     def _draw_from_halves(self, fields: Tensor, energies: HalfEnergies, u: Tensor) -> Tensor:
@@ -352,7 +371,12 @@ def _replaced(found: list[Any], where: tuple[Tensor, ...], values: list[Any]) ->
 
 def _enumerates(m: int, num_reads: int) -> bool:
     """Whether the sums over all states of a problem take less time than one over half of its spins for each read."""
-    return m <= _MOST_ENUMERATED and 2 << m // 2 <= num_reads
+    return m <= _FEW_SPINS or (m <= _MOST_ENUMERATED and 2 << m // 2 <= num_reads)
+
+
+def _states_cost(groups: int, problems: int, spins: int) -> float:
+    """States of a bucket, and as many as take the time of its calls."""
+    return 1e5 + groups * problems * 2.0**spins
 
 
 def _require_finite(found: Tensor, fields: Tensor) -> None:
@@ -366,7 +390,7 @@ def _require_finite(found: Tensor, fields: Tensor) -> None:
 
 # Four tables of weights, and float64 exponents, over the states of the larger half.
 _BYTES_PER_HALF_STATE = 40
-_MOST_ENUMERATED, _CACHED_BYTES = 18, 1 << 24
+_FEW_SPINS, _MOST_ENUMERATED, _CACHED_BYTES = 8, 18, 1 << 24
 # W, three products, and their sums.
 _BYTES_PER_STATE = 40
 

@@ -37,9 +37,10 @@ def pair_correlations(found: HalfProducts) -> Tensor:
 
 def joint_probabilities(found: HalfProducts) -> Tensor:
     """p(s), [G, Q, 2^m]; bit j of the state index is spin j."""
-    W = torch.cat([tile.clone() for _, tile in found.split.tiles()], 1)
-    joint = found.A[:, :, None] * W.mT[:, None] * found.C[..., None]  # [G, Q, y, x]
-    return (joint / found.total[..., None, None]).flatten(-2)
+    W = torch.cat([tile.mT.clone() for _, tile in found.split.tiles()], 2)
+    joint = W[:, None] * found.C[..., None]  # [G, Q, y, x]
+    joint *= (found.A / found.total[..., None])[:, :, None]
+    return joint.flatten(-2)
 
 
 def draw_states(
