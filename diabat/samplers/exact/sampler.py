@@ -53,9 +53,9 @@ class ExactSampler(Sampler):
     query is solved alone: in float64, or with one exponential per state, 5 to 25 times slower but equally precise.
     Queries beside it have the same bits as without it.
 
-    Reads of a problem come from one sum over all its states, up to 8 visible spins or, for 2^(n/2 + 1) reads and more,
-    up to 18; else from sums over half of its spins, for each read.  A draw depends on the seed, the numbers of reads
-    and of problems, its place among them, and its own problem.
+    Reads of a problem come from one sum over all its states for 2^(n/2 + 1) reads of up to 18 visible spins, or 8 reads
+    of up to 8; fewer reads come from sums over half of its spins, for each read.  A draw depends on the seed, the
+    numbers of reads and of problems, its place among them and its own problem; of few reads also on other masks.
 
     Args:
         memory_budget_mb: Working memory of products of halves, also of sampling.  If not all queries fit, they are
@@ -263,12 +263,11 @@ class ExactSampler(Sampler):
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         batch, device = flat(ising), ising.fields.device
-        # A draw depends on no other problem: numbers are drawn before grouping; problems that are drawn by halves are
-        # not padded, and padding spins of the others are always -1.
+        # Numbers are drawn before grouping, and padding spins of enumerated problems are always -1.
         enumerated = np.array([_enumerates(m, num_reads) for m in batch.counts])[batch.pattern]
         seen = batch.num_visible > 0
         whole = batch.buckets_of(np.flatnonzero(enumerated & seen), _states_cost)
-        buckets = whole + batch.buckets_of(np.flatnonzero(~enumerated & seen))
+        buckets = whole + batch.buckets_of(np.flatnonzero(~enumerated & seen), enumeration_cost)
         # numpy's generator is used because torch's CPU generator ignores the high 32 bits of a seed.
         shape = (1 if enumerated.all() else 2, ising.num_problems, num_reads)
         drawn, values = np.random.default_rng(seed).random(shape), []
@@ -371,7 +370,8 @@ def _replaced(found: list[Any], where: tuple[Tensor, ...], values: list[Any]) ->
 
 def _enumerates(m: int, num_reads: int) -> bool:
     """Whether the sums over all states of a problem take less time than one over half of its spins for each read."""
-    return m <= _FEW_SPINS or (m <= _MOST_ENUMERATED and 2 << m // 2 <= num_reads)
+    few = m <= _FEW_SPINS and num_reads >= _FEW_SPINS
+    return few or (m <= _MOST_ENUMERATED and 2 << m // 2 <= num_reads)
 
 
 def _states_cost(groups: int, problems: int, spins: int) -> float:
