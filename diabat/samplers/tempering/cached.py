@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diabat.compute.compiled_random import half_uniform, whole_uniform
-from diabat.compute.jit import inner
+from diabat.compute.jit import inner, literal
 from diabat.compute.scratch import Scratch
 from diabat.compute.simd import (
     add,
@@ -76,12 +76,13 @@ class Cached(NamedTuple):
     couplings: Any  # J of every group, panel after panel, float32 [G, B·n·4, 16]
     external: Any  # h, float32 [P·V, 16]
     fields: Any  # local fields, float32 [L·V, 16]
-    bits: Any  # spins, a bit for each, int64 [L, V]
+    bits: Any  # spins, a bit for each, int64 [L, B]
     flips: Any  # spins that flipped in even and odd sweeps: k for one to +1, -1 - k for one to -1, int32 [2, L, n]
     ends: Any  # length of these lists after each panel, int64 [2, L, B + 1]
     averages: Any  # Σ P(s = +1 | rest) and Σ s on the last rung, float32 [chains, 2, V, 16], or empty
     problems: Any  # problem of every lane, int64 [L]
     thresholds: Any  # of one panel, float32 [4, 16]
+    drawn: Any  # local fields of one panel at the draws, float32 [4, 16]
     signs: Any  # spins of four lanes as numbers, float32 [4·V, 16]
     n: Any
     vectors: Any  # V
@@ -91,12 +92,12 @@ class Cached(NamedTuple):
 def cached_state(panels: tuple[Array, Array], n: int, chains: int, replicas: int, average: bool) -> Cached:
     """A state with memory for so many chains; ``panels`` are the first two attributes."""
     V, lanes = 4 * -(-n // PANEL), -(-chains * replicas // 4) * 4
-    memory = Scratch((lanes + 2 * chains * average + 4) * V + 4, cleared=True)
+    memory = Scratch((lanes + 2 * chains * average + 4) * V + 8, cleared=True)
     return Cached(
-        *panels, memory.take(np.float32, lanes * V, 16), np.zeros((lanes, V), np.int64),
+        *panels, memory.take(np.float32, lanes * V, 16), np.zeros((lanes, V // 4), np.int64),
         np.empty((2, lanes, n), np.int32), np.zeros((2, lanes, V // 4 + 1), np.int64),
         memory.take(np.float32, chains * average, 2, V, 16), np.zeros(lanes, np.int64),
-        memory.take(np.float32, 4, 16), memory.take(np.float32, 4 * V, 16), n, V, lanes,
+        memory.take(np.float32, 4, 16), memory.take(np.float32, 4, 16), memory.take(np.float32, 4 * V, 16), n, V, lanes,
     )  # fmt: skip
 
 
@@ -151,14 +152,18 @@ def renew(used: int, J: Any, state: Cached, exponents: Any) -> None:
     for b in range(panels):
         for lane in range(0, used, 4):
             for v in range(4 * V):  # of four lanes
-                store(state.signs, v, where_bits(item(state.bits, lane * V + v), one, minus))
+                store(
+                    state.signs,
+                    v,
+                    where_bits(item(state.bits, lane * panels + v // 4) >> v % 4 * 16, one, minus),
+                )
             for v in range(0, 4, 2):
                 sum_fields(b, lane, v, J, state)
     for lane in range(used):
         h = offset(state.external, 16 * V * item(state.problems, lane))
-        local, bits, total = offset(state.fields, 16 * V * lane), offset(state.bits, V * lane), 0.0
+        local, bits, total = offset(state.fields, 16 * V * lane), offset(state.bits, panels * lane), 0.0
         for j in range(state.n):
-            s = 2 * (item(bits, j // 16) >> (j % 16) & 1) - 1
+            s = 2 * (item(bits, j // 64) >> (j % 64) & 1) - 1
             total += s * 0.5 * (float(item(h, j)) + float(item(local, j)))
         set_item(exponents, lane, total)
         for panel in range(panels + 1):
@@ -194,26 +199,80 @@ def threshold(word: Any, spins: int, use_metropolis: bool) -> Any:
 def write_thresholds(b: int, lane: int, state: Cached, lanes: Lanes, t: int, how: How) -> None:
     """Write θ of the 64 spins of a panel."""
     words = draw_in_order(16 * b, t, item(lanes.names, lane), item(lanes.queries, lane), how.key)
-    row = lane * state.vectors + 4 * b
-    store(state.thresholds, 0, threshold(words[0], item(state.bits, row), how.use_metropolis))
-    store(state.thresholds, 1, threshold(words[1], item(state.bits, row + 1), how.use_metropolis))
-    store(state.thresholds, 2, threshold(words[2], item(state.bits, row + 2), how.use_metropolis))
-    store(state.thresholds, 3, threshold(words[3], item(state.bits, row + 3), how.use_metropolis))
+    spins = item(state.bits, lane * (state.vectors // 4) + b)
+    store(state.thresholds, 0, threshold(words[0], spins, how.use_metropolis))
+    store(state.thresholds, 1, threshold(words[1], spins >> 16, how.use_metropolis))
+    store(state.thresholds, 2, threshold(words[2], spins >> 32, how.use_metropolis))
+    store(state.thresholds, 3, threshold(words[3], spins >> 48, how.use_metropolis))
 
 
 @inner
-def collect_averages(rows: Any, vectors: int, spins: int, decided: Any, scale: Any) -> None:
-    """Add P(s = +1 | rest) at the local fields of the draws to the first row, and the spins to that V rows later."""
+def draw_panel(b: int, lane: int, left: int, J: Any, state: Cached, scale: Any) -> int:
+    """Draw the spins ``left`` of a panel in order, whose fields are current; the fields at the draws go to ``drawn``.
+
+    The 64 fields stay in registers; returns the spins that flipped.
+    """
+    row, bits, drawn = (
+        lane * state.vectors + 4 * b,
+        offset(state.bits, lane * (state.vectors // 4) + b),
+        state.drawn,
+    )
+    x, levels = load_four(state.fields, row), load_four(state.thresholds, literal(0))
+    spins, first, flipped = item(bits, 0), PANEL * b, 0
+    y = x
+    beta = splat(scale)
+    panel = skip(J, 4 * state.n * b)
+    while True:
+        y = keep_four(left, x, y)
+        changed = (up_four(x, beta, levels) ^ spins) & left
+        if changed == 0:
+            break
+        i = lowest_bit(changed)
+        left &= -2 << i
+        bit = 1 << i
+        flipped |= bit
+        change = splat(np.float32(2.0) if spins & bit == 0 else np.float32(-2.0))
+        spins ^= bit
+        x = add_four(x, change, panel, 4 * (first + i))
+    store_four(state.fields, row, x)
+    store_four(drawn, literal(0), y)
+    set_item(bits, 0, spins)
+    return flipped
+
+
+@inner
+def up_four(x: Any, scale: Any, levels: Any) -> int:
+    """The lanes of four vectors whose spin is drawn as +1, as the bits of a number."""
+    low = bits_less(mul(x[0], scale), levels[0]) | bits_less(mul(x[1], scale), levels[1]) << 16
+    high = bits_less(mul(x[2], scale), levels[2]) | bits_less(mul(x[3], scale), levels[3]) << 16
+    return low | high << 32
+
+
+@inner
+def keep_four(bits: int, x: Any, y: Any) -> Any:
+    """X in the lanes whose bit is set, else y, for four vectors."""
+    return (
+        where_bits(bits, x[0], y[0]), where_bits(bits >> 16, x[1], y[1]),
+        where_bits(bits >> 32, x[2], y[2]), where_bits(bits >> 48, x[3], y[3]),
+    )  # fmt: skip
+
+
+@inner
+def collect_averages(rows: Any, vectors: int, spins: int, drawn: Any, v: int, scale: Any) -> None:
+    """Add P(s = +1 | rest) at the fields of the draws to the first row, and the spins to that V rows later."""
+    decided = load(drawn, v)
     one = constant(decided, 1.0)
-    p = divide(one, add(one, power_of_two(mul(decided, scale))))
-    store(rows, 0, add(p, load(rows, 0)))
-    store(rows, vectors, add(where_bits(spins, one, constant(one, -1.0)), load(rows, vectors)))
+    p = divide(one, add(one, power_of_two(mul(decided, splat(scale)))))
+    store(rows, v, add(p, load(rows, v)))
+    store(
+        rows, vectors + v, add(where_bits(spins >> 16 * v, one, constant(one, -1.0)), load(rows, vectors + v))
+    )
 
 
 @inner
 def visit(b: int, lane: int, chain: int, J: Any, state: Cached, lanes: Lanes, t: int, how: How) -> None:
     """Bring the fields of a panel up to date, and draw its spins in order; chain -1 collects no averages."""
-    n, V, L, fields, panels = state.n, state.vectors, state.lanes, state.fields, state.vectors // 4
+    n, V, L, panels = state.n, state.vectors, state.lanes, state.vectors // 4
     row, own, other = lane * V + 4 * b, t % 2 * L + lane, (1 - t % 2) * L + lane
     ends, before = own * (panels + 1), other * (panels + 1)
     count = n * own + item(state.ends, ends + b)
@@ -221,46 +280,32 @@ def visit(b: int, lane: int, chain: int, J: Any, state: Cached, lanes: Lanes, t:
     add_list(n * other + start, n * other + stop, b * n, row, J, state)
     add_list(n * own, count, b * n, row, J, state)
     write_thresholds(b, lane, state, lanes, t, how)
-    beta, gain = splat(item(lanes.scale, lane)), 0.0
-    for v in range(4):
-        first = PANEL * b + 16 * v
-        left, spins = (1 << min(max(n - first, 0), 16)) - 1, item(state.bits, row + v)
-        level, field = load(state.thresholds, v), load(fields, row + v)
-        decided = field
-        while True:
-            decided = where_bits(left, field, decided)
-            up = bits_less(mul(field, beta), level)
-            changed = (up ^ spins) & left
-            if changed == 0:
-                break
-            i = lowest_bit(changed)
-            left &= -2 << i
-            spins ^= 1 << i
-            rise = up >> i & 1
-            j = first + i
-            set_item(state.flips, count, np.int32(j if rise else -1 - j))
-            count += 1
-            gain += item(fields, 16 * (row + v) + i) * (4 * rise - 2)
-            change = splat(np.float32(4 * rise - 2))
-            store_four(fields, row, add_four(load_four(fields, row), change, J, (b * n + j) * 4))
-            field = load(fields, row + v)
-        set_item(state.bits, row + v, spins)
-        if chain >= 0:
-            collect_averages(
-                offset(state.averages, 16 * (2 * V * chain + 4 * b + v)), V, spins, decided, beta
-            )
+    left = n - PANEL * b
+    left = -1 if left >= PANEL else (1 << left) - 1
+    flipped = draw_panel(b, lane, left, J, state, item(lanes.scale, lane))
+    spins, gain = item(state.bits, lane * panels + b), 0.0
+    while flipped != 0:
+        i = lowest_bit(flipped)
+        flipped &= flipped - 1
+        up, j = spins >> i & 1, PANEL * b + i
+        set_item(state.flips, count, np.int32(j if up else -1 - j))
+        count += 1
+        gain += item(state.drawn, i) * (4 * up - 2)
+    if chain >= 0:
+        rows = skip(state.averages, 2 * V * chain + 4 * b)
+        for v in range(4):
+            collect_averages(rows, V, spins, state.drawn, v, item(lanes.scale, lane))
     set_item(state.ends, ends + b + 1, count - n * own)
     set_item(lanes.exponents, lane, item(lanes.exponents, lane) + gain)
 
 
 @load_lane.register
 def _load_lane(state: Cached, lane: int, problem: int, spins: Any) -> None:
-    bits = offset(state.bits, lane * state.vectors)
+    bits = offset(state.bits, lane * (state.vectors // 4))
     set_item(state.problems, lane, problem)
-    for v in range(state.vectors):
-        set_item(bits, v, 0)
     for j in range(state.n):
-        set_item(bits, j // 16, item(bits, j // 16) | (1 if item(spins, j) > 0 else 0) << (j % 16))
+        before = item(bits, j // 64) if j % 64 else 0
+        set_item(bits, j // 64, before | (1 if item(spins, j) > 0 else 0) << (j % 64))
 
 
 @sweep.register
@@ -278,9 +323,9 @@ def _sweep(state: Cached, at: Any, lanes: Lanes, order: Any, t: int, how: How) -
 
 @write_spins.register
 def _write_spins(state: Cached, lane: int, out: Any) -> None:
-    bits = offset(state.bits, lane * state.vectors)
+    bits = offset(state.bits, lane * (state.vectors // 4))
     for j in range(state.n):
-        set_item(out, j, 2 * (item(bits, j // 16) >> (j % 16) & 1) - 1)
+        set_item(out, j, 2 * (item(bits, j // 64) >> (j % 64) & 1) - 1)
 
 
 @add_averages.register
