@@ -58,12 +58,12 @@ class ChainSimulation(ABC):
         fields: h, [P, n].
         queries: Identifier of each problem, below 2^32, [P].
         chains: C.
-        betas: Ladder of each problem, [P, R]; the last rung is read.
+        betas: Ladder of each problem, [P, R], or of each sweep and problem, [sweeps, P, R]; the last rung is read.
         spins: Spins to start from, int8 [P, C, R, n] by rung; None for random ones.
         track: Keep the state of lowest energy of every chain.
 
     Attributes:
-        betas: The ladder; may be replaced between calls.
+        betas: The ladder; may be replaced between calls, also by one for each sweep of the next call.
         sweeps: Number of sweeps run so far.
         lowest: State of lowest energy of each chain, int8 [P, C, n]; empty if not tracked.
     """
@@ -72,7 +72,7 @@ class ChainSimulation(ABC):
         self, fields: Array, queries: Array, *, chains: int, betas: Array, spins: Array | None = None,
         track: bool = False,
     ) -> None:  # fmt: skip
-        replicas, n = betas.shape[1], fields.shape[1]
+        replicas, n = betas.shape[-1], fields.shape[1]
         # Clipped fields still determine the spin, and their sums stay within float32.
         self._fields = np.ascontiguousarray(np.minimum(np.maximum(fields, -_LARGEST), _LARGEST), np.float32)
         self._queries, self._fresh = queries.astype(np.uint32), spins is None
@@ -83,6 +83,10 @@ class ChainSimulation(ABC):
         self._rungs[:] = np.arange(replicas)
         self.lowest = np.empty((len(fields) if track else 0, chains, n), np.int8)
         self._highest = np.full(self.lowest.shape[:2], -np.inf)
+
+    @abstractmethod
+    def squares(self) -> Array:
+        """Squares of what acts on each spin, h_j² + Σ_k J_jk² + Σ_{k<l} K_jkl², float64 [P, n]."""
 
     @abstractmethod
     def _work(self, rules: Rules, average: bool) -> list[Work]:
@@ -111,7 +115,7 @@ class ChainSimulation(ABC):
         )  # fmt: skip
         stretch = kernel.Stretch(
             how, sweeps=sweeps, orders=orders, start=self._fresh, record=record, every=every, track=track,
-            chains=problems * chains,
+            annealed=self.betas.ndim == 3, chains=problems * chains,
         )  # fmt: skip
         state = kernel.Chains(
             self._spins, self._rungs, np.ascontiguousarray(self.betas), self._queries, chains, replicas, n
@@ -183,8 +187,17 @@ class Simulation(ChainSimulation):
             np.zeros((size, *empty), np.float32) if given is None else np.ascontiguousarray(given, np.float32)
             for given, empty in ((couplings, (n, n)), (three_body, (0, 0, 0)))
         )
+        self._groups = groups
         starts = [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
         self._ranges = np.array([(groups[a], a * self.chains, b * self.chains) for a, b in pairwise(starts)])
+
+    def squares(self) -> Array:
+        """As in :class:`ChainSimulation`."""
+        J, K = self._couplings.astype(np.float64), self._three_body.astype(np.float64)
+        found = np.einsum("gjk,gjk->gj", J, J)
+        if K.size:
+            found += np.einsum("gjkl,gjkl->gj", K, K) / 2
+        return found[self._groups] + self._fields.astype(np.float64) ** 2
 
     def _work(self, rules: Rules, average: bool) -> list[Work]:
         summed, cached = loaded(SUMMED), loaded(_CACHED)
@@ -245,15 +258,18 @@ class EdgeSimulation(ChainSimulation):
         J = values[which[first]]
         if not seen.all():
             J = np.where(seen[first][:, index].all(2), J, 0)
-        entries = np.zeros((len(first), index.size + 1))  # one more, because a sum must begin somewhere
-        entries[:, :-1] = J[:, pairs]
-        sums = np.add.reduceat(entries, starts[:-1], axis=1)
-        sums[:, starts[1:] == starts[:-1]] = 0
-        doubled = np.ascontiguousarray(2 * entries[:, :-1], np.float32)
-        base = np.ascontiguousarray(self._fields - sums[groups], np.float32)
+        entries = J[:, pairs].astype(np.float64)
+        doubled = np.ascontiguousarray(2 * entries, np.float32)
+        base = np.ascontiguousarray(self._fields - _row_sums(entries, starts)[groups], np.float32)
         self._problems = starts, neighbours, doubled, base, self._fields
         chains = np.arange(len(fields) + 1) * self.chains
         self._ranges = np.stack((groups, chains[:-1], chains[1:]), axis=1)
+
+    def squares(self) -> Array:
+        """As in :class:`ChainSimulation`."""
+        starts, _, doubled, _, fields = self._problems
+        sums = _row_sums((doubled.astype(np.float64) / 2) ** 2, starts)
+        return sums[self._ranges[:, 0]] + fields.astype(np.float64) ** 2
 
     def _work(self, rules: Rules, average: bool) -> list[Work]:
         edges, replicas = loaded(_EDGES), self._spins.shape[2]
@@ -262,6 +278,14 @@ class EdgeSimulation(ChainSimulation):
             return edges.edge_state(self._problems, chains * replicas, rules.order == "random", average)
 
         return [(self._blocks(self._ranges, rules.block, self._strip_lanes()), state)]
+
+
+def _row_sums(entries: Array, starts: Array) -> Array:
+    """Sums of entries [D, 2E] over those of each spin, [D, n]."""
+    padded = np.pad(entries, ((0, 0), (0, 1)))  # a sum must begin somewhere
+    sums = np.add.reduceat(padded, starts[:-1], axis=1)
+    sums[:, starts[1:] == starts[:-1]] = 0
+    return sums
 
 
 def caching_pays(couplings: Array, replicas: int) -> bool:
