@@ -30,7 +30,7 @@ _CACHED, _EDGES = "diabat.samplers.tempering.cached", "diabat.samplers.tempering
 # Fields are clipped to this.
 _LARGEST = 1e30
 # Cached fields never pay below this number of coupled spins.
-_LEAST_CACHED = 96
+_LEAST_CACHED = 32
 # Lanes of a block with cached fields: one panel of couplings is loaded once for all of them.
 _CACHED_LANES = 256
 
@@ -227,7 +227,8 @@ class Simulation(ChainSimulation):
         never = rules.order == "random" or self._three_body.shape[1] > 0 or rules.fields == "summed"
         if never or rules.fields == "cached" or n < _LEAST_CACHED:
             return np.full(len(rows), not never and rules.fields == "cached")
-        return np.array([caching_pays(self._couplings[row], replicas) for row in rows])
+        options = replicas, self.chains, self.betas.ndim == 3
+        return np.array([caching_pays(self._couplings[row], *options) for row in rows])
 
 
 class EdgeSimulation(ChainSimulation):
@@ -288,13 +289,14 @@ def _row_sums(entries: Array, starts: Array) -> Array:
     return sums
 
 
-def caching_pays(couplings: Array, replicas: int) -> bool:
-    """Whether cached fields cost less than sums for every update, for J [n, n] and a ladder of R rungs.
+def caching_pays(couplings: Array, replicas: int, chains: int = 64, annealed: bool = False) -> bool:
+    """Whether cached fields cost less than sums for every update, for J [n, n], a ladder of R rungs, and C chains.
 
-    A sum costs 1.1 + 0.015 n, an update with cached fields 2 and 15 + 0.036 n per flip (ns of a core with vectors of 64
-    bytes).  A heat bath flips a spin with a probability of about 1/2 / (1 + 1.4 β² Σ_k J_jk²), measured for couplings
-    of random signs.  The answer affects the time only, and the rounding of the fields; spins without couplings, such
-    as padding, do not change it.
+    A sum costs 0.5 + 0.0098 n, and the same for eight chains or fewer together; an update with cached fields
+    1.2 + 0.0005 n and 6.5 + 0.027 n per flip (ns of a core with vectors of 64 bytes).  A heat bath flips a spin with a
+    probability of about 1/2 / (1 + 1.4 β² Σ_k J_jk²), measured for couplings of random signs.  Annealed chains pass the
+    temperatures at which that sum is 1 to 25.  The answer affects the time only, and the rounding of the fields; spins
+    without couplings, such as padding, do not change it.
     """
     n = couplings.shape[0]
     if n < _LEAST_CACHED:
@@ -304,8 +306,10 @@ def caching_pays(couplings: Array, replicas: int) -> bool:
     if coupled < _LEAST_CACHED:
         return False
     strength = float(squared.sum()) / coupled
-    rate = float((0.5 / (1 + 1.4 * strength * even_ladder(replicas) ** 2)).mean())
-    return 2 + rate * (15 + 0.036 * coupled) < 1.1 + 0.015 * coupled
+    strengths = np.linspace(1, 5, 9) ** 2 if annealed else strength * even_ladder(replicas) ** 2
+    rate = float((0.5 / (1 + 1.4 * strengths)).mean())
+    cached = 1.2 + 0.0005 * coupled + rate * (6.5 + 0.027 * coupled)
+    return cached < (0.5 + 0.0098 * coupled) * max(1.0, 8 / (replicas * chains))
 
 
 def _in_panels(couplings: Array, fields: Array, width: int) -> tuple[Array, Array]:
