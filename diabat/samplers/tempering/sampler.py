@@ -71,9 +71,9 @@ class TemperingSampler(Sampler):
         betas: The ladder, ascending to 1.0; excludes ``num_replicas`` and is not adjusted.
         schedule: β along which the chain of each read is annealed, ascending from 0 or more, in units of 1 over the
             energy of the problem.  The sweeps of ``burn_in`` are divided evenly among them.  ``auto`` chooses one for
-            every sweep and problem, see :func:`~diabat.samplers.tempering.annealing.automatic`.  A read is the last
-            state of its chain; with ``track_lowest`` the lowest after any sweep.  Excludes replicas, ``thin``,
-            ``persistent`` and ``store_chain``.
+            every sweep and problem, from 1/σ_j to 5/σ_j of its spins, σ_j² = h_j² + Σ_k J_jk² + Σ_{k<l} K_jkl².  A read
+            is the last state of its chain; with ``track_lowest`` the lowest after any sweep.  Excludes replicas,
+            ``thin``, ``persistent`` and ``store_chain``.
         burn_in: Sweeps before the first read, at least 1.
         sweeps: Sweeps of each chain that ``moments`` averages over.
         num_chains: Chains of each problem behind ``moments`` and thinned reads.

@@ -117,9 +117,8 @@ class ChainSimulation(ABC):
             how, sweeps=sweeps, orders=orders, start=self._fresh, record=record, every=every, track=track,
             annealed=self.betas.ndim == 3, chains=problems * chains,
         )  # fmt: skip
-        state = kernel.Chains(
-            self._spins, self._rungs, np.ascontiguousarray(self.betas), self._queries, chains, replicas, n
-        )
+        betas = np.ascontiguousarray(self.betas).reshape(-1, problems, replicas)
+        state = kernel.Chains(self._spins, self._rungs, betas, self._queries, chains, replicas, n)
         found = kernel.Results(
             *np.zeros((2, problems if average else 0, chains, n), np.float32),
             np.zeros((problems, chains, replicas - 1)),
