@@ -30,7 +30,7 @@ _CACHED, _EDGES = "diabat.samplers.tempering.cached", "diabat.samplers.tempering
 # Fields are clipped to this.
 _LARGEST = 1e30
 # Cached fields never pay below this number of coupled spins.
-_LEAST_CACHED = 32
+_LEAST_CACHED = 96
 # Lanes of a block with cached fields: one panel of couplings is loaded once for all of them.
 _CACHED_LANES = 256
 
