@@ -153,6 +153,12 @@ def test_annealed_reads_are_no_samples_of_the_law() -> None:
             diabat.spin_probabilities(ising.fields, ising.couplings, backend, gradient=name)
 
 
+@pytest.mark.parametrize("name", ["distributed", "refine"])
+def test_composites_say_so_as_well(name: str) -> None:
+    able = diabat.sampler(name, sampler="tempering", options={"schedule": "auto"}).capabilities
+    assert (able.law, able.gradients) == ("annealed", ())
+
+
 @pytest.mark.parametrize("vartype", ["SPIN", "BINARY"])
 def test_as_a_dimod_sampler(vartype: str) -> None:
     bqm = to_bqm(make_problem((), 14, seed=14)).change_vartype(vartype, inplace=False)
