@@ -29,7 +29,7 @@ from diabat.ising import Ising, flat_index
 from diabat.progress import new_bar
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
 from diabat.samplers.base import Sampler
-from diabat.samplers.capabilities import Capabilities
+from diabat.samplers.capabilities import Capabilities, Estimator
 from diabat.samplers.diagnostics import Watched, condensed, plain
 from diabat.samplers.registry import build_base
 from diabat.samplers.seeds import child_seed
@@ -116,7 +116,8 @@ class DistributedSampler(Sampler):
         """Those of the base without edges and ``exact`` gradients: autograd does not cross processes."""
         base = self.base.capabilities
         gradients = tuple(name for name in base.gradients if name != "exact")
-        return replace(base, edges=False, gradients=gradients or ("straight_through",))
+        only_exact: tuple[Estimator, ...] = ("straight_through",) if base.gradients else ()
+        return replace(base, edges=False, gradients=gradients or only_exact)
 
     @property
     def watched(self) -> tuple[Watched, ...]:

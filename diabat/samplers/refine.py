@@ -11,7 +11,7 @@ from diabat.checks import ArgumentError, check_count
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
 from diabat.samplers.base import Sampler
-from diabat.samplers.capabilities import Capabilities
+from diabat.samplers.capabilities import FROM_READS, Capabilities
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.registry import build_base
 from diabat.samplers.seeds import child_seed
@@ -66,9 +66,12 @@ class RefineSampler(Sampler):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Law and limits of the base; moments are averages over reads."""
+        """Law and limits of the base; moments are averages over reads.  No gradients if the base has none."""
         base = self.base.capabilities
-        return Capabilities(law=base.law, max_spins=base.max_spins, three_body=base.three_body, edges=True)
+        return Capabilities(
+            law=base.law, max_spins=base.max_spins, three_body=base.three_body, edges=True,
+            gradients=FROM_READS if base.gradients else (),
+        )  # fmt: skip
 
     @property
     def watched(self) -> tuple[Watched, ...]:

@@ -321,13 +321,16 @@ def test_the_tracked_state_is_the_lowest_of_all_sweeps(fields: Fields) -> None:
 
 
 def test_the_choice_of_fields_depends_on_the_coupled_spins_only() -> None:
-    """Strong couplings are cached, weak ones and hot ladders are not; padding changes no choice."""
+    """Strong couplings, few chains and anneals are cached, weak ones and hot ladders not, with padding or without."""
     J = np.random.default_rng(1).normal(size=(256, 256)).astype(np.float32) / 16
     J = np.triu(J, 1) + np.triu(J, 1).T
     assert caching_pays(2 * J, 1)
     assert not caching_pays(0.5 * J, 1)
     assert not caching_pays(2 * J, 8)
     assert not caching_pays(9 * J[:64, :64], 1)
+    assert caching_pays(0.5 * J, 1, chains=2)
+    assert not caching_pays(0.5 * J, 8, chains=4)
+    assert caching_pays(0.5 * J, 1, annealed=True)
     for scale in (0.5, 2.0):
         assert caching_pays(np.pad(scale * J, ((0, 99), (0, 99))), 1) == caching_pays(scale * J, 1)
 

@@ -19,6 +19,7 @@ from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Capabilities
 from diabat.samplers.diagnostics import Watched
+from diabat.samplers.tempering.annealing import Schedule, anneal, check_schedule
 from diabat.samplers.tempering.averages import averages, burn_in
 from diabat.samplers.tempering.batch import Batch, Kept, Part, require_single_precision, single
 from diabat.samplers.tempering.ladder import even_ladder
@@ -53,6 +54,10 @@ class TemperingSampler(Sampler):
     states in the average.  The standard error is that of independent chains (of segments, if there is one chain), but
     at least two thirds of that of num_reads independent reads: chains cannot measure modes that none of them visited.
 
+    With a ``schedule`` a chain has one replica, which is led along ascending β to states of low energy.  Such reads
+    follow no Boltzmann law: ``capabilities.law`` is ``annealed``, no gradient is estimated from them, and moments are
+    averages over ``num_reads`` of them.
+
     Fields and couplings are rounded to float32.  P(s | rest) has a relative error of about 1e-6 and an absolute error
     of 2^-33: a spin never points against a local field above about 11.4, which should happen less than once in 2^33
     draws.  Random numbers are Philox4x32-10 of (seed, problem, chain, replica, sweep, spin): the draw of a problem
@@ -64,11 +69,16 @@ class TemperingSampler(Sampler):
             the others; ``info["num_replicas"]`` and ``info["pilot"]`` have the decisions.  A decision depends on the
             problem, its place in the batch and the seed.  There is no log Z.
         betas: The ladder, ascending to 1.0; excludes ``num_replicas`` and is not adjusted.
+        schedule: β along which the chain of each read is annealed, ascending from 0 or more, in units of 1 over the
+            energy of the problem.  The sweeps of ``burn_in`` are divided evenly among them.  ``auto`` chooses one for
+            every sweep and problem, from 1/σ_j to 5/σ_j of its spins, σ_j² = h_j² + Σ_k J_jk² + Σ_{k<l} K_jkl².  A read
+            is the last state of its chain; with ``track_lowest`` the lowest after any sweep.  Excludes replicas,
+            ``thin``, ``persistent`` and ``store_chain``.
         burn_in: Sweeps before the first read, at least 1.
         sweeps: Sweeps of each chain that ``moments`` averages over.
         num_chains: Chains of each problem behind ``moments`` and thinned reads.
         thin: Sweeps between reads of one chain; None uses a separate chain for every read.
-        method: ``heat_bath`` or ``metropolis``.
+        method: ``heat_bath`` or ``metropolis``; None is ``metropolis`` along a schedule, else ``heat_bath``.
         order: Spins are updated in ``sequential`` or in ``random`` order, a new permutation for every sweep, which
             all chains share.
         num_reads: Reads that the ``covariance`` estimator draws.
@@ -92,11 +102,12 @@ class TemperingSampler(Sampler):
         *,
         num_replicas: int | Literal["auto"] | None = None,
         betas: tuple[float, ...] | None = None,
+        schedule: Schedule | None = None,
         burn_in: int = 64,
         sweeps: int = 64,
         num_chains: int = 16,
         thin: int | None = None,
-        method: Method = "heat_bath",
+        method: Method | None = None,
         order: Order = "sequential",
         num_reads: int = 1000,
         persistent: bool = False,
@@ -108,12 +119,20 @@ class TemperingSampler(Sampler):
             check_count(name, count, most=_MOST)
         for name, optional in (("thin", thin), ("threads", threads)):
             check_count(name, optional, most=_MOST, optional=True)
+        self.schedule = check_schedule(schedule, burn_in)
+        if method is None:
+            method = "heat_bath" if self.schedule is None else "metropolis"
         check_choice("method", method, get_args(Method))
         check_choice("order", order, get_args(Order))
         check_flag("persistent", persistent)
         check_flag("store_chain", store_chain)
         check_flag("track_lowest", track_lowest)
         check_count("num_reads", num_reads)
+        if self.schedule is not None:
+            _refuse_beside_schedule(
+                num_replicas=num_replicas, betas=betas, thin=thin, persistent=persistent, store_chain=store_chain
+            )  # fmt: skip
+            num_replicas = 1
         self.automatic = isinstance(num_replicas, str) and num_replicas == "auto" and betas is None
         if self.automatic and persistent:
             raise ArgumentError("num_replicas", "expected an integer with persistent=True, got 'auto'.")
@@ -138,6 +157,8 @@ class TemperingSampler(Sampler):
     @cached_property
     def capabilities(self) -> Capabilities:
         """Any problem that fits in memory; log Z if the ladder of every problem begins at β = 0."""
+        if self.schedule is not None:
+            return Capabilities(law="annealed", three_body=True, edges=True, gradients=())
         return Capabilities(
             three_body=True,
             edges=True,
@@ -146,7 +167,9 @@ class TemperingSampler(Sampler):
 
     @property
     def watched(self) -> tuple[Watched, ...]:
-        """Whether the chains have mixed, with the limits of docs/tempering.md."""
+        """Whether the chains have mixed, with the limits of docs/tempering.md; nothing of annealed chains."""
+        if self.schedule is not None:
+            return ()
         apart = "chains are in different modes; more num_replicas, then more burn_in and sweeps"
         alone = "one chain cannot show whether it has mixed; more num_chains"
         return (
@@ -165,7 +188,9 @@ class TemperingSampler(Sampler):
 
     @property
     def expected_error(self) -> str:
-        """The error of the average, if the chains have mixed."""
+        """The error of the average, if the chains have mixed; that of annealed reads."""
+        if self.schedule is not None:
+            return "reads are annealed to low energies, no samples of the law; more burn_in finds lower ones"
         return "the standard error, if the diagnostics are good"
 
     @property
@@ -219,9 +244,12 @@ class TemperingSampler(Sampler):
         require_single_precision(self.name, ising)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        return self._answered(ising, seed, partial(self._reads, num_reads))
+        answer = self._reads if self.schedule is None else self._annealed
+        return self._answered(ising, seed, partial(answer, num_reads))
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        if self.schedule is not None:
+            return super()._moments(ising, correlations, seed)
         return self._answered(ising.detach(), seed, partial(self._averages, correlations))
 
     def _answered(self, ising: Ising, seed: int, answer: Callable[[Ising, Rules, Array], A]) -> A:
@@ -259,6 +287,20 @@ class TemperingSampler(Sampler):
         spins = reads[:-1].T.contiguous().reshape(num_reads, *ising.fields.shape)
         tracked = batch.lowest().to(ising.fields.device) if self.track_lowest else None
         return Samples(spins.to(ising.fields.device), ising.visible_mask, info=info, tracked=tracked)
+
+    def _annealed(self, num_reads: int, ising: Ising, rules: Rules, ladder: Array) -> Samples:
+        """The last, or the lowest, states of chains that are led along the schedule."""
+        assert self.schedule is not None
+        batch = self._begin(ising, num_reads, ladder, track=self.track_lowest)
+        reads = torch.full((ising.fields.numel() + 1, num_reads), -1, dtype=torch.int8)
+        for part in batch.parts:
+            simulation = part.simulation
+            anneal(simulation, rules, self.schedule, self.burn_in)
+            found = simulation.lowest if self.track_lowest else simulation.spins()[:, :, -1]
+            part.write_reads(found[None], reads.numpy())
+        info = self._end(batch, num_reads, self.burn_in, 1) | {"schedule": self.schedule}
+        spins = reads[:-1].T.contiguous().reshape(num_reads, *ising.fields.shape)
+        return Samples(spins.to(ising.fields.device), ising.visible_mask, info=info)
 
     def _single_reads(self, ising: Ising, num_reads: int, rules: Rules) -> Samples:
         """The same of one problem and plain chains, without tiers and their indices."""
@@ -323,6 +365,13 @@ def is_single(ising: Ising, chains: int) -> bool:
         and chains * h.numel() <= _SMALL_READS
         and ising.visible is None
     )
+
+
+def _refuse_beside_schedule(**options: Any) -> None:
+    """Refuse options of chains that stay at one temperature."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise ArgumentError(name, f"cannot be combined with schedule, got {value!r}.")
 
 
 def _check_ladder(num_replicas: Any, betas: Any) -> Array:

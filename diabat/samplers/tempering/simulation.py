@@ -58,12 +58,12 @@ class ChainSimulation(ABC):
         fields: h, [P, n].
         queries: Identifier of each problem, below 2^32, [P].
         chains: C.
-        betas: Ladder of each problem, [P, R]; the last rung is read.
+        betas: Ladder of each problem, [P, R], or of each sweep and problem, [sweeps, P, R]; the last rung is read.
         spins: Spins to start from, int8 [P, C, R, n] by rung; None for random ones.
         track: Keep the state of lowest energy of every chain.
 
     Attributes:
-        betas: The ladder; may be replaced between calls.
+        betas: The ladder; may be replaced between calls, also by one for each sweep of the next call.
         sweeps: Number of sweeps run so far.
         lowest: State of lowest energy of each chain, int8 [P, C, n]; empty if not tracked.
     """
@@ -72,7 +72,7 @@ class ChainSimulation(ABC):
         self, fields: Array, queries: Array, *, chains: int, betas: Array, spins: Array | None = None,
         track: bool = False,
     ) -> None:  # fmt: skip
-        replicas, n = betas.shape[1], fields.shape[1]
+        replicas, n = betas.shape[-1], fields.shape[1]
         # Clipped fields still determine the spin, and their sums stay within float32.
         self._fields = np.ascontiguousarray(np.minimum(np.maximum(fields, -_LARGEST), _LARGEST), np.float32)
         self._queries, self._fresh = queries.astype(np.uint32), spins is None
@@ -83,6 +83,10 @@ class ChainSimulation(ABC):
         self._rungs[:] = np.arange(replicas)
         self.lowest = np.empty((len(fields) if track else 0, chains, n), np.int8)
         self._highest = np.full(self.lowest.shape[:2], -np.inf)
+
+    @abstractmethod
+    def squares(self) -> Array:
+        """Squares of what acts on each spin, h_j² + Σ_k J_jk² + Σ_{k<l} K_jkl², float64 [P, n]."""
 
     @abstractmethod
     def _work(self, rules: Rules, average: bool) -> list[Work]:
@@ -111,11 +115,10 @@ class ChainSimulation(ABC):
         )  # fmt: skip
         stretch = kernel.Stretch(
             how, sweeps=sweeps, orders=orders, start=self._fresh, record=record, every=every, track=track,
-            chains=problems * chains,
+            annealed=self.betas.ndim == 3, chains=problems * chains,
         )  # fmt: skip
-        state = kernel.Chains(
-            self._spins, self._rungs, np.ascontiguousarray(self.betas), self._queries, chains, replicas, n
-        )
+        betas = np.ascontiguousarray(self.betas).reshape(-1, problems, replicas)
+        state = kernel.Chains(self._spins, self._rungs, betas, self._queries, chains, replicas, n)
         found = kernel.Results(
             *np.zeros((2, problems if average else 0, chains, n), np.float32),
             np.zeros((problems, chains, replicas - 1)),
@@ -183,8 +186,17 @@ class Simulation(ChainSimulation):
             np.zeros((size, *empty), np.float32) if given is None else np.ascontiguousarray(given, np.float32)
             for given, empty in ((couplings, (n, n)), (three_body, (0, 0, 0)))
         )
+        self._groups = groups
         starts = [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
         self._ranges = np.array([(groups[a], a * self.chains, b * self.chains) for a, b in pairwise(starts)])
+
+    def squares(self) -> Array:
+        """As in :class:`ChainSimulation`."""
+        J, K = self._couplings.astype(np.float64), self._three_body.astype(np.float64)
+        found = np.einsum("gjk,gjk->gj", J, J)
+        if K.size:
+            found += np.einsum("gjkl,gjkl->gj", K, K) / 2
+        return found[self._groups] + self._fields.astype(np.float64) ** 2
 
     def _work(self, rules: Rules, average: bool) -> list[Work]:
         summed, cached = loaded(SUMMED), loaded(_CACHED)
@@ -214,7 +226,8 @@ class Simulation(ChainSimulation):
         never = rules.order == "random" or self._three_body.shape[1] > 0 or rules.fields == "summed"
         if never or rules.fields == "cached" or n < _LEAST_CACHED:
             return np.full(len(rows), not never and rules.fields == "cached")
-        return np.array([caching_pays(self._couplings[row], replicas) for row in rows])
+        options = replicas, self.chains, self.betas.ndim == 3
+        return np.array([caching_pays(self._couplings[row], *options) for row in rows])
 
 
 class EdgeSimulation(ChainSimulation):
@@ -245,15 +258,18 @@ class EdgeSimulation(ChainSimulation):
         J = values[which[first]]
         if not seen.all():
             J = np.where(seen[first][:, index].all(2), J, 0)
-        entries = np.zeros((len(first), index.size + 1))  # one more, because a sum must begin somewhere
-        entries[:, :-1] = J[:, pairs]
-        sums = np.add.reduceat(entries, starts[:-1], axis=1)
-        sums[:, starts[1:] == starts[:-1]] = 0
-        doubled = np.ascontiguousarray(2 * entries[:, :-1], np.float32)
-        base = np.ascontiguousarray(self._fields - sums[groups], np.float32)
+        entries = J[:, pairs].astype(np.float64)
+        doubled = np.ascontiguousarray(2 * entries, np.float32)
+        base = np.ascontiguousarray(self._fields - _row_sums(entries, starts)[groups], np.float32)
         self._problems = starts, neighbours, doubled, base, self._fields
         chains = np.arange(len(fields) + 1) * self.chains
         self._ranges = np.stack((groups, chains[:-1], chains[1:]), axis=1)
+
+    def squares(self) -> Array:
+        """As in :class:`ChainSimulation`."""
+        starts, _, doubled, _, fields = self._problems
+        sums = _row_sums((doubled.astype(np.float64) / 2) ** 2, starts)
+        return sums[self._ranges[:, 0]] + fields.astype(np.float64) ** 2
 
     def _work(self, rules: Rules, average: bool) -> list[Work]:
         edges, replicas = loaded(_EDGES), self._spins.shape[2]
@@ -264,13 +280,22 @@ class EdgeSimulation(ChainSimulation):
         return [(self._blocks(self._ranges, rules.block, self._strip_lanes()), state)]
 
 
-def caching_pays(couplings: Array, replicas: int) -> bool:
-    """Whether cached fields cost less than sums for every update, for J [n, n] and a ladder of R rungs.
+def _row_sums(entries: Array, starts: Array) -> Array:
+    """Sums of entries [D, 2E] over those of each spin, [D, n]."""
+    padded = np.pad(entries, ((0, 0), (0, 1)))  # a sum must begin somewhere
+    sums = np.add.reduceat(padded, starts[:-1], axis=1)
+    sums[:, starts[1:] == starts[:-1]] = 0
+    return sums
 
-    A sum costs 1.1 + 0.015 n, an update with cached fields 2 and 15 + 0.036 n per flip (ns of a core with vectors of 64
-    bytes).  A heat bath flips a spin with a probability of about 1/2 / (1 + 1.4 β² Σ_k J_jk²), measured for couplings
-    of random signs.  The answer affects the time only, and the rounding of the fields; spins without couplings, such
-    as padding, do not change it.
+
+def caching_pays(couplings: Array, replicas: int, chains: int = 64, annealed: bool = False) -> bool:
+    """Whether cached fields cost less than sums for every update, for J [n, n], a ladder of R rungs, and C chains.
+
+    A sum costs 0.5 + 0.0098 n, and the same for eight chains or fewer together; an update with cached fields
+    1.2 + 0.0005 n and 6.5 + 0.027 n per flip (ns of a core with vectors of 64 bytes).  A heat bath flips a spin with a
+    probability of about 1/2 / (1 + 1.4 β² Σ_k J_jk²), measured for couplings of random signs.  Annealed chains pass the
+    temperatures at which that sum is 1 to 25.  The answer affects the time only, and the rounding of the fields; spins
+    without couplings, such as padding, do not change it.
     """
     n = couplings.shape[0]
     if n < _LEAST_CACHED:
@@ -280,8 +305,10 @@ def caching_pays(couplings: Array, replicas: int) -> bool:
     if coupled < _LEAST_CACHED:
         return False
     strength = float(squared.sum()) / coupled
-    rate = float((0.5 / (1 + 1.4 * strength * even_ladder(replicas) ** 2)).mean())
-    return 2 + rate * (15 + 0.036 * coupled) < 1.1 + 0.015 * coupled
+    strengths = np.linspace(1, 5, 9) ** 2 if annealed else strength * even_ladder(replicas) ** 2
+    rate = float((0.5 / (1 + 1.4 * strengths)).mean())
+    cached = 1.2 + 0.0005 * coupled + rate * (6.5 + 0.027 * coupled)
+    return cached < (0.5 + 0.0098 * coupled) * max(1.0, 8 / (replicas * chains))
 
 
 def _in_panels(couplings: Array, fields: Array, width: int) -> tuple[Array, Array]:
