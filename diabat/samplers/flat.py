@@ -108,12 +108,12 @@ class Bucket:
         """J (order 2) or K (3) of its groups, [G, m, ...], from the distinct ones [C, n, ...]; 0 for padding spins."""
         if self.in_order:
             return values
-        couplings, spins = (_like(index, values) for index in (self.couplings, self.spins))
+        couplings, spins = _like(self.couplings, values), _like(self.spins, values)
         if self._all_spins:
             return values[couplings]
-        index: list[Any] = [couplings.reshape(-1, *(1,) * order)]
+        index: list[Any] = [couplings.reshape([-1] + [1] * order)]
         for axis in range(order):
-            index.append(spins.reshape(len(spins), *(-1 if a == axis else 1 for a in range(order))))
+            index.append(spins.reshape([len(spins)] + [1] * axis + [-1] + [1] * (order - axis - 1)))
         return _with_zeros(values, order)[tuple(index)]
 
     def in_slots(self, values: Tensor) -> Tensor:
@@ -215,11 +215,11 @@ class Flat:
         """Results per problem, [P, ...] of each bucket, as [*batch, ...]; differentiable."""
         parts, batch = _tensors(values), self.shape[:-1]
         if _in_order(buckets):
-            return parts[0].reshape(*batch, *parts[0].shape[1:])
+            return parts[0].reshape((*batch, *parts[0].shape[1:]))
         out = parts[0].new_full((len(self.pattern), *parts[0].shape[1:]), fill)
         for bucket, part in zip(buckets, parts, strict=False):
             out[_like(bucket.rows, out)] = part
-        return out.reshape(*batch, *out.shape[1:])
+        return out.reshape((*batch, *out.shape[1:]))
 
     def per_spin(self, buckets: Sequence[Bucket], values: Sequence[Any], fill: float = 0.0) -> Tensor:
         """Results per spin, [P, m] of each bucket, as [*batch, n]; differentiable."""
@@ -356,9 +356,8 @@ def _with_zeros(values: Values, axes: int) -> Values:
     """One zero more at the end of each of the last axes, which padding spins read."""
     if isinstance(values, Tensor):
         return torch.constant_pad_nd(values, (0, 1) * axes)
-    out = np.zeros((*values.shape[:-axes], *(size + 1 for size in values.shape[-axes:])), values.dtype)
-    inside: tuple[Any, ...] = (..., *(slice(size) for size in values.shape[-axes:]))
-    out[inside] = values
+    out = np.zeros((*values.shape[:-axes], *np.add(values.shape[-axes:], 1)), values.dtype)
+    out[(..., *[slice(-1)] * axes)] = values
     return out
 
 
