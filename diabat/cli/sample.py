@@ -94,8 +94,8 @@ def sample_problem(
         return
     other = None if compare is None else _moments_of(compare, ising, seed)  # first: it may refuse
     log_z = num_reads is None and backend.capabilities.log_partition
-    options = {"correlations": correlations, "log_partition": log_z, "num_reads": num_reads}
-    moments = backend.moments(ising, **options, seed=seed)
+    options: dict[str, Any] = {"log_partition": log_z, "num_reads": num_reads, "seed": seed}
+    moments = backend.moments(ising, correlations=correlations, **options)
     beside = None if other is None else _compared(moments, *other)
     _report(loaded, backend, moments, _marginals(loaded, moments, beside), as_json)
     if beside is not None and not as_json:
