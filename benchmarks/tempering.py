@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import diabat
-from benchmarks import peers
+from benchmarks import kept_fields, peers
 from benchmarks.case import Build, Case, Peer, Work
 from benchmarks.problems import couplings, one, problem, reads, regular
 from diabat.ising import Ising, to_bqm
@@ -43,21 +43,35 @@ def updates() -> list[Case]:
         call = reads(dense(n, beta), chains // replicas, sweeps, num_replicas=replicas).call
         return Work(call, n * sweeps * chains)
 
+    def few(n: int, beta: float, chains: int) -> Work:
+        sweeps = 2_000_000 // (chains * n)
+        return Work(reads(dense(n, beta), chains, sweeps, num_replicas=1).call, n * sweeps * chains)
+
+    def kept(n: int, beta: float, chains: int | None = None) -> Work:
+        count, sweeps = shape(n) if chains is None else (chains, 2_000_000 // (chains * n))
+        ising, betas = dense(n, beta), [1.0] * sweeps
+        kept_fields.chains(ising, 1, betas, 1)
+        return Work(lambda: kept_fields.chains(ising, count, betas, 1), n * sweeps * count)
+
     def averaged(n: int, beta: float) -> Work:
         chains, sweeps = shape(n)
         sampler = tempering(num_replicas=1, burn_in=1, sweeps=sweeps, num_chains=chains)
         return Work(partial(sampler.moments, dense(n, beta), seed=1), n * sweeps * chains)
 
-    found = []
+    found, alike = [], {"plain chains": None, "1 read": 1, "16 reads": 16}
     for beta in (1.0, 3.0):
         compared = annealed(partial(dense, beta=beta), lambda n: max(100, 200_000 // n), 0.5)
         ways: dict[str, Build] = {
             "plain chains": partial(drawn, beta=beta, replicas=1),
+            "1 read": partial(few, beta=beta, chains=1),
+            "16 reads": partial(few, beta=beta, chains=16),
             "averages": partial(averaged, beta=beta),
             "8 replicas": partial(drawn, beta=beta, replicas=8),
         }
         for name, build in ways.items():
-            theirs = compared if name == "plain chains" else {}
+            theirs = dict(compared) if name == "plain chains" else {}
+            if name in alike:
+                theirs["kept-field loop"] = Peer(partial(kept, beta=beta, chains=alike[name]), 1.0)
             case = f"tempering/updates, beta = {beta:g}, {name}"
             found.append(Case(case, build, (16, 64, 256, 1024), "n", "update", theirs))
     return found
@@ -189,14 +203,25 @@ def ground_states() -> list[Case]:
             found = sampler.sample(to_bqm(ising), num_reads=runs, num_sweeps=sweeps).record
             return torch.from_numpy(np.repeat(found.energy, found.num_occurrences).copy())
 
-        return Peer(partial(to_solution, solve), 0.5, module)
+        return Peer(partial(to_solution, solve), 0.1, module)
 
     compared = {
+        "annealer": Peer(partial(to_solution, by_kept_fields), 1.0),
+        "8 replicas": Peer(partial(to_solution, lowest)),
         "dwave-samplers": annealing("dwave.samplers", "SimulatedAnnealingSampler"),
         "OpenJij": annealing("openjij", "SASampler"),
     }
     kinds = ("dense, n = 64", "dense, n = 128", "3-regular, n = 128")
-    return [Case("tempering/ground state", partial(to_solution, lowest), kinds, "", "solution", compared)]
+    return [
+        Case(
+            "tempering/ground state",
+            partial(to_solution, annealing_schedule),
+            kinds,
+            "",
+            "solution",
+            compared,
+        )
+    ]
 
 
 @cache
@@ -207,7 +232,19 @@ def signs(kind: str, seed: int) -> tuple[Ising, float]:
     j, k = torch.triu_indices(n, n, 1) if dense else torch.from_numpy(regular(n, seed=seed)).T
     J[j, k] = 2.0 * torch.randint(0, 2, (len(j),), generator=draw) - 1
     ising = Ising(torch.zeros(n), J + J.T)
-    return ising, float(lowest(ising, 100, 3000).min())
+    return ising, float(annealing_schedule(ising, 500, 3000).min())
+
+
+def annealing_schedule(ising: Ising, runs: int, sweeps: int) -> Tensor:
+    """One chain for each run along the automatic schedule."""
+    sampler = tempering(schedule="auto", burn_in=sweeps, track_lowest=True)
+    return sampler.sample(ising, runs, seed=sweeps).energy
+
+
+def by_kept_fields(ising: Ising, runs: int, sweeps: int) -> Tensor:
+    """The same from β = 1 to 6 over √degree, the best of the ranges that were tried for it."""
+    betas = np.linspace(1.0, 6.0, sweeps) / float((couplings(ising) != 0).sum(1).double().mean()) ** 0.5
+    return ising.energy(kept_fields.chains(ising, runs, betas, sweeps, track=True).to(torch.int8))
 
 
 def lowest(ising: Ising, runs: int, sweeps: int) -> Tensor:
@@ -218,14 +255,14 @@ def lowest(ising: Ising, runs: int, sweeps: int) -> Tensor:
     return Ising(copies.fields, J).energy(found)
 
 
-def to_solution(solve: Solver, kind: str, runs: int = 50, instances: int = 5) -> Work:
+def to_solution(solve: Solver, kind: str, runs: int = 256, instances: int = 5) -> Work:
     """Runs of instances at their best numbers of sweeps; the time of a unit is the median time to solution."""
     chosen: list[tuple[float, float, Ising, int]] = []
     for seed in range(instances):
         ising, ground = signs(kind, seed)
         solve(ising, 2, 10)
         tried = []
-        for sweeps in (30, 100, 300, 1000):
+        for sweeps in (30, 60, 120, 300, 1000):
             start = time.process_time()
             share = float((solve(ising, runs, sweeps) < ground + 0.5).double().mean())
             seconds = time.process_time() - start

@@ -43,7 +43,7 @@ LowestOption = Annotated[
     bool,
     typer.Option(
         "--lowest",
-        help="Show the state of lowest energy: of all sweeps of 'tempering', of the reads of other backends.",
+        help="Show the state of lowest energy: 'tempering' anneals to it, other backends take that of their reads.",
     ),
 ]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="Show what 'dimod' would submit; submit nothing.")]
@@ -88,7 +88,7 @@ def sample_problem(
         return
     if lowest or samples:
         if lowest and backend.name == "tempering":
-            backend = sampler("tempering", **{**backend.options, "track_lowest": True})
+            backend = sampler("tempering", **_searching(backend.options))
         drawn = backend.sample(ising, reads, seed=seed)
         _report(loaded, backend, drawn, (_lowest if lowest else _reads)(loaded, drawn), as_json)
         return
@@ -191,11 +191,19 @@ def _reads(problem: Problem, samples: Samples) -> Found:
     return document | {"weights": None}, [_states(problem, "Reads", headings, rows)], lines
 
 
+def _searching(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of ``tempering`` that keep the lowest state, and anneal unless they say how the chains run."""
+    ways = ("schedule", "num_replicas", "betas", "thin", "persistent", "store_chain")
+    given = any(options[name] for name in ways)
+    return options | {"track_lowest": True} | ({} if given else {"schedule": "auto"})
+
+
 def _lowest(problem: Problem, samples: Samples) -> Found:
     """The state of lowest energy, and where it was found."""
     spins = samples.lowest().spins
     energy = float(problem.energy(spins))
-    place = "reads" if samples.tracked is None else "sweeps"
+    tracked = samples.tracked is not None or samples.info.get("backend") == "tempering"
+    place = "sweeps" if tracked else "reads"
     rows = [(spins.tolist(), f"{energy:.9g}", place)]
     table = _states(problem, "Lowest energy", ("energy", "of all"), rows)
     return {"state": problem.states(spins), "energy": energy, "of": place}, [table], []

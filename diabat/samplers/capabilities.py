@@ -7,7 +7,7 @@ from typing import Literal
 
 from diabat.checks import ArgumentError
 
-Law = Literal["boltzmann", "mean-field", "diabatic"]
+Law = Literal["boltzmann", "mean-field", "diabatic", "annealed"]
 # Those but "exact" are the table of diabat/attention/estimators.py.
 Estimator = Literal["exact", "straight_through", "linear_response", "covariance", "adjoint"]
 FROM_MARGINALS: tuple[Estimator, ...] = ("straight_through", "linear_response")
@@ -24,7 +24,8 @@ class Capabilities:
 
     Attributes:
         exact: Moments are exact up to rounding.
-        law: The law that is sampled: ``boltzmann``, or the backend's own (``mean-field``, ``diabatic``).
+        law: The law that is sampled: ``boltzmann``, or the backend's own (``mean-field``, ``diabatic``,
+            ``annealed``).
         max_spins: Largest number of visible spins in one problem, None if unbounded.
         three_body: Accepts K.
         edges: Takes couplings as edges; else they are expanded, up to ``diabat.edges.DENSE_SPINS`` spins.

@@ -18,6 +18,7 @@ LAWS = {
     "boltzmann": "the Boltzmann law",
     "mean-field": "the mean-field fixed point, not the Boltzmann law",
     "diabatic": "the law of the anneal, not the Boltzmann law",
+    "annealed": "states of low energy, not the Boltzmann law",
 }
 """``Capabilities.law`` in words."""
 

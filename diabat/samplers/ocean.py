@@ -4,9 +4,9 @@ r"""Any backend as a ``dimod.Sampler``, for Ocean's composites and tools.
 
     sampleset = OceanSampler("tempering").sample(bqm, num_reads=100, beta=2.0, seed=7)
 
-**Reads are samples at a fixed temperature, not an optimisation.**  They follow P(x) ∝ exp(-beta · E(x)); to find the
-ground state choose a large beta, or use a solver.  Backends with a different law (``dqa``) sample that law with fields
-and couplings scaled by beta.
+**Reads are samples at a fixed temperature, not an optimisation.**  They follow P(x) ∝ exp(-beta · E(x)).  To find the
+ground state anneal: ``OceanSampler("tempering", schedule="auto", track_lowest=True)``.  Backends with a different law
+(``dqa``) sample that law with fields and couplings scaled by beta.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
             bqm: The model, SPIN or BINARY, with any labels.
             num_reads: Reads.
             seed: As of :meth:`diabat.Sampler.sample`.
-            beta: Inverse temperature in units of 1/energy, >= 0.  Nothing is annealed: at the default 1.0 a model with
+            beta: Inverse temperature in units of 1/energy, >= 0.  Nothing is annealed without the option
+                ``schedule`` of ``tempering``, whose numbers beta multiplies: at the default 1.0 a model with
                 weak biases gives nearly random reads.
             **unknown: Ignored with a SamplerUnknownArgWarning, as Ocean's composites expect.
 

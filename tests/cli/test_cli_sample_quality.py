@@ -99,6 +99,16 @@ def test_a_dash_reads_standard_input(problem: str) -> None:
     assert (empty.exit_code, empty.stderr) == (1, "Error: 'standard input': the file is empty.\n")
 
 
+def test_lowest_anneals_unless_told_how_the_chains_run(problem: str) -> None:
+    asked = ("sample", problem, "--lowest", "sampler.backend=tempering")
+    annealed, tempered = run_json(*asked), run_json(*asked, "sampler.num_replicas=8")
+    assert (annealed["info"]["schedule"], annealed["law"]) == ("auto", "annealed")
+    assert ("schedule" in tempered["info"], tempered["law"], tempered["of"]) == (False, "boltzmann", "sweeps")
+    given = run_json(*asked, "sampler.schedule=[0.1,1.0,10.0]")
+    assert given["info"]["schedule"] == [0.1, 1.0, 10.0]
+    assert annealed["state"] == tempered["state"] == given["state"]
+
+
 @pytest.mark.parametrize(("backend", "place"), [("tempering", "sweeps"), ("exact", "reads")])
 def test_lowest_is_the_ground_state(problem: str, backend: str, place: str) -> None:
     """Of 32 states, by enumeration; the energy counts fields and couplings with their signs."""

@@ -73,6 +73,12 @@ OF_TEMPERING: list[Row] = [
      "expected at most 2147483647, got 2147483648.")),
     ("tempering", AUTO | {"persistent": True}, "num_replicas: expected an integer with persistent=True, got 'auto'."),
     ("tempering", AUTO | {"betas": (0.0, 1.0)}, "num_replicas: cannot be combined with betas, got 'auto'."),
+    *each("tempering", "schedule", ("linear", (), 1.0, (2.0, 1.0), (-1.0, 1.0), (True, 2.0), (0.1, INF), ARRAY),
+          "expected 'auto' or ascending numbers from 0 or more, got"),
+    ("tempering", {"schedule": (1.0,) * 9, "burn_in": 8},
+     "schedule: expected at most one number for each of the 8 sweeps of burn_in, got 9."),
+    *(("tempering", {"schedule": "auto"} | {k: v}, f"{k}: cannot be combined with schedule, got {v!r}.")
+      for k, v in (AUTO | {"betas": (0.0, 1.0), "thin": 2, "persistent": True, "store_chain": True}).items()),
     ("tempering", {"method": "gibbs"}, "method: expected one of heat_bath, metropolis, got 'gibbs'."),
     ("tempering", {"order": "shuffled"}, "order: expected one of sequential, random, got 'shuffled'."),
 ]  # fmt: skip

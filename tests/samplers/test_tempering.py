@@ -12,7 +12,7 @@ import numpy as np
 import problems
 import pytest
 import torch
-from problems import ALPHA, g_test
+from problems import ALPHA, g_test, sparse_problem
 from scipy import stats
 from torch import Tensor
 
@@ -292,6 +292,19 @@ def test_diagnostics_are_computed_when_they_are_read(
     assert size.shape == (2,)
     assert moments.info["effective_sample_size"] is size
     assert 1 <= len(computed) == buckets <= 2
+
+
+@pytest.mark.parametrize("options", [{}, AUTO, {"thin": 2}, {"schedule": "auto", "track_lowest": True}])
+@pytest.mark.parametrize("edges", [False, True])
+def test_a_batch_in_which_nothing_is_visible(options: dict[str, Any], edges: bool) -> None:
+    ising = sparse_problem((2,), 5, 4, seed=3) if edges else make_problem((2,), 5, seed=3)
+    ising = with_visible(ising, torch.zeros(2, 5, dtype=torch.bool))
+    sampler = TemperingSampler(**options)
+    samples, moments = sampler.sample(ising, 3, seed=1), sampler.moments(ising, seed=1)
+    assert bool((samples.spins == -1).all())
+    assert not moments.probability.any()
+    assert samples.info["updates"] == (0 if options != AUTO else samples.info["pilot"]["updates"])
+    assert samples.info["betas"].shape == (2, sampler.num_replicas)
 
 
 def test_stored_chains() -> None:

@@ -71,6 +71,25 @@ def lowest_states() -> None:
     assert (tracking.lowest().energy <= plain.lowest().energy).all()
 
 
+@says
+def annealed() -> None:
+    """annealing: `schedule=(1.0,)` with `method="heat_bath"` gives the reads of `num_replicas=1`.
+    annealing: Units do not matter: a problem multiplied by 1,000 has the same reads up to rounding.
+    annealing: `moments` are averages over `num_reads` reads. There is no log Z, and no R-hat."""
+    problem = drawn(3, n=12, J=1.0)
+    one = sampler("tempering", schedule=(1.0,), method="heat_bath").sample(problem, 20, seed=1)
+    assert torch.equal(one.spins, sampler("tempering", num_replicas=1).sample(problem, 20, seed=1).spins)
+    backend = sampler("tempering", schedule="auto", num_reads=50)
+    assert problem.couplings is not None
+    in_other_units = Ising(1024 * problem.fields, 1024 * problem.couplings)
+    reads = backend.sample(problem, 50, seed=2)
+    assert torch.equal(reads.spins, backend.sample(in_other_units, 50, seed=2).spins)
+    moments = backend.moments(problem, seed=2)
+    assert torch.equal(moments.probability, reads.moments(dtype=moments.probability.dtype).probability)
+    assert moments.log_partition is None
+    assert "rhat" not in moments.info
+
+
 def of_table(page: str) -> dict[str, str]:
     """Defaults by option in the table of options of a page."""
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8").split("\n## Options\n")[1].split("\n## ")[0]

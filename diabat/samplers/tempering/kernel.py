@@ -31,7 +31,7 @@ class Chains(NamedTuple):
 
     spins: Any  # int8 ±1, [P, C, R, n]
     rungs: Any  # rung of every slot, int64 [P, C, R]
-    betas: Any  # ladder of every problem, float64 [P, R]; reads are taken on the last rung
+    betas: Any  # ladder of every problem, float64 [1 or sweeps, P, R]; reads are taken on the last rung
     queries: Any  # identifiers of the problems, for random numbers, uint32 [P]
     count: Any  # C
     replicas: Any  # R
@@ -50,7 +50,7 @@ class How(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Options of one call: a number of sweeps with one ladder."""
+    """Options of one call: a number of sweeps."""
 
     how: How
     sweeps: Any  # number of sweeps
@@ -59,6 +59,7 @@ class Stretch(NamedTuple):
     record: Any  # fill ``exponents``
     every: Any  # sweeps between reads; 0 for no reads
     track: Any  # keep the state of lowest energy of every chain
+    annealed: Any  # every sweep has its own ladder
     chains: Any  # P·C
 
 
@@ -203,11 +204,11 @@ def load_chains(first: int, count: int, state: Any, lanes: Lanes, chains: Chains
 
 
 @inner
-def set_rungs(first: int, count: int, lanes: Lanes, chains: Chains) -> None:
-    """Give every lane the inverse temperature of its rung."""
+def set_rungs(row: int, first: int, count: int, lanes: Lanes, chains: Chains) -> None:
+    """Give every lane the inverse temperature of its rung; ``row`` is that of the ladders of the first problem."""
     R = chains.replicas
     for c in range(count):
-        betas = offset(chains.betas, (first + c) // chains.count * R)
+        betas = offset(chains.betas, (row + (first + c) // chains.count) * R)
         for i in range(R):
             lane = c * R + item(lanes.slots, c * R + i)
             set_item(lanes.scale, lane, -2.0 * LOG2E * item(betas, i))
@@ -281,14 +282,14 @@ def run_block(
     R, n = chains.replicas, chains.n
     at = group, first // chains.count, count, R
     load_chains(first, count, state, lanes, chains, stretch)
-    set_rungs(first, count, lanes, chains)
     for t in range(stretch.sweeps):
+        if t == 0 or R > 1 or stretch.annealed:
+            row = t * (stretch.chains // chains.count) if stretch.annealed else 0
+            set_rungs(row, first, count, lanes, chains)
         order = offset(stretch.orders, t * n if stretch.how.shuffled else 0)
         sweep(state, at, lanes, order, stretch.how.first + t, stretch.how)
         if stretch.how.followed or stretch.every:
             after_sweep(t, first, count, state, lanes, chains, stretch, results)
-        if R > 1:
-            set_rungs(first, count, lanes, chains)
     for c in range(count):
         x = first + c
         for i in range(R):

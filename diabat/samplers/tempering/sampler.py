@@ -19,6 +19,7 @@ from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Capabilities
 from diabat.samplers.diagnostics import Info, Later, Watched
+from diabat.samplers.tempering.annealing import Schedule, anneal, check_schedule
 from diabat.samplers.tempering.averages import averages, burn_in
 from diabat.samplers.tempering.batch import Batch, Kept, Ladders, require_single_precision
 from diabat.samplers.tempering.ladder import even_ladder
@@ -52,6 +53,10 @@ class TemperingSampler(Sampler):
     log Z is computed on request; diagnostics when ``info`` is read, from averages that it keeps, 12 to 20 bytes for
     each chain of each spin.
 
+    With a ``schedule`` a chain has one replica, which is led along ascending β to states of low energy.  Such reads
+    follow no Boltzmann law: ``capabilities.law`` is ``annealed``, no gradient is estimated from them, and moments are
+    averages over ``num_reads`` of them.
+
     Fields and couplings are rounded to float32.  P(s | rest) has a relative error of about 1e-6 and an absolute error
     of 2^-33: a spin never points against a local field above about 11.4, which should happen less than once in 2^33
     draws.  Random numbers are Philox4x32-10 of (seed, problem, chain, replica, sweep, spin): the draw of a problem
@@ -63,11 +68,16 @@ class TemperingSampler(Sampler):
             the others; ``info["num_replicas"]`` and ``info["pilot"]`` have the decisions.  A decision depends on the
             problem, its place in the batch and the seed.  There is no log Z.
         betas: The ladder, ascending to 1.0; excludes ``num_replicas`` and is not adjusted.
+        schedule: β along which the chain of each read is annealed, ascending from 0 or more, in units of 1 over the
+            energy of the problem.  The sweeps of ``burn_in`` are divided evenly among them.  ``auto`` chooses one for
+            every sweep and problem, from 1/σ_j to 5/σ_j of its spins, σ_j² = h_j² + Σ_k J_jk² + Σ_{k<l} K_jkl².  A read
+            is the last state of its chain; with ``track_lowest`` the lowest after any sweep.  Excludes replicas,
+            ``thin``, ``persistent`` and ``store_chain``.
         burn_in: Sweeps before the first read, at least 1.
         sweeps: Sweeps of each chain that ``moments`` averages over.
         num_chains: Chains of each problem behind ``moments`` and thinned reads.
         thin: Sweeps between reads of one chain; None uses a separate chain for every read.
-        method: ``heat_bath`` or ``metropolis``.
+        method: ``heat_bath`` or ``metropolis``; None is ``metropolis`` along a schedule, else ``heat_bath``.
         order: Spins are updated in ``sequential`` or in ``random`` order, a new permutation for every sweep, which
             all chains share.
         num_reads: Reads that the ``covariance`` estimator draws.
@@ -91,11 +101,12 @@ class TemperingSampler(Sampler):
         *,
         num_replicas: int | Literal["auto"] | None = None,
         betas: tuple[float, ...] | None = None,
+        schedule: Schedule | None = None,
         burn_in: int = 64,
         sweeps: int = 64,
         num_chains: int = 16,
         thin: int | None = None,
-        method: Method = "heat_bath",
+        method: Method | None = None,
         order: Order = "sequential",
         num_reads: int = 1000,
         persistent: bool = False,
@@ -107,12 +118,20 @@ class TemperingSampler(Sampler):
             check_count(name, count, most=_MOST)
         for name, optional in (("thin", thin), ("threads", threads)):
             check_count(name, optional, most=_MOST, optional=True)
+        self.schedule = check_schedule(schedule, burn_in)
+        if method is None:
+            method = "heat_bath" if self.schedule is None else "metropolis"
         check_choice("method", method, get_args(Method))
         check_choice("order", order, get_args(Order))
         check_flag("persistent", persistent)
         check_flag("store_chain", store_chain)
         check_flag("track_lowest", track_lowest)
         check_count("num_reads", num_reads)
+        if self.schedule is not None:
+            _refuse_beside_schedule(
+                num_replicas=num_replicas, betas=betas, thin=thin, persistent=persistent, store_chain=store_chain
+            )  # fmt: skip
+            num_replicas = 1
         self.automatic = isinstance(num_replicas, str) and num_replicas == "auto" and betas is None
         if self.automatic and persistent:
             raise ArgumentError("num_replicas", "expected an integer with persistent=True, got 'auto'.")
@@ -137,6 +156,8 @@ class TemperingSampler(Sampler):
     @cached_property
     def capabilities(self) -> Capabilities:
         """Any problem that fits in memory; log Z if the ladder of every problem begins at β = 0."""
+        if self.schedule is not None:
+            return Capabilities(law="annealed", three_body=True, edges=True, gradients=())
         return Capabilities(
             three_body=True,
             edges=True,
@@ -145,7 +166,9 @@ class TemperingSampler(Sampler):
 
     @property
     def watched(self) -> tuple[Watched, ...]:
-        """Whether the chains have mixed, with the limits of docs/tempering.md."""
+        """Whether the chains have mixed, with the limits of docs/tempering.md; nothing of annealed chains."""
+        if self.schedule is not None:
+            return ()
         apart = "chains are in different modes; more num_replicas, then more burn_in and sweeps"
         alone = "one chain cannot show whether it has mixed; more num_chains"
         return (
@@ -164,7 +187,9 @@ class TemperingSampler(Sampler):
 
     @property
     def expected_error(self) -> str:
-        """The error of the average, if the chains have mixed."""
+        """The error of the average, if the chains have mixed; that of annealed reads."""
+        if self.schedule is not None:
+            return "reads are annealed to low energies, no samples of the law; more burn_in finds lower ones"
         return "the standard error, if the diagnostics are good"
 
     @property
@@ -218,6 +243,8 @@ class TemperingSampler(Sampler):
         require_single_precision(self.name, ising)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        if self.schedule is not None:
+            return self._annealed(ising, num_reads, seed, self.schedule)
         chains, thin = num_reads if self.thin is None else min(self.num_chains, num_reads), self.thin or 0
         sweeps = self.burn_in + thin * -(-num_reads // chains)
         batch, rules, pilot = self._begun(ising, seed, chains, track=self.track_lowest)
@@ -233,7 +260,20 @@ class TemperingSampler(Sampler):
         tracked = batch.lowest() if self.track_lowest else None
         return Samples(spins, ising.visible_mask, info=Info(info), tracked=tracked)
 
+    def _annealed(self, ising: Ising, num_reads: int, seed: int, schedule: Schedule) -> Samples:
+        """The last, or the lowest, states of chains that are led along the schedule."""
+        batch, rules, _ = self._begun(ising, seed, num_reads, track=self.track_lowest)
+        for simulation in batch.simulations:
+            anneal(simulation, rules, schedule, self.burn_in)
+        found = [s.lowest if self.track_lowest else s.spins()[:, :, -1] for s in batch.simulations]
+        spins = batch.joined.reads([states[None] for states in found], num_reads).to(ising.fields.device)
+        info = self._ended(batch, None, num_reads, self.burn_in, []) | {"schedule": schedule}
+        del info["swap_rates"]
+        return Samples(spins, ising.visible_mask, info=Info(info))
+
     def _moments(self, ising: Ising, correlations: bool, seed: int, log_partition: bool = False) -> Moments:
+        if self.schedule is not None:
+            return super()._moments(ising, correlations, seed)
         batch, rules, pilot = self._begun(ising, seed, self.num_chains, averaged=True)
         wanted, found = {"pairs": correlations, "bridge": log_partition, "reads": self.store_chain}, []
         for simulation in batch.simulations:
@@ -284,6 +324,13 @@ class TemperingSampler(Sampler):
             "swap_rates": Later(lambda: joined.per_rung(rates, replicas - 1, missing)),
         }
         return info if pilot is None else info | {"pilot": pilot.info()}
+
+
+def _refuse_beside_schedule(**options: Any) -> None:
+    """Refuse options of chains that stay at one temperature."""
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise ArgumentError(name, f"cannot be combined with schedule, got {value!r}.")
 
 
 def _check_ladder(num_replicas: Any, betas: Any) -> Array:

@@ -31,7 +31,7 @@ _CACHED, _EDGES = "diabat.samplers.tempering.cached", "diabat.samplers.tempering
 # Fields are clipped to this.
 _LARGEST = 1e30
 # Cached fields never pay below this number of coupled spins.
-_LEAST_CACHED = 96
+_LEAST_CACHED = 32
 # Lanes of a block with cached fields: one panel of couplings is loaded once for all of them.
 _CACHED_LANES = 256
 
@@ -58,13 +58,13 @@ class ChainSimulation(ABC):
         fields: h, [P, n].
         queries: Identifier of each problem, below 2^32, [P].
         chains: C.
-        betas: Ladder of each problem, [P, R]; the last rung is read.
+        betas: Ladder of each problem, [P, R], or of each sweep and problem, [sweeps, P, R]; the last rung is read.
         spins: Spins to start from, int8 [P, C, R, n] by rung; None for random ones.
         track: Keep the state of lowest energy of every chain.
         averaged: Whether runs average: their states need memory for it.
 
     Attributes:
-        betas: The ladder; may be replaced between calls.
+        betas: The ladder; may be replaced between calls, also by one for each sweep of the next call.
         sweeps: Number of sweeps run so far.
         lowest: State of lowest energy of each chain, int8 [P, C, n]; empty if not tracked.
     """
@@ -73,7 +73,7 @@ class ChainSimulation(ABC):
         self, fields: Array, queries: Array, *, chains: int, betas: Array, spins: Array | None = None,
         track: bool = False, averaged: bool = True,
     ) -> None:  # fmt: skip
-        replicas, n = betas.shape[1], fields.shape[1]
+        replicas, n = betas.shape[-1], fields.shape[1]
         # Clipped fields still determine the spin, and their sums stay within float32.
         self._fields = np.ascontiguousarray(np.minimum(np.maximum(fields, -_LARGEST), _LARGEST), np.float32)
         self._queries, self._fresh = queries.astype(np.uint32), spins is None
@@ -86,6 +86,10 @@ class ChainSimulation(ABC):
         self._rungs[:] = np.arange(replicas)
         self.lowest = np.empty((len(fields) if track else 0, chains, n), np.int8)
         self._highest = np.full(self.lowest.shape[:2], -np.inf)
+
+    @abstractmethod
+    def squares(self) -> Array:
+        """Squares of what acts on each spin, h_j² + Σ_k J_jk² + Σ_{k<l} K_jkl², float64 [P, n]."""
 
     @abstractmethod
     def _work(self, rules: Rules) -> list[Work]:
@@ -125,11 +129,10 @@ class ChainSimulation(ABC):
         )  # fmt: skip
         stretch = kernel.Stretch(
             how, sweeps=sweeps, orders=orders, start=self._fresh, record=record, every=every, track=track,
-            chains=problems * chains,
+            annealed=self.betas.ndim == 3, chains=problems * chains,
         )  # fmt: skip
-        state = kernel.Chains(
-            self._spins, self._rungs, np.ascontiguousarray(self.betas), self._queries, chains, replicas, n
-        )
+        betas = np.ascontiguousarray(self.betas if self.betas.ndim == 3 else self.betas[None])
+        state = kernel.Chains(self._spins, self._rungs, betas, self._queries, chains, replicas, n)
         found = kernel.Results(
             *np.zeros((2, problems if average else 0, chains, n), np.float32),
             np.zeros((problems, chains, replicas - 1)),
@@ -193,8 +196,16 @@ class Simulation(ChainSimulation):
         three_body = np.zeros((size, 0, 0, 0)) if three_body is None else three_body
         self._couplings = np.ascontiguousarray(couplings, np.float32)
         self._three_body = np.ascontiguousarray(three_body, np.float32)
-        chains = (starts * self.chains).tolist()
+        self._starts, chains = starts, (starts * self.chains).tolist()
         self._ranges = np.array(list(zip(range(size), chains, chains[1:], strict=False)))
+
+    def squares(self) -> Array:
+        """As in :class:`ChainSimulation`."""
+        J, K = self._couplings.astype(np.float64), self._three_body.astype(np.float64)
+        found = np.einsum("gjk,gjk->gj", J, J)
+        if K.size:
+            found += np.einsum("gjkl,gjkl->gj", K, K) / 2
+        return np.repeat(found, np.diff(self._starts), axis=0) + self._fields.astype(np.float64) ** 2
 
     def _work(self, rules: Rules) -> list[Work]:
         summed, cached = loaded(SUMMED), loaded(_CACHED)
@@ -226,7 +237,8 @@ class Simulation(ChainSimulation):
         never = rules.order == "random" or self._three_body.shape[1] > 0 or rules.fields == "summed"
         if never or rules.fields == "cached" or n < _LEAST_CACHED:
             return np.full(len(rows), not never and rules.fields == "cached")
-        return np.array([caching_pays(self._couplings[row], replicas) for row in rows])
+        options = replicas, self.chains, self.betas.ndim == 3
+        return np.array([caching_pays(self._couplings[row], *options) for row in rows])
 
 
 class EdgeSimulation(ChainSimulation):
@@ -253,13 +265,18 @@ class EdgeSimulation(ChainSimulation):
         J = values if seen.all() else np.where(seen[:, index].all(2), values, 0)
         entries = np.zeros((len(J), index.size + 1))  # one more, because a sum must begin somewhere
         entries[:, :-1] = J[:, pairs]
-        sums = np.add.reduceat(entries, starts[:-1], axis=1)
-        sums[:, starts[1:] == starts[:-1]] = 0
         doubled = np.ascontiguousarray(2 * entries[:, :-1], np.float32)
-        base = np.ascontiguousarray(self._fields - sums[groups], np.float32)
+        base = np.ascontiguousarray(self._fields - _row_sums(entries, starts)[groups], np.float32)
         self._problems = starts, neighbours, doubled, base, self._fields
         chains = np.arange(len(fields) + 1) * self.chains
         self._ranges = np.stack((groups, chains[:-1], chains[1:]), axis=1)
+
+    def squares(self) -> Array:
+        """As in :class:`ChainSimulation`."""
+        starts, _, doubled, _, fields = self._problems
+        entries = np.pad(doubled.astype(np.float64) / 2, ((0, 0), (0, 1)))
+        sums = _row_sums(entries**2, starts)
+        return sums[self._ranges[:, 0]] + fields.astype(np.float64) ** 2
 
     def _work(self, rules: Rules) -> list[Work]:
         edges, replicas = loaded(_EDGES), self._spins.shape[2]
@@ -272,13 +289,21 @@ class EdgeSimulation(ChainSimulation):
         return [(self._blocks(self._ranges, rules.block, self._strip_lanes()), state)]
 
 
-def caching_pays(couplings: Array, replicas: int) -> bool:
-    """Whether cached fields cost less than sums for every update, for J [n, n] and a ladder of R rungs.
+def _row_sums(entries: Array, starts: Array) -> Array:
+    """Sums of entries [D, 2E + 1], of which the last is 0, over those of each spin, [D, n]."""
+    sums = np.add.reduceat(entries, starts[:-1], axis=1)
+    sums[:, starts[1:] == starts[:-1]] = 0
+    return sums
 
-    A sum costs 1.1 + 0.015 n, an update with cached fields 2 and 15 + 0.036 n per flip (ns of a core with vectors of 64
-    bytes).  A heat bath flips a spin with a probability of about 1/2 / (1 + 1.4 β² Σ_k J_jk²), measured for couplings
-    of random signs.  The answer affects the time only, and the rounding of the fields; spins without couplings, such
-    as padding, do not change it.
+
+def caching_pays(couplings: Array, replicas: int, chains: int = 64, annealed: bool = False) -> bool:
+    """Whether cached fields cost less than sums for every update, for J [n, n], a ladder of R rungs, and C chains.
+
+    A sum costs 0.5 + 0.0098 n, and the same for eight chains or fewer together; an update with cached fields
+    1.2 + 0.0005 n and 6.5 + 0.027 n per flip (ns of a core with vectors of 64 bytes).  A heat bath flips a spin with a
+    probability of about 1/2 / (1 + 1.4 β² Σ_k J_jk²), measured for couplings of random signs.  Annealed chains pass the
+    temperatures at which that sum is 1 to 25.  The answer affects the time only, and the rounding of the fields; spins
+    without couplings, such as padding, do not change it.
     """
     n = couplings.shape[0]
     if n < _LEAST_CACHED:
@@ -288,8 +313,10 @@ def caching_pays(couplings: Array, replicas: int) -> bool:
     if coupled < _LEAST_CACHED:
         return False
     strength = float(squared.sum()) / coupled
-    rate = float((0.5 / (1 + 1.4 * strength * even_ladder(replicas) ** 2)).mean())
-    return 2 + rate * (15 + 0.036 * coupled) < 1.1 + 0.015 * coupled
+    strengths = np.linspace(1, 5, 9) ** 2 if annealed else strength * even_ladder(replicas) ** 2
+    rate = float((0.5 / (1 + 1.4 * strengths)).mean())
+    cached = 1.2 + 0.0005 * coupled + rate * (6.5 + 0.027 * coupled)
+    return cached < (0.5 + 0.0098 * coupled) * max(1.0, 8 / (replicas * chains))
 
 
 def _in_panels(couplings: Array, fields: Array, width: int) -> tuple[Array, Array]:
