@@ -277,8 +277,8 @@ class Ising:
             log P(s) = c + Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s - log Z,        ∂ log P / ∂h_j = s_j - <s_j>
 
         log Z has no default, since no method suits every problem.  ``log_partition`` of moments of ``exact`` and
-        ``banded`` is exact and differentiable, that of ``tempering`` an estimate without a gradient.  After
-        :meth:`clamp` this is log P(s_free | s_clamped), and -inf where a clamped spin has another value.
+        ``banded`` is exact and differentiable, that of ``tempering``, on request, an estimate without a gradient.
+        After :meth:`clamp` this is log P(s_free | s_clamped), and -inf where a clamped spin has another value.
 
         Args:
             spins: ±1 of any dtype, [*sample, *batch, n]; values of invisible spins are ignored.
@@ -294,7 +294,10 @@ class Ising:
         Source: Koller and Friedman, Probabilistic Graphical Models (2009), chapter 20.
         """
         if log_partition is None:
-            raise IsingError("log_partition", "expected log Z, as 'exact' and 'banded' compute it, got None.")
+            raise IsingError(
+                "log_partition",
+                "expected log Z, as 'exact', 'banded' and, on request, 'tempering' compute it, got None.",
+            )
         exponent, log_z = -self.energy(spins), log_partition
         spins = spins.to(self.fields.device)
         if not torch._C._are_functorch_transforms_active():  # which hide values and gradients

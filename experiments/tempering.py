@@ -52,7 +52,8 @@ def problems(family: str, g: float, n: int, count: int, seed: int = 0) -> Ising:
 
 def moments(ising: Ising, seed: int = 0, **options: Any) -> Moments:
     """Averages on one thread."""
-    return diabat.sampler("tempering", threads=1, **options).moments(ising, seed=seed)
+    sampler = diabat.sampler("tempering", threads=1, **options)
+    return sampler.moments(ising, log_partition=sampler.capabilities.log_partition, seed=seed)
 
 
 def errors(instances: int) -> Titled:

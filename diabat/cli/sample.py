@@ -93,7 +93,9 @@ def sample_problem(
         _report(loaded, backend, drawn, (_lowest if lowest else _reads)(loaded, drawn), as_json)
         return
     other = None if compare is None else _moments_of(compare, ising, seed)  # first: it may refuse
-    moments = backend.moments(ising, correlations=correlations, num_reads=num_reads, seed=seed)
+    log_z = num_reads is None and backend.capabilities.log_partition
+    options: dict[str, Any] = {"log_partition": log_z, "num_reads": num_reads, "seed": seed}
+    moments = backend.moments(ising, correlations=correlations, **options)
     beside = None if other is None else _compared(moments, *other)
     _report(loaded, backend, moments, _marginals(loaded, moments, beside), as_json)
     if beside is not None and not as_json:

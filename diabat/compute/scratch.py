@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -27,14 +26,14 @@ class Scratch:
 
     def __init__(self, vectors: int, *, cleared: bool = False) -> None:
         raw = (np.zeros if cleared else np.empty)((vectors + 1) * VECTOR_BYTES, np.uint8)
-        start = -raw.__array_interface__["data"][0] % VECTOR_BYTES
-        self._free = raw[start : start + vectors * VECTOR_BYTES]
+        start = -raw.ctypes.data % VECTOR_BYTES
+        self._memory, self._taken = raw[start : start + vectors * VECTOR_BYTES], 0
 
     def take(self, dtype: DTypeLike, *shape: int) -> NDArray[Any]:
         """Allocate an array of complete vectors: its last axis is a multiple of :func:`lanes_of`."""
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        taken, self._free = self._free[:size], self._free[size:]
-        return taken.view(dtype).reshape(shape)
+        array: NDArray[Any] = np.ndarray(shape, dtype, self._memory, self._taken)
+        self._taken += array.nbytes
+        return array
 
 
 def aligned_rows(rows: int, dtype: DTypeLike) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -24,10 +24,11 @@ class Moments(SavedAnswer):
             relative precision when the magnetization is -1 to rounding.
         visible: bool [*batch, n].
         correlation: <s_j s_k>, [*batch, n, n], 1 on the diagonal; 0 for invisible spins.  None unless asked.
-        log_partition: log Z of the visible spins, with the offset, [*batch], where the backend knows it.
+        log_partition: log Z of the visible spins, with the offset, [*batch], where the backend knows it, or was asked
+            for it.
         standard_error: Standard error of ``probability``, [*batch, n], for sampled moments.
         num_reads: Number of reads behind sampled moments, None for analytic ones.
-        info: Backend, seed, timing and backend-specific facts.
+        info: Backend, seed, timing and backend-specific facts; see :class:`~diabat.samplers.diagnostics.Info`.
     """
 
     probability: Tensor
@@ -256,7 +257,7 @@ class Samples(SavedAnswer):
             correlation=correlation,
             standard_error=torch.where(self.visible, error, 0).to(dtype),
             num_reads=reads,
-            info=dict(self.info),
+            info={} | cast("Any", self.info),  # a copy that computes nothing
         )
 
     def to_xarray(self, labels: Labels = None, *, chains: int | None = None) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 from abc import ABC, abstractmethod
-from typing import Any, Self, final
+from typing import Any, Self, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -125,7 +125,8 @@ class Sampler(WithOptions, nn.Module, ABC):
         held = ising.detach()
         with torch.no_grad(), without_autocast(ising.fields):
             samples = self._sample(self._taken(held.without_constants()), num_reads, drawn)
-        info = {"backend": self.name, "seed": drawn, "wall_s": preparing.clock() - start, **samples.info}
+        known = {"backend": self.name, "seed": drawn, "wall_s": preparing.clock() - start}
+        info = known | cast("Any", samples.info)  # so that entries of `Info` are not computed yet
         found = Samples(samples.spins, samples.visible, info, held, samples.tracked)
         return found.with_clamped(held.clamped)
 
@@ -135,6 +136,7 @@ class Sampler(WithOptions, nn.Module, ABC):
         ising: Ising,
         *,
         correlations: bool = False,
+        log_partition: bool = False,
         num_reads: int | None = None,
         seed: int | None = None,
     ) -> Moments:
@@ -147,12 +149,13 @@ class Sampler(WithOptions, nn.Module, ABC):
         Args:
             ising: The batch of problems.
             correlations: Also report <s_j s_k>; not differentiable.
+            log_partition: Also report log Z; ``exact`` and ``banded`` report it in any case, because it costs nothing.
             num_reads: Average over this many reads of :meth:`sample`; None uses the default method of the backend.
             seed: As in :meth:`sample`; analytic backends ignore it, and leave torch's generator as it is.
 
         Raises:
-            UnsupportedError: If the backend does not support the problem, does not report correlations, or is given
-                ``num_reads`` but draws no reads.
+            UnsupportedError: If the backend does not support the problem, does not report correlations or log Z, or
+                is given ``num_reads`` but draws no reads.
             ValueError: If ``num_reads`` or ``seed`` is out of range.
         """
         _require_call(ising)
@@ -164,6 +167,9 @@ class Sampler(WithOptions, nn.Module, ABC):
                 f"expected at most {DENSE_SPINS} spins, whose correlations form a matrix, got {ising.num_spins}; "
                 "average the products of the spins of interest over the reads of sample.",
             )
+        if log_partition and (num_reads is not None or not self.capabilities.log_partition):
+            got = f"'{self.name}' with its options" if num_reads is None else "num_reads, and reads have none"
+            raise UnsupportedError("log_partition", f"expected a sampler that computes log Z, got {got}.")
         if num_reads is not None:
             if not self.capabilities.samples:
                 raise UnsupportedError(
@@ -184,13 +190,14 @@ class Sampler(WithOptions, nn.Module, ABC):
                 ising.fields
             ):  # one call deeper, a warning of dqa would not be at the caller
                 self._require(ising)
-                moments = self._moments(self._taken(ising), correlations, drawn)
+                answer = self._moments_with_log_partition if log_partition else self._moments
+                moments = answer(self._taken(ising), correlations, drawn)
             # Rounding can push a certain spin above 1.
             moments = moments.replaced(probability=moments.probability.clamp(0, 1))
-        info = {"backend": self.name, "wall_s": preparing.clock() - start, **moments.info}
+        known = {"backend": self.name, "wall_s": preparing.clock() - start}
         if moments.num_reads is not None:
-            info.setdefault("seed", drawn)
-        return moments.replaced(info=info).with_constants(given)
+            known["seed"] = drawn
+        return moments.replaced(info=known | cast("Any", moments.info)).with_constants(given)
 
     def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
         """Moments differentiable in h, J and K, as from :meth:`moments` but without the ``info`` of the call."""
@@ -285,6 +292,10 @@ class Sampler(WithOptions, nn.Module, ABC):
         require_room(ising, self.num_reads)
         samples = self._sample(ising.detach(), self.num_reads, seed)
         return samples.moments(correlations=correlations, dtype=ising.fields.dtype)
+
+    def _moments_with_log_partition(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        """Overridden where log Z costs something, so that ``_moments`` leaves it out."""
+        return self._moments(ising, correlations, seed)
 
     def _taken(self, ising: Ising) -> Ising:
         """The problem in the form that the backend takes: edges are expanded if it takes none, or beside K."""

@@ -31,7 +31,7 @@ class Capabilities:
         edges: Takes couplings as edges; else they are expanded, up to ``diabat.edges.DENSE_SPINS`` spins.
         samples: Can draw samples.
         correlations: Can report pair correlations.
-        log_partition: Reports log Z.
+        log_partition: Reports log Z, if ``moments`` is asked for it.
         gradients: Estimators that support it, best first (``gradient="auto"`` takes the first).
         max_states: Largest Σ 2^n that a layer may request in one call if every problem has a different J, when no work
             is shared; None if the backend does not enumerate.

@@ -1,4 +1,4 @@
-"""The ``info`` of a result: conversion to plain data, summaries of many results, and checks of their quality.
+"""The ``info`` of a result: entries computed on access, plain data, summaries of many results, checks of quality.
 
 Each backend declares which entries to watch, with limits.
 """
@@ -6,7 +6,7 @@ Each backend declares which entries to watch, with limits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,6 +21,51 @@ LAWS = {
     "annealed": "states of low energy, not the Boltzmann law",
 }
 """``Capabilities.law`` in words."""
+
+
+class Later(NamedTuple):
+    """An entry of :class:`Info` that is computed when it is read."""
+
+    compute: Callable[[], Any]
+
+
+class Info(Mapping[str, Any]):
+    """Facts of a result, of which those that are a :class:`Later` are computed once, when they are first read.
+
+    ``info | other`` and ``other | info`` compute nothing.  Copies and pickles are dictionaries of all values.
+    """
+
+    def __init__(self, *parts: Mapping[str, Any]) -> None:
+        self._facts: dict[str, Any] = {}
+        for part in parts:
+            self._facts.update(part._facts if isinstance(part, Info) else part)
+
+    def __getitem__(self, key: str) -> Any:
+        fact = self._facts[key]
+        if isinstance(fact, Later):
+            fact = self._facts[key] = fact.compute()
+        return fact
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._facts)
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._facts
+
+    def __or__(self, other: Mapping[str, Any]) -> Info:
+        return Info(self, other)
+
+    def __ror__(self, other: Mapping[str, Any]) -> Info:
+        return Info(other, self)
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
+        return dict, (dict(self),)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 @dataclass(frozen=True)

@@ -135,11 +135,14 @@ class DistributedSampler(Sampler):
         answers = self._solve("adjoint", ising, seed, cotangent=cotangent)
         return AdjointGradient(answers.assemble("fields").to(ising.fields), answers.add_couplings())
 
-    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        answers = self._solve("moments", ising, seed, correlations=correlations)
+    def _moments(self, ising: Ising, correlations: bool, seed: int, log_partition: bool = False) -> Moments:
+        answers = self._solve("moments", ising, seed, correlations=correlations, log_partition=log_partition)
         num_reads = answers.found[0].get("num_reads")
         found = {key: answers.assemble(key) for key in _RESULTS["moments"][:4]}
         return Moments(**found, visible=ising.visible_mask, num_reads=num_reads, info=answers.info)
+
+    def _moments_with_log_partition(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        return self._moments(ising, correlations, seed, True)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         answers = self._solve("sample", ising, seed, num_reads=num_reads)

@@ -108,12 +108,12 @@ class Bucket:
         """J (order 2) or K (3) of its groups, [G, m, ...], from the distinct ones [C, n, ...]; 0 for padding spins."""
         if self.in_order:
             return values
-        couplings, spins = (_like(index, values) for index in (self.couplings, self.spins))
+        couplings, spins = _like(self.couplings, values), _like(self.spins, values)
         if self._all_spins:
             return values[couplings]
-        index: list[Any] = [couplings.reshape(-1, *(1,) * order)]
+        index: list[Any] = [couplings.reshape([-1] + [1] * order)]
         for axis in range(order):
-            index.append(spins.reshape(len(spins), *(-1 if a == axis else 1 for a in range(order))))
+            index.append(spins.reshape([len(spins)] + [1] * axis + [-1] + [1] * (order - axis - 1)))
         return _with_zeros(values, order)[tuple(index)]
 
     def in_slots(self, values: Tensor) -> Tensor:
@@ -188,12 +188,8 @@ class Flat:
 
     def buckets_of(self, rows: Integers, cost: Cost | None = None) -> tuple[Bucket, ...]:
         """The same of some problems with a visible spin, in ascending order."""
-        kinds = len(self.counts)
-        keys, group = np.unique(self.couplings[rows] * kinds + self.pattern[rows], return_inverse=True)
-        sizes, order = np.bincount(group).tolist(), np.argsort(group, kind="stable")
-        members = np.split(rows[order], np.cumsum(sizes)[:-1])
-        couplings, pattern = keys // kinds, keys % kinds
-        spins = self.counts[pattern].tolist()
+        members, couplings, pattern = self._groups(rows)
+        sizes, spins = [len(own) for own in members], self.counts[pattern].tolist()
         alike: dict[int, list[int]] = defaultdict(list)
         for g, count in enumerate(sizes):
             # Groups of very different numbers of problems do not share a bucket: padding would dominate.
@@ -203,6 +199,32 @@ class Flat:
             for groups in alike.values()
             for part in _partition(groups, spins, max(sizes[g] for g in groups), cost)
         )
+
+    @cached_property
+    def undivided(self) -> Bucket:
+        """The problems with a visible spin in one bucket; see `undivided_of`."""
+        return self.undivided_of(np.flatnonzero(self.num_visible))
+
+    def undivided_of(self, rows: Integers) -> Bucket:
+        """Some problems in one bucket, whose padding spins are the invisible ones, in their places.
+
+        For couplings held as edges, which name spins by their number in the problem.
+        """
+        members, couplings, pattern = self._groups(rows)
+        n, rows = self.shape[-1], np.concatenate([rows[:0], *members])
+        seen = np.zeros((len(self.counts), n + 1), np.bool_)
+        np.put_along_axis(seen, self.spins, True, axis=1)
+        spins, starts = np.where(seen[:, :n], np.arange(n), n), np.cumsum([0, *map(len, members)])
+        in_order = bool((self.counts == n).all()) and np.array_equal(rows, np.arange(len(self.pattern)))
+        return Bucket(n, rows, starts, couplings, spins[pattern], in_order)
+
+    def _groups(self, rows: Integers) -> tuple[list[Integers], Integers, Integers]:
+        """Members of the groups of some problems, and the couplings and the pattern of each group."""
+        kinds = len(self.counts)
+        keys, group = np.unique(self.couplings[rows] * kinds + self.pattern[rows], return_inverse=True)
+        ends = np.cumsum(np.bincount(group))
+        members = np.split(rows[np.argsort(group, kind="stable")], ends[:-1])[: len(keys)]
+        return members, keys // kinds, keys % kinds
 
     def _bucket(self, members: list[Integers], couplings: Integers, pattern: Integers) -> Bucket:
         """The bucket of these groups."""
@@ -356,8 +378,8 @@ def _with_zeros(values: Values, axes: int) -> Values:
     """One zero more at the end of each of the last axes, which padding spins read."""
     if isinstance(values, Tensor):
         return torch.constant_pad_nd(values, (0, 1) * axes)
-    out = np.zeros((*values.shape[:-axes], *(size + 1 for size in values.shape[-axes:])), values.dtype)
-    inside: tuple[Any, ...] = (..., *(slice(size) for size in values.shape[-axes:]))
+    out = np.zeros((*values.shape[:-axes], *np.add(values.shape[-axes:], 1)), values.dtype)
+    inside: tuple[Any, ...] = (..., *[slice(-1)] * axes)
     out[inside] = values
     return out
 

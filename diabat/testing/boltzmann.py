@@ -99,7 +99,7 @@ def small_probabilities(trial: Trial) -> None:
 
 def demand_moments(trial: Trial, ising: Ising, where: str) -> None:
     """Fail if moments differ from enumeration by more than rounding or sampling noise."""
-    moments = trial.sampler.moments(ising, correlations=trial.able.correlations, seed=trial.seed)
+    moments = trial.moments(ising)
     exact = brute_force(ising)
     if moments.num_reads is not None:
         _demand_sampled(trial, moments, exact, where)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.answers import Samples
+from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Capabilities, Law
 
@@ -49,6 +49,12 @@ class Trial:
     def draw(self, ising: Ising, num_reads: int | None = None, *, shift: int = 0) -> Samples:
         """Draw with the trial's reads and seed + shift."""
         return self.sampler.sample(ising, num_reads or self.num_reads, seed=self.seed + shift)
+
+    def moments(self, ising: Ising) -> Moments:
+        """Compute all that the sampler reports."""
+        able = self.able
+        options = {"correlations": able.correlations, "log_partition": able.log_partition}
+        return self.sampler.moments(ising, **options, seed=self.seed)
 
     def analytic_moments(self) -> bool:
         """Whether ``moments`` is computed rather than averaged over reads."""

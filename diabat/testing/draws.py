@@ -68,7 +68,7 @@ def no_live_state(trial: Trial) -> None:
         return [trial.draw(problem, FEW_READS).spins]
 
     def moments(problem: Ising) -> list[Tensor]:
-        got = trial.sampler.moments(problem, correlations=trial.able.correlations, seed=trial.seed)
+        got = trial.moments(problem)
         parts = (got.probability, got.correlation, got.log_partition, got.standard_error)
         return [part.detach() for part in parts if part is not None]
 

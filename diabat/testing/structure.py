@@ -39,7 +39,7 @@ def nothing_visible(trial: Trial) -> None:
     for rows in ([0, 1, 2], [0], [2]):
         ising = with_visible(make_problem((len(rows),), SIZE, seed=trial.seed), mask[rows])
         check_form(trial, ising, f"with visible {mask[rows].sum(1).tolist()} of {SIZE} spins")
-        log_z = trial.sampler.moments(ising, seed=trial.seed).log_partition
+        log_z = trial.moments(ising).log_partition
         if log_z is not None and rows[0] == 0:
             demand_below(log_z[0], 1e-5, "log_partition: expected 0 for a problem without visible spins")
 
@@ -119,5 +119,5 @@ def check_form(trial: Trial, ising: Ising, where: str) -> None:
     """Call ``sample`` and ``moments`` once and check the form of both results."""
     if trial.able.samples:
         check_samples_form(trial.draw(ising, FEW_READS), ising, FEW_READS, where)
-    moments = trial.sampler.moments(ising, correlations=trial.able.correlations, seed=trial.seed)
+    moments = trial.moments(ising)
     check_moments_form(moments, ising, trial, where)

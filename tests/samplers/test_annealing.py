@@ -56,14 +56,14 @@ def test_one_number_is_a_plain_chain_of_the_scaled_problem(ising: Ising, beta: f
 def test_sweeps_are_divided_evenly_among_the_numbers(kind: Any) -> None:
     """3 numbers and 11 sweeps, against calls of 4, 4 and 3 sweeps at a fixed temperature."""
     ising, first = sparse_problem((), 130, 400, seed=9), np.zeros(1, np.int64)
-    h = ising.fields.numpy()[None]
+    h, starts = ising.fields.numpy()[None], np.array([0, 1])
 
     def simulation(betas: Any) -> Any:
         options: dict[str, Any] = {"chains": 20, "betas": betas}
         if kind != "edges":
-            return Simulation(ising.dense().couplings.numpy()[None], None, h, first, first, **options)
+            return Simulation(ising.dense().couplings.numpy()[None], None, h, starts, first, **options)
         index, values = ising.edges.index.numpy(), ising.edges.values.numpy()[None]
-        return EdgeSimulation(index, values, first, np.full((1, 130), True), h, first, **options)
+        return EdgeSimulation(index, values, np.full((1, 130), True), h, starts, first, **options)
 
     rules = Rules(5, "metropolis", fields="auto" if kind == "edges" else kind)
     betas = np.array([0.5, 1.0, 3.0])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,16 @@ import torch
 
 import diabat
 from diabat.ising import pack_couplings
-from diabat.samplers.diagnostics import LAWS, Diagnostic, Watched, diagnostics
+from diabat.samplers.diagnostics import (
+    LAWS,
+    Diagnostic,
+    Info,
+    Later,
+    Watched,
+    condensed,
+    diagnostics,
+    plain,
+)
 from diabat.samplers.registry import available_backends
 
 
@@ -53,6 +64,37 @@ def test_what_is_not_there_is_left_out_and_facts_of_a_base_stand_below_it() -> N
     assert diagnostics(facts, {"a": 1, "rates": torch.zeros(0), "y": 2}) == []
     fact = Watched("x", "X", most=1).below("base", "dqa")
     assert one(fact, base={"x": 2}) == Diagnostic("base.x", "dqa: X", 2, False, "at most 1", "")
+
+
+def test_entries_are_computed_once_and_when_they_are_read() -> None:
+    """Joining, and asking for names, computes nothing; copies and pickles are dictionaries of values."""
+    calls: list[str] = []
+
+    def later(name: str, value: Any) -> Later:
+        return Later(lambda: calls.append(name) or value)  # type: ignore[func-returns-value]
+
+    def made() -> Info:
+        calls.clear()
+        return Info({"a": 1, "b": later("b", torch.ones(2))}, {"c": later("c", 3.0)})
+
+    info: Any = {"z": 0, "a": 5} | made() | {"d": 4}
+    assert (isinstance(info, Info), list(info), len(info), calls) == (True, ["z", "a", "b", "c", "d"], 5, [])
+    assert ("b" in info, "x" in info, info.get("x"), info["a"], calls) == (True, False, None, 1, [])
+    assert (info["c"], info["c"], calls) == (3.0, 3.0, ["c"])
+    assert info["b"] is info["b"]
+    assert calls == ["c", "b"]
+    with pytest.raises(KeyError):
+        info["x"]
+    for copied in (dict, copy.copy, copy.deepcopy, lambda i: pickle.loads(pickle.dumps(i)), lambda i: {**i}):
+        found = copied(made())
+        assert (type(found), list(found), calls) == (dict, ["a", "b", "c"], ["b", "c"])
+        assert (found["a"], found["b"].tolist(), found["c"]) == (1, [1.0, 1.0], 3.0)
+    assert repr(made()) == repr({"a": 1, "b": torch.ones(2), "c": 3.0})
+    assert plain({"base": made()}) == {"base": {"a": 1, "b": [1.0, 1.0], "c": 3.0}}
+    summary = {"a": 1, "c": {"min": 3.0, "mean": 4.0, "max": 5.0}}
+    assert condensed([Info({"a": 1, "c": later("c", 3.0)}), {"c": 5.0}]) == summary
+    (fact,) = diagnostics([Watched("base.c", "C", most=2)], {"base": made()})
+    assert (fact.value, fact.ok, calls) == (3.0, False, ["c"])
 
 
 def judged(name: str, ising: diabat.Ising, *, sample: bool = False, **options: Any) -> dict[str, Any]:

@@ -355,6 +355,14 @@ CALLS: list[tuple[Callable[[], Any], Any, str]] = [
     # Layers under autocast build problems without a check.
     (lambda: REFERENCE.moments(HALF), ValueError, "fields: expected dtype float32 or float64, got torch.float16"),
     (lambda: REFERENCE.moments(torch.zeros(3)), ValueError, "ising: expected a diabat.Ising, got Tensor"),
+    (lambda: diabat.sampler("mean_field").moments(ONE, log_partition=True), UnsupportedError,
+     "log_partition: expected a sampler that computes log Z, got 'mean_field' with its options."),
+    (lambda: diabat.sampler("refine", sampler="tempering").moments(ONE, log_partition=True), UnsupportedError,
+     "log_partition: expected a sampler that computes log Z, got 'refine' with its options."),
+    (lambda: diabat.sampler("tempering", num_replicas=1).moments(ONE, log_partition=True), UnsupportedError,
+     "log_partition: expected a sampler that computes log Z, got 'tempering' with its options."),
+    (lambda: EXACT.moments(ONE, log_partition=True, num_reads=5), UnsupportedError,
+     "log_partition: expected a sampler that computes log Z, got num_reads, and reads have none."),
     (lambda: diabat.sampler("mean_field").moments(ONE, num_reads=50), UnsupportedError,
      "a sampler that draws reads, got 'mean_field', which"),
     *((lambda x=x: diabat.spin_probabilities(torch.zeros(2), None, "exact", gradient=x), ValueError,
@@ -455,7 +463,7 @@ CALLS: list[tuple[Callable[[], Any], Any, str]] = [
      "term: expected 'field', 'coupling' or 'three_body', got 'fields'"),
     # log-probabilities
     (lambda: FLAT.log_prob(ONES, None), IsingError,
-     "log_partition: expected log Z, as 'exact' and 'banded' compute it, got None"),
+     "log_partition: expected log Z, as 'exact', 'banded' and, on request, 'tempering' compute it, got None"),
     (lambda: FLAT.log_prob(ONES, torch.zeros(3)), IsingError,
      "log_partition: expected leading dimensions that broadcast to the batch [2]"),
     (lambda: FLAT.log_prob(ONES, torch.zeros(2).double()), IsingError,

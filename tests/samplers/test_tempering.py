@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from functools import partial
 from itertools import product
 from typing import Any
 
+import numpy as np
 import problems
 import pytest
 import torch
@@ -21,7 +23,8 @@ from diabat.ising import Ising, pack_couplings
 from diabat.runs import build_sampler
 from diabat.samplers import UnsupportedError
 from diabat.samplers.tempering import TemperingSampler
-from diabat.samplers.tempering import sampler as module
+from diabat.samplers.tempering.averages import Spread
+from diabat.samplers.tempering.simulation import ChainSimulation
 from diabat.testing import brute_force, brute_force_states
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
 
@@ -88,7 +91,7 @@ def test_strong_fields_are_safe(method: str) -> None:
     ising = Ising(h, make_problem((), 5, seed=8, dtype=torch.float32).couplings)
     sampler = tempering(method=method)
     assert (sampler.sample(ising, 500, seed=1).spins[:, :4] == torch.sign(h[:4])).all()
-    moments = sampler.moments(ising, seed=1, correlations=True)
+    moments = sampler.moments(ising, seed=1, correlations=True, log_partition=True)
     assert torch.equal(moments.probability[[0, 2]], torch.ones(2))
     assert (moments.probability[[1, 3]] < 1e-20).all()
     for value in (moments.probability, moments.standard_error, moments.correlation, moments.log_partition):
@@ -234,13 +237,74 @@ def test_log_partition_lies_within_its_error() -> None:
     """z-tests of 12 problems, alpha = 1e-6: N = 64 chains; invisible spins count no states."""
     ising = causal_problem(6, seed=13)
     ising = with_visible(make_problem((2, 6), 6, seed=13, couplings=0.8), ising.visible_mask)
-    moments = TemperingSampler(num_replicas=6, num_chains=64).moments(ising, seed=7)
+    moments = TemperingSampler(num_replicas=6, num_chains=64).moments(ising, log_partition=True, seed=7)
     exact = brute_force(ising).log_partition
     error = moments.info["log_partition_error"]
     assert ((moments.log_partition - exact).abs() < 5.5 * error + 1e-6).all()
     assert (error < 0.05).all()
     assert not TemperingSampler(num_replicas=1).capabilities.log_partition
     assert not TemperingSampler(betas=(0.5, 1.0)).capabilities.log_partition
+
+
+def test_log_z_is_computed_on_request_and_changes_nothing_else() -> None:
+    ising = causal_problem(5, seed=14)
+    plain, asked = (tempering().moments(ising, log_partition=log_z, seed=8) for log_z in (False, True))
+    assert plain.log_partition is None
+    assert asked.log_partition is not None
+    assert asked.info.keys() - plain.info.keys() == {"log_partition_error"}
+    for name in ("probability", "standard_error"):
+        assert torch.equal(getattr(plain, name), getattr(asked, name))
+    for name in ("rhat", "swap_rates", "effective_sample_size", "autocorrelation_time", "measured_error"):
+        torch.testing.assert_close(plain.info[name], asked.info[name], rtol=0, atol=0, equal_nan=True)
+    parts = diabat.sampler("distributed", sampler=tempering(), workers=0, chunk=2)
+    assert parts.moments(ising, seed=8).log_partition is None
+    exact = diabat.sampler("exact").moments(ising).log_partition
+    assert exact is not None
+    got = parts.moments(ising, log_partition=True, seed=8).log_partition
+    assert got is not None
+    assert (got - exact).abs().max() < 0.2
+
+
+@pytest.mark.parametrize("num_replicas", [3, "auto"])
+def test_diagnostics_are_computed_when_they_are_read(
+    num_replicas: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept for them is the time averages: no chains, and no couplings."""
+    ising = make_problem((2,), 5, seed=3)
+    sampler = tempering(num_replicas=num_replicas)
+    computed, real = [], Spread.effective_reads
+
+    def counted(*of: Any) -> Any:
+        computed.append(1)
+        return real(*of)
+
+    monkeypatch.setattr(Spread, "effective_reads", counted)
+    moments = sampler.moments(ising, seed=1)
+    assert (moments.info["num_chains"], computed) == (16, [])
+    gc.collect()
+    alive = gc.get_objects()
+    assert not any(issubclass(type(thing), ChainSimulation) for thing in alive)
+    spread = next(thing for thing in alive if type(thing) is Spread)
+    held = [*vars(spread).values(), *(total for _, total in spread.halves + spread.magnetization)]
+    held = [thing for thing in held if isinstance(thing, np.ndarray)]
+    assert sum(array.nbytes for array in held) == (12 * 16 + 16) * spread.probability.size
+    size, buckets = moments.info["effective_sample_size"], len(computed)
+    assert size.shape == (2,)
+    assert moments.info["effective_sample_size"] is size
+    assert 1 <= len(computed) == buckets <= 2
+
+
+@pytest.mark.parametrize("options", [{}, AUTO, {"thin": 2}, {"schedule": "auto", "track_lowest": True}])
+@pytest.mark.parametrize("edges", [False, True])
+def test_a_batch_in_which_nothing_is_visible(options: dict[str, Any], edges: bool) -> None:
+    ising = sparse_problem((2,), 5, 4, seed=3) if edges else make_problem((2,), 5, seed=3)
+    ising = with_visible(ising, torch.zeros(2, 5, dtype=torch.bool))
+    sampler = TemperingSampler(**options)
+    samples, moments = sampler.sample(ising, 3, seed=1), sampler.moments(ising, seed=1)
+    assert bool((samples.spins == -1).all())
+    assert not moments.probability.any()
+    assert samples.info["updates"] == (0 if options != AUTO else samples.info["pilot"]["updates"])
+    assert samples.info["betas"].shape == (2, sampler.num_replicas)
 
 
 def test_stored_chains() -> None:
@@ -372,7 +436,7 @@ def test_persistent_chains_keep_their_ladder_and_others_keep_nothing() -> None:
 
 def test_info() -> None:
     ising = causal_problem(4, seed=22)
-    moments = tempering(num_chains=5, sweeps=20, burn_in=12).moments(ising, seed=9)
+    moments = tempering(num_chains=5, sweeps=20, burn_in=12).moments(ising, log_partition=True, seed=9)
     info, batch = moments.info, ising.batch_shape
     counts = {"num_chains": 5, "num_replicas": 3, "sweeps": 32, "seed": 9, "continued": False}
     assert {k: info[k] for k in counts} == counts
@@ -416,35 +480,6 @@ def mixed_batch() -> Ising:
     fields = [weak.fields[:1], *(d.fields for d in deep), weak.fields[1:]]
     couplings = [weak.couplings[:1], *(d.couplings[None] for d in deep if d.couplings is not None)]
     return Ising(torch.cat(fields), torch.cat([*couplings, weak.couplings[1:]]))
-
-
-@pytest.mark.parametrize(
-    "ising",
-    [
-        make_problem((), 8, seed=1, dtype=torch.float32),
-        make_problem((1, 1), 5, lead="heads", seed=2, three_body=0.3),
-        Ising(torch.tensor([0.5])),
-        sparse_problem((), 70, 100, seed=3),
-        sparse_problem((1, 1), 70, 100, lead=(1, 1), seed=4),
-    ],
-)
-@pytest.mark.parametrize("options", [{}, {"order": "random", "method": "metropolis"}])
-def test_one_small_problem_has_the_reads_of_a_batch(
-    monkeypatch: pytest.MonkeyPatch, ising: Ising, options: dict[str, Any]
-) -> None:
-    found = TemperingSampler(num_replicas=1, **options).sample(ising, 40, seed=3)
-    monkeypatch.setattr(module, "is_single", lambda ising, chains: False)
-    want = TemperingSampler(num_replicas=1, **options).sample(ising, 40, seed=3)
-    assert torch.equal(found.spins, want.spins)
-    assert torch.equal(found.visible, want.visible)
-    assert found.info.keys() == want.info.keys()
-    for name in found.info.keys() - {"wall_s"}:
-        one, other = found.info[name], want.info[name]
-        if isinstance(one, Tensor):
-            assert one.dtype == other.dtype
-            assert torch.equal(one, other)
-        else:
-            assert one == other
 
 
 def test_auto_gives_replicas_where_plain_chains_do_not_mix_and_only_there() -> None:

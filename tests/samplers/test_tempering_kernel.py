@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -154,7 +153,7 @@ def simulation(
         ising.couplings.numpy()[None],
         K,
         ising.fields.numpy(),
-        np.zeros(count, np.int64),
+        np.array([0, count]),
         np.arange(count) if names is None else names,
         chains=chains,
         betas=np.tile(ladder, (count, 1)),
@@ -277,7 +276,7 @@ def test_neither_threads_nor_blocks_nor_other_problems_change_a_bit(
     ising, rules = make_problem((5,), 6, seed=4), Rules(9, order=order, fields=fields)
     expected = everything(simulation(ising, ladder, chains=37), rules)
     for threads, block in ((2, None), (1, 1), (3, 5)):
-        got = everything(simulation(ising, ladder, chains=37), replace(rules, threads=threads, block=block))
+        got = everything(simulation(ising, ladder, chains=37), rules._replace(threads=threads, block=block))
         assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
     fourth = Ising(ising.fields[3:4], ising.couplings)
     alone = everything(simulation(fourth, ladder, chains=37, names=np.array([3])), rules)

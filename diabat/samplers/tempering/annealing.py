@@ -74,7 +74,7 @@ def automatic(squares: Array, sweeps: int) -> Array:
         FIRST + (LAST - FIRST) * (np.arange(_STEPS) + share[:, None]) / _STEPS
     )  # values between those of the others
     ramps = steps / np.where(chosen > 0, chosen, 1.0)[..., None]
-    sorted_ramps = np.sort(ramps.reshape(len(sizes), -1), axis=1)
+    sorted_ramps = np.sort(ramps.reshape(len(sizes), _SIZES * _STEPS), axis=1)
     downhill = min(_DOWNHILL_SWEEPS, sweeps // 8)
     at = np.linspace(0, _SIZES * _STEPS - 1, sweeps - downhill).round().astype(np.int64)
     last = np.repeat(_DOWNHILL * sorted_ramps[:, -1:], downhill, axis=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +14,8 @@ from diabat.samplers.tempering.ladder import bridge_terms, equalised, swap_attem
 from diabat.samplers.tempering.simulation import ChainSimulation, Rules
 
 Array = NDArray[Any]
+Sums = list[tuple[int, Array]]
+"""Lengths of some parts of all chains, and sums over them, [P, C, m]."""
 
 # Fractions of the burn-in at which the ladder is adjusted; the rest runs with the final ladder.
 _TUNING = (1 / 8, 1 / 8, 1 / 4)
@@ -48,41 +50,26 @@ def burn_in(simulation: ChainSimulation, rules: Rules, sweeps: int, *, tune: boo
     return 1 - simulation.run(rules, left).rejections.sum(1) / np.maximum(attempts, 1)
 
 
-@dataclass(frozen=True)
-class Averages:
-    """Time averages on the last rung of P problems, C chains, n spins; B blocks: the chains, or segments of one chain.
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """What the diagnostics of P problems follow from; C chains, m spins, B blocks: the chains, or segments of one.
 
-    What was not requested is empty.
+    These are 12 C + 16 bytes for each spin of each problem, and 20 C + 16 for more than 128 sweeps.
     """
 
-    blocks: Array  # mean of P(s = +1 | rest) in each block, [B, P, n]
-    halves: (
-        Array | None
-    )  # the same in the first and second half of each chain, [2C, P, n]; None for a single sweep
-    magnetization: Array  # mean of s in each block, [B, P, n]
+    probability: Array  # [P, m]
+    error: Array  # of the probability, from the spread of the blocks, [P, m]; infinite for one block
+    halves: list[
+        tuple[int, Array]
+    ]  # length, and Σ P(s = +1 | rest) [P, C, m], of the halves of each chain, or of all
+    magnetization: list[
+        tuple[int, Array]
+    ]  # length, and Σ s [P, C, m], of all sweeps, or of each segment of one chain
     sweeps: int  # of each chain
     chains: int  # C
-    acceptance: Array  # mean probability of a swap of each pair of neighbours, [P, R - 1]
-    pairs: Array  # mean of s_j s_k, [P, n, n]
-    forward: Array  # sums of the bridge, [B, P, R - 1]
-    backward: Array  # sums of the bridge, [B, P, R - 1]
-    reads: Array  # every state, int8 [sweeps, P, C, n]
-
-    @property
-    def probability(self) -> Array:
-        """P(s = +1), [P, n]: the Rao-Blackwell average of P(s = +1 | rest)."""
-        return self.blocks.mean(0)
-
-    @property
-    def error(self) -> Array:
-        """Standard error of the probability from the spread of the blocks, [P, n]; infinite for one block."""
-        count = len(self.blocks)
-        if count == 1:
-            return np.full(self.blocks.shape[1:], np.inf)
-        return self.blocks.std(0, ddof=1) / np.sqrt(count)
 
     def effective_reads(self, seen: Array) -> Array:
-        """Number of independent reads with the same squared error, summed over the spins ``seen`` [P, n]; [P].
+        """Number of independent reads with the same squared error, summed over the spins ``seen`` [P, m]; [P].
 
         NaN for one chain, whose segments agree in a mode that it does not leave.
         """
@@ -95,7 +82,8 @@ class Averages:
 
     def autocorrelation_time(self, seen: Array) -> Array:
         """τ in sweeps, [P]: T · (variance of block averages)/(variance of a spin), both summed over the spins."""
-        m, steps = self.magnetization, self.sweeps * self.chains / len(self.magnetization)
+        m = _means(self.magnetization)
+        steps = self.sweeps * self.chains / len(m)
         if len(m) == 1:
             return np.full(m.shape[1], np.nan)
         spread = np.where(seen, m.var(0, ddof=1), 0).sum(-1)
@@ -107,10 +95,22 @@ class Averages:
 
         The means over half a chain are those of P(s = +1 | rest), the variances are p(1 - p).
         """
-        if self.halves is None or self.chains == 1:
-            return np.full(self.blocks.shape[1], np.nan)
-        values = rhat(self.halves, self.halves * (1 - self.halves), max(1, self.sweeps // 2))
+        if len(self.halves) == 1 or self.chains == 1:
+            return np.full(len(self.probability), np.nan)
+        means = _means(self.halves)
+        values = rhat(means, means * (1 - means), max(1, self.sweeps // 2))
         return np.where(seen, values, 1.0).max(-1)
+
+
+class Averages(NamedTuple):
+    """Time averages on the last rung of P problems, m spins; what was not requested is empty."""
+
+    spread: Spread
+    acceptance: Array  # mean probability of a swap of each pair of neighbours, [P, R - 1]
+    pairs: Array  # mean of s_j s_k, [P, m, m]
+    forward: Array  # sums of the bridge, [B, P, R - 1]
+    backward: Array  # sums of the bridge, [B, P, R - 1]
+    reads: Array  # every state, int8 [sweeps, P, C, m]
 
 
 def averages(
@@ -130,17 +130,29 @@ def averages(
     attempts = np.maximum(swap_attempts(simulation.sweeps, sweeps, replicas), 1) * chains
     wanted = {"pairs": pairs, "bridge": bridge, "reads": reads}
     parts = [_segment(simulation, rules, lengths, **wanted) for lengths in _segments(sweeps, chains)]
-    return Averages(
-        blocks=_in_blocks([s.up for s in parts], [s.length for s in parts]),
-        halves=_in_halves(parts),
-        magnetization=_in_blocks([s.spin for s in parts], [s.length for s in parts]),
+    lengths, ups, spins, rejections, products, forward, backward, states = zip(*parts, strict=True)
+
+    def in_blocks(sums: tuple[Array, ...]) -> Sums:
+        return [(sweeps, _total(sums))] if chains > 1 else list(zip(lengths, sums, strict=True))
+
+    means, middle = _means(in_blocks(ups)), len(parts) // 2
+    error = means.std(0, ddof=1) / np.sqrt(len(means)) if len(means) > 1 else np.full(means.shape[1:], np.inf)
+    halves = [slice(middle), slice(middle, None)] if middle else [slice(None)]
+    spread = Spread(
+        probability=means.mean(0),
+        error=error,
+        halves=[(sum(lengths[half]), _total(ups[half])) for half in halves],
+        magnetization=[(k, s.astype(np.float32)) for k, s in in_blocks(spins)],  # whole numbers: exact
         sweeps=sweeps,
         chains=chains,
-        acceptance=1 - _total([s.rejections for s in parts]) / attempts,
-        pairs=_total([s.products for s in parts]) / (sweeps * chains),
-        forward=_log_blocks([s.forward for s in parts]) if bridge else np.empty(0),
-        backward=_log_blocks([s.backward for s in parts]) if bridge else np.empty(0),
-        reads=np.concatenate([s.reads for s in parts]),
+    )
+    return Averages(
+        spread,
+        acceptance=1 - _total(rejections) / attempts,
+        pairs=_total(products) / (sweeps * chains) if pairs else np.empty(0),
+        forward=_log_blocks(forward) if bridge else np.empty(0),
+        backward=_log_blocks(backward) if bridge else np.empty(0),
+        reads=np.concatenate(states) if reads else np.empty(0, np.int8),
     )
 
 
@@ -148,13 +160,13 @@ class _Segment(NamedTuple):
     """Sums over one segment of all chains; arrays that are not requested are empty."""
 
     length: int
-    up: Array  # [P, C, n]
-    spin: Array  # [P, C, n]
+    up: Array  # [P, C, m]
+    spin: Array  # [P, C, m]
     rejections: Array  # [P, R - 1]
-    products: Array  # [P, n, n]
+    products: Array  # [P, m, m]
     forward: Array  # [P, C, R - 1]
     backward: Array  # [P, C, R - 1]
-    reads: Array  # [length, P, C, n]
+    reads: Array  # [length, P, C, m]
 
 
 def _segment(
@@ -165,55 +177,46 @@ def _segment(
     for length in lengths:
         every = 1 if pairs or reads else 0
         found = simulation.run(rules, length, average=True, exponents=bridge, every=every)
-        sums = found.ups.astype(np.float64), found.sums.astype(np.float64), found.rejections.sum(1)
         products = _products(found.reads) if pairs else nothing
         low, high = bridge_terms(simulation.betas, found.exponents) if bridge else (nothing, nothing)
-        calls.append(_Segment(length, *sums, products, low, high, found.reads if reads else nothing))
+        sums, states = (found.ups, found.sums, found.rejections.sum(1)), found.reads if reads else nothing
+        calls.append(_Segment._make((length, *sums, products, low, high, states)))
+    if len(calls) == 1:
+        return calls[0]
     _, *totals, forward, backward, states = zip(*calls, strict=True)
     logarithms = np.logaddexp.reduce(forward), np.logaddexp.reduce(backward)
     return _Segment._make((sum(lengths), *map(_total, totals), *logarithms, np.concatenate(states)))
 
 
-def _segments(sweeps: int, chains: int) -> Iterator[list[int]]:
+def _segments(sweeps: int, chains: int) -> list[list[int]]:
     """Lengths of the calls of each segment; an even number of segments, unless there is one sweep."""
     wanted = _MOST_SEGMENTS if chains == 1 else max(2, min(_MOST_SEGMENTS, sweeps // _SEGMENT))
     count = min(sweeps, wanted)
     count -= count % 2 if count > 1 else 0
-    edges = np.arange(count + 1) * sweeps // count
-    for length in np.diff(edges).tolist():
-        calls = -(-length // _CALL)
-        yield [length * (c + 1) // calls - length * c // calls for c in range(calls)]
+    lengths = np.diff(np.arange(count + 1) * sweeps // count)
+    return [np.diff(np.arange(-(-x // _CALL) + 1) * x // -(-x // _CALL)).tolist() for x in lengths.tolist()]
 
 
 def _total(parts: Sequence[Array]) -> Array:
-    return np.sum(parts, axis=0)
+    """Their sum in float64; itself if there is one."""
+    return parts[0] if len(parts) == 1 else np.asarray(np.sum(parts, axis=0, dtype=np.float64))
 
 
 def _products(reads: Array) -> Array:
-    """Σ s_j s_k of reads [t, P, C, n], float64 [P, n, n]."""
-    problems, n = reads.shape[1], reads.shape[3]
-    s = reads.transpose(1, 0, 2, 3).reshape(problems, -1, n).astype(np.float32)
+    """Σ s_j s_k of reads [t, P, C, m], float64 [P, m, m]."""
+    sweeps, problems, chains, n = reads.shape
+    s = reads.transpose(1, 0, 2, 3).reshape(problems, sweeps * chains, n).astype(np.float32)
     return np.matmul(s.transpose(0, 2, 1), s).astype(np.float64)
 
 
-def _in_blocks(sums: list[Array], lengths: list[int]) -> Array:
-    """Means per chain, or per segment of one chain, from sums [P, C, n] of every segment; [B, P, n]."""
-    if sums[0].shape[1] > 1:
-        return (_total(sums) / sum(lengths)).swapaxes(0, 1)
-    return np.stack([s[:, 0] / length for s, length in zip(sums, lengths, strict=True)])
+def _means(sums: Sums) -> Array:
+    """Means per chain and part, float64 [B, P, m]."""
+    means = [np.divide(s, length, dtype=np.float64).swapaxes(0, 1) for length, s in sums]
+    return means[0] if len(means) == 1 else np.concatenate(means)
 
 
-def _in_halves(parts: list[_Segment]) -> Array | None:
-    if len(parts) == 1:
-        return None
-    middle = len(parts) // 2
-    halves = parts[:middle], parts[middle:]
-    means = [_total([s.up for s in half]) / sum(s.length for s in half) for half in halves]
-    return np.concatenate([m.swapaxes(0, 1) for m in means])
-
-
-def _log_blocks(terms: list[Array]) -> Array:
-    """As `_in_blocks`, for sums in logarithms."""
+def _log_blocks(terms: Sequence[Array]) -> Array:
+    """Logarithms of sums [B, P, R - 1] of each block, from those [P, C, R - 1] of every segment."""
     if terms[0].shape[1] > 1:
         return np.logaddexp.reduce(np.stack(terms)).swapaxes(0, 1)
     return np.stack(terms)[:, :, 0]

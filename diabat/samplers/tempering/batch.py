@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -15,12 +14,11 @@ from torch import Tensor
 
 from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
-from diabat.edges import Edges
 from diabat.ising import Ising
 from diabat.ising_checks import is_within
 from diabat.samplers.answers import lowest_state
 from diabat.samplers.capabilities import UnsupportedError
-from diabat.samplers.grouping import Group, Tier, tiers, undivided
+from diabat.samplers.flat import Bucket, Flat, flat, flat_fields, flat_interactions
 from diabat.samplers.tempering.simulation import ChainSimulation, EdgeSimulation, Simulation
 
 Array = NDArray[Any]
@@ -105,166 +103,159 @@ class Kept:
             found["ladder"] = torch.from_numpy(self.betas.copy())
         return found
 
-    def fits(self, ising: Ising, chains: int, replicas: int, couplings: int) -> bool:
+    def fits(self, ising: Ising, chains: int, replicas: int) -> bool:
         """Whether a call can continue these chains."""
         shape = (chains, replicas, *ising.fields.shape)
-        return tuple(self.spins.shape) == shape and self.couplings in (None, couplings)
+        return tuple(self.spins.shape) == shape and self.couplings in (None, _count_couplings(ising))
+
+    def of(self, bucket: Bucket) -> tuple[Array, Array | None]:
+        """Spins of a bucket, [P, C, R, m], padding spins +1, and the ladder of each problem, if it is tuned."""
+        spins = self.spins.reshape(*self.spins.shape[:2], -1, bucket.n).numpy()
+        padded = np.concatenate((spins, np.ones((*spins.shape[:-1], 1), np.int8)), axis=-1)
+        own = padded[:, :, bucket.rows[:, None], bucket.members].transpose(2, 0, 1, 3)
+        return own, None if self.betas is None else self.betas[bucket.rows]
 
 
-class Part:
-    """The simulation of one tier, whose P problems are its places, in order.
+Ladders = Sequence[tuple[Array | None, Array]]
+"""Inverse temperatures [R] for the problems chosen by a bool [N], or for all if it is None."""
 
-    ``seen`` is True for spins, False for phantoms, bool [P, m].
-    """
 
-    def __init__(
-        self, tier: Tier, simulate: Callable[..., ChainSimulation], batch: Batch, chains: int, ladder: Array,
-        track: bool,
-    ) -> None:  # fmt: skip
-        self.tier = tier
-        places = tier.places
-        queries = places.rows.numpy()
-        self._cells = places.cells.numpy()  # [P, m]
-        self.seen = self._cells < batch.ising.fields.numel()
-        kept = batch.start
-        tuned = None if kept is None else kept.betas
-        betas = np.tile(ladder, (len(queries), 1)) if tuned is None else tuned[queries]
-        spins = None if kept is None else self._gather(kept.spins)
-        self.simulation = simulate(queries=queries, chains=chains, betas=betas, spins=spins, track=track)
+class Joined(NamedTuple):
+    """Puts values of the problems in buckets into the shape of the batch, on its device."""
 
-    def _gather(self, spins: Tensor) -> Array:
-        """Gather spins [C, R, *batch, n] into [P, C, R, m]; phantoms are +1."""
-        if self.tier.whole:
-            by_problem = spins.reshape(*spins.shape[:2], *self._cells.shape).permute(2, 0, 1, 3)
-            return by_problem.contiguous().numpy()
-        flat = spins.reshape(*spins.shape[:2], -1).numpy()
-        padded = np.concatenate((flat, np.ones((*flat.shape[:2], 1), np.int8)), axis=-1)
-        return np.ascontiguousarray(padded[..., self._cells].transpose(2, 0, 1, 3))
+    flat: Flat
+    buckets: list[Bucket]
+    device: torch.device
 
-    def write(self, values: Array, flat: Array) -> None:
-        """Write values [P, m, ...] into the rows of all cells, [N·n + 1, ...]."""
-        if self.tier.whole:
-            flat[:-1].reshape(values.shape)[...] = values
-        else:
-            flat[self._cells] = values
+    def count_spins(self, betas: Sequence[Array]) -> int:
+        """Number of visible spins of all problems and replicas, given the ladders [P, R] of each bucket."""
+        visible, pairs = self.flat.num_visible, zip(self.buckets, betas, strict=True)
+        return sum(int(visible[bucket.rows].sum()) * ladder.shape[1] for bucket, ladder in pairs)
 
-    def write_reads(self, reads: Array, flat: Array) -> None:
-        """Write reads [t, P, C, m] into [N·n + 1, reads]: all chains of one time, then those of the next."""
-        by_cell = reads.transpose(1, 3, 0, 2).reshape(*self._cells.shape, -1)
-        self.write(by_cell[..., : flat.shape[1]], flat)
+    def per_problem(self, values: Sequence[Array], fill: float = math.nan) -> Tensor:
+        """[P, ...] of each bucket as [*batch, ...]; ``fill`` for problems without visible spins."""
+        return self.flat.per_problem(self.buckets, values, fill).to(self.device)
 
-    def dense(self, values: Array) -> Tensor:
-        """Put values [P, ...] into the slots of the tier, [G, Q, ...], on its device; zero elsewhere."""
-        return self.tier.padded(torch.from_numpy(values)).to(self.tier.problems.device)
+    def per_rung(self, values: Sequence[Array], width: int, fill: float) -> Tensor:
+        """[P, up to ``width``] of each bucket, those of the last rungs, as [*batch, width]; ``fill`` elsewhere."""
+        missing = [((0, 0), (width - v.shape[1], 0)) for v in values]
+        padded = [np.pad(v, m, constant_values=fill) for v, m in zip(values, missing, strict=True)]
+        return self.per_problem(padded, fill)
+
+    def per_spin(self, values: Sequence[Array]) -> Tensor:
+        """[P, m] of each bucket as [*batch, n]; 0 for invisible spins."""
+        return self.flat.per_spin(self.buckets, values).to(self.device)
+
+    def per_pair(self, values: Sequence[Array]) -> Tensor:
+        """[P, m, m] of each bucket as [*batch, n, n]; 0 for invisible spins."""
+        return self.flat.per_pair(self.buckets, values).to(self.device)
+
+    def reads(self, values: Sequence[Array], count: int) -> Tensor:
+        """The first ``count`` of int8 [t, P, C, m] of each bucket as [count, *batch, n], all chains of a time first."""
+        shapes = [(v.shape[0] * v.shape[2], v.shape[1], v.shape[3]) for v in values]
+        parts = [v.swapaxes(1, 2).reshape(s)[:count] for v, s in zip(values, shapes, strict=True)]
+        return self.flat.reads(self.buckets, parts, count)
 
 
 class Batch:
-    """All problems of a call: C chains of each, with β of the rungs in ``ladder`` [R].
+    """All problems of a call: C chains of each, with β of the rungs of its ladder.
+
+    Problems without visible spins have no chains.
+
+    Args:
+        ising: The problems.
+        chains: C.
+        ladders: Which problems have which ladder.
+        kept: Chains to continue, if they fit.
+        track: Keep the lowest state of every chain.
+        averaged: Whether runs average.
 
     Attributes:
-        tiers: The tiers of the batch.
-        parts: One per tier; none if nothing is visible.
-        start: The kept chains of the previous call, if they fit and this call continues them, or None.
-        visible_spins: Number of visible spins of all problems.
+        joined: Its buckets, and the way back.
+        simulations: One per bucket.
+        start: The kept chains, if this call continues them, or None.
 
     Raises:
         ValueError: If the chains do not fit in memory.
     """
 
     def __init__(
-        self, ising: Ising, chains: int, ladder: Array, kept: Kept | None, *, track: bool = False
-    ) -> None:
-        self.ising, self._shape = ising, (chains, len(ladder))
-        coupled = ising.held_couplings is not None or ising.three_body is not None
-        self._couplings = ising.num_couplings if coupled else 0
-        self.start = kept if kept is not None and kept.fits(ising, *self._shape, self._couplings) else None
+        self, ising: Ising, chains: int, ladders: Ladders, kept: Kept | None = None, *, track: bool = False,
+        averaged: bool = False,
+    ) -> None:  # fmt: skip
+        replicas = max(len(ladder) for _, ladder in ladders)
+        whole, self._terms = flat(ising), _arrays(ising)
+        self.ising, self._shape = ising, (chains, replicas)
+        self.start = kept if kept is not None and kept.fits(ising, *self._shape) else None
         # The spins of all replicas, and a copy of them as a result.
-        needed = (2 * len(ladder) + track) * chains * ising.fields.numel()
-        require_memory(needed, f"{chains} chains of {len(ladder)} replicas of {ising.num_problems} problems")
-        if ising.edges is None:
-            self.tiers = tiers(ising, _cost)
-            simulations = [(group.tier, _dense(group)) for group in self.tiers.gather(ising)]
-        else:
-            self.tiers = undivided(ising)
-            simulations = [(tier, _sparse(tier, ising, ising.edges)) for tier in self.tiers.tiers]
-        self.parts = [Part(*pair, self, chains, ladder, track) for pair in simulations]
-        self.visible_spins = (
-            ising.fields.numel() if self.tiers.whole else sum(int(part.seen.sum()) for part in self.parts)
-        )
+        needed = (2 * replicas + track) * chains * ising.fields.numel()
+        require_memory(needed, f"{chains} chains of {replicas} replicas of {len(whole.pattern)} problems")
+        self.joined, self.simulations = Joined(whole, [], ising.fields.device), []
+        for chosen, ladder in ladders:
+            for bucket in _buckets(whole, chosen, ising.edges is not None):
+                spins, tuned = (None, None) if self.start is None else self.start.of(bucket)
+                betas = np.full((len(bucket.rows), len(ladder)), ladder) if tuned is None else tuned
+                self.joined.buckets.append(bucket)
+                self.simulations.append(
+                    self._simulation(
+                        bucket, chains=chains, betas=betas, spins=spins, track=track, averaged=averaged
+                    )
+                )
+
+    def _simulation(self, bucket: Bucket, **options: Any) -> ChainSimulation:
+        """The simulation of the problems of a bucket."""
+        h, J, K, index = self._terms
+        fields, starts, queries = bucket.gather(h), bucket.starts, bucket.rows
+        if not len(queries):
+            return Simulation(None, None, fields, starts, queries, **options)
+        if index is not None:
+            seen = bucket.spins < bucket.n
+            return EdgeSimulation(index, J[bucket.couplings], seen, fields, starts, queries, **options)
+        J = None if J is None else bucket.interactions(J, 2)
+        K = None if K is None else bucket.interactions(K, 3)
+        return Simulation(J, K, fields, starts, queries, **options)
 
     def kept(self) -> Kept:
         """The current chains."""
-        total, replicas = self.ising.num_problems, self._shape[1]
-        spins = np.full((self.ising.fields.numel() + 1, *self._shape), -1, np.int8)
-        betas = np.ones((total, replicas))
-        for part in self.parts:
-            part.write(part.simulation.spins().transpose(0, 3, 1, 2), spins)
-            betas[part.tier.places.rows.numpy()] = part.simulation.betas
-        by_chain = torch.from_numpy(spins[:-1]).movedim(0, -1).reshape(*self._shape, *self.ising.fields.shape)
-        return Kept(by_chain.contiguous(), self._couplings, betas)
+        chains, replicas = self._shape
+        by_rung = [s.spins().swapaxes(0, 1) for s in self.simulations]  # [C, P, R, m]
+        spins = self.joined.reads(by_rung, chains * replicas).reshape(*self._shape, *self.ising.fields.shape)
+        betas = np.ones((self.ising.num_problems, replicas))
+        for bucket, simulation in zip(self.joined.buckets, self.simulations, strict=True):
+            betas[bucket.rows] = simulation.betas
+        return Kept(spins, _count_couplings(self.ising), betas)
 
     def lowest(self) -> Tensor:
         """The tracked state of lowest energy of each problem, of all its chains, int8 [*batch, n]."""
-        flat = np.full((self.ising.fields.numel() + 1, self._shape[0]), -1, np.int8)
-        for part in self.parts:
-            part.write_reads(part.simulation.lowest[None], flat)
-        by_chain = torch.from_numpy(flat[:-1].T.copy()).reshape(-1, *self.ising.fields.shape)
+        by_chain = self.joined.reads([s.lowest[None] for s in self.simulations], self._shape[0])
         return lowest_state(self.ising, by_chain.to(self.ising.fields.device)).spins
 
-    def per_problem(self, values: Sequence[Array]) -> Tensor:
-        """Join values [P, k] of every part to float64 [*batch, k]; NaN for problems without visible spins."""
-        width = values[0].shape[1] if values else 0
-        if not width:
-            return torch.empty(*self.ising.batch_shape, 0, dtype=torch.float64)
-        if self.tiers.whole:
-            flat = torch.from_numpy(values[0].astype(np.float64))
-            return flat.reshape(*self.ising.batch_shape, width).to(self.ising.fields.device)
-        return torch.stack([self.one_per_problem([v[:, i] for v in values]) for i in range(width)], dim=-1)
 
-    def one_per_problem(self, values: Sequence[Array], fill: float = float("nan")) -> Tensor:
-        """Join values [P] of every part to float64 [*batch]."""
-        if not values:
-            return torch.full(self.ising.batch_shape, fill, dtype=torch.float64)
-        pairs = zip(self.parts, values, strict=True)
-        return self.tiers.per_problem([part.dense(v.astype(np.float64)) for part, v in pairs], fill)
+def _arrays(ising: Ising) -> tuple[Any, ...]:
+    """Fields [N, n], distinct J [C, n, n] and K, or values [C, E] of edges, None, and the edges [E, 2]."""
+    edges, terms = ising.edges, tuple[Tensor | None, ...]()
+    if edges is None:
+        terms = (flat_fields(ising), *flat_interactions(ising), None)
+    else:
+        terms = flat_fields(ising), edges.values.reshape(edges.lead.numel(), edges.count), None, edges.index
+    return tuple([None if t is None else t.numpy(force=True) for t in terms])
 
 
-def _dense(group: Group) -> Callable[..., ChainSimulation]:
-    """The simulation of a tier whose couplings are matrices."""
-    tier, fields = group.tier, group.fields.cpu()
-    fields = fields.reshape(-1, fields.shape[-1]) if tier.whole else fields[tier.places[:2]]
-    couplings, three_body = (
-        None if t is None else t.cpu().numpy() for t in (group.couplings, group.three_body)
-    )
-    return partial(Simulation, couplings, three_body, fields.numpy(), tier.places.groups.numpy())
+def _buckets(whole: Flat, chosen: Array | None, by_edges: bool) -> Sequence[Bucket]:
+    """Buckets of the chosen problems that have visible spins; one without problems if there are none."""
+    divided = not by_edges and whole.total_visible > 0
+    if chosen is None:
+        return whole.buckets(_cost) if divided else (whole.undivided,)
+    rows = np.flatnonzero(chosen & (whole.num_visible > 0))
+    return whole.buckets_of(rows, _cost) if divided else (whole.undivided_of(rows),)
 
 
-def _sparse(tier: Tier, ising: Ising, edges: Edges) -> Callable[..., ChainSimulation]:
-    """The simulation of the problems of a tier whose couplings are edges."""
-    n, rows = ising.num_spins, tier.places.rows
-    return partial(
-        EdgeSimulation,
-        edges.index.cpu().numpy(),
-        edges.values.reshape(edges.lead.numel(), edges.count).cpu().numpy(),
-        ising.coupling_index()[rows].numpy(),
-        ising.visible_mask.reshape(-1, n).cpu()[rows].numpy(),
-        ising.fields.reshape(-1, n).cpu()[rows].numpy(),
-    )
-
-
-def single(ising: Ising, chains: int, by_edges: bool) -> ChainSimulation:
-    """Plain chains of one visible problem on the CPU; couplings held as edges may be expanded into a matrix."""
-    n, edges, first = ising.num_spins, ising.edges, np.zeros(1, np.int64)
-    h = ising.fields.numpy().reshape(1, n)
-    options: dict[str, Any] = {"chains": chains, "betas": np.ones((1, 1))}
-    if by_edges and edges is not None:
-        values = edges.values.numpy().reshape(1, -1)
-        return EdgeSimulation(edges.index.numpy(), values, first, np.full((1, n), True), h, first, **options)
-    J = None if ising.couplings is None else ising.couplings.numpy().reshape(1, n, n)
-    K = None if ising.three_body is None else ising.three_body.numpy().reshape(1, n, n, n)
-    return Simulation(J, K, h, first, first, **options)
+def _count_couplings(ising: Ising) -> int:
+    """Number of distinct couplings."""
+    coupled = ising.held_couplings is not None or ising.three_body is not None
+    return ising.num_couplings if coupled else 0
 
 
 def _cost(groups: int, problems: int, spins: int) -> float:
-    """Number of additions of a sweep, plus a constant for the calls of one tier, for 16 chains."""
+    """Number of additions of a sweep, plus a constant for the calls of one bucket, for 16 chains."""
     return 1e5 + groups * problems * float(spins) ** 2

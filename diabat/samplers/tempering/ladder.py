@@ -46,10 +46,10 @@ def equalised(betas: Array, rejections: Array, attempts: Array) -> Array:
     wanted = barrier[:, -1:] * np.arange(1, rungs - 1) / (rungs - 1)
     # Index of the pair that contains each new rung, [P, R - 2].
     pair = (barrier[:, None, 1:-1] <= wanted[..., None]).sum(-1)
-    low, high = (np.take_along_axis(betas, pair + step, axis=1) for step in (0, 1))
-    start, length = (np.take_along_axis(a, pair, axis=1) for a in (barrier, rates))
+    rows = np.arange(len(betas))[:, None]
+    low, high = betas[rows, pair], betas[rows, pair + 1]
     moved = betas.copy()
-    moved[:, 1:-1] = low + (high - low) * (wanted - start) / length
+    moved[:, 1:-1] = low + (high - low) * (wanted - barrier[rows, pair]) / rates[rows, pair]
     return moved
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,13 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diabat.ising import Ising
-from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.tempering.averages import averages
 from diabat.samplers.tempering.batch import Batch, Kept
+from diabat.samplers.tempering.results import diagnostics
 from diabat.samplers.tempering.simulation import Rules
 
 Array = NDArray[Any]
-A = TypeVar("A", Samples, Moments)
 
 CHAINS = 32
 # Sweeps before and in the averages of two stages; problems that the first one decides skip the second.
@@ -64,16 +61,16 @@ def run_pilot(ising: Ising, rules: Rules) -> Pilot:
     undecided, spins, updates = torch.ones(shape, dtype=torch.bool), _starts(ising), 0
     for (burn_in, length), seed in zip(STAGES, words.tolist(), strict=True):
         start = Kept(spins, None, np.ones((ising.num_problems, 1)))
-        batch = Batch(only(ising, undecided), CHAINS, np.ones(1), start)
-        own, found = replace(rules, seed=seed), []
-        for part in batch.parts:
-            part.simulation.run(own, burn_in)
-            found.append((part, averages(part.simulation, own, length)))
-        latest = batch.one_per_problem([a.rhat(part.seen) for part, a in found], 1.0).cpu()
-        latest_times = batch.one_per_problem([a.autocorrelation_time(part.seen) for part, a in found]).cpu()
+        ladders = ((undecided.reshape(-1).numpy(), np.ones(1)),)
+        batch, own = Batch(ising, CHAINS, ladders, start, averaged=True), rules._replace(seed=seed)
+        for simulation in batch.simulations:
+            simulation.run(own, burn_in)
+        found = diagnostics(batch.joined, [averages(s, own, length).spread for s in batch.simulations])
+        latest, latest_times = (found[key].compute().cpu() for key in ("rhat", "autocorrelation_time"))
         rhat, times = torch.where(undecided, latest, rhat), torch.where(undecided, latest_times, times)
         sweeps += undecided * (burn_in + length)
-        updates += batch.visible_spins * CHAINS * (burn_in + length)
+        betas = [s.betas for s in batch.simulations]
+        updates += batch.joined.count_spins(betas) * CHAINS * (burn_in + length)
         undecided = undecided & (rhat > _CERTAIN[0]) & (rhat < _CERTAIN[1])
         if not bool(undecided.any()):
             break
@@ -90,62 +87,3 @@ def _starts(ising: Ising) -> Tensor:
     spins = half.expand(-1, *ising.fields.shape).clone()
     spins[:_ALONG_FIELDS] = torch.where(ising.fields.cpu() < 0, -1, 1).to(torch.int8)
     return torch.cat((spins, -spins))[:, None]
-
-
-def only(ising: Ising, chosen: Tensor) -> Ising:
-    """The batch with the other problems invisible: no backend works on them, and draws keep their place."""
-    if bool(chosen.all()):
-        return ising
-    seen = ising.visible_mask & chosen.to(ising.fields.device)[..., None]
-    return Ising(ising.fields, ising.held_couplings, seen, ising.three_body, check=False)
-
-
-# Tensors of samples and moments, and entries of ``info``, by problem: number of axes after those of the batch.
-_TENSORS = {"spins": 1, "tracked": 1, "probability": 1, "standard_error": 1, "correlation": 2}
-_ENTRIES = {"rhat": 0, "effective_sample_size": 0, "autocorrelation_time": 0, "measured_error": 1, "chain": 1}
-
-
-def joined(ising: Ising, pilot: Pilot, plain: A | None, tempered: A | None, rungs: int) -> A:
-    """Results of problems that have mixed from ``plain``, of the others from ``tempered``; None if there are none."""
-    first, second = plain or tempered, tempered or plain
-    assert first is not None
-    assert second is not None
-    found = {name: (getattr(first, name, None), getattr(second, name, None)) for name in _TENSORS}
-    chosen = {name: _chosen(pilot, *two, _TENSORS[name]) for name, two in found.items() if two[0] is not None}
-    info = _joined_info(pilot, first.info, second.info, rungs, plain is not None, tempered is not None)
-    return replace(first, visible=ising.visible_mask, info=info, **chosen)
-
-
-def _chosen(pilot: Pilot, plain: Any, tempered: Any, axes: int) -> Any:
-    """Values of problems that have mixed from ``plain``, of the others from ``tempered``, [..., *batch, axes]."""
-    mixed = pilot.mixed.to(plain.device)
-    return torch.where(mixed.reshape((*mixed.shape, *(1,) * axes)), plain, tempered)
-
-
-def _joined_info(
-    pilot: Pilot, first: Mapping[str, Any], second: Mapping[str, Any], rungs: int, plain: bool, tempered: bool
-) -> dict[str, Any]:
-    """Entries of both parts by problem, the ladders padded to ``rungs``, and those of the pilot.
-
-    A plain problem has β = NaN on the rungs that it does not have, and swap rates of 1.
-    """
-    info, mixed = dict(first), pilot.mixed
-    for name in _ENTRIES.keys() & first.keys():
-        info[name] = _chosen(pilot, first[name], second[name], _ENTRIES[name])
-    if "rhat" in info:
-        info["rhat_max"] = float(info["rhat"].max())
-    betas = torch.full((*mixed.shape, rungs), math.nan, dtype=torch.float64)
-    betas[..., -1] = 1.0
-    rates = torch.ones(*mixed.shape, rungs - 1, dtype=torch.float64)
-    if tempered:
-        betas = _chosen(pilot, betas, second["betas"].cpu(), 1)
-        rates = _chosen(pilot, rates, second["swap_rates"].cpu(), 1)
-    counts = torch.where(mixed, 1, rungs)
-    both = first["updates"] + second["updates"] if plain and tempered else first["updates"]
-    return info | {
-        "num_replicas": counts,
-        "betas": betas,
-        "swap_rates": rates,
-        "updates": both + pilot.updates,
-        "pilot": pilot.info(),
-    }

@@ -1,58 +1,79 @@
-"""Moments and diagnostics of a batch, from the time averages of its parts."""
+"""Moments of a batch with their diagnostics, from the time averages of its buckets."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from diabat.samplers.answers import Moments
-from diabat.samplers.tempering.averages import Averages
-from diabat.samplers.tempering.batch import Batch, Part
+from diabat.samplers.diagnostics import Info, Later
+from diabat.samplers.tempering.averages import Averages, Spread
+from diabat.samplers.tempering.batch import Batch, Joined
 from diabat.samplers.tempering.ladder import log_partition
 
 Array = NDArray[Any]
 # Smallest reported error, relative to that of independent reads: chains cannot measure modes they never visited.
 _LEAST = 2 / 3
 
-Found = list[tuple[Part, Averages]]
-
 
 def assembled(
-    batch: Batch, averages: Sequence[Averages], states: int, wanted: dict[str, bool], info: dict[str, Any]
+    batch: Batch, found: Sequence[Averages], states: int, wanted: Mapping[str, bool], info: Mapping[str, Any]
 ) -> Moments:
-    """Moments of the batch from the averages of its parts over so many ``states``, with diagnostics in ``info``.
+    """Moments of the batch from the averages of its buckets over so many ``states``, with diagnostics in ``info``.
 
     ``wanted`` says which optional results the averages contain: pairs, bridge, reads.
     """
-    ising, found = batch.ising, list(zip(batch.parts, averages, strict=True))
-    dtype = ising.fields.dtype
-    details = _diagnostics(batch, found)
+    ising, joined = batch.ising, batch.joined
+    dtype, spreads = ising.fields.dtype, [a.spread for a in found]
+    details = diagnostics(joined, spreads)
     log_z = correlation = None
     if wanted["pairs"]:
-        correlation = _correlation(batch, found).to(dtype)
+        correlation = joined.per_pair([a.pairs for a in found]).to(dtype)
     if wanted["bridge"]:
-        log_z, details["log_partition_error"] = _log_partition(batch, found)
+        start = [joined.flat.num_visible[bucket.rows] * math.log(2) for bucket in joined.buckets]
+        both = [log_partition(z, a.forward, a.backward) for z, a in zip(start, found, strict=True)]
+        log_z, error = (joined.per_problem(values, 0.0) for values in zip(*both, strict=True))
+        log_z, details["log_partition_error"] = log_z.to(dtype), error
     if wanted["reads"]:
-        details["chain"] = _chain(batch, found)
+        sweeps, chains = spreads[0].sweeps, spreads[0].chains
+        chain = joined.reads([a.reads for a in found], sweeps * chains)
+        details["chain"] = chain.reshape(sweeps, chains, *ising.fields.shape)
     return Moments(
-        probability=_per_spin(batch, [a.probability for a in averages]).clamp(0, 1).to(dtype),
+        probability=joined.per_spin([a.probability for a in spreads]).clamp(0, 1).to(dtype),
         visible=ising.visible_mask,
         correlation=correlation,
-        log_partition=None if log_z is None else log_z.to(dtype),
-        standard_error=_per_spin(batch, [reported_error(a, states) for a in averages]).to(dtype),
+        log_partition=log_z,
+        standard_error=joined.per_spin([reported_error(a, states) for a in spreads]).to(dtype),
         num_reads=states,
-        info=info | details,
+        info=Info(info, details),
     )
 
 
-def reported_error(averages: Averages, states: int) -> Array:
-    """Measured standard error, at least two thirds of √(p(1 - p)/states), p smoothed; [P, n].
+def diagnostics(joined: Joined, spreads: Sequence[Spread]) -> dict[str, Any]:
+    """Entries of ``info`` that are computed when they are read."""
+
+    def each(of: Callable[[Spread, Array], Array], fill: float = math.nan) -> Tensor:
+        pairs = zip(joined.buckets, spreads, strict=True)
+        return joined.per_problem([of(spread, b.members < b.n) for b, spread in pairs], fill)
+
+    rhat = cache(lambda: each(Spread.rhat, 1.0))
+    return {
+        "rhat": Later(rhat),
+        "rhat_max": Later(lambda: float(rhat().max())),
+        "effective_sample_size": Later(lambda: each(Spread.effective_reads)),
+        "autocorrelation_time": Later(lambda: each(Spread.autocorrelation_time)),
+        "measured_error": Later(lambda: joined.per_spin([spread.error.copy() for spread in spreads])),
+    }
+
+
+def reported_error(averages: Spread, states: int) -> Array:
+    """Measured standard error, at least two thirds of √(p(1 - p)/states), p smoothed; [P, m].
 
     A single block gives no measured error; then the error is that of one read.
     """
@@ -60,49 +81,3 @@ def reported_error(averages: Averages, states: int) -> Array:
     binomial = np.sqrt(p * (1 - p) / states)
     measured = averages.error
     return np.where(np.isfinite(measured), np.maximum(measured, _LEAST * binomial), np.sqrt(p * (1 - p)))
-
-
-def _per_spin(batch: Batch, values: Sequence[Array]) -> Tensor:
-    """Join values [P, m] of every part to float64 [*batch, n]; 0 for invisible spins."""
-    if not values:
-        return torch.zeros_like(batch.ising.fields, dtype=torch.float64)
-    return batch.tiers.per_spin([part.dense(v) for part, v in zip(batch.parts, values, strict=True)])
-
-
-def _correlation(batch: Batch, found: Found) -> Tensor:
-    ising = batch.ising
-    if not found:
-        return torch.zeros(
-            *ising.fields.shape, ising.num_spins, dtype=torch.float64, device=ising.fields.device
-        )
-    return batch.tiers.per_pair([part.dense(a.pairs) for part, a in found])
-
-
-def _log_partition(batch: Batch, found: Found) -> tuple[Tensor, Tensor]:
-    """Log Z and its standard error, float64 [*batch]; 0 for problems without visible spins."""
-    both = [log_partition(part.seen.sum(1) * math.log(2), a.forward, a.backward) for part, a in found]
-    return batch.one_per_problem([v for v, _ in both], 0.0), batch.one_per_problem([e for _, e in both], 0.0)
-
-
-def _diagnostics(batch: Batch, found: Found) -> dict[str, Any]:
-    rhat = batch.one_per_problem([a.rhat(part.seen) for part, a in found], 1.0)
-    return {
-        "swap_rates": batch.per_problem([a.acceptance for _, a in found]),
-        "rhat": rhat,
-        "rhat_max": float(rhat.max()),
-        "effective_sample_size": batch.one_per_problem([a.effective_reads(part.seen) for part, a in found]),
-        "autocorrelation_time": batch.one_per_problem(
-            [a.autocorrelation_time(part.seen) for part, a in found]
-        ),
-        "measured_error": _per_spin(batch, [a.error for _, a in found]),
-    }
-
-
-def _chain(batch: Batch, found: Found) -> Tensor:
-    """Every state, int8 [sweeps, C, *batch, n]."""
-    shape = (found[0][1].sweeps, found[0][1].chains) if found else (0, 0)
-    flat = np.full((batch.ising.fields.numel() + 1, *shape), -1, np.int8)
-    for part, average in found:
-        part.write(average.reads.transpose(1, 3, 0, 2), flat)
-    by_chain = torch.from_numpy(flat[:-1]).movedim(0, -1)
-    return by_chain.reshape(*shape, *batch.ising.fields.shape).contiguous()

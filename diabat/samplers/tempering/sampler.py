@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from collections.abc import Mapping
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
@@ -18,22 +18,19 @@ from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Capabilities
-from diabat.samplers.diagnostics import Watched
+from diabat.samplers.diagnostics import Info, Later, Watched
 from diabat.samplers.tempering.annealing import Schedule, anneal, check_schedule
 from diabat.samplers.tempering.averages import averages, burn_in
-from diabat.samplers.tempering.batch import Batch, Kept, Part, require_single_precision, single
+from diabat.samplers.tempering.batch import Batch, Kept, Ladders, require_single_precision
 from diabat.samplers.tempering.ladder import even_ladder
-from diabat.samplers.tempering.pilot import A, joined, only, run_pilot
+from diabat.samplers.tempering.pilot import Pilot, run_pilot
 from diabat.samplers.tempering.results import assembled
-from diabat.samplers.tempering.simulation import Method, Order, Rules
+from diabat.samplers.tempering.simulation import ChainSimulation, Method, Order, Rules
 
 Array = NDArray[Any]
 
 _DEFAULT_REPLICAS, _MOST_REPLICAS = 8, 256
 _MOST = 2**31 - 1
-# One problem of this size, or of edges, spends its time in what comes before the sweeps; reads of no more spins need no
-# check of their memory.
-_SMALL_SPINS, _SMALL_READS = 64, 1 << 20
 
 
 class TemperingSampler(Sampler):
@@ -53,6 +50,8 @@ class TemperingSampler(Sampler):
     Rao-Blackwell form of the average of s_j.  ``Moments.num_reads``, which smoothing uses, is num_chains · sweeps, the
     states in the average.  The standard error is that of independent chains (of segments, if there is one chain), but
     at least two thirds of that of num_reads independent reads: chains cannot measure modes that none of them visited.
+    log Z is computed on request; diagnostics when ``info`` is read, from averages that it keeps, 12 to 20 bytes for
+    each chain of each spin.
 
     With a ``schedule`` a chain has one replica, which is led along ascending β to states of low energy.  Such reads
     follow no Boltzmann law: ``capabilities.law`` is ``annealed``, no gradient is estimated from them, and moments are
@@ -244,127 +243,87 @@ class TemperingSampler(Sampler):
         require_single_precision(self.name, ising)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        answer = self._reads if self.schedule is None else self._annealed
-        return self._answered(ising, seed, partial(answer, num_reads))
+        if self.schedule is not None:
+            return self._annealed(ising, num_reads, seed, self.schedule)
+        chains, thin = num_reads if self.thin is None else min(self.num_chains, num_reads), self.thin or 0
+        sweeps = self.burn_in + thin * -(-num_reads // chains)
+        batch, rules, pilot = self._begun(ising, seed, chains, track=self.track_lowest)
+        found, rates = [], []
+        for simulation in batch.simulations:
+            rates.append(self._burn_in(simulation, batch, rules))
+            if thin:
+                found.append(simulation.run(rules, sweeps - self.burn_in, every=thin).reads)
+            else:
+                found.append(simulation.spins()[None, :, :, -1])
+        spins = batch.joined.reads(found, num_reads).to(ising.fields.device)
+        info = self._ended(batch, pilot, chains, sweeps, rates)
+        tracked = batch.lowest() if self.track_lowest else None
+        return Samples(spins, ising.visible_mask, info=Info(info), tracked=tracked)
 
-    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+    def _annealed(self, ising: Ising, num_reads: int, seed: int, schedule: Schedule) -> Samples:
+        """The last, or the lowest, states of chains that are led along the schedule."""
+        batch, rules, _ = self._begun(ising, seed, num_reads, track=self.track_lowest)
+        for simulation in batch.simulations:
+            anneal(simulation, rules, schedule, self.burn_in)
+        found = [s.lowest if self.track_lowest else s.spins()[:, :, -1] for s in batch.simulations]
+        spins = batch.joined.reads([states[None] for states in found], num_reads).to(ising.fields.device)
+        info = self._ended(batch, None, num_reads, self.burn_in, []) | {"schedule": schedule}
+        del info["swap_rates"]
+        return Samples(spins, ising.visible_mask, info=Info(info))
+
+    def _moments(self, ising: Ising, correlations: bool, seed: int, log_partition: bool = False) -> Moments:
         if self.schedule is not None:
             return super()._moments(ising, correlations, seed)
-        return self._answered(ising.detach(), seed, partial(self._averages, correlations))
-
-    def _answered(self, ising: Ising, seed: int, answer: Callable[[Ising, Rules, Array], A]) -> A:
-        """The answer with the ladder of the options, or with the ladder that a pilot chooses for each problem."""
-        threads = torch.get_num_threads() if self.threads is None else self.threads
-        rules = Rules(seed, self.method, self.order, threads)
-        if not self.automatic:
-            return answer(ising, rules, self.ladder)
-        pilot = run_pilot(ising, rules)
-        plain, tempered = (
-            answer(only(ising, chosen), rules, ladder) if bool(chosen.any()) else None
-            for chosen, ladder in ((pilot.mixed, even_ladder(1)), (~pilot.mixed, self.ladder))
-        )
-        return joined(ising, pilot, plain, tempered, self.num_replicas)
-
-    def _reads(self, num_reads: int, ising: Ising, rules: Rules, ladder: Array) -> Samples:
-        special = self.persistent or self.thin is not None or self.track_lowest
-        if len(ladder) == 1 and not special and is_single(ising, num_reads):
-            return self._single_reads(ising, num_reads, rules)
-        chains = num_reads if self.thin is None else min(self.num_chains, num_reads)
-        batch = self._begin(ising, chains, ladder, track=self.track_lowest)
-        reads = torch.full((ising.fields.numel() + 1, num_reads), -1, dtype=torch.int8)
-        acceptance, thin = [], self.thin or 0
-        sweeps = self.burn_in + thin * -(-num_reads // chains)
-        for part in batch.parts:
-            acceptance.append(self._burn_in(part, batch, rules))
-            simulation = part.simulation
-            if thin:
-                found = simulation.run(rules, sweeps - self.burn_in, every=thin).reads
-            else:
-                found = simulation.spins()[None, :, :, -1]
-            part.write_reads(found, reads.numpy())
-        info = self._end(batch, chains, sweeps, len(ladder))
-        info["swap_rates"] = batch.per_problem(acceptance)
-        spins = reads[:-1].T.contiguous().reshape(num_reads, *ising.fields.shape)
-        tracked = batch.lowest().to(ising.fields.device) if self.track_lowest else None
-        return Samples(spins.to(ising.fields.device), ising.visible_mask, info=info, tracked=tracked)
-
-    def _annealed(self, num_reads: int, ising: Ising, rules: Rules, ladder: Array) -> Samples:
-        """The last, or the lowest, states of chains that are led along the schedule."""
-        assert self.schedule is not None
-        batch = self._begin(ising, num_reads, ladder, track=self.track_lowest)
-        reads = torch.full((ising.fields.numel() + 1, num_reads), -1, dtype=torch.int8)
-        for part in batch.parts:
-            simulation = part.simulation
-            anneal(simulation, rules, self.schedule, self.burn_in)
-            found = simulation.lowest if self.track_lowest else simulation.spins()[:, :, -1]
-            part.write_reads(found[None], reads.numpy())
-        info = self._end(batch, num_reads, self.burn_in, 1) | {"schedule": self.schedule}
-        spins = reads[:-1].T.contiguous().reshape(num_reads, *ising.fields.shape)
-        return Samples(spins.to(ising.fields.device), ising.visible_mask, info=info)
-
-    def _single_reads(self, ising: Ising, num_reads: int, rules: Rules) -> Samples:
-        """The same of one problem and plain chains, without tiers and their indices."""
-        # Few edges take less time as a matrix than their lists take to build.
-        one = single(ising, num_reads, ising.num_spins > _SMALL_SPINS)
-        one.run(rules, self.burn_in)
-        states = torch.from_numpy(one.spins().reshape(num_reads, *ising.fields.shape))
-        betas = torch.ones(*ising.batch_shape, 1, dtype=torch.float64)
-        info = self._info(num_reads, self.burn_in, 1, ising.num_spins, betas)
-        return Samples(states, ising.visible_mask, info=info | {"swap_rates": betas[..., :0]})
-
-    def _averages(self, correlations: bool, ising: Ising, rules: Rules, ladder: Array) -> Moments:
-        batch = self._begin(ising, self.num_chains, ladder)
-        bridge, found = self.capabilities.log_partition, []
-        wanted = {"pairs": correlations, "bridge": bridge, "reads": self.store_chain}
-        for part in batch.parts:
-            self._burn_in(part, batch, rules)
-            found.append(averages(part.simulation, rules, self.sweeps, **wanted))
-        info = self._end(batch, self.num_chains, self.burn_in + self.sweeps, len(ladder))
+        batch, rules, pilot = self._begun(ising, seed, self.num_chains, averaged=True)
+        wanted, found = {"pairs": correlations, "bridge": log_partition, "reads": self.store_chain}, []
+        for simulation in batch.simulations:
+            self._burn_in(simulation, batch, rules)
+            found.append(averages(simulation, rules, self.sweeps, **wanted))
+        rates, sweeps = [a.acceptance for a in found], self.burn_in + self.sweeps
+        info = self._ended(batch, pilot, self.num_chains, sweeps, rates)
         return assembled(batch, found, self.num_chains * self.sweeps, wanted, info)
 
-    def _rules(self, seed: int) -> Rules:
+    def _moments_with_log_partition(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+        return self._moments(ising, correlations, seed, True)
+
+    def _begun(
+        self, ising: Ising, seed: int, chains: int, *, track: bool = False, averaged: bool = False
+    ) -> tuple[Batch, Rules, Pilot | None]:
+        """The chains of a call at their starts; with ``auto`` a pilot has chosen the ladders."""
         threads = torch.get_num_threads() if self.threads is None else self.threads
-        return Rules(seed, self.method, self.order, threads)
+        rules = Rules(seed, self.method, self.order, threads)
+        ladders: Ladders = [(None, self.ladder)]
+        pilot, kept = None, self._kept if self.persistent else None
+        if self.automatic:
+            pilot = run_pilot(ising, rules)
+            mixed = pilot.mixed.reshape(-1).numpy()
+            ladders = [(mixed, even_ladder(1)), (~mixed, self.ladder)]
+        return Batch(ising, chains, ladders, kept, track=track, averaged=averaged), rules, pilot
 
-    def _begin(self, ising: Ising, chains: int, ladder: Array, *, track: bool = False) -> Batch:
-        return Batch(ising, chains, ladder, self._kept if self.persistent else None, track=track)
-
-    def _burn_in(self, part: Part, batch: Batch, rules: Rules) -> Array:
+    def _burn_in(self, simulation: ChainSimulation, batch: Batch, rules: Rules) -> Array:
         tuned = batch.start is not None and batch.start.betas is not None
-        return burn_in(part.simulation, rules, self.burn_in, tune=self.tuned and not tuned)
+        return burn_in(simulation, rules, self.burn_in, tune=self.tuned and not tuned)
 
-    def _end(self, batch: Batch, chains: int, sweeps: int, replicas: int) -> dict[str, Any]:
-        """Keep the chains, if they persist; returns the entries of ``info``."""
+    def _ended(
+        self, batch: Batch, pilot: Pilot | None, chains: int, sweeps: int, rates: list[Array]
+    ) -> dict[str, Any]:
+        """Keep the chains, if they persist; returns entries of ``info``, given the swap rates of each bucket."""
         if self.persistent:
             self._kept = batch.kept()
-        betas = batch.per_problem([part.simulation.betas for part in batch.parts])
-        return self._info(chains, sweeps, replicas, batch.visible_spins, betas, batch.start is not None)
-
-    def _info(
-        self, chains: int, sweeps: int, replicas: int, spins: int, betas: Tensor, continued: bool = False
-    ) -> dict[str, Any]:
-        return {
+        joined, betas, replicas = batch.joined, [s.betas for s in batch.simulations], self.num_replicas
+        before, missing = (0, math.nan) if pilot is None else (pilot.updates, 1.0)
+        info = {
             "method": self.method,
             "order": self.order,
             "num_chains": chains,
-            "num_replicas": replicas,
+            "num_replicas": replicas if pilot is None else torch.where(pilot.mixed, 1, replicas),
             "sweeps": sweeps,
-            "updates": spins * chains * replicas * sweeps,
-            "betas": betas,
-            "continued": continued,
+            "updates": Later(lambda: before + joined.count_spins(betas) * chains * sweeps),
+            "betas": Later(lambda: joined.per_rung(betas, replicas, math.nan)),
+            "continued": batch.start is not None,
+            "swap_rates": Later(lambda: joined.per_rung(rates, replicas - 1, missing)),
         }
-
-
-def is_single(ising: Ising, chains: int) -> bool:
-    """Whether a batch is one problem of few spins or of edges, all visible."""
-    h = ising.fields
-    return (
-        h.is_cpu
-        and 0 < h.shape[-1] == h.numel()
-        and (ising.edges is not None or h.numel() <= _SMALL_SPINS)
-        and chains * h.numel() <= _SMALL_READS
-        and ising.visible is None
-    )
+        return info if pilot is None else info | {"pilot": pilot.info()}
 
 
 def _refuse_beside_schedule(**options: Any) -> None:

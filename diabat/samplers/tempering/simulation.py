@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Literal
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,8 @@ Order = Literal["sequential", "random"]
 Fields = Literal["auto", "summed", "cached"]
 Work = tuple[Array, Callable[[int], Any]]
 """Blocks (row of the couplings, first chain, number of chains), and what makes a state for so many chains."""
+Part = tuple[Array, tuple[Any, Any]]
+"""Blocks of one thread, and its memory: a state and lanes."""
 
 KERNEL, SUMMED = "diabat.samplers.tempering.kernel", "diabat.samplers.tempering.summed"
 _CACHED, _EDGES = "diabat.samplers.tempering.cached", "diabat.samplers.tempering.edges"
@@ -35,8 +36,7 @@ _LEAST_CACHED = 96
 _CACHED_LANES = 256
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(NamedTuple):
     """Options of the sweeps."""
 
     seed: int  # below 2^64
@@ -61,6 +61,7 @@ class ChainSimulation(ABC):
         betas: Ladder of each problem, [P, R], or of each sweep and problem, [sweeps, P, R]; the last rung is read.
         spins: Spins to start from, int8 [P, C, R, n] by rung; None for random ones.
         track: Keep the state of lowest energy of every chain.
+        averaged: Whether runs average: their states need memory for it.
 
     Attributes:
         betas: The ladder; may be replaced between calls, also by one for each sweep of the next call.
@@ -70,13 +71,15 @@ class ChainSimulation(ABC):
 
     def __init__(
         self, fields: Array, queries: Array, *, chains: int, betas: Array, spins: Array | None = None,
-        track: bool = False,
+        track: bool = False, averaged: bool = True,
     ) -> None:  # fmt: skip
         replicas, n = betas.shape[-1], fields.shape[1]
         # Clipped fields still determine the spin, and their sums stay within float32.
         self._fields = np.ascontiguousarray(np.minimum(np.maximum(fields, -_LARGEST), _LARGEST), np.float32)
         self._queries, self._fresh = queries.astype(np.uint32), spins is None
-        self.chains, self.betas, self.sweeps = chains, betas, 0
+        self.chains, self.betas, self.sweeps, self._averaged = chains, betas, 0, averaged
+        self._rules: Rules | None = None
+        self._parts: list[list[Part]] = []
         shape = (len(fields), chains, replicas, n)
         self._spins = np.empty(shape, np.int8) if spins is None else spins.reshape(shape).copy()
         self._rungs = np.empty(shape[:3], np.int64)
@@ -89,8 +92,18 @@ class ChainSimulation(ABC):
         """Squares of what acts on each spin, h_j² + Σ_k J_jk² + Σ_{k<l} K_jkl², float64 [P, n]."""
 
     @abstractmethod
-    def _work(self, rules: Rules, average: bool) -> list[Work]:
+    def _work(self, rules: Rules) -> list[Work]:
         """The blocks of every kind of state."""
+
+    def _prepare(self, rules: Rules) -> None:
+        """Divide the blocks of every kind of state among the threads, with memory that is kept between runs."""
+        kernel, replicas, self._rules, self._parts = loaded(KERNEL), self._spins.shape[2], rules, []
+        low, high = seed_key(rules.seed)
+        self._key = np.uint32(low), np.uint32(high)
+        for blocks, state in self._work(rules) if len(self._spins) else ():
+            most, ranges = int(blocks[:, 2].max()), equal_ranges(len(blocks), rules.threads)
+            parts = [(blocks[part], (state(most), kernel.empty_lanes(most, replicas))) for part in ranges]
+            self._parts.append(parts)
 
     def run(
         self, rules: Rules, sweeps: int, *, average: bool = False, exponents: bool = False, every: int = 0
@@ -104,20 +117,21 @@ class ChainSimulation(ABC):
             exponents: Record -E on every rung after every sweep, if there are several rungs.
             every: Sweeps between reads; 0 for no reads.
         """
+        if rules is not self._rules:
+            self._prepare(rules)
         kernel = loaded(KERNEL)
         problems, chains, replicas, n = self._spins.shape
         shuffled, record, track = rules.order == "random", exponents and replicas > 1, self.lowest.size > 0
-        low, high = seed_key(rules.seed)
         orders = visiting_orders(rules.seed, self.sweeps, sweeps, n) if shuffled else np.arange(n)[None]
         how = kernel.How(
-            first=self.sweeps, key=(np.uint32(low), np.uint32(high)), shuffled=shuffled, average=average,
+            first=self.sweeps, key=self._key, shuffled=shuffled, average=average,
             use_metropolis=rules.method == "metropolis", followed=replicas > 1 or track,
         )  # fmt: skip
         stretch = kernel.Stretch(
             how, sweeps=sweeps, orders=orders, start=self._fresh, record=record, every=every, track=track,
             annealed=self.betas.ndim == 3, chains=problems * chains,
         )  # fmt: skip
-        betas = np.ascontiguousarray(self.betas).reshape(-1, problems, replicas)
+        betas = np.ascontiguousarray(self.betas if self.betas.ndim == 3 else self.betas[None])
         state = kernel.Chains(self._spins, self._rungs, betas, self._queries, chains, replicas, n)
         found = kernel.Results(
             *np.zeros((2, problems if average else 0, chains, n), np.float32),
@@ -126,8 +140,15 @@ class ChainSimulation(ABC):
             np.empty((sweeps // every if every else 0, problems, chains, n), np.int8),
             self.lowest, self._highest,
         )  # fmt: skip
-        for blocks, make in self._work(rules, average):
-            _run_blocks(blocks, make, (state, stretch, found), rules.threads)
+        for parts in self._parts:
+            if len(parts) == 1:
+                kernel.run_blocks(parts[0][0], *parts[0][1], state, stretch, found)
+            else:
+                run_parts(
+                    parts,
+                    itemgetter(1),
+                    lambda part, m: kernel.run_blocks(part[0], *m, state, stretch, found),
+                )
         self.sweeps += sweeps
         self._fresh = False
         return found
@@ -154,17 +175,6 @@ class ChainSimulation(ABC):
         return -(-self._spins.shape[2] // strip) * strip
 
 
-def _run_blocks(blocks: Array, state: Callable[[int], Any], arguments: tuple[Any, ...], threads: int) -> None:
-    """Run blocks in threads, each with memory for the largest of them."""
-    kernel, most = loaded(KERNEL), int(blocks[:, 2].max())
-    replicas = arguments[0].replicas
-    run_parts(
-        equal_ranges(len(blocks), threads),
-        lambda part: (state(most), kernel.empty_lanes(most, replicas)),
-        lambda part, memory: kernel.run_blocks(blocks[part], *memory, *arguments),
-    )
-
-
 class Simulation(ChainSimulation):
     """Chains of problems in G groups that share couplings, which are held as matrices.
 
@@ -172,23 +182,22 @@ class Simulation(ChainSimulation):
         couplings: J, [G, n, n], or None.
         three_body: K, [G, n, n, n], or None.
         fields: h, [P, n].
-        groups: Group of each problem, ascending, [P].
+        starts: First problem of each group, and P, [G + 1].
         queries: As in :class:`ChainSimulation`, like the options.
     """
 
     def __init__(
-        self, couplings: Array | None, three_body: Array | None, fields: Array, groups: Array,
+        self, couplings: Array | None, three_body: Array | None, fields: Array, starts: Array,
         queries: Array, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(fields, queries, **options)
-        n, size = fields.shape[1], int(groups[-1]) + 1
-        self._couplings, self._three_body = (
-            np.zeros((size, *empty), np.float32) if given is None else np.ascontiguousarray(given, np.float32)
-            for given, empty in ((couplings, (n, n)), (three_body, (0, 0, 0)))
-        )
-        self._groups = groups
-        starts = [0, *(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
-        self._ranges = np.array([(groups[a], a * self.chains, b * self.chains) for a, b in pairwise(starts)])
+        n, size = fields.shape[1], len(starts) - 1
+        couplings = np.zeros((size, n, n)) if couplings is None else couplings
+        three_body = np.zeros((size, 0, 0, 0)) if three_body is None else three_body
+        self._couplings = np.ascontiguousarray(couplings, np.float32)
+        self._three_body = np.ascontiguousarray(three_body, np.float32)
+        self._starts, chains = starts, (starts * self.chains).tolist()
+        self._ranges = np.array(list(zip(range(size), chains, chains[1:], strict=False)))
 
     def squares(self) -> Array:
         """As in :class:`ChainSimulation`."""
@@ -196,9 +205,9 @@ class Simulation(ChainSimulation):
         found = np.einsum("gjk,gjk->gj", J, J)
         if K.size:
             found += np.einsum("gjkl,gjkl->gj", K, K) / 2
-        return found[self._groups] + self._fields.astype(np.float64) ** 2
+        return np.repeat(found, np.diff(self._starts), axis=0) + self._fields.astype(np.float64) ** 2
 
-    def _work(self, rules: Rules, average: bool) -> list[Work]:
+    def _work(self, rules: Rules) -> list[Work]:
         summed, cached = loaded(SUMMED), loaded(_CACHED)
         (replicas, n), shuffled = self._spins.shape[2:], rules.order == "random"
         terms, chosen = (self._couplings, self._three_body, self._fields), self._cached(rules)
@@ -207,12 +216,14 @@ class Simulation(ChainSimulation):
             return summed.summed_state(*terms, chains * replicas, shuffled)
 
         def cached_state(chains: int) -> Any:
-            return cached.cached_state(panels, n, chains, replicas, average)
+            return cached.cached_state(panels, n, chains, replicas, self._averaged)
 
         work: list[Work] = []
-        if not chosen.all():
-            work.append((self._blocks(self._ranges[~chosen], rules.block, self._strip_lanes()), summed_state))
-        if chosen.any():
+        some = bool(chosen.any())
+        if not (some and chosen.all()):
+            left = self._ranges[~chosen] if some else self._ranges
+            work.append((self._blocks(left, rules.block, self._strip_lanes()), summed_state))
+        if some:
             panels = _in_panels(self._couplings, self._fields, cached.PANEL)
             # Fewer lanes where a thread would have no block.
             lanes = min(_CACHED_LANES, -(-self._spins[..., 0].size // rules.threads))
@@ -237,29 +248,24 @@ class EdgeSimulation(ChainSimulation):
 
     Args:
         index: Pairs of coupled spins, int64 [E, 2].
-        values: J of each pair, [D, E], for D distinct couplings.
-        which: Row of ``values`` of each problem, [P].
-        seen: bool [P, n].
-        fields: h, [P, n].
+        values: J of each pair, [G, E].
+        seen: bool [G, n].
+        fields: h, 0 for spins that are not seen, [P, n].
+        starts: First problem of each group, and P, [G + 1].
         queries: As in :class:`ChainSimulation`, like the options.
     """
 
     def __init__(
-        self, index: Array, values: Array, which: Array, seen: Array, fields: Array, queries: Array,
+        self, index: Array, values: Array, seen: Array, fields: Array, starts: Array, queries: Array,
         **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(np.where(seen, fields, 0), queries, **options)
+        super().__init__(fields, queries, **options)
+        groups = np.repeat(np.arange(len(seen)), np.diff(starts))
         starts, neighbours, pairs = loaded(_EDGES).neighbour_lists(index, fields.shape[1])
-        # One row per distinct pair of couplings and visible spins; edges of other spins are 0.
-        kinds = np.hstack((which.astype(np.int64)[:, None].view(np.uint8), np.packbits(seen, axis=1)))
-        _, first, groups = np.unique(
-            kinds.view(f"V{kinds.shape[1]}")[:, 0], return_index=True, return_inverse=True
-        )
-        J = values[which[first]]
-        if not seen.all():
-            J = np.where(seen[first][:, index].all(2), J, 0)
-        entries = J[:, pairs].astype(np.float64)
-        doubled = np.ascontiguousarray(2 * entries, np.float32)
+        J = values if seen.all() else np.where(seen[:, index].all(2), values, 0)
+        entries = np.zeros((len(J), index.size + 1))  # one more, because a sum must begin somewhere
+        entries[:, :-1] = J[:, pairs]
+        doubled = np.ascontiguousarray(2 * entries[:, :-1], np.float32)
         base = np.ascontiguousarray(self._fields - _row_sums(entries, starts)[groups], np.float32)
         self._problems = starts, neighbours, doubled, base, self._fields
         chains = np.arange(len(fields) + 1) * self.chains
@@ -268,22 +274,24 @@ class EdgeSimulation(ChainSimulation):
     def squares(self) -> Array:
         """As in :class:`ChainSimulation`."""
         starts, _, doubled, _, fields = self._problems
-        sums = _row_sums((doubled.astype(np.float64) / 2) ** 2, starts)
+        entries = np.pad(doubled.astype(np.float64) / 2, ((0, 0), (0, 1)))
+        sums = _row_sums(entries**2, starts)
         return sums[self._ranges[:, 0]] + fields.astype(np.float64) ** 2
 
-    def _work(self, rules: Rules, average: bool) -> list[Work]:
+    def _work(self, rules: Rules) -> list[Work]:
         edges, replicas = loaded(_EDGES), self._spins.shape[2]
 
         def state(chains: int) -> Any:
-            return edges.edge_state(self._problems, chains * replicas, rules.order == "random", average)
+            return edges.edge_state(
+                self._problems, chains * replicas, rules.order == "random", self._averaged
+            )
 
         return [(self._blocks(self._ranges, rules.block, self._strip_lanes()), state)]
 
 
 def _row_sums(entries: Array, starts: Array) -> Array:
-    """Sums of entries [D, 2E] over those of each spin, [D, n]."""
-    padded = np.pad(entries, ((0, 0), (0, 1)))  # a sum must begin somewhere
-    sums = np.add.reduceat(padded, starts[:-1], axis=1)
+    """Sums of entries [D, 2E + 1], of which the last is 0, over those of each spin, [D, n]."""
+    sums = np.add.reduceat(entries, starts[:-1], axis=1)
     sums[:, starts[1:] == starts[:-1]] = 0
     return sums
 
