@@ -228,7 +228,20 @@ class DQASampler(AnnealCircuits):
             [engine.probabilities(plan, batch.fields, batch.couplings) for batch in programmed.batches]
         )
 
-    def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
+    def moments_and_states(self, ising: Ising, *, seed: int) -> tuple[Moments, Tensor | None]:
+        """Moments, and final states of up to 256 MiB, as in the base class."""
+        if self.sampled:
+            return super().moments_and_states(ising, seed=seed)
+        self._require(ising)
+        betas = self._betas_for(ising, seed)
+        programmed = program(self._taken(ising), betas, self.noise, seed)
+        self._info(betas, programmed, seed)  # warns outside the range of the plan
+        moments, states = self._simulated(programmed, False, keep=True)
+        return moments.replaced(probability=moments.probability.clamp(0, 1)), states
+
+    def adjoint(
+        self, ising: Ising, cotangent: Tensor, *, seed: int, states: Tensor | None = None
+    ) -> AdjointGradient:
         """Exact derivative of the moments of the circuit, with inverse temperatures and noise held constant.
 
         Raises:
@@ -242,7 +255,11 @@ class DQASampler(AnnealCircuits):
         betas = self._betas_for(ising, seed)
         programmed, angles = program(ising, betas, self.noise, seed), self.schedule_angles
         gradient = self._engine_for(programmed).gradient(
-            self.plan, programmed.batches, programmed.cut(cotangent), angles=angles is not None
+            self.plan,
+            programmed.batches,
+            programmed.cut(cotangent),
+            angles=angles is not None,
+            states=None if states is None else states.numpy(),
         )
         h = programmed.per_spin([g.fields / betas.beta_h for g in gradient.batches]).to(ising.fields)
         J = None
@@ -258,25 +275,31 @@ class DQASampler(AnnealCircuits):
             return super()._moments(ising, correlations, seed)
         betas = self._betas_for(ising, seed)
         programmed = program(ising, betas, self.noise, seed)
-        engine, plan = self._engine_for(programmed), self.plan
-        found = engine.moments(plan, programmed.batches, correlations=correlations)
-        pairs = None
+        moments, _ = self._simulated(programmed, correlations, keep=False)
+        return moments.replaced(info=self._info(betas, programmed, seed))
+
+    def _simulated(
+        self, programmed: Programmed, correlations: bool, *, keep: bool
+    ) -> tuple[Moments, Tensor | None]:
+        """Exact moments of the circuit, and its final states if they are to be kept."""
+        engine, states = self._engine_for(programmed), None
+        if keep:
+            found, states = engine.moments_and_states(self.plan, programmed.batches)
+        else:
+            found = engine.moments(self.plan, programmed.batches, correlations=correlations)
+        fields, pairs = programmed.ising.fields, None
         if correlations:
             tables = [m.correlation for m in found if m.correlation is not None]
-            pairs = programmed.per_pair(tables).to(ising.fields)
-        return Moments(
-            probability=programmed.per_spin([m.probability for m in found]).to(ising.fields),
-            visible=ising.visible_mask,
-            correlation=pairs,
-            info=self._info(betas, programmed, seed) | {"precision": engine.precision},
-        )
+            pairs = programmed.per_pair(tables).to(fields)
+        probability = programmed.per_spin([m.probability for m in found]).to(fields)
+        moments = Moments(probability, programmed.ising.visible_mask, pairs)
+        return moments, None if states is None else torch.from_numpy(states)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         betas = self._betas_for(ising, seed)
         programmed = program(ising, betas, self.noise, seed)
         spins = self._read(programmed, num_reads, seed)
-        info = self._info(betas, programmed, seed) | {"precision": self._engine_for(programmed).precision}
-        return Samples(spins, ising.visible_mask, info=info)
+        return Samples(spins, ising.visible_mask, info=self._info(betas, programmed, seed))
 
     def _read(self, programmed: Programmed, num_reads: int, seed: int) -> Tensor:
         random = np.random.default_rng(seed)
@@ -345,7 +368,7 @@ class DQASampler(AnnealCircuits):
         }
 
     def _info(self, betas: Betas, programmed: Programmed, seed: int) -> dict[str, Any]:
-        facts = self._facts(betas)
+        facts = self._facts(betas) | {"precision": self._engine_for(programmed).precision}
         if self.noise.present:
             facts |= {"field_noise": self.noise.fields, "coupling_noise": self.noise.couplings, "seed": seed}
         allowed = self._range(programmed.batches)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -218,6 +218,12 @@ class Engine(ABC):
             found.append(BatchMoments(table @ (states > 0), pairs))
         return found
 
+    def moments_and_states(
+        self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
+    ) -> tuple[list[BatchMoments], NDArray[Any] | None]:
+        """`moments`, and the final states |ψ> for `gradient`; None, the default, if the engine keeps none."""
+        return self.moments(plan, batches, correlations=correlations), None
+
     def sample(
         self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
     ) -> list[NDArray[np.int8]]:
@@ -248,6 +254,7 @@ class Engine(ABC):
         pair_cotangents: Sequence[FloatArray] | None = None,
         *,
         angles: bool = True,
+        states: NDArray[Any] | None = None,
     ) -> PlanGradient:
         """Exact derivative of L = Σ v_j P(s_j = +1) + Σ_{jk} w_jk <s_j s_k> by the adjoint method.
 
@@ -263,6 +270,8 @@ class Engine(ABC):
             cotangents: v, [Q, n] for each batch.
             pair_cotangents: w, symmetric [Q, n, n] for each batch; None for zero.
             angles: Whether the derivatives with respect to angles are requested; else they may be zero.
+            states: From `moments_and_states` of the same plan and batches, unchanged by the call; None runs the steps
+                again, with the same result.
 
         Raises:
             EngineError: The engine has no gradient (`differentiable` is False).

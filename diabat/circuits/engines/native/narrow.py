@@ -110,7 +110,15 @@ def _own_phases(tables: Tables, small: Any, q: int, n: int) -> None:
 
 @inner
 def evolve_few(
-    weights: Any, free: Any, tables: Tables, small: Any, fields: Any, plan: Any, n: int, problems: int
+    weights: Any,
+    free: Any,
+    tables: Tables,
+    small: Any,
+    fields: Any,
+    plan: Any,
+    n: int,
+    problems: int,
+    kept: Any,
 ) -> None:
     """As `kernel.evolve` for the first lanes of a block, n >= 4: |ψ|² into ``weights``; other lanes are cleared.
 
@@ -123,6 +131,7 @@ def evolve_few(
         plan: As in `kernel.evolve`.
         n: Number of spins.
         problems: Number of problems.
+        kept: Filled with ψ of each problem in its lane, [2 · 2^n, lanes], or no rows; other lanes get the first's.
     """
     h, lanes = address(fields), fields.shape[1]
     none = literal(0)
@@ -144,6 +153,12 @@ def evolve_few(
             _first_group(own, tables.phase, load_one(tables.unit, none), mixer, rows)
             for j in range(none, n - GROUP, GROUP):
                 group(own, tables.factor, mixer, j, n - GROUP, Area(none, rows, none, 1 << j, 1 << j))
+    if kept.shape[0]:
+        for q in range(lanes):
+            first = q * rows if q < problems else none
+            for x in range(1 << n):
+                kept[x, q] = free[first + x // lanes, x % lanes]
+                kept[(1 << n) + x, q] = weights[first + x // lanes, x % lanes]
     for x in range(problems * rows):
         a = load_one(state, x)
         store(state.re, x, fused(a.re, a.re, product(a.im, a.im)))
