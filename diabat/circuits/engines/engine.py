@@ -58,11 +58,14 @@ class Batch:
         object.__setattr__(self, "couplings", couplings)
 
     @classmethod
-    def checked(cls, fields: FloatArray, couplings: FloatArray) -> Batch:
-        """A batch of arrays that are known to be what the constructor checks; J may be asymmetric in its last bits."""
-        batch = object.__new__(cls)
-        vars(batch).update(fields=fields, couplings=(couplings + couplings.swapaxes(-1, -2)) / 2)
-        return batch
+    def several(cls, fields: list[FloatArray], couplings: list[FloatArray], bounds: Strength) -> list[Batch]:
+        """Batches of arrays that are known to be what the constructor checks, none stronger than the bounds."""
+        found = []
+        for h, J in zip(fields, couplings, strict=True):
+            batch = object.__new__(cls)
+            vars(batch).update(fields=h, couplings=J, bounds=bounds)
+            found.append(batch)
+        return found
 
     @property
     def num_problems(self) -> int:
@@ -154,8 +157,9 @@ def largest_phase(angles: tuple[float, float], strength: Strength) -> float:
 def phases_within(angles: tuple[float, float], batches: Sequence[Batch], most: float) -> bool:
     """Whether no spin is rotated by more than ``most`` rad in a step; ``angles`` as in `largest_phase`."""
     for batch in batches:  # a generator in `all` would take longer than the sums
+        bounds = batch.bounds
         # The margin covers the rounding of the sums; `not ... <=` also holds for NaN, which is 0 times infinity.
-        weak = 1.01 * largest_phase(angles, batch.bounds) <= most
+        weak = 1.01 * (angles[0] * bounds.field + angles[1] * bounds.row_sum) <= most
         if not weak and not largest_phase(angles, batch.strength) <= most:
             return False
     return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +29,7 @@ from diabat.circuits.engines.native.kernel_inputs import (
     lower_pairs,
     native_plan,
     scratch_of,
+    symmetric,
 )
 from diabat.circuits.engines.native.one_block import KERNEL, marginals_of_block
 from diabat.circuits.plan import TrotterPlan
@@ -140,13 +140,12 @@ class NativeEngine(Engine):
         if correlations:
             wanted["pairs"] = self._outputs(lanes)
         self._answer(plan, lanes, "pairs" if correlations else "states", **wanted)
-        sums, found = lanes.unpack(totals, 1), []
-        for k, (batch, up) in enumerate(zip(batches, lanes.unpack(ups), strict=True)):
-            found.append(BatchMoments(up[:, : batch.fields.shape[1]] / sums[k]))
+        sums = lanes.unpack(totals, 1)
+        up = [u[:, : b.fields.shape[1]] / t for b, u, t in zip(batches, lanes.unpack(ups), sums, strict=True)]
         if not correlations:
-            return found
-        tables = zip(found, lanes.unpack(wanted["pairs"], out=True), sums, strict=True)
-        return [replace(m, correlation=_symmetric(c / t, m.probability.shape[1], 1.0)) for m, c, t in tables]
+            return [BatchMoments(p) for p in up]
+        pairs = zip(up, lanes.unpack(wanted["pairs"], out=True), sums, strict=True)
+        return [BatchMoments(p, symmetric(c / t, p.shape[1], 1.0)) for p, c, t in pairs]
 
     def sample(
         self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
@@ -206,7 +205,7 @@ class NativeEngine(Engine):
             batches, lanes.unpack(field_part), lanes.unpack(pair_part, out=True), strict=True
         ):
             shares = pairs.sum(0, keepdims=True) if batch.shared else pairs
-            matrices = _symmetric(shares, batch.num_spins, 0.0) / 2
+            matrices = symmetric(shares, batch.num_spins, 0.0) / 2
             parts.append(
                 BatchGradient(fields[:, : batch.num_spins], matrices[0] if batch.shared else matrices)
             )
@@ -222,14 +221,13 @@ class NativeEngine(Engine):
         self._require_supported(plan, batches)
         rows = [0] * len(batches)
         if pairs:
-            rows = [n * (n - 1) // 2 for n in (max(2, batch.num_spins) for batch in batches)]
+            rows = [max(1, n * (n - 1) // 2) for n in [batch.fields.shape[1] for batch in batches]]
         return in_lanes(batches, self._dtype, self._width, rows)
 
     def _require_supported(self, plan: TrotterPlan, batches: Sequence[Batch]) -> None:
         """Refuse too many spins, and phases that are too large for the precision."""
-        for batch in batches:
-            if batch.num_spins > MAX_SPINS:
-                raise ArgumentError("fields", f"expected at most {MAX_SPINS} spins, got {batch.num_spins}.")
+        if (spins := max([batch.fields.shape[1] for batch in batches], default=0)) > MAX_SPINS:
+            raise ArgumentError("fields", f"expected at most {MAX_SPINS} spins, got {spins}.")
         most = most_phase(self.precision)
         if not phases_within(plan.largest_angles, batches, most):
             largest = max(largest_phase(plan.largest_angles, batch.strength) for batch in batches)
@@ -276,12 +274,3 @@ class NativeEngine(Engine):
 
 def _part(batch: Batch, rows: slice) -> Batch:
     return Batch(batch.fields[rows], batch.couplings if batch.shared else batch.couplings[rows])
-
-
-def _symmetric(pairs: FloatArray, n: int, diagonal: float) -> FloatArray:
-    """[Q, n(n-1)/2] as symmetric matrices [Q, n, n]."""
-    later, earlier = np.tril_indices(n, -1)
-    full = np.zeros((len(pairs), n, n))
-    full[:, later, earlier] = full[:, earlier, later] = pairs[:, : len(later)]
-    full[:, range(n), range(n)] = diagonal
-    return full

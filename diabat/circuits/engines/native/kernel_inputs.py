@@ -126,16 +126,11 @@ def in_lanes(
     batches: Sequence[Batch], dtype: type[np.floating], width: int, out_rows: Sequence[int]
 ) -> Lanes:
     """Lay out batches in blocks of ``width`` lanes, with ``out_rows`` rows of output of a job of each batch."""
-    kinds, parts = [], []
+    kinds = []
     for batch, out in zip(batches, out_rows, strict=True):
-        (problems, spins), J = batch.fields.shape, batch.couplings
-        n, own = max(2, spins), J.ndim > 2
-        kinds.append(Kind(problems, n, own, out))
-        if own:
-            parts.append(pack([lower_pairs(J)], [n * (n - 1) // 2], dtype, width))
-        else:
-            parts.append(packed(J, n, dtype, width))
-    couplings = parts[0] if len(parts) == 1 else np.concatenate([np.zeros((0, width), dtype), *parts])
+        problems, spins = batch.fields.shape
+        kinds.append(Kind(problems, max(2, spins), batch.couplings.ndim > 2, out))
+    couplings = packed([batch.couplings for batch in batches], dtype, width)
     fields = pack([batch.fields for batch in batches], [kind.spins for kind in kinds], dtype, width)
     return Lanes(kinds, job_table(tuple(kinds), width), fields, couplings)
 
@@ -157,26 +152,43 @@ def pack(values: Sequence[FloatArray], counts: Sequence[int], dtype: DTypeLike, 
     return rows
 
 
-def packed(couplings: FloatArray, n: int, dtype: DTypeLike, width: int) -> Floats:
-    """Couplings [n, n] that all problems share in the rows of n >= 2 spins, packed."""
-    rows = np.zeros((-(-(n * (n - 1) // 2) // width), width), dtype)
-    pairs = couplings.reshape(-1).take(lower_cells(len(couplings)))
-    rows.reshape(-1)[: len(pairs)] = pairs
-    return rows
+def packed(couplings: Sequence[FloatArray], dtype: DTypeLike, width: int) -> Floats:
+    """J of each batch in rows: [n, n] that all problems share packed, [Q, n, n] with one row for each pair."""
+    parts = []
+    for J in couplings:
+        n = J.shape[-1]
+        count = max(1, n * (n - 1) // 2)
+        if J.ndim > 2:
+            parts.append(pack([lower_pairs(J)], [count], dtype, width))
+            continue
+        rows = np.zeros((-(-count // width), width), dtype)
+        if n > 1:
+            rows.reshape(-1)[:count] = J.reshape(-1).take(pair_cells(n)[0])
+        parts.append(rows)
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros((0, width), dtype), *parts])
 
 
 def lower_pairs(matrices: FloatArray) -> FloatArray:
     """Entries (m, j), j < m, of matrices [..., n, n] at m(m-1)/2 + j: [..., n(n-1)/2]."""
     n = matrices.shape[-1]
-    pairs: FloatArray = matrices.reshape(*matrices.shape[:-2], n * n)[..., lower_cells(n)]
+    pairs: FloatArray = matrices.reshape(*matrices.shape[:-2], n * n)[..., pair_cells(n)[0]]
     return pairs
 
 
+def symmetric(pairs: FloatArray, n: int, diagonal: float) -> FloatArray:
+    """The inverse, [Q, n, n] from [Q, n(n-1)/2] or, for n = 1, [Q, 1]."""
+    lower, upper = pair_cells(n)
+    full = np.empty((len(pairs), n * n))
+    full[:, lower] = full[:, upper] = pairs[:, : len(lower)]
+    full[:, :: n + 1] = diagonal
+    return full.reshape(-1, n, n)
+
+
 @lru_cache(maxsize=64)
-def lower_cells(n: int) -> NDArray[np.int64]:
-    """Places of the entries (m, j), j < m, in a flat matrix."""
+def pair_cells(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Places of the entries (m, j) and (j, m), j < m, in a flat matrix."""
     later, earlier = np.tril_indices(n, -1)
-    return later * n + earlier
+    return later * n + earlier, earlier * n + later
 
 
 @lru_cache(maxsize=64)

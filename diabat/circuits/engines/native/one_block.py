@@ -28,7 +28,7 @@ def marginals_of_block(plan: TrotterPlan, batch: Batch, dtype: type[np.floating]
     ups, totals, none = np.empty((n, width), dtype), np.empty((1, width), dtype), np.empty((0, width), dtype)
     loaded(KERNEL).run_plan(
         job_table((Kind(problems, n, False, 0),), width), 0, reduced.table, reduced.flip, fields,
-        packed(batch.couplings, n, dtype, width), scratch[:rows], scratch[rows:], ups, totals, none, none,
+        packed([batch.couplings], dtype, width), scratch[:rows], scratch[rows:], ups, totals, none, none,
         np.empty((0, width)), np.empty((0, width), np.int64), none,
     )  # fmt: skip
     up: FloatArray = ups[:spins, :problems].T.astype(np.float64, order="C")
