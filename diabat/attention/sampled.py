@@ -56,13 +56,14 @@ def sampled_probabilities(ising: Ising, call: SampledCall) -> Tensor:
         ising = ising.dense()
     J = ising.matrix if ising.edges is None else ising.edges.values
     terms = Terms(ising.fields, J, ising.three_body, ising.visible)
-    parameters = tuple(call.sampler.parameters()) if call.estimator.uses_adjoint else ()
+    adjoint = call.estimator.uses_adjoint
+    parameters = tuple(call.sampler.parameters()) if adjoint else ()
     if opaque:  # transforms pass other tensors to the forward pass
         result: Any = _Sampled.apply(*terms, call, *parameters)
     else:
-        given = [t for t in (*terms[:3], *parameters) if t is not None]
-        wanted = torch.is_grad_enabled() and any([t.requires_grad for t in given])
-        keeps = wanted and call.estimator.uses_adjoint and call.num_reads is None
+        given = (*terms[:3], *parameters)
+        wanted = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in given])
+        keeps = wanted and adjoint and call.num_reads is None
         run = _Plain.apply if wanted else _Sampled.forward
         result = run(*terms, replace(call, ising=ising.detach(), keeps=keeps), *parameters)
     probability: Tensor = result[0]

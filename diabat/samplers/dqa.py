@@ -19,7 +19,7 @@ from diabat.circuits import (
     PlanRange,
     TrotterPlan,
 )
-from diabat.circuits.engines.engine import Precision, most_phase, phases_within
+from diabat.circuits.engines.engine import MOST_PHASE, Precision, phases_within
 from diabat.circuits.plan_range import SATURATED
 from diabat.circuits.response import plan_betas
 from diabat.compute.memory import require_memory
@@ -107,6 +107,7 @@ class DQASampler(AnnealCircuits):
 
     name = "dqa"
     _warned = False
+    _kept_facts: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -221,7 +222,8 @@ class DQASampler(AnnealCircuits):
         states = 1 << min(ising.num_spins, 900)  # more would overflow, and is refused anyway
         require_memory(8 * ising.num_problems * states, "probabilities of all states")
         programmed = self._programmed(ising, 0)[0]
-        run, plan = self._engine_for(ising, programmed).probabilities, self.plan
+        plan = self.plan
+        run = self._engine_for(ising, programmed, plan).probabilities
         tables = [run(plan, batch.fields, batch.couplings) for batch in programmed.batches]
         return programmed.flat.per_problem(programmed.flat.groups, tables)
 
@@ -232,9 +234,9 @@ class DQASampler(AnnealCircuits):
         self._require(ising)
         ising = self._taken(ising)
         programmed, betas = self._programmed(ising, seed)
-        moments, states = self._simulated(ising, programmed, False, keep=True)
+        probability, _, _, states = self._simulated(ising, programmed, False, keep=True)
         self._info(betas, programmed, seed)  # warns outside the range of the plan
-        return moments.replaced(probability=moments.probability.clamp(0, 1)), states
+        return Moments(probability.clamp(0, 1), ising.visible_mask), states
 
     def adjoint(
         self, ising: Ising, cotangent: Tensor, *, seed: int, states: Tensor | None = None
@@ -253,9 +255,9 @@ class DQASampler(AnnealCircuits):
         (programmed, betas), angles = self._programmed(ising, seed), self.schedule_angles
         batch, groups = programmed.flat, programmed.flat.groups
         v = batch.visible_values(cotangent.detach().double().cpu().numpy())
-        kept = {} if states is None else {"states": states.numpy()}
-        gradient = self._engine_for(ising, programmed).gradient(
-            self.plan, programmed.batches, batch.by_group(v), angles=angles is not None, **kept
+        kept, plan = {} if states is None else {"states": states.numpy()}, self.plan
+        gradient = self._engine_for(ising, programmed, plan).gradient(
+            plan, programmed.batches, batch.by_group(v), angles=angles is not None, **kept
         )
         h = (batch.from_visible([g.fields for g in gradient.batches]) / betas.beta_h).to(ising.fields)
         J = None
@@ -272,29 +274,29 @@ class DQASampler(AnnealCircuits):
         if self.sampled:
             return super()._moments(ising, correlations, seed)
         programmed, betas = self._programmed(ising, seed)
-        moments, _ = self._simulated(ising, programmed, correlations, keep=False)
-        return moments.replaced(info=self._info(betas, programmed, seed) | moments.info)
+        probability, pairs, precision, _ = self._simulated(ising, programmed, correlations, keep=False)
+        info = self._info(betas, programmed, seed) | {"precision": precision}
+        return Moments(probability, ising.visible_mask, pairs, info=info)
 
     def _simulated(
         self, ising: Ising, programmed: Programmed, correlations: bool, *, keep: bool
-    ) -> tuple[Moments, Tensor | None]:
-        """Exact moments of the circuit, and its final states if they are to be kept."""
-        engine, batch, states = self._engine_for(ising, programmed), programmed.flat, None
+    ) -> tuple[Tensor, Tensor | None, Precision, Tensor | None]:
+        """P(s = +1), the correlations, the precision, and the final states if they are to be kept."""
+        batch, plan, pairs, states = programmed.flat, self.plan, None, None
+        engine = self._engine_for(ising, programmed, plan)
         if keep:
-            found, states = engine.moments_and_states(self.plan, programmed.batches)
+            found, states = engine.moments_and_states(plan, programmed.batches)
         else:
-            found = engine.moments(self.plan, programmed.batches, correlations=correlations)
-        pairs = None
+            found = engine.moments(plan, programmed.batches, correlations=correlations)
         if correlations:
             pairs = batch.per_pair(batch.groups, [m.correlation for m in found]).to(ising.fields)
         probability = batch.from_visible([m.probability for m in found]).to(ising.fields)
-        moments = Moments(probability, ising.visible_mask, pairs, info={"precision": engine.precision})
-        return moments, None if states is None else torch.from_numpy(states)
+        return probability, pairs, engine.precision, None if states is None else torch.from_numpy(states)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         programmed, betas = self._programmed(ising, seed)
         spins = self._read(ising, programmed, num_reads, seed)
-        precision = self._engine_for(ising, programmed).precision
+        precision = self._engine_for(ising, programmed, self.plan).precision
         info = self._info(betas, programmed, seed) | {"precision": precision}
         return Samples(spins, ising.visible_mask, info=info)
 
@@ -304,16 +306,16 @@ class DQASampler(AnnealCircuits):
         return to_hardware_units(ising, betas, self.noise, seed), betas
 
     def _read(self, ising: Ising, programmed: Programmed, num_reads: int, seed: int) -> Tensor:
-        random, batch = np.random.default_rng(seed), programmed.flat
-        run = self._engine_for(ising, programmed).sample
-        reads = run(self.plan, programmed.batches, num_reads, random)
+        random, batch, plan = np.random.default_rng(seed), programmed.flat, self.plan
+        run = self._engine_for(ising, programmed, plan).sample
+        reads = run(plan, programmed.batches, num_reads, random)
         return batch.reads(batch.groups, reads, num_reads).to(ising.fields.device)
 
-    def _engine_for(self, ising: Ising, programmed: Programmed) -> Engine:
+    def _engine_for(self, ising: Ising, programmed: Programmed, plan: TrotterPlan) -> Engine:
         """The engine in the precision of the fields, if none is given and it resolves their phases."""
         if self._single is None or ising.fields.dtype != torch.float32:
             return self.engine
-        resolved = phases_within(self.plan.largest_angles, programmed.batches, most_phase("single"))
+        resolved = phases_within(plan.largest_angles, programmed.batches, MOST_PHASE["single"])
         return self._single if resolved else self.engine
 
     def _betas_for(self, ising: Ising, seed: int) -> Betas:
@@ -354,27 +356,32 @@ class DQASampler(AnnealCircuits):
 
     def _facts(self, betas: Betas) -> dict[str, Any]:
         """Entries of ``info`` that do not depend on the problems."""
-        predicted = self.predicted_betas
-        return {
-            "law": "diabatic",
-            "engine": self.engine.name,
-            "schedule": self.anneal.name,
-            "annealing_time_ns": self.anneal.annealing_time_ns,
-            "steps": self.plan.steps,
-            "calibration": "given" if self._given is not None else self.calibration,
-            # First-order inverse temperatures of the anneal, and those by which h and J were divided.
-            "beta_h": predicted.beta_h,
-            "beta_J": predicted.beta_J,
-            "programmed_with": tuple(betas),
-            # First-order inverse temperatures of the reads, relative to the given h and J.
-            "effective_beta": (predicted.beta_h / betas.beta_h, predicted.beta_J / betas.beta_J),
-        }
+        kept = self._kept_facts
+        if kept is None or kept["programmed_with"] != betas or self.schedule_angles is not None:
+            plan = self.plan
+            predicted = self.anneal.betas if self.schedule_angles is None else plan_betas(plan)
+            kept = self._kept_facts = {
+                "law": "diabatic",
+                "engine": self.engine.name,
+                "schedule": self.anneal.name,
+                "annealing_time_ns": self.anneal.annealing_time_ns,
+                "steps": plan.steps,
+                "calibration": "given" if self._given is not None else self.calibration,
+                # First-order inverse temperatures of the anneal, and those by which h and J were divided.
+                "beta_h": predicted.beta_h,
+                "beta_J": predicted.beta_J,
+                "programmed_with": tuple(betas),
+                # First-order inverse temperatures of the reads, relative to the given h and J.
+                "effective_beta": (predicted.beta_h / betas.beta_h, predicted.beta_J / betas.beta_J),
+            }
+            if self.noise.present:
+                kept |= {"field_noise": self.noise.fields, "coupling_noise": self.noise.couplings}
+        return dict(kept)
 
     def _info(self, betas: Betas, programmed: Programmed, seed: int) -> dict[str, Any]:
-        facts = self._facts(betas)
+        facts, allowed = self._facts(betas), self._range(programmed)
         if self.noise.present:
-            facts |= {"field_noise": self.noise.fields, "coupling_noise": self.noise.couplings, "seed": seed}
-        allowed = self._range(programmed)
+            facts["seed"] = seed
         if allowed is not None:
             facts["outside_range"] = self._outside(allowed, programmed)
         return facts

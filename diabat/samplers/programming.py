@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -54,7 +55,7 @@ class ControlNoise:
                     f"expected a standard deviation >= 0 in hardware units, got {value!r}.",
                 )
 
-    @property
+    @cached_property
     def present(self) -> bool:
         """Whether the noise is not zero."""
         return self.fields > 0 or self.couplings > 0

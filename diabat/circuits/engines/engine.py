@@ -105,8 +105,7 @@ class Batch:
         return self.couplings.ndim == 2
 
 
-@dataclass(frozen=True, eq=False)
-class BatchMoments:
+class BatchMoments(NamedTuple):
     """First and second moments of the measured spins of one batch.
 
     Attributes:
@@ -165,9 +164,8 @@ def phases_within(angles: tuple[float, float], batches: Sequence[Batch], most: f
     return True
 
 
-def most_phase(precision: Precision) -> float:
-    """Largest phase that a precision resolves, in rad."""
-    return _PHASE_ERROR * 2.0 ** (52 if precision == "double" else 23)
+MOST_PHASE: dict[Precision, float] = {"double": _PHASE_ERROR * 2.0**52, "single": _PHASE_ERROR * 2.0**23}
+"""Largest phase that a precision resolves, in rad."""
 
 
 class Engine(ABC):

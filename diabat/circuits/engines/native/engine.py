@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from diabat.checks import ArgumentError, is_integer
 from diabat.circuits.engines.engine import (
+    MOST_PHASE,
     Batch,
     BatchGradient,
     BatchMoments,
@@ -18,11 +19,11 @@ from diabat.circuits.engines.engine import (
     Precision,
     check_cotangents,
     largest_phase,
-    most_phase,
     phases_within,
 )
 from diabat.circuits.engines.native.kernel_inputs import (
     OUT_ROWS,
+    OWN,
     SPINS,
     Lanes,
     in_lanes,
@@ -140,12 +141,13 @@ class NativeEngine(Engine):
         if correlations:
             wanted["pairs"] = self._outputs(lanes)
         self._answer(plan, lanes, "pairs" if correlations else "states", **wanted)
-        sums = lanes.unpack(totals, 1)
-        up = [u[:, : b.fields.shape[1]] / t for b, u, t in zip(batches, lanes.unpack(ups), sums, strict=True)]
+        found = []
+        for batch, up, total in zip(batches, lanes.unpack(ups), lanes.unpack(totals, 1), strict=True):
+            found.append(BatchMoments(up[:, : batch.fields.shape[1]] / total))
         if not correlations:
-            return [BatchMoments(p) for p in up]
-        pairs = zip(up, lanes.unpack(wanted["pairs"], out=True), sums, strict=True)
-        return [BatchMoments(p, symmetric(c / t, p.shape[1], 1.0)) for p, c, t in pairs]
+            return found
+        parts = zip(found, lanes.unpack(wanted["pairs"], out=True), lanes.unpack(totals, 1), strict=True)
+        return [BatchMoments(p, symmetric(pairs / t, p.shape[1], 1.0)) for (p, _), pairs, t in parts]
 
     def sample(
         self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
@@ -226,9 +228,10 @@ class NativeEngine(Engine):
 
     def _require_supported(self, plan: TrotterPlan, batches: Sequence[Batch]) -> None:
         """Refuse too many spins, and phases that are too large for the precision."""
-        if (spins := max([batch.fields.shape[1] for batch in batches], default=0)) > MAX_SPINS:
-            raise ArgumentError("fields", f"expected at most {MAX_SPINS} spins, got {spins}.")
-        most = most_phase(self.precision)
+        for batch in batches:
+            if (spins := batch.fields.shape[1]) > MAX_SPINS:
+                raise ArgumentError("fields", f"expected at most {MAX_SPINS} spins, got {spins}.")
+        most = MOST_PHASE[self.precision]
         if not phases_within(plan.largest_angles, batches, most):
             largest = max(largest_phase(plan.largest_angles, batch.strength) for batch in batches)
             raise ArgumentError(
@@ -249,14 +252,16 @@ class NativeEngine(Engine):
         """Run all jobs; threads share the arrays of ``out`` that are indexed by job."""
         if not len(lanes.jobs):
             return
-        n, own = max([kind.spins for kind in lanes.kinds]), any([kind.own for kind in lanes.kinds])
+        n, own = int(lanes.jobs[:, SPINS].max()), bool(lanes.jobs[:, OWN].any())
         rows, small = scratch_of(n, own, self._width, _STATE_TABLES[tables])
         threads = self.threads() if callable(self.threads) else self.threads
         parts = [slice(0, len(lanes.jobs))]
         if threads > 1 and len(lanes.jobs) > 1:
             spins = lanes.jobs[:, SPINS]
             parts = ranges_of_equal_work(spins * 2.0**spins, threads)
-        needed = (rows + small) * VECTOR_BYTES * len(parts) + sum([array.nbytes for array in out])
+        needed = (rows + small) * VECTOR_BYTES * len(parts)
+        for array in out:
+            needed += array.nbytes
         require_memory(needed, f"{n} spins on {len(parts)} thread{'s' * (len(parts) > 1)}")
         reduced = native_plan(plan, self._dtype)
 

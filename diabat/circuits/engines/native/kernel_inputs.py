@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,22 +52,16 @@ class NativePlan:
     flip: bool
 
 
+@lru_cache(maxsize=64)  # plans are compared by identity, and do not change
 def native_plan(plan: TrotterPlan, dtype: type[np.floating]) -> NativePlan:
     """Reduce the mixer angles of a plan."""
-    return _reduced(plan, dtype is np.float64)
-
-
-@lru_cache(maxsize=64)  # plans are compared by identity, and do not change
-def _reduced(plan: TrotterPlan, double: bool) -> NativePlan:
     turns = np.rint(plan.mixer_angles / np.pi)
     angles = plan.mixer_angles - turns * np.pi
     flips = np.concatenate([[0], np.cumsum(np.mod(turns, 2))]) % 2
     signs = 1.0 - 2.0 * flips[:-1]
     mixers = np.tan(angles / 2), np.sin(angles) / 2, np.tan(angles / 4), np.sin(angles / 2)
     rows = (signs * plan.field_angles, plan.coupling_angles, *mixers)
-    return NativePlan(
-        np.ascontiguousarray(np.stack(rows), np.float64 if double else np.float32), signs, bool(flips[-1])
-    )
+    return NativePlan(np.ascontiguousarray(np.stack(rows), dtype), signs, bool(flips[-1]))
 
 
 class Kind(NamedTuple):
@@ -126,22 +119,25 @@ def in_lanes(
     batches: Sequence[Batch], dtype: type[np.floating], width: int, out_rows: Sequence[int]
 ) -> Lanes:
     """Lay out batches in blocks of ``width`` lanes, with ``out_rows`` rows of output of a job of each batch."""
-    kinds = []
+    kinds, fields, couplings, spins = [], [], [], []
     for batch, out in zip(batches, out_rows, strict=True):
-        problems, spins = batch.fields.shape
-        kinds.append(Kind(problems, max(2, spins), batch.couplings.ndim > 2, out))
-    couplings = packed([batch.couplings for batch in batches], dtype, width)
-    fields = pack([batch.fields for batch in batches], [kind.spins for kind in kinds], dtype, width)
-    return Lanes(kinds, job_table(tuple(kinds), width), fields, couplings)
+        problems, n = batch.fields.shape
+        kinds.append(Kind(problems, max(2, n), batch.couplings.ndim > 2, out))
+        spins.append(max(2, n))
+        fields.append(batch.fields)
+        couplings.append(batch.couplings)
+    jobs = job_table(tuple(kinds), width)
+    return Lanes(kinds, jobs, pack(fields, spins, dtype, width), packed(couplings, dtype, width))
 
 
 def pack(values: Sequence[FloatArray], counts: Sequence[int], dtype: DTypeLike, width: int) -> Floats:
     """Values [Q, m] of each batch as rows [blocks · count, lanes], padded with zeros to m = count and full blocks."""
-    blocks = [-(-len(v) // width) for v in values]
-    rows = np.zeros((sum(map(mul, blocks, counts)), width), dtype)
-    start = 0
-    for v, number, count in zip(values, blocks, counts, strict=True):
-        stop = start + number * count
+    total = start = 0
+    for v, count in zip(values, counts, strict=True):
+        total += -(-len(v) // width) * count
+    rows = np.zeros((total, width), dtype)
+    for v, count in zip(values, counts, strict=True):
+        stop = start - (-len(v) // width) * count
         (full, rest), m = divmod(len(v), width), v.shape[1]
         if full:
             cube = rows[start : start + full * count].reshape(full, count, width)
