@@ -126,7 +126,7 @@ class _Sampled(torch.autograd.Function):
         seen, parameters = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
         # Only a derivative of the derivative needs a graph, and only to be refused.
         opaque = torch.is_grad_enabled() or transformed() or batched_cotangent(v)
-        run = _Estimated.apply if opaque else _Estimated.forward
+        run: Any = _Estimated.apply if opaque else _Estimated.forward
         found: Any = run(*seen, v, ctx.call, wanted, *parameters)
         h, J, K, *of_parameters = found
         return h, J, K, None, None, *(of_parameters or [None] * len(parameters))
@@ -152,7 +152,7 @@ class _Plain(_Sampled):
     """The same in the form without rules for transforms, which torch enters 60 us sooner."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Maybe, ...]:  # type: ignore[override]  # of that form
+    def forward(ctx: Any, *inputs: Any) -> tuple[Maybe, ...]:
         output = _Sampled.forward(*inputs)
         _Sampled.setup_context(ctx, inputs, output)
         return output

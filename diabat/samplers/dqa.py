@@ -255,7 +255,8 @@ class DQASampler(AnnealCircuits):
         (programmed, betas), angles = self._programmed(ising, seed), self.schedule_angles
         batch, groups = programmed.flat, programmed.flat.groups
         v = batch.visible_values(cotangent.detach().double().cpu().numpy())
-        kept, plan = {} if states is None else {"states": states.numpy()}, self.plan
+        plan = self.plan
+        kept: dict[str, Any] = {} if states is None else {"states": states.numpy()}
         gradient = self._engine_for(ising, programmed, plan).gradient(
             plan, programmed.batches, batch.by_group(v), angles=angles is not None, **kept
         )

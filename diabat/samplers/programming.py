@@ -116,4 +116,5 @@ def _noisy(batch: Batch, noise: ControlNoise, random: np.random.Generator) -> Ba
         return Batch(fields, batch.couplings)
     n = batch.num_spins
     upper = np.triu(random.standard_normal((batch.num_problems, n, n)), 1)
-    return Batch(fields, batch.couplings + noise.couplings * (upper + upper.swapaxes(1, 2)))
+    couplings = batch.couplings + noise.couplings * (upper + upper.swapaxes(1, 2))
+    return Batch(fields, couplings[0] if len(couplings) == 1 else couplings)

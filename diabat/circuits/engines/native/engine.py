@@ -79,7 +79,7 @@ class NativeEngine(Engine):
         if not callable(threads) and (not is_integer(threads) or threads < 1):
             raise ArgumentError("threads", f"expected an integer >= 1, got {threads!r}.")
         self.precision, self.threads = precision, threads
-        self._dtype: type[np.floating] = np.float64 if precision == "double" else np.float32
+        self._dtype: Any = np.float64 if precision == "double" else np.float32
         self._width = lanes_of(self._dtype)
         # For what is not wanted.
         self._none = np.empty((0, self._width), self._dtype)

@@ -38,7 +38,7 @@ from diabat.compute.simd import add, address, constant, entry, fused, load, prod
 # Padding rows between tables of 2^n rows: at a distance of a power of two, a load from one table would wait for a
 # store to the other with the same low address bits, and both would compete for the same cache lines.
 GAP = 8
-# Up to so many problems in a block, and up to n - 4, are faster one by one.
+# Up to so many problems in a block of sixteen lanes, and half as many in one of eight, are faster one by one.
 FEW = 6
 
 
@@ -217,7 +217,8 @@ def run_plan(
         phases = phase_tables(work[2 * ((1 << n) + GAP) :], small, n, own)
         sum_couplings(phases, turn_array(small, n), J, own, n)
         start, problems = jobs[i, STATE_ROW], jobs[i, PROBLEMS]
-        if problems <= min(FEW, n - 4) and not own and n >= GROUP and fields.shape[1] == 1 << GROUP:
+        most = min(FEW, n - 4) if fields.shape[1] == 1 << GROUP else min(FEW // 2, n - 6)
+        if problems <= most and not own:
             evolve_few(weights, free, phases, small, h, plan, n, problems, kept[start : start + (2 << n)])
         else:
             evolve(Complex(re, im), phases, h, J, own, plan, n)

@@ -53,7 +53,7 @@ class NativePlan:
 
 
 @lru_cache(maxsize=64)  # plans are compared by identity, and do not change
-def native_plan(plan: TrotterPlan, dtype: type[np.floating]) -> NativePlan:
+def native_plan(plan: TrotterPlan, dtype: Any) -> NativePlan:
     """Reduce the mixer angles of a plan."""
     turns = np.rint(plan.mixer_angles / np.pi)
     angles = plan.mixer_angles - turns * np.pi

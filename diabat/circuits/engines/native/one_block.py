@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from diabat.circuits.engines.engine import Batch
@@ -15,7 +17,7 @@ from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of
 KERNEL = "diabat.circuits.engines.native.kernel"
 
 
-def marginals_of_block(plan: TrotterPlan, batch: Batch, dtype: type[np.floating]) -> FloatArray:
+def marginals_of_block(plan: TrotterPlan, batch: Batch, dtype: Any) -> FloatArray:
     """P(s_j = +1), float64 [Q, n], of up to as many problems as there are lanes, which share couplings."""
     width, (problems, spins) = lanes_of(dtype), batch.fields.shape
     n = max(2, spins)  # a problem of one spin gets an idle second
