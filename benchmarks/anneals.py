@@ -1,15 +1,19 @@
-"""``dqa``: the native engine against Aer and qulacs, its adjoint gradient against its moments, and few problems."""
+"""``dqa``: the native engine against Aer and qulacs, adjoint gradients and training against moments, few problems."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 
+import diabat
 from benchmarks import peers
 from benchmarks.case import Build, Case, Peer, Work
+from benchmarks.problems import problem
 from diabat.circuits import AerEngine, Batch, NativeEngine, TrotterPlan, builtin_plan, schedule, trotter_plan
 
 QUERIES, SIZES = 64, (4, 8, 10, 12)
@@ -17,7 +21,7 @@ QUERIES, SIZES = 64, (4, 8, 10, 12)
 
 def cases() -> list[Case]:
     """All of them."""
-    return [*engines(), *adjoint(), *few()]
+    return [*engines(), *adjoint(), *training(), *few()]
 
 
 def plans() -> dict[str, TrotterPlan]:
@@ -96,14 +100,45 @@ def adjoint() -> list[Case]:
     return found
 
 
+def training() -> list[Case]:
+    """Probabilities and their adjoint gradients through the sampler, forward included, against the moments alone."""
+
+    def build(n: int, schedule: str, dtype: torch.dtype, queries: int) -> Work:
+        ising, sampler = problem(n, queries, dtype=dtype), diabat.sampler("dqa", schedule=schedule)
+        h, J = (t.requires_grad_() for t in ising.terms[:2] if t is not None)
+
+        def step() -> None:
+            found = diabat.spin_probabilities(h, J, sampler, gradient="adjoint", seed=0, check=False)
+            torch.autograd.grad(found.pow(2).sum(), (h, J))
+
+        return Work(step, queries)
+
+    def forward(n: int, schedule: str, dtype: torch.dtype, queries: int) -> Work:
+        ising, sampler = problem(n, queries, dtype=dtype), diabat.sampler("dqa", schedule=schedule)
+        return Work(partial(sampler.moments, ising), queries)
+
+    found = []
+    for name, (dtype, queries) in product(
+        ("Advantage2_system1", "boltzmann-8"),
+        ((torch.float32, 64), (torch.float64, 64), (torch.float32, 512)),
+    ):
+        given: dict[str, Any] = {"schedule": name, "dtype": dtype, "queries": queries}
+        alone = {"moments": Peer(partial(forward, **given), 4.5)}
+        title = f"dqa/training step, {name}, {str(dtype)[6:]}, {queries} queries"
+        found.append(Case(title, partial(build, **given), (4, 8, 10, 12), "n", "query", alone))
+    return found
+
+
 def few() -> list[Case]:
     """The engine without the backend around it, a few problems in a call."""
 
-    def build(queries: int, n: int, plan: str) -> Any:
-        return native(n, plan, queries=queries).call
+    def build(queries: int, n: int, plan: str, precision: Any = "single") -> Any:
+        return native(n, plan, precision, queries).call
 
-    return [
+    found = [
         Case(f"dqa/engine, {plan}, n = {n}", partial(build, n=n, plan=plan), (1, 4, 16), "problems")
         for plan in ("boltzmann-8", "200 steps")
         for n in (8, 11)
     ]
+    double = partial(build, n=11, plan="200 steps", precision="double")
+    return [*found, Case("dqa/engine, 200 steps, n = 11, double", double, (1, 2, 3, 8), "problems")]

@@ -28,7 +28,7 @@ from diabat.attention import CouplingInit
 from diabat.circuits import MatrixProductEngine, OutOfRangeWarning
 from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dqa import DQASampler
-from diabat.samplers.programming import ControlNoise, program
+from diabat.samplers.programming import ControlNoise, to_hardware_units
 from diabat.samplers.pseudolikelihood import fit_betas
 from experiments.common import Row, Titled, parser, run_sections
 
@@ -64,7 +64,7 @@ def law() -> Titled:
         seconds = time.process_time() - began
         error = (found - diabat.sampler("banded").moments(ising).probability).abs()
         assert isinstance(sampler.engine, MatrixProductEngine)
-        [batch] = program(ising, sampler.betas, ControlNoise(0.0, 0.0), 0).batches
+        [batch] = to_hardware_units(ising, sampler.betas, ControlNoise(0.0, 0.0), 0).batches
         _, bonds = sampler.engine.state(sampler.anneal.plan, batch.fields[0], batch.couplings)
         reads = sampler.sample(ising, 2000, seed=1).spins
         betas = fit_betas(ising, reads, torch.full(reads.shape[:-1], 1 / len(reads), dtype=torch.float64))

@@ -139,7 +139,7 @@ class _SelfAttention(CoupledLayer):
 
     def _projected(self, x: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, [B, H, L, d]; ``first`` is the position of the first token."""
-        q, k, v = (split_heads(made(x), self.num_heads) for made in (self.query, self.key, self.value))
+        q, k, v = [split_heads(made(x), self.num_heads) for made in (self.query, self.key, self.value)]
         if self.rotary:
             q, k = rotated(torch.cat((q, k)), first).chunk(2)
         return q, k, v

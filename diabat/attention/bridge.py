@@ -194,18 +194,18 @@ def refuse_inference(
     Raises:
         ValueError: Names the first of them.
     """
-    terms = {"fields": fields, "couplings": couplings, "three_body": three_body}
-    given = {name: t for name, t in terms.items() if t is not None}
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
-    if any(t.requires_grad for t in given.values()):
-        for name, t in given.items():
-            if t.is_inference():
-                raise ArgumentError(
-                    name,
-                    "expected a tensor that autograd can save, got one made in torch.inference_mode; use its .clone(), "
-                    "or torch.no_grad there.",
-                )
+    given = [t for t in (fields, couplings, three_body) if t is not None]
+    if not any([t.requires_grad for t in given]):
+        return
+    for name, t in (("fields", fields), ("couplings", couplings), ("three_body", three_body)):
+        if t is not None and t.is_inference():
+            raise ArgumentError(
+                name,
+                "expected a tensor that autograd can save, got one made in torch.inference_mode; use its .clone(), "
+                "or torch.no_grad there.",
+            )
 
 
 def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:

@@ -380,7 +380,7 @@ def _solved(
     K = couplings.three_body(length)
     as_edges = K is None and bridge.takes_edges and couplings.bandwidth < couplings.window - 1
     J = couplings.edges(length) if as_edges else couplings.matrix(length)
-    J, K = (None if t is None else _as(t, fields) for t in (J, K))
+    J, K = [None if t is None else _as(t, fields) for t in (J, K)]
     if law.own_spin:
         assert isinstance(J, Tensor)
         return _with_own_spin(call, J, fields, visible, last=couplings.relative)

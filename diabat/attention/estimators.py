@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -231,12 +232,12 @@ class GradientEstimator:
     needs: tuple[Need, ...]
     edges: bool = False
 
-    @property
+    @cached_property
     def uses_reads(self) -> bool:
         """Whether the sampler draws reads; else it computes moments, from reads or without."""
         return "spins" in self.needs
 
-    @property
+    @cached_property
     def uses_adjoint(self) -> bool:
         """Whether both passes need the same seed, and the sampler's parameters get a gradient."""
         return "sampler_adjoint" in self.needs

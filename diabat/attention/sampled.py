@@ -19,7 +19,7 @@ from diabat.ising import Ising, without_autocast
 from diabat.samplers import folding
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
-from diabat.samplers.folding import Terms, dims_of, folded_terms
+from diabat.samplers.folding import Terms, batched_cotangent, dims_of, folded_terms, transformed
 from diabat.samplers.state import in_place
 
 Maybe = Tensor | None
@@ -31,6 +31,7 @@ class SampledCall:
 
     Attributes:
         ising: The problem, detached; None under a transform of torch.func, which changes its tensors.
+        keeps: Whether the forward pass keeps the states that the adjoint method starts from.
     """
 
     sampler: Sampler
@@ -38,6 +39,7 @@ class SampledCall:
     num_reads: int | None
     seed: int | None
     ising: Ising | None = None
+    keeps: bool = False
 
     def problem(self, terms: Terms) -> Ising:
         """The problem of these terms, detached."""
@@ -48,16 +50,22 @@ class SampledCall:
 
 def sampled_probabilities(ising: Ising, call: SampledCall) -> Tensor:
     """Smoothed P(s = +1), differentiable once in h, J, K and the sampler's parameters by the estimator."""
-    transformed = torch._C._are_functorch_transforms_active()
+    opaque = transformed()
     takes_edges = call.sampler.capabilities.edges and call.estimator.edges and ising.three_body is None
-    if ising.edges is not None and (transformed or not takes_edges):
+    if ising.edges is not None and (opaque or not takes_edges):
         ising = ising.dense()
     J = ising.matrix if ising.edges is None else ising.edges.values
     terms = Terms(ising.fields, J, ising.three_body, ising.visible)
-    if not transformed:  # transforms pass other tensors to the forward pass
-        call = replace(call, ising=ising.detach())
-    parameters = call.sampler.parameters() if call.estimator.uses_adjoint else ()
-    result: Any = _Sampled.apply(*terms, call, *parameters)
+    adjoint = call.estimator.uses_adjoint
+    parameters = tuple(call.sampler.parameters()) if adjoint else ()
+    if opaque:  # transforms pass other tensors to the forward pass
+        result: Any = _Sampled.apply(*terms, call, *parameters)
+    else:
+        given = (*terms[:3], *parameters)
+        wanted = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in given])
+        keeps = wanted and adjoint and call.num_reads is None
+        run = _Plain.apply if wanted else _Sampled.forward
+        result = run(*terms, replace(call, ising=ising.detach(), keeps=keeps), *parameters)
     probability: Tensor = result[0]
     return probability
 
@@ -81,7 +89,10 @@ def refuse_second(estimator: str, sampler: Sampler) -> NoReturn:
 
 
 class _Sampled(torch.autograd.Function):
-    """(h, J, K, visible, call, parameters) -> smoothed P, and P and spins for the estimator."""
+    """(h, J, K, visible, call, parameters) -> smoothed P, and P, spins and final states for the estimator.
+
+    The graph of autograd saves the states as it saves tensors: they are freed with it, after the backward pass.
+    """
 
     @staticmethod
     def forward(
@@ -89,25 +100,34 @@ class _Sampled(torch.autograd.Function):
     ) -> tuple[Maybe, ...]:
         ising = call.problem(Terms(fields, J, K, visible))
         with without_autocast(fields), in_place(call.sampler, parameters):
-            if not call.estimator.uses_reads:
+            spins = states = None
+            if call.estimator.uses_reads:
+                samples = call.sampler.sample(ising, call.num_reads or call.sampler.num_reads, seed=call.seed)
+                moments, spins = samples.moments(dtype=ising.fields.dtype), samples.spins
+            elif call.keeps:
+                moments, states = call.sampler.moments_and_states(ising, seed=call.seed or 0)
+            else:
                 moments = call.sampler.moments(ising, num_reads=call.num_reads, seed=call.seed)
-                return moments.smoothed_probability.clone(), moments.probability, None
-            samples = call.sampler.sample(ising, call.num_reads or call.sampler.num_reads, seed=call.seed)
-            moments = samples.moments(dtype=ising.fields.dtype)
-        return moments.smoothed_probability.clone(), moments.probability, samples.spins
+        return moments.smoothed_probability.clone(), moments.probability, spins, states
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         terms, ctx.call, parameters, seen = inputs[:4], inputs[4], inputs[5:], output[1:]
         ctx.save_for_backward(*terms, *seen, *parameters)
-        ctx.mark_non_differentiable(*(t for t in seen if t is not None))
+        ctx.mark_non_differentiable(*[t for t in seen if t is not None])
+        ctx.set_materialize_grads(False)  # no zeros of the size of the states
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor, *rest: Any) -> tuple[Maybe, ...]:
+    def backward(ctx: Any, v: Maybe, *rest: Any) -> tuple[Maybe, ...]:
+        if v is None:
+            return (None,) * len(ctx.needs_input_grad)
         wanted = (*ctx.needs_input_grad[1:3], any(ctx.needs_input_grad[5:]))
         # The parameters of the forward pass may differ from those of the sampler now (torch.func.functional_call).
-        seen, parameters = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
-        found: Any = _Estimated.apply(*seen, v, ctx.call, wanted, *parameters)
+        seen, parameters = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+        # Only a derivative of the derivative needs a graph, and only to be refused.
+        opaque = torch.is_grad_enabled() or transformed() or batched_cotangent(v)
+        run: Any = _Estimated.apply if opaque else _Estimated.forward
+        found: Any = run(*seen, v, ctx.call, wanted, *parameters)
         h, J, K, *of_parameters = found
         return h, J, K, None, None, *(of_parameters or [None] * len(parameters))
 
@@ -124,8 +144,20 @@ class _Sampled(torch.autograd.Function):
             )
         folded = folded_terms(Terms(*terms), in_dims[:4], info.batch_size)
         found: Any = _Sampled.apply(*folded, replace(call, ising=None), *inputs[5:])
-        smoothed, p, spins = found
-        return found, (*dims_of(smoothed, p), None if spins is None else 1)
+        smoothed, p, spins, _ = found
+        return found, (*dims_of(smoothed, p), None if spins is None else 1, None)
+
+
+class _Plain(_Sampled):
+    """The same in the form without rules for transforms, which torch enters 60 us sooner."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Maybe, ...]:
+        output = _Sampled.forward(*inputs)
+        _Sampled.setup_context(ctx, inputs, output)
+        return output
+
+    setup_context = torch.autograd.Function.setup_context
 
 
 class _Estimated(torch.autograd.Function):
@@ -139,6 +171,7 @@ class _Estimated(torch.autograd.Function):
         visible: Maybe,
         p: Tensor,
         spins: Maybe,
+        states: Maybe,
         v: Tensor,
         call: SampledCall,
         wanted: tuple[bool, ...],
@@ -147,12 +180,13 @@ class _Estimated(torch.autograd.Function):
         with without_autocast(fields), in_place(call.sampler, parameters):
             ising = call.problem(Terms(fields, couplings, three_body, visible))
             boltzmann = call.sampler.capabilities.law == "boltzmann"  # then the response is taken at P itself
+            kept = {} if states is None else {"states": states}
             known: dict[Need, Callable[[], Any]] = {
                 "probability": lambda: p,
                 "response_at": lambda: None if boltzmann else mean_field_probability(ising, p),
                 "effective": lambda: effective_couplings(ising, p),
                 "spins": lambda: spins,
-                "sampler_adjoint": lambda: partial(call.sampler.adjoint, ising, seed=call.seed or 0),
+                "sampler_adjoint": lambda: partial(call.sampler.adjoint, ising, seed=call.seed or 0, **kept),
             }
             gradient = call.estimator.function(
                 v,
@@ -169,7 +203,7 @@ class _Estimated(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.call = inputs[7]
+        ctx.call = inputs[8]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> NoReturn:
@@ -179,7 +213,7 @@ class _Estimated(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-        size, call, wanted = info.batch_size, inputs[7], inputs[8]
+        size, call, wanted = info.batch_size, inputs[8], inputs[9]
         if wanted[2]:
             raise UnsupportedError(
                 "gradient", "gradients of the anneal's parameters under vmap are unsupported."
@@ -187,10 +221,11 @@ class _Estimated(torch.autograd.Function):
         dims: folding.TermDims = in_dims[:4]
         terms = Terms(*inputs[:4])
         folded = folded_terms(terms, dims, size, own=True)
-        seen = [  # spins have their reads first
-            None if t is None else folding.mapped_first(t, dim, size, place)
-            for t, dim, place in zip(inputs[4:7], in_dims[4:7], (0, 1, 0), strict=True)
+        p, spins, v = [  # spins have their reads first
+            None if inputs[i] is None else folding.mapped_first(inputs[i], in_dims[i], size, place)
+            for i, place in ((4, 0), (5, 1), (7, 0))
         ]
-        found: Any = _Estimated.apply(*folded, *seen, replace(call, ising=None), wanted, *inputs[9:])
+        call = replace(call, ising=None)
+        found: Any = _Estimated.apply(*folded, p, spins, None, v, call, wanted, *inputs[10:])
         outputs = [folding.unfolded(g, t, d) for g, t, d in zip(found[:3], terms[:3], dims[:3], strict=True)]
         return tuple(outputs), dims_of(*outputs)

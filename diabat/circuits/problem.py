@@ -20,7 +20,7 @@ def check_fields(fields: ArrayLike, ndim: int) -> FloatArray:
     if array.ndim != ndim or array.shape[-1] < 1:
         shape = "[n]" if ndim == 1 else "[Q, n]"
         raise ArgumentError("fields", f"expected shape {shape} with n >= 1, got {array.shape}")
-    _check_finite("fields", array)
+    check_finite("fields", array)
     return array
 
 
@@ -36,7 +36,7 @@ def check_couplings(couplings: ArrayLike, n: int | None = None) -> FloatArray:
         raise ArgumentError(
             "couplings", f"expected shape {'[n, n]' if n is None else (n, n)}, got {array.shape}"
         )
-    _check_finite("couplings", array)
+    check_finite("couplings", array)
     if np.diagonal(array).any():
         at_spin = int(np.flatnonzero(np.diagonal(array))[0])
         raise ArgumentError(
@@ -54,7 +54,8 @@ def check_couplings(couplings: ArrayLike, n: int | None = None) -> FloatArray:
     return (array + array.T) / 2
 
 
-def _check_finite(name: str, array: FloatArray) -> None:
+def check_finite(name: str, array: FloatArray) -> None:
+    """Raise ValueError with the first value that is not finite, and its place."""
     if not np.isfinite(array).all():
         at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
         raise ArgumentError(name, f"expected finite values, got {array[at]} at {at}")
@@ -74,19 +75,24 @@ def check_batch(fields: ArrayLike, couplings: ArrayLike) -> tuple[FloatArray, Fl
         raise ArgumentError(
             "couplings", f"expected shape {(h.shape[1],) * 2} or {(*h.shape, h.shape[1])}, got {array.shape}"
         )
-    if not len(array):
-        return h, array
-    flipped = array.swapaxes(1, 2)
+    return h, check_stack(array)
+
+
+def check_stack(couplings: FloatArray) -> FloatArray:
+    """Couplings of several problems [Q, n, n], symmetric with zero diagonal; errors as of `check_batch`."""
+    if not len(couplings):
+        return couplings
+    flipped = couplings.swapaxes(1, 2)
     with np.errstate(invalid="ignore"):  # inf - inf; such a matrix is refused below
-        gap, size = np.abs(array - flipped).max(axis=(1, 2)), np.abs(array).max(axis=(1, 2))
-    suspects = ~(gap <= 1e-6 * size) | np.diagonal(array, axis1=1, axis2=2).any(axis=1)
+        gap, size = np.abs(couplings - flipped).max(axis=(1, 2)), np.abs(couplings).max(axis=(1, 2))
+    suspects = ~(gap <= 1e-6 * size) | np.diagonal(couplings, axis1=1, axis2=2).any(axis=1)
     if suspects.any():
         at = int(suspects.argmax())
         try:
-            check_couplings(array[at], h.shape[1])
+            check_couplings(couplings[at], couplings.shape[1])
         except ArgumentError as error:
             raise ArgumentError(error.argument, f"{error.reason}, in problem {at}") from None
-    return h, (array + flipped) / 2
+    return (couplings + flipped) / 2
 
 
 def spin_table(n: int) -> NDArray[np.int8]:

@@ -236,13 +236,21 @@ class Sampler(WithOptions, nn.Module, ABC):
             self._require(ising)
             return self._moments(ising, correlations, seed)
 
-    def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
+    def moments_and_states(self, ising: Ising, *, seed: int) -> tuple[Moments, Tensor | None]:
+        """:meth:`moments`, and the final states that ``adjoint`` starts from; None, the default, if it needs none."""
+        return self.moments(ising, seed=seed), None
+
+    def adjoint(
+        self, ising: Ising, cotangent: Tensor, *, seed: int, states: Tensor | None = None
+    ) -> AdjointGradient:
         """Exact derivative of L = Σ_j v_j P(s_j = +1) under the sampler's own law.
 
         Args:
             ising: The batch of problems.
             cotangent: v, [*batch, n].
             seed: The seed of the forward call, for the random parts of the law.
+            states: From :meth:`moments_and_states` of the same problems and seed, which saves a simulation; None gives
+                the same numbers.
 
         Raises:
             UnsupportedError: If the backend has no adjoint gradient.

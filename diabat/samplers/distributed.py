@@ -129,7 +129,9 @@ class DistributedSampler(Sampler):
         """The expected error of the base."""
         return self.base.expected_error
 
-    def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
+    def adjoint(
+        self, ising: Ising, cotangent: Tensor, *, seed: int, states: Tensor | None = None
+    ) -> AdjointGradient:
         """The derivative of the base, chunk by chunk; ∂L/∂J is summed over chunks that share J."""
         self._require(ising)
         answers = self._solve("adjoint", ising, seed, cotangent=cotangent)

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from diabat.checks import ArgumentError, check_choice, check_count, check_flag
 from diabat.circuits import (
     AnnealingSchedule,
-    Batch,
     Betas,
     Engine,
     OutOfRangeWarning,
     PlanRange,
     TrotterPlan,
 )
-from diabat.circuits.engines.engine import Precision, most_phase, phases_within
+from diabat.circuits.engines.engine import MOST_PHASE, Precision, phases_within
 from diabat.circuits.plan_range import SATURATED
 from diabat.circuits.response import plan_betas
 from diabat.compute.memory import require_memory
@@ -51,7 +50,7 @@ from diabat.samplers.calibrated import (
 from diabat.samplers.capabilities import FROM_READS, Capabilities, Estimator, UnsupportedError
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.dqa_circuits import AnnealCircuits
-from diabat.samplers.programming import ControlNoise, Programmed, program
+from diabat.samplers.programming import ControlNoise, Programmed, to_hardware_units
 from diabat.samplers.pseudolikelihood import fit_betas, fit_state_betas
 
 _FIT_READS = 64
@@ -108,6 +107,7 @@ class DQASampler(AnnealCircuits):
 
     name = "dqa"
     _warned = False
+    _kept_facts: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -221,14 +221,26 @@ class DQASampler(AnnealCircuits):
             )
         states = 1 << min(ising.num_spins, 900)  # more would overflow, and is refused anyway
         require_memory(8 * ising.num_problems * states, "probabilities of all states")
+        programmed = self._programmed(ising, 0)[0]
         plan = self.plan
-        programmed = program(ising, self._betas_for(ising, 0), self.noise, 0)
-        engine = self._engine_for(programmed)
-        return programmed.per_state(
-            [engine.probabilities(plan, batch.fields, batch.couplings) for batch in programmed.batches]
-        )
+        run = self._engine_for(ising, programmed, plan).probabilities
+        tables = [run(plan, batch.fields, batch.couplings) for batch in programmed.batches]
+        return programmed.flat.per_problem(programmed.flat.groups, tables)
 
-    def adjoint(self, ising: Ising, cotangent: Tensor, *, seed: int) -> AdjointGradient:
+    def moments_and_states(self, ising: Ising, *, seed: int) -> tuple[Moments, Tensor | None]:
+        """Moments, and final states of up to 256 MiB, as in the base class."""
+        if self.sampled:
+            return super().moments_and_states(ising, seed=seed)
+        self._require(ising)
+        ising = self._taken(ising)
+        programmed, betas = self._programmed(ising, seed)
+        probability, _, _, states = self._simulated(ising, programmed, False, keep=True)
+        self._info(betas, programmed, seed)  # warns outside the range of the plan
+        return Moments(probability.clamp(0, 1), ising.visible_mask), states
+
+    def adjoint(
+        self, ising: Ising, cotangent: Tensor, *, seed: int, states: Tensor | None = None
+    ) -> AdjointGradient:
         """Exact derivative of the moments of the circuit, with inverse temperatures and noise held constant.
 
         Raises:
@@ -239,16 +251,22 @@ class DQASampler(AnnealCircuits):
                 "gradient", f"engine '{self.engine.name}' has no adjoint gradient; use 'native' or 'torch'."
             )
         self._require(ising)
-        betas = self._betas_for(ising, seed)
-        programmed, angles = program(ising, betas, self.noise, seed), self.schedule_angles
-        gradient = self._engine_for(programmed).gradient(
-            self.plan, programmed.batches, programmed.cut(cotangent), angles=angles is not None
+        ising = self._taken(ising)
+        (programmed, betas), angles = self._programmed(ising, seed), self.schedule_angles
+        batch, groups = programmed.flat, programmed.flat.groups
+        v = batch.visible_values(cotangent.detach().double().cpu().numpy())
+        plan = self.plan
+        kept: dict[str, Any] = {} if states is None else {"states": states.numpy()}
+        gradient = self._engine_for(ising, programmed, plan).gradient(
+            plan, programmed.batches, batch.by_group(v), angles=angles is not None, **kept
         )
-        h = programmed.per_spin([g.fields / betas.beta_h for g in gradient.batches]).to(ising.fields)
+        h = (batch.from_visible([g.fields for g in gradient.batches]) / betas.beta_h).to(ising.fields)
         J = None
         if ising.couplings is not None:
-            shares = [g.couplings / betas.beta_J for g in gradient.batches]
-            J = programmed.per_coupling(shares, ising.couplings).to(ising.couplings)
+            shares = [
+                g.couplings.reshape(-1, *g.couplings.shape[-2:]) / betas.beta_J for g in gradient.batches
+            ]
+            J = batch.per_coupling(groups, shares, ising.couplings).to(ising.couplings)
         turned = (gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles)
         own = () if angles is None else (torch.from_numpy(np.stack(turned)).to(angles),)
         return AdjointGradient(h, J, own)
@@ -256,38 +274,49 @@ class DQASampler(AnnealCircuits):
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         if self.sampled:
             return super()._moments(ising, correlations, seed)
-        betas = self._betas_for(ising, seed)
-        programmed = program(ising, betas, self.noise, seed)
-        engine, plan = self._engine_for(programmed), self.plan
-        found = engine.moments(plan, programmed.batches, correlations=correlations)
-        pairs = None
+        programmed, betas = self._programmed(ising, seed)
+        probability, pairs, precision, _ = self._simulated(ising, programmed, correlations, keep=False)
+        info = self._info(betas, programmed, seed) | {"precision": precision}
+        return Moments(probability, ising.visible_mask, pairs, info=info)
+
+    def _simulated(
+        self, ising: Ising, programmed: Programmed, correlations: bool, *, keep: bool
+    ) -> tuple[Tensor, Tensor | None, Precision, Tensor | None]:
+        """P(s = +1), the correlations, the precision, and the final states if they are to be kept."""
+        batch, plan, pairs, states = programmed.flat, self.plan, None, None
+        engine = self._engine_for(ising, programmed, plan)
+        if keep:
+            found, states = engine.moments_and_states(plan, programmed.batches)
+        else:
+            found = engine.moments(plan, programmed.batches, correlations=correlations)
         if correlations:
-            tables = [m.correlation for m in found if m.correlation is not None]
-            pairs = programmed.per_pair(tables).to(ising.fields)
-        return Moments(
-            probability=programmed.per_spin([m.probability for m in found]).to(ising.fields),
-            visible=ising.visible_mask,
-            correlation=pairs,
-            info=self._info(betas, programmed, seed) | {"precision": engine.precision},
-        )
+            pairs = batch.per_pair(batch.groups, [m.correlation for m in found]).to(ising.fields)
+        probability = batch.from_visible([m.probability for m in found]).to(ising.fields)
+        return probability, pairs, engine.precision, None if states is None else torch.from_numpy(states)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        betas = self._betas_for(ising, seed)
-        programmed = program(ising, betas, self.noise, seed)
-        spins = self._read(programmed, num_reads, seed)
-        info = self._info(betas, programmed, seed) | {"precision": self._engine_for(programmed).precision}
+        programmed, betas = self._programmed(ising, seed)
+        spins = self._read(ising, programmed, num_reads, seed)
+        precision = self._engine_for(ising, programmed, self.plan).precision
+        info = self._info(betas, programmed, seed) | {"precision": precision}
         return Samples(spins, ising.visible_mask, info=info)
 
-    def _read(self, programmed: Programmed, num_reads: int, seed: int) -> Tensor:
-        random = np.random.default_rng(seed)
-        reads = self._engine_for(programmed).sample(self.plan, programmed.batches, num_reads, random)
-        return programmed.reads(reads, num_reads).to(programmed.ising.fields.device)
+    def _programmed(self, ising: Ising, seed: int) -> tuple[Programmed, Betas]:
+        """The problems in hardware units, and the inverse temperatures by which they are divided."""
+        betas = self._betas_for(ising, seed)
+        return to_hardware_units(ising, betas, self.noise, seed), betas
 
-    def _engine_for(self, programmed: Programmed) -> Engine:
+    def _read(self, ising: Ising, programmed: Programmed, num_reads: int, seed: int) -> Tensor:
+        random, batch, plan = np.random.default_rng(seed), programmed.flat, self.plan
+        run = self._engine_for(ising, programmed, plan).sample
+        reads = run(plan, programmed.batches, num_reads, random)
+        return batch.reads(batch.groups, reads, num_reads).to(ising.fields.device)
+
+    def _engine_for(self, ising: Ising, programmed: Programmed, plan: TrotterPlan) -> Engine:
         """The engine in the precision of the fields, if none is given and it resolves their phases."""
-        if self._single is None or programmed.ising.fields.dtype != torch.float32:
+        if self._single is None or ising.fields.dtype != torch.float32:
             return self.engine
-        resolved = phases_within(self.plan.largest_angles, programmed.batches, most_phase("single"))
+        resolved = phases_within(plan.largest_angles, programmed.batches, MOST_PHASE["single"])
         return self._single if resolved else self.engine
 
     def _betas_for(self, ising: Ising, seed: int) -> Betas:
@@ -298,17 +327,17 @@ class DQASampler(AnnealCircuits):
         spawned = int(np.random.default_rng([seed, 2]).integers(2**31))
 
         def draw(problems: Ising) -> Samples:
-            programmed = program(problems, self.anneal.betas, self.noise, spawned)
-            return Samples(self._read(programmed, _FIT_READS, spawned), problems.visible_mask)
+            programmed = to_hardware_units(problems, self.anneal.betas, self.noise, spawned)
+            return Samples(self._read(problems, programmed, _FIT_READS, spawned), problems.visible_mask)
 
         return corrected(self.anneal.betas, fit_reads(ising.detach(), draw))
 
     @cached_property
     def _fitted_once(self) -> Betas:
         problems = reference_problems(self.calibration_strength)
-        programmed = program(problems, self.anneal.betas, self.noise, 0)
+        programmed = to_hardware_units(problems, self.anneal.betas, self.noise, 0)
         if not self.engine.exact:
-            spins = self._read(programmed, 1000, 0)
+            spins = self._read(problems, programmed, 1000, 0)
             weights = torch.full(spins.shape[:-1], 1 / len(spins), dtype=torch.float64)
             return corrected(self.anneal.betas, fit_betas(problems, spins, weights))
         [batch] = programmed.batches
@@ -328,42 +357,44 @@ class DQASampler(AnnealCircuits):
 
     def _facts(self, betas: Betas) -> dict[str, Any]:
         """Entries of ``info`` that do not depend on the problems."""
-        predicted = self.predicted_betas
-        return {
-            "law": "diabatic",
-            "engine": self.engine.name,
-            "schedule": self.anneal.name,
-            "annealing_time_ns": self.anneal.annealing_time_ns,
-            "steps": self.plan.steps,
-            "calibration": "given" if self._given is not None else self.calibration,
-            # First-order inverse temperatures of the anneal, and those by which h and J were divided.
-            "beta_h": predicted.beta_h,
-            "beta_J": predicted.beta_J,
-            "programmed_with": tuple(betas),
-            # First-order inverse temperatures of the reads, relative to the given h and J.
-            "effective_beta": (predicted.beta_h / betas.beta_h, predicted.beta_J / betas.beta_J),
-        }
+        kept = self._kept_facts
+        if kept is None or kept["programmed_with"] != betas or self.schedule_angles is not None:
+            plan = self.plan
+            predicted = self.anneal.betas if self.schedule_angles is None else plan_betas(plan)
+            kept = self._kept_facts = {
+                "law": "diabatic",
+                "engine": self.engine.name,
+                "schedule": self.anneal.name,
+                "annealing_time_ns": self.anneal.annealing_time_ns,
+                "steps": plan.steps,
+                "calibration": "given" if self._given is not None else self.calibration,
+                # First-order inverse temperatures of the anneal, and those by which h and J were divided.
+                "beta_h": predicted.beta_h,
+                "beta_J": predicted.beta_J,
+                "programmed_with": tuple(betas),
+                # First-order inverse temperatures of the reads, relative to the given h and J.
+                "effective_beta": (predicted.beta_h / betas.beta_h, predicted.beta_J / betas.beta_J),
+            }
+            if self.noise.present:
+                kept |= {"field_noise": self.noise.fields, "coupling_noise": self.noise.couplings}
+        return dict(kept)
 
     def _info(self, betas: Betas, programmed: Programmed, seed: int) -> dict[str, Any]:
-        facts = self._facts(betas)
+        facts, allowed = self._facts(betas), self._range(programmed)
         if self.noise.present:
-            facts |= {"field_noise": self.noise.fields, "coupling_noise": self.noise.couplings, "seed": seed}
-        allowed = self._range(programmed.batches)
+            facts["seed"] = seed
         if allowed is not None:
             facts["outside_range"] = self._outside(allowed, programmed)
         return facts
 
-    def _range(self, batches: list[Batch]) -> PlanRange | None:
+    def _range(self, programmed: Programmed) -> PlanRange | None:
         """The range of the plan; None if it is unknown, or if no field is strong enough for a check."""
         if self.schedule_angles is not None:  # trained angles no longer have the range of the initial plan
             return None
         beta_h = self.anneal.betas.beta_h
         if self.anneal.learned or beta_h <= 0:
             return self.anneal.trained
-        for batch in batches:
-            if 1.01 * batch.bounds.field * beta_h > SATURATED and batch.strength.field * beta_h > SATURATED:
-                return self._saturation
-        return None
+        return self._saturation if programmed.bounds.field * beta_h > SATURATED else None
 
     @cached_property
     def _saturation(self) -> PlanRange:
@@ -371,13 +402,10 @@ class DQASampler(AnnealCircuits):
 
     def _outside(self, allowed: PlanRange, programmed: Programmed) -> float:
         """Fraction of the spins outside the range; warns at the first occurrence."""
-        beyond_it = sum(
-            allowed.outside(batch.fields, batch.couplings)
-            for batch in programmed.batches
-            if not allowed.contains(1.01 * batch.bounds.field, 1.01 * batch.bounds.row_norm)
-            and not allowed.contains(batch.strength.field, batch.strength.row_norm)
-        )
-        share = beyond_it / max(1, programmed.num_spins)
+        if allowed.contains(programmed.bounds.field, 1.01 * programmed.bounds.row_norm):
+            return 0.0
+        beyond_it = sum([allowed.outside(batch.fields, batch.couplings) for batch in programmed.batches])
+        share = beyond_it / max(1, programmed.flat.total_visible)
         if share and not self._warned:
             self._warned = True
             warnings.warn(beyond(self.anneal, allowed, share), OutOfRangeWarning, stacklevel=5)

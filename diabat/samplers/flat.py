@@ -186,6 +186,44 @@ class Flat:
             found = self._buckets[cost] = self.buckets_of(np.flatnonzero(self.num_visible), cost)
         return found
 
+    @cached_property
+    def groups(self) -> tuple[Bucket, ...]:
+        """Buckets without padding: one for each group of several problems, one for groups of one problem each."""
+        found = [(b,) if b.largest == 1 else b.by_group for b in self.buckets()]
+        return tuple([group for groups in found for group in groups])
+
+    @cached_property
+    def cells(self) -> Integers | None:
+        """Visible spins of `groups` as indices into the flat fields [N · n], int64 [M]; None for all in their order."""
+        if _in_order(self.buckets()):
+            return None
+        n, none = self.shape[-1], np.zeros(0, np.int64)
+        return np.concatenate([none, *((b.rows[:, None] * n + b.members).reshape(-1) for b in self.groups)])
+
+    def visible_values(self, values: Array) -> Array:
+        """Values of the visible spins, [M] in the order of `cells`, from those of the batch [N, n]."""
+        row = values.reshape(-1)
+        return row if self.cells is None else row[self.cells]
+
+    def by_group(self, row: Array) -> list[Array]:
+        """Values of the visible spins, [M], of each group, [P, m]."""
+        found, start = [], 0
+        for group in self.groups:
+            shape = len(group.rows), group.spins.shape[1]
+            stop = start + shape[0] * shape[1]
+            found.append(row[start:stop].reshape(shape))
+            start = stop
+        return found
+
+    def from_visible(self, parts: Sequence[Array]) -> Tensor:
+        """The inverse of both: from the values of each group, [P, m], float64 [*batch, n]; 0 for invisible spins."""
+        row = np.concatenate([np.zeros(0), *[part.reshape(-1) for part in parts]])
+        if self.cells is not None:
+            out = np.zeros(self.shape.numel())
+            out[self.cells] = row
+            row = out
+        return torch.from_numpy(row).reshape(self.shape)
+
     def buckets_of(self, rows: Integers, cost: Cost | None = None) -> tuple[Bucket, ...]:
         """The same of some problems with a visible spin, in ascending order."""
         members, couplings, pattern = self._groups(rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any, get_args
 
 import numpy as np
@@ -15,7 +17,8 @@ from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 from diabat import BoltzmannAttention, sampler, spin_probabilities
 from diabat.attention.bridge import choose_estimator
 from diabat.attention.estimators import ESTIMATORS, GradientEstimator, ProblemGradient
-from diabat.circuits import TrotterPlan
+from diabat.circuits import NativeEngine, TrotterPlan
+from diabat.circuits.engines.native import engine as native_engine
 from diabat.ising import Ising, pack_couplings, pack_three_body
 from diabat.samplers import Sampler, UnsupportedError
 from diabat.samplers.capabilities import Capabilities, Estimator
@@ -251,12 +254,52 @@ def test_adjoint_sees_the_noise_of_the_forward_pass(monkeypatch: pytest.MonkeyPa
 
         return recorded
 
-    for name in ("moments", "adjoint"):
+    for name in ("moments_and_states", "adjoint"):
         monkeypatch.setattr(sampler, name, record(getattr(sampler, name)))
     h, J, _ = problem()
     for _ in range(2):
         spin_probabilities(h, J, sampler, gradient="adjoint").sum().backward()
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
+
+
+@pytest.mark.parametrize("problems", [2, 40])
+def test_the_states_of_the_forward_pass_serve_the_adjoint_and_go_with_the_graph(
+    problems: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same numbers as without them, in any backward pass; nothing is kept without a gradient or after it."""
+    kept: list[weakref.ref[Any]] = []
+    sampler, run = DQASampler(**QUICK), NativeEngine.moments_and_states
+
+    def watched(*args: Any, **options: Any) -> Any:
+        moments, states = run(*args, **options)
+        kept.append(weakref.ref(states))
+        return moments, states
+
+    def step(**options: Any) -> tuple[Tensor, ...]:
+        ising = make_problem((problems,), 5, seed=1)
+        h, J = ising.fields.requires_grad_(), ising.couplings.requires_grad_()
+        alpha = spin_probabilities(h, J, sampler, gradient="adjoint", seed=1)
+        return alpha.detach(), *torch.autograd.grad(alpha.pow(2).sum(), (h, J), **options), alpha
+
+    monkeypatch.setattr(NativeEngine, "moments_and_states", watched)
+    *first, alpha = step()
+    assert [one() for one in kept] == [None]
+    assert alpha.requires_grad
+    *again, alpha = step(retain_graph=True)
+    h, _ = again[1:]
+    assert kept[1]() is not None
+    del alpha
+    gc.collect()
+    assert kept[1]() is None
+    monkeypatch.setattr(native_engine, "KEPT_BYTES", 0)
+    monkeypatch.setattr(NativeEngine, "moments_and_states", run)
+    *anew, _ = step()
+    for one, two, three in zip(first, again, anew, strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(one, three)
+    with torch.no_grad():
+        spin_probabilities(h, None, sampler, gradient="adjoint", seed=1)
+    assert len(kept) == 2
 
 
 @pytest.mark.parametrize("name", ["exact", "mean_field"])

@@ -18,6 +18,7 @@ from diabat.circuits import (
     linear_ramp,
     trotter_plan,
 )
+from diabat.circuits.engines.native import engine as native
 from diabat.circuits.engines.torch.steps import TorchSteps
 
 from .conftest import ANGLES, KINDS, Array, make_batch, random_plan, turning
@@ -145,6 +146,30 @@ def test_batches_of_several_sizes_add_up(precision: Any) -> None:
         assert getattr(together, key) == pytest.approx(want, abs=1e-12 if precision == "double" else 1e-5)
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("precision", ["double", "single"])
+def test_kept_states_give_the_same_bits(precision: Any, pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all sizes, of full blocks, and of few problems, whose states fill the lanes; the states stay as they are."""
+    plan, engine = turning(4, 1, seed=4), NativeEngine(precision, threads=2)
+    sizes = ((4, 17), (1, 2), (7, 9), (8, 20), (9, 2), (9, 4), (12, 1), (3, 0))
+    batches = [make_batch(*size, KINDS[k % 2], seed=k) for k, size in enumerate(sizes)]
+    v, w = zip(*(cotangents(batch, seed=k) for k, batch in enumerate(batches)), strict=True)
+    for part in (slice(None), *(slice(k, k + 1) for k in range(len(batches)))):
+        given = plan, batches[part], v[part], w[part] if pairs else None
+        found, states = engine.moments_and_states(plan, batches[part], correlations=pairs)
+        for one, two in zip(found, engine.moments(plan, batches[part], correlations=pairs), strict=True):
+            assert np.array_equal(one.probability, two.probability)
+        before = states.copy()
+        want, got = engine.gradient(*given), engine.gradient(*given, states=states)
+        assert np.array_equal(flat(want), flat(got))
+        assert np.array_equal(states, before)
+    with pytest.raises(ValueError, match="states: expected those of the same problems"):
+        engine.gradient(plan, batches[:2], v[:2], states=states[:1])
+    for least, keeps in ((0, True), (1, False)):
+        monkeypatch.setattr(native, "KEPT_BYTES", 2 * 2**12 * 64 - least)
+        assert (engine.moments_and_states(plan, batches[6:7])[1] is not None) == keeps
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_problem_does_not_depend_on_the_batch_around_it(kind: str) -> None:
     plan, batch, engine = turning(4, 0, seed=4), make_batch(5, 21, kind, seed=3), NativeEngine()
@@ -182,8 +207,6 @@ def test_angles_are_left_out_on_request(engine: Any, n: int, monkeypatch: pytest
 
 
 def test_memory_does_not_grow_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    from diabat.circuits.engines.native import engine as native
-
     asked: list[int] = []
     monkeypatch.setattr(native, "require_memory", lambda needed, what: asked.append(needed))
     batch = make_batch(6, 3, "shared", seed=1)

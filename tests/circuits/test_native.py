@@ -56,10 +56,12 @@ def test_a_problem_does_not_depend_on_the_batch_around_it(n: int, kind: str, pre
         assert (engine.probabilities(plan, part.fields, part.couplings) == table[rows]).all()
 
 
-def test_few_problems_give_the_same_states_and_reads_as_many() -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("n", [5, 6, 7, 8, 9, 10, 13])
+def test_few_problems_give_the_same_states_and_reads_as_many(n: int, precision: Any) -> None:
     """The states of few problems fill the lanes; any number of problems gives the same bits, and so the same reads."""
-    engine, plan = NativeEngine("single"), turning(5, 1, seed=6)
-    fields, couplings = random_problem(9, 16, seed=5)
+    engine, plan = NativeEngine(precision), turning(5, 1, seed=6)
+    fields, couplings = random_problem(n, 16, seed=5)
     table = engine.probabilities(plan, fields, couplings)
     uniforms = np.random.default_rng(1).random((16, 50))
     for count in range(1, 17):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from diabat.circuits import Betas, TrotterPlan, plan_betas
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers.dqa import DQASampler
-from diabat.samplers.programming import ControlNoise, program
+from diabat.samplers.programming import ControlNoise, to_hardware_units
 from diabat.testing.problems import causal_problem, make_problem
 
 from .fakes import Array, RecordingEngine, quick
@@ -30,30 +30,24 @@ def test_every_visible_spin_is_programmed_once_in_its_place(lead: Any) -> None:
     h, times = base.fields.reshape(-1, 4), torch.zeros(24, 4)
     J = torch.zeros(4, 4) if base.couplings is None else base.couplings
     J = J.expand(3, 2, 4, 4, 4).reshape(-1, 4, 4)
-    distinct = 1 if base.couplings is None else base.couplings.shape[:-2].numel()
-    programmed = program(ising, BETAS, QUIET, 0)
-    assert programmed.num_spins == seen.sum()
-    for batch, place in zip(programmed.batches, programmed.places, strict=True):
-        assert batch.fields.shape == place.spins.shape
-        assert (place.couplings < distinct).all()
-        for q, (row, spins) in enumerate(zip(place.rows, place.spins, strict=True)):
+    programmed = to_hardware_units(ising, BETAS, QUIET, 0)
+    for batch, group in zip(programmed.batches, programmed.flat.groups, strict=True):
+        assert batch.fields.shape == group.members.shape
+        for q, (row, spins) in enumerate(zip(group.rows, group.members, strict=True)):
             times[row, spins] += 1
             own = batch.couplings if batch.shared else batch.couplings[q]
             assert np.abs(batch.fields[q] - h[row, spins].numpy() / 4).max() < 1e-15
             assert np.abs(own - J[row][spins][:, spins].numpy() / 5).max() < 1e-15
-            if base.couplings is not None:
-                index = torch.arange(distinct).reshape(base.couplings.shape[:-2]).expand(3, 2, 4).reshape(-1)
-                assert place.couplings[q] == index[row]
     assert torch.equal(times, seen.float())
 
 
 def test_couplings_are_shared_where_they_are_stacked_where_they_differ_and_float64_always() -> None:
-    shared = program(make_problem((3, 2, 5), 4, lead="heads", seed=2), BETAS, QUIET, 0)
+    shared = to_hardware_units(make_problem((3, 2, 5), 4, lead="heads", seed=2), BETAS, QUIET, 0)
     assert [(batch.num_problems, batch.shared) for batch in shared.batches] == [(15, True)] * 2
-    (own,) = program(make_problem((6,), 4, lead="per_problem", seed=2), BETAS, QUIET, 0).batches
+    (own,) = to_hardware_units(make_problem((6,), 4, lead="per_problem", seed=2), BETAS, QUIET, 0).batches
     assert (own.num_problems, own.shared) == (6, False)
     ising = make_problem((3,), 4, seed=2, dtype=torch.float32)
-    (batch,) = program(ising, BETAS, QUIET, 0).batches
+    (batch,) = to_hardware_units(ising, BETAS, QUIET, 0).batches
     assert batch.fields.dtype == batch.couplings.dtype == np.float64
     assert (batch.fields == ising.fields.double().numpy() / 4).all()
 
@@ -61,10 +55,10 @@ def test_couplings_are_shared_where_they_are_stacked_where_they_differ_and_float
 def test_a_single_problem_has_no_phase_table_of_its_own_per_lane() -> None:
     """Its couplings are shared by the batch of one; the results are those of the same problem among others."""
     ising = make_problem((), 4, lead="per_problem", seed=2)
-    (batch,) = program(ising, BETAS, QUIET, 0).batches
+    (batch,) = to_hardware_units(ising, BETAS, QUIET, 0).batches
     assert (batch.fields.shape, batch.couplings.shape) == ((1, 4), (4, 4))
     twice = Ising(ising.fields.expand(2, 4), ising.couplings.reshape(1, 4, 4).repeat(2, 1, 1))
-    (own,) = program(twice, BETAS, QUIET, 0).batches
+    (own,) = to_hardware_units(twice, BETAS, QUIET, 0).batches
     assert not own.shared
     sampler, v = quick(engine=RecordingEngine()), torch.tensor([0.3, -1.0, 0.5, 2.0], dtype=torch.float64)
     one, two = (sampler.moments(problem, correlations=True) for problem in (ising, twice))
@@ -76,43 +70,9 @@ def test_a_single_problem_has_no_phase_table_of_its_own_per_lane() -> None:
     assert (gradient.couplings - among.couplings[0]).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_numbers_go_back_where_the_problems_came_from(whole: bool) -> None:
-    ising = make_problem((2, 3), 4, lead="heads", seed=1) if whole else causal_problem(4, seed=1)
-    programmed = program(ising, BETAS, QUIET, 0)
-    assert programmed.whole is whole
-    fields = [4 * batch.fields for batch in programmed.batches]
-    seen = ising.visible_mask
-    want = torch.where(seen, ising.fields, 0)
-    assert torch.allclose(programmed.per_spin(fields), want)
-    assert all(np.allclose(cut, one) for cut, one in zip(programmed.cut(ising.fields), fields, strict=True))
-    matrices = [np.broadcast_to(5 * b.couplings, (b.num_problems, *b.couplings.shape[-2:])).copy()
-                for b in programmed.batches]  # fmt: skip
-    both = seen[..., :, None] & seen[..., None, :]
-    assert torch.allclose(programmed.per_pair(matrices), ising.couplings * both)
-    reads = [np.sign(one)[None].repeat(2, 0).astype(np.int8) for one in fields]
-    assert torch.equal(
-        programmed.reads(reads, 2),
-        torch.where(seen, ising.fields.sign(), -1).to(torch.int8).expand(2, *seen.shape),
-    )
-    # Every problem adds its share to the J that it has.
-    counts = [np.ones_like(matrix) for matrix in matrices]
-    times = (both.double().sum(0) if not whole else both.double().sum(1, keepdim=True)).reshape(
-        ising.couplings.shape
-    )
-    assert torch.equal(programmed.per_coupling(counts, ising.couplings), times)
-
-
-def test_tables_of_states_go_back_where_the_problems_came_from() -> None:
-    programmed = program(make_problem((3, 2), 2, lead="heads", seed=1), BETAS, QUIET, 0)
-    tables = [place.rows.numpy()[:, None] + np.arange(4) / 10 for place in programmed.places]
-    want = torch.arange(6.0).reshape(3, 2, 1) + torch.arange(4) / 10
-    assert torch.allclose(programmed.per_state(tables), want.double())
-
-
 def errors(ising: Ising, noise: ControlNoise, seed: int) -> tuple[Array, Array]:
     """Errors of all programmed fields, and of all pairs of couplings, of problems of one size."""
-    (clean,), (noisy,) = (program(ising, BETAS, chosen, seed).batches for chosen in (QUIET, noise))
+    (clean,), (noisy,) = (to_hardware_units(ising, BETAS, chosen, seed).batches for chosen in (QUIET, noise))
     later, earlier = np.tril_indices(ising.num_spins, -1)
     J = noisy.couplings - clean.couplings
     assert (J.swapaxes(-1, -2) == J).all()
@@ -157,13 +117,13 @@ def test_each_kind_of_noise_leaves_the_other_alone_and_needs_no_couplings() -> N
 
 def test_same_seed_same_noise() -> None:
     ising, noise = make_problem((5, 2), 4, lead="heads", seed=1), ControlNoise(0.1, 0.1)
-    first, again, other = (program(ising, BETAS, noise, seed).batches for seed in (3, 3, 4))
+    first, again, other = (to_hardware_units(ising, BETAS, noise, seed).batches for seed in (3, 3, 4))
     for a, b, c in zip(first, again, other, strict=True):
         assert (a.fields == b.fields).all()
         assert (a.couplings == b.couplings).all()
         assert (a.fields != c.fields).all()
     # No two parts of a batch share their errors.
-    clean = program(ising, BETAS, QUIET, 3).batches
+    clean = to_hardware_units(ising, BETAS, QUIET, 3).batches
     one, two = (first[k].fields - clean[k].fields for k in (0, 1))
     assert (one != two).all()
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -58,11 +58,14 @@ class Batch:
         object.__setattr__(self, "couplings", couplings)
 
     @classmethod
-    def checked(cls, fields: FloatArray, couplings: FloatArray) -> Batch:
-        """A batch of arrays that are known to be what the constructor checks; J may be asymmetric in its last bits."""
-        batch = object.__new__(cls)
-        vars(batch).update(fields=fields, couplings=(couplings + couplings.swapaxes(-1, -2)) / 2)
-        return batch
+    def several(cls, fields: list[FloatArray], couplings: list[FloatArray], bounds: Strength) -> list[Batch]:
+        """Batches of arrays that are known to be what the constructor checks, none stronger than the bounds."""
+        found = []
+        for h, J in zip(fields, couplings, strict=True):
+            batch = object.__new__(cls)
+            vars(batch).update(fields=h, couplings=J, bounds=bounds)
+            found.append(batch)
+        return found
 
     @property
     def num_problems(self) -> int:
@@ -102,8 +105,7 @@ class Batch:
         return self.couplings.ndim == 2
 
 
-@dataclass(frozen=True, eq=False)
-class BatchMoments:
+class BatchMoments(NamedTuple):
     """First and second moments of the measured spins of one batch.
 
     Attributes:
@@ -154,16 +156,16 @@ def largest_phase(angles: tuple[float, float], strength: Strength) -> float:
 def phases_within(angles: tuple[float, float], batches: Sequence[Batch], most: float) -> bool:
     """Whether no spin is rotated by more than ``most`` rad in a step; ``angles`` as in `largest_phase`."""
     for batch in batches:  # a generator in `all` would take longer than the sums
+        bounds = batch.bounds
         # The margin covers the rounding of the sums; `not ... <=` also holds for NaN, which is 0 times infinity.
-        weak = 1.01 * largest_phase(angles, batch.bounds) <= most
+        weak = 1.01 * (angles[0] * bounds.field + angles[1] * bounds.row_sum) <= most
         if not weak and not largest_phase(angles, batch.strength) <= most:
             return False
     return True
 
 
-def most_phase(precision: Precision) -> float:
-    """Largest phase that a precision resolves, in rad."""
-    return _PHASE_ERROR * 2.0 ** (52 if precision == "double" else 23)
+MOST_PHASE: dict[Precision, float] = {"double": _PHASE_ERROR * 2.0**52, "single": _PHASE_ERROR * 2.0**23}
+"""Largest phase that a precision resolves, in rad."""
 
 
 class Engine(ABC):
@@ -218,6 +220,12 @@ class Engine(ABC):
             found.append(BatchMoments(table @ (states > 0), pairs))
         return found
 
+    def moments_and_states(
+        self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
+    ) -> tuple[list[BatchMoments], NDArray[Any] | None]:
+        """`moments`, and the final states |ψ> for `gradient`; None, the default, if the engine keeps none."""
+        return self.moments(plan, batches, correlations=correlations), None
+
     def sample(
         self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
     ) -> list[NDArray[np.int8]]:
@@ -248,6 +256,7 @@ class Engine(ABC):
         pair_cotangents: Sequence[FloatArray] | None = None,
         *,
         angles: bool = True,
+        states: NDArray[Any] | None = None,
     ) -> PlanGradient:
         """Exact derivative of L = Σ v_j P(s_j = +1) + Σ_{jk} w_jk <s_j s_k> by the adjoint method.
 
@@ -263,6 +272,8 @@ class Engine(ABC):
             cotangents: v, [Q, n] for each batch.
             pair_cotangents: w, symmetric [Q, n, n] for each batch; None for zero.
             angles: Whether the derivatives with respect to angles are requested; else they may be zero.
+            states: From `moments_and_states` of the same plan and batches, unchanged by the call; None runs the steps
+                again, with the same result.
 
         Raises:
             EngineError: The engine has no gradient (`differentiable` is False).

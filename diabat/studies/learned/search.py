@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.circuits.engines.engine import Batch, Engine
+from diabat.circuits.engines.engine import Batch, BatchMoments, Engine
 from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.plan_range import PlanRange
 from diabat.circuits.schedules import FloatArray
@@ -58,17 +58,17 @@ class Objective:
     def __call__(self, angles: FloatArray) -> tuple[float, FloatArray]:
         """L and ∂L/∂angles, float64, at the free angles of :func:`to_plan`."""
         plan = to_plan(angles)
-        loss, cotangents, pairs = self._loss(plan)
-        gradient = self.engine.gradient(plan, self.batches, cotangents, pairs)
+        found, states = self.engine.moments_and_states(plan, self.batches, correlations=self.pair_weight > 0)
+        loss, cotangents, pairs = self._loss(found)
+        gradient = self.engine.gradient(plan, self.batches, cotangents, pairs, states=states)
         return loss, np.concatenate((gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles))
 
     def loss(self, plan: TrotterPlan) -> float:
         """L of a plan."""
-        return self._loss(plan)[0]
+        return self._loss(self.engine.moments(plan, self.batches, correlations=self.pair_weight > 0))[0]
 
-    def _loss(self, plan: TrotterPlan) -> tuple[float, list[FloatArray], list[FloatArray] | None]:
+    def _loss(self, found: Sequence[BatchMoments]) -> tuple[float, list[FloatArray], list[FloatArray] | None]:
         """L, ∂L/∂P and ∂L/∂C; the latter counts j<k and k<j half each, as the engine sums over both."""
-        found = self.engine.moments(plan, self.batches, correlations=self.pair_weight > 0)
         loss, cotangents, pairs = 0.0, [], []
         for entry, moments, (scale, pair_scale) in zip(self.instances, found, self._scales, strict=True):
             error = moments.probability - entry.probability

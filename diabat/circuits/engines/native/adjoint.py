@@ -14,8 +14,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from diabat.circuits.engines.native.kernel import GAP, evolve, fold_pairs, job_inputs, signed_sums, table
-from diabat.circuits.engines.native.kernel_inputs import FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS
+from diabat.circuits.engines.native.kernel import (
+    GAP,
+    copy,
+    evolve,
+    fold_pairs,
+    job_inputs,
+    kept_state,
+    signed_sums,
+    sum_couplings,
+    table,
+)
+from diabat.circuits.engines.native.kernel_inputs import FIELD_ROW, OUT_ROW, OUT_ROWS, OWN, SPINS, STATE_ROW
 from diabat.circuits.engines.native.passes import mixer_of
 from diabat.circuits.engines.native.steps import Complex, Tables, make_phases, phase_tables, turn_array
 from diabat.circuits.engines.native.undo import Pair, backward_step
@@ -119,6 +129,7 @@ def run_gradient(
     field_gradients: Any,
     pair_gradients: Any,
     angles: Any,
+    kept: Any,
 ) -> None:
     """Gradient of a range of jobs.
 
@@ -136,6 +147,7 @@ def run_gradient(
         field_gradients: Filled with ∂L/∂h, rows as ``fields``.
         pair_gradients: Filled with ∂L/∂J_ij, one row per pair.
         angles: Filled with ∂L/∂(b, c, a) of every job, [jobs, 3, steps]; no jobs if not wanted.
+        kept: ψ of every job from `kernel.run_plan`, or no rows: then the steps are run again.
     """
     row = small[small.shape[0] - 1 :]
     for i in range(jobs.shape[0]):
@@ -149,7 +161,11 @@ def run_gradient(
         gradient, folded = address(table(work, GRADIENT, n)), table(work, FOLDED, n)
         exponents = address(table(work, EXPONENTS, n))
         tables = phase_tables(work[TABLES * ((1 << n) + GAP) :], small, n, own)
-        evolve(pair.psi, tables, turn_array(small, n), h, J, own, plan, n)
+        sum_couplings(tables, turn_array(small, n), J, own, n)
+        if kept.shape[0]:
+            copy(pair.psi, kept_state(kept, jobs[i, STATE_ROW], n), 1 << n)
+        else:
+            evolve(pair.psi, tables, h, J, own, plan, n)
         w = pair_cotangents[first : first + count] if pair_cotangents.shape[0] else pair_cotangents
         scratch = address(folded)
         start_adjoint(pair, gradient, scratch, address(cotangents[at : at + n]), w, flip, row, n)

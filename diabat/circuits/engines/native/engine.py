@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from diabat.checks import ArgumentError, is_integer
 from diabat.circuits.engines.engine import (
+    MOST_PHASE,
     Batch,
     BatchGradient,
     BatchMoments,
@@ -18,11 +19,20 @@ from diabat.circuits.engines.engine import (
     Precision,
     check_cotangents,
     largest_phase,
-    most_phase,
     phases_within,
 )
-from diabat.circuits.engines.native.kernel_inputs import SPINS, Lanes, in_lanes, lower_pairs, native_plan
-from diabat.circuits.engines.native.one_block import KERNEL, marginals_of_block, scratch_of
+from diabat.circuits.engines.native.kernel_inputs import (
+    OUT_ROWS,
+    OWN,
+    SPINS,
+    Lanes,
+    in_lanes,
+    lower_pairs,
+    native_plan,
+    scratch_of,
+    symmetric,
+)
+from diabat.circuits.engines.native.one_block import KERNEL, marginals_of_block
 from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
 from diabat.compute.loading import loaded
@@ -31,6 +41,8 @@ from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of
 from diabat.compute.threads import ranges_of_equal_work, run_parts
 
 MAX_SPINS = 26
+# Largest size of the final states that are kept for the gradient (bytes).
+KEPT_BYTES = 1 << 28
 
 Tables = Literal["states", "pairs", "gradient"]
 # Number of tables of 2^n rows of a run, besides the phase tables.
@@ -67,11 +79,16 @@ class NativeEngine(Engine):
         if not callable(threads) and (not is_integer(threads) or threads < 1):
             raise ArgumentError("threads", f"expected an integer >= 1, got {threads!r}.")
         self.precision, self.threads = precision, threads
-        self._dtype: type[np.floating] = np.float64 if precision == "double" else np.float32
+        self._dtype: Any = np.float64 if precision == "double" else np.float32
         self._width = lanes_of(self._dtype)
-        # For results that are not wanted.
+        # For what is not wanted.
         self._none = np.empty((0, self._width), self._dtype)
-        self._no_uniforms, self._no_states = np.empty((0, self._width)), np.empty((0, self._width), np.int64)
+        self._unwanted: dict[str, Any] = dict.fromkeys(("ups", "totals", "pairs", "tables"), self._none)
+        self._unwanted |= {
+            "uniforms": np.empty((0, self._width)),
+            "states": np.empty((0, self._width), np.int64),
+        }
+        self._unwanted["kept"] = self._none
 
     def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
         """Probabilities of all spin states, as `Engine.probabilities`."""
@@ -80,11 +97,11 @@ class NativeEngine(Engine):
         size = max(self._width, _MAX_TABLE >> n)
         for start in range(0, whole.num_problems, size):
             batch = _part(whole, slice(start, start + size))
-            states = [1 << max(2, n)]
-            lanes = self._lanes(plan, [batch], states)
-            tables = np.empty((len(lanes.jobs) * states[0], self._width), self._dtype)
+            self._require_supported(plan, [batch])
+            lanes = in_lanes([batch], self._dtype, self._width, [1 << max(2, n)])
+            tables = self._outputs(lanes)
             self._answer(plan, lanes, "states", tables=tables)
-            [table] = lanes.unpack(tables, states)
+            [table] = lanes.unpack(tables, out=True)
             table = table[:, : 1 << n] if n > 1 else table.reshape(-1, 2, 2).sum(1)
             out[start : start + size] = table / table.sum(axis=1, keepdims=True)
         return out
@@ -95,35 +112,55 @@ class NativeEngine(Engine):
         """Marginals and pair correlations, as `Engine.moments`, without a table of states per problem."""
         if not correlations and len(batches) == 1:
             batch = batches[0]
-            if batch.shared and 0 < len(batch.fields) <= self._width:
+            if batch.couplings.ndim == 2 and 0 < len(batch.fields) <= self._width:
                 self._require_supported(plan, batches)
                 return [BatchMoments(marginals_of_block(plan, batch, self._dtype))]
-        pairs_of = _pairs_of(batches) if correlations else [0] * len(batches)
-        lanes = self._lanes(plan, batches, pairs_of)
-        ups, pairs = np.empty_like(lanes.fields), self._none
-        totals = np.empty((len(lanes.jobs), self._width), self._dtype)
+        return self._moments(
+            plan, self._lanes(plan, batches, correlations), batches, correlations, self._none
+        )
+
+    def moments_and_states(
+        self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
+    ) -> tuple[list[BatchMoments], NDArray[Any] | None]:
+        """Moments and final states, [rows, lanes], as `Engine.moments_and_states`; no states above 256 MiB."""
+        lanes, kept = self._lanes(plan, batches, correlations), None
+        if lanes.state_rows * VECTOR_BYTES <= KEPT_BYTES:
+            kept = aligned_rows(lanes.state_rows, self._dtype)
+        return self._moments(plan, lanes, batches, correlations, self._none if kept is None else kept), kept
+
+    def _moments(
+        self,
+        plan: TrotterPlan,
+        lanes: Lanes,
+        batches: Sequence[Batch],
+        correlations: bool,
+        kept: NDArray[Any],
+    ) -> list[BatchMoments]:
+        ups, totals = np.empty_like(lanes.fields), np.empty((len(lanes.jobs), self._width), self._dtype)
+        wanted = {"ups": ups, "totals": totals, "kept": kept}
         if correlations:
-            pairs = self._outputs(lanes, pairs_of)
-        self._answer(plan, lanes, "pairs" if correlations else "states", ups=ups, totals=totals, pairs=pairs)
-        sums = lanes.unpack(totals, [1] * len(batches))
-        up = [u / total for u, total in zip(_per_spin(lanes, ups, batches), sums, strict=True)]
+            wanted["pairs"] = self._outputs(lanes)
+        self._answer(plan, lanes, "pairs" if correlations else "states", **wanted)
+        found = []
+        for batch, up, total in zip(batches, lanes.unpack(ups), lanes.unpack(totals, 1), strict=True):
+            found.append(BatchMoments(up[:, : batch.fields.shape[1]] / total))
         if not correlations:
-            return [BatchMoments(p) for p in up]
-        return [
-            BatchMoments(p, _symmetric(c / total, p.shape[1], 1.0))
-            for p, c, total in zip(up, lanes.unpack(pairs, pairs_of), sums, strict=True)
-        ]
+            return found
+        parts = zip(found, lanes.unpack(wanted["pairs"], out=True), lanes.unpack(totals, 1), strict=True)
+        return [BatchMoments(p, symmetric(pairs / t, p.shape[1], 1.0)) for (p, _), pairs, t in parts]
 
     def sample(
         self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
     ) -> list[NDArray[np.int8]]:
         """Independent measurements, as `Engine.sample`."""
         reads = [num_reads] * len(batches)
-        lanes = self._lanes(plan, batches, reads)
+        self._require_supported(plan, batches)
+        lanes = in_lanes(batches, self._dtype, self._width, reads)
         uniforms = np.zeros((len(lanes.jobs) * num_reads, self._width))
         states = np.empty(uniforms.shape, np.int64)
         row = 0
-        for batch, blocks in zip(batches, lanes.blocks, strict=True):
+        for batch in batches:
+            blocks = -(-batch.num_problems // self._width)
             drawn = np.zeros((blocks * self._width, num_reads))
             drawn[: batch.num_problems] = random.random((batch.num_problems, num_reads))
             if batch.num_spins == 1:  # the states with the idle spin down are the lower half
@@ -133,7 +170,7 @@ class NativeEngine(Engine):
             row += blocks * num_reads
         self._answer(plan, lanes, "states", uniforms=uniforms, states=states)
         found = []
-        for batch, index in zip(batches, lanes.unpack(states, reads), strict=True):
+        for batch, index in zip(batches, lanes.unpack(states, out=True), strict=True):
             bits = (index.astype(np.int64).T[..., None] >> np.arange(batch.num_spins)) & 1  # [R, Q, n]
             found.append((2 * bits - 1).astype(np.int8).reshape(num_reads, *batch.fields.shape))
         return found
@@ -146,43 +183,55 @@ class NativeEngine(Engine):
         pair_cotangents: Sequence[FloatArray] | None = None,
         *,
         angles: bool = True,
+        states: NDArray[Any] | None = None,
     ) -> PlanGradient:
         """Exact derivative by the adjoint method, as `Engine.gradient`; derivatives of angles are optional."""
         from diabat.circuits.engines.native.adjoint import run_gradient
 
         check_cotangents(batches, cotangents, pair_cotangents)
-        pairs_of = _pairs_of(batches)
-        lanes = self._lanes(plan, batches, pairs_of)
-        v, w = lanes.pack(cotangents, lanes.spins), self._none
+        lanes, w, kept = self._lanes(plan, batches, True), self._none, self._none
+        if states is not None:
+            kept = states
+            if kept.shape != (expected := (lanes.state_rows, self._width)) or kept.dtype != self._dtype:
+                raise ArgumentError(
+                    "states", f"expected those of the same problems, {expected}, got {kept.shape}."
+                )
         if pair_cotangents is not None:
-            w = lanes.pack([2 * lower_pairs(c) for c in pair_cotangents], pairs_of)
-        field_part, pair_part = np.empty_like(lanes.fields), self._outputs(lanes, pairs_of)
+            w = lanes.pack([2 * lower_pairs(c) for c in pair_cotangents], out=True)
+        field_part, pair_part = np.empty_like(lanes.fields), self._outputs(lanes)
         by_job = np.zeros((len(lanes.jobs) if angles else 0, 3, plan.steps))
-        self._run(run_gradient, plan, lanes, "gradient", v, w, field_part, pair_part, by_job)
-        dh, dJ = _per_spin(lanes, field_part, batches), lanes.unpack(pair_part, pairs_of)
+        out = lanes.pack(cotangents), w, field_part, pair_part, by_job, kept
+        self._run(run_gradient, plan, lanes, "gradient", *out)
         parts = []
-        for batch, fields, pairs in zip(batches, dh, dJ, strict=True):
+        for batch, fields, pairs in zip(
+            batches, lanes.unpack(field_part), lanes.unpack(pair_part, out=True), strict=True
+        ):
             shares = pairs.sum(0, keepdims=True) if batch.shared else pairs
-            matrices = _symmetric(shares, batch.num_spins, 0.0) / 2
-            parts.append(BatchGradient(fields, matrices[0] if batch.shared else matrices))
+            matrices = symmetric(shares, batch.num_spins, 0.0) / 2
+            parts.append(
+                BatchGradient(fields[:, : batch.num_spins], matrices[0] if batch.shared else matrices)
+            )
         turned = by_job.sum(0)
         return PlanGradient(parts, native_plan(plan, self._dtype).signs * turned[0], turned[1], turned[2])
 
-    def _outputs(self, lanes: Lanes, rows: Sequence[int]) -> NDArray[np.floating]:
-        """An array for the outputs of all jobs, ``rows`` of a job of each batch."""
-        total = sum(blocks * count for blocks, count in zip(lanes.blocks, rows, strict=True))
-        return np.empty((total, self._width), self._dtype)
+    def _outputs(self, lanes: Lanes) -> NDArray[np.floating]:
+        """An array for the outputs of all jobs."""
+        return np.empty((int(lanes.jobs[:, OUT_ROWS].sum()), self._width), self._dtype)
 
-    def _lanes(self, plan: TrotterPlan, batches: Sequence[Batch], out_rows: Sequence[int]) -> Lanes:
+    def _lanes(self, plan: TrotterPlan, batches: Sequence[Batch], pairs: bool) -> Lanes:
+        """The layout of batches whose outputs, if any, are the pairs."""
         self._require_supported(plan, batches)
-        return in_lanes(batches, self._dtype, self._width, out_rows)
+        rows = [0] * len(batches)
+        if pairs:
+            rows = [max(1, n * (n - 1) // 2) for n in [batch.fields.shape[1] for batch in batches]]
+        return in_lanes(batches, self._dtype, self._width, rows)
 
     def _require_supported(self, plan: TrotterPlan, batches: Sequence[Batch]) -> None:
         """Refuse too many spins, and phases that are too large for the precision."""
         for batch in batches:
-            if batch.num_spins > MAX_SPINS:
-                raise ArgumentError("fields", f"expected at most {MAX_SPINS} spins, got {batch.num_spins}.")
-        most = most_phase(self.precision)
+            if (spins := batch.fields.shape[1]) > MAX_SPINS:
+                raise ArgumentError("fields", f"expected at most {MAX_SPINS} spins, got {spins}.")
+        most = MOST_PHASE[self.precision]
         if not phases_within(plan.largest_angles, batches, most):
             largest = max(largest_phase(plan.largest_angles, batch.strength) for batch in batches)
             raise ArgumentError(
@@ -195,9 +244,7 @@ class NativeEngine(Engine):
     def _answer(self, plan: TrotterPlan, lanes: Lanes, scratch: Tables, **wanted: Any) -> None:
         """Run all jobs and fill the requested arrays, by their names in `run_plan`."""
         run_plan = loaded(KERNEL).run_plan
-        values = [wanted.get(name, self._none) for name in ("ups", "totals", "pairs", "tables")]
-        uniforms = wanted.get("uniforms", self._no_uniforms)
-        self._run(run_plan, plan, lanes, scratch, *values, uniforms, wanted.get("states", self._no_states))
+        self._run(run_plan, plan, lanes, scratch, *(self._unwanted | wanted).values())
 
     def _run(
         self, kernel: Callable[..., None], plan: TrotterPlan, lanes: Lanes, tables: Tables, *out: Any
@@ -205,14 +252,16 @@ class NativeEngine(Engine):
         """Run all jobs; threads share the arrays of ``out`` that are indexed by job."""
         if not len(lanes.jobs):
             return
-        n = max(lanes.spins)
-        rows, small = scratch_of(n, lanes.own, self._width, _STATE_TABLES[tables])
+        n, own = int(lanes.jobs[:, SPINS].max()), bool(lanes.jobs[:, OWN].any())
+        rows, small = scratch_of(n, own, self._width, _STATE_TABLES[tables])
         threads = self.threads() if callable(self.threads) else self.threads
         parts = [slice(0, len(lanes.jobs))]
         if threads > 1 and len(lanes.jobs) > 1:
             spins = lanes.jobs[:, SPINS]
             parts = ranges_of_equal_work(spins * 2.0**spins, threads)
-        needed = (rows + small) * VECTOR_BYTES * len(parts) + sum([array.nbytes for array in out])
+        needed = (rows + small) * VECTOR_BYTES * len(parts)
+        for array in out:
+            needed += array.nbytes
         require_memory(needed, f"{n} spins on {len(parts)} thread{'s' * (len(parts) > 1)}")
         reduced = native_plan(plan, self._dtype)
 
@@ -230,22 +279,3 @@ class NativeEngine(Engine):
 
 def _part(batch: Batch, rows: slice) -> Batch:
     return Batch(batch.fields[rows], batch.couplings if batch.shared else batch.couplings[rows])
-
-
-def _pairs_of(batches: Sequence[Batch]) -> list[int]:
-    """Pairs of spins of each batch as the kernels see them."""
-    return [n * (n - 1) // 2 for n in (max(2, batch.num_spins) for batch in batches)]
-
-
-def _per_spin(lanes: Lanes, rows: NDArray[np.floating], batches: Sequence[Batch]) -> list[FloatArray]:
-    """Convert rows like the fields to [Q, n] of each batch, without idle spins."""
-    return [u[:, : b.num_spins] for u, b in zip(lanes.unpack(rows, lanes.spins), batches, strict=True)]
-
-
-def _symmetric(pairs: FloatArray, n: int, diagonal: float) -> FloatArray:
-    """[Q, n(n-1)/2] as symmetric matrices [Q, n, n]."""
-    later, earlier = np.tril_indices(n, -1)
-    full = np.zeros((len(pairs), n, n))
-    full[:, later, earlier] = full[:, earlier, later] = pairs[:, : len(later)]
-    full[:, range(n), range(n)] = diagonal
-    return full

@@ -17,6 +17,7 @@ from diabat.circuits.engines.native.kernel_inputs import (
     OWN,
     PROBLEMS,
     SPINS,
+    STATE_ROW,
 )
 from diabat.circuits.engines.native.narrow import evolve_few
 from diabat.circuits.engines.native.passes import forward_step, mixer_of
@@ -24,6 +25,7 @@ from diabat.circuits.engines.native.steps import (
     GROUP,
     Complex,
     Tables,
+    load_one,
     make_phases,
     phase_tables,
     shared_turns,
@@ -36,7 +38,7 @@ from diabat.compute.simd import add, address, constant, entry, fused, load, prod
 # Padding rows between tables of 2^n rows: at a distance of a power of two, a load from one table would wait for a
 # store to the other with the same low address bits, and both would compete for the same cache lines.
 GAP = 8
-# Up to so many problems in a block, and up to n - 4, are faster one by one.
+# Up to so many problems in a block of sixteen lanes, and half as many in one of eight, are faster one by one.
 FEW = 6
 
 
@@ -63,24 +65,26 @@ def coupling_sums(sums: Any, pairs: Any, own: bool, n: int) -> None:
 
 
 @inner
-def evolve(
-    state: Complex, tables: Tables, turns: Any, fields: Any, pairs: Any, own: bool, plan: Any, n: int
-) -> None:
+def sum_couplings(tables: Tables, turns: Any, pairs: Any, own: bool, n: int) -> None:
+    """Fill ``sums`` and ``turns`` of the phase tables, the latter as an array; other arguments as of `evolve`."""
+    if not own:
+        shared_turns(turns, pairs, n)
+    coupling_sums(tables.sums, pairs, own, n)
+
+
+@inner
+def evolve(state: Complex, tables: Tables, fields: Any, pairs: Any, own: bool, plan: Any, n: int) -> None:
     """All steps on |+>^n.
 
     Args:
         state: `Rows`, overwritten.
-        tables: Phase tables, of which ``sums`` and ``turns`` are kept for a walk back.
-        turns: The array of ``turns`` of the tables.
+        tables: Phase tables, after `sum_couplings`.
         fields: h, [n, lanes].
         pairs: Couplings J_jm at m(m-1)/2 + j, packed or one row each.
         own: Whether each lane has its own couplings.
         plan: b, c, tan(a/2), sin(a)/2, tan(a/4) and sin(a/2) of every step, [6, steps]; |tan| <= 1.
         n: Number of spins, at least 2.
     """
-    if not own:
-        shared_turns(turns, pairs, n)
-    coupling_sums(tables.sums, pairs, own, n)
     amplitude = constant(load(tables.sums, 0), 0.5 ** (0.5 * n))
     start = Complex(amplitude, constant(amplitude, 0.0))
     for x in range(1 << n):
@@ -151,6 +155,19 @@ def table(work: Any, k: int, n: int) -> Any:
     return work[first : first + (1 << n)]
 
 
+@inner
+def copy(to: Complex, source: Complex, rows: int) -> None:
+    """Copy the first rows of a state."""
+    for x in range(rows):
+        store_one(to, x, load_one(source, x))
+
+
+@inner
+def kept_state(states: Any, first: int, n: int) -> Complex:
+    """The state of a job in the kept ones, [rows, lanes]: real parts from row ``first`` on, then imaginary ones."""
+    return Complex(address(states[first : first + (1 << n)]), address(states[first + (1 << n) :]))
+
+
 @jit
 def run_plan(
     jobs: Any,
@@ -167,6 +184,7 @@ def run_plan(
     tables: Any,
     uniforms: Any,
     states: Any,
+    kept: Any,
 ) -> None:
     """Run a plan on a range of jobs, and compute results from w = |ψ|² of every state.
 
@@ -187,6 +205,7 @@ def run_plan(
         tables: Filled with w, 2^n output rows of every job.
         uniforms: Numbers in [0, 1), float64, one output row for each read.
         states: Filled with the state index of every read, by inversion; int64 of the same shape.
+        kept: Filled with ψ of every job, see `kept_state`.
     """
     for i in range(jobs.shape[0]):
         n, own = jobs[i, SPINS], jobs[i, OWN] != 0
@@ -196,13 +215,15 @@ def run_plan(
         weights, free = table(work, none, n), table(work, none + 1, n)
         re, im = address(weights), address(free)
         phases = phase_tables(work[2 * ((1 << n) + GAP) :], small, n, own)
-        turns, problems = turn_array(small, n), jobs[i, PROBLEMS]
-        if problems <= min(FEW, n - 4) and not own and n >= GROUP and fields.shape[1] == 1 << GROUP:
-            shared_turns(turns, J, n)
-            coupling_sums(phases.sums, J, own, n)
-            evolve_few(weights, free, phases, small, h, plan, n, problems)
+        sum_couplings(phases, turn_array(small, n), J, own, n)
+        start, problems = jobs[i, STATE_ROW], jobs[i, PROBLEMS]
+        most = min(FEW, n - 4) if fields.shape[1] == 1 << GROUP else min(FEW // 2, n - 6)
+        if problems <= most and not own:
+            evolve_few(weights, free, phases, small, h, plan, n, problems, kept[start : start + (2 << n)])
         else:
-            evolve(Complex(re, im), phases, turns, h, J, own, plan, n)
+            evolve(Complex(re, im), phases, h, J, own, plan, n)
+            if kept.shape[0]:
+                copy(kept_state(kept, start, n), Complex(re, im), 1 << n)
             weigh(re, im, n)
         if tables.shape[0]:
             last = (1 << n) - 1
@@ -213,10 +234,10 @@ def run_plan(
             drawn, found = uniforms[first : first + count], states[first : first + count]
             _descend(weights, free, drawn, found, flip, n)
         if pairs.shape[0]:
-            copy = address(table(work, none + 2, n))
+            weights_again = address(table(work, none + 2, n))
             for x in range(1 << n):
-                store(copy, x, load(re, x))
-            fold_pairs(copy, im, address(pairs[first : first + count]), n)
+                store(weights_again, x, load(re, x))
+            fold_pairs(weights_again, im, address(pairs[first : first + count]), n)
         if totals.shape[0]:
             row = jobs[i, FIELD_ROW]
             store(totals, first_job + i, fold_spins(re, address(ups[row : row + n]), flip, n))

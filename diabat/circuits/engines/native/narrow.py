@@ -1,10 +1,9 @@
 """Compiled runs of a plan on few problems, whose states fill the lanes; imported on first use.
 
-A block of lanes takes as long for one problem as for sixteen.  Here the lowest four spins are the bits of the lane
-number: a problem takes a sixteenth of the rows and of the time.  Every amplitude goes through the same operations in
-the same order as in a block (`kernel.evolve`), so that results agree to the last bit.
-
-This needs the sixteen lanes of single precision, and couplings that all problems share.
+A block of lanes takes as long for one problem as for sixteen.  Here the lowest spins are the bits of the lane number,
+four of them in single precision and three in double: a problem takes a sixteenth or an eighth of the rows and of the
+time.  Every amplitude goes through the same operations in the same order as in a block (`kernel.evolve`), so that
+results agree to the last bit.  This needs couplings that all problems share.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from diabat.circuits.engines.native.steps import (
     Tables,
     entry_one,
     field_phases,
+    lane_bits,
     load_one,
     shared_phases,
     skip_rows,
@@ -43,6 +43,7 @@ from diabat.compute.simd import (
 
 # Lanes across one and both of the lower and of the upper two spins of a lane number, and whether these agree.
 _FIRST, _SECOND, _BOTH_LOW, _AGREE_LOW = exchange(1), exchange(2), exchange(3), parity(3)
+_AGREE_THIRD = parity(4)
 _THIRD, _FOURTH, _BOTH_HIGH, _AGREE_HIGH = exchange(4), exchange(8), exchange(12), parity(12)
 
 
@@ -78,41 +79,71 @@ def _chosen(agree: Any, a: Complex, b: Complex) -> Complex:
 
 
 @inner
+def _mixed_low(a: Complex, mixer: Mixer) -> Complex:
+    """Mixer of the lowest two spins."""
+    first, second = Complex(_FIRST(a.re), _FIRST(a.im)), Complex(_SECOND(a.re), _SECOND(a.im))
+    return _mixed(a, first, second, Complex(_BOTH_LOW(a.re), _BOTH_LOW(a.im)), _AGREE_LOW(a.re), mixer)
+
+
+@inner
 def _first_group(state: Complex, phase: Complex, z: Complex, mixer: Mixer, rows: int) -> None:
-    """Phase table, field phases ``z`` of the states of the lanes, and mixer of the first four spins."""
-    low, high = _AGREE_LOW(z.re), _AGREE_HIGH(z.re)
+    """Phase table, field phases (row 0 of ``z``, by lane) and mixer of the first four spins, all in the lanes."""
+    z, high = load_one(z, literal(0)), _AGREE_HIGH(mixer.tangent)
     for x in range(rows):
-        a = turned(load_one(state, x), turned(z, load_one(phase, x)))
-        first, second = Complex(_FIRST(a.re), _FIRST(a.im)), Complex(_SECOND(a.re), _SECOND(a.im))
-        a = _mixed(a, first, second, Complex(_BOTH_LOW(a.re), _BOTH_LOW(a.im)), low, mixer)
+        a = _mixed_low(turned(load_one(state, x), turned(z, load_one(phase, x))), mixer)
         third, fourth = Complex(_THIRD(a.re), _THIRD(a.im)), Complex(_FOURTH(a.re), _FOURTH(a.im))
         a = _mixed(a, third, fourth, Complex(_BOTH_HIGH(a.re), _BOTH_HIGH(a.im)), high, mixer)
         store_one(state, x, a)
 
 
 @inner
+def _first_group_in_pairs(state: Complex, phase: Complex, z: Complex, mixer: Mixer, rows: int) -> None:
+    """The same with three of the four spins in the lanes: the fourth tells the rows of a pair and of ``z`` apart."""
+    down, up, agree = load_one(z, literal(0)), load_one(z, literal(1)), _AGREE_THIRD(mixer.tangent)
+    for x in range(0, rows, 2):
+        a = _mixed_low(turned(load_one(state, x), turned(down, load_one(phase, x))), mixer)
+        b = _mixed_low(turned(load_one(state, x + 1), turned(up, load_one(phase, x + 1))), mixer)
+        over_a, over_b = Complex(_THIRD(a.re), _THIRD(a.im)), Complex(_THIRD(b.re), _THIRD(b.im))
+        store_one(state, x, _mixed(a, over_a, b, over_b, agree, mixer))
+        opposite = sub(constant(agree, 0.0), agree)
+        store_one(state, x + 1, _mixed(b, over_b, a, over_a, opposite, mixer))
+
+
+@inner
 def _own_phases(tables: Tables, small: Any, q: int, n: int) -> None:
     """Spread the field phases of problem q.
 
-    Those of the first group go to the lanes of row 0 of ``unit``; each of the others to all lanes of a row of
-    ``factor``, which starts at spin GROUP.
+    Those of the first group go to the lanes of the first rows of ``unit``; each of the others to all lanes of a row of
+    ``factor``, by spins above those in the lanes.
     """
     lanes = small.shape[1]
-    first = (1 + 2 * GROUP) * n + turn_rows(n, lanes)
-    to_r, to_i = small[first], small[first + turn_rows(n, lanes)]
-    for u in range(lanes):
-        to_r[u], to_i[u] = small[n + u, q], small[n + GROUP * n + u, q]
+    first, bits = (1 + 2 * GROUP) * n + turn_rows(n, lanes), lane_bits(lanes)
+    for part in range(1 << (GROUP - bits)):
+        to_r, to_i = small[first + part], small[first + part + turn_rows(n, lanes)]
+        for lane in range(lanes):
+            u = n + part * lanes + lane
+            to_r[lane], to_i[lane] = small[u, q], small[u + GROUP * n, q]
+    one = Complex(constant(load(tables.sums, 0), 1.0), constant(load(tables.sums, 0), 0.0))
+    store_one(tables.factor, 0, one)
     for j in range(GROUP, n, GROUP):
         for u in range(1 << min(GROUP, n - j)):
-            row, place = GROUP * (j - GROUP) + u, (GROUP * j + u) * lanes + q
+            row, place = GROUP * (j - bits) + u, (GROUP * j + u) * lanes + q
             store_one(tables.factor, row, entry_one(tables.field, place))
 
 
 @inner
 def evolve_few(
-    weights: Any, free: Any, tables: Tables, small: Any, fields: Any, plan: Any, n: int, problems: int
+    weights: Any,
+    free: Any,
+    tables: Tables,
+    small: Any,
+    fields: Any,
+    plan: Any,
+    n: int,
+    problems: int,
+    kept: Any,
 ) -> None:
-    """As `kernel.evolve` for the first lanes of a block, n >= 4: |ψ|² into ``weights``; other lanes are cleared.
+    """As `kernel.evolve` for the first lanes of a block, n >= 6: |ψ|² into ``weights``; other lanes are cleared.
 
     Args:
         weights: Filled with |ψ(x)|² of each problem in its lane, [2^n, lanes].
@@ -123,9 +154,10 @@ def evolve_few(
         plan: As in `kernel.evolve`.
         n: Number of spins.
         problems: Number of problems.
+        kept: Filled with ψ of each problem in its lane, [2 · 2^n, lanes], or no rows; other lanes get the first's.
     """
     h, lanes = address(fields), fields.shape[1]
-    none = literal(0)
+    none, bits = literal(0), lane_bits(lanes)
     rows = (1 << n) // lanes
     state = Complex(address(free), address(weights))
     amplitude = constant(load(tables.sums, 0), 0.5 ** (0.5 * n))
@@ -141,9 +173,18 @@ def evolve_few(
         for q in range(problems):
             _own_phases(tables, small, q, n)
             own = skip_rows(state, q * rows)
-            _first_group(own, tables.phase, load_one(tables.unit, none), mixer, rows)
-            for j in range(none, n - GROUP, GROUP):
-                group(own, tables.factor, mixer, j, n - GROUP, Area(none, rows, none, 1 << j, 1 << j))
+            if bits == GROUP:
+                _first_group(own, tables.phase, tables.unit, mixer, rows)
+            else:
+                _first_group_in_pairs(own, tables.phase, tables.unit, mixer, rows)
+            for j in range(GROUP - bits, n - bits, GROUP):
+                group(own, tables.factor, mixer, j, n - bits, Area(none, rows, none, 1 << j, 1 << j))
+    if kept.shape[0]:
+        for q in range(lanes):
+            first = q * rows if q < problems else none
+            for x in range(1 << n):
+                kept[x, q] = free[first + x // lanes, x % lanes]
+                kept[(1 << n) + x, q] = weights[first + x // lanes, x % lanes]
     for x in range(problems * rows):
         a = load_one(state, x)
         store(state.re, x, fused(a.re, a.re, product(a.im, a.im)))
