@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from diabat.attention.bridge import outside_graphs
 from diabat.attention.explanation import NeuroGameExplanation, mean_field_residual
-from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_interaction, sample_shapley
+from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_shapley
 from diabat.attention.games.estimate import Temperature
+from diabat.attention.games.sampling import sample_halves
 from diabat.attention.games.value_games import NONLINEARITIES
 from diabat.attention.head_axis import split_heads
 from diabat.attention.layer import (
@@ -177,10 +178,11 @@ class NeuroGameAttention(IsingLayer):
         used_seed = draw_seed(self._fixed_seed if seed is None else seed)
         if self.mode == "uniform" and not need_explanation:
             return self._combine(self.dropout(players.to(V) / 2), V)
-        phi, beta, pairs = self._indices(V, players, used_seed, need_explanation)
+        temperature = self.temperature
+        phi, beta, pairs = self._indices(V, players, temperature, used_seed, need_explanation)
         gate = torch.sigmoid(self.gate(x)).transpose(1, 2).to(phi.value) * players
         fields, interactions = self._terms(phi.value, beta.value, pairs, gate)
-        h, J = token_ising(fields, interactions, self.temperature.to(fields))
+        h, J = token_ising(fields, interactions, temperature.to(fields))
         alpha = self._marginals(h, J, players, used_seed)
         out = self._combine(self.dropout(alpha).to(V), V)
         if not need_explanation:
@@ -195,7 +197,7 @@ class NeuroGameAttention(IsingLayer):
             banzhaf=beta,
             pairs=pairs,
             gate=gate,
-            temperature=self.temperature,
+            temperature=temperature,
             residual=mean_field_residual(h, J, alpha, players),
             info=self._sampler_info(h, J, players, used_seed),
             num_coalitions=phi.num_samples,
@@ -218,7 +220,7 @@ class NeuroGameAttention(IsingLayer):
         check_sequences(x, self.value.weight, self.embed_dim, key_padding_mask)
         _, V, players = self._values(x, key_padding_mask)
         used_seed = draw_seed(self._fixed_seed if seed is None else seed)
-        phi, beta, pairs = self._indices(V, players, used_seed, diagnostics=True)
+        phi, beta, pairs = self._indices(V, players, self.temperature, used_seed, diagnostics=True)
         assert pairs is not None
         return phi, beta, pairs
 
@@ -227,24 +229,27 @@ class NeuroGameAttention(IsingLayer):
         for name, given in (("x", x), ("key_padding_mask", padding)):
             if given is not None:
                 behind_transforms(name, given)
-        tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if padding is None else ~padding
-        x = torch.where(tokens[..., None], x, 0)
+        tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        if padding is not None:
+            tokens = ~padding
+            x = torch.where(tokens[..., None], x, 0)
         check_finite("x", x)
         V = split_heads(self.value(x), self.num_heads)
         return x, V, tokens[:, None].expand(V.shape[:-1])
 
     def _indices(
-        self, V: Tensor, players: Tensor, seed: int, diagnostics: bool
+        self, V: Tensor, players: Tensor, temperature: Tensor, seed: int, diagnostics: bool
     ) -> tuple[Estimate, Estimate, Estimate | None]:
         """Estimate φ, β [B, H, T] and, if it is used, J_ij [B, H, T, T]; β and J_ij share their coalitions."""
         with without_autocast(V):
             game = NormGame(V, self.f, players, name="x")
-            options: dict[str, Any] = {"weighting": self.weighting, "temperature": self.temperature}
+            options: dict[str, Any] = {"weighting": self.weighting, "temperature": temperature}
             options |= {"seed": seed, "diagnostics": diagnostics}
             count = self.num_coalitions if self.training else self.eval_coalitions
-            phi, beta = sample_shapley(game, count, **options), sample_banzhaf(game, count, **options)
-            with_pairs = self.mode == "h+J" or diagnostics
-            return phi, beta, sample_interaction(game, count, **options) if with_pairs else None
+            phi = sample_shapley(game, count, **options)
+            if self.mode == "h+J" or diagnostics:
+                return phi, *sample_halves(game, count, **options)
+            return phi, sample_banzhaf(game, count, **options), None
 
     def _terms(
         self, phi: Tensor, beta: Tensor, pairs: Estimate | None, gate: Tensor
@@ -262,7 +267,7 @@ class NeuroGameAttention(IsingLayer):
         if self.normalisation == "none":
             return index
         total = (index.abs() if self.normalisation == "l1" else index).sum(-1, keepdim=True)
-        return torch.where(total == 0, 0, index / torch.where(total == 0, 1, total))
+        return index / total.masked_fill(total == 0, torch.inf)
 
     def _marginals(self, h: Tensor, J: Tensor, players: Tensor, seed: int) -> Tensor:
         """α, [B, H, T]; 0 for padding."""
@@ -271,7 +276,7 @@ class NeuroGameAttention(IsingLayer):
         if self.mode != "h+J":
             return torch.where(players, torch.sigmoid(2 * h), 0)
         ising = Ising(h, J, players, check=False)
-        return self._bridge.probabilities(ising, _sampler_seed(seed))
+        return self._bridge.probabilities(ising, _sampler_seed(seed) if self._bridge.draws else None)
 
     @torch.no_grad()
     def _sampler_info(self, h: Tensor, J: Tensor, players: Tensor, seed: int) -> Mapping[str, Any]:

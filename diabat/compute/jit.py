@@ -1,8 +1,8 @@
 """Compilation of the kernels with numba, and its notice; imported on first use.
 
 Functions are compiled at the first call and cached on disk, once per machine and version.  Compile time grows with the
-number of variants and call levels: numba compiles a function again for every literal argument, and LLVM optimises a
-function together with all functions that it calls, at every level.
+number of functions and variants: numba compiles a function again for every literal argument, and LLVM optimises each
+function that Python calls together with all functions that it calls.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from diabat.compute.loading import preparing
 with preparing:
     import numba
     from numba.core import event, types
+    from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler import Compiler
     from numba.core.registry import cpu_target
     from numba.extending import intrinsic, overload
 
@@ -38,6 +40,39 @@ NOTICE = (
 )
 
 
+class _Linked(JITCodeLibrary):  # type: ignore[misc]  # numba has no stubs
+    """Code without machine code, which is optimised and translated as a part of its callers only.
+
+    By itself numba does both for every function, and again for every caller, which takes longer than all the rest.
+    """
+
+    codegen = property(lambda self: self)
+
+    def set_env(self, *given: Any) -> None:
+        """There is nothing to set."""
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """There is no address."""
+        return 0
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+
+class _LinkedCompiler(Compiler):  # type: ignore[misc]  # numba has no stubs
+    """Compiles to `_Linked` code."""
+
+    def __init__(self, typing_context: Any, target_context: Any, library: Any, *others: Any) -> None:
+        super().__init__(typing_context, target_context, _Linked(target_context.codegen(), "linked"), *others)
+
+
+_OPTIONS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+_INNER = _OPTIONS | {"no_cpython_wrapper": True, "pipeline_class": _LinkedCompiler}
+
+
 def jit(function: F, **options: Any) -> F:
     """Compile for calls from Python.
 
@@ -45,15 +80,14 @@ def jit(function: F, **options: Any) -> F:
         function: The function to compile.
         options: Further options of ``numba.njit``.
     """
-    compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(
-        function
-    )
+    compiled: F = numba.njit(cache=True, **_OPTIONS, **options)(function)
     return compiled
 
 
 def inner(function: F, **options: Any) -> F:
-    """Compile for calls from compiled functions only, without the wrapper for calls from Python."""
-    return jit(function, no_cpython_wrapper=True, **options)
+    """Compile for calls from compiled functions only, of which it becomes a part."""
+    compiled: F = numba.njit(**_INNER, **options)(function)
+    return compiled
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # no stubs
@@ -68,9 +102,8 @@ def by_type(function: Callable[..., T]) -> _SingleDispatchCallable[T]:
     Implementations are registered as those of `functools.singledispatch`; callers are compiled for each type.
     """
     chosen = singledispatch(function)
-    options = {"error_model": "numpy", "nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
-    @overload(chosen, jit_options=options, strict=False)  # type: ignore[untyped-decorator]  # no stubs
+    @overload(chosen, jit_options=_INNER, strict=False)  # type: ignore[untyped-decorator]  # no stubs
     def implementation(state: Any, *others: Any) -> Any:
         return chosen.dispatch(state.instance_class)
 

@@ -34,6 +34,8 @@ def ranges_of_equal_work(work: NDArray[Any], parts: int) -> list[slice]:
         work: Cost of each item, in any unit, [items].
         parts: Largest number of ranges, at least 1.
     """
+    if parts == 1:
+        return [slice(0, len(work))]
     total = np.cumsum(work)
     edges = np.searchsorted(total, total[-1] * np.arange(1, parts) / parts, side="right")
     cuts = sorted({0, len(work), *(int(e) for e in edges)})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -53,7 +54,7 @@ class CompiledPairs:
             self.gibbs,
             coalitions.tanh,
         )
-        self.items, self.work = self._items()
+        self.items, self.work = _items(self.shape[0], self.shape[2], self.lanes)
 
     def means(self) -> tuple[Tensor, Tensor]:
         """J = Σ_k w_k Δ_k, [N, n, n], and log Σ_k exp(v/γ)/p of pairs j < i; uniform weights: of no meaning."""
@@ -146,14 +147,6 @@ class CompiledPairs:
         log_proposal = self.coalitions.log_proposal
         return torch.zeros_like(self.values.square) if log_proposal is None else log_proposal[..., taken]
 
-    def _items(self) -> tuple[Any, Any]:
-        """Problem and range of columns of each item, int64 [items, 3], and the work of each."""
-        problems, _, n = self.shape
-        per_vector = n - self.lanes * np.arange(-(-n // self.lanes))
-        ranges = ranges_of_equal_work(per_vector, max(1, n // _PLAYERS_PER_RANGE))
-        items = [(problem, r.start, r.stop) for problem in range(problems) for r in ranges]
-        return np.array(items), np.tile([per_vector[r].sum() for r in ranges], problems)
-
     def _each(self, scratch: Callable[[], Work], call: Callable[[slice, Work], None]) -> None:
         """Run the items, one range of them per thread, each with its scratch."""
         run_parts(ranges_of_equal_work(self.work, torch.get_num_threads()), lambda part: scratch(), call)
@@ -173,6 +166,15 @@ class CompiledPairs:
     def _pairs(self, vectors: Any) -> Tensor:
         """The matrices, [N, n, n]."""
         return torch.from_numpy(vectors).flatten(-2)[..., : self.shape[-1]]
+
+
+@lru_cache(maxsize=16)
+def _items(problems: int, n: int, lanes: int) -> tuple[Any, Any]:
+    """Problem and range of columns of each item, int64 [items, 3], and the work of each."""
+    per_vector = n - lanes * np.arange(-(-n // lanes))
+    ranges = ranges_of_equal_work(per_vector, max(1, n // _PLAYERS_PER_RANGE))
+    items = [(problem, r.start, r.stop) for problem in range(problems) for r in ranges]
+    return np.array(items), np.tile([per_vector[r].sum() for r in ranges], problems)
 
 
 def _flat(vectors: Any) -> Any:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diabat.compute.counter_random import uniforms
+from diabat.compute.loading import loaded
 from diabat.samplers.folding import behind_transforms
 
 Array = NDArray[np.float64]
@@ -59,7 +60,8 @@ def sized_coalitions(
         bool [*batch, K, n], on the device of ``players``.
     """
     drawn = count // 2 if antithetic else count
-    numbers, levels = _uniforms(players, drawn, seed, _SIZES)
+    numbers, keys = _uniforms(players, drawn, seed, _SIZES)
+    levels = uniforms(keys, np.arange(drawn))
     if stratified:
         levels = (np.arange(drawn) + levels) / drawn
     present = _values(players).sum(-1, keepdims=True)  # [*batch, 1]
@@ -89,14 +91,15 @@ def permutations(players: Tensor, count: int, seed: int, *, antithetic: bool = F
     return torch.stack((position, reverse), -2).flatten(-3, -2)
 
 
-def _uniforms(players: Tensor, count: int, seed: int, kind: int) -> tuple[Array, Array]:
-    """Uniforms [*batch, K, n] of the players, 2 elsewhere, and [*batch, K] of the draws."""
+def _uniforms(players: Tensor, count: int, seed: int, kind: int) -> tuple[Array, NDArray[np.uint64]]:
+    """Uniforms [*batch, K, n] of the players, 2 elsewhere; and the keys [*batch, 1] of the streams."""
     there = _values(players)
     state = np.random.SeedSequence(seed, spawn_key=(kind,)).generate_state(there[..., 0].size, np.uint64)
     keys = state.astype(np.uint64).reshape(*there.shape[:-1], 1)
-    draw, number = np.arange(count), there.cumsum(-1)  # from 1; 0 is the draw itself
-    found = uniforms(keys[..., None], (number[..., None, :] << 32) + draw[:, None])
-    return np.where(there[..., None, :], found, 2.0), uniforms(keys, draw)
+    found = np.empty((*there.shape[:-1], count, there.shape[-1]))
+    fill = loaded("diabat.attention.games.order_kernel").fill_uniforms
+    fill(keys.reshape(-1), there.reshape(-1, there.shape[-1]), found.reshape(-1, *found.shape[-2:]))
+    return found, keys
 
 
 def _values(players: Tensor) -> NDArray[np.bool_]:

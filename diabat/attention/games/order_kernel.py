@@ -1,13 +1,32 @@
-r"""Compiled sums over the players before each one in permutations; imported on first use.
+r"""Compiled draws, and sums over the players before each one in permutations; imported on first use.
 
-The inner loops compare the positions of all players with that of one, and vectorise.
+The inner loops of the sums compare the positions of all players with that of one, and vectorise.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from diabat.compute.compiled_random import uniform
 from diabat.compute.jit import inner, jit
+
+
+@jit
+def fill_uniforms(keys: Any, players: Any, out: Any) -> None:
+    """Fill out [N, K, n] with uniforms of the players, numbered from 1 (0 is the draw itself), and 2 elsewhere.
+
+    Args:
+        keys: Of the streams, uint64 [N].
+        players: bool [N, n].
+        out: float64.
+    """
+    for problem in range(len(keys)):
+        number = 0
+        for i in range(players.shape[1]):
+            number += players[problem, i]
+            for k in range(out.shape[1]):
+                found = uniform(keys[problem], (number << 32) + k)
+                out[problem, k, i] = found if players[problem, i] else 2.0
 
 
 @inner

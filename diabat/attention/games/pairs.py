@@ -27,7 +27,7 @@ from diabat.attention.games import estimate
 from diabat.attention.games.compiled_pairs import CompiledPairs
 from diabat.attention.games.estimate import Estimate, Temperature, inverse_temperature
 from diabat.attention.games.pair_tile import TILE, Coalitions, Values, interactions
-from diabat.attention.games.value_games import FunctionGame, NormGame
+from diabat.attention.games.value_games import Around, FunctionGame, NormGame
 from diabat.attention.recomputed import CompiledPasses
 from diabat.compute.memory import require_memory
 from diabat.samplers.folding import transformed
@@ -99,7 +99,8 @@ class _Passes(CompiledPasses):
         """As in the base class; keeps what the backward pass needs."""
         values = Values(*parts)
         if _compiled(values):
-            self.mean, self.normaliser = CompiledPairs(values, self._coalitions).means()
+            self._pairs = CompiledPairs(values, self._coalitions)
+            self.mean, self.normaliser = self._pairs.means()
         else:
             self.mean, self.normaliser = _tiled_means(values, self._coalitions)
         return (self.mean.clone(),)
@@ -108,7 +109,7 @@ class _Passes(CompiledPasses):
         """As in the base class."""
         values, coalitions, [cotangent] = Values(*terms), self._coalitions, cotangents
         if _compiled(values):
-            return CompiledPairs(values, coalitions).gradient(cotangent, self.mean, self.normaliser)
+            return self._pairs.gradient(cotangent, self.mean, self.normaliser)
         gradient = Values(*(torch.zeros_like(part) for part in values))
         u = torch.where(_pairs(coalitions), (cotangent + cotangent.mT) / 2, 0)
         for at in _tiles(values):
@@ -191,18 +192,17 @@ def _tiles(values: Values, unit: int = 1) -> Iterator[tuple[slice, slice]]:
 
 def of_norm_pairs(
     game: NormGame,
-    inside: Tensor,
-    temperature: Temperature,
+    around: Around,
+    beta: Tensor,
     log_proposal: Tensor | None,
     unit: int,
     diagnostics: bool,
 ) -> Estimate:
-    """Estimate all pairs from coalitions [*batch, K, n], log p [*batch, K, 3] of their contexts if Gibbs-weighted."""
-    n, count = inside.shape[-1], inside.shape[-2]
-    beta = inverse_temperature(temperature, game.gram)
+    """Estimate all pairs from values around K coalitions, 1/γ, and log p [*batch, K, 3] of Gibbs-weighted contexts."""
     if log_proposal is not None:
         log_proposal = log_proposal.to(game.gram)
-    values, coalitions = game.pair_values(inside, beta, log_proposal)
+    values, coalitions = game.pair_values(around, beta, log_proposal)
+    count, n = values.change.shape[-2:]
     mean, normaliser = pair_means(values, coalitions)
     value = mean.reshape(*game.batch_shape, n, n)
     if not diagnostics:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from diabat.attention.games import draws
 from diabat.attention.games.estimate import Estimate, Temperature, inverse_temperature, weighted_mean
+from diabat.attention.games.pair_tile import Values
 from diabat.attention.games.pairs import of_function_pairs, of_norm_pairs
 from diabat.attention.games.value_games import FunctionGame, NormGame, Toggles
 from diabat.checks import ArgumentError, check_choice, check_count
@@ -72,7 +73,7 @@ def sample_shapley(
     if weighting == "gibbs":
         beta = inverse_temperature(temperature, before)[..., None, None]
         logits = beta * before - _log_proposal(size, _others(players, 1)).to(before)
-    return _of_players(marginal, logits, game, antithetic, diagnostics)
+    return _of_players(marginal, logits, antithetic, diagnostics)
 
 
 def sample_banzhaf(
@@ -91,11 +92,27 @@ def sample_banzhaf(
     """
     _check(num_samples, weighting, antithetic)
     inside = draws.half_coalitions(game.players, num_samples, draw_seed(seed), antithetic=antithetic)
-    before, marginal = _marginals(game.toggles(inside), inside)
-    logits = None
-    if weighting == "gibbs":  # p is the same for all
-        logits = inverse_temperature(temperature, before)[..., None, None] * before
-    return _of_players(marginal, logits, game, antithetic, diagnostics)
+    toggles = game.toggles(inside)
+    beta = inverse_temperature(temperature, toggles.whole) if weighting == "gibbs" else None
+    return _banzhaf(toggles, inside, beta, antithetic, diagnostics)
+
+
+def sample_halves(
+    game: NormGame,
+    num_samples: int,
+    *,
+    weighting: Weighting,
+    temperature: Temperature,
+    seed: int,
+    diagnostics: bool,
+) -> tuple[Estimate, Estimate]:
+    """Return :func:`sample_banzhaf` and :func:`sample_interaction`, whose coalitions are the same, at once."""
+    inside = draws.half_coalitions(game.players, num_samples, seed)
+    around, beta = game.around(inside), inverse_temperature(temperature, game.gram)
+    gibbs = weighting == "gibbs"
+    log_proposal = game.gram.new_zeros(*inside.shape[:-1], 3) if gibbs else None
+    pairs = of_norm_pairs(game, around, beta, log_proposal, 1, diagnostics)
+    return _banzhaf(around[0], inside, beta if gibbs else None, False, diagnostics), pairs
 
 
 def sample_interaction(
@@ -154,7 +171,8 @@ def sample_interaction(
             log_proposal = _log_proposal(inside.sum(-1)[..., None] - taken, _others(game.players, 2))
     unit = 2 if antithetic else 1
     if isinstance(game, NormGame):
-        return of_norm_pairs(game, inside, temperature, log_proposal, unit, diagnostics)
+        beta = inverse_temperature(temperature, game.gram)
+        return of_norm_pairs(game, game.around(inside), beta, log_proposal, unit, diagnostics)
     return of_function_pairs(game, inside, temperature, log_proposal, unit, diagnostics)
 
 
@@ -180,21 +198,27 @@ def _log_proposal(size: Tensor, others: Tensor) -> Tensor:
         others: m, [*batch, 1, 1].
     """
     largest = max(0, int(others.max())) if others.numel() else 0
-    s, m = torch.arange(largest + 1, device=size.device).double(), others.clamp_min(0).double()
-    table = torch.lgamma(s + 1) + torch.lgamma((m - s).clamp_min(0) + 1) - torch.lgamma(m + 1)
-    valid = (size >= 0) & (size <= others)
-    return torch.where(valid, table.expand(*size.shape[:-1], -1).gather(-1, torch.where(valid, size, 0)), 0)
+    log_factorial = torch.arange(1, largest + 2, dtype=torch.double, device=size.device).lgamma_()
+    m = others.clamp_min(0)
+    s = size.clamp_min(0).minimum(m)
+    found = log_factorial[s] + log_factorial[m - s] - log_factorial[m]
+    return torch.where((s == size) & (others >= 0), found, 0)
 
 
-def _marginals(toggles: Toggles, inside: Tensor) -> tuple[Tensor, Tensor]:
-    """v(C - i) and v(C + i) - v(C - i), [*batch, K, n]."""
+def _banzhaf(
+    toggles: Toggles | Values, inside: Tensor, beta: Tensor | None, antithetic: bool, diagnostics: bool
+) -> Estimate:
+    before, marginal = _marginals(toggles, inside)
+    logits = None if beta is None else beta[..., None, None] * before  # p is the same for all
+    return _of_players(marginal, logits, antithetic, diagnostics)
+
+
+def _marginals(toggles: Toggles | Values, inside: Tensor) -> tuple[Tensor, Tensor]:
+    """v(C - i) and v(C + i) - v(C - i), [*batch, K, n]; 0 where there is no player, whose vector is 0."""
     whole = toggles.whole[..., None].expand(toggles.single.shape)
     before = torch.where(inside, toggles.single, whole)
     return before, torch.where(inside, whole, toggles.single) - before
 
 
-def _of_players(
-    marginal: Tensor, logits: Tensor | None, game: Game, antithetic: bool, diagnostics: bool
-) -> Estimate:
-    marginal = torch.where(game.players[..., None, :], marginal, 0)
+def _of_players(marginal: Tensor, logits: Tensor | None, antithetic: bool, diagnostics: bool) -> Estimate:
     return weighted_mean(marginal, logits, unit=2 if antithetic else 1, diagnostics=diagnostics)

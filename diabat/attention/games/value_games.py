@@ -8,7 +8,7 @@ The token game v(C) = f(‖Σ_{i ∈ C} V_i‖) is computed from the Gram matrix
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.folding import behind_transforms
 
 NONLINEARITIES = ("identity", "relu", "tanh")
+Around = tuple[Values, Coalitions]
 
 
 class Toggles(NamedTuple):
@@ -72,7 +73,9 @@ class NormGame:
         self.gram = vectors @ vectors.mT
         # Taken once: every diagonal has a matrix of zeros in its derivative.
         self._sizes = self.gram.diagonal(dim1=-2, dim2=-1)  # G_ii, [*batch, n]
-        _check_norms(name, self._sizes, dtype)
+        self._fixed_sizes = self._sizes.detach()
+        self._twice_largest = 2 * self._fixed_sizes.amax(-1, keepdim=True)
+        _check_norms(name, self._fixed_sizes, dtype)
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -101,13 +104,13 @@ class NormGame:
         ]
         mixed = 2 * high @ G[..., few:, :few] @ low.T
         square = mixed + squares[1][..., :, None] + squares[0][..., None, :]
-        sizes = self._sizes
+        sizes = self._fixed_sizes
         small = (sizes[..., few:] @ high.T)[..., :, None] + (sizes[..., :few] @ low.T)[..., None, :]
         return self.activate(square, self._floor(small)).flatten(-2)
 
     def toggles(self, coalitions: Tensor) -> Toggles:
         """Values v(C) and v(C with i toggled) of coalitions, bool [*batch, K, n]."""
-        values, _ = self._around(coalitions)
+        values, _ = self.around(coalitions)
         return Toggles(values.whole, values.single)
 
     def along(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,15 +129,16 @@ class NormGame:
         players = torch.arange(positions.shape[-1], device=positions.device)
         order = torch.empty_like(positions).scatter_(-1, positions, players.expand(positions.shape))
         rising = (2 * dots + sizes).gather(-1, order).cumsum(-1)
-        floor = self._floor(sizes.gather(-1, order).cumsum(-1))
+        fixed = self._fixed_sizes[..., None, :].expand(positions.shape)
+        floor = self._floor(fixed.gather(-1, order).cumsum(-1))
         after = self.activate(rising, floor)
         before = torch.cat((torch.zeros_like(after[..., :1]), after[..., :-1]), -1)
         return before.gather(-1, positions), after.gather(-1, positions)
 
-    def pair_values(self, coalitions: Tensor, beta: Tensor, log_proposal: Tensor | None) -> Any:
+    def pair_values(self, around: Around, beta: Tensor, log_proposal: Tensor | None) -> Around:
         """Arguments of :func:`pairs.pair_means`, the batch flattened to N problems."""
-        n, count = self.gram.shape[-1], coalitions.shape[-2]
-        values, fixed = self._around(coalitions)
+        values, fixed = around
+        count, n = fixed.sign.shape[-2:]
         flat = Values(
             self.gram.reshape(-1, n, n),
             values.square.reshape(-1, count),
@@ -157,14 +161,15 @@ class NormGame:
         norm = torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
         return torch.tanh(norm) if self.f == "tanh" else norm
 
-    def _around(self, coalitions: Tensor) -> tuple[Values, Coalitions]:
+    def around(self, coalitions: Tensor) -> Around:
+        """What coalitions, bool [*batch, K, n], give for players and pairs; without γ and proposals."""
         member = (coalitions & self.players[..., None, :]).to(self.gram)
         sizes = self._sizes[..., None, :]
         dots = member @ self.gram
         square = (member * dots).sum(-1)
         sign = (1 - 2 * member) * self.players[..., None, :]
         change = 2 * sign * dots + sizes
-        floor = self._floor((member @ sizes.mT)[..., 0])
+        floor = self._floor((member @ self._fixed_sizes[..., None])[..., 0])
         whole = self.activate(square, floor)
         single = self.activate(square[..., None] + change, floor[..., None])
         values = Values(self.gram, square, change, whole, single, square)
@@ -172,9 +177,8 @@ class NormGame:
 
     def _floor(self, total: Tensor) -> Tensor:
         """What Σ_{i ∈ C} ‖V_i‖² = total leaves of a vanishing squared norm in floating point."""
-        largest = self._sizes.detach().amax(-1)
-        largest = largest.reshape(*largest.shape, *(1,) * (total.ndim - largest.ndim))
-        return 8 * torch.finfo(self.gram.dtype).eps * (total.detach() + 2 * largest)
+        twice = self._twice_largest if total.ndim < self.gram.ndim else self._twice_largest[..., None]
+        return 8 * torch.finfo(self.gram.dtype).eps * (total + twice)
 
 
 def _players(players: Tensor | None, vectors: Tensor) -> Tensor:
@@ -203,7 +207,7 @@ def _check_norms(name: str, sizes: Tensor, dtype: torch.dtype) -> None:
     # ‖Σ V_i‖² <= n Σ ‖V_i‖².  The room is for derivatives and for the exponents that values end up in.
     largest = torch.finfo(dtype).max
     limit = min(torch.finfo(sizes.dtype).max / 2**24, largest * largest)
-    bound = behind_transforms(name, sizes.detach().sum(-1) * sizes.shape[-1])
+    bound = behind_transforms(name, sizes.sum(-1) * sizes.shape[-1])
     if not bool((bound <= limit).all()):
         raise UnsupportedError(
             name,
