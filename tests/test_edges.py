@@ -274,3 +274,16 @@ def test_ocean_and_dimod_take_edges() -> None:
     assert np.array_equal(drawn.record.sample, ours.spins.numpy())
     assert np.abs(drawn.record.energy - ours.energy.numpy()).max() < 1e-12
     assert OceanSampler("tempering").properties["edges"] is True
+
+
+@pytest.mark.parametrize("backend", ["exact", "banded", "mean_field"])
+def test_log_odds_have_the_gradient_of_edges(backend: str) -> None:
+    """By the values of edges, twice that by one of two mirrored entries of a matrix."""
+    index, values = torch.tensor([(0, 1), (1, 2)]), torch.tensor([0.3, -0.4], dtype=torch.float64)
+    h, edges, found = torch.tensor([0.1, 0.2, -0.3], dtype=torch.float64), diabat.Edges(index, values), []
+    for J in (edges.values.clone().requires_grad_(), edges.matrix(3).requires_grad_()):
+        held = edges.with_values(J) if J.ndim == 1 else J
+        odds = diabat.sampler(backend).differentiable_log_odds(Ising(h, held))
+        found.append(torch.autograd.grad(odds.sum(), J)[0])
+    of_values, of_matrix = found
+    torch.testing.assert_close(of_values, 2 * of_matrix[tuple(index.T)], rtol=1e-9, atol=1e-12)

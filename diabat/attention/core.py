@@ -327,6 +327,9 @@ def _fused(
     alike = far is None or not (call.dropout and call.need_weights)  # far keys are dropped by other draws
     if not (law.solved and plain and alike and q.is_cpu) or is_traced():
         return None
+    wide = windows.filled.shape[-1] > q.shape[0] * q.shape[2]  # more pairs of slots than fields
+    if wide and law.exact and couplings.bandwidth < couplings.window - 1:
+        return None  # no matrix for a band
     pairs = couplings.values()
     if pairs is not None and pairs.dtype != q.dtype:
         pairs = pairs.to(q.dtype)

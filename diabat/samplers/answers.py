@@ -145,9 +145,9 @@ class _Attached(torch.autograd.Function):
         ctx.save_for_backward(*terms)
         ctx.set_materialize_grads(False)
         ctx.solution = solution
-        # Other tensors than those of the solution: they would hold the graph, and the graph them.
+        # Copies: the solution, which the graph holds, must not hold the graph, nor see what a caller does to a result.
         log_z = solution.log_partition
-        return solution.result.detach(), None if log_z is None else log_z.detach()
+        return solution.result.clone(), None if log_z is None else log_z.clone()
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None, u: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -15,7 +15,7 @@ import diabat
 from diabat.edges import DENSE_SPINS
 from diabat.ising import Ising, pair_indices
 from diabat.samplers import UnsupportedError
-from diabat.samplers.banded import BandedSampler
+from diabat.samplers.banded import BandedSampler, native
 from diabat.testing import brute_force
 from diabat.testing.problems import Lead, make_problem
 
@@ -47,6 +47,7 @@ def test_the_band_is_found_in_the_couplings() -> None:
 def test_segments_are_formed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of a few spins: most messages are formed twice."""
     monkeypatch.setattr("diabat.samplers.banded.native._SEGMENT_BYTES", 1 << 12)
+    native.segment_of.cache_clear()
     ising = banded_problem((40, 29), 29, 3, seed=6, dtype=torch.float32)
     causal = torch.ones(29, 29, dtype=torch.bool).tril()
     ising = Ising(ising.fields, ising.couplings, causal)
@@ -275,3 +276,61 @@ def test_log_odds_form_no_matrix() -> None:
     ising, sampler = Ising(torch.full((n,), 0.2), chain), BandedSampler(bandwidth=1)
     odds = sampler.differentiable_log_odds(ising)
     torch.testing.assert_close(odds, sampler.moments(ising).probability.logit(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 12.0, 60.0, 300.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_log_odds_of_any_size_and_their_gradient(engine: Engine, dtype: torch.dtype, scale: float) -> None:
+    """Against sums over all states, from one solution; couplings outside the band are no parameters."""
+    n, width = 6, 2
+    plain = banded_problem((3, 4), n, width, seed=4, dtype=dtype)
+    factors = torch.tensor([1, scale, 1 / scale, -scale], dtype=dtype)[:, None]
+    h, J = (t.requires_grad_() for t in (plain.fields * factors, plain.couplings * scale))
+    odds = BandedSampler(bandwidth=width, engine=engine).differentiable_log_odds(Ising(h, J))
+    v = torch.randn(odds.shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    found = torch.autograd.grad((v * odds).sum(), (h, J))
+    states = 2.0 * torch.cartesian_prod(*[torch.arange(2)] * n).to(F64) - 1
+    pairs = torch.einsum("xj,jk,xk->x", states, J.double(), states) / 2
+    weights = torch.einsum("xj,abj->xab", states, h.double()) + pairs[:, None, None]
+    up, down = (
+        torch.stack([weights[states[:, j] == sign].logsumexp(0) for j in range(n)], -1) for sign in (1, -1)
+    )
+    want = torch.autograd.grad((v * (up - down)).sum(), (h, J))
+    within = want[1].tril(width).triu(-width).fill_diagonal_(0)
+    for got, expected in zip((odds, *found), (up - down, want[0], within), strict=True):
+        assert (got - expected).detach().abs().max() < TOLERANCE[dtype] * float(expected.detach().abs().max())
+
+
+def test_kept_memory_changes_no_bit() -> None:
+    """Scratch of a batch with larger numbers and more spins in its lanes is used again."""
+    sampler, weak = BandedSampler(bandwidth=3), banded_problem((5,), 12, 3, seed=1, dtype=torch.float32)
+    strong = Ising(9 * weak.fields[:2], 3 * weak.couplings)
+    first = results(sampler, weak, weak.couplings)
+    results(sampler, strong, strong.couplings)
+    for one, other in zip(first, results(sampler, weak, weak.couplings), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_changes_in_place_reach_no_gradient() -> None:
+    """Of the result they are differentiated, of the fields refused."""
+    ising = banded_problem((3,), 6, 2, seed=1)
+    found = []
+    for change in (False, True):
+        h = ising.fields.clone().requires_grad_()
+        p = BandedSampler().moments(Ising(h, ising.couplings)).probability
+        found.append(torch.autograd.grad((p.mul_(2) if change else 2 * p).sum(), h)[0])
+    assert torch.equal(*found)
+    h = ising.fields.clone().requires_grad_()
+    fields = h * 1
+    p = BandedSampler().moments(Ising(fields, ising.couplings)).probability
+    fields.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        p.sum().backward()
+
+
+def test_a_layer_takes_one_autograd_function() -> None:
+    layer = diabat.BoltzmannAttention(8, 2, window=6, sampler="banded", bandwidth=2)
+    with layer.recording():
+        layer(torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(1))).sum().backward()
+        assert layer.last_path() == "fused"

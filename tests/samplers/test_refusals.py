@@ -391,7 +391,7 @@ CALLS: list[tuple[Callable[[], Any], Any, str]] = [
      "max_seconds = 1e-06"),
     (lambda: BandedSampler(memory_budget_mb=0.1).sample(make_problem((2,), 12, seed=13), 2), UnsupportedError,
      "memory_budget_mb = 0.1"),
-    (lambda: BandedSampler(bandwidth=1, engine="native")._engine(torch.device("cuda")), UnsupportedError,
+    (lambda: BandedSampler(bandwidth=1, engine="native")._is_native(torch.device("cuda")), UnsupportedError,
      "expects a tensor on the CPU, got cuda; use engine 'torch'"),
     (lambda: BandedSampler(bandwidth=3).moments(FAR), UnsupportedError,
      r"bandwidth = 3, got a coupling of spins 2 and 6\.$"),

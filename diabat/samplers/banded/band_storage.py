@@ -1,4 +1,4 @@
-"""Conversion of a batch of Ising problems to flat problems with couplings in a band, and back.
+"""Couplings of a batch in a band, and the visible spins of each problem in order.
 
 A problem whose first L spins are visible, as in a causal window, is a prefix: its couplings are the first rows of a
 band that all prefixes share.  Any other pattern of visible spins is compacted: spins move closer together (a band
@@ -9,70 +9,142 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.edges import Edges, no_edges
-from diabat.ising import Ising, flat_index, pair_indices
-from diabat.samplers.banded.native import BandProblems
+from diabat.edges import Edges
+from diabat.ising import Ising, pair_indices
+from diabat.samplers.banded.native import BandProblems, Rows
 from diabat.samplers.capabilities import UnsupportedError
+from diabat.samplers.flat import Flat, Integers, flat, flat_fields
+
+# Layouts of at most so many spins times width, and edges, are kept for the next batch.
+_KEPT = 1 << 21
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Flat problems, N of them with up to n spins."""
+    """Where the fields and couplings of N problems with up to n visible spins are; tensors are on their device.
 
-    problems: BandProblems  # the visible spins in order, as tensors; fields and bands are differentiable
-    places: Tensor | None  # int64 [N, n], spin at each place of the order; None if all problems are prefixes
-    live: Tensor  # True for places with a spin, bool [N, n]
+    Attributes:
+        width: Largest distance of coupled spins.
+        rows: Table of couplings and number of visible spins of each problem.
+        live: Which places have a spin, bool [N, n]; None for all.
+        order: Spin at each place, visible ones first, int64 [N, n]; None if all problems are prefixes.
+        place: Place of each spin, likewise.
+        inside: Whether there is a coupling J_{t,t-1-d} in each table, bool [K, n, w].
+        numbers: Numbers of the flat J whose mean it is, int64 [K, n, w]: J_jk and J_kj of a matrix, so that the
+            gradient of a symmetric J is symmetric, or one value of edges.
+    """
 
-    def per_spin(self, values: Tensor, fill: float = 0.0) -> Tensor:
-        """Convert values by place [..., N, n] to values per spin, ``fill`` for invisible ones; differentiable."""
-        kept = values.masked_fill(~self.live, fill)
-        if self.places is None:
-            return kept
-        return torch.full_like(kept, fill).scatter(-1, self.places.expand(kept.shape), kept)
+    width: int
+    rows: Rows
+    live: Tensor | None
+    order: Tensor | None
+    place: Tensor | None
+    inside: Tensor
+    numbers: tuple[Tensor, ...]
+
+    def problems(self, ising: Ising) -> BandProblems:
+        """The fields of visible spins in order, zero behind them, and couplings in the band; differentiable."""
+        h, (_, J, _) = self.by_place(flat_fields(ising)), ising.terms
+        if self.live is not None:
+            h = torch.where(self.live, h, 0)
+        if J is None or not J.numel():
+            return BandProblems(h, h.new_zeros(self.inside.shape), self.rows)
+        flat_J, (first, *others) = J.reshape(-1), self.numbers
+        bands = flat_J[first]
+        for index in others:
+            bands = bands + flat_J[index]
+        return BandProblems(h, bands * self.inside / len(self.numbers), self.rows)
+
+    def of_couplings(self, gradient: Tensor, J: Tensor) -> Tensor:
+        """The derivative by J as it is held, from that by the bands [K, n, w]."""
+        out, share = gradient.new_zeros(J.numel()), gradient * self.inside / len(self.numbers)
+        for index in self.numbers if len(out) else ():
+            out.index_put_((index,), share, accumulate=True)
+        return out.reshape(J.shape)
+
+    def by_place(self, values: Tensor) -> Tensor:
+        """Values by place from those per spin of the batch, both [N, n]."""
+        return values if self.order is None else values.gather(1, self.order)
+
+    def per_spin(self, values: Tensor) -> Tensor:
+        """The inverse, also for [..., N, n]; differentiable."""
+        return values if self.place is None else values.gather(-1, self.place.expand(values.shape))
 
     def per_pair(self, values: Tensor) -> Tensor:
-        """Convert values by pair of places [N, n, n] to values per pair of spins, 0 for invisible ones."""
-        if self.places is None:
+        """Values per pair of spins from those by pair of places, symmetric, both [N, n, n]."""
+        if self.place is None:
             return values
-        rows = self.places[:, :, None].expand_as(values)
-        moved = torch.zeros_like(values).scatter(1, rows, values)
-        return torch.zeros_like(values).scatter(2, rows.mT, moved)
+        index = self.place[:, None].expand(values.shape)
+        return values.gather(2, index).mT.gather(2, index)
 
 
-def band_layout(ising: Ising, width: int) -> Layout:
-    """Lay out a batch with bandwidth ``width``; couplings outside the band are ignored."""
-    n, w, device = ising.num_spins, max(1, width), ising.fields.device
-    edges = _edges_within(ising, width)
-    lengths, pattern, orders = _patterns(ising)
-    tables = flat_index(edges.lead, ising.batch_shape).to(device)
-    keys = torch.arange(edges.lead.numel(), device=device)
-    if len(orders) > 1:
-        keys, tables = torch.unique(tables * len(orders) + pattern, return_inverse=True)
-    at, values = edges.index.T, edges.values.reshape(edges.lead.numel(), edges.count)
-    if len(orders) > 1:
-        at, values = orders.argsort(1)[keys % len(orders)].T[at].mT, values[keys // len(orders)]
-    j, k = at  # places of the spins, [E] or [K, E]
-    behind = (j - k).abs()
-    # Invisible spins move apart, and may leave the band; nothing is before the first spin: J is 0 at [0, 0].
-    inside = behind <= w
-    flat = torch.where(inside, torch.maximum(j, k) * w + behind - 1, 0).expand_as(values)
-    bands = values.new_zeros(len(keys), n * w).scatter(1, flat, torch.where(inside, values, 0))
-    live = torch.arange(n, device=device) < lengths[:, None]
-    places = None if len(orders) == 1 else orders[pattern]
-    h = ising.fields.reshape(-1, n)
-    ordered = h if places is None else h.gather(1, places)
-    fields = torch.where(live, ordered, 0)
-    return Layout(BandProblems(fields, bands.reshape(-1, n, w), tables, lengths), places, live)
+def band_layout(ising: Ising, width: int, count: int) -> Layout:
+    """The layout of a batch with ``count`` different J; couplings at distances above ``width`` are ignored."""
+    edges = None if ising.edges is None else np.ascontiguousarray(ising.edges.index.numpy(force=True))
+    size, h = 0 if edges is None else edges.size, ising.fields
+    with torch.inference_mode(False):  # kept for calls outside it
+        if h.numel() * max(1, width) + size > _KEPT:
+            return _layout(flat(ising), count, width, h.device, edges)
+        return _kept(flat(ising), count, width, h.device, None if edges is None else edges.tobytes())
 
 
-def band_width(ising: Ising, bandwidth: int | None) -> int:
+@lru_cache(maxsize=16)
+def _kept(problems: Flat, count: int, width: int, device: torch.device, edges: bytes | None) -> Layout:
+    index = None if edges is None else np.frombuffer(edges, np.int64).reshape(-1, 2)
+    return _layout(problems, count, width, device, index)
+
+
+def _layout(problems: Flat, count: int, width: int, device: torch.device, edges: Integers | None) -> Layout:
+    """The layout for ``count`` matrices, or sets of values of edges [E, 2]."""
+    n, w = problems.shape[-1], max(1, width)
+    if edges is None:
+        edges = np.stack(pair_indices(n, width), 1)
+        size, numbers = n * n, [edges @ (n, 1), edges @ (1, n)]
+    else:
+        size, numbers = len(edges), [np.arange(len(edges))]
+    # All prefixes have order 0.
+    others = np.flatnonzero((problems.orders != np.arange(n)).any(1))
+    orders, of_pattern = (
+        np.vstack((np.arange(n), problems.orders[others])),
+        np.zeros(len(problems.counts), int),
+    )
+    of_pattern[others] = np.arange(1, len(orders))
+    of_problem = of_pattern[problems.pattern]
+    keys, tables = np.unique(problems.couplings * len(orders) + of_problem, return_inverse=True)
+    one, other = orders.argsort(1)[:, edges.T].swapaxes(0, 1)  # places of the spins of each pair, [orders, E]
+    last, behind = np.maximum(one, other), np.abs(one - other)
+    # Invisible spins move apart, and may leave the band.
+    of_order, pair = np.nonzero((behind <= w) & (np.abs(edges[:, 0] - edges[:, 1]) <= width))
+    slots, inside = (
+        (of_order, last[of_order, pair], behind[of_order, pair] - 1),
+        np.zeros((len(orders), n, w), bool),
+    )
+    inside[slots] = True
+    table, kind = np.divmod(keys, len(orders))
+    index = []
+    for number in numbers:
+        at = np.zeros(inside.shape, np.int64)
+        at[slots] = number[pair]
+        index.append(at[kind] + (table * size)[:, None, None])
+    rows = Rows(tables, problems.num_visible, len(keys), n)
+    moved = orders[of_problem] if len(orders) > 1 else None
+    given = rows.live, moved, None if moved is None else moved.argsort(1), inside[kind], *index
+    found: list[Any] = [None if one is None else torch.from_numpy(one).to(device) for one in given]
+    live, order, place, mask, *places = found
+    return Layout(width, rows, live, order, place, mask, tuple(places))
+
+
+def band_width(ising: Ising, bandwidth: int | None, learned: bool) -> int:
     """The given bandwidth, or the largest distance of two coupled spins.
 
-    Couplings that are differentiated count as coupled even if they are 0: the edges, or all pairs of a matrix.
+    Couplings that are ``learned``, or differentiated by autograd, count as coupled even if they are 0: the edges, or
+    all pairs of a matrix.
 
     Raises:
         UnsupportedError: If there is a coupling outside a given bandwidth.
@@ -80,13 +152,20 @@ def band_width(ising: Ising, bandwidth: int | None) -> int:
     n, J = ising.num_spins, ising.held_couplings
     if J is None or (bandwidth is not None and bandwidth >= n - 1):
         return min(bandwidth or 0, n - 1)
-    if bandwidth is None and torch.is_grad_enabled() and _values(J).requires_grad:
+    values = J.values if isinstance(J, Edges) else J
+    if bandwidth is None and (learned or (torch.is_grad_enabled() and values.requires_grad)):
         return J.bandwidth if isinstance(J, Edges) else n - 1
-    coupled = _coupled(J)
+    values = values.detach()
+    if isinstance(J, Edges):
+        pairs = J.index[(values != 0).reshape(J.lead.numel(), J.count).any(0)]
+    else:
+        pairs = (values.flatten(0, -3).any(0) if values.ndim > 2 else values).nonzero()
+    distance = pairs.diff().abs()[:, 0]
     if bandwidth is None:
-        return int(_distance(coupled).max()) if len(coupled) else 0
-    far = coupled[_distance(coupled) > bandwidth].sort(1).values
+        return int(distance.max()) if len(pairs) else 0
+    far = pairs[distance > bandwidth]
     if len(far):
+        far = far.sort(1).values
         j, k = far[(far[:, 0] * n + far[:, 1]).argmin()].tolist()
         raise UnsupportedError(
             "couplings",
@@ -94,64 +173,3 @@ def band_width(ising: Ising, bandwidth: int | None) -> int:
             f"got a coupling of spins {j} and {k}.",
         )
     return bandwidth
-
-
-def _edges_within(ising: Ising, width: int) -> Edges:
-    """The couplings at distances of at most ``width``, as edges."""
-    J = ising.held_couplings
-    if J is None:
-        return no_edges(ising.fields)
-    if isinstance(J, Edges):
-        near = _distance(J.index) <= width
-        return J if bool(near.all()) else Edges(J.index[near], J.values[..., near])
-    index, both = _pairs(ising.num_spins, width, J.device)
-    # The mean of both entries, so that the gradient of a symmetric J is symmetric.
-    upper, lower = J[..., both[:, 0], both[:, 1]].chunk(2, -1)
-    return Edges(index, (upper + lower) / 2)
-
-
-@lru_cache(maxsize=8)
-def _pairs(n: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Pairs j < k in the band, [E, 2], and the same in both orders, [2E, 2]."""
-    index = torch.stack(pair_indices(n, width, device), 1)
-    return index, torch.cat((index, index.flip(1)))
-
-
-def _values(J: Tensor | Edges) -> Tensor:
-    return J.values if isinstance(J, Edges) else J
-
-
-def _coupled(J: Tensor | Edges) -> Tensor:
-    """Pairs of spins with J_jk != 0 for any of the leading dimensions, int64 [E, 2]."""
-    if isinstance(J, Edges):
-        return J.index[(J.values.detach() != 0).reshape(J.lead.numel(), J.count).any(0)]
-    return (J.detach().flatten(0, -3).any(0) if J.ndim > 2 else J.detach()).nonzero()
-
-
-def _distance(pairs: Tensor) -> Tensor:
-    return (pairs[:, 0] - pairs[:, 1]).abs()
-
-
-def _patterns(ising: Ising) -> tuple[Tensor, Tensor, Tensor]:
-    """Visible spins of each problem [N], its pattern [N], and the order of the spins of each pattern [P, n].
-
-    All prefixes have pattern 0.
-    """
-    n, device = ising.num_spins, ising.fields.device
-    identity = torch.arange(n, device=device)[None]
-    batch = ising.batch_shape
-    if ising.visible is None:
-        lengths = torch.full((ising.num_problems,), n, device=device)
-        return lengths, torch.zeros_like(lengths), identity
-    visible = ising.visible.expand(*ising.visible.shape[:-1], n)
-    lengths = visible.sum(-1)
-    other = (visible != (identity[0] < lengths[..., None])).any(-1)
-    pattern = torch.zeros_like(lengths)
-    orders = identity
-    if bool(other.any()):
-        masks, inverse = torch.unique(visible[other], dim=0, return_inverse=True)
-        pattern[other] = inverse + 1
-        # Visible spins first, in order.
-        orders = torch.cat((identity, torch.argsort((~masks).to(torch.uint8), dim=1, stable=True)))
-    flat = [t.expand(batch).reshape(-1) for t in (lengths, pattern)]
-    return flat[0], flat[1], orders

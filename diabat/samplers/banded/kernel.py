@@ -13,13 +13,7 @@ from typing import Any, NamedTuple
 
 from diabat.compute.jit import inner, jit
 from diabat.compute.simd import add, load, store, sub
-from diabat.samplers.banded.steps import (
-    back,
-    fold,
-    forward,
-    forward_tangent,
-    own_edges,
-)
+from diabat.samplers.banded.steps import back, fold, forward, forward_tangent, own_edges
 
 
 class Problems(NamedTuple):
@@ -133,22 +127,15 @@ def begin(beta: Any, ends: Any, rows: Any, t: int, size: int) -> None:
 
 
 @inner
-def copy_rows(target: Any, source: Any, size: int) -> None:
-    """Copy the first rows."""
-    for x in range(size):
-        store(target, x, load(source, x))
-
-
-@inner
 def fill(k: int, first: bool, n: int, block: Any, problems: Any, work: Any) -> None:
     """Compute β_{t+1} of segment k; the ``first`` sweep scales the weights and stores β at the segment's start."""
     segment, states = work.beta.shape[0], work.beta.shape[1]
     tangent = work.beta_dot.shape[0] > 0
     start, end = k * segment, min(n, (k + 1) * segment)
     size = 2 * half_size(end - 1, states)
-    copy_rows(work.beta[end - 1 - start], work.marks[k + 1], size)
+    work.beta[end - 1 - start, :size] = work.marks[k + 1, :size]
     if tangent:
-        copy_rows(work.beta_dot[end - 1 - start], work.marks_dot[k + 1], size)
+        work.beta_dot[end - 1 - start, :size] = work.marks_dot[k + 1, :size]
     weights, sources, beta, beta_dot = work.weights, work.sources, work.beta, work.beta_dot
     edges, own, fewest = work.edges, problems.own, work.ends[-1]
     # Unpacked arrays: passing a tuple counts references to all its arrays.
@@ -204,13 +191,16 @@ def open_window(alpha: Any, t: int, half: int, states: int) -> None:
 
 
 @jit
-def run_marginals(blocks: Any, problems: Any, work: Any, probability: Any, log_z: Any) -> None:
-    """Fill P(s = +1) [N, n], up to the length of each problem, and log Σ of the weights, float64 [N].
+def run_marginals(
+    start: int, stop: int, blocks: Any, problems: Any, work: Any, probability: Any, log_z: Any
+) -> None:
+    """Fill P(s = +1) and P(s = -1) [2, N, n], up to the length of each problem, and log Σ of the weights, float64 [N].
 
-    ``blocks`` [blocks, lanes] are the problem of each lane, int64, -1 for an empty lane; work is without tangents.
+    ``blocks`` [blocks, lanes], of which those from ``start`` to ``stop`` are taken, are the problem of each lane,
+    int64, -1 for an empty one; work is without tangents.
     """
     states = work.beta.shape[1]
-    for b in range(len(blocks)):
+    for b in range(start, stop):
         block = blocks[b]
         n = load_block(block, problems, work)
         if n == 0:
@@ -239,22 +229,23 @@ def run_marginals(blocks: Any, problems: Any, work: Any, probability: Any, log_z
                 log_z[block[q]] = work.scale[1, q]
             for t in range(work.ends[q]):
                 high_q, low_q = work.sources[0, t, q], work.sources[1, t, q]
-                probability[block[q], t] = high_q / (high_q + low_q)
+                probability[0, block[q], t] = high_q / (high_q + low_q)
+                probability[1, block[q], t] = low_q / (high_q + low_q)
 
 
 @jit
 def run_gradient(
-    blocks: Any, first_block: int, problems: Any, work: Any, probability: Any, cotangent: Any,
-    log_cotangent: Any, of_fields: Any, of_couplings: Any,
+    start: int, stop: int, blocks: Any, problems: Any, work: Any, probability: Any, cotangent: Any,
+    log_cotangent: Any, odds: bool, of_fields: Any, of_couplings: Any,
 ) -> None:  # fmt: skip
     """Derivative of L = Σ v P + Σ u log Z: covariances with f = Σ_j v_j ([s_j = +1] - P_j) + u.
 
-    For blocks as in `run_marginals`, of which the first has index ``first_block``, and cotangents v [N, n], u [N],
-    fills dL/dh [N, n] and dL/dJ_{t,t-1-d}, float64: [N, n, w] if lanes have different couplings, else the sum over the
-    lanes of each block, [blocks, n, w].
+    For log-odds in place of P, f = Σ_j v_j ([s_j = +1] / P_j - [s_j = -1] / (1 - P_j)) + u.  For blocks and P as in
+    `run_marginals`, and cotangents v [N, n], u [N], fills dL/dh [N, n] and dL/dJ_{t,t-1-d}, float64: [N, n, w] if lanes
+    have different couplings, else the sum over the lanes of each block, [blocks, n, w].
     """
     states = work.beta.shape[1]
-    for b in range(len(blocks)):
+    for b in range(start, stop):
         block = blocks[b]
         n = load_block(block, problems, work)
         if n == 0:
@@ -262,10 +253,15 @@ def run_gradient(
         for q in range(len(block)):
             row = block[q]
             for t in range(n):
-                live = t < work.ends[q]
-                v, p = (cotangent[row, t], probability[row, t]) if live else (0.0, 0.0)
-                work.sources[0, t, q] = v * (1 - p)
-                work.sources[1, t, q] = -v * p
+                gain, loss = 0.0, 0.0
+                if t < work.ends[q]:
+                    v, p = cotangent[row, t], probability[0, row, t]
+                    if odds:
+                        gain, loss = v / p, -v / probability[1, row, t]
+                    else:
+                        gain, loss = v * (1.0 - p), -v * p
+                work.sources[0, t, q] = gain
+                work.sources[1, t, q] = loss
         segments = sweep_back(n, block, problems, work)
         for q in range(len(block)):
             u = log_cotangent[block[q]] if block[q] >= 0 else 0.0
@@ -278,7 +274,7 @@ def run_gradient(
                 half = half_size(t, states)
                 bits = _response(block, problems, work, t, t - k * segment, half, now)
                 now = 1 - now
-                _unload(block, first_block + b, problems, work, t, bits, of_fields, of_couplings)
+                _unload(block, b, problems, work, t, bits, of_fields, of_couplings)
 
 
 @inner

@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from diabat.checks import check_choice, check_count, check_positive
-from diabat.ising import Ising
-from diabat.samplers.answers import Moments, Samples
-from diabat.samplers.banded.band_storage import Layout, band_layout, band_width
-from diabat.samplers.banded.engines import Band, BandProbabilities
-from diabat.samplers.banded.native import BandProblems, scratch_bytes
+from diabat.compute.counter_random import stream_keys
+from diabat.compute.scratch import VECTOR_BYTES
+from diabat.ising import Ising, without_autocast
+from diabat.ising_checks import DTYPES
+from diabat.samplers.answers import Moments, Samples, Solution
+from diabat.samplers.banded.band_storage import band_layout, band_width
+from diabat.samplers.banded.native import scratch_vectors, segment_of
+from diabat.samplers.banded.solution import BandSolution, Divided
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import FROM_READS, Capabilities, UnsupportedError
+from diabat.samplers.folding import transformed
 
 ENGINES = ("auto", "native", "torch")
 # Time of one state of one query on one thread, forward and backward.
@@ -41,7 +46,9 @@ class BandedSampler(Sampler):
     """
 
     name = "banded"
-    capabilities = Capabilities(exact=True, edges=True, log_partition=True, gradients=("exact", *FROM_READS))
+    capabilities = Capabilities(
+        exact=True, edges=True, log_partition=True, gradients=("exact", *FROM_READS), solution=True
+    )
     smooth = True
 
     def __init__(
@@ -76,52 +83,57 @@ class BandedSampler(Sampler):
         other._refuse_excess(window, min(width, window - 1))
         return other
 
+    def differentiable_log_odds(self, ising: Ising) -> Tensor:
+        """As in the base class, from one solution."""
+        if transformed():
+            return super().differentiable_log_odds(ising)
+        with without_autocast(ising.fields):
+            self._require(ising)
+            return BandSolution(ising, self._divided(ising, odds=True)).attached(ising)[0]
+
+    def solution(self, ising: Ising, *, odds: bool = False) -> Solution:
+        """As in the base class, for all problems."""
+        self._require(ising)
+        return BandSolution(ising, self._divided(ising, learned=True, odds=odds))
+
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        engine, layout, width = self._prepare(ising, ising.num_spins / 2 if correlations else 1)
-        result: Any = BandProbabilities.apply(*layout.problems, engine)
-        p, log_z = result
-        shape, pairs = ising.fields.shape, None
-        held = BandProblems(*(t.detach() for t in layout.problems))
-        if correlations:
-            pairs = layout.per_pair(engine.pairs(held)).reshape(*shape, shape[-1])
-        return Moments(
-            probability=layout.per_spin(p).reshape(shape),
-            visible=ising.visible_mask,
-            correlation=pairs,
-            log_partition=log_z.reshape(ising.batch_shape),
-            info={"engine": engine.name, "arithmetic": engine.arithmetic(held), "bandwidth": width},
-        )
+        divided = self._divided(ising, ising.num_spins / 2 if correlations else 1)
+        found = BandSolution(ising, divided)
+        p, log_z = found.attached(ising)
+        pairs = found.correlation() if correlations else None
+        return Moments(p, ising.visible_mask, pairs, log_z, info=divided.info)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        engine, layout, width = self._prepare(ising, 1 + num_reads / 2**4)
-        spins = layout.per_spin(engine.reads(layout.problems, num_reads, seed), fill=-1)
         # Reads are drawn in float64 at least.
-        wide = engine.arithmetic(layout.problems) == "logarithms"
-        info = {
-            "effective_beta": 1.0,
-            "engine": engine.name,
-            "arithmetic": "logarithms" if wide else "float64",
-            "bandwidth": width,
-        }
+        divided = self._divided(ising, 1 + num_reads / 2**4, least=1)
+        keys = stream_keys(seed, ising.num_problems)
+        drawn = [part.solver.reads(num_reads, keys[part.chosen]) for part in divided.parts]
+        spins = divided.layout.per_spin(divided.joined(drawn, torch.int8).transpose(0, 1))
+        info = {"effective_beta": 1.0, **divided.info}
         return Samples(spins.reshape(num_reads, *ising.fields.shape), ising.visible_mask, info=info)
 
-    def _prepare(self, ising: Ising, effort: float) -> tuple[Band, Layout, int]:
-        """Engine, problems and bandwidth; ``effort`` is the time relative to that of the marginals."""
-        width = band_width(ising, self.bandwidth)
-        self._refuse_excess(
-            ising.num_spins, width, problems=ising.num_problems, distinct=ising.num_couplings, effort=effort
-        )
-        return self._engine(ising.fields.device), band_layout(ising, width), width
+    def _divided(self, ising: Ising, effort: float = 1, *, learned: bool = False, **options: Any) -> Divided:
+        """The problems to solve; ``effort`` is the time relative to that of the marginals."""
+        h, width, distinct = ising.fields, band_width(ising, self.bandwidth, learned), ising.num_couplings
+        n = h.shape[-1]
+        self._refuse_excess(n, width, problems=h.numel() // n, distinct=distinct, effort=effort)
+        native, budget = self._is_native(h.device), int(self.memory_budget_mb * 2**20)
+        return Divided(ising, band_layout(ising, width, distinct), native, budget, **options)
 
-    def _engine(self, device: torch.device) -> Band:
-        budget = int(self.memory_budget_mb * 2**20)
-        if self.engine == "torch" or (self.engine == "auto" and device.type != "cpu"):
-            return Band("torch", budget)
-        if device.type != "cpu":
+    def _require(self, ising: Ising) -> None:
+        """As in the base class; numbers beyond its limit are found where their arithmetic is chosen."""
+        (h, J, K), visible = ising.terms, ising.visible
+        readable = h.is_cpu and (J is None or J.is_cpu) and (visible is None or visible.is_cpu)
+        if not readable or K is not None or h.dtype not in DTYPES or self.engine == "torch":
+            super()._require(ising)
+
+    def _is_native(self, device: torch.device) -> bool:
+        """Whether compiled code is used."""
+        if self.engine == "native" and device.type != "cpu":
             raise UnsupportedError(
                 "fields", f"engine 'native' expects a tensor on the CPU, got {device}; use engine 'torch'."
             )
-        return Band("native", budget)
+        return self.engine != "torch" and device.type == "cpu"
 
     def _refuse_excess(
         self, n: int, width: int, *, problems: int = 1, distinct: int = 1, effort: float = 1.0
@@ -131,7 +143,8 @@ class BandedSampler(Sampler):
         seconds = _SECONDS_PER_STATE * max(_LANES, problems) * n * states * effort
         memory = 16.0 * (n + 4) * distinct * states
         if width < 40:  # likewise
-            memory += scratch_bytes(n, max(1, width), tangent=True, keep=effort > 1)
+            segment = segment_of(n, max(1, width), effort > 1)
+            memory += VECTOR_BYTES * scratch_vectors(n, max(1, width), segment, 1)
         if seconds > self.max_seconds or memory > self.memory_budget_mb * 2**20:
             raise UnsupportedError(
                 "couplings",

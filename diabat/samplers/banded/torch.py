@@ -11,10 +11,19 @@ size of h and J.  There is one step per spin, for all queries at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from diabat.compute.counter_random import uniforms
+from diabat.samplers.banded.native import BandProblems
+
+NUMBERS_PER_STATE = 30
+"""Of the graph of autograd of the sums of a problem, per window state and spin, forward and backward."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,23 +36,15 @@ class Chain:
     log_z: Tensor  # [Q]
 
 
-def chain(fields: Tensor, bands: Tensor, tables: Tensor, lengths: Tensor) -> Chain:
-    """Log-odds and log Z.
-
-    Args:
-        fields: h, float64 [Q, n], zero from the length of a problem on.
-        bands: J_{t,t-1-d} at [k, t, d], float64 [K, n, w], zero where t-1-d < 0.
-        tables: int64 [Q], index of each problem's couplings.
-        lengths: int64 [Q], spins of each problem.
-    """
-    queries, n = fields.shape
-    width = bands.shape[2]
-    index = torch.arange(1 << width, device=fields.device)
-    signs = (2 * ((index[:, None] >> torch.arange(width, device=fields.device)) & 1) - 1).to(fields)
-    live = torch.arange(n, device=fields.device) < lengths[:, None]
-    message = fields.new_zeros(queries, 1 << width)
-    log_z = fields.new_zeros(queries)
-    odds = []
+def chain(problems: BandProblems, which: slice = slice(None)) -> Chain:
+    """Log-odds and log Z of some problems, differentiable."""
+    fields, bands = problems.fields[which].double(), problems.bands.double()
+    (queries, n), width, device, rows = fields.shape, bands.shape[2], fields.device, problems.rows
+    tables, lengths = (torch.from_numpy(t[which]).to(device) for t in (rows.tables, rows.lengths))
+    index, spins = (torch.arange(size, device=device) for size in (1 << width, n))
+    signs = (2 * ((index[:, None] >> index[:width]) & 1) - 1).to(fields)
+    live = spins < lengths[:, None]
+    message, log_z, odds = fields.new_zeros(queries, 1 << width), fields.new_zeros(queries), []
     for t in range(n - 1, -1, -1):
         down, up = _later(message)
         local = (bands[:, t] @ signs.T)[tables] + fields[:, t, None]
@@ -58,7 +59,7 @@ def chain(fields: Tensor, bands: Tensor, tables: Tensor, lengths: Tensor) -> Cha
 
 
 def marginals(c: Chain) -> Tensor:
-    """P(s_t = +1), [Q, n], 0 beyond the length."""
+    """P(s_t = +1), [Q, n], 0 beyond the length; differentiable."""
     out, law = [], _first(c)
     for odds in c.odds:
         up, down = law * torch.sigmoid(odds), law * torch.sigmoid(-odds)
@@ -68,7 +69,23 @@ def marginals(c: Chain) -> Tensor:
     return torch.where(c.live, torch.stack(out, 1), 0)
 
 
-def gradient(c: Chain, p: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def log_odds(c: Chain) -> Tensor:
+    """Log P(s_t = +1) - log P(s_t = -1), [Q, n], 0 beyond the length; differentiable."""
+    out, law = (
+        [],
+        torch.zeros_like(c.log_z)[:, None],
+    )  # logarithms of the law of the windows, whose old spins exist
+    for odds in c.odds:
+        odds = odds[:, : law.shape[1]]
+        up, down = law - _softplus(-odds), law - _softplus(odds)
+        out.append(up.logsumexp(1) - down.logsumexp(1))
+        if law.shape[1] == len(c.signs):
+            up, down = (_log_sum(*half.chunk(2, 1)) for half in (up, down))
+        law = torch.stack((down, up), -1).flatten(-2)
+    return torch.where(c.live, torch.stack(out, 1), 0)
+
+
+def covariances(c: Chain, p: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Derivative of L = Σ v P + Σ u log Z with respect to h [Q, n] and J_{t,t-1-d} of each query [Q, n, w].
 
     Both are covariances with f = Σ_j v_j ([s_j = +1] - P_j) + u, computed from the conditional mean of the contribution
@@ -114,18 +131,68 @@ def pairs(c: Chain) -> Tensor:
     return out * c.live[:, :, None] * c.live[:, None, :]
 
 
-def reads(c: Chain, uniforms: Tensor, state: Tensor, t: int) -> tuple[Tensor, Tensor]:
-    """Draw spin t of every read, bool [R, Q]; returns it with the next windows.
+def reads(c: Chain, keys: NDArray[np.uint64], num_reads: int) -> Tensor:
+    """Independent draws of all problems, whose streams are the keys [Q], int8 [Q, R, n]."""
+    window = torch.zeros(num_reads, *c.log_z.shape, dtype=torch.long, device=c.log_z.device)
+    first, spins = np.arange(num_reads)[:, None] * len(c.odds), []
+    for t, odds in enumerate(c.odds):
+        u = torch.from_numpy(uniforms(keys, first + t)).to(window.device)
+        plus = u < torch.sigmoid(odds.T.gather(0, window))
+        window = ((window << 1) | plus.long()) & (len(c.signs) - 1)
+        spins.append(torch.where(plus & c.live[:, t], 1, -1).to(torch.int8))
+    return torch.stack(spins, -1).transpose(0, 1)
 
-    Args:
-        c: Chain.
-        uniforms: In [0, 1), [R, Q].
-        state: Windows before spin t, int64 [R, Q]; zeros at t = 0.
-        t: Spin.
-    """
-    odds = c.odds[t].T.gather(0, state)
-    plus = uniforms < torch.sigmoid(odds)
-    return plus, ((state << 1) | plus.long()) & (len(c.signs) - 1)
+
+class Logarithms:
+    """Problems that these operations solve in parts that fit in a budget of bytes."""
+
+    def __init__(self, problems: BandProblems, budget: int) -> None:
+        self._problems, self._budget = problems, budget
+
+    def solve(self, *, odds: bool) -> tuple[Tensor, Tensor]:
+        """P(s = +1) or log-odds [P, n], 0 beyond the length, and log Z [P]."""
+        with torch.no_grad():
+            found = [sums(chain(self._problems, part), odds=odds) for part in self._parts(2)]
+        self._x, log_z = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return self._x.clone(), log_z  # callers may change it
+
+    def gradient(self, v: Tensor, u: Tensor, *, odds: bool) -> tuple[Tensor, Tensor]:
+        """dL/dh [P, n] and dL/dJ [K, n, w] of L = Σ v x + Σ u log Z, x as from `solve`, which went before; float64."""
+        h, J, rows = self._problems
+        if odds:  # where P underflows, its logarithm has a derivative
+            h, J = (t.detach().double().requires_grad_() for t in (h, J))
+            for part in self._parts(NUMBERS_PER_STATE):
+                with torch.enable_grad():
+                    x, log_z = sums(chain(BandProblems(h, J, rows), part), odds=True)
+                    ((x * v[part]).sum() + (log_z * u[part]).sum()).backward(inputs=(h, J))
+            return h.grad, J.grad
+        of_fields, of_bands = [], torch.zeros_like(J, dtype=torch.float64)
+        tables, p, v, u = torch.from_numpy(rows.tables).to(J.device), self._x, v.double(), u.double()
+        for part in self._parts(2):
+            one, of_tables = covariances(chain(self._problems, part), p[part], v[part], u[part])
+            of_fields.append(one)
+            of_bands.index_add_(0, tables[part], of_tables)
+        return torch.cat(of_fields), of_bands
+
+    def pairs(self) -> Tensor:
+        """<s_j s_k>, [P, n, n]."""
+        return torch.cat([pairs(chain(self._problems, part)) for part in self._parts(2)])
+
+    def reads(self, num_reads: int, keys: NDArray[np.uint64]) -> Tensor:
+        """Independent draws, int8 [P, R, n]; ``keys`` are the streams, [P]."""
+        parts = self._parts(2, num_reads * 32)  # a uniform, a window and spins
+        return torch.cat([reads(chain(self._problems, part), keys[part], num_reads) for part in parts])
+
+    def _parts(self, numbers: int, more: int = 0) -> Iterator[slice]:
+        """Problems that need so many numbers per state and spin, and so many bytes more each."""
+        (total, n), width = self._problems.fields.shape, self._problems.bands.shape[2]
+        step = max(1, self._budget // (8 * (numbers * (n + 4) << width) + more))
+        return (slice(start, start + step) for start in range(0, total, step))
+
+
+def sums(c: Chain, *, odds: bool) -> tuple[Tensor, Tensor]:
+    """P(s = +1) or log-odds [Q, n], 0 beyond the length, and log Z [Q]; differentiable."""
+    return log_odds(c) if odds else marginals(c), c.log_z
 
 
 def _log_sum(up: Tensor, down: Tensor) -> Tensor:

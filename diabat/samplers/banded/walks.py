@@ -19,13 +19,13 @@ from diabat.samplers.banded.steps import forward
 
 
 @jit
-def run_pairs(blocks: Any, problems: Any, work: Any, pairs: Any) -> None:
+def run_pairs(start: int, stop: int, blocks: Any, problems: Any, work: Any, pairs: Any) -> None:
     """Fill <s_j s_k> of all pairs, [N, n, n], up to the length of each problem; n²/2 steps per block.
 
     α of the whole law gives the totals; then for every j the same sums, signed by s_j, continue from spin j.
     """
     states = work.beta.shape[1]
-    for b in range(len(blocks)):
+    for b in range(start, stop):
         block = blocks[b]
         n = load_block(block, problems, work)
         if n == 0:
@@ -78,14 +78,14 @@ def _normalise(block: Any, work: Any, pairs: Any) -> None:
 
 
 @jit
-def run_reads(blocks: Any, problems: Any, work: Any, keys: Any, spins: Any) -> None:
+def run_reads(start: int, stop: int, blocks: Any, problems: Any, work: Any, keys: Any, spins: Any) -> None:
     """Draw independent reads, int8 ±1 [R, N, n]: each spin from its law given the window before it.
 
     Read r of spin t uses number r·n + t of the stream of its problem, whose ``keys`` are uint64 [N].  Work has one
     segment with all spins.
     """
     states = work.beta.shape[1]
-    for b in range(len(blocks)):
+    for b in range(start, stop):
         block = blocks[b]
         n = load_block(block, problems, work)
         if n:

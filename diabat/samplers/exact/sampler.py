@@ -127,7 +127,7 @@ class ExactSampler(Sampler):
         if not transformed():
             found = self.solution(ising, odds=True)
             if found is not None:
-                return found.attached(ising)[0]
+                return found.attached(ising.dense())[0]
         return super().differentiable_log_odds(ising)
 
     def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:

@@ -97,7 +97,7 @@ class MeanFieldSampler(Sampler):
         if is_compiled(ising):
             solved = CompiledSolution(problem, self._rules)
             info = self._info(solved.found)
-            return Moments(probability=solved.attached(ising)[0], visible=visible, info=info)
+            return Moments(probability=solved.attached(ising.dense())[0], visible=visible, info=info)
         with torch.no_grad():
             found = fixed_points(problem, self._rules)
             m = found.magnetization
