@@ -127,22 +127,21 @@ class Solution(ABC):
         return self.gradient(v, u, pairs=ctx.needs_input_grad[1])
 
     def attached(self, ising: Ising) -> tuple[Tensor, Tensor | None]:
-        """The result and log Z in the graph of autograd of h and J."""
-        h, J = ising.fields, ising.couplings
-        if not (torch.is_grad_enabled() and (h.requires_grad or (J is not None and J.requires_grad))):
+        """The result and log Z in the graph of autograd of h and J, and of K if there is one."""
+        terms = ising.terms if ising.three_body is not None else ising.terms[:2]
+        if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms)):
             return self.result, self.log_partition
-        found: tuple[Tensor, Tensor | None] = _Attached.apply(h, J, self)
+        found: tuple[Tensor, Tensor | None] = _Attached.apply(*terms, self)
         return found
 
 
 class _Attached(torch.autograd.Function):
-    """(h [*batch, n], J [*lead, n, n] or None, their solution) -> its result and log Z."""
+    """(h, J or None, K if there is one, their solution) -> its result and log Z; J may be the values of edges."""
 
     @staticmethod
-    def forward(
-        ctx: Any, fields: Tensor, J: Tensor | None, solution: Solution
-    ) -> tuple[Tensor, Tensor | None]:
-        ctx.save_for_backward(fields, J)
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor | None]:
+        *terms, solution = inputs
+        ctx.save_for_backward(*terms)
         ctx.solution = solution
         # Another tensor than that of the solution: it would hold the graph, and the graph it.
         return solution.result.detach(), solution.log_partition

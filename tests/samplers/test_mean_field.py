@@ -17,6 +17,7 @@ from diabat.ising import Ising, pack_couplings, pack_three_body
 from diabat.samplers.mean_field import MeanFieldSampler, compiled
 from diabat.samplers.mean_field.iteration import fixed_points
 from diabat.samplers.mean_field.rules import Rules
+from diabat.samplers.mean_field.solution import FixedPoint
 from diabat.testing.problems import causal_problem, make_problem, with_visible
 
 FORMS = {"lanes": (1024, 1024), "spread": (1024, 0), "torch": (0, 0)}
@@ -255,7 +256,7 @@ def test_order_threads_and_batch_do_not_change_a_bit(n: int) -> None:
 
 
 def solution(ising: Ising) -> Any:
-    return compiled.CompiledSolution(ising, Rules(0.7, 1e-6, 500)).found
+    return FixedPoint(ising, Rules(0.7, 1e-6, 500)).found
 
 
 @pytest.mark.parametrize("three_body", [0.0, 0.15])

@@ -15,9 +15,7 @@ from diabat.compute.loading import loaded
 from diabat.compute.scratch import aligned_rows, lanes_of
 from diabat.compute.threads import run_parts
 from diabat.ising import Ising
-from diabat.samplers.answers import Solution
-from diabat.samplers.folding import batched_cotangent
-from diabat.samplers.mean_field.iteration import respond, slopes, tangent, unit_of
+from diabat.samplers.mean_field.iteration import unit_of
 from diabat.samplers.mean_field.rules import Found, Rules, probe
 
 MOST_SPINS, MOST_WITH_EDGES = 1024, 512
@@ -35,57 +33,40 @@ def is_compiled(ising: Ising) -> bool:
     return ising.num_spins <= most and ising.three_body is None and ising.fields.device.type == "cpu"
 
 
-class CompiledSolution(Solution):
-    """A batch that `is_compiled` accepts, solved.
+class CompiledBatch:
+    """A detached batch that `is_compiled` accepts, solved.
 
-    At the fixed point x = h + J tanh(x) of local fields, dx = (1 - J D)⁻¹ (dh + dJ m) with D = diag(1 - m²): a
-    cotangent u of x becomes v = (1 - D J)⁻¹ u, and dL/dh = v, dL/dJ = Σ v mᵀ over the problems with this J,
-    symmetrised.
-
-    Args:
-        ising: The batch.
-        rules: Options, as in `MeanFieldSampler`.
-        odds: The result is log P(s = +1) - log P(s = -1) = 2x in place of P(s = +1) = σ(2x).
+    Attributes:
+        found: What the iteration has found, tensors.
     """
 
-    def __init__(self, ising: Ising, rules: Rules, *, odds: bool = False) -> None:
-        self._ising, self._odds, batch = ising.detach(), odds, ising.batch_shape
-        h, J, visible = self._ising.fields, self._ising.couplings, ising.visible
+    def __init__(self, ising: Ising, rules: Rules) -> None:
+        batch, h, J, visible = ising.batch_shape, ising.fields, ising.couplings, ising.visible
         n, count, lead = ising.num_spins, ising.num_problems, ising.lead
         fields = h.reshape(count, n).contiguous().numpy()
         couplings = (h.new_zeros(1, n, n) if J is None else J).reshape(-1, n, n).contiguous().numpy()
         which = ising.coupling_index().numpy() if len(couplings) > 1 else np.zeros(count, np.int64)
-        seen = (_ALL if visible is None else visible).expand(h.shape)
-        # Problems with the same J in a row, and among them those with the same mask.
-        dims = sorted(range(len(batch)), key=lambda d: (lead[d] == 1, seen.stride()[d] == 0))
-        order = np.arange(count).reshape(batch).transpose(dims).reshape(-1)
+        if visible is None:
+            mask = np.ones((count, n), np.uint8)
+        else:
+            visible = visible.expand(h.shape)
+            mask = visible.reshape(count, n).contiguous().numpy().view(np.uint8)
+        self._order = np.arange(count)
+        if len(couplings) > 1 or visible is not None:
+            # Problems with the same J in a row, and among them those with the same mask.
+            fixed = [visible is not None and visible.stride()[d] == 0 for d in range(len(batch))]
+            dims = sorted(range(len(batch)), key=lambda d: (lead[d] == 1, fixed[d]))
+            self._order = self._order.reshape(batch).transpose(dims).reshape(-1)
         self._kernel = loaded("diabat.samplers.mean_field.kernel")
-        mask = seen.reshape(count, n).contiguous().numpy().view(np.uint8)
-        self._problems, self._order = self._kernel.Problems(fields, couplings, which, mask), order
+        self._problems = self._kernel.Problems(fields, couplings, which, mask)
         m, local = np.empty((2, count, n), fields.dtype)
         facts = (np.empty(count, kind) for kind in (np.int32, np.float64, np.bool_))
         self._arrays = Found(m, local, *facts)
         self.found = Found(*(torch.from_numpy(a).view(batch + a.shape[1:]) for a in self._arrays))
         self._run(rules, None)
-        twice = 2 * self.found.local
-        # σ(2x), not (tanh x + 1)/2: it keeps its relative precision when m is -1 to rounding.
-        result = twice if odds else twice.sigmoid_()
-        self.result = result if visible is None else torch.where(visible, result, 0)
 
-    def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
-        """As in the base class; mean field has no log Z."""
-        p, visible, J = self.result, self._ising.visible, self._ising.couplings
-        slope = v * (2 * p * (1 - p)) if not self._odds else 2 * v if visible is None else 2 * v * visible
-        dh = self._response(slope)
-        if J is None or not pairs:
-            return dh, None
-        return dh, _pair_gradient(dh, self.found.magnetization, J.shape[:-2])
-
-    def _response(self, u: Tensor) -> Tensor:
-        """(1 - D J)⁻¹ u of each problem, [*batch, n]."""
-        if batched_cotangent(u):  # many cotangents at once, whose values are hidden
-            m = self.found.magnetization
-            return respond(tangent(self._ising, m), slopes(m, self._ising.visible_mask), u)
+    def respond(self, u: Tensor) -> Tensor:
+        """(1 - D J)⁻¹ u of each problem, [*batch, n]; u is 0 on invisible spins."""
         unit = unit_of(u)
         found = (u / unit).contiguous()
         self._run(Rules(1.0, 10 * torch.finfo(u.dtype).eps, 0), found.view(-1, u.shape[-1]).numpy())
@@ -104,16 +85,3 @@ class CompiledSolution(Solution):
             lambda queue: aligned_rows(rows, dtype),
             lambda queue, scratch: run(self._problems, queue, scratch, *rest),
         )
-
-
-def _pair_gradient(v: Tensor, m: Tensor, lead: torch.Size) -> Tensor:
-    """Σ (v mᵀ + m vᵀ)/2 over the problems with the same J, [*lead, n, n], with a zero diagonal."""
-    n = v.shape[-1]
-    if v.ndim > 1 and (len(lead) == 0 or lead[-1] == 1):
-        products = (v.mT @ m).unsqueeze(-3)  # summed over the last dimension of the batch
-    else:
-        products = v[..., :, None] * m[..., None, :]
-    G = products.sum_to_size(*lead, n, n) if len(lead) else products.reshape(-1, n, n).sum(0)
-    G = (G + G.mT) / 2
-    G.diagonal(dim1=-2, dim2=-1).zero_()
-    return G
