@@ -1,11 +1,6 @@
-"""Batches that compiled code solves, from tensors to tensors, with the implicit gradient.
-
-No operation is recorded by autograd, which would cost more than the fixed point.
-"""
+"""Batches that compiled code solves, from tensors to tensors."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +10,6 @@ from diabat.compute.loading import loaded
 from diabat.compute.scratch import aligned_rows, lanes_of
 from diabat.compute.threads import run_parts
 from diabat.ising import Ising
-from diabat.samplers.mean_field.iteration import unit_of
 from diabat.samplers.mean_field.rules import Found, Rules, probe
 
 MOST_SPINS, MOST_WITH_EDGES = 1024, 512
@@ -24,7 +18,6 @@ MOST_SPINS, MOST_WITH_EDGES = 1024, 512
 MOST_IN_LANES = 24
 """Spins up to which each problem has a lane; of larger ones the spins have."""
 _PRODUCTS_PER_THREAD = 1 << 14
-_ALL = torch.ones(1, dtype=torch.bool)
 
 
 def is_compiled(ising: Ising) -> bool:
@@ -34,54 +27,57 @@ def is_compiled(ising: Ising) -> bool:
 
 
 class CompiledBatch:
-    """A detached batch that `is_compiled` accepts, solved.
+    """A batch that `is_compiled` accepts, solved.
 
     Attributes:
         found: What the iteration has found, tensors.
     """
 
     def __init__(self, ising: Ising, rules: Rules) -> None:
-        batch, h, J, visible = ising.batch_shape, ising.fields, ising.couplings, ising.visible
-        n, count, lead = ising.num_spins, ising.num_problems, ising.lead
-        fields = h.reshape(count, n).contiguous().numpy()
-        couplings = (h.new_zeros(1, n, n) if J is None else J).reshape(-1, n, n).contiguous().numpy()
-        which = ising.coupling_index().numpy() if len(couplings) > 1 else np.zeros(count, np.int64)
-        if visible is None:
-            mask = np.ones((count, n), np.uint8)
-        else:
+        h, J, visible = ising.fields, ising.couplings, ising.visible
+        *batch, n = h.shape
+        fields = h.detach().contiguous().numpy().reshape(-1, n)
+        couplings = np.zeros((1, n, n), fields.dtype)
+        if J is not None:
+            couplings = J.detach().contiguous().numpy().reshape(-1, n, n)
+        mask, order = np.ones(fields.shape, np.uint8), np.arange(len(fields))
+        which = np.zeros_like(order)
+        if visible is not None:
             visible = visible.expand(h.shape)
-            mask = visible.reshape(count, n).contiguous().numpy().view(np.uint8)
-        self._order = np.arange(count)
+            mask = visible.contiguous().numpy().view(np.uint8).reshape(-1, n)
         if len(couplings) > 1 or visible is not None:
             # Problems with the same J in a row, and among them those with the same mask.
-            fixed = [visible is not None and visible.stride()[d] == 0 for d in range(len(batch))]
+            lead, which = ising.lead, ising.coupling_index().numpy()
+            fixed = [visible is not None and visible.stride(d) == 0 for d in range(len(batch))]
             dims = sorted(range(len(batch)), key=lambda d: (lead[d] == 1, fixed[d]))
-            self._order = self._order.reshape(batch).transpose(dims).reshape(-1)
-        self._kernel = loaded("diabat.samplers.mean_field.kernel")
+            order = order.reshape(batch).transpose(dims).reshape(-1)
+        kinds = (fields.dtype, fields.dtype, np.int32, np.float64, np.bool_)
+        shapes = (fields.shape,) * 2 + (len(fields),) * 3
+        self._arrays = Found(*map(np.empty, shapes, kinds))
+        self.found = Found(*(torch.from_numpy(a.reshape((*batch, *a.shape[1:]))) for a in self._arrays))
+        self._kernel, self._order = loaded("diabat.samplers.mean_field.kernel"), order
         self._problems = self._kernel.Problems(fields, couplings, which, mask)
-        m, local = np.empty((2, count, n), fields.dtype)
-        facts = (np.empty(count, kind) for kind in (np.int32, np.float64, np.bool_))
-        self._arrays = Found(m, local, *facts)
-        self.found = Found(*(torch.from_numpy(a).view(batch + a.shape[1:]) for a in self._arrays))
         self._run(rules, None)
 
     def respond(self, u: Tensor) -> Tensor:
         """(1 - D J)⁻¹ u of each problem, [*batch, n]; u is 0 on invisible spins."""
-        unit = unit_of(u)
-        found = (u / unit).contiguous()
-        self._run(Rules(1.0, 10 * torch.finfo(u.dtype).eps, 0), found.view(-1, u.shape[-1]).numpy())
-        return found.mul_(unit)
+        out = u.clone(memory_format=torch.contiguous_format)
+        self._run(Rules(1.0, 10 * torch.finfo(u.dtype).eps, 0), out.numpy().reshape(-1, u.shape[-1]))
+        return out
 
-    def _run(self, rules: Rules, u: Any) -> None:
+    def _run(self, rules: Rules, u: np.ndarray | None) -> None:
         """Solve the problems, or take u to (1 - D J)⁻¹ u; they are shared over threads, each with its scratch."""
-        (count, n), dtype = self._problems.fields.shape, self._problems.fields.dtype
+        (count, n), dtype, order = self._problems.fields.shape, self._problems.fields.dtype, self._order
         lanes, spread = lanes_of(dtype), None if n <= MOST_IN_LANES else True
+        size = lanes if spread is None or count > len(self._problems.couplings) else 1
+        rows, run = self._kernel.work_rows(n, lanes, spread, size), self._kernel.run
+        rest = probe(n, dtype), spread, size, rules, self._arrays, u
+        threads = min(torch.get_num_threads(), 1 + count * n * n // _PRODUCTS_PER_THREAD)
         blocks = np.arange(count) // (1 if spread else lanes)
-        threads = min(torch.get_num_threads(), 1 + int(blocks[-1]), 1 + count * n * n // _PRODUCTS_PER_THREAD)
-        rows, run = self._kernel.work_rows(n, lanes, spread), self._kernel.run
-        rest = probe(n).astype(dtype), spread, rules, self._arrays, u
         run_parts(
-            [self._order[blocks % threads == part] for part in range(threads)],
+            [order.copy()]
+            if threads == 1
+            else [order[blocks % threads == k] for k in range(min(threads, 1 + int(blocks[-1])))],
             lambda queue: aligned_rows(rows, dtype),
             lambda queue, scratch: run(self._problems, queue, scratch, *rest),
         )

@@ -47,14 +47,13 @@ class FixedPoint(Solution):
     def __init__(
         self, ising: Ising, rules: Rules, *, odds: bool = False, sampler: Sampler | None = None
     ) -> None:
-        self._ising, self._odds, self._sampler = ising.detach(), odds, sampler
-        with torch.no_grad():
-            self._compiled = CompiledBatch(self._ising, rules) if is_compiled(ising) else None
-            self.found = self._compiled.found if self._compiled else fixed_points(self._ising, rules)
-            twice = 2 * self.found.local
-            # σ(2x), not (tanh x + 1)/2: it keeps its relative precision when m is -1 to rounding.
-            result = twice if odds else twice.sigmoid_()
-            self.result = result if ising.visible is None else torch.where(ising.visible, result, 0)
+        self._ising, self._odds, self._sampler = ising, odds, sampler
+        self._compiled = CompiledBatch(ising, rules) if is_compiled(ising) else None
+        self.found = self._compiled.found if self._compiled else fixed_points(ising.detach(), rules)
+        twice = 2 * self.found.local
+        # σ(2x), not (tanh x + 1)/2: it keeps its relative precision when m is -1 to rounding.
+        result = twice if odds else twice.sigmoid_()
+        self.result = result if ising.visible is None else torch.where(ising.visible, result, 0)
 
     @property
     def info(self) -> dict[str, Any]:
@@ -69,12 +68,15 @@ class FixedPoint(Solution):
 
     def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
         """As in the base class; mean field has no log Z."""
-        p, m, visible, J = self.result, self.found.magnetization, self._ising.visible, self._ising.matrix
-        slope = v * (2 * p * (1 - p)) if not self._odds else 2 * v if visible is None else 2 * v * visible
-        if self._compiled is None or batched_cotangent(slope):  # values of many at once are hidden
-            dh = respond(tangent(self._ising, m), slopes(m, self._ising.visible_mask), slope)
+        m, visible, J = self.found.magnetization, self._ising.visible, self._ising.matrix
+        if not self._odds:
+            v = torch.ops.aten.sigmoid_backward.default(v, self.result)
+        elif visible is not None:
+            v = v * visible
+        if self._compiled is None or batched_cotangent(v):  # values of many at once are hidden
+            dh = 2 * respond(tangent(self._ising.detach(), m), slopes(m, self._ising.visible_mask), v)
         else:
-            dh = self._compiled.respond(slope)
+            dh = self._compiled.respond(v).mul_(2)
         return dh, None if J is None or not pairs else _pair_gradient(dh, m, J.shape[:-2])
 
     def backward(self, ctx: Any, v: Tensor, u: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -92,14 +94,15 @@ class FixedPoint(Solution):
 
 def _pair_gradient(v: Tensor, m: Tensor, lead: torch.Size) -> Tensor:
     """Σ (v mᵀ + m vᵀ)/2 over the problems with the same J, [*lead, n, n], with a zero diagonal."""
-    n = v.shape[-1]
-    if v.ndim > 1 and (len(lead) == 0 or lead[-1] == 1):
-        products = (v.mT @ m).unsqueeze(-3)  # summed over the last dimension of the batch
+    n, shared = v.shape[-1], not lead or lead[-1] == 1
+    if v.ndim == 2 and shared:
+        G = v.mT @ m
+    elif v.ndim > 1 and shared:  # summed over the last dimension of the batch
+        G = (v.mT @ m)[..., None, :, :].sum_to_size(*lead, n, n)
     else:
-        products = v[..., :, None] * m[..., None, :]
-    G = products.sum_to_size(*lead, n, n) if len(lead) else products.reshape(-1, n, n).sum(0)
-    G = (G + G.mT) / 2
-    G.diagonal(dim1=-2, dim2=-1).zero_()
+        G = (v[..., :, None] * m[..., None, :]).sum_to_size(*lead, n, n)
+    G = (G + G.mT).mul_(0.5).reshape(*lead, n, n)
+    (G.fill_diagonal_(0) if G.ndim == 2 else G.diagonal(dim1=-2, dim2=-1).zero_())
     return G
 
 
