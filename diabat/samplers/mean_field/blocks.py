@@ -32,9 +32,9 @@ from diabat.compute.simd_functions import sum_of
 
 # Spins and rows that a product takes at once, and problems with the same J.
 _SPINS, _ROWS, _PROBLEMS = 4, 2, 4
-# Rows of `Work.facts`: iterations, damping, residual; 1 for problems that are unfinished, and where A is definite; and
-# what loops over spins find and take.
-COUNTS, DAMPING, RESIDUAL, OPEN, STABLE, FOUND, OTHER, MOST, _SPARE, FACTS = range(10)
+# Rows of `Work.facts`: what loops over spins find and take, and those of the kernel.
+FOUND, OTHER, MOST, _SPARE, FIRST_FACT = range(5)
+FACTS = FIRST_FACT + 12
 _VECTORS = 12
 
 
@@ -227,8 +227,8 @@ def _rows_of_fours(work: Work, s: Shape, v: Any, r: int, spread: Any) -> int:
     one, other = skip(work.J, r * s.width), skip(work.J, (r + 1) * s.width)
     while done + _PROBLEMS <= s.groups:
         u, at = skip(v, done * s.rows), done * s.rows + r
-        half = _both(_chain(one, other, u, s, 0), _chain(one, other, u, s, 1))
-        sums = _both(half, _both(_chain(one, other, u, s, 2), _chain(one, other, u, s, 3)))
+        half = _both(_chain(one, other, u, s, literal(0)), _chain(one, other, u, s, literal(1)))
+        sums = _both(half, _both(_chain(one, other, u, s, literal(2)), _chain(one, other, u, s, literal(3))))
         store(work.image, at, sums[0])
         store(work.image, at + 1, sums[4])
         store(work.image, at + s.rows, sums[1])
