@@ -143,8 +143,9 @@ class _Attached(torch.autograd.Function):
         *terms, solution = inputs
         ctx.save_for_backward(*terms)
         ctx.solution = solution
-        # Another tensor than that of the solution: it would hold the graph, and the graph it.
-        return solution.result.detach(), solution.log_partition
+        # Copies: the solution, which the graph holds, must not hold the graph, nor see what a caller does to a result.
+        log_z = solution.log_partition
+        return solution.result.clone(), None if log_z is None else log_z.clone()
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Tensor | None, ...]:

@@ -60,13 +60,13 @@ class CompiledBatch:
         self._run(rules, None)
 
     def respond(self, u: Tensor) -> Tensor:
-        """(1 - D J)⁻¹ u of each problem, [*batch, n]; u is 0 on invisible spins."""
+        """2 (1 - D J)⁻¹ u of each problem, [*batch, n]; u is 0 on invisible spins."""
         out = u.clone(memory_format=torch.contiguous_format)
         self._run(Rules(1.0, 10 * torch.finfo(u.dtype).eps, 0), out.numpy().reshape(-1, u.shape[-1]))
         return out
 
     def _run(self, rules: Rules, u: np.ndarray | None) -> None:
-        """Solve the problems, or take u to (1 - D J)⁻¹ u; they are shared over threads, each with its scratch."""
+        """Solve the problems, or take u to 2 (1 - D J)⁻¹ u; they are shared over threads, each with its scratch."""
         (count, n), dtype, order = self._problems.fields.shape, self._problems.fields.dtype, self._order
         lanes, spread = lanes_of(dtype), None if n <= MOST_IN_LANES else True
         size = lanes if spread is None or count > len(self._problems.couplings) else 1

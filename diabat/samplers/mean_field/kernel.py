@@ -351,8 +351,8 @@ def _take(work: Work, s: Shape, block: Any, u: Any) -> Any:
 
 @inner
 def _hand(work: Work, s: Shape, block: Any, u: Any, unit: Any) -> None:
-    """Hand over ``image`` in place of u."""
-    mix(work, s, work.image, unit, work.image, constant(unit, 0.0), work.image)
+    """Hand over twice ``image`` in place of u."""
+    mix(work, s, work.image, unit, work.image, unit, work.image)
     for number in range(len(block)):
         first, step = blocks.places(s, number)
         for j in range(min(u.shape[1], s.spins)):
@@ -364,7 +364,7 @@ def run(
     problems: Problems, queue: Any, scratch: Any, probe: Any, spread: Any, size: int, rules: Rules, found: Found,
     u: Any, answers: bool,
 ) -> None:  # fmt: skip
-    """Solve the problems of a ``queue`` (int64, overwritten), and fill ``found``; or take u to (1 - D J)⁻¹ u there.
+    """Solve the problems of a ``queue`` (int64, overwritten), and fill ``found``; or take u to 2 (1 - D J)⁻¹ u there.
 
     A block has ``size`` problems at most.  Scratch has `work_rows`; ``probe`` is u of the test on visible spins, [n].
     For right-hand sides u, [N, n], 0 on other than visible spins, the tolerance is the relative residual of conjugate

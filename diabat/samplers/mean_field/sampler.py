@@ -7,6 +7,8 @@ r"""Backend ``mean_field``: naive mean field with the implicit gradient of its f
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -114,9 +116,13 @@ class MeanFieldSampler(Sampler):
 
     @property
     def _rules(self) -> Rules:
-        # A number of both precisions below the tolerance: float32(0.1) is more than 0.1.
-        tolerance = np.nextafter(np.float32(min(self.tolerance, 2)), np.float32(0))
-        return Rules(float(self.damping), float(tolerance), self.max_iterations)
+        return Rules(float(self.damping), _below(self.tolerance), self.max_iterations)
+
+
+@cache
+def _below(tolerance: float) -> float:
+    """A number of both precisions below the tolerance: float32(0.1) is more than 0.1."""
+    return float(np.nextafter(np.float32(min(tolerance, 2)), np.float32(0)))
 
 
 def _newton_step(ising: Ising, local: Tensor, visible: Tensor) -> Tensor:

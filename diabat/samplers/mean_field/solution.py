@@ -76,7 +76,7 @@ class FixedPoint(Solution):
         if self._compiled is None or batched_cotangent(v):  # values of many at once are hidden
             dh = 2 * respond(tangent(self._ising.detach(), m), slopes(m, self._ising.visible_mask), v)
         else:
-            dh = self._compiled.respond(v).mul_(2)
+            dh = self._compiled.respond(v)
         return dh, None if J is None or not pairs else _pair_gradient(dh, m, J.shape[:-2])
 
     def backward(self, ctx: Any, v: Tensor, u: Tensor | None) -> tuple[Tensor | None, ...]:
