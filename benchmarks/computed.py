@@ -185,20 +185,29 @@ def causal() -> list[Case]:
 
 
 def mean_field() -> list[Case]:
-    """Against plain iteration in torch, of the whole batch until its last problem has converged."""
+    """The whole public call, from tensors, against a damped iteration with an adjoint in torch; std J √n = .3."""
 
-    def batch(n: int) -> Ising:
-        return problem(n, 64, g=0.4, h=1.0)
+    def ours(n: int, own: bool) -> Work:
+        sampler, ising = diabat.sampler("mean_field"), problem(n, 64, g=0.3, h=1.0, own=own)
+        return Work(lambda: sampler.moments(Ising(ising.fields, ising.matrix)), 64)
 
-    def solved(by: Any, n: int) -> Work:
-        return by("mean_field", batch(n))
+    def differentiated_ours(n: int, own: bool) -> Work:
+        sampler, ising = diabat.sampler("mean_field"), problem(n, 64, g=0.3, h=1.0, own=own)
+        return differentiated(lambda h, J: sampler.moments(Ising(h, J)).probability, ising)
 
-    iteration = {"iteration in torch": Peer(lambda n: peers.fixed_point(batch(n)))}
-    sizes = (8, 16, 32, 64, 256, 512, 1024)
-    return [
-        Case("mean_field/64 problems", partial(solved, moments), sizes, "n", "problem", iteration),
-        Case("mean_field/gradients", partial(solved, gradients), sizes[:5], "n", "problem"),
-    ]
+    found = []
+    for name, own, sizes in (
+        ("one J", False, (8, 16, 32, 64, 128, 256, 1024)),
+        ("own J", True, (8, 16, 32, 64, 128, 256)),
+    ):
+        make = partial(problem, queries=64, g=0.3, h=1.0, own=own)
+        target = {n: 1 / 0.9 if n <= 256 else 1 / 0.7 for n in sizes}
+        peer = {"damped iteration": Peer(lambda n, make=make: peers.damped(make(n)), target)}
+        adjoint = {"damped iteration": Peer(lambda n, make=make: peers.damped_gradients(make(n)), target)}
+        forward, backward = partial(ours, own=own), partial(differentiated_ours, own=own)
+        found.append(Case(f"mean_field/{name}", forward, sizes, "n", "problem", peer))
+        found.append(Case(f"mean_field/{name}, gradients", backward, sizes, "n", "problem", adjoint))
+    return found
 
 
 def banded() -> list[Case]:

@@ -86,19 +86,55 @@ def half_split_gradients(ising: Ising) -> Work:
     return differentiated(half_split(ising.num_spins), ising)
 
 
-def fixed_point(ising: Ising, tolerance: float = 1e-6) -> Work:
-    """M = tanh(h + J m) by iterating the batch until no m moves by more than the tolerance; 500 times at most."""
+def converged(step: Callable[[Tensor], Tensor], x: Tensor, tolerance: float) -> Tensor:
+    """Iterate the batch until no number moves by more than the tolerance, which every fourth step asks; at most 500."""
+    for k in range(500):
+        x, last = step(x), x
+        if k % 4 == 3 and float(torch.dist(x, last, torch.inf)) <= tolerance:
+            break
+    return x
+
+
+class DampedFixedPoint(torch.autograd.Function):
+    """P(s = +1) of m = tanh(h + J m), with the adjoint of the fixed point by the same iteration.
+
+    At std J √n = .3 no damping is fastest; J [n, n] or [N, n, n], h [N, n].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, J: Tensor, damping: float, tolerance: float) -> Tensor:
+        """Iterate from tanh(h)."""
+        field, multiply = (h, torch.addmm) if J.ndim == 2 else (h[:, None], torch.baddbmm)
+
+        def step(m: Tensor) -> Tensor:
+            new = multiply(field, m, J).tanh_()
+            return new if damping == 1 else m.lerp(new, damping)
+
+        m = converged(step, field.tanh(), tolerance)
+        ctx.save_for_backward(m, J)
+        ctx.tolerance = tolerance
+        return ((1 + m) / 2).view_as(h)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        """Solve w = D (v/2 + J w), D = 1 - m²."""
+        m, J = ctx.saved_tensors
+        slope, v = 1 - m * m, cotangents[0].view_as(m)
+        right = slope * v / 2
+        w = converged(lambda w: torch.addcmul(right, slope, w @ J), right, ctx.tolerance)
+        G = w.mT @ m
+        return w.view_as(cotangents[0]), (G + G.mT) / 2, None, None
+
+
+def damped(ising: Ising, damping: float = 1.0, tolerance: float = 1e-6) -> Work:
+    """Moments; a unit is a problem."""
     h, J = ising.fields, couplings(ising)
+    return Work(lambda: DampedFixedPoint.apply(h, J, damping, tolerance), ising.num_problems)
 
-    def run() -> Tensor:
-        m = torch.tanh(h)
-        for _ in range(500):
-            m, last = torch.tanh(h + m @ J), m
-            if (m - last).abs().max() < tolerance:
-                break
-        return (1 + m) / 2
 
-    return Work(run, ising.num_problems)
+def damped_gradients(ising: Ising, damping: float = 1.0, tolerance: float = 1e-6) -> Work:
+    """Moments and their gradient."""
+    return differentiated(lambda h, J: DampedFixedPoint.apply(h, J, damping, tolerance), ising)
 
 
 def transfer_matrix_log_z(h: Tensor, J: Tensor, width: int) -> Tensor:

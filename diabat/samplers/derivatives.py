@@ -29,7 +29,7 @@ from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.folding import Terms, batched_cotangent, dims_of, folded_terms, mapped_first, unfolded
 
 if TYPE_CHECKING:
-    from diabat.samplers.answers import Moments
+    from diabat.samplers.answers import Moments, Solution
     from diabat.samplers.base import Sampler
 
 Gradients = tuple[Tensor | None, ...]
@@ -72,7 +72,7 @@ class Solver:
 class _Kept:
     """The backend's graph from its leaves to its results; no tuple, whose tensors torch.func would wrap."""
 
-    moments: Moments
+    moments: Moments | None
     leaves: Gradients = ()
     results: Gradients = ()
 
@@ -90,6 +90,23 @@ def analytic_moments(sampler: Sampler, ising: Ising, correlations: bool, seed: i
     result: Any = _Moments.apply(*ising.terms, ising.visible, solver)
     p, log_z, pairs, visible, kept = result
     return replace(kept.moments, probability=p, log_partition=log_z, correlation=pairs, visible=visible)
+
+
+def differentiable_gradient(
+    sampler: Sampler,
+    solution: Solution,
+    ising: Ising,
+    wanted: Sequence[bool],
+    terms: Sequence[Any],
+    v: Tensor,
+) -> Gradients:
+    """The gradient of Σ v P by the ``wanted`` of the terms h, J and K, at their solution, differentiable once more."""
+    leaves, solver = _leaves(terms, wanted), Solver(sampler, False, 0, ising.edges, wanted)
+    with torch.enable_grad():
+        results = solution.attached(solver.problem(Terms(*leaves, ising.visible)))
+    solver = replace(solver, kept=_Kept(None, leaves, results))
+    found: Any = _Gradient.apply(*terms, ising.visible, v, None, solver)
+    return tuple(found)
 
 
 def smooth_gradient(

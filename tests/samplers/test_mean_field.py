@@ -17,6 +17,7 @@ from diabat.ising import Ising, pack_couplings, pack_three_body
 from diabat.samplers.mean_field import MeanFieldSampler, compiled
 from diabat.samplers.mean_field.iteration import fixed_points
 from diabat.samplers.mean_field.rules import Rules
+from diabat.samplers.mean_field.solution import FixedPoint
 from diabat.testing.problems import causal_problem, make_problem, with_visible
 
 FORMS = {"lanes": (1024, 1024), "spread": (1024, 0), "torch": (0, 0)}
@@ -237,7 +238,7 @@ def test_slow_problems_take_fewer_iterations_than_damping(form: str) -> None:
     assert info["problems"]["iterations"].double().mean() < 45
 
 
-@pytest.mark.parametrize("n", [12, 40])
+@pytest.mark.parametrize("n", [12, 40, 100])
 def test_order_threads_and_batch_do_not_change_a_bit(n: int) -> None:
     """Slow and fast problems and saddles, one head after the other and mixed; 33 blocks of lanes, two sizes."""
     base = ensemble(n, 0.9, 0.1, torch.float32, problems=520)
@@ -254,8 +255,27 @@ def test_order_threads_and_batch_do_not_change_a_bit(n: int) -> None:
             assert torch.equal(got, want[:, part])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("n", [30, 65])
+def test_problems_with_the_same_couplings_get_the_bits_of_each_alone(n: int, dtype: torch.dtype) -> None:
+    """P and its derivative by h, from one pass over J for four problems, or for each; with masks."""
+    base = ensemble(n, 0.9, 0.1, dtype, problems=21)
+    J, v = matrix_of(base)[0], torch.randn(21, n, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+    def answers(part: slice) -> tuple[Tensor, ...]:
+        h = base.fields[part].clone().requires_grad_()
+        assert base.visible is not None
+        p = MeanFieldSampler().moments(Ising(h, J, base.visible[part])).probability
+        return p.detach(), *torch.autograd.grad((v[part] * p).sum(), h)
+
+    whole = answers(slice(None))
+    for part in (slice(0, 1), slice(2, 5), slice(3, 8), slice(4, 21), slice(20, 21)):
+        for got, want in zip(answers(part), whole, strict=True):
+            assert torch.equal(got, want[part])
+
+
 def solution(ising: Ising) -> Any:
-    return compiled.CompiledSolution(ising, Rules(0.7, 1e-6, 500)).found
+    return FixedPoint(ising, Rules(0.7, 1e-6, 500)).found
 
 
 @pytest.mark.parametrize("three_body", [0.0, 0.15])
@@ -340,6 +360,21 @@ def test_implicit_gradient_against_unrolled_autograd() -> None:
     for value, want in zip(got, torch.autograd.grad((v * unrolled).sum(), parts), strict=True):
         assert float(want.abs().max()) > 1e-3
         assert float((value - want).abs().max()) < 1e-11
+
+
+def test_one_function_stands_between_the_terms_and_the_probability() -> None:
+    """And what a caller does to P does not reach the gradient."""
+    h, J = (t.clone().requires_grad_() for t in (torch.full((3, 4), 0.2), equal_pairs(4, 0.3, torch.float32)))
+    p, again = (MeanFieldSampler().moments(Ising(h, J)).probability for _ in range(2))
+    assert p.grad_fn is not None
+    assert [f.name() for f, _ in p.grad_fn.next_functions if f is not None] == 2 * [
+        "torch::autograd::AccumulateGrad"
+    ]
+    again.mul_(2)
+    for got, want in zip(
+        torch.autograd.grad(again.sum(), (h, J)), torch.autograd.grad(p.sum(), (h, J)), strict=True
+    ):
+        assert torch.equal(got, 2 * want)
 
 
 def test_a_gradient_does_not_depend_on_its_unit(form: str) -> None:

@@ -95,23 +95,18 @@ def unit_of(u: Tensor) -> Tensor:
     return _longest(u).clamp(min=1e-37)
 
 
-class Response(torch.autograd.Function):
-    """Identity on the local field x, whose derivative is that of the fixed point.
-
-    x = h + J tanh(x) + ... gives dx = (1 - J D)⁻¹ (dh + dJ m), so that a cotangent u of x becomes (1 - D J)⁻¹ u.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor, product: Product, root: Tensor) -> Tensor:
-        """Copy x."""
-        ctx.product = product
-        ctx.save_for_backward(root)
-        return local.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        """Multiply the cotangent of x."""
-        return respond(ctx.product, *ctx.saved_tensors, *cotangents), None, None
+def symmetrised(ising: Ising) -> Ising:
+    """Replace J and K by their symmetric part, so that their gradients are symmetric."""
+    if ising.edges is not None:  # one value for both entries
+        return ising
+    J, K = ising.couplings, ising.three_body
+    apart = 1 - torch.eye(ising.num_spins, dtype=ising.fields.dtype, device=ising.fields.device)
+    if J is not None and J.requires_grad:
+        J = (J + J.mT) / 2 * apart
+    if K is not None and K.requires_grad:
+        K = (K + K.transpose(-1, -2)) / 2
+        K = (K + K.movedim(-1, -3) + K.movedim(-3, -1)) / 3 * (apart * apart[:, :, None] * apart[:, None, :])
+    return Ising(ising.fields, J, ising.visible, K, check=False)
 
 
 def fixed_points(ising: Ising, rules: Rules) -> Found:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 OVERSHOOT = 0.9  # d is halved where g·g' < -0.9 g·g, g' the change after g
 EVERY = 4  # iterations after which Newton steps are considered
@@ -46,6 +46,6 @@ class Found(NamedTuple):
 
 
 @cache
-def probe(n: int) -> NDArray[np.float64]:
+def probe(n: int, dtype: DTypeLike = np.float64) -> NDArray[Any]:
     """The direction u of the test of A on visible spins: the same random numbers from 0 to 2 at every call, [n]."""
-    return np.random.default_rng(0).uniform(0, 2, n)
+    return np.random.default_rng(0).uniform(0, 2, n).astype(dtype)

@@ -7,7 +7,7 @@ r"""Backend ``mean_field``: naive mean field with the implicit gradient of its f
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
 
 import numpy as np
 import torch
@@ -19,9 +19,10 @@ from diabat.samplers.answers import Moments, Solution
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import FROM_MARGINALS, Capabilities, UnsupportedError
 from diabat.samplers.diagnostics import Watched
-from diabat.samplers.mean_field.compiled import CompiledSolution, is_compiled
-from diabat.samplers.mean_field.iteration import Response, fixed_points, local_field, slopes, tangent
-from diabat.samplers.mean_field.rules import Found, Rules
+from diabat.samplers.mean_field.compiled import is_compiled
+from diabat.samplers.mean_field.iteration import local_field, symmetrised
+from diabat.samplers.mean_field.rules import Rules
+from diabat.samplers.mean_field.solution import FixedPoint
 
 
 class MeanFieldSampler(Sampler):
@@ -52,6 +53,7 @@ class MeanFieldSampler(Sampler):
     """
 
     name = "mean_field"
+    smooth = True
     capabilities = Capabilities(
         law="mean-field",
         three_body=True,
@@ -90,38 +92,23 @@ class MeanFieldSampler(Sampler):
 
     def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
         """As in the base class, for batches that compiled code solves."""
-        return CompiledSolution(ising, self._rules, odds=odds) if is_compiled(ising) else None
+        return FixedPoint(ising, self._rules, odds=odds) if is_compiled(ising) else None
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        visible, problem = ising.visible_mask, ising.detach()
-        if is_compiled(ising):
-            solved = CompiledSolution(problem, self._rules)
-            info = self._info(solved.found)
-            return Moments(probability=solved.attached(ising.dense())[0], visible=visible, info=info)
-        with torch.no_grad():
-            found = fixed_points(problem, self._rules)
-            m = found.magnetization
-            product, root = tangent(problem, m), slopes(m, visible)
-        graph = local_field(_symmetrised(ising), m)
-        local: Any = Response.apply(graph + (found.local - graph).detach(), product, root)
-        # σ(2x), not (tanh x + 1)/2: it keeps its relative precision when m is -1 to rounding.
-        probability = torch.where(visible, torch.sigmoid(2 * local), 0)
-        return Moments(probability=probability, visible=visible, info=self._info(found))
+        solved = FixedPoint(ising, self._rules, sampler=self)
+        return Moments(solved.attached(ising)[0], ising.visible_mask, info=solved.info)
 
     def _smooth_moments(self, ising: Ising) -> tuple[Tensor, Tensor | None]:
         ising, visible = ising.dense(), ising.visible_mask
-        with torch.no_grad():
-            problem, rules = ising.detach(), self._rules
-            compiled = is_compiled(problem)
-            found = CompiledSolution(problem, rules).found if compiled else fixed_points(problem, rules)
-        info, local = self._info(found), found.local
+        solved = FixedPoint(ising, self._rules)
+        info, local = solved.info, solved.found.local
         if not info["converged"]:
             raise UnsupportedError(
                 "gradient",
                 "second derivatives through 'mean_field' expect a converged fixed point, got a residual of "
                 f"{info['residual']:.3g} after {info['iterations']} iterations; raise max_iterations.",
             )
-        symmetric = _symmetrised(ising)
+        symmetric = symmetrised(ising)
         # From a fixed point one Newton step gives the correct first derivative, two steps give three.
         for _ in range(2):
             local = _newton_step(symmetric, local, visible)
@@ -129,32 +116,13 @@ class MeanFieldSampler(Sampler):
 
     @property
     def _rules(self) -> Rules:
-        # A number of both precisions below the tolerance: float32(0.1) is more than 0.1.
-        tolerance = np.nextafter(np.float32(min(self.tolerance, 2)), np.float32(0))
-        return Rules(float(self.damping), float(tolerance), self.max_iterations)
-
-    def _info(self, found: Found) -> dict[str, Any]:
-        _, _, iterations, residual, converged = found
-        return {
-            "iterations": int(iterations.max()),
-            "residual": float(residual.max()),
-            "converged": bool(converged.all()),
-            "problems": {"iterations": iterations, "residual": residual, "converged": converged},
-        }
+        return Rules(float(self.damping), _below(self.tolerance), self.max_iterations)
 
 
-def _symmetrised(ising: Ising) -> Ising:
-    """Replace J and K by their symmetric part, so that their gradients are symmetric."""
-    if ising.edges is not None:  # one value for both entries
-        return ising
-    J, K = ising.couplings, ising.three_body
-    apart = 1 - torch.eye(ising.num_spins, dtype=ising.fields.dtype, device=ising.fields.device)
-    if J is not None and J.requires_grad:
-        J = (J + J.mT) / 2 * apart
-    if K is not None and K.requires_grad:
-        K = (K + K.transpose(-1, -2)) / 2
-        K = (K + K.movedim(-1, -3) + K.movedim(-3, -1)) / 3 * (apart * apart[:, :, None] * apart[:, None, :])
-    return Ising(ising.fields, J, ising.visible, K, check=False)
+@cache
+def _below(tolerance: float) -> float:
+    """A number of both precisions below the tolerance: float32(0.1) is more than 0.1."""
+    return float(np.nextafter(np.float32(min(tolerance, 2)), np.float32(0)))
 
 
 def _newton_step(ising: Ising, local: Tensor, visible: Tensor) -> Tensor:
