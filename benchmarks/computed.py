@@ -195,6 +195,9 @@ def mean_field() -> list[Case]:
         sampler, ising = diabat.sampler("mean_field"), problem(n, 64, g=0.3, h=1.0, own=own)
         return differentiated(lambda h, J: sampler.moments(Ising(h, J)).probability, ising)
 
+    def solved(peer: Callable[[Ising], Work], make: Callable[[int], Ising], n: int) -> Work:
+        return peer(make(n))
+
     found = []
     for name, own, sizes in (
         ("one J", False, (8, 16, 32, 64, 128, 256, 1024)),
@@ -202,8 +205,8 @@ def mean_field() -> list[Case]:
     ):
         make = partial(problem, queries=64, g=0.3, h=1.0, own=own)
         target = {n: 1 / 0.9 if n <= 256 else 1 / 0.7 for n in sizes}
-        peer = {"damped iteration": Peer(lambda n, make=make: peers.damped(make(n)), target)}
-        adjoint = {"damped iteration": Peer(lambda n, make=make: peers.damped_gradients(make(n)), target)}
+        peer = {"damped iteration": Peer(partial(solved, peers.damped, make), target)}
+        adjoint = {"damped iteration": Peer(partial(solved, peers.damped_gradients, make), target)}
         forward, backward = partial(ours, own=own), partial(differentiated_ours, own=own)
         found.append(Case(f"mean_field/{name}", forward, sizes, "n", "problem", peer))
         found.append(Case(f"mean_field/{name}, gradients", backward, sizes, "n", "problem", adjoint))

@@ -95,12 +95,7 @@ class BandSolution(Solution):
         self._ising, self._divided = ising, divided
         x, log_z = zip(*[part.solver.solve(odds=divided.odds) for part in divided.parts], strict=True)
         self.result = self._per_spin(x)
-        self._log_z = divided.joined(log_z, self.result.dtype).reshape(self.result.shape[:-1])
-
-    @property
-    def log_partition(self) -> Tensor:
-        """Log Z, [*batch]."""
-        return self._log_z
+        self.log_partition = divided.joined(log_z, self.result.dtype).reshape(self.result.shape[:-1])
 
     def correlation(self) -> Tensor:
         """<s_j s_k>, [*batch, n, n]."""
