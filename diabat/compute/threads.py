@@ -53,7 +53,7 @@ def run_parts(
             the system when it is freed, and the system clears it again at the next call.
         call: Processes one part; a compiled kernel, which must not call this function again.
     """
-    memory = [scratch(part) for part in parts]
+    memory = list(map(scratch, parts))
     if len(parts) == 1:
         call(parts[0], memory[0])
         return

@@ -301,11 +301,6 @@ class DQASampler(AnnealCircuits):
         info = self._info(betas, programmed, seed) | {"precision": precision}
         return Samples(spins, ising.visible_mask, info=info)
 
-    def _programmed(self, ising: Ising, seed: int) -> tuple[Programmed, Betas]:
-        """The problems in hardware units, and the inverse temperatures by which they are divided."""
-        betas = self._betas_for(ising, seed)
-        return to_hardware_units(ising, betas, self.noise, seed), betas
-
     def _read(self, ising: Ising, programmed: Programmed, num_reads: int, seed: int) -> Tensor:
         random, batch, plan = np.random.default_rng(seed), programmed.flat, self.plan
         run = self._engine_for(ising, programmed, plan).sample
@@ -319,10 +314,14 @@ class DQASampler(AnnealCircuits):
         resolved = phases_within(plan.largest_angles, programmed.batches, MOST_PHASE["single"])
         return self._single if resolved else self.engine
 
-    def _betas_for(self, ising: Ising, seed: int) -> Betas:
-        """Inverse temperatures to divide by; in mode ``per_batch`` fitted to these problems."""
-        if self.calibration != "per_batch" or self._given is not None:
-            return self.betas
+    def _programmed(self, ising: Ising, seed: int) -> tuple[Programmed, Betas]:
+        """The problems in hardware units, and the inverse temperatures by which they are divided."""
+        fits = self.calibration == "per_batch" and self._given is None
+        betas = self._fitted(ising, seed) if fits else self.betas
+        return to_hardware_units(ising, betas, self.noise, seed), betas
+
+    def _fitted(self, ising: Ising, seed: int) -> Betas:
+        """Inverse temperatures fitted to these problems."""
         # A separate stream: the reads of the fit must be independent of the result.
         spawned = int(np.random.default_rng([seed, 2]).integers(2**31))
 

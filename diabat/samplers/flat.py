@@ -217,7 +217,7 @@ class Flat:
 
     def from_visible(self, parts: Sequence[Array]) -> Tensor:
         """The inverse of both: from the values of each group, [P, m], float64 [*batch, n]; 0 for invisible spins."""
-        row = np.concatenate([np.zeros(0), *[part.reshape(-1) for part in parts]])
+        row = np.concatenate([np.zeros(0), *map(np.ravel, parts)])
         if self.cells is not None:
             out = np.zeros(self.shape.numel())
             out[self.cells] = row

@@ -76,7 +76,8 @@ def to_hardware_units(ising: Ising, betas: Betas, noise: ControlNoise, seed: int
     batch, n, matrix = flat(ising), ising.fields.shape[-1], ising.couplings
     h = batch.visible_values(_double(ising.fields) / betas.beta_h)
     J = np.zeros((1, n, n)) if matrix is None else _double(matrix).reshape(-1, n, n) / betas.beta_J
-    bounds = _bounds(h, J)
+    norm = math.sqrt(np.vdot(J, J))
+    bounds = Strength(abs(h).max(initial=0.0).item(), math.sqrt(n) * norm, norm)
     if not (bounds.field < math.inf and bounds.row_norm < math.inf):
         check_finite("fields", h)
         check_finite("couplings", J)
@@ -103,11 +104,6 @@ def to_hardware_units(ising: Ising, betas: Betas, noise: ControlNoise, seed: int
 def _double(values: Tensor) -> FloatArray:
     found: FloatArray = values.detach().cpu().resolve_neg().numpy().astype(np.float64, copy=False)
     return found
-
-
-def _bounds(h: FloatArray, J: FloatArray) -> Strength:
-    norm = math.sqrt(np.vdot(J, J))
-    return Strength(abs(h).max(initial=0.0).item(), math.sqrt(J.shape[-1]) * norm, norm)
 
 
 def _noisy(batch: Batch, noise: ControlNoise, random: np.random.Generator) -> Batch:

@@ -55,8 +55,9 @@ def test_couplings_are_shared_where_they_are_stacked_where_they_differ_and_float
 def test_a_single_problem_has_no_phase_table_of_its_own_per_lane() -> None:
     """Its couplings are shared by the batch of one; the results are those of the same problem among others."""
     ising = make_problem((), 4, lead="per_problem", seed=2)
-    (batch,) = to_hardware_units(ising, BETAS, QUIET, 0).batches
-    assert (batch.fields.shape, batch.couplings.shape) == ((1, 4), (4, 4))
+    for noise in (QUIET, ControlNoise(0.1, 0.1)):
+        (batch,) = to_hardware_units(ising, BETAS, noise, 0).batches
+        assert (batch.fields.shape, batch.couplings.shape) == ((1, 4), (4, 4))
     twice = Ising(ising.fields.expand(2, 4), ising.couplings.reshape(1, 4, 4).repeat(2, 1, 1))
     (own,) = to_hardware_units(twice, BETAS, QUIET, 0).batches
     assert not own.shared

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,7 +203,8 @@ def test_what_cannot_be_learned_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^engine: expected one with an exact gradient, got 'aer'"):
         Objective([entry], AerEngine())
     batch = Batch(entry.batch.fields, np.zeros((3, 3)))
-    alone = Instances("free", 0.0, batch, *vars(independent_answer(entry)).values())
+    found: Any = independent_answer(entry)
+    alone = Instances("free", 0.0, batch, *found)
     with pytest.raises(
         ValueError, match=r"^instances: expected couplings that change the marginals, got none in 'free'"
     ):
