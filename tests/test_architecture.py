@@ -185,7 +185,7 @@ INTERFACE = set(
     ["answers", "base", "capabilities", "derivatives", "folding", "odds", "registry", "seeds", "state"]
 )
 NO_PROBLEM = [
-    *("diabat.ising", "diabat.samplers.base", "diabat.samplers.exact.sampler", "diabat.samplers.grouping")
+    *("diabat.ising", "diabat.samplers.base", "diabat.samplers.exact.sampler", "diabat.samplers.flat")
 ]
 # Between arrays and compiled loops.
 NUMPY_ONLY = [
