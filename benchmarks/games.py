@@ -118,7 +118,7 @@ def layers() -> list[Case]:
         {"MultiheadAttention": Peer(softmax, {256: 40.0})},
         {"MultiheadAttention": Peer(softmax)},
     )
-    short, targets = ("1 x 4", "1 x 16", "32 x 4", "32 x 16"), {"1 x 4": 6e-3, "1 x 16": 6e-3}
+    short, targets = ("1 x 4", "1 x 16", "32 x 4", "32 x 16"), {"1 x 4": 4e-3, "1 x 16": 4e-3}
     found = [Case("NeuroGame/exact marginals", exact, (4, 8, 12), "T", "step")]
     for name in WEIGHTINGS:
         build: Build = partial(neurogame, weighting=name)

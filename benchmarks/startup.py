@@ -30,6 +30,20 @@ if gradients:
     found.probability.sum().backward()
 print(time.process_time() - start)
 """
+_STEP = """
+import time, torch, diabat
+torch.set_num_threads(1)
+torch.manual_seed(0)
+start = time.process_time()
+layer = diabat.{}
+layer(torch.randn(2, 8, 64)).square().sum().backward()
+print(time.process_time() - start)
+"""
+_LAYERS = {
+    "a step with exact": "BoltzmannAttention(64, 4, window=8, sampler='exact')",
+    "a step of chains": "ChainAttention(64, 4)",
+    "a step of NeuroGame": "NeuroGameAttention(64, 4)",
+}
 _NUMBA = """
 import time, torch
 start = time.process_time()
@@ -65,7 +79,9 @@ def first_calls() -> list[Case]:
     calls["the same, gradients"] = ("exact", "64", "12", "1")
 
     def program(name: str) -> list[str]:
-        return ["-c", _NUMBA] if name == "numba alone" else ["-c", _FIRST, *calls[name]]
+        if name in calls:
+            return ["-c", _FIRST, *calls[name]]
+        return ["-c", _NUMBA if name == "numba alone" else _STEP.format(_LAYERS[name])]
 
     def cold(name: str) -> Callable[[], float]:
         def run() -> float:
@@ -79,7 +95,7 @@ def first_calls() -> list[Case]:
         python(*program(name), cache=cache.name)
         return lambda: float(python(*program(name), cache=cache.name)[1])
 
-    names = [*calls, "numba alone"]
+    names = [*calls, *_LAYERS, "numba alone"]
     of_all = dict.fromkeys(calls, 3.0), dict.fromkeys(calls, 0.4)
     return [
         Case("first call/cold", cold, names, "", target=of_all[0], clock="returned"),

@@ -1,8 +1,7 @@
 """Compilation of the kernels with numba, and its notice; imported on first use.
 
 Functions are compiled at the first call and cached on disk, once per machine and version.  Compile time grows with the
-number of functions and variants: numba compiles a function again for every literal argument, and LLVM optimises each
-function that Python calls together with all functions that it calls.
+number of functions and of their variants; LLVM optimises a function that Python calls together with all that it calls.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache, singledispatch
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from diabat.compute.loading import preparing
 
@@ -21,6 +20,7 @@ with preparing:
     from numba.core.codegen import JITCodeLibrary
     from numba.core.compiler import Compiler
     from numba.core.registry import cpu_target
+    from numba.core.types import unliteral  # type: ignore[attr-defined]  # no stubs
     from numba.extending import intrinsic, overload
 
     # What numba does at its first compilation or loading, a third of a second.
@@ -85,9 +85,16 @@ def jit(function: F, **options: Any) -> F:
 
 
 def inner(function: F, **options: Any) -> F:
-    """Compile for calls from compiled functions only, of which it becomes a part."""
-    compiled: F = numba.njit(**_INNER, **options)(function)
-    return compiled
+    """Compile for calls from compiled functions only, of which it becomes a part; integers are never literals."""
+    compiled: Any = numba.njit(**_INNER, **options)(function)
+    called = compiled.get_call_template
+
+    def without_literals(given: Any, named: Any) -> Any:
+        # Numba would compile again for every literal; LLVM knows the number where the function becomes a part.
+        return called(tuple(map(unliteral, given)), {k: unliteral(v) for k, v in named.items()})
+
+    compiled.get_call_template = without_literals
+    return cast("F", compiled)
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # no stubs

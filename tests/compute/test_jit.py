@@ -59,3 +59,16 @@ def test_an_implementation_for_a_type_calls_and_is_called() -> None:
 
     assert called(Pair(1.0, 2.0)) == 1.5
     assert not has_machine_code(half)
+
+
+def test_an_inner_function_is_compiled_once_for_all_integers() -> None:
+    @inner
+    def plus(x: float, count: int) -> float:
+        return x + count
+
+    @numba.njit  # type: ignore[untyped-decorator]  # no stubs
+    def called(x: float, count: int) -> float:
+        return plus(x, 1) + plus(x, 2) + plus(x, count=count)
+
+    assert called(0.5, 3) == 7.5
+    assert len(plus.overloads) == 1  # type: ignore[attr-defined]  # a dispatcher
