@@ -103,7 +103,8 @@ def differentiable_gradient(
     """The gradient of Σ v P by the ``wanted`` of the terms h, J and K, at their solution, differentiable once more."""
     leaves, solver = _leaves(terms, wanted), Solver(sampler, False, 0, ising.edges, wanted)
     with torch.enable_grad():
-        results = solution.attached(solver.problem(Terms(*leaves, ising.visible)))
+        h, J, K = leaves
+        results = solution.attached(solver.problem(Terms(h, J, K, ising.visible)))
     solver = replace(solver, kept=_Kept(None, leaves, results))
     found: Any = _Gradient.apply(*terms, ising.visible, v, None, solver)
     return tuple(found)

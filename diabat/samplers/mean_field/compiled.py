@@ -51,9 +51,8 @@ class CompiledBatch:
             fixed = [visible is not None and visible.stride(d) == 0 for d in range(len(batch))]
             dims = sorted(range(len(batch)), key=lambda d: (lead[d] == 1, fixed[d]))
             order = order.reshape(batch).transpose(dims).reshape(-1)
-        kinds = (fields.dtype, fields.dtype, np.int32, np.float64, np.bool_)
-        shapes = (fields.shape,) * 2 + (len(fields),) * 3
-        self._arrays = Found(*map(np.empty, shapes, kinds))
+        facts = (np.empty(len(fields), kind) for kind in (np.int32, np.float64, np.bool_))
+        self._arrays = Found(np.empty_like(fields), np.empty_like(fields), *facts)
         self.found = Found(*(torch.from_numpy(a.reshape((*batch, *a.shape[1:]))) for a in self._arrays))
         self._kernel, self._order = loaded("diabat.samplers.mean_field.kernel"), order
         self._problems = self._kernel.Problems(fields, couplings, which, mask)
