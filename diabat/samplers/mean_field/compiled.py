@@ -12,7 +12,7 @@ from diabat.compute.threads import run_parts
 from diabat.ising import Ising
 from diabat.samplers.mean_field.rules import Found, Rules, probe
 
-MOST_SPINS, MOST_WITH_EDGES = 1024, 512
+MOST_SPINS, MOST_WITH_EDGES = 1536, 512
 """Spins up to which compiled code is faster than matrix products of the whole batch, and than sums over edges."""
 
 MOST_IN_LANES = 24
