@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -187,29 +188,29 @@ def causal() -> list[Case]:
 def mean_field() -> list[Case]:
     """The whole public call, from tensors, against a damped iteration with an adjoint in torch; std J √n = .3."""
 
-    def ours(n: int, own: bool) -> Work:
-        sampler, ising = diabat.sampler("mean_field"), problem(n, 64, g=0.3, h=1.0, own=own)
+    def batch(n: int, own: bool) -> Ising:
+        return problem(n, 64, g=0.3, h=1.0, own=own)
+
+    def moments_of(n: int, own: bool) -> Work:
+        sampler, ising = diabat.sampler("mean_field"), batch(n, own)
         return Work(lambda: sampler.moments(Ising(ising.fields, ising.matrix)), 64)
 
-    def differentiated_ours(n: int, own: bool) -> Work:
-        sampler, ising = diabat.sampler("mean_field"), problem(n, 64, g=0.3, h=1.0, own=own)
-        return differentiated(lambda h, J: sampler.moments(Ising(h, J)).probability, ising)
+    def gradients_of(n: int, own: bool) -> Work:
+        sampler = diabat.sampler("mean_field")
+        return differentiated(lambda h, J: sampler.moments(Ising(h, J)).probability, batch(n, own))
 
-    def solved(peer: Callable[[Ising], Work], make: Callable[[int], Ising], n: int) -> Work:
-        return peer(make(n))
+    def theirs(n: int, own: bool, way: Callable[[Ising], Work]) -> Work:
+        return way(batch(n, own))
 
-    found = []
-    for name, own, sizes in (
-        ("one J", False, (8, 16, 32, 64, 128, 256, 1024)),
-        ("own J", True, (8, 16, 32, 64, 128, 256)),
-    ):
-        make = partial(problem, queries=64, g=0.3, h=1.0, own=own)
-        target = {n: 1 / 0.9 if n <= 256 else 1 / 0.7 for n in sizes}
-        peer = {"damped iteration": Peer(partial(solved, peers.damped, make), target)}
-        adjoint = {"damped iteration": Peer(partial(solved, peers.damped_gradients, make), target)}
-        forward, backward = partial(ours, own=own), partial(differentiated_ours, own=own)
-        found.append(Case(f"mean_field/{name}", forward, sizes, "n", "problem", peer))
-        found.append(Case(f"mean_field/{name}, gradients", backward, sizes, "n", "problem", adjoint))
+    ways = {"": (moments_of, peers.damped), ", gradients": (gradients_of, peers.damped_gradients)}
+    found, sizes = list[Case](), (8, 16, 32, 64, 128, 256, 1024)
+    for own, (end, (ours, way)) in product((False, True), ways.items()):
+        name, target = (
+            f"mean_field/{'own' if own else 'one'} J{end}",
+            {n: 1 / 0.9 for n in sizes[:-1]} | {1024: 1 / 0.7},
+        )
+        peer = {"damped iteration": Peer(partial(theirs, own=own, way=way), target)}
+        found.append(Case(name, partial(ours, own=own), sizes[: 6 if own else 7], "n", "problem", peer))
     return found
 
 

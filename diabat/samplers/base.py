@@ -45,7 +45,7 @@ class Sampler(WithOptions, nn.Module, ABC):
     Attributes:
         name: Registry name.
         num_reads: Reads that ``moments`` averages over, for sampling backends.
-        smooth: Whether autograd can differentiate the result of ``_moments`` any number of times.
+        smooth: Whether autograd can differentiate the result of ``_moments`` as it is, and again.
     """
 
     name: str

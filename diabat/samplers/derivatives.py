@@ -1,8 +1,9 @@
 r"""Derivatives of analytic moments: first and second, by autograd and under ``torch.func``.
 
-If the graph of a backend is correct to any order (``Sampler.smooth``: exact, banded), autograd differentiates it.  For
-all other analytic backends, and under torch.func, whose transforms hide values, three autograd functions of plain
-tensors wrap the backend; the backward pass of each is the next one:
+If the graph of a backend can be differentiated again (``Sampler.smooth``), autograd differentiates it; that of
+``mean_field`` has the last two functions below as its derivatives.  For all other analytic backends, and under
+torch.func, whose transforms hide values, three autograd functions of plain tensors wrap the backend; the backward pass
+of each is the next one:
 
     moments   (h, J, K, visible)                          ->  P(s = +1), log Z
     gradient  (h, J, K, visible, v, u)                    ->  g = ∂L/∂(h, J, K),      L = Σ v P + Σ u log Z
@@ -104,6 +105,7 @@ def differentiable_gradient(
     leaves = h, J, K = _leaves(terms, wanted)
     solver = Solver(sampler, False, 0, ising.edges, wanted)
     with torch.enable_grad():
+        h, J, K = leaves
         results = solution.attached(solver.problem(Terms(h, J, K, ising.visible)))
     solver = replace(solver, kept=_Kept(None, leaves, results))
     found: Any = _Gradient.apply(*terms, ising.visible, v, None, solver)

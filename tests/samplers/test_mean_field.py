@@ -382,8 +382,10 @@ def test_a_gradient_does_not_depend_on_its_unit(form: str) -> None:
     ising = ensemble(6, 0.6, 1.0, torch.float32, problems=20)
     h = ising.fields.requires_grad_()
     p = MeanFieldSampler().moments(Ising(h, ising.matrix, ising.visible)).probability
-    one, small = (torch.autograd.grad(unit * p.sum(), h, retain_graph=True)[0] for unit in (1.0, 1e-25))
+    units = (1.0, 1e-25, 1e-40)
+    one, small, least = (torch.autograd.grad(unit * p.sum(), h, retain_graph=True)[0] for unit in units)
     assert (one - 1e25 * small).abs().max() < 1e-5
+    assert least.isfinite().all()  # 1 / 1e-40 is not
 
 
 def test_gradient_of_couplings_is_symmetric_like_every_other_backends() -> None:

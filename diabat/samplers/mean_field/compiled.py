@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from diabat.compute.threads import run_parts
 from diabat.ising import Ising
 from diabat.samplers.mean_field.rules import Found, Rules, probe
 
-MOST_SPINS, MOST_WITH_EDGES = 1024, 512
+MOST_SPINS, MOST_WITH_EDGES = 1536, 512
 """Spins up to which compiled code is faster than matrix products of the whole batch, and than sums over edges."""
 
 MOST_IN_LANES = 24
@@ -53,9 +51,8 @@ class CompiledBatch:
             fixed = [visible is not None and visible.stride(d) == 0 for d in range(len(batch))]
             dims = sorted(range(len(batch)), key=lambda d: (lead[d] == 1, fixed[d]))
             order = order.reshape(batch).transpose(dims).reshape(-1)
-        kinds = (fields.dtype, fields.dtype, np.int32, np.float64, np.bool_)
-        shapes: list[Any] = [fields.shape] * 2 + [len(fields)] * 3
-        self._arrays = Found(*(np.empty(shape, kind) for shape, kind in zip(shapes, kinds, strict=True)))
+        facts = (np.empty(len(fields), kind) for kind in (np.int32, np.float64, np.bool_))
+        self._arrays = Found(np.empty_like(fields), np.empty_like(fields), *facts)
         self.found = Found(*(torch.from_numpy(a.reshape((*batch, *a.shape[1:]))) for a in self._arrays))
         self._kernel, self._order = loaded("diabat.samplers.mean_field.kernel"), order
         self._problems = self._kernel.Problems(fields, couplings, which, mask)

@@ -342,8 +342,8 @@ def _take(work: Work, s: Shape, block: Any, u: Any) -> Any:
         first, step = blocks.places(s, number)
         for j in range(min(u.shape[1], s.spins)):
             set_item(work.change, first + j * step, u[block[number], j])
-    unit = longest(work, s, work.change)
-    unit = where_less(zero, unit, unit, one)
+    unit, least = longest(work, s, work.change), constant(zero, 1e-37)
+    unit = where_less(least, unit, unit, least)
     mix(work, s, work.change, divide(one, unit), work.change, zero, work.change)
     store(work.facts, _WANTED, one)
     return unit
