@@ -13,13 +13,7 @@ from diabat.compute.jit import inner, jit
 
 @jit
 def fill_uniforms(keys: Any, players: Any, out: Any) -> None:
-    """Fill out [N, K, n] with uniforms of the players, numbered from 1 (0 is the draw itself), and 2 elsewhere.
-
-    Args:
-        keys: Of the streams, uint64 [N].
-        players: bool [N, n].
-        out: float64.
-    """
+    """Fill out [N, K, n] with uniforms of the players [N, n], numbered from 1 (0 is the draw), and 2 elsewhere."""
     for problem in range(len(keys)):
         number = 0
         for i in range(players.shape[1]):

@@ -89,9 +89,6 @@ def pair_errors(
 class _Passes(CompiledPasses):
     """The mean of the values of coalitions, compiled or by tiles."""
 
-    mean: Tensor
-    normaliser: Tensor
-
     def __init__(self, coalitions: Coalitions) -> None:
         self._coalitions = coalitions
 
@@ -191,12 +188,7 @@ def _tiles(values: Values, unit: int = 1) -> Iterator[tuple[slice, slice]]:
 
 
 def of_norm_pairs(
-    game: NormGame,
-    around: Around,
-    beta: Tensor,
-    log_proposal: Tensor | None,
-    unit: int,
-    diagnostics: bool,
+    game: NormGame, around: Around, beta: Tensor, log_proposal: Tensor | None, unit: int, diagnostics: bool
 ) -> Estimate:
     """Estimate all pairs from values around K coalitions, 1/γ, and log p [*batch, K, 3] of Gibbs-weighted contexts."""
     if log_proposal is not None:
@@ -215,13 +207,9 @@ def of_norm_pairs(
 
 
 def of_function_pairs(
-    game: FunctionGame,
-    inside: Tensor,
-    temperature: Temperature,
-    log_proposal: Tensor | None,
-    unit: int,
+    game: FunctionGame, inside: Tensor, temperature: Temperature, log_proposal: Tensor | None, unit: int,
     diagnostics: bool,
-) -> Estimate:
+) -> Estimate:  # fmt: skip
     """Estimate all pairs likewise, from about K n²/2 values of the function."""
     n = inside.shape[-1]
     i, j = torch.triu_indices(n, n, offset=1, device=inside.device)

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from diabat.attention.games import draws
 from diabat.attention.games.estimate import Estimate, Temperature, inverse_temperature, weighted_mean
-from diabat.attention.games.pair_tile import Values
 from diabat.attention.games.pairs import of_function_pairs, of_norm_pairs
-from diabat.attention.games.value_games import FunctionGame, NormGame, Toggles
+from diabat.attention.games.value_games import FunctionGame, NormGame
 from diabat.checks import ArgumentError, check_choice, check_count
 from diabat.samplers.seeds import draw_seed
 
@@ -64,7 +63,7 @@ def sample_shapley(
     if stratified:
         inside = draws.sized_coalitions(players, num_samples, start, stratified=True, **options)
         size = inside.sum(-1, keepdim=True) - inside.long()
-        before, marginal = _marginals(game.toggles(inside), inside)
+        before, marginal = _marginals(*game.toggles(inside), inside)
     else:
         size = draws.permutations(players, num_samples, start, **options)
         before, after = game.along(size)
@@ -92,27 +91,21 @@ def sample_banzhaf(
     """
     _check(num_samples, weighting, antithetic)
     inside = draws.half_coalitions(game.players, num_samples, draw_seed(seed), antithetic=antithetic)
-    toggles = game.toggles(inside)
-    beta = inverse_temperature(temperature, toggles.whole) if weighting == "gibbs" else None
-    return _banzhaf(toggles, inside, beta, antithetic, diagnostics)
+    whole, single = game.toggles(inside)
+    beta = inverse_temperature(temperature, whole) if weighting == "gibbs" else None
+    return _banzhaf(whole, single, inside, beta, antithetic, diagnostics)
 
 
 def sample_halves(
-    game: NormGame,
-    num_samples: int,
-    *,
-    weighting: Weighting,
-    temperature: Temperature,
-    seed: int,
-    diagnostics: bool,
-) -> tuple[Estimate, Estimate]:
+    game: NormGame, num_samples: int, weighting: Weighting, temperature: Temperature, seed: int, diagnostics: bool
+) -> tuple[Estimate, Estimate]:  # fmt: skip
     """Return :func:`sample_banzhaf` and :func:`sample_interaction`, whose coalitions are the same, at once."""
     inside = draws.half_coalitions(game.players, num_samples, seed)
     around, beta = game.around(inside), inverse_temperature(temperature, game.gram)
-    gibbs = weighting == "gibbs"
-    log_proposal = game.gram.new_zeros(*inside.shape[:-1], 3) if gibbs else None
+    log_proposal = game.gram.new_zeros(*inside.shape[:-1], 3) if weighting == "gibbs" else None
     pairs = of_norm_pairs(game, around, beta, log_proposal, 1, diagnostics)
-    return _banzhaf(around[0], inside, beta if gibbs else None, False, diagnostics), pairs
+    weight, values = None if log_proposal is None else beta, around[0]
+    return _banzhaf(values.whole, values.single, inside, weight, False, diagnostics), pairs
 
 
 def sample_interaction(
@@ -199,25 +192,24 @@ def _log_proposal(size: Tensor, others: Tensor) -> Tensor:
     """
     largest = max(0, int(others.max())) if others.numel() else 0
     log_factorial = torch.arange(1, largest + 2, dtype=torch.double, device=size.device).lgamma_()
-    m = others.clamp_min(0)
-    s = size.clamp_min(0).minimum(m)
+    s = size.clamp_min(0).minimum(m := others.clamp_min(0))
     found = log_factorial[s] + log_factorial[m - s] - log_factorial[m]
     return torch.where((s == size) & (others >= 0), found, 0)
 
 
 def _banzhaf(
-    toggles: Toggles | Values, inside: Tensor, beta: Tensor | None, antithetic: bool, diagnostics: bool
+    whole: Tensor, single: Tensor, inside: Tensor, beta: Tensor | None, antithetic: bool, diagnostics: bool
 ) -> Estimate:
-    before, marginal = _marginals(toggles, inside)
+    before, marginal = _marginals(whole, single, inside)
     logits = None if beta is None else beta[..., None, None] * before  # p is the same for all
     return _of_players(marginal, logits, antithetic, diagnostics)
 
 
-def _marginals(toggles: Toggles | Values, inside: Tensor) -> tuple[Tensor, Tensor]:
+def _marginals(whole: Tensor, single: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
     """v(C - i) and v(C + i) - v(C - i), [*batch, K, n]; 0 where there is no player, whose vector is 0."""
-    whole = toggles.whole[..., None].expand(toggles.single.shape)
-    before = torch.where(inside, toggles.single, whole)
-    return before, torch.where(inside, whole, toggles.single) - before
+    whole = whole[..., None].expand(single.shape)
+    before = torch.where(inside, single, whole)
+    return before, torch.where(inside, whole, single) - before
 
 
 def _of_players(marginal: Tensor, logits: Tensor | None, antithetic: bool, diagnostics: bool) -> Estimate:

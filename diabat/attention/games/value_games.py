@@ -8,7 +8,6 @@ The token game v(C) = f(‖Σ_{i ∈ C} V_i‖) is computed from the Gram matrix
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,18 +21,6 @@ from diabat.samplers.folding import behind_transforms
 
 NONLINEARITIES = ("identity", "relu", "tanh")
 Around = tuple[Values, Coalitions]
-
-
-class Toggles(NamedTuple):
-    """Values around K coalitions C.
-
-    Attributes:
-        whole: v(C), [*batch, K].
-        single: v(C with i toggled), [*batch, K, n].
-    """
-
-    whole: Tensor
-    single: Tensor
 
 
 class NormGame:
@@ -84,7 +71,7 @@ class NormGame:
 
     def value(self, coalitions: Tensor) -> Tensor:
         """Values of coalitions, bool [*batch, K, n] or [K, n], as [*batch, K]."""
-        return self.toggles(coalitions.expand(*self.batch_shape, *coalitions.shape[-2:])).whole
+        return self.toggles(coalitions.expand(*self.batch_shape, *coalitions.shape[-2:]))[0]
 
     def table(self) -> Tensor:
         """Values of all coalitions, [*batch, 2^n], n <= 20.
@@ -108,10 +95,10 @@ class NormGame:
         small = (sizes[..., few:] @ high.T)[..., :, None] + (sizes[..., :few] @ low.T)[..., None, :]
         return self.activate(square, self._floor(small)).flatten(-2)
 
-    def toggles(self, coalitions: Tensor) -> Toggles:
-        """Values v(C) and v(C with i toggled) of coalitions, bool [*batch, K, n]."""
+    def toggles(self, coalitions: Tensor) -> tuple[Tensor, Tensor]:
+        """Values v(C) [*batch, K] and v(C with i toggled) [*batch, K, n] of coalitions, bool [*batch, K, n]."""
         values, _ = self.around(coalitions)
-        return Toggles(values.whole, values.single)
+        return values.whole, values.single
 
     def along(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         r"""Values of the predecessors of every player in permutations, without and with the player.
@@ -254,10 +241,10 @@ class FunctionGame:
         """Values of all coalitions, [*batch, 2^n], n <= 20."""
         return value_table(self._value, self.players.shape[-1])
 
-    def toggles(self, coalitions: Tensor) -> Toggles:
-        """Values v(C) and v(C with i toggled) of coalitions, bool [K, n]."""
+    def toggles(self, coalitions: Tensor) -> tuple[Tensor, Tensor]:
+        """Values v(C) [*batch, K] and v(C with i toggled) [*batch, K, n] of coalitions, bool [K, n]."""
         eye = torch.eye(coalitions.shape[-1], dtype=torch.bool, device=coalitions.device)
-        return Toggles(self.value(coalitions), self.value(coalitions[:, None] ^ eye))
+        return self.value(coalitions), self.value(coalitions[:, None] ^ eye)
 
     def along(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Values of the predecessors of every player in permutations [K, n], without and with the player."""
