@@ -30,8 +30,11 @@ from diabat.compute.simd import (
 )
 from diabat.compute.simd_functions import sum_of
 
-# Spins and rows that a product takes at once, and problems with the same J.
-_SPINS, _ROWS, _PROBLEMS = 4, 2, 4
+# Spins and rows that a product takes at once.
+_SPINS, _ROWS = 4, 2
+
+PROBLEMS = 4
+"""Problems of spread spins in a block: all wait for the last."""
 # Rows of `Work.facts`: what loops over spins find and take, and those of the kernel.
 FOUND, OTHER, MOST, _SPARE, FIRST_FACT = range(5)
 FACTS = FIRST_FACT + 12
@@ -194,15 +197,29 @@ def times(s: Shape, out: Any, x: Any, y: Any) -> None:
 
 
 @inner
-def product(work: Work, s: Shape, v: Any) -> None:
-    """``image`` = J v; sums in four chains, since a processor can add before the last sum is finished."""
+def awake(work: Work, s: Shape, fact: int, group: int) -> bool:
+    """Whether a group has a problem for which this fact is 1."""
+    return s.groups == 1 or item(work.facts, fact * s.lanes + group) > 0
+
+
+@inner
+def product(work: Work, s: Shape, v: Any, fact: int) -> None:
+    """``image`` = J v of problems that are `awake`, by one pass over J for several or one for each, with equal bits."""
+    several = literal(0)
+    for group in range(s.groups):
+        several += awake(work, s, fact, group)
     for r in range(0, s.rows, _ROWS):
-        for group in range(_rows_of_fours(work, s, v, r, s.spread), s.groups):
-            _rows_of_one(work, s, skip(v, group * s.rows), group * s.rows + r, r)
+        if s.groups == PROBLEMS and several > 1:
+            _rows_of_four(work, s, v, r, s.spread)
+            continue
+        for group in range(s.groups):
+            if awake(work, s, fact, group):
+                _rows_of_one(work, s, skip(v, group * s.rows), group * s.rows + r, r)
 
 
 @inner
 def _rows_of_one(work: Work, s: Shape, v: Any, at: int, r: int) -> None:
+    """Sums in four chains, since a processor can add before the last sum is finished."""
     zero, spread = constant(load(v, 0), 0.0), s.spread
     one, other = skip(work.J, r * s.width), skip(work.J, (r + 1) * s.width)
     a, b, c, d = zero, zero, zero, zero
@@ -219,26 +236,20 @@ def _rows_of_one(work: Work, s: Shape, v: Any, at: int, r: int) -> None:
 
 
 @inner
-def _rows_of_fours(work: Work, s: Shape, v: Any, r: int, spread: Any) -> int:
-    """The same numbers of four problems with one pass over J, while there are four; the number of the next one."""
-    done = literal(0)
+def _rows_of_four(work: Work, s: Shape, v: Any, at: int, spread: Any) -> None:
     if spread is None:
-        return done
-    one, other = skip(work.J, r * s.width), skip(work.J, (r + 1) * s.width)
-    while done + _PROBLEMS <= s.groups:
-        u, at = skip(v, done * s.rows), done * s.rows + r
-        half = _both(_chain(one, other, u, s, literal(0)), _chain(one, other, u, s, literal(1)))
-        sums = _both(half, _both(_chain(one, other, u, s, literal(2)), _chain(one, other, u, s, literal(3))))
-        store(work.image, at, sums[0])
-        store(work.image, at + 1, sums[4])
-        store(work.image, at + s.rows, sums[1])
-        store(work.image, at + s.rows + 1, sums[5])
-        store(work.image, at + 2 * s.rows, sums[2])
-        store(work.image, at + 2 * s.rows + 1, sums[6])
-        store(work.image, at + 3 * s.rows, sums[3])
-        store(work.image, at + 3 * s.rows + 1, sums[7])
-        done += _PROBLEMS
-    return done
+        return
+    one, other = skip(work.J, at * s.width), skip(work.J, (at + 1) * s.width)
+    half = _both(_chain(one, other, v, s, literal(0)), _chain(one, other, v, s, literal(1)))
+    sums = _both(half, _both(_chain(one, other, v, s, literal(2)), _chain(one, other, v, s, literal(3))))
+    store(work.image, at, sums[0])
+    store(work.image, at + 1, sums[4])
+    store(work.image, at + s.rows, sums[1])
+    store(work.image, at + s.rows + 1, sums[5])
+    store(work.image, at + 2 * s.rows, sums[2])
+    store(work.image, at + 2 * s.rows + 1, sums[6])
+    store(work.image, at + 3 * s.rows, sums[3])
+    store(work.image, at + 3 * s.rows + 1, sums[7])
 
 
 @inner

@@ -65,6 +65,8 @@ class Problems(NamedTuple):
 def _measure(work: Work, s: Shape, tolerance: float, first: bool) -> None:
     """After a move, update ``local`` = h + ``image`` and g = tanh(local) - m on visible spins, and facts."""
     for group in range(s.groups):
+        if not blocks.awake(work, s, _OPEN, group):
+            continue
         square = constant(load(work.h, 0), 0.0)
         back, residual = square, square
         for r in range(group * s.rows, (group + 1) * s.rows):
@@ -80,13 +82,14 @@ def _measure(work: Work, s: Shape, tolerance: float, first: bool) -> None:
     square, back = load(work.facts, FOUND), load(work.facts, OTHER)
     zero, one, never = constant(square, 0.0), constant(square, 1.0), constant(square, math.inf)
     residual = where_less(square, never, load(work.facts, MOST), never)  # infinite for NaN
-    store(work.facts, _BEFORE, never)
+    active, before = load(work.facts, _OPEN), load(work.facts, _RESIDUAL)
     if not first:
         limit = mul(constant(zero, -rule.OVERSHOOT), load(work.facts, _PAST))
-        turned = where_less(back, limit, constant(zero, 0.5), one)
+        turned = where_less(back, limit, where_less(zero, active, constant(zero, 0.5), one), one)
         store(work.facts, _DAMPING, mul(load(work.facts, _DAMPING), turned))
-        store(work.facts, _COUNTS, add(load(work.facts, _COUNTS), load(work.facts, _OPEN)))
-        store(work.facts, _BEFORE, load(work.facts, _RESIDUAL))
+        store(work.facts, _COUNTS, add(load(work.facts, _COUNTS), active))
+    residual = where_less(zero, active, residual, before)
+    store(work.facts, _BEFORE, never if first else before)
     store(work.facts, _RESIDUAL, residual)
     store(work.facts, _PAST, square)
     store(work.facts, _OPEN, where_less(constant(zero, tolerance), residual, one, zero))
@@ -200,9 +203,9 @@ def _run_block(work: Work, s: Shape, rules: Rules, count: int, stop: int, answer
     """Take a block from iteration ``count`` to ``stop`` and test it; or take ``change`` to its response, ``image``."""
     zero, one = constant(load(work.h, 0), 0.0), constant(load(work.h, 0), 1.0)
     phase, left, first = literal(_RESPONDS if answers else _MOVED), literal(0), not answers
-    v = work.change if answers else work.m
+    v, needs = (work.change, literal(_WANTED)) if answers else (work.m, literal(_OPEN))
     while True:
-        blocks.product(work, s, v)  # the only one: what is compiled grows with their number
+        blocks.product(work, s, v, needs)  # the only one: what is compiled grows with their number
         begins, accuracy, wanted = False, 0.0, one
         if phase == _MOVED:
             _measure(work, s, rules.tolerance, first)
@@ -212,7 +215,7 @@ def _run_block(work: Work, s: Shape, rules: Rules, count: int, stop: int, answer
                 blocks.times(s, work.rest, work.probe, work.mask)
                 wanted = sub(one, unfinished)
             elif count % rule.EVERY == 0 and _wants_newton(work, rules.tolerance):
-                phase, v = _RESPONDS, work.change
+                phase, v, needs = _RESPONDS, work.change, _WANTED
             else:
                 pace, count = mul(load(work.facts, _DAMPING), unfinished), count + 1
                 mix(work, s, work.m, one, work.m, pace, work.change)
@@ -229,7 +232,7 @@ def _run_block(work: Work, s: Shape, rules: Rules, count: int, stop: int, answer
             _take_slopes(work, s)
         if begins:
             _begin(work, s, wanted, accuracy)
-            v = work.scaled
+            v, needs = work.scaled, _GOES
         if phase < _NEWTON or (left > 0 and largest(load(work.facts, _GOES)) > 0):
             continue
         if phase == _TESTS:
@@ -242,7 +245,7 @@ def _run_block(work: Work, s: Shape, rules: Rules, count: int, stop: int, answer
         pace = where_less(zero, part, zero, mul(load(work.facts, _DAMPING), load(work.facts, _OPEN)))
         mix(work, s, work.m, one, work.m, part, work.image)
         mix(work, s, work.m, one, work.m, pace, work.change)
-        phase, v, count = _MOVED, work.m, count + 1
+        phase, v, needs, count = _MOVED, work.m, _OPEN, count + 1
 
 
 @inner
@@ -272,6 +275,7 @@ def _fill(
                 if damping == 0:
                     set_item(work.m, at, item(m, source))
         set_item(work.facts, _COUNTS * s.lanes + number, kind(count))
+        set_item(work.facts, _OPEN * s.lanes + number, kind(1))
         set_item(work.facts, _DAMPING * s.lanes + number, kind(damping if damping > 0 else found.residual[i]))
         place, side, apart = (number, s.lanes, s.lanes * s.width) if s.spread is None else (0, 1, 1)
         if coupling[place] != problems.which[i]:
