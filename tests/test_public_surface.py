@@ -39,6 +39,16 @@ def test_small_problems_are_solved_without_heavy_libraries() -> None:
     assert loaded_by(code) == {"torch"}
 
 
+def test_layers_train_without_the_compiler_of_torch() -> None:
+    """It loads sympy, about a second; ``torch.compiler.assume_constant_result``, for one, loads it."""
+    code = (
+        "import torch, diabat\n"
+        "layers = diabat.BoltzmannAttention(8, 2, window=4), diabat.NeuroGameAttention(8, 2)\n"
+        "[layer(torch.randn(2, 4, 8)).sum().backward() for layer in layers]"
+    )
+    assert "sympy" not in loaded_by(code)
+
+
 def test_first_block_of_the_readme() -> None:
     """Shapes and dtypes as promised beside each line."""
     J = diabat.ising.pack_couplings(0.1 * torch.randn(66), 12)

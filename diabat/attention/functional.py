@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -175,7 +174,7 @@ def _law(
     sampler, gradient, num_reads = backend
     if couplings is None:
         if sampler is not None:
-            _bound(sampler, gradient, num_reads)  # of no use, but a wrong name is refused
+            _built(sampler, gradient, num_reads)  # of no use, but a wrong name is refused
         return Law(readout, far, softcap, scale)
     if isinstance(couplings, WindowCouplings):
         limits, usual, moving = couplings.limits, "exact", couplings.relative
@@ -186,7 +185,7 @@ def _law(
             "far", f"expected 'none' unless couplings are those of a moving window, got {far!r}."
         )
     sampler = usual if sampler is None else sampler
-    bridge = None if limits == Limits() else getattr(_BRIDGES, _bound(sampler, gradient, num_reads, *limits))
+    bridge = None if limits == Limits() else getattr(_BRIDGES, _built(sampler, gradient, num_reads, *limits))
     return Law(readout, far, softcap, scale, bridge=bridge)
 
 
@@ -211,8 +210,8 @@ def _built(sampler: Sampler | str, gradient: str, num_reads: int | None, *limits
     return _NAMES[options]
 
 
-_compiler: Any = torch.compiler  # whose decorators have no types
-_bound: Callable[..., str] = _compiler.assume_constant_result(_built)  # a graph does not build backends
+# A graph does not build backends.  torch.compiler.assume_constant_result does the same, and takes a second to load.
+_built._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _check(
