@@ -205,12 +205,10 @@ def mean_field() -> list[Case]:
     ways = {"": (moments_of, peers.damped), ", gradients": (gradients_of, peers.damped_gradients)}
     found, sizes = list[Case](), (8, 16, 32, 64, 128, 256, 1024)
     for own, (end, (ours, way)) in product((False, True), ways.items()):
-        name, target = (
-            f"mean_field/{'own' if own else 'one'} J{end}",
-            {n: 1 / 0.9 for n in sizes[:-1]} | {1024: 1 / 0.7},
-        )
+        name, taken = f"mean_field/{'own' if own else 'one'} J{end}", sizes[: 6 if own else 7]
+        target = {n: 1 / (0.9 if n <= 256 else 0.7) for n in taken}
         peer = {"damped iteration": Peer(partial(theirs, own=own, way=way), target)}
-        found.append(Case(name, partial(ours, own=own), sizes[: 6 if own else 7], "n", "problem", peer))
+        found.append(Case(name, partial(ours, own=own), taken, "n", "problem", peer))
     return found
 
 

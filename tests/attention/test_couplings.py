@@ -154,7 +154,7 @@ PATHS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "weights of a window": (lambda: attention(4, relative=True), {"need_weights": True}, "fused"),
     "far keys": (lambda: attention(4, relative=True, far="independent"), {}, "fused"),
     "positions": (lambda: attention(11), {}, "fused"),
-    "band of positions": (lambda: attention(11, bandwidth=2, sampler="banded"), {}, "operators"),
+    "band of positions": (lambda: attention(11, bandwidth=2, sampler="banded"), {}, "fused"),
     "three-body": (lambda: attention(4, relative=True, mode="h+J+K"), {}, "operators"),
     "offset bias": (lambda: attention(4, relative=True, offset_bias=True), {}, "operators"),
     "soft cap": (lambda: attention(4, relative=True, softcap=2.0), {}, "operators"),

@@ -121,7 +121,7 @@ class BandSolution(Solution):
         """As in the base class; differentiable again if create_graph is set."""
         refuse_batched_cotangent(v, u)
         terms = ctx.saved_tensors  # refuses those that have been modified
-        if u is None or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return super().backward(ctx, v, u)
         return smooth_gradient(terms, self._smooth, ctx.needs_input_grad, v, u)
 
