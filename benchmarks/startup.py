@@ -114,7 +114,7 @@ def demo() -> list[Case]:
             with tempfile.TemporaryDirectory() as cache:
                 for _ in ("empty", "full"):
                     with tempfile.TemporaryDirectory() as folder:
-                        calls = (("-m", "diabat.cli", *words, "--no-progress") for words in commands[name])
+                        calls = (("-m", "diabat", *words, "--no-progress") for words in commands[name])
                         times.append(sum(python(*call, cache=cache, folder=folder)[0] for call in calls))
             return times[0] - times[1]
 
@@ -125,7 +125,7 @@ def demo() -> list[Case]:
 
 def commands() -> list[Case]:
     """CPU time of processes that do nothing yet."""
-    words = {"diabat --help": ("-m", "diabat.cli", "--help"), "import diabat": ("-c", "import diabat")}
+    words = {"diabat --help": ("-m", "diabat", "--help"), "import diabat": ("-c", "import diabat")}
     torch = {"import torch": Peer(lambda _: lambda: python("-c", "import torch")[0])}
 
     def build(name: str) -> Callable[[], float]:
