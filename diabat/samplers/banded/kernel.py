@@ -127,15 +127,22 @@ def begin(beta: Any, ends: Any, rows: Any, t: int, size: int) -> None:
 
 
 @inner
+def copy_rows(target: Any, source: Any, size: int) -> None:
+    """Copy the first rows, vector by vector; assignments of slices take a number at a time."""
+    for x in range(size):
+        store(target, x, load(source, x))
+
+
+@inner
 def fill(k: int, first: bool, n: int, block: Any, problems: Any, work: Any) -> None:
     """Compute β_{t+1} of segment k; the ``first`` sweep scales the weights and stores β at the segment's start."""
     segment, states = work.beta.shape[0], work.beta.shape[1]
     tangent = work.beta_dot.shape[0] > 0
     start, end = k * segment, min(n, (k + 1) * segment)
     size = 2 * half_size(end - 1, states)
-    work.beta[end - 1 - start, :size] = work.marks[k + 1, :size]
+    copy_rows(work.beta[end - 1 - start], work.marks[k + 1], size)
     if tangent:
-        work.beta_dot[end - 1 - start, :size] = work.marks_dot[k + 1, :size]
+        copy_rows(work.beta_dot[end - 1 - start], work.marks_dot[k + 1], size)
     weights, sources, beta, beta_dot = work.weights, work.sources, work.beta, work.beta_dot
     edges, own, fewest = work.edges, problems.own, work.ends[-1]
     # Unpacked arrays: passing a tuple counts references to all its arrays.
