@@ -264,10 +264,14 @@ class ExactSampler(Sampler):
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         batch, device = flat(ising), ising.fields.device
         # Numbers are drawn before grouping, and padding spins of enumerated problems are always -1.
-        enumerated = np.array([_enumerates(m, num_reads) for m in batch.counts])[batch.pattern]
-        seen = batch.num_visible > 0
-        whole = batch.buckets_of(np.flatnonzero(enumerated & seen), _states_cost)
-        buckets = whole + batch.buckets_of(np.flatnonzero(~enumerated & seen), enumeration_cost)
+        enumerated = np.array([_enumerates(m, num_reads) for m in batch.counts.tolist()])
+        if enumerated.all() or not enumerated.any():  # as nearly always; these buckets are kept
+            whole = batch.buckets(_states_cost) if enumerated[0] else ()
+            buckets = whole or batch.buckets(enumeration_cost)
+        else:
+            all_states, seen = enumerated[batch.pattern], batch.num_visible > 0
+            whole = batch.buckets_of(np.flatnonzero(all_states & seen), _states_cost)
+            buckets = whole + batch.buckets_of(np.flatnonzero(~all_states & seen), enumeration_cost)
         # numpy's generator is used because torch's CPU generator ignores the high 32 bits of a seed.
         shape = (1 if enumerated.all() else 2, ising.num_problems, num_reads)
         drawn, values = np.random.default_rng(seed).random(shape), []
