@@ -19,5 +19,6 @@ def extra(library: str, name: str = "hf") -> Any:
         if error.name != package:
             raise
         raise ImportError(
-            f"{package}: expected the package of this name, got none; pip install 'diabat[{name}]'."
+            f"{package}: expected the package of this name, got none; "
+            f"pip install -e '.[{name}]' in the checkout of diabat."
         ) from None

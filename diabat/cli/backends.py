@@ -56,7 +56,7 @@ def extra_rows() -> list[dict[str, Any]]:
     for extra, (modules, purpose) in EXTRAS.items():
         missing = [module for module in modules if not _is_installed(module)]
         row = {"extra": extra, "purpose": purpose, "installed": not missing, "missing": missing}
-        rows.append(row | {"install": f"pip install 'diabat[{extra}]'"})
+        rows.append(row | {"install": f"pip install -e '.[{extra}]'"})
     return rows
 
 

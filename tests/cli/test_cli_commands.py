@@ -59,7 +59,7 @@ def test_missing_extras_come_with_the_command(monkeypatch: pytest.MonkeyPatch, p
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
     rows = {row["extra"]: row for row in backends.extra_rows()}
     assert all(row["installed"] is present for row in rows.values())
-    assert rows["dwave"]["install"] == "pip install 'diabat[dwave]'"
+    assert rows["dwave"]["install"] == "pip install -e '.[dwave]'"
     assert rows["dwave"]["missing"] == ([] if present else ["dwave.system", "dwave.samplers"])
 
 

@@ -301,7 +301,7 @@ def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "transformers", None)
     importlib.reload(huggingface)  # imports, and registers nothing
     for call in (lambda: enable_gac(model, SETTING), lambda: disable_gac(model)):
-        sentence = r"transformers: expected the package .* pip install 'diabat\[hf\]'"
+        sentence = r"transformers: expected the package .* pip install -e '\.\[hf\]'"
         with pytest.raises(ImportError, match=sentence):
             call()
 

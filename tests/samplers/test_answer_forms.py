@@ -170,5 +170,5 @@ def test_arviz_reads_the_chains() -> None:
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "xarray", None)
-    with pytest.raises(ImportError, match=r"xarray: .* pip install 'diabat\[stats\]'"):
+    with pytest.raises(ImportError, match=r"xarray: .* pip install -e '\.\[stats\]'"):
         samples().to_pandas()

@@ -319,7 +319,7 @@ def plain(*names: str, **properties: Any) -> Scripted:
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dwave.samplers", None)
-    with pytest.raises(ValueError, match=r"needs the extra dwave: pip install 'diabat\[dwave\]'\.$"):
+    with pytest.raises(ValueError, match=r"needs the extra dwave: pip install -e '\.\[dwave\]'\.$"):
         diabat.sampler("dimod").sample(Ising(torch.zeros(1)), 1)
 
 

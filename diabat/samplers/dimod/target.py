@@ -84,7 +84,7 @@ def missing_package(error: ImportError, what: str) -> str:
     """One sentence that names the package to install."""
     package = (error.name or "").partition(".")[0]
     if package in ("dwave", "minorminer", "networkx"):
-        return f"{what} needs the extra dwave: pip install 'diabat[dwave]'."
+        return f"{what} needs the extra dwave: pip install -e '.[dwave]'."
     return f"{what} needs a package that is not installed: {error}."
 
 
