@@ -24,7 +24,9 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.intersphinx",
+    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
+    "sphinx-mathjax-offline",  # MathJax from the site itself
     "sphinx_copybutton",
     "sphinx_design",
 ]
