@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import typer
+from markdown_it import MarkdownIt
 from typer.core import TyperGroup
 from typer.testing import CliRunner
 
@@ -61,6 +63,59 @@ RUN = [page for page in PAGES if blocks(page, "python")]
 
 def prose(page: Path) -> str:
     return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+MARKER = re.compile(r"(\s*)([-+*]|\d+[.)]) ")
+
+
+def stray_markers(text: str) -> list[str]:
+    """Lines that Markdown reads as items of a list although they continue a sentence: `+ J s s`."""
+    found, block = [], list[str]()
+    for line in re.sub(r"^(```|\$\$).*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL).splitlines():
+        if (marker := MARKER.match(line)) and block:
+            before = [other for one in block if (other := MARKER.match(one))]
+            same = any((o[1], o[2][-1]) == (marker[1], marker[2][-1]) for o in before)
+            if not same and not (before and block[-1].rstrip().endswith(":")):
+                found.append(line)
+        block = [*block, line] if line.strip() else []
+    return found
+
+
+def open_emphasis(text: str) -> list[str]:
+    """Text in which Markdown leaves an asterisk that touches a word: emphasis that is not closed, or a formula."""
+    plain = re.sub(r"\$\$.*?\$\$|\$[^$\n]+\$", "", text, flags=re.DOTALL)
+    tokens = MarkdownIt("commonmark").enable("table").parse(plain)
+    pieces = [child.content for token in tokens for child in token.children or [] if child.type == "text"]
+    return [piece for piece in pieces if re.search(r"[^\s(]\*|\*[^\s)]", piece)]
+
+
+@pytest.mark.parametrize(
+    ("text", "stray", "stars"),
+    [
+        ("the sum of c\n+ J s", ["+ J s"], []),
+        ("the value at n =\n8) and", ["8) and"], []),
+        ("a list:\n\n- one\n- two\n  more", [], []),
+        ("- one:\n  - inner", [], []),
+        ("- one (1\n  - p)", ["  - p)"], []),
+        ("*all of it", [], ["*all of it"]),
+        ("*all* of `*it` and $x^*$, 2 *", [], []),
+    ],
+)
+def test_what_these_checks_find(text: str, stray: list[str], stars: list[str]) -> None:
+    assert (stray_markers(text), open_emphasis(text)) == (stray, stars)
+
+
+@pytest.mark.parametrize(
+    "page", [*LINKED, *sorted((ROOT / "docs/tutorials").glob("*.ipynb"))], ids=lambda p: p.name
+)
+def test_no_sentence_becomes_a_list(page: Path) -> None:
+    content = page.read_text(encoding="utf-8")
+    texts = [content]
+    if page.suffix == ".ipynb":
+        cells = json.loads(content)["cells"]
+        texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+    assert [line for text in texts for line in stray_markers(text)] == []
+    assert [piece for text in texts for piece in open_emphasis(text)] == []
 
 
 def commands() -> list[tuple[str, str]]:

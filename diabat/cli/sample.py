@@ -65,7 +65,8 @@ def sample_problem(
 ) -> None:
     """Sample one Ising problem, and report the law and the quality of the answer.
 
-    The section sampler chooses the backend (see 'diabat backends'), exact if it is left out; seed=N other reads.
+    The section sampler chooses the backend (see 'diabat backends'); without it the backend is exact.  Another seed
+    (seed=N) gives other reads.
     dimod problems are energies to be minimised, P ~ exp(-beta E).  In the YAML format positive fields favour
     +1 and positive couplings favour agreement.  Energies are those of the file, whatever beta is; log Z is that of
     the law at beta.  Variables of a BINARY model are 0 and 1.

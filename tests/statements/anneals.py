@@ -27,12 +27,12 @@ def saturation() -> None:
 
 @says
 def default_steps() -> None:
-    """dqa: - The default is 150 adaptive Strang steps at 5 ns, whose error is below a hundredth of the anneal's
-    own distance to Boltzmann. `grid="uniform"` takes 200 equal steps
+    """dqa: - The default is 150 adaptive Strang steps at 5 ns. Their error is below a hundredth of the distance
+    between the exact anneal and the Boltzmann distribution. `grid="uniform"` takes 200 equal steps
     dqa: the fast schedule at 5 ns in 150 steps
-    dqa: with 4 to 16 layers in place of 150.
-    dqa: 8 layers instead of 150.
-    backends: have eight layers in place of 150 steps"""
+    dqa: with 4 to 16 steps in place of 150.
+    dqa: 8 steps instead of 150.
+    backends: have eight steps in place of 150"""
     assert sampler("dqa", grid="uniform").plan.steps == 200
     assert sampler("dqa", schedule="boltzmann-8").plan.steps == 8
     default, problem = sampler("dqa"), drawn(16, dtype=F64)
@@ -47,8 +47,7 @@ def default_steps() -> None:
 
 @says
 def fewest_steps() -> None:
-    """dqa: with equal steps up to 2·A(0)·t_a (at least 114 at 5 ns), with adaptive ones where one turns the
-    mixer by π (at least 57)."""
+    """dqa: at 5 ns at least 114 equal steps (2·A(0)·t_a) or 57 adaptive ones are needed."""
     assert 113 < 2 * float(schedule("Advantage2_system1", "fast").A_GHz[0]) * 5 < 114
     for grid, least in (("uniform", 114), ("adaptive", 57)):
         assert sampler("dqa", grid=grid, steps=least).plan.steps == least
@@ -131,7 +130,7 @@ def second_order() -> None:
 
 @says
 def predicted_temperatures() -> None:
-    """dqa: - `none` programs g as if it were hardware units: ten times too cold.
+    """dqa: The anneal then samples near beta = 10
     dqa: At g = 1 the fitted values are 9.5 and 8.2 where 10.6 and 11.6 are predicted"""
     problem = drawn(2)
     info = sampler("dqa", calibration="none").moments(problem).info

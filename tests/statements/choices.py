@@ -90,7 +90,7 @@ def watched() -> None:
     converged; residual at most `tolerance`; iterations |
     backends: R-hat at most 1.3, swap rates at least 0.2, autocorrelation time at most `burn_in`/10
     backends: no spin outside the range; predicted beta of the reads from 0.7 to 1.4 |
-    backends: at most 5 % of chains broken and of ancillas flipped; fitted betas (with `beta="estimate"`) from
+    backends: at most 5 % of qubit chains broken and of ancillas flipped; fitted betas (with `beta="estimate"`) from
     0.7 to 1.4 |"""
 
     def limits(name: str, **options: Any) -> dict[str, tuple[float | None, float | None]]:

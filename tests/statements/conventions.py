@@ -82,7 +82,7 @@ def forms_of_models() -> None:
 @says
 def invisible_spins() -> None:
     """conventions: An invisible spin has no field, no coupling and probability 0. Samples report it as -1.
-    conventions: Sampled probabilities are smoothed before they enter attention: (reads·P + ½)/(reads + 1).
+    conventions: attention uses (reads·P + ½)/(reads + 1) in place of the share P of reads.
     """
     problem = drawn(3)
     hidden = Ising(problem.fields, problem.couplings, torch.tensor([True] * 5 + [False]))
@@ -167,9 +167,9 @@ def seeds() -> None:
 
 @says
 def gradients_of_couplings() -> None:
-    """conventions: They belong to the energy written as ½ Σ_{j≠k} J_jk s_j s_k.
-    statistics: The entries of J or K that mean the same pair or triple share the derivative equally.
-    statistics: ∂ log P / ∂J_jk = s_j s_k - <s_j s_k>"""
+    r"""conventions: They belong to the energy written as ½ Σ_{j≠k} J_jk s_j s_k.
+    statistics: J_jk and J_kj are one parameter: each gets half of its derivative. An entry of K gets a sixth.
+    statistics: \frac{\partial \log P}{\partial J_{jk}} = s_j s_k - \langle s_j s_k \rangle"""
     # No backend, energy or clamped problem has a derivative where two indices coincide.
     problem, K = drawn(n=4, dtype=F64), pack_three_body(0.2 * torch.randn(4, dtype=F64), 4)
     h, J, K = (t.clone().requires_grad_() for t in (problem.fields, problem.couplings, K))

@@ -113,8 +113,8 @@ def orders() -> None:
     """limitations: `exact` and `banded` are differentiable any number of times by `torch.autograd`, `mean_field`
     twice, all three twice under `torch.func`; higher derivatives raise.
     limitations: **Pair correlations are not differentiable.** Probabilities and log Z are.
-    pytorch: | `torch.autograd`, twice | yes, and further | yes, of a converged fixed point | first
-    derivatives; a second raises |"""
+    pytorch: | derivatives by `torch.autograd` | of any order | first and second, the second of a converged fixed
+    point | first; a second one raises |"""
     ising = drawn(n=3, dtype=F64)
 
     def total(name: str, h: Tensor) -> Tensor:
