@@ -106,12 +106,7 @@ class Batch:
 
 
 class BatchMoments(NamedTuple):
-    """First and second moments of the measured spins of one batch.
-
-    Attributes:
-        probability: P(s_j = +1), float64 [Q, n].
-        correlation: <s_j s_k>, float64 [Q, n, n] with 1 on the diagonal; None unless requested.
-    """
+    """Moments of the measured spins of a batch: P(s_j = +1), float64 [Q, n], and if requested <s_j s_k>, [Q, n, n]."""
 
     probability: FloatArray
     correlation: FloatArray | None = None
