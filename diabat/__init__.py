@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from diabat.attention import spin_probabilities as spin_probabilities
     from diabat.config import load_config as load_config
     from diabat.edges import Edges as Edges
+    from diabat.fitting import Fit as Fit
+    from diabat.fitting import fit as fit
     from diabat.ising import Ising as Ising
     from diabat.ising import IsingError as IsingError
     from diabat.samplers import Capabilities as Capabilities
@@ -32,6 +34,7 @@ _NAMES = {
     "boltzmann_attention spin_probabilities",
     "config": "load_config",
     "edges": "Edges",
+    "fitting": "Fit fit",
     "ising": "Ising IsingError",
     "samplers": "Capabilities Moments Sampler Samples UnsupportedError available_backends sampler",
 }

@@ -108,6 +108,34 @@ def check_states(spins: Tensor, visible: Tensor) -> None:
         raise IsingError("spins", f"expected -1 or +1 at visible spins, got {got}.")
 
 
+def read_states(data: Any) -> tuple[Tensor, list[Any]]:
+    """The data as int8 ±1 [N, n], and the name of each variable."""
+    array = data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data)
+    if array.ndim != 2 or not array.size or array.dtype.kind not in "biuf":
+        got = f"{array.dtype} of shape {list(array.shape)}"
+        raise IsingError("data", f"expected a table of binary values [N, n], got {got}.")
+    values = np.unique(array).tolist()
+    if not any(set(values) <= pair for pair in ({0, 1}, {-1, 1})):
+        raise IsingError("data", f"expected -1 and 1, or 0 and 1, or booleans, got {values[:3]}.")
+    labels = list(data.columns) if hasattr(data, "columns") else list(range(array.shape[1]))
+    return torch.from_numpy(np.where(array > 0, 1, -1).astype(np.int8)), labels
+
+
+def require_all_values(spins: Tensor, pairs: Tensor, labels: list[Any]) -> None:
+    """Refuse data whose maximum is at infinity, as far as single variables and coupled pairs show it."""
+    s = spins.long()
+    alone = (s.sum(0).abs() == len(s)).nonzero().flatten().tolist()
+    if alone:
+        raise IsingError(
+            "data", f"expected both values of every variable, got one of {labels[alone[0]]!r}; set l2."
+        )
+    values = 2 * (s[:, pairs[:, 0]] > 0) + (s[:, pairs[:, 1]] > 0).long()
+    for pair, seen in zip(pairs.tolist(), values.T, strict=True):
+        if len(seen.unique()) < 4:
+            expected, got = "all four values of every coupled pair", [labels[spin] for spin in pair]
+            raise IsingError("data", f"expected {expected}, got fewer of {got}; set l2.")
+
+
 def read_index(value: Any) -> Tensor:
     """Convert the pairs of edges to int64 [E, 2]."""
     if isinstance(value, _LISTS):

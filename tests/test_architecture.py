@@ -29,6 +29,7 @@ LAYER = {
     "circuits": 2,
     "samplers": 3,
     "attention": 4,
+    "fitting": 4,
     "models": 5,
     "tasks": 5,
     "studies": 6,

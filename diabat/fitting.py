@@ -1,0 +1,261 @@
+r"""Maximum likelihood: the fields and couplings of a Boltzmann machine from a table of binary data.
+
+    L(h, J) = (1/N) Σ_v log P(v) - ½ λ (Σ h² + Σ J²),    ∂L/∂J_jk = <s_j s_k>_data - <s_j s_k>_model - λ J_jk
+
+over N states v of the first spins.  With hidden spins P(v) = Z(v held)/Z, and <>_data is a mean over them too, given v.
+Source: Ackley, Hinton and Sejnowski, Cognitive Science 9 (1985) 147.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diabat.checks import check_count, check_flag, check_number, check_positive
+from diabat.edges import Edges
+from diabat.extras import extra
+from diabat.inputs import read_states, require_all_values
+from diabat.ising import Ising, pair_indices
+from diabat.progress import new_bar
+from diabat.samplers import Sampler
+from diabat.samplers.capabilities import UnsupportedError
+from diabat.samplers.registry import build_base
+from diabat.samplers.seeds import draw_seed
+
+_STEPS = {True: 500, False: 400}
+_READS_PER_PARAMETER, _LEAST_READS = 20, 2000
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A fitted Boltzmann machine of n spins, hidden ones included.
+
+    Attributes:
+        problem: h [n] and J as edges [E], float64.
+        labels: Columns of a DataFrame, else numbers; hidden spins are "hidden 0", ...
+        num_states: N.
+        log_likelihood: Σ_v log P(v) in nats, without the penalty; None if the sampler reports no log Z.
+        log_likelihood_error: Its standard error from an estimated log Z; 0 if log Z is exact.
+        standard_errors: Of h and then J, [n + E], from the Fisher information; None with hidden spins.
+        gradient: Largest |∂L/∂h| or |∂L/∂J| at the end, with the noise of the reads of a sampling backend.
+        converged: Whether that is within the tolerance; None with a sampling backend.
+        steps, seed: Evaluations of the gradient; the seed of reads and of hidden couplings.
+    """
+
+    problem: Ising
+    labels: list[Hashable]
+    num_states: int
+    log_likelihood: float | None
+    log_likelihood_error: float | None
+    standard_errors: Tensor | None
+    gradient: float
+    converged: bool | None
+    steps: int
+    seed: int
+
+    @property
+    def parameters(self) -> Tensor:
+        """Fields and couplings, [k]."""
+        return torch.cat([t for t in self.problem.terms if t is not None])
+
+    @property
+    def aic(self) -> float | None:
+        """2 k - 2 Σ log P(v), smaller is better; None without a log-likelihood."""
+        return self._criterion(2.0)
+
+    @property
+    def bic(self) -> float | None:
+        """Return k log N - 2 Σ log P(v), smaller is better; None without a log-likelihood."""
+        return self._criterion(math.log(self.num_states))
+
+    def _criterion(self, price: float) -> float | None:
+        likelihood = self.log_likelihood
+        return None if likelihood is None else price * len(self.parameters) - 2 * likelihood
+
+    def to_pandas(self) -> Any:
+        """A DataFrame of all fields, then couplings: ``spin``, ``other`` (None), ``value``, ``standard_error``."""
+        edges, names, errors = self.problem.edges, self.labels, self.standard_errors
+        pairs = [] if edges is None else [(names[j], names[k]) for j, k in edges.index.tolist()]
+        rows = [(name, None) for name in names] + pairs
+        table: Any = extra("pandas", "stats").DataFrame(rows, columns=["spin", "other"])
+        table["value"] = self.parameters.numpy()
+        return table.assign(standard_error=None if errors is None else errors.numpy())
+
+
+def fit(
+    data: Any, pairs: Any = None, *, sampler: str | Sampler = "exact", hidden: int = 0, l2: float = 0.0,
+    steps: int | None = None, rate: float = 0.03, tolerance: float = 1e-6, seed: int | None = None,
+    progress: bool = True,
+) -> Fit:  # fmt: skip
+    r"""Fit a Boltzmann machine to binary data by maximum likelihood.
+
+    Args:
+        data: N states of n variables [N, n], as tensor, array, list or DataFrame: all ±1, all 0 and 1 (0 becomes -1),
+            or booleans.
+        pairs: Coupled pairs, [E, 2]; hidden spins have the numbers from n on.  None for all pairs of variables or,
+            with hidden spins, for all pairs of a variable and a hidden spin (a restricted Boltzmann machine).
+        sampler: Backend, by name or built.  With an exact gradient and log Z (``exact``, ``banded``) L-BFGS finds the
+            maximum.  With another one that reports correlations, for example ``tempering`` with ``persistent=True``,
+            Adam does, with a rate that decays to 0; the last quarter of its steps is averaged.
+        hidden: Number of hidden spins.  L then has several maxima; the seed chooses the start.
+        l2: λ >= 0.
+        steps: Most evaluations of the gradient by L-BFGS (500), or steps of Adam (400); None for these.
+        rate: Rate of Adam at the start.
+        tolerance: Largest entry of the gradient where L-BFGS has converged.
+        seed: Of reads and of the start; None takes one from torch's global generator.
+        progress: Show a bar in a terminal.
+
+    Raises:
+        ArgumentError: If an argument is out of range, or without ``l2`` a variable or a coupled pair does not take all
+            its values in the data, so that the maximum is at infinity.
+        UnsupportedError: If the sampler reports neither log Z nor correlations.
+    """
+    check_count("hidden", hidden, least=0)
+    check_count("steps", steps, optional=True)
+    check_positive("rate", rate)
+    check_positive("tolerance", tolerance)
+    check_number("l2", l2, "[0, inf)")
+    check_flag("progress", progress)
+    spins, labels = read_states(data)
+    index = _read_pairs(pairs, spins.shape[1], hidden)
+    if not l2 and not hidden:
+        require_all_values(spins, index, labels)
+    model = _Model(spins, index, hidden, float(l2), build_base(sampler, None, samples=False), draw_seed(seed))
+    most = steps or _STEPS[model.analytic]
+    with new_bar(shown=progress) as bar:
+        task = bar.add_task("fit", total=most)
+        search = model.by_lbfgs if model.analytic else model.by_adam
+        theta, gradient, count = search(most, rate, tolerance, lambda: bar.advance(task))
+        bar.update(task, completed=most)
+        errors, likelihood = None if hidden else model.standard_errors(theta), model.log_likelihood(theta)
+    largest, names = float(gradient.abs().max()), [*labels, *(f"hidden {j}" for j in range(hidden))]
+    converged = largest <= tolerance if model.analytic else None
+    facts: Any = (*likelihood, errors, largest, converged, count, model.seed)
+    return Fit(model.problem(theta), names, len(spins), *facts)
+
+
+class _Model:
+    """L as a function of the parameters θ = (h [n], J [E]), float64."""
+
+    def __init__(
+        self, spins: Tensor, pairs: Tensor, hidden: int, l2: float, sampler: Sampler, seed: int
+    ) -> None:
+        able = sampler.capabilities
+        self.analytic = able.log_partition and "exact" in able.gradients
+        if not self.analytic and not able.correlations:
+            got = f"'{sampler.name}', which reports neither"
+            raise UnsupportedError("sampler", f"expected one that reports log Z or correlations, got {got}.")
+        self.pairs, self.hidden, self.l2, self.sampler, self.seed = pairs, hidden, l2, sampler, seed
+        self.count, self.n = len(spins), spins.shape[1] + hidden
+        states, times = torch.unique(spins, dim=0, return_counts=True)
+        self.held = torch.cat((states, states.new_zeros(len(states), hidden)), 1)
+        self.weights = times.double() / self.count
+        self.means = None if hidden else self.weights @ self.features(self.held)
+
+    def features(self, spins: Tensor) -> Tensor:
+        """s_j and s_j s_k of states, [R, n + E]."""
+        s, (j, k) = spins.double(), self.pairs.T
+        return torch.cat((s, s[:, j] * s[:, k]), 1)
+
+    def problem(self, theta: Tensor) -> Ising:
+        return Ising(theta[: self.n], Edges(self.pairs, theta[self.n :]), check=False)
+
+    def start(self) -> Tensor:
+        """Zeros; hidden spins get small random couplings, since without any they would stay without."""
+        theta = torch.zeros(self.n + len(self.pairs), dtype=torch.float64)
+        if self.hidden:
+            random = np.random.default_rng(self.seed).standard_normal(len(self.pairs))
+            theta[self.n :] = 0.3 * torch.from_numpy(random)
+        return theta.requires_grad_()
+
+    def mean_log_likelihood(self, theta: Tensor) -> Tensor:
+        """(1/N) Σ log P(v), differentiable."""
+        problem = self.problem(theta)
+        log_z: Any = self.sampler.moments(problem).log_partition
+        if self.means is not None:
+            return self.means @ theta - log_z
+        held: Any = self.sampler.moments(problem.clamp(self.held)).log_partition
+        return self.weights @ held - log_z
+
+    def by_lbfgs(self, steps: int, rate: float, tolerance: float, advance: Callable[[], None]) -> Any:
+        """The maximum of L, its gradient and the number of evaluations."""
+        theta, count = self.start(), 0
+        limits: Any = {"max_eval": steps, "tolerance_grad": tolerance / 2, "tolerance_change": 0.0}
+        optimizer = torch.optim.LBFGS([theta], max_iter=steps, line_search_fn="strong_wolfe", **limits)
+
+        def loss() -> Tensor:
+            nonlocal count
+            count += 1
+            advance()
+            optimizer.zero_grad()
+            found = self.l2 / 2 * theta.square().sum() - self.mean_log_likelihood(theta)
+            found.backward()
+            return found
+
+        optimizer.step(loss)
+        loss()
+        return theta.detach(), theta.grad, count
+
+    def by_adam(self, steps: int, rate: float, tolerance: float, advance: Callable[[], None]) -> Any:
+        """The mean of the last quarter of the steps, the gradient there and the number of evaluations."""
+        theta, kept = self.start(), list[Tensor]()
+        optimizer = torch.optim.Adam([theta], lr=rate)
+        decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        for step in range(steps):
+            theta.grad = -self.sampled_gradient(theta.detach(), step)
+            optimizer.step()
+            decay.step()
+            advance()
+            if step >= 3 * steps // 4:
+                kept.append(theta.detach().clone())
+        found = torch.stack(kept).mean(0)
+        return found, self.sampled_gradient(found, steps), steps + 1
+
+    def sampled_gradient(self, theta: Tensor, step: int) -> Tensor:
+        """∂L/∂θ from the moments of the data and of the model."""
+        problem, data = self.problem(theta), self.means
+        one, two = np.random.SeedSequence([self.seed, step]).generate_state(2).tolist()
+        if data is None:
+            data = self.weights @ self.moments(problem.clamp(self.held), two)
+        return data - self.moments(problem, one) - self.l2 * theta
+
+    def moments(self, problem: Ising, seed: int) -> Tensor:
+        """<s_j> and <s_j s_k>, [*batch, n + E]."""
+        found = self.sampler.moments(problem, correlations=True, seed=seed)
+        products: Any = found.correlation
+        return torch.cat((found.magnetization, products[..., self.pairs[:, 0], self.pairs[:, 1]]), -1)
+
+    def log_likelihood(self, theta: Tensor) -> tuple[float | None, float | None]:
+        """Σ log P(v) and its error."""
+        if self.analytic:
+            return self.count * self.mean_log_likelihood(theta).item(), 0.0
+        if self.means is None or not self.sampler.capabilities.log_partition:
+            return None, None
+        found: Any = self.sampler.moments(self.problem(theta), log_partition=True, seed=self.seed)
+        value, error = self.means @ theta - found.log_partition, found.info["log_partition_error"]
+        return self.count * value.item(), self.count * float(error)
+
+    def standard_errors(self, theta: Tensor) -> Tensor:
+        """√ of the diagonal of (F + λ)⁻¹ F (F + λ)⁻¹ / N; F, the Fisher information, is the covariance of features."""
+        if self.analytic:
+            F: Any = torch.autograd.functional.hessian(lambda t: -self.mean_log_likelihood(t), theta)
+        else:
+            reads = max(_LEAST_READS, _READS_PER_PARAMETER * len(theta))
+            F = self.features(self.sampler.sample(self.problem(theta), reads, seed=self.seed).spins).T.cov()
+        inverse = torch.linalg.pinv(F + self.l2 * torch.eye(len(theta), dtype=F.dtype), hermitian=True)
+        return (inverse @ F @ inverse / self.count).diagonal().clamp(min=0).sqrt()
+
+
+def _read_pairs(pairs: Any, n: int, hidden: int) -> Tensor:
+    """Coupled pairs, int64 [E, 2]."""
+    if pairs is None:
+        restricted = torch.cartesian_prod(torch.arange(n), torch.arange(n, n + hidden))
+        return restricted if hidden else torch.stack(pair_indices(n), 1)
+    edges: Any = Ising(torch.zeros(n + hidden).double(), Edges(pairs, np.zeros(len(pairs)))).edges
+    return edges.index
