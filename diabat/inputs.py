@@ -15,6 +15,7 @@ from diabat.ising_checks import (
     IsingError,
     broadcast_shape,
     check_finite,
+    check_spins,
     check_symmetric,
     check_tensor,
     few_numbers,
@@ -22,7 +23,10 @@ from diabat.ising_checks import (
     is_symmetric,
 )
 
-_LISTS = (np.ndarray, list, tuple)
+
+def _is_array(value: Any) -> bool:
+    """Whether a value is an array, a list, or a Series or DataFrame of pandas."""
+    return isinstance(value, np.ndarray | list | tuple) or callable(getattr(value, "to_numpy", None))
 
 
 def read_fields(value: Any) -> Tensor:
@@ -34,7 +38,9 @@ def read_fields(value: Any) -> Tensor:
         dtype = torch.float32
         if isinstance(value, list | tuple):
             dtype = torch.promote_types(torch.get_default_dtype(), dtype)
-        elif isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.dtype.itemsize >= 8:
+        elif (
+            _is_array(value) and (given := _array("fields", value).dtype).kind == "f" and given.itemsize >= 8
+        ):
             dtype = torch.float64
         value = _numbers("fields", value, torch.empty(0, dtype=dtype))
     check_tensor("fields", value)
@@ -73,7 +79,7 @@ def read_visible(value: Any, fields: Tensor) -> Tensor | None:
     """Visibility, a boolean tensor on the device of the fields that broadcasts to them."""
     if value is None:
         return None
-    if isinstance(value, _LISTS):
+    if _is_array(value):
         array = _array("visible", value)
         if array.dtype != np.bool_:
             raise IsingError("visible", f"expected dtype bool, got {array.dtype}.")
@@ -97,6 +103,18 @@ def read_offset(value: Any, fields: Tensor, name: str = "offset") -> Tensor | No
     _check_lead(name, value.shape, fields)
     check_finite(name, value)
     return value
+
+
+def read_spins(value: Any, fields: Tensor) -> Tensor:
+    """States ±1, or 0 where a spin is free, as a tensor whose shape broadcasts against the fields."""
+    if _is_array(value):
+        array = _array("spins", value)
+        if array.dtype.kind not in "iuf":
+            raise IsingError("spins", f"expected integers or floats (-1, 0, +1), got dtype {array.dtype}.")
+        value = torch.from_numpy(np.array(array, dtype=np.float64, order="C")).to(fields)
+    check_spins(value, fields)
+    spins: Tensor = value
+    return spins
 
 
 def check_states(spins: Tensor, visible: Tensor) -> None:
@@ -138,7 +156,7 @@ def require_all_values(spins: Tensor, pairs: Tensor, labels: list[Any]) -> None:
 
 def read_index(value: Any) -> Tensor:
     """Convert the pairs of edges to int64 [E, 2]."""
-    if isinstance(value, _LISTS):
+    if _is_array(value):
         value = _array("index", value)
         if value.dtype.kind in "iu" or not value.size:
             value = torch.from_numpy(np.array(value, dtype=np.int64, order="C"))
@@ -217,7 +235,7 @@ def _numbers(name: str, value: Any, like: Tensor) -> Any:
             return value
         check_tensor(name, value)
         return value.to(like.dtype)
-    if not isinstance(value, _LISTS):
+    if not _is_array(value):
         return value
     array = _array(name, value)
     if array.dtype.kind not in "iuf" and array.size:
@@ -229,6 +247,8 @@ def _numbers(name: str, value: Any, like: Tensor) -> Any:
 
 
 def _array(name: str, value: Any) -> np.ndarray:
+    if callable(to_numpy := getattr(value, "to_numpy", None)):
+        value = to_numpy()
     if isinstance(value, np.ndarray):
         return value
     if _holds_tensor(value):

@@ -23,8 +23,16 @@ from torch import Tensor
 
 from diabat.checks import is_number
 from diabat.edges import DENSE_SPINS, Edges, best_form, edges_of, no_edges, pairs_of
-from diabat.inputs import check_edges, check_states, read_fields, read_interaction, read_offset, read_visible
-from diabat.ising_checks import DTYPES, check_clamped, check_spins, check_tensor, check_within, is_within
+from diabat.inputs import (
+    check_edges,
+    check_states,
+    read_fields,
+    read_interaction,
+    read_offset,
+    read_spins,
+    read_visible,
+)
+from diabat.ising_checks import DTYPES, check_clamped, check_tensor, check_within, is_within
 from diabat.ising_checks import IsingError as IsingError
 
 if TYPE_CHECKING:
@@ -52,9 +60,9 @@ _TERMS = ("fields", "couplings", "three_body")
 class Ising:
     """A batch of Ising models on n spins.
 
-    Numpy arrays, nested lists, integers and half precision are converted: float64 stays, lists get torch's default
-    dtype, all else float32; couplings and edges get the dtype of the fields.  Dense float32 and float64 tensors are not
-    converted into each other, but refused.
+    Numpy arrays, nested lists, Series and DataFrames of pandas, integers and half precision are converted: float64
+    stays, lists get torch's default dtype, all else float32; couplings and edges get the dtype of the fields.  Dense
+    float32 and float64 tensors are not converted into each other, but refused.
 
     Args:
         fields: h, float32 or float64 [*batch, n]; dimensionless (divided by temperature).
@@ -241,11 +249,11 @@ class Ising:
             return torch.zeros_like(spins)
         return torch.einsum("...jk,...k->...j", (self.matrix + self.matrix.mT) / 2, spins)
 
-    def energy(self, spins: Tensor) -> Tensor:
+    def energy(self, spins: Values) -> Tensor:
         """Energy E(s) = -(c + Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s) over the visible spins.
 
         Args:
-            spins: ±1 of any dtype, [*sample, *batch, n].
+            spins: ±1 of any dtype, [*sample, *batch, n], as tensor, array, list, Series or DataFrame.
 
         Returns:
             Energy in the dtype of ``fields``, [*sample, *batch].
@@ -253,7 +261,7 @@ class Ising:
         Raises:
             IsingError: If ``spins`` has the wrong type or shape.
         """
-        check_spins(spins, self.fields)
+        spins = read_spins(spins, self.fields)
         if self.edges is not None and spins.ndim > self.fields.ndim:
             step = max(1, _AT_ONCE // (self.num_problems * max(self.edges.count, self.num_spins)))
             if step < len(spins):
@@ -271,7 +279,7 @@ class Ising:
             exponent = exponent + self.offset
         return -exponent
 
-    def log_prob(self, spins: Tensor, log_partition: Tensor | float | None) -> Tensor:
+    def log_prob(self, spins: Values, log_partition: Tensor | float | None) -> Tensor:
         """Log-probability of states, with a log Z that you choose; differentiable in h, J, K and c.
 
             log P(s) = c + Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s - log Z,        ∂ log P / ∂h_j = s_j - <s_j>
@@ -298,6 +306,7 @@ class Ising:
                 "log_partition",
                 "expected log Z, as 'exact', 'banded' and, on request, 'tempering' compute it, got None.",
             )
+        spins = read_spins(spins, self.fields)
         exponent, log_z = -self.energy(spins), log_partition
         spins = spins.to(self.fields.device)
         if not torch._C._are_functorch_transforms_active():  # which hide values and gradients
@@ -312,7 +321,7 @@ class Ising:
         agrees = ((self.clamped == 0) | (spins == self.clamped)).all(-1)
         return torch.where(agrees, found, -math.inf)
 
-    def clamp(self, spins: Tensor) -> Ising:
+    def clamp(self, spins: Values) -> Ising:
         """Return the problem of the free spins, P(s_free | s_clamped), with the other spins fixed at given values.
 
             h'_j = h_j + Σ_c J_jc s_c + Σ_{c<d} K_jcd s_c s_d,        J'_jk = J_jk + Σ_c K_jkc s_c
@@ -331,6 +340,7 @@ class Ising:
         Raises:
             IsingError: If ``spins`` has the wrong type or shape, or a value other than -1, 0 and +1.
         """
+        spins = read_spins(spins, self.fields)
         shape = check_clamped(spins, self.fields)
         visible = self.visible_mask
         held = torch.where(visible, spins.to(self.fields), 0)

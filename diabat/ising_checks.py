@@ -128,7 +128,7 @@ def is_symmetric(numbers: np.ndarray, order: int) -> bool:
 
 def check_spins(spins: Any, fields: Tensor) -> torch.Size:
     """Return the broadcast shape of spins and fields."""
-    check_tensor("spins", spins, "a torch.Tensor")
+    check_tensor("spins", spins)
     if spins.dtype == torch.bool or spins.is_complex():
         raise IsingError("spins", f"expected integers or floats (-1, 0, +1), got dtype {spins.dtype}.")
     shape = broadcast_shape(spins.shape, fields.shape) or torch.Size()

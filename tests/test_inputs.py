@@ -6,6 +6,7 @@ from typing import Any
 
 import dimod
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -51,6 +52,31 @@ def test_arrays_lists_and_other_dtypes_are_converted(fields: Any, couplings: Any
     assert ising.fields.tolist() == [float(h) for h in fields]
     assert ising.couplings.tolist() == [[float(x) for x in row] for row in couplings]
     assert diabat.sampler("exact").moments(ising).probability.dtype == dtype
+
+
+def test_series_and_frames_are_arrays() -> None:
+    h, J = (
+        pd.Series([0.5, -1.0, 0.2], index=list("abc")),
+        pd.DataFrame([[0, 0.3, 0], [0.3, 0, -0.2], [0, -0.2, 0]]),
+    )
+    problem = Ising(h, J, visible=pd.Series([True, True, False]))
+    plain = Ising(h.to_numpy(), J.to_numpy(), visible=[True, True, False])
+    assert problem.fields.dtype == torch.float64
+    assert torch.equal(problem.fields, plain.fields)
+    assert torch.equal(problem.couplings, plain.couplings)
+    assert torch.equal(problem.visible, plain.visible)
+
+
+def test_states_are_tensors_arrays_lists_and_frames_alike() -> None:
+    problem, rows = Ising([0.5, -1.0], [[0, 0.3], [0.3, 0]]), [[1, -1], [-1, -1], [1, 1]]
+    states = torch.tensor(rows)
+    for given in (rows, np.array(rows), np.array(rows, np.float32), pd.DataFrame(rows)):
+        assert torch.equal(problem.energy(given), problem.energy(states))
+        assert torch.equal(problem.log_prob(given, 1.0), problem.log_prob(states, 1.0))
+    held = problem.clamp(pd.Series([1, 0]))
+    assert torch.equal(held.fields, problem.clamp(torch.tensor([1, 0])).fields)
+    with pytest.raises(IsingError, match=r"spins: expected integers or floats .* got dtype bool"):
+        problem.energy([True, False])
 
 
 def test_lists_follow_the_default_dtype() -> None:

@@ -360,7 +360,7 @@ def test_clamping_is_differentiable() -> None:
 
 
 BAD_CLAMPS: list[tuple[Any, str]] = [
-    ([1, 0], r"spins: expected a torch.Tensor, got list"),
+    ("10", r"spins: expected a tensor, an array or a list, got str"),
     (torch.tensor([1, 2, 0]), r"spins: expected -1, 0 \(free\) or \+1, got 2 at index \[1\]"),
     (torch.tensor([1.0, 0.5, 0.0]), r"spins: expected -1, 0 .* got 0.5 at index \[1\]"),
     (torch.tensor([1.0, 0.0, math.nan]), r"spins: expected -1, 0 .* got nan at index \[2\]"),

@@ -11,14 +11,17 @@ ground state anneal: ``OceanSampler("tempering", schedule="auto", track_lowest=T
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import dimod
 import numpy as np
 
-from diabat.checks import ArgumentTypeError, check_count, check_number
+from diabat.checks import ArgumentError, ArgumentTypeError, check_count, check_number
 from diabat.ising import from_bqm
+from diabat.samplers.answers import Samples
 from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.diagnostics import plain
 from diabat.samplers.registry import build_base
 from diabat.samplers.seeds import MAX_SEED, as_int, draw_seed
@@ -82,9 +85,9 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
         """
         self.remove_unknown_kwargs(**unknown)
         if not isinstance(bqm, dimod.BinaryQuadraticModel):
-            raise ArgumentTypeError(
-                "bqm", f"expected a dimod.BinaryQuadraticModel, got {type(bqm).__name__}."
-            )
+            hint = "; use dimod.cqm_to_bqm" * isinstance(bqm, dimod.ConstrainedQuadraticModel)
+            got = f"{type(bqm).__name__}{hint}"
+            raise ArgumentTypeError("bqm", f"expected a dimod.BinaryQuadraticModel, got {got}.")
         num_reads = as_int(num_reads)
         check_count("num_reads", num_reads)
         check_number("beta", beta, "[0, inf)")
@@ -101,6 +104,38 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
         energy = bqm.energies((rows, labels))
         return dimod.SampleSet.from_samples((rows, labels), bqm.vartype, energy, info=info | {"beta": beta})
 
+    def sample_cqm(self, cqm: Any, **parameters: Any) -> dimod.SampleSet:
+        """Refuse a constrained model, whose constraints no backend keeps.
+
+        Raises:
+            UnsupportedError: Always; the sentence says what to convert it with.
+        """
+        raise UnsupportedError(
+            "cqm",
+            f"expected a binary quadratic model, got {type(cqm).__name__}; use dimod.cqm_to_bqm and sample.",
+        )
+
     def close(self) -> None:
         """Release resources of the backend, such as worker processes."""
         self.sampler.close()
+
+
+def to_sampleset(samples: Samples, labels: Sequence[Hashable] | None = None) -> dimod.SampleSet:
+    """The reads of one problem as a SPIN sample set: a row for each, its energy, and ``info`` as plain data.
+
+    Args:
+        samples: Of a problem [n], which they know.
+        labels: The name of each spin, as :func:`diabat.ising.from_bqm` returns them; None for 0 .. n - 1.
+
+    Raises:
+        ValueError: If there is a batch of problems, a spin is invisible, or labels are not one per spin.
+    """
+    if samples.spins.ndim != 2 or not bool(samples.visible.all()):
+        got = f"shape {list(samples.spins.shape)}" if samples.spins.ndim != 2 else "invisible spins"
+        raise ArgumentError("samples", f"expected reads of one problem with visible spins, got {got}.")
+    n = samples.spins.shape[-1]
+    names = list(range(n)) if labels is None else list(labels)
+    if len(set(names)) != n or len(names) != n:
+        raise ArgumentError("labels", f"expected {n} different labels, got {names}.")
+    rows, energy = samples.spins.cpu().numpy(), samples.energy.double().cpu().numpy()
+    return dimod.SampleSet.from_samples((rows, names), "SPIN", energy, info=plain(samples.info))

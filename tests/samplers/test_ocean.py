@@ -23,9 +23,9 @@ from mutants import mutants
 from problems import ALPHA, g_test
 
 import diabat
-from diabat.ising import Ising
-from diabat.samplers import Samples, available_backends
-from diabat.samplers.ocean import OceanSampler
+from diabat.ising import Ising, from_bqm
+from diabat.samplers import Samples, UnsupportedError, available_backends
+from diabat.samplers.ocean import OceanSampler, to_sampleset
 from diabat.testing import ReferenceSampler
 
 READS, BETA = 20_000, 0.7
@@ -229,3 +229,34 @@ def test_it_is_reached_from_the_top() -> None:
     assert "ocean" in dir(diabat.samplers)
     with pytest.raises(AttributeError, match=r"module 'diabat.samplers' has no attribute 'lake'"):
         diabat.samplers.lake  # noqa: B018 - the access is the test
+
+
+def test_reads_become_a_sample_set() -> None:
+    bqm = dimod.BinaryQuadraticModel({"a": 0.5, "b": -0.2}, {("a", "b"): 1.0}, 0.25, "SPIN")
+    problem, labels = from_bqm(bqm)
+    samples = diabat.sampler("exact").sample(problem, 20, seed=3)
+    found = to_sampleset(samples, labels)
+    assert found.record.sample.tolist() == samples.spins.tolist()
+    assert np.allclose(found.record.energy, bqm.energies((samples.spins.numpy(), labels)))
+    assert (list(found.variables), found.info["seed"]) == (["a", "b"], 3)
+    json.dumps(found.to_serializable())
+    batch = diabat.sampler("exact").sample(Ising(torch.zeros(2, 3)), 4)
+    with pytest.raises(ValueError, match=r"samples: expected reads of one problem .* got shape \[4, 2, 3\]"):
+        to_sampleset(batch)
+    hidden = diabat.sampler("exact").sample(Ising(torch.zeros(2), visible=torch.tensor([True, False])), 4)
+    with pytest.raises(ValueError, match="got invisible spins"):
+        to_sampleset(hidden)
+    with pytest.raises(ValueError, match="labels: expected 2 different labels, got"):
+        to_sampleset(samples, ["a", "a"])
+
+
+def test_constrained_models_are_refused_in_a_sentence() -> None:
+    cqm, sampler = dimod.ConstrainedQuadraticModel(), OceanSampler("exact")
+    with pytest.raises(
+        UnsupportedError, match=r"cqm: expected a binary quadratic model, got .* use dimod.cqm_to_bqm"
+    ):
+        sampler.sample_cqm(cqm)
+    with pytest.raises(
+        TypeError, match=r"bqm: expected a dimod.BinaryQuadraticModel, got .*; use dimod.cqm_to_bqm"
+    ):
+        sampler.sample(cqm)

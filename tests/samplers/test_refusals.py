@@ -472,7 +472,7 @@ CALLS: list[tuple[Callable[[], Any], Any, str]] = [
      "spins: expected -1 or +1 at visible spins, got 0.0 at [0, 0]; 2 * x - 1 makes"),
     (lambda: FLAT.log_prob(torch.tensor([1.0, 0.5, -1]), 0.0), IsingError,
      r"spins: expected -1 or \+1 .* got 0.5 at \[0, 1\]\."),
-    (lambda: FLAT.log_prob([[1, 1, 1]], 0.0), IsingError, "spins: expected a torch.Tensor, got list"),
+    (lambda: FLAT.log_prob("111", 0.0), IsingError, "spins: expected a tensor, an array or a list, got str"),
     (lambda: Ising(torch.zeros(2, 3, requires_grad=True)).log_prob(ONES, -3 * math.log(2)), IsingError,
      "log_partition: expected a gradient as in fields, got none"),
 ]  # fmt: skip
