@@ -22,7 +22,7 @@ from diabat.edges import Edges
 from diabat.extras import extra
 from diabat.inputs import read_states, require_all_values
 from diabat.ising import Ising, pair_indices
-from diabat.progress import new_bar
+from diabat.progress import new_bar, stderr_console
 from diabat.samplers import Sampler
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.registry import build_base
@@ -128,7 +128,7 @@ def fit(
         require_all_values(spins, index, labels)
     model = _Model(spins, index, hidden, float(l2), build_base(sampler, None, samples=False), draw_seed(seed))
     most = steps or _STEPS[model.analytic]
-    with new_bar(shown=progress) as bar:
+    with new_bar(shown=progress and stderr_console().is_terminal) as bar:
         task = bar.add_task("fit", total=most)
         search = model.by_lbfgs if model.analytic else model.by_adam
         theta, gradient, count = search(most, rate, tolerance, lambda: bar.advance(task))
