@@ -225,7 +225,7 @@ class DQASampler(AnnealCircuits):
         plan = self.plan
         run = self._engine_for(ising, programmed, plan).probabilities
         tables = [run(plan, batch.fields, batch.couplings) for batch in programmed.batches]
-        return programmed.flat.per_problem(programmed.flat.groups, tables)
+        return programmed.flat.per_problem(programmed.flat.unpadded, tables)
 
     def moments_and_states(self, ising: Ising, *, seed: int) -> tuple[Moments, Tensor | None]:
         """Moments, and final states of up to 256 MiB, as in the base class."""
@@ -253,12 +253,12 @@ class DQASampler(AnnealCircuits):
         self._require(ising)
         ising = self._taken(ising)
         (programmed, betas), angles = self._programmed(ising, seed), self.schedule_angles
-        batch, groups = programmed.flat, programmed.flat.groups
+        batch, groups = programmed.flat, programmed.flat.unpadded
         v = batch.visible_values(cotangent.detach().double().cpu().numpy())
         plan = self.plan
         kept: dict[str, Any] = {} if states is None else {"states": states.numpy()}
         gradient = self._engine_for(ising, programmed, plan).gradient(
-            plan, programmed.batches, batch.by_group(v), angles=angles is not None, **kept
+            plan, programmed.batches, batch.unpadded_values(v), angles=angles is not None, **kept
         )
         h = (batch.from_visible([g.fields for g in gradient.batches]) / betas.beta_h).to(ising.fields)
         J = None
@@ -290,7 +290,7 @@ class DQASampler(AnnealCircuits):
         else:
             found = engine.moments(plan, programmed.batches, correlations=correlations)
         if correlations:
-            pairs = batch.per_pair(batch.groups, [m.correlation for m in found]).to(ising.fields)
+            pairs = batch.per_pair(batch.unpadded, [m.correlation for m in found]).to(ising.fields)
         probability = batch.from_visible([m.probability for m in found]).to(ising.fields)
         return probability, pairs, engine.precision, None if states is None else torch.from_numpy(states)
 
@@ -305,7 +305,7 @@ class DQASampler(AnnealCircuits):
         random, batch, plan = np.random.default_rng(seed), programmed.flat, self.plan
         run = self._engine_for(ising, programmed, plan).sample
         reads = run(plan, programmed.batches, num_reads, random)
-        return batch.reads(batch.groups, reads, num_reads).to(ising.fields.device)
+        return batch.reads(batch.unpadded, reads, num_reads).to(ising.fields.device)
 
     def _engine_for(self, ising: Ising, programmed: Programmed, plan: TrotterPlan) -> Engine:
         """The engine in the precision of the fields, if none is given and it resolves their phases."""

@@ -187,28 +187,28 @@ class Flat:
         return found
 
     @cached_property
-    def groups(self) -> tuple[Bucket, ...]:
+    def unpadded(self) -> tuple[Bucket, ...]:
         """Buckets without padding: one for each group of several problems, one for groups of one problem each."""
         found = [(b,) if b.largest == 1 else b.by_group for b in self.buckets()]
         return tuple([group for groups in found for group in groups])
 
     @cached_property
     def cells(self) -> Integers | None:
-        """Visible spins of `groups` as indices into the flat fields [N · n], int64 [M]; None for all in their order."""
+        """Visible spins of `unpadded` as indices into the flat fields, int64 [M]; None for all in their order."""
         if _in_order(self.buckets()):
             return None
         n, none = self.shape[-1], np.zeros(0, np.int64)
-        return np.concatenate([none, *((b.rows[:, None] * n + b.members).reshape(-1) for b in self.groups)])
+        return np.concatenate([none, *((b.rows[:, None] * n + b.members).reshape(-1) for b in self.unpadded)])
 
     def visible_values(self, values: Array) -> Array:
         """Values of the visible spins, [M] in the order of `cells`, from those of the batch [N, n]."""
         row = values.reshape(-1)
         return row if self.cells is None else row[self.cells]
 
-    def by_group(self, row: Array) -> list[Array]:
-        """Values of the visible spins, [M], of each group, [P, m]."""
+    def unpadded_values(self, row: Array) -> list[Array]:
+        """Values of the visible spins, [M], of each of these buckets, [P, m]."""
         found, start = [], 0
-        for group in self.groups:
+        for group in self.unpadded:
             shape = len(group.rows), group.spins.shape[1]
             stop = start + shape[0] * shape[1]
             found.append(row[start:stop].reshape(shape))
@@ -216,7 +216,7 @@ class Flat:
         return found
 
     def from_visible(self, parts: Sequence[Array]) -> Tensor:
-        """The inverse of both: from the values of each group, [P, m], float64 [*batch, n]; 0 for invisible spins."""
+        """The inverse of both: from the values of each bucket, [P, m], float64 [*batch, n]; 0 for invisible spins."""
         row = np.concatenate([np.zeros(0), *map(np.ravel, parts)])
         if self.cells is not None:
             out = np.zeros(self.shape.numel())

@@ -84,14 +84,14 @@ def to_hardware_units(ising: Ising, betas: Betas, noise: ControlNoise, seed: int
     if not np.array_equal(J, J.swapaxes(1, 2)) or np.einsum("...jj->...j", J).any():
         J = (J + J.swapaxes(1, 2)) / 2 if ising.check else check_stack(J)  # the last bits may be asymmetric
     couplings = []
-    for group in batch.groups:
+    for group in batch.unpadded:
         groups, m = group.spins.shape
         spins, own = group.spins, J if group.in_order else J[group.couplings]
         if m < n:
             own = own[np.arange(groups)[:, None, None], spins[:, :, None], spins[:, None]]
         # A single problem needs no phase table per lane, which would more than double its memory.
         couplings.append(own[0] if groups == 1 else own)
-    batches = Batch.several(batch.by_group(h), couplings, bounds)
+    batches = Batch.several(batch.unpadded_values(h), couplings, bounds)
     if noise.present:
         random = np.random.default_rng([seed, 1])
         batches = [_noisy(one, noise, random) for one in batches]

@@ -31,7 +31,7 @@ def test_every_visible_spin_is_programmed_once_in_its_place(lead: Any) -> None:
     J = torch.zeros(4, 4) if base.couplings is None else base.couplings
     J = J.expand(3, 2, 4, 4, 4).reshape(-1, 4, 4)
     programmed = to_hardware_units(ising, BETAS, QUIET, 0)
-    for batch, group in zip(programmed.batches, programmed.flat.groups, strict=True):
+    for batch, group in zip(programmed.batches, programmed.flat.unpadded, strict=True):
         assert batch.fields.shape == group.members.shape
         for q, (row, spins) in enumerate(zip(group.rows, group.members, strict=True)):
             times[row, spins] += 1
