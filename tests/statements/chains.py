@@ -60,8 +60,8 @@ def continued_chains() -> None:
 
 @says
 def lowest_states() -> None:
-    """tempering: With `track_lowest=True` it is the lowest of all states after a sweep, of every chain and every
-    replica. The reads are the same as without."""
+    """tempering: With `track_lowest=True` it is the lowest of all states after a sweep, of every Markov chain and
+    every replica. The reads are the same as without."""
     problems = drawn(3, n=12, J=1.0)
     plain, tracking = (
         sampler("tempering", burn_in=8, track_lowest=track).sample(problems, 2, seed=0)
@@ -102,7 +102,7 @@ def of_table(page: str) -> dict[str, str]:
 
 @says
 def tables_of_options() -> None:
-    """tempering: | `num_replicas` | 8 | replicas R of each chain
+    """tempering: | `num_replicas` | 8 | replicas R of each Markov chain
     hardware: | `together` | 1 | problems of a submission, without `qpu` |"""
     for page, name in (("tempering", "tempering"), ("hardware", "dimod")):
         told, parameters = of_table(page), inspect.signature(type(sampler(name)).__init__).parameters
