@@ -54,7 +54,7 @@ def odds_of_one_enumeration() -> None:
 
 def table_of_bias() -> dict[tuple[str, str], list[tuple[float, float]]]:
     """∂L/∂h and ∂L/∂J by strength, for every backend and estimator."""
-    text = (DOCS / "gradients.md").read_text(encoding="utf-8").split("Relative bias, |mean - exact|")[1]
+    text = (DOCS / "gradients.md").read_text(encoding="utf-8").split("Relative bias, ")[1]
     found = {}
     for row in text.split("\n\n")[1].splitlines()[2:]:
         backend, estimator, *cells = (cell.strip() for cell in row.strip("|").split("|"))
@@ -140,9 +140,9 @@ def defaults() -> None:
 
 @says
 def susceptibilities() -> None:
-    """gradients: | V consistent with the variances (`linear_response`) | 0.000 | 0.009 | 0.051 | 0.121 | 0.244 |
+    r"""gradients: | V consistent with the variances (`linear_response`) | 0.000 | 0.009 | 0.051 | 0.121 | 0.244 |
     gradients: | D alone (`straight_through`) | 0.091 | 0.253 | 0.420 | 0.554 | 0.678 |
-    gradients: It makes χ a covariance matrix: |χ_jk| <= sqrt(D_j D_k)."""
+    gradients: It makes $\chi$ a covariance matrix: $|\chi_{jk}| \le \sqrt{D_j D_k}$."""
     consistent: list[float] = []
     alone: list[float] = []
     for case in sk([0.1, 0.3, 0.6, 1.0, 3.0], num_spins=8, instances=48, queries=1):

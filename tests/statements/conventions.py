@@ -82,7 +82,7 @@ def forms_of_models() -> None:
 @says
 def invisible_spins() -> None:
     """conventions: An invisible spin has no field, no coupling and probability 0. Samples report it as -1.
-    conventions: attention uses (reads·P + ½)/(reads + 1) in place of the share P of reads.
+    conventions: of R reads with a share P of +1, attention uses $(R P + 1/2)/(R + 1)$.
     """
     problem = drawn(3)
     hidden = Ising(problem.fields, problem.couplings, torch.tensor([True] * 5 + [False]))
@@ -103,7 +103,7 @@ def against_torch() -> None:
     """conventions: | no visible key | The query gets weight 0 everywhere; torch returns NaN. |
     conventions: | `is_causal=True` | Works without a mask. |
     conventions: | `mode="softmax"` | torch's own attention, up to rounding. |
-    conventions: It changes the odds of a spin by exp(2m), not exp(m). -inf and the lowest number of a dtype
+    conventions: It changes the odds of a spin by $e^{2m}$, not $e^m$. -inf and the lowest number of a dtype
     hide a key. |
     conventions: With one visible position the normalised weight is exactly 1; with none every weight is 0.
     """
@@ -167,7 +167,7 @@ def seeds() -> None:
 
 @says
 def gradients_of_couplings() -> None:
-    r"""conventions: They belong to the energy written as ½ Σ_{j≠k} J_jk s_j s_k.
+    r"""conventions: They belong to the energy written as $\frac12 \sum_{j \ne k} J_{jk} s_j s_k$.
     statistics: J_jk and J_kj are one parameter: each gets half of its derivative. An entry of K gets a sixth.
     statistics: \frac{\partial \log P}{\partial J_{jk}} = s_j s_k - \langle s_j s_k \rangle"""
     # No backend, energy or clamped problem has a derivative where two indices coincide.
@@ -188,7 +188,7 @@ def gradients_of_couplings() -> None:
 
 @says
 def seeds_of_kept_chains() -> None:
-    """conventions: | chains that continue (`persistent=True`) | always drawn |"""
+    """conventions: | Markov chains that continue (`persistent=True`) | always drawn |"""
     chains = sampler("tempering", num_replicas=1, persistent=True)
     layer, x = diabat.BoltzmannAttention(8, 1, 4, sampler=chains).eval(), torch.randn(2, 4, 8)
     nn.init.normal_(layer.couplings.pairs)
