@@ -194,7 +194,8 @@ class BoltzmannAttention(_SelfAttention):
 
     Couplings J (and K) are free parameters of each head.  They are zero at first: training starts from sigmoid
     attention (mode ``h+J``), or from softmax (``readout="odds"``).  ``coupling_init`` gives J another start.  Batch
-    first, as ``x [B, T, D]``.  Under autocast, and with weights of half precision, fields and marginals are computed in float32.
+    first, as ``x [B, T, D]``.  Under autocast, and with weights of half precision, fields and marginals are computed in
+    float32.
 
     Absolute couplings are between positions 0 .. window-1, and sequences have at most ``window`` positions.  With
     ``relative=True`` query i sees the positions i-T+1 .. i, T = ``window``; spin t of its problem is position i-T+1+t,

@@ -27,8 +27,8 @@ SOURCES = ("distance", "tokens", "gates")
 class Band(NamedTuple):
     """Couplings of the keys of some sequences.
 
-    ``values`` are J of every key with the w keys before it, [B, H, S, w], 0 where there are none.  ``features`` are a of
-    every key, [B, H, S, r], from which later keys get theirs.
+    ``values`` are J of every key with the w keys before it, [B, H, S, w], 0 where there are none.  ``features`` are a
+    of every key, [B, H, S, r], from which later keys get theirs.
     """
 
     values: Tensor
