@@ -1,7 +1,8 @@
 r"""Boltzmann attention: an Ising model over key positions in place of softmax (arXiv:2606.12478, §3).
 
 For query i, P_i(s) ∝ exp( Σ_j h_ij s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l ) over the visible
-positions, with h_ij = q_i·k_j / sqrt(d_k), and attention weights alpha_ij / Σ_k alpha_ik, alpha_ij = P_i(s_j = +1).
+positions, with h_ij = q_i·k_j / sqrt(d_k).  The attention weights are alpha_ij / Σ_k alpha_ik, where
+alpha_ij = P_i(s_j = +1).
 """
 
 from __future__ import annotations
@@ -191,9 +192,10 @@ class _SelfAttention(CoupledLayer):
 class BoltzmannAttention(_SelfAttention):
     """Multi-head self-attention with Ising models over windows of ``window`` positions.
 
-    Couplings J (and K) are free parameters of each head, zero at first, so that training starts from sigmoid attention
-    (mode ``h+J``), or from softmax (``readout="odds"``); ``coupling_init`` gives J another start.  Batch first, as
-    ``x [B, T, D]``.  Under autocast, and with weights of half precision, fields and marginals are computed in float32.
+    Couplings J (and K) are free parameters of each head.  They are zero at first: training starts from sigmoid
+    attention (mode ``h+J``), or from softmax (``readout="odds"``).  ``coupling_init`` gives J another start.  Batch
+    first, as ``x [B, T, D]``.  Under autocast, and with weights of half precision, fields and marginals are computed in
+    float32.
 
     Absolute couplings are between positions 0 .. window-1, and sequences have at most ``window`` positions.  With
     ``relative=True`` query i sees the positions i-T+1 .. i, T = ``window``; spin t of its problem is position i-T+1+t,
@@ -282,7 +284,7 @@ class ChainAttention(_SelfAttention):
     Query i sees the keys 0 .. i, and each is coupled with the ``bandwidth`` keys before it
     (:class:`diabat.attention.ChainCouplings`): J depends on their distance, or on both tokens, so that it knows which
     neighbours belong together.  With the backend ``banded`` and a bandwidth of 1 the layer takes time and memory
-    linear in L for each query, and no [L, L] is stored on the CPU unless weights are asked for.
+    linear in L for each query.  On the CPU no [L, L] is then stored unless weights are asked for.
 
     Args:
         embed_dim: D, divisible by ``num_heads``.

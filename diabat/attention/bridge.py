@@ -76,8 +76,8 @@ def spin_probabilities(
         check: Validate the problem.
 
     Returns:
-        Probabilities [*batch, n] in the dtype of the (converted) fields; smoothed, (reads·P + 1/2)/(reads + 1), if they
-        were sampled, so that they are never all zero; 0 for invisible spins.
+        Probabilities [*batch, n] in the dtype of the (converted) fields; 0 for invisible spins.  Sampled ones are
+        smoothed, (reads·P + 1/2)/(reads + 1), so that they are never all zero.
 
     Raises:
         IsingError: If the problem is not valid.

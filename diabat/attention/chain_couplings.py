@@ -27,8 +27,8 @@ SOURCES = ("distance", "tokens", "gates")
 class Band(NamedTuple):
     """Couplings of the keys of some sequences.
 
-    ``values`` are J of every key with the w keys before it, [B, H, S, w], 0 where there are none; ``features`` are a of
-    every key, [B, H, S, r], from which later keys get theirs.
+    ``values`` are J of every key with the w keys before it, [B, H, S, w], 0 where there are none.  ``features`` are a
+    of every key, [B, H, S, r], from which later keys get theirs.
     """
 
     values: Tensor
@@ -59,8 +59,8 @@ class ChainCouplings(Couplings):
     gates       J_{j-d,j} = D_d σ(a(x_{j-d})) σ(b_d(x_j))         a = b = 0 at first: J = D/4
     ==========  ================================================  ====================
 
-    D is a parameter, and a and b are linear in the tokens x.  D alone does not know which neighbours belong together;
-    gates end a chain at a token, with the same J between all others.
+    D is a parameter, and a and b are linear in the tokens x.  D alone does not know which neighbours belong together.
+    Gates end a chain at a token, with the same J between all others.
 
     Args:
         embed_dim: Features of a token.

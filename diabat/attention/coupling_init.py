@@ -14,7 +14,7 @@ from diabat.checks import ArgumentTypeError, check_count, check_number, is_numbe
 class CouplingInit:
     """Initial couplings J_jk ~ N(mean, std²) for |j - k| <= max_distance, and 0 beyond; the default is J = 0.
 
-    J = 0 is where training leaves softmax or sigmoid attention, and a saddle where a task needs couplings: a match of
+    At J = 0 the attention is softmax or sigmoid attention.  Where a task needs couplings this is a saddle: a match of
     keys is worth nothing without couplings, and couplings are worth nothing without a match (docs/recall.md).
 
     Attributes:

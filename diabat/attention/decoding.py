@@ -54,13 +54,13 @@ class DecodingState:
     """Keys and values that the next query of a layer can see, S of them.
 
     ``BoltzmannAttention.step`` returns a new state and leaves the old one as it is, so that several continuations can
-    start from one state.  Without gradients, long states share their memory: a step copies the keys only if another one
-    has continued the same state before, or when the memory is full, and then doubles it.
+    start from one state.  Without gradients, long states share their memory.  A step copies the keys only if another
+    one has continued the same state before, or when the memory is full; then it doubles the memory.
 
     Attributes:
         keys: [B, H, S, d], rotated if the layer uses rotary positions.
-        values: [B, H, S, d]; without a window followed by the couplings of each key with the w keys before it, and by
-            the features that couple it with later ones.
+        values: [B, H, S, d].  Without a window the couplings of each key with the w keys before it follow, and the
+            features that couple it with later ones.
         key_mask: bool [B, S], False at padding; None without padding.
         position: Position of the next token, int64 [].
     """

@@ -48,10 +48,10 @@ def straight_through(
         dm_j = (1 - t_j²)(dh_j + Σ_k dJ_jk m_k + Σ_{k<l} dK_jkl m_k m_l),    P = (1 + m)/2
 
     with m as sampled.  For a Boltzmann law t = m: 1 - m_j² is the variance of the spin, its exact response to its
-    own field.  A sampler with another law may not reach full magnetization in strong fields: that of a 5 ns anneal
+    own field.  A sampler with another law may not reach full magnetization in strong fields.  That of a 5 ns anneal
     peaks near h = 6 and falls back to 0.96 at h = 60.  There 1 - m² is much larger than the true response, and
-    fields trained with it diverge (to 10^7 in one run); t_j = tanh(h_j + Σ_k J_jk m_k), that is
-    `mean_field_probability`, gives a response near 0.
+    fields trained with it diverge (to 10^7 in one run).  `mean_field_probability`, that is
+    t_j = tanh(h_j + Σ_k J_jk m_k), gives a response near 0.
 
     Biased if spins are correlated, but defined for any sampler; adds no variance.
 
@@ -95,9 +95,9 @@ def linear_response(
         m = tanh(h + J m - V m),    dm = χ (dh + dJ m - dV m),    χ = (D⁻¹ + V - J)⁻¹,    D = 1 - t²
 
     at the sampled m and with t as in :func:`straight_through`.  The diagonal V(J, D) is the one that makes the
-    diagonal of χ equal to the variances D (:mod:`diabat.attention.susceptibility`), so that χ is a covariance
-    matrix, |χ_jk| <= sqrt(D_j D_k), for couplings of any strength; V = 0 would be the plain (D⁻¹ - J)⁻¹,
-    which is singular at a coupling strength of order one.  D is held fixed in dV.  A three-body term enters through
+    diagonal of χ equal to the variances D (:mod:`diabat.attention.susceptibility`).  For couplings of any strength χ
+    is then a covariance matrix: |χ_jk| <= sqrt(D_j D_k).  V = 0 would be the plain (D⁻¹ - J)⁻¹, which is
+    singular at a coupling strength of order one.  D is held fixed in dV.  A three-body term enters through
     the effective coupling J_jk + Σ_l K_jkl m_l and adds Σ_{k<l} dK_jkl m_k m_l to dh_j.
 
     Given the magnetizations of a Boltzmann law, ∂L/∂h and ∂L/∂J miss the exact gradient by J² instead of

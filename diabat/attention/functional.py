@@ -44,13 +44,14 @@ def boltzmann_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Attend with weights from an Ising model over the keys that a query sees.
 
-    With the scores s_j = scale q·k_j of the visible keys, and the law
+    The law of the spins σ_j of the visible keys is
 
-        P(s) ∝ exp( Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l ),
+        P(σ) ∝ exp( Σ_j h_j σ_j + Σ_{j<k} J_jk σ_j σ_k + Σ_{j<k<l} K_jkl σ_j σ_k σ_l ).
 
-    of fields h_j = (s_j - log Σ_k exp s_k) / 2 and weights P(s_j = +1) / P(s_j = -1), normalised (``odds``), or of
-    fields s_j and weights P(s_j = +1), normalised (``probability``; arXiv:2606.12478, §3).  Without couplings, or at
-    J = 0, odds are ``scaled_dot_product_attention``, whose shapes, masks and other shared arguments these are.
+    With the scores s_j = scale q·k_j, ``odds`` have the fields h_j = (s_j - log Σ_k exp s_k) / 2.  The weights are
+    P(σ_j = +1) / P(σ_j = -1), normalised.  ``probability`` has the fields s_j, and the weights are P(σ_j = +1),
+    normalised (arXiv:2606.12478, §3).  Without couplings, or at J = 0, odds are ``scaled_dot_product_attention``,
+    whose shapes, masks and other shared arguments these are.
 
     Args:
         query: [*, H, L, E], floating; or [L, E].

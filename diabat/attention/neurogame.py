@@ -47,8 +47,8 @@ PAPER_MEAN_FIELD = {"damping": 0.7, "max_iterations": 25, "tolerance": 1e-4}
 class NeuroGameAttention(IsingLayer):
     r"""Multi-head NeuroGame attention: z_h = Σ_i α_i V_i of each head, concatenated and projected by W_O.
 
-    Each head has its own W_v, gate and temperature.  Output ``pooled`` is [B, D], the paper's; ``tokens`` is
-    [B, T, D] with α_i V_i in place of the sum, for use inside a stack: its sum over T is the pooled output
+    Each head has its own W_v, gate and temperature.  Output ``pooled`` is [B, D], the paper's.  Output ``tokens`` is
+    [B, T, D] with α_i V_i in place of the sum, for use inside a stack.  Its sum over T is the pooled output
     (without bias), and tokens act on each other through α alone.
 
     Args:

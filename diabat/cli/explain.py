@@ -43,8 +43,8 @@ def explain_prediction(
 ) -> None:
     """Explain a trained decoder over a text.
 
-    Shown are the attention of one query and the connected correlations of its spins; for every position the entropy of
-    the weights, the effective number of positions, and what is predicted.
+    Shown are the attention of one query and the connected correlations of its spins.  For every position there are the
+    entropy of the weights, the effective number of positions, and what is predicted.
     """
     from diabat.config.loading import find_run
 

@@ -136,8 +136,8 @@ def files_of_answers() -> None:
 
 @says
 def beta_of_ocean() -> None:
-    """ocean: Reads follow P(x) ∝ exp(-beta · E(x))
-    ocean: Backends with another law (`dqa`) draw from that law with fields and couplings multiplied by beta.
+    r"""ocean: Reads follow $P(x) \propto \exp(-\beta E(x))$
+    ocean: Backends with another law (`dqa`) draw from that law with fields and couplings multiplied by $\beta$.
     """
     model = dimod.BinaryQuadraticModel({"a": 0.5, "b": -0.2}, {("a", "b"): 0.7}, 0.0, "SPIN")
     problem, labels = from_bqm(model, beta=2.0)

@@ -143,7 +143,7 @@ def paths() -> None:
 
 @says
 def own_spin() -> None:
-    """long-sequences: This is the problem of the other spins with the fields h_j = J_ij (`Ising.clamp`)."""
+    """long-sequences: This is the problem of the other spins with the fields $h_j = J_{ij}$ (`Ising.clamp`)."""
     layer = BoltzmannAttention(8, 1, 4, mode="J-self", dtype=F64)
     nn.init.normal_(layer.couplings.get_parameter("pairs"))
     J = layer.couplings.matrix()

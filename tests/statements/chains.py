@@ -163,7 +163,7 @@ def held_spins() -> None:
 @says
 def four_chains() -> None:
     """tempering-measured: One chain has no R-hat.
-    limitations: misses a tenth to a half of the bad answers with four."""
+    limitations: With four it misses a tenth to a half of the bad answers."""
     text = (DOCS / "tempering-measured.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| (?:g = \d|ferromagnet)[^|]*\|[^|]*\|[^|]*\((\d+) %\) \|([^|]*)\|", text, re.MULTILINE

@@ -14,7 +14,7 @@ from diabat import Ising, sampler
 from diabat.attention.susceptibility import consistent_correlations
 from diabat.samplers.capabilities import Estimator
 from diabat.studies.ensembles import sk
-from statements.table import DOCS, all_to_all, drawn, on, says
+from statements.table import ANALYTIC, DOCS, all_to_all, drawn, on, says
 
 
 @says
@@ -44,12 +44,14 @@ def capabilities() -> None:
 
 @says
 def odds_of_one_enumeration() -> None:
-    """long-sequences: `exact` sums P(s_j = -1) and P(s_j = +1) in one enumeration, up to 22 spins on the CPU.
-    limitations: `exact` up to 22 spins on the CPU."""
+    r"""long-sequences: `exact` sums $P(\sigma_j = -1)$ and $P(\sigma_j = +1)$ in one enumeration, up to 22 spins on the
+    CPU.
+    long-sequences: `banded` has the log-odds from one solution. So has `mean_field` in layers on the CPU."""
     for n, one in ((22, True), (23, False)):
         _, small, others = sampler("exact")._divided(Ising(torch.zeros(1, n), torch.zeros(n, n)))
         assert (bool(small), bool(others)) == (one, not one)
-    assert sampler("exact").solution(drawn(2, n=4), odds=True) is not None
+    for name in ANALYTIC:
+        assert sampler(name).solution(drawn(2, n=4), odds=True) is not None
 
 
 def table_of_bias() -> dict[tuple[str, str], list[tuple[float, float]]]:

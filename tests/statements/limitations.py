@@ -18,7 +18,8 @@ from statements.table import ANALYTIC, F64, all_to_all, drawn, magnetization, re
 
 @says
 def one_chain() -> None:
-    """limitations: **R-hat of `tempering`** is unavailable with one chain (NaN, as is the effective sample size)
+    """limitations: **R-hat of `tempering`** is unavailable with one Markov chain (NaN, as is the effective sample
+    size)
     tempering: with one chain it is unavailable (NaN) |
     tempering: summed over spins; NaN with one chain |"""
     modes = Ising(torch.zeros(2, 12), all_to_all(12, 1.0))  # P is 1/2, and a chain stays at 0 or 1
@@ -51,8 +52,8 @@ def strong_fields() -> None:
 
 @says
 def phases() -> None:
-    """limitations: `native` refuses phases beyond its precision: at 5 ns |h| above about 7·10^11, with
-    `precision="single"` above 1.3·10^3 (3.8·10^4 with `grid="uniform"`)."""
+    r"""limitations: **Phases** beyond the precision of `native` are refused: at 5 ns $\lvert h \rvert$ above about
+    $7 \cdot 10^{11}$, with `precision="single"` above 1,300 (38,000 with `grid="uniform"`)."""
     for options, most in (
         ({}, 7e11),
         ({"precision": "single"}, 1.2e3),
@@ -85,8 +86,8 @@ def states_of_sequences() -> None:
 
 @says
 def escalation() -> None:
-    """limitations: Where a problem exceeds the range of float32 (Σ|J| beyond 72 up to 22 spins) it is solved
-    again in float64 (`info["float64_escalation"]`)"""
+    r"""limitations: Where a problem exceeds the range of float32 ($\sum \lvert J \rvert$ beyond 72 up to 22 spins) it
+    is solved again in float64 (`info["float64_escalation"]`)"""
     for total, again in ((71.0, False), (73.0, True)):
         info = sampler("exact").moments(Ising(torch.zeros(32, 12), all_to_all(12, total / 66))).info
         assert info["float64_escalation"] is again
@@ -95,7 +96,7 @@ def escalation() -> None:
 @says
 def odds() -> None:
     """limitations: **Odds** of `exact`, `banded` and `mean_field` have any size; under `torch.func` those below
-    about e^-65 in float32 are cut off. From N reads they are between 1/(2N + 1) and 2N + 1."""
+    about $e^{-65}$ in float32 are cut off. From N reads they are between $1/(2N + 1)$ and $2N + 1$."""
     h = torch.tensor([[-40.0, 0.3]])
     for name in ANALYTIC:
         log_odds = sampler(name).differentiable_log_odds
@@ -212,7 +213,8 @@ def many_spins_on_edges() -> None:
 
 @says
 def bases_of_workers() -> None:
-    """limitations: **`distributed`** does not support a base with learnable parameters or persistent chains
+    """limitations: **`distributed`** does not support a base with learnable parameters or persistent Markov
+    chains
     executor: A base that continues from its last call (`persistent=True` of `tempering`) is refused"""
     with refused("without learnable parameters"):
         learned = {"schedule": "boltzmann-8", "learn_schedule": True}
