@@ -39,5 +39,5 @@ def compiling_bar() -> Progress:
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=stderr_console(), transient=True)
-    bar.add_task("compiling kernels, once per machine", total=None)
+    bar.add_task("compiling kernels, at the first use of this backend", total=None)
     return bar

@@ -35,8 +35,8 @@ T = TypeVar("T")
 REORDERED = {"reassoc", "contract", "nsz"}
 """``fastmath`` of sums in any order, so that they become vectors; it does not depend on the number of threads."""
 NOTICE = (
-    "diabat compiles its kernels once per machine: about 3 to 8 s at the first use of each backend, "
-    "a minute for all; 'diabat warm-up' compiles them in advance."
+    "diabat compiles its kernels at the first use of each backend, in about 2 to 6 s, and keeps them on disk; "
+    "'diabat warm-up' compiles all of them in advance."
 )
 
 
