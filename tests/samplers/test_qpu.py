@@ -108,7 +108,7 @@ def test_predicted_temperatures_come_from_the_schedule_and_do_not_hold_for_chain
     assert gauge == (want.beta_J, want.beta_J)
     sampler = DimodSampler(chip(), beta="predicted", qpu={"schedule": SCHEDULE})
     assert sampler.sample(make_problem((3,), 2, seed=1), 5).info["longest_chain"] == 1
-    message = "beta: 'predicted' holds for spins of one qubit each, got chains of up to [23]"
+    message = "beta: 'predicted' holds for spins of one qubit each, got qubit chains of up to [23]"
     with pytest.raises(ValueError, match=message):
         sampler.sample(make_problem((3,), 6, seed=1), 5)
 

@@ -69,7 +69,7 @@ class Ranges:
         """Largest factor of the problems' biases that keeps a whole call in range; 1 if nothing is programmed.
 
         Raises:
-            ValueError: Without ranges, or if chains leave no range.
+            ValueError: Without ranges, or if qubit chains leave no range.
         """
         if (self.h, self.J, self.sums) == (None, None, None):
             raise ArgumentError(
@@ -78,7 +78,8 @@ class Ranges:
         factor = min((self._largest_factor(one) for one in packed), default=math.inf)
         if factor <= 0:
             raise ArgumentError(
-                "scale", "expected chains that leave range for the problems, got none; use weaker chains."
+                "scale",
+                "expected qubit chains that leave range for the problems, got none; use weaker chains.",
             )
         return factor if math.isfinite(factor) else 1.0
 

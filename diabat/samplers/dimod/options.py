@@ -39,9 +39,9 @@ class QPU:
             +1; their inverse temperature is beta_h.  ``gauge``: as couplings to one free spin per tile, by which the
             reads are multiplied; their inverse temperature is beta_J.  ``direct``: as h, which a fast anneal refuses.
         schedule: Built-in schedule of the solver, for beta = "predicted".
-        chain_strength: Strength of the couplings -strength in chains, in programmed units; ``uniform_torque`` is
+        chain_strength: Strength of the couplings -strength in qubit chains, in programmed units; ``uniform_torque`` is
             1.414 · rms(J) · sqrt(mean degree) as in Ocean; None uses the strongest in range.  Weak problems need
-            strong chains: chain breaks depend on beta · strength, not on its ratio to J.
+            strong qubit chains: chain breaks depend on beta · strength, not on its ratio to J.
         spins: Spins of a tile; None uses the number of the largest problem of a call.
         tiles: Largest number of tiles of one submission; None uses the whole chip.
         flux_bias: Flux bias of the ancillas, in Φ0.

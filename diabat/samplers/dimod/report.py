@@ -17,7 +17,7 @@ WATCHED = (
         "chain_break_fraction.mean",
         "chain breaks, mean",
         most=0.05,
-        advice="use stronger chains (qpu.chain_strength), or shorter ones",
+        advice="use stronger qubit chains (qpu.chain_strength), or shorter ones",
     ),
     Watched("chain_break_fraction.max", "chain breaks, most broken chain"),
     Watched("ancilla_flips", "ancilla flips", most=0.05, advice="use a stronger qpu.flux_bias"),
@@ -107,7 +107,7 @@ class DryRun:
             f"problems: {self.problems}; submissions: {self.submissions}, answered by the cache: {self.cached}",
             f"{self.reads} reads to submit",
             f"at most {self.logical_variables} spins on {self.qubits} qubits in one submission, "
-            f"chains of up to {self.longest_chain}",
+            f"at most {self.longest_chain} for one spin",
             f"scale of the programmed values: {self.scale:g}",
             "access time: unknown" if self.access_s is None else f"access time: about {self.access_s:.4g} s",
         ]

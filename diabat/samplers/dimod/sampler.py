@@ -64,7 +64,7 @@ class DimodSampler(Sampler):
         parameters: Keywords of its ``sample``.
         beta: Inverse temperature at which it samples programmed values: a number, (beta_h, beta_J), ``estimate`` (by
             maximum pseudo-likelihood on 16 problems of ``qpu.spins`` spins, by default 6, before the first answer;
-            also fits every answer), or ``predicted`` (from ``qpu.schedule``, for chains of one qubit).
+            also fits every answer), or ``predicted`` (from ``qpu.schedule``, for spins of one qubit each).
         law: ``boltzmann`` if the answers follow it at that temperature; None for another or unknown law, such as that
             of an optimiser.
         scale: Factor of the programmed values, which changes the effective temperature: None is 1, ``fit`` the
@@ -234,7 +234,7 @@ class DimodSampler(Sampler):
             if self._beta == "predicted" and (longest := int(one.lengths.max())) > 1:
                 raise ArgumentError(
                     "beta",
-                    "'predicted' holds for spins of one qubit each, got chains of up to "
+                    "'predicted' holds for spins of one qubit each, got qubit chains of up to "
                     f"{longest}, which anneal more slowly; use 'estimate', or give a measured value.",
                 )
             if parameters.get("fast_anneal") and one.fields.any():
