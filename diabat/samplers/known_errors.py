@@ -7,6 +7,7 @@ import math
 import numpy as np
 import torch
 
+from diabat.edges import Edges
 from diabat.ising import Ising
 
 STRENGTHS = (0.1, 0.2, 0.3, 0.6, 1.0, 1.5, 2.0)
@@ -31,13 +32,16 @@ _RATIO = 2.0
 
 
 def strengths(ising: Ising) -> tuple[float, float]:
-    """g as the fields and as the couplings of problems have it: standard deviations over visible spins and pairs."""
+    """Return g as the fields and as the couplings of problems have it: standard deviations over visible spins and pairs."""
     seen, J = ising.visible_mask, ising.held_couplings
     h = float(ising.fields.detach().double()[seen].square().mean().nan_to_num().sqrt())
     if J is None:
         return h, 0.0
-    j, k = torch.triu_indices(ising.num_spins, ising.num_spins, 1) if isinstance(J, torch.Tensor) else J.index.T
-    values = J[..., j, k] if isinstance(J, torch.Tensor) else J.values
+    if isinstance(J, Edges):
+        (j, k), values = J.index.T, J.values
+    else:
+        j, k = torch.triu_indices(ising.num_spins, ising.num_spins, 1)
+        values = J[..., j, k]
     total = (values.detach().double().square() * (seen[..., j] & seen[..., k])).sum(-1).mean()
     others = max(1.0, float(seen.sum(-1).double().mean()) - 1)
     return h, math.sqrt(2 * float(total) / others)
@@ -58,8 +62,8 @@ def measured_error(name: str, ising: Ising | None = None) -> str:
     alike = g / _RATIO <= h <= g * _RATIO and ising.three_body is None
     if not alike or not 0 < g <= STRENGTHS[-1]:
         return (
-            f"mean |error| of P not measured for such a problem, with fields of g = {h:.2g} and couplings of g = {g:.2g} "
-            f"(measured are h ~ N(0, g), J ~ N(0, g/√n) up to g = {STRENGTHS[-1]:g})"
+            f"mean |error| of P not measured for such a problem, with fields of g = {h:.2g} and couplings of "
+            f"g = {g:.2g} (measured are h ~ N(0, g), J ~ N(0, g/√n) up to g = {STRENGTHS[-1]:g})"
         )
     at = f"at the strength of this problem, g = {g:.2g}"
     if g < STRENGTHS[0]:
