@@ -32,7 +32,7 @@ _RATIO = 2.0
 
 
 def strengths(ising: Ising) -> tuple[float, float]:
-    """Return g as the fields and as the couplings of problems have it: standard deviations over visible spins and pairs."""
+    """Return g as the fields and as the couplings of problems have it: standard deviations over visible spins."""
     seen, J = ising.visible_mask, ising.held_couplings
     h = float(ising.fields.detach().double()[seen].square().mean().nan_to_num().sqrt())
     if J is None:
