@@ -291,3 +291,11 @@ def test_calibration_error_sees_a_law_without_a_temperature() -> None:
     order = p.argsort(stable=True)
     gaps = [float((up - p)[part].mean().abs()) for part in order.chunk(10)]
     assert errors[0] == pytest.approx(max(gaps), abs=1e-3)
+
+
+def test_calibration_error_does_not_depend_on_the_order_of_reads() -> None:
+    """The rows of a histogram, repeated: all reads of a state follow each other."""
+    problem = make_problem((), 4, seed=3)
+    spins = ReferenceSampler().sample(problem, 4000, seed=1).spins
+    ordered = spins[(spins @ torch.tensor([8, 4, 2, 1], dtype=torch.int8)).argsort()]
+    assert max(calibration_error(problem, reads, (1.0, 1.0, 1.0)) for reads in (spins, ordered)) < 0.04

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 import diabat
 from diabat import Ising, sampler
-from diabat.circuits import OutOfRangeWarning, schedule
+from diabat.circuits import AnnealingSchedule, OutOfRangeWarning, schedule
 from diabat.circuits.response import second_order_response
 from diabat.ising import pack_couplings
+from diabat.samplers.pseudolikelihood import fit_betas
 from statements.table import F64, drawn, magnetization, refused, says
 
 
@@ -158,6 +162,26 @@ def orders_of_splitting() -> None:
     assert first > 3 * strang > 9 * suzuki
     few, more = (sampler("dqa", trotter_error=error).plan.steps for error in (1e-2, 1e-3))
     assert few < more
+
+
+@says
+def control_errors() -> None:
+    """own-anneals: # mine (own schedule), 3 ns, 90 steps, strang, adaptive grid
+    own-anneals: | 0.03 | 0.34 | .114 | .045 | 0.75, 0.82 |"""
+    s = np.linspace(0, 1, 101)
+    table = AnnealingSchedule("mine", s, 9.5 * (1 - s) ** 3, 0.3 + 8 * s**1.5)
+    options: dict[str, Any] = {"schedule": table, "annealing_time_ns": 3.0}
+    clean, noisy = sampler("dqa", **options), sampler("dqa", **options, field_noise=0.03, coupling_noise=0.03)
+    assert clean.plan.label == "mine (own schedule), 3 ns, 90 steps, strang, adaptive grid"
+    assert clean.betas.beta_h * 0.03 == pytest.approx(0.34, abs=5e-3)
+    torch.manual_seed(0)
+    problem = Ising(0.5 * torch.randn(8, dtype=F64), pack_couplings(torch.randn(28, dtype=F64) / 32**0.5, 8))
+    copies = Ising(problem.fields.expand(200, 8), problem.couplings)
+    ideal, P = clean.moments(problem).probability, noisy.moments(copies, seed=1).probability
+    assert float((P - ideal).abs().mean()) == pytest.approx(0.114, abs=0.002)
+    assert float((P.mean(0) - ideal).abs().mean()) == pytest.approx(0.045, abs=0.002)
+    fit = fit_betas(copies, noisy.sample(copies, 50, seed=1).spins)
+    assert (fit.field, fit.coupling) == pytest.approx((0.75, 0.82), abs=0.006)
 
 
 @says
