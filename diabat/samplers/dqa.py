@@ -70,7 +70,7 @@ class DQASampler(AnnealCircuits):
     Args:
         engine: ``native`` (compiled, CPU), ``aer`` (Qiskit Aer), ``torch`` (any torch device), ``primitive``
             (the sampler of Qiskit Aer), any other ``qiskit.primitives.BaseSamplerV2`` object, or an Engine, such as
-            PrimitiveEngine(primitive, backend), which compiles for a processor.
+            :class:`diabat.circuits.PrimitiveEngine` of a primitive and a backend, which compiles for a processor.
         schedule: Name of a built-in schedule (``Advantage2_system1``) or learned plan (``boltzmann-8``), path of a
             CSV file (s, A_GHz, B_GHz) or of a saved plan (.json), an AnnealingSchedule or a TrotterPlan.
         protocol: ``fast`` (the default) or ``standard`` of a built-in schedule, or one of a CSV file with several.
