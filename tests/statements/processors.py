@@ -36,8 +36,9 @@ def annealing_times() -> None:
 
 @says
 def calibration_errors() -> None:
-    """hardware: Boltzmann reads of any temperature leave about √(10/(4 · reads · spins)), .009 with 4,000 reads
-    of 8 spins. Much more than that means that the reads follow no Boltzmann distribution of the problem."""
+    r"""hardware: Boltzmann reads of any temperature leave about $\sqrt{10 / (4RN)}$ with $R$ reads of $N$ spins, .009
+    with 4,000 reads of 8 spins. Much more than that means that the reads follow no Boltzmann distribution of the
+    problem."""
     problem = drawn(n=8, J=0.5, dtype=F64)
 
     def error(**reads_of: Any) -> float:
