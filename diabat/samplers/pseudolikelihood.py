@@ -151,7 +151,8 @@ def calibration_error(ising: Ising, spins: Values, scales: tuple[float, float, f
     s = data.spins.double().expand(seen.shape)[seen]
     # Features are 2 s_j times the local field.
     p = torch.sigmoid(s * torch.cat([beta @ chunk.features for chunk in data])[seen.flatten()])
-    mixed = torch.randperm(len(p), generator=torch.Generator().manual_seed(0))  # equal p in no order of the reads
+    random = torch.Generator().manual_seed(0)
+    mixed = torch.randperm(len(p), generator=random)  # equal p in no order of the reads
     gap = ((s > 0).double() - p)[mixed[p[mixed].argsort(stable=True)]]
     return max((abs(float(part.mean())) for part in gap.chunk(10) if len(part)), default=0.0)
 
