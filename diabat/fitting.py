@@ -21,15 +21,11 @@ from diabat.checks import check_count, check_flag, check_number, check_positive
 from diabat.edges import Edges
 from diabat.extras import extra
 from diabat.inputs import read_states, require_all_values
-from diabat.ising import Ising, pair_indices
+from diabat.ising import Ising
 from diabat.progress import new_bar, stderr_console
-from diabat.samplers import Sampler
-from diabat.samplers.capabilities import UnsupportedError
+from diabat.samplers import Sampler, UnsupportedError
 from diabat.samplers.registry import build_base
 from diabat.samplers.seeds import draw_seed
-
-_STEPS = {True: 500, False: 400}
-_READS_PER_PARAMETER, _LEAST_READS = 20, 2000
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,15 +63,12 @@ class Fit:
     @property
     def aic(self) -> float | None:
         """2 k - 2 Σ log P(v), smaller is better; None without a log-likelihood."""
-        return self._criterion(2.0)
+        return None if self.log_likelihood is None else 2 * len(self.parameters) - 2 * self.log_likelihood
 
     @property
     def bic(self) -> float | None:
         """Return k log N - 2 Σ log P(v), smaller is better; None without a log-likelihood."""
-        return self._criterion(math.log(self.num_states))
-
-    def _criterion(self, price: float) -> float | None:
-        likelihood = self.log_likelihood
+        likelihood, price = self.log_likelihood, math.log(self.num_states)
         return None if likelihood is None else price * len(self.parameters) - 2 * likelihood
 
     def to_pandas(self) -> Any:
@@ -127,7 +120,7 @@ def fit(
     if not l2 and not hidden:
         require_all_values(spins, index, labels)
     model = _Model(spins, index, hidden, float(l2), build_base(sampler, None, samples=False), draw_seed(seed))
-    most = steps or _STEPS[model.analytic]
+    most = steps or (500 if model.analytic else 400)
     with new_bar(shown=progress and stderr_console().is_terminal) as bar:
         task = bar.add_task("fit", total=most)
         search = model.by_lbfgs if model.analytic else model.by_adam
@@ -168,11 +161,9 @@ class _Model:
 
     def start(self) -> Tensor:
         """Zeros; hidden spins get small random couplings, since without any they would stay without."""
-        theta = torch.zeros(self.n + len(self.pairs), dtype=torch.float64)
-        if self.hidden:
-            random = np.random.default_rng(self.seed).standard_normal(len(self.pairs))
-            theta[self.n :] = 0.3 * torch.from_numpy(random)
-        return theta.requires_grad_()
+        random = torch.from_numpy(np.random.default_rng(self.seed).standard_normal(len(self.pairs)))
+        couplings = 0.3 * random if self.hidden else 0 * random
+        return torch.cat((couplings.new_zeros(self.n), couplings)).requires_grad_()
 
     def mean_log_likelihood(self, theta: Tensor) -> Tensor:
         """(1/N) Σ log P(v), differentiable."""
@@ -185,13 +176,11 @@ class _Model:
 
     def by_lbfgs(self, steps: int, rate: float, tolerance: float, advance: Callable[[], None]) -> Any:
         """The maximum of L, its gradient and the number of evaluations."""
-        theta, count = self.start(), 0
+        theta = self.start()
         limits: Any = {"max_eval": steps, "tolerance_grad": tolerance / 2, "tolerance_change": 0.0}
         optimizer = torch.optim.LBFGS([theta], max_iter=steps, line_search_fn="strong_wolfe", **limits)
 
         def loss() -> Tensor:
-            nonlocal count
-            count += 1
             advance()
             optimizer.zero_grad()
             found = self.l2 / 2 * theta.square().sum() - self.mean_log_likelihood(theta)
@@ -200,7 +189,7 @@ class _Model:
 
         optimizer.step(loss)
         loss()
-        return theta.detach(), theta.grad, count
+        return theta.detach(), theta.grad, optimizer.state[theta]["func_evals"] + 1
 
     def by_adam(self, steps: int, rate: float, tolerance: float, advance: Callable[[], None]) -> Any:
         """The mean of the last quarter of the steps, the gradient there and the number of evaluations."""
@@ -246,7 +235,7 @@ class _Model:
         if self.analytic:
             F: Any = torch.autograd.functional.hessian(lambda t: -self.mean_log_likelihood(t), theta)
         else:
-            reads = max(_LEAST_READS, _READS_PER_PARAMETER * len(theta))
+            reads = max(2000, 20 * len(theta))
             F = self.features(self.sampler.sample(self.problem(theta), reads, seed=self.seed).spins).T.cov()
         inverse = torch.linalg.pinv(F + self.l2 * torch.eye(len(theta), dtype=F.dtype), hermitian=True)
         return (inverse @ F @ inverse / self.count).diagonal().clamp(min=0).sqrt()
@@ -255,7 +244,7 @@ class _Model:
 def _read_pairs(pairs: Any, n: int, hidden: int) -> Tensor:
     """Coupled pairs, int64 [E, 2]."""
     if pairs is None:
-        restricted = torch.cartesian_prod(torch.arange(n), torch.arange(n, n + hidden))
-        return restricted if hidden else torch.stack(pair_indices(n), 1)
+        spins, others = torch.arange(n), torch.arange(n, n + hidden)
+        return torch.cartesian_prod(spins, others) if hidden else torch.combinations(spins)
     edges: Any = Ising(torch.zeros(n + hidden).double(), Edges(pairs, np.zeros(len(pairs)))).edges
     return edges.index

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.circuits.schedules import LEAST_STEP, MAX_GHZ, AnnealingSchedule, FloatArray, span_hint
+from diabat.circuits.schedules import LEAST_STEP, MAX_GHZ, OWN, AnnealingSchedule, FloatArray, span_hint
 from diabat.files import read_file
 
 COLUMNS = ("s", "A_GHz", "B_GHz")
@@ -23,6 +23,10 @@ MIN_POINTS = 11
 # A column below this is in another unit (Hz, eV, THz), or is not from an annealer.
 LEAST_GHZ = 1e-3
 
+# D-Wave's sheets have "A(s) (GHz)".
+_NAMES = {key.replace("_", "").lower(): key for key in COLUMNS}
+_MARKS = re.compile(r"\(s\)|[\s_()]")
+
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
 Row = dict[str, str]
@@ -33,8 +37,9 @@ def from_csv(
 ) -> AnnealingSchedule:
     """Read a schedule from a CSV file with a header line.
 
-    The columns s, A_GHz and B_GHz are required, solver and protocol may be present, other columns are
-    ignored, and lines that start with `#` are comments. Commas separate values, points stand for decimals.
+    The columns s, A_GHz and B_GHz are required, also written as in D-Wave's sheets: `A(s) (GHz)`, `A(GHz)`. solver and
+    protocol may be present, other columns are ignored, and lines that start with `#` are comments. Commas separate
+    values, points stand for decimals.
     Values between the points are interpolated linearly, which at 51 points shifts the effective inverse
     temperature by 0.3 to 1 %; a thousand points do no harm.
 
@@ -68,7 +73,7 @@ def from_csv(
         )
     _check_unit(path, table)
     first = rows[0][1]
-    name, kind = first.get("solver") or path.stem, first.get("protocol") or "fast"
+    name, kind = first.get("solver") or path.stem, first.get("protocol") or OWN
     return AnnealingSchedule(name, table[:, 0], table[:, 1], table[:, 2], kind, path.name)
 
 
@@ -100,7 +105,8 @@ def _read(path: Path) -> list[tuple[int, Row]]:
     numbered = [(i, text) for i, text in enumerate(lines, 1) if text.strip() and text.lstrip()[0] != "#"]
     if not numbered:
         raise ArgumentError(f"{path}: expected a header line with {', '.join(COLUMNS)}, got an empty file")
-    header = [key.strip() for key in _cells(f"{path}, line {numbered[0][0]}", numbered[0][1])]
+    cells = _cells(f"{path}, line {numbered[0][0]}", numbered[0][1])
+    header = [_NAMES.get(_MARKS.sub("", key.lower()), key.strip()) for key in cells]
     _check_header(f"{path}, line {numbered[0][0]}", header)
     rows = []
     for line, text in numbered[1:]:

@@ -22,6 +22,7 @@ from diabat.checks import ArgumentError, check_choice, is_positive
 FloatArray = NDArray[np.float64]
 
 PROTOCOLS = ("fast", "standard")
+OWN = "own schedule"
 
 # The built-in schedules: five solvers, each in both protocols, with D-Wave's published sheet (data/README.md).
 SHEETS = {
@@ -47,7 +48,7 @@ class AnnealingSchedule:
         s: Normalised time, float64 [points], strictly increasing from 0 to 1.
         A_GHz: Transverse-field energy scale in GHz, float64 [points], not negative.
         B_GHz: Problem energy scale in GHz, float64 [points], not negative.
-        protocol: "fast" (flux ramped linearly), "standard", or any name for a custom schedule.
+        protocol: "fast" (flux ramped linearly), "standard", or any name; "own schedule" if none is given.
         source: Source of the numbers.
 
     Raises:
@@ -59,7 +60,7 @@ class AnnealingSchedule:
     s: FloatArray
     A_GHz: FloatArray
     B_GHz: FloatArray
-    protocol: str = "fast"
+    protocol: str = OWN
     source: str = ""
 
     def __post_init__(self) -> None:

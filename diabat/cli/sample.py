@@ -220,11 +220,13 @@ def _states(
     return f"{labels}\n{title}", ("state", *columns), cells
 
 
-def _quality(backend: Sampler, answer: Moments | Samples, errors: Tensor | None) -> dict[str, Any]:
+def _quality(
+    backend: Sampler, ising: Ising, answer: Moments | Samples, errors: Tensor | None
+) -> dict[str, Any]:
     """Law, expected error and diagnostics of an answer, as plain values for JSON."""
     from diabat.samplers.diagnostics import diagnostics
 
-    able, reads, expected = backend.capabilities, answer.num_reads, backend.expected_error
+    able, reads, expected = backend.capabilities, answer.num_reads, backend.expected_error_of(ising)
     if able.exact:
         expected = "rounding" if reads is None else "the noise of independent reads"
     return {
@@ -243,7 +245,7 @@ def _report(
     from diabat.samplers.diagnostics import LAWS
 
     (document, tables, lines), reads, info = found, answer.num_reads, answer.info
-    known = _quality(backend, answer, document.get("standard_error"))
+    known = _quality(backend, problem.ising, answer, document.get("standard_error"))
     if as_json:
         labels = [v if isinstance(v, int | str) else str(v) for v in problem.labels]
         names = {"labels": labels, "vartype": "BINARY" if problem.binary else "SPIN", "beta": problem.beta}

@@ -129,6 +129,10 @@ class DistributedSampler(Sampler):
         """The expected error of the base."""
         return self.base.expected_error
 
+    def expected_error_of(self, ising: Ising | None) -> str | None:
+        """The error of the base."""
+        return self.base.expected_error_of(ising)
+
     def adjoint(
         self, ising: Ising, cotangent: Tensor, *, seed: int, states: Tensor | None = None
     ) -> AdjointGradient:

@@ -40,6 +40,7 @@ from diabat.samplers.anneals import (
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
 from diabat.samplers.calibrated import (
     MODES,
+    REFERENCE_STRENGTH,
     Calibration,
     check_betas,
     check_strength,
@@ -69,7 +70,7 @@ class DQASampler(AnnealCircuits):
     Args:
         engine: ``native`` (compiled, CPU), ``aer`` (Qiskit Aer), ``torch`` (any torch device), ``primitive``
             (the sampler of Qiskit Aer), any other ``qiskit.primitives.BaseSamplerV2`` object, or an Engine, such as
-            PrimitiveEngine(primitive, backend), which compiles for a processor.
+            :class:`diabat.circuits.PrimitiveEngine` of a primitive and a backend, which compiles for a processor.
         schedule: Name of a built-in schedule (``Advantage2_system1``) or learned plan (``boltzmann-8``), path of a
             CSV file (s, A_GHz, B_GHz) or of a saved plan (.json), an AnnealingSchedule or a TrotterPlan.
         protocol: ``fast`` (the default) or ``standard`` of a built-in schedule, or one of a CSV file with several.
@@ -179,7 +180,16 @@ class DQASampler(AnnealCircuits):
     @property
     def expected_error(self) -> str:
         """Error of the second-order response, and of a learned plan within its range."""
-        return known_error(self.anneal) if self.schedule_angles is None else "unknown: the angles are trained"
+        return self.expected_error_of(None)
+
+    def expected_error_of(self, ising: Ising | None) -> str:
+        """As in the base class."""
+        if self.schedule_angles is not None:
+            return "unknown: the angles are trained"
+        measured = self.anneal.name if self.anneal.learned else self.calibration
+        default = self.calibration_strength == REFERENCE_STRENGTH
+        usual = default and not self.noise.present and self._given is None
+        return known_error(self.anneal, measured if usual else "", ising)
 
     @property
     def plan(self) -> TrotterPlan:

@@ -17,21 +17,30 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
 from diabat.circuits import spin_table
+from diabat.inputs import check_states, read_spins
 from diabat.ising import Ising
 from diabat.samplers.conditionals import Conditionals, derivatives, present_terms, scores
 
-__all__ = ["BetaFit", "Term", "fit_betas", "fit_state_betas", "log_pseudolikelihood"]
+if TYPE_CHECKING:
+    from diabat.ising import Values
+
+__all__ = ["BetaFit", "Term", "calibration_error", "fit_betas", "fit_state_betas", "log_pseudolikelihood"]
 
 
 def fit_betas(
-    ising: Ising, spins: Tensor, weights: Tensor, *, sampled: bool = True, groups: Tensor | None = None
+    ising: Ising,
+    spins: Values,
+    weights: Tensor | None = None,
+    *,
+    sampled: bool = True,
+    groups: Tensor | None = None,
 ) -> BetaFit:
     """Fit β_h, β_J and β_K to reads, or to all states with their probabilities; pooled over the batch.
 
@@ -46,8 +55,9 @@ def fit_betas(
 
     Args:
         ising: The given problems, fields [*batch, n].
-        spins: ±1, [reads, *batch, n], or [2^n, n] for a table shared by all problems.
-        weights: Non-negative weight of each read, [reads, *batch], summing to 1 along the first axis.
+        spins: ±1, [reads, *batch, n], as tensor or array, or a tensor [2^n, n], a table shared by all problems.
+        weights: Non-negative weight of each read, [reads, *batch], summing to 1 along the first axis; None if all are
+            equal.
         sampled: Whether the reads are a sample; if False (all states) the errors of the reads are 0.
         groups: Label of each problem, integers that broadcast to [*batch]; problems with the same label (for
             example with the same J) vary together.  Fewer than two groups give no error.
@@ -59,7 +69,7 @@ def fit_betas(
     Raises:
         ValueError: If spins, weights or groups do not fit the problems.
     """
-    _check(ising, spins, weights)
+    spins, weights = _read(ising, spins, weights)
     labels = None if groups is None else _labels(ising, groups)
     kinds = present_terms(ising)
     data = Conditionals(ising, spins, weights, kinds)
@@ -99,7 +109,7 @@ def fit_state_betas(ising: Ising, probabilities: Tensor, *, groups: Tensor | Non
 
 
 def log_pseudolikelihood(
-    ising: Ising, spins: Tensor, weights: Tensor, scales: tuple[float, float, float]
+    ising: Ising, spins: Values, weights: Tensor | None, scales: tuple[float, float, float]
 ) -> float:
     """Mean of log P(s_j | rest) over visible spins and reads, in nats; -log 2 at scales 0.
 
@@ -112,7 +122,7 @@ def log_pseudolikelihood(
     Raises:
         ValueError: If spins or weights do not fit the problems.
     """
-    _check(ising, spins, weights)
+    spins, weights = _read(ising, spins, weights)
     kinds = present_terms(ising) or [0]
     beta = torch.tensor([scales[kind] for kind in kinds], dtype=torch.float64)
     value = total = 0.0
@@ -120,6 +130,31 @@ def log_pseudolikelihood(
         value += derivatives([table], beta)[0]
         total += float(table.weights.sum())
     return value / total if total else 0.0
+
+
+def calibration_error(ising: Ising, spins: Values, scales: tuple[float, float, float]) -> float:
+    """Largest gap between P(s_j = +1 | rest) of the fitted Boltzmann law and its frequency, over ten bins.
+
+    Bins hold equal numbers of conditionals.  For reads of a Boltzmann law it is of the order of
+    sqrt(10/(4 · reads · spins)); a larger value means that no pair of temperatures describes the reads.
+
+    Args:
+        ising: The given problems.
+        spins: Reads of equal weights, as in :func:`fit_betas`.
+        scales: (β_h, β_J, β_K) of the fit.
+    """
+    spins, weights = _read(ising, spins, None)
+    kinds = present_terms(ising) or [0]
+    beta = torch.tensor([scales[kind] for kind in kinds], dtype=torch.float64)
+    data = Conditionals(ising, spins, weights, kinds)
+    seen = data.visible.expand(-1, len(spins), -1)
+    s = data.spins.double().expand(seen.shape)[seen]
+    # Features are 2 s_j times the local field.
+    p = torch.sigmoid(s * torch.cat([beta @ chunk.features for chunk in data])[seen.flatten()])
+    random = torch.Generator().manual_seed(0)
+    mixed = torch.randperm(len(p), generator=random)  # equal p in no order of the reads
+    gap = ((s > 0).double() - p)[mixed[p[mixed].argsort(stable=True)]]
+    return max((abs(float(part.mean())) for part in gap.chunk(10) if len(part)), default=0.0)
 
 
 def _labels(ising: Ising, groups: Tensor) -> Tensor:
@@ -134,14 +169,23 @@ def _labels(ising: Ising, groups: Tensor) -> Tensor:
     return torch.unique(labels.cpu(), return_inverse=True)[1]
 
 
-def _check(ising: Ising, spins: Tensor, weights: Tensor) -> None:
+def _read(ising: Ising, spins: Values, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Reads ±1 and their weights as tensors."""
+    if not isinstance(spins, Tensor):
+        spins = read_spins(spins, ising.fields)
     reads, n, batch = len(spins), ising.num_spins, list(ising.batch_shape)
     if not reads or list(spins.shape) not in ([reads, *batch, n], [reads, n]):
         raise ArgumentError(
             "spins", f"expected shape {['reads', *batch, n]} or {['reads', n]}, got {list(spins.shape)}."
         )
+    if weights is None:
+        weights = torch.full((reads, *batch), 1 / reads, dtype=torch.float64)
     if list(weights.shape) != [reads, *batch]:
         raise ArgumentError("weights", f"expected shape {[reads, *batch]}, got {list(weights.shape)}.")
+    spins = spins.detach().cpu()
+    seen = ising.visible_mask.cpu() if spins.ndim > ising.fields.ndim else torch.ones(n, dtype=torch.bool)
+    check_states(spins, seen)
+    return spins, weights
 
 
 Term = Literal["field", "coupling", "three_body"]

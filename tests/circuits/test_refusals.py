@@ -285,6 +285,8 @@ CSV: list[tuple[list[str], str]] = [
     ([], "expected a header line with s, A_GHz, B_GHz, got an empty file"),
     (["# nothing"], "got an empty file"),
     (["s,A_GHz", *ROWS], "line 1: expected the columns s, A_GHz, B_GHz, got a line of 2 without B_GHz"),
+    (["s,A(s),B(s) (GHz)", *ROWS], "expected the columns s, A_GHz, B_GHz, got a line of 3 without A_GHz"),  # no unit
+    (["s,A(s) (GHz),A_GHz,B_GHz", *ROWS], "line 1: expected one column A_GHz, got 2"),
     (["hunter2"], r"got a line of 1 without s, A_GHz, B_GHz$"),  # another file, which may hold a secret
     ([LONG], "line 1: expected cells between commas, got field larger than field limit"),
     ([HEADER, "0,6,0", f"0.1,6,{LONG}"], "line 3: expected cells between commas, got field larger"),

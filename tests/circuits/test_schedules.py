@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diabat.circuits import available_schedules, from_csv, linear_ramp, schedule
+from diabat.circuits import available_schedules, from_csv, linear_ramp, schedule, trotter_plan
 
 # A(0), B(0), B(1) in GHz, and the s at which A = B, of the fast tables.
 FAST = {
@@ -79,8 +79,9 @@ def test_round_trip_of_a_built_in_table(tmp_path: Path) -> None:
 
 def test_plain_columns(tmp_path: Path) -> None:
     loaded = from_csv(write(tmp_path, HEADER, *ROWS))
-    assert (loaded.name, loaded.protocol, loaded.source) == ("mine", "fast", "mine.csv")
+    assert (loaded.name, loaded.protocol, loaded.source) == ("mine", "own schedule", "mine.csv")
     assert loaded.A(0.5) == pytest.approx(5.0)
+    assert trotter_plan(loaded, 4.0, 100).label == "mine (own schedule), 4 ns, 100 steps, strang"
 
 
 def test_several_solvers_need_a_choice(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_several_solvers_need_a_choice(tmp_path: Path) -> None:
 
 
 def test_files_as_spreadsheets_and_people_write_them(tmp_path: Path) -> None:
-    """Byte order mark, CRLF, quotes, indented comments, empty lines, columns in another order."""
+    """Byte order mark, CRLF, quotes, indented comments, empty lines, another order and other headings of columns."""
     rows = [",".join(f'"{cell}"' for cell in (b, s, a)) for s, a, b in (row.split(",") for row in ROWS)]
     text = "\r\n".join(["  # a comment", '"B_GHz","s","A_GHz"', *rows[:9], "", "# another", *rows[9:]])
     path = tmp_path / "excel.csv"
@@ -102,3 +103,5 @@ def test_files_as_spreadsheets_and_people_write_them(tmp_path: Path) -> None:
     loaded, plain = from_csv(path), from_csv(write(tmp_path, HEADER, *ROWS))
     for key in ("s", "A_GHz", "B_GHz"):
         assert (getattr(loaded, key) == getattr(plain, key)).all()
+    for header in ("s,A(GHz),B(GHz)", " s , A(s) (GHz) ,B(s) (GHz)", "S,A (GHz),b_ghz"):
+        assert (from_csv(write(tmp_path, header, *ROWS)).B_GHz == plain.B_GHz).all()

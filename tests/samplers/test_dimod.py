@@ -18,12 +18,10 @@ import diabat
 from diabat.config import make_config
 from diabat.ising import Ising
 from diabat.runs import build_sampler
-from diabat.samplers.answers import Samples
 from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dimod.packing import Packed, expand, logical_spins
 from diabat.samplers.dimod.submit import SubmissionError
-from diabat.samplers.dimod.temperature import calibration_error
-from diabat.testing import ReferenceSampler, brute_force
+from diabat.testing import brute_force
 from diabat.testing.problems import causal_problem, make_problem
 
 from .fakes import Scripted, all_up, annealed, rows
@@ -302,15 +300,6 @@ def test_a_dry_run_does_not_estimate() -> None:
     sampler = DimodSampler(fake, beta="estimate")
     assert sampler.dry_run(Ising(torch.zeros(3)), 10).submissions == 1
     assert not fake.calls
-
-
-def test_calibration_error_sees_a_law_without_a_temperature() -> None:
-    """Reads of J -> -J fitted with J's own sign have conditionals that are off by tenths."""
-    ising = make_problem((8,), 4, seed=3)
-    right = ReferenceSampler().sample(ising, 2000, seed=1)
-    wrong = ReferenceSampler().sample(Ising(ising.fields, -ising.couplings), 2000, seed=1)
-    errors = [calibration_error(ising, Samples(s.spins, s.visible), (1.0, 1.0, 1.0)) for s in (right, wrong)]
-    assert errors[0] < 0.03 < 0.1 < errors[1]
 
 
 def plain(*names: str, **properties: Any) -> Scripted:

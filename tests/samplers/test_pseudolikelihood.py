@@ -15,7 +15,14 @@ from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers import conditionals, pseudolikelihood
-from diabat.samplers.pseudolikelihood import BetaFit, Term, fit_betas, fit_state_betas, log_pseudolikelihood
+from diabat.samplers.pseudolikelihood import (
+    BetaFit,
+    Term,
+    calibration_error,
+    fit_betas,
+    fit_state_betas,
+    log_pseudolikelihood,
+)
 from diabat.studies.ensembles import sk
 from diabat.testing import ReferenceSampler, brute_force_states, state_table
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
@@ -256,3 +263,39 @@ def test_pairs_of_terms_are_not_mixed_up() -> None:
             scales[0] * problem.fields, scales[1] * problem.couplings, None, scales[2] * problem.three_body
         )
         assert fit_state_betas(problem, brute_force_states(law)).scales == pytest.approx(scales, abs=1e-8)
+
+
+def test_reads_of_ones_own_are_arrays_without_weights() -> None:
+    problem = make_problem((), 6, seed=5)
+    samples = ReferenceSampler().sample(problem, 500, seed=1)
+    assert fit_betas(problem, samples.spins.numpy()) == fit_betas(problem, samples.spins, samples.weights)
+
+
+def test_calibration_error_sees_a_law_without_a_temperature() -> None:
+    """Reads of J -> -J fitted with J's own sign have conditionals that are off by tenths."""
+    ising = with_visible(
+        make_problem((8,), 4, seed=3, three_body=0.3), torch.tensor([True, True, True, False])
+    )
+    right = ReferenceSampler().sample(ising, 2000, seed=1)
+    turned = Ising(ising.fields, -ising.couplings, ising.visible, ising.three_body)
+    wrong = ReferenceSampler().sample(turned, 2000, seed=1)
+    errors = [calibration_error(ising, s.spins, (1.0, 1.0, 1.0)) for s in (right, wrong)]
+    assert errors[0] < 0.03 < 0.1 < errors[1]
+    s = right.spins.double() * ising.visible_mask
+    local = (
+        ising.fields
+        + (s @ ising.couplings.double())
+        + torch.einsum("jkl,rbk,rbl->rbj", ising.three_body, s, s) / 2
+    )
+    p, up = torch.sigmoid(2 * local)[..., :3].flatten(), (s[..., :3] > 0).flatten().double()
+    order = p.argsort(stable=True)
+    gaps = [float((up - p)[part].mean().abs()) for part in order.chunk(10)]
+    assert errors[0] == pytest.approx(max(gaps), abs=1e-3)
+
+
+def test_calibration_error_does_not_depend_on_the_order_of_reads() -> None:
+    """The rows of a histogram, repeated: all reads of a state follow each other."""
+    problem = make_problem((), 4, seed=3)
+    spins = ReferenceSampler().sample(problem, 4000, seed=1).spins
+    ordered = spins[(spins @ torch.tensor([8, 4, 2, 1], dtype=torch.int8)).argsort()]
+    assert max(calibration_error(problem, reads, (1.0, 1.0, 1.0)) for reads in (spins, ordered)) < 0.04

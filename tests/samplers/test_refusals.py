@@ -457,6 +457,8 @@ CALLS: list[tuple[Callable[[], Any], Any, str]] = [
     (lambda: fit_betas(PAIR, torch.ones(5, 3, 3), RATIO), ValueError, r"spins: expected shape .*, got \[5, 3, 3\]"),
     (lambda: fit_betas(PAIR, SPINS, torch.full((5,), 0.2)), ValueError, "weights: expected shape [5, 2], got [5]"),
     (lambda: fit_betas(PAIR, SPINS[:0], torch.ones(0, 2)), ValueError, r"spins: expected shape .*, got \[0, 2, 3\]"),
+    (lambda: fit_betas(PAIR, torch.zeros(5, 2, 3)), IsingError,
+     r"spins: expected -1 or \+1 at visible spins, got 0.0 at \[0, 0, 0\]; 2 \* x - 1 makes spins of 0 and 1"),
     (lambda: BetaFit(1.0, 0.1).interval("field", level=95), ValueError,
      "level: expected a number between 0 and 1, got 95"),
     (lambda: BetaFit(1.0, 0.1).interval("fields"), ValueError,

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 import diabat
 from diabat import Ising, sampler
-from diabat.circuits import OutOfRangeWarning, schedule
+from diabat.circuits import AnnealingSchedule, OutOfRangeWarning, schedule
 from diabat.circuits.response import second_order_response
 from diabat.ising import pack_couplings
+from diabat.samplers.pseudolikelihood import fit_betas
 from statements.table import F64, drawn, magnetization, refused, says
 
 
 @says
 def saturation() -> None:
-    """dqa: - A strong field turns a spin with P(s = +1) above .97, <s> above .94, up to |h| = 41 (5 ns, the 150
-    adaptive steps of the default) or 58 (200 equal steps)."""
+    r"""dqa: - A strong field turns a spin with $P(s = +1)$ above .97, $\langle s \rangle$ above .94. This holds up to
+    $|h| = 41$ at 5 ns with the 150 adaptive steps of the default, or 58 with 200 equal steps."""
     for grid, most in (("adaptive", 41), ("uniform", 58)):
         assert (magnetization([float(h) for h in range(25, most + 1)], grid=grid) > 0.94).all()
         backend = sampler("dqa", grid=grid)
@@ -47,7 +51,7 @@ def default_steps() -> None:
 
 @says
 def fewest_steps() -> None:
-    """dqa: at 5 ns at least 114 equal steps (2·A(0)·t_a) or 57 adaptive ones are needed."""
+    """dqa: At 5 ns at least 114 equal steps, $2 A(0) t_a$, or 57 adaptive ones are needed."""
     assert 113 < 2 * float(schedule("Advantage2_system1", "fast").A_GHz[0]) * 5 < 114
     for grid, least in (("uniform", 114), ("adaptive", 57)):
         assert sampler("dqa", grid=grid, steps=least).plan.steps == least
@@ -57,7 +61,7 @@ def fewest_steps() -> None:
 
 @says
 def single_precision() -> None:
-    """dqa: single for float32, with errors of P below 1e-6 at 8 spins and up to 1e-4 at 16.
+    """dqa: single for float32. Errors of probabilities are below 1e-6 at 8 spins and up to 1e-4 at 16.
     backends: probabilities to 1e-6 at 8 spins and 1e-4 at 16)"""
     for n, error in ((8, 1e-6), (16, 1e-4)):
         problem = drawn(4, n=n, J=1 / n**0.5)
@@ -68,9 +72,9 @@ def single_precision() -> None:
 
 @says
 def rule_of_thumb() -> None:
-    """dqa: without fields the total variation between a plain anneal and the Boltzmann distribution is below 2 %
-    on average if Σ_k |J_jk|, averaged over the spins j, is below 0.35. With fields h ~ N(0, g) beside J ~
-    N(0, g/√n) it is if that sum is below 0.23."""
+    r"""dqa: Average $\sum_k |J_{jk}|$ over the spins. Without fields the total variation (TV) between a plain anneal
+    and the Boltzmann distribution is below 2 % on average if that sum is below 0.35. With fields $h \sim N(0, g)$
+    beside $J \sim N(0, g/\sqrt n)$ it is if that sum is below 0.23."""
     for n in (6, 8):
         J = pack_couplings(torch.randn(64, n * (n - 1) // 2), n)
         J = J / J.abs().sum(-1).mean(-1)[:, None, None]
@@ -116,7 +120,7 @@ def calibration_of_a_batch() -> None:
 
 @says
 def second_order() -> None:
-    """dqa: hardly depend on schedule holds within the fast protocol; the standard protocol has .51 and .67.
+    """dqa: hardly depend on schedule holds within the fast protocol. The standard protocol has .51 and .67.
     backends: A field acting through a neighbour has 42 % of its Boltzmann effect, and a correlation through
     two couplings 61 %"""
     names = [f"Advantage2_system{k}" for k in (1, 2, 4)] + ["Advantage_system4", "Advantage_system6"]
@@ -130,7 +134,7 @@ def second_order() -> None:
 
 @says
 def predicted_temperatures() -> None:
-    """dqa: The anneal then samples near beta = 10
+    r"""dqa: The anneal then samples near $\beta = 10$
     dqa: At g = 1 the fitted values are 9.5 and 8.2 where 10.6 and 11.6 are predicted"""
     problem = drawn(2)
     info = sampler("dqa", calibration="none").moments(problem).info
@@ -158,6 +162,26 @@ def orders_of_splitting() -> None:
     assert first > 3 * strang > 9 * suzuki
     few, more = (sampler("dqa", trotter_error=error).plan.steps for error in (1e-2, 1e-3))
     assert few < more
+
+
+@says
+def control_errors() -> None:
+    """own-anneals: # mine (own schedule), 3 ns, 90 steps, strang, adaptive grid
+    own-anneals: | 0.03 | 0.34 | .114 | .045 | 0.75, 0.82 |"""
+    s = np.linspace(0, 1, 101)
+    table = AnnealingSchedule("mine", s, 9.5 * (1 - s) ** 3, 0.3 + 8 * s**1.5)
+    options: dict[str, Any] = {"schedule": table, "annealing_time_ns": 3.0}
+    clean, noisy = sampler("dqa", **options), sampler("dqa", **options, field_noise=0.03, coupling_noise=0.03)
+    assert clean.plan.label == "mine (own schedule), 3 ns, 90 steps, strang, adaptive grid"
+    assert clean.betas.beta_h * 0.03 == pytest.approx(0.34, abs=5e-3)
+    torch.manual_seed(0)
+    problem = Ising(0.5 * torch.randn(8, dtype=F64), pack_couplings(torch.randn(28, dtype=F64) / 32**0.5, 8))
+    copies = Ising(problem.fields.expand(200, 8), problem.couplings)
+    ideal, P = clean.moments(problem).probability, noisy.moments(copies, seed=1).probability
+    assert float((P - ideal).abs().mean()) == pytest.approx(0.114, abs=0.002)
+    assert float((P.mean(0) - ideal).abs().mean()) == pytest.approx(0.045, abs=0.002)
+    fit = fit_betas(copies, noisy.sample(copies, 50, seed=1).spins)
+    assert (fit.field, fit.coupling) == pytest.approx((0.75, 0.82), abs=0.006)
 
 
 @says

@@ -48,10 +48,11 @@ def still_spins() -> None:
 
 @says
 def likelihoods() -> None:
-    """statistics: A state that contradicts a fixed variable has `log_prob` -inf.
+    r"""statistics: A state that contradicts a fixed variable has `log_prob` -inf.
     statistics: | `mean_field`, `dqa`, `dimod`, `refine` | none: `log_prob` refuses None |
-    statistics: Where h, J or K need a gradient, a log Z without one is refused
-    statistics: The last line is a marginal: log P(s_c) = log Z of the clamped problem - log Z."""
+    statistics: Where $h$, $J$ or $K$ need a gradient, a $\log Z$ without one is refused
+    statistics: The last line is a marginal: $\log P(s_c) = \log Z_c - \log Z$, with $Z_c$ of the clamped
+    problem."""
     problem, exact = drawn(dtype=F64), sampler("exact")
     held = torch.tensor([1, 0, 0, -1, 0, 0])
     given, log_z = problem.clamp(held), exact.moments(problem).log_partition
@@ -107,7 +108,7 @@ def jobs() -> None:
 
 @says
 def log_odds_of_a_variable() -> None:
-    """statistics: coefficients of a logistic regression on ±1 variables are 2h and 2J;"""
+    """statistics: coefficients of a logistic regression on ±1 variables are $2h$ and $2J$."""
     problem, rest = drawn(dtype=F64), torch.tensor([0, 1, -1, 1, 1, -1.0], dtype=F64)
     p = sampler("exact").moments(problem.clamp(rest)).probability[0]
     assert float(torch.logit(p)) == pytest.approx(

@@ -168,7 +168,8 @@ def seeds() -> None:
 @says
 def gradients_of_couplings() -> None:
     r"""conventions: They belong to the energy written as $\frac12 \sum_{j \ne k} J_{jk} s_j s_k$.
-    statistics: J_jk and J_kj are one parameter: each gets half of its derivative. An entry of K gets a sixth.
+    statistics: $J_{jk}$ and $J_{kj}$ are one parameter: each gets half of its derivative. An entry of $K$ gets a
+    sixth.
     statistics: \frac{\partial \log P}{\partial J_{jk}} = s_j s_k - \langle s_j s_k \rangle"""
     # No backend, energy or clamped problem has a derivative where two indices coincide.
     problem, K = drawn(n=4, dtype=F64), pack_three_body(0.2 * torch.randn(4, dtype=F64), 4)

@@ -18,8 +18,7 @@ from diabat import Ising, Samples, sampler
 from diabat.cli import app
 from diabat.samplers.dimod.budget import BudgetError
 from diabat.samplers.dimod.options import QPU, call_keywords
-from diabat.samplers.dimod.temperature import calibration_error
-from diabat.samplers.pseudolikelihood import fit_betas
+from diabat.samplers.pseudolikelihood import calibration_error, fit_betas
 from diabat.testing.strict_qpu import StrictMockQPU
 from statements.table import F64, drawn, refused, says
 
@@ -37,13 +36,14 @@ def annealing_times() -> None:
 
 @says
 def calibration_errors() -> None:
-    """hardware: Boltzmann reads of any temperature leave about √(10/(4 · reads · spins)), .009 with 4,000 reads
-    of 8 spins. Much more than that means that the reads follow no Boltzmann distribution of the problem."""
-    problem, weights = drawn(n=8, J=0.5, dtype=F64), torch.full((4000,), 1 / 4000, dtype=F64)
+    r"""hardware: Boltzmann reads of any temperature leave about $\sqrt{10 / (4RN)}$ with $R$ reads of $N$ spins, .009
+    with 4,000 reads of 8 spins. Much more than that means that the reads follow no Boltzmann distribution of the
+    problem."""
+    problem = drawn(n=8, J=0.5, dtype=F64)
 
     def error(**reads_of: Any) -> float:
         samples = reads_of["backend"].sample(reads_of["problem"], 4000, seed=0)
-        return calibration_error(problem, samples, fit_betas(problem, samples.spins, weights).scales)
+        return calibration_error(problem, samples.spins, fit_betas(problem, samples.spins).scales)
 
     assert math.sqrt(10 / (4 * 4000 * 8)) == pytest.approx(0.009, abs=5e-4)
     for beta in (0.5, 1.0, 2.0):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from diabat.checks import ArgumentError, is_positive
 from diabat.circuits import Betas
@@ -15,7 +14,7 @@ from diabat.ising import Ising
 from diabat.samplers.answers import Samples
 from diabat.samplers.calibrated import reference_problems
 from diabat.samplers.dimod.target import accepted_parameters, family
-from diabat.samplers.pseudolikelihood import fit_betas, log_pseudolikelihood
+from diabat.samplers.pseudolikelihood import calibration_error, fit_betas, log_pseudolikelihood
 
 Mode = Literal["estimate", "predicted"]
 Beta = Mode | float | tuple[float, float]
@@ -152,28 +151,5 @@ def fit_report(ising: Ising, samples: Samples) -> dict[str, Any]:
         "beta_J_interval": fit.interval("coupling"),
         "log_pseudolikelihood": value,
         "pseudo_r2": 1 + value / math.log(2),
-        "calibration_error": calibration_error(ising, samples, fit.scales),
+        "calibration_error": calibration_error(ising, samples.spins, fit.scales),
     }
-
-
-def calibration_error(ising: Ising, samples: Samples, scales: tuple[float, float, float]) -> float:
-    """Largest gap between P(s_j = +1 | rest) of the fitted Boltzmann law and its frequency, over ten bins.
-
-    Bins hold equal numbers of conditionals.  For reads of a Boltzmann law it is of the order of
-    sqrt(10/(4 · reads · spins)); a larger value means that no pair of temperatures describes the answers.
-
-    Args:
-        ising: The given problems.
-        samples: Reads with equal weights.
-        scales: (β_h, β_J, β_K) of the fit.
-    """
-    s = torch.where(samples.visible, samples.spins.double(), 0)
-    local = scales[0] * ising.fields.double()
-    if ising.held_couplings is not None:
-        local = local + scales[1] * ising.to(torch.float64).pair_fields(s)
-    seen = samples.visible.expand(s.shape)
-    p = torch.sigmoid(2 * local.expand(s.shape)[seen])
-    order = p.argsort()
-    gap = (s[seen] > 0).double()[order] - p[order]
-    bins = [part for part in gap.chunk(10) if len(part)]
-    return max((abs(float(part.mean())) for part in bins), default=0.0)

@@ -19,6 +19,7 @@ from diabat.samplers.answers import Moments, Solution
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import FROM_MARGINALS, Capabilities, UnsupportedError
 from diabat.samplers.diagnostics import Watched
+from diabat.samplers.known_errors import measured_error
 from diabat.samplers.mean_field.compiled import is_compiled
 from diabat.samplers.mean_field.iteration import local_field, symmetrised
 from diabat.samplers.mean_field.rules import Rules
@@ -85,10 +86,12 @@ class MeanFieldSampler(Sampler):
     @property
     def expected_error(self) -> str:
         """The mean of docs/dqa.md, n = 8."""
-        return (
-            "mean |error| of P .009, .044, .074 for h ~ N(0, g), J ~ N(0, g/√n) at g = 0.3, 0.6, 1; "
-            "without bound in single problems with strong couplings (docs/dqa.md)"
-        )
+        return self.expected_error_of(None)
+
+    def expected_error_of(self, ising: Ising | None) -> str:
+        """As in the base class."""
+        measured = measured_error(self.name, ising)
+        return f"{measured}; without bound in single problems with strong couplings (docs/dqa.md)"
 
     def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
         """As in the base class, for batches that compiled code solves."""
