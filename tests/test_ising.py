@@ -107,7 +107,7 @@ def test_the_energy_of_a_qubo_is_that_of_its_matrix(form: str, n: int, seed: int
         assert labels == list(range(n))
     for x in itertools.product((0, 1), repeat=n):
         energy = beta * (np.array(x) @ Q @ np.array(x) + 0.25)
-        spins = torch.tensor([2 * x[label] - 1 for label in labels])
+        spins = torch.tensor([2 * x[int(str(label))] - 1 for label in labels])
         assert float(ising.energy(spins)) == pytest.approx(energy, abs=1e-12)
 
 
