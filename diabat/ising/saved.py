@@ -20,7 +20,7 @@ _EDGES = ("index", "values")
 _DTYPES = {"visible": (torch.bool,), "clamped": (torch.int8,), "index": (torch.int64,)}
 
 
-def content_of(ising: Ising, labels: Sequence[Hashable] | None = None) -> bytes:
+def content_of(ising: Ising, labels: Sequence[Any] | None = None) -> bytes:
     """The file of a problem; IsingError if :func:`problem_of` would refuse it."""
     parts = [(name, getattr(ising, name)) for name in _ATTRIBUTES]
     parts += [(name, getattr(ising.edges, name, None)) for name in _EDGES]
