@@ -3,7 +3,9 @@ import itertools
 import json
 import math
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import dimod
@@ -230,18 +232,22 @@ def test_a_corrupt_file_is_one_sentence_with_its_name(tmp_path: Path, content: A
     assert "\n" not in str(caught.value)
 
 
-def other_bqm(version: int = 2, at: int = 0, byte: int = 0, **header: Any) -> bytes:
-    """The file of a model with labels whose header, or a byte behind it, is another."""
+def other_bqm(version: int = 2, flips: Mapping[int, int] = MappingProxyType({}), **header: Any) -> bytes:
+    """The file of a model with labels whose header, or bytes behind it, are others."""
     bqm = a_bqm().relabel_variables({0: "a", 1: "b"}, inplace=False)
     data = bytearray(as_file(bqm, version=version))
     size = int.from_bytes(data[10:14], "little")
-    data[14 + size + at] ^= byte
+    for at, byte in flips.items():
+        data[14 + size + at] ^= byte
     text = json.dumps({**json.loads(data[14 : 14 + size]), **header}).encode()
     return bytes(data[:10] + len(text).to_bytes(4, "little") + text + data[14 + size :])
 
 
 # The body: offset 8, linear 3 x (4 + 8), then neighbours 4 x (4 + 8): of 0, of 1, of 1, of 2.
 BODY = 8 + 3 * 12
+# Neighbours 1, 1 of 0 and 0, 0 of 1, with equal biases.
+TWICE = {20: 3, 32: 7, BODY + 12: 1, BODY + 24: 2, BODY + 36: 1}
+TWICE |= {BODY + 12 * k + 4 + at: byte for k in (2, 3) for at, byte in ((6, 0x08), (7, 0x80))}
 BAD_BQM: list[tuple[bytes, str]] = [
     (other_bqm(dtype="object"), r"dtype: expected float32 or float64, got 'object'"),
     (other_bqm(dtype="O"), r"dtype: expected float32 or float64, got 'O'"),
@@ -259,15 +265,16 @@ BAD_BQM: list[tuple[bytes, str]] = [
     (other_bqm(1, variables=["a", "b", "a"]), r"variables: expected 3 different labels"),
     (other_bqm(1, variables=["a", "b", json.loads("[" * 700 + "]" * 700)]), r"variables: expected 3 different labels"),
     (other_bqm(1, variables=["a", "b", 2**63]), r"variables\[2\]: expected integers below 2\^63"),
-    (other_bqm(at=8, byte=1), "expected neighbours of every variable one after the other"),
-    (other_bqm(at=8 + 12, byte=8), "expected neighbours of every variable one after the other"),
-    (other_bqm(at=BODY, byte=128), "expected other variables 0 to 2 as neighbours"),
-    (other_bqm(at=BODY + 3, byte=128), "expected other variables 0 to 2 as neighbours"),
-    (other_bqm(at=BODY, byte=1), "expected other variables 0 to 2 as neighbours"),
-    (other_bqm(at=BODY, byte=3), "expected every pair once among the neighbours of each"),
-    (other_bqm(at=BODY + 10, byte=1), "expected every pair once among the neighbours of each"),
-    (other_bqm(at=BODY + 24, byte=2), "expected every pair once among the neighbours of each"),
-    (other_bqm(at=19, byte=0x40), "expected finite biases"),
+    (other_bqm(flips={8: 1}), "expected neighbours of every variable one after the other"),
+    (other_bqm(flips={8 + 12: 8}), "expected neighbours of every variable one after the other"),
+    (other_bqm(flips={BODY: 128}), "expected other variables 0 to 2 as neighbours"),
+    (other_bqm(flips={BODY + 3: 128}), "expected other variables 0 to 2 as neighbours"),
+    (other_bqm(flips={BODY: 1}), "expected other variables 0 to 2 as neighbours"),
+    (other_bqm(flips={BODY: 3}), "expected every pair once among the neighbours of each"),
+    (other_bqm(flips={BODY + 10: 1}), "expected every pair once among the neighbours of each"),
+    (other_bqm(flips={BODY + 24: 2}), "expected every pair once among the neighbours of each"),
+    (other_bqm(flips=TWICE), "expected every pair once among the neighbours of each"),
+    (other_bqm(flips={19: 0x40}), "expected finite biases"),
     (other_bqm()[:100], "not valid JSON"),
     (other_bqm()[:-64], "variables: expected 3 labels, got True"),
     (b"DIMODBQM", "expected version 1 or 2 of dimod's file, got b''"),
