@@ -186,19 +186,43 @@ def parse_tensor_file(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]
     return tensors, parse_json(header["__metadata__"]["facts"])
 
 
+def is_tensor_file(content: bytes) -> bool:
+    """Whether a content begins as a safetensors file does: with the length of a header, and the header."""
+    return content[8:9] == b"{" and int.from_bytes(content[:8], "little") <= len(content)
+
+
+def form_of(kind: type) -> dict[str, Any]:
+    """The facts that tell a file of a class from others."""
+    return {"format": f"diabat-{kind.__name__.lower()}", "version": 1}
+
+
+def require_form(kind: type, facts: Any) -> None:
+    """Raise ValueError unless the facts of a file are those of a class."""
+    expected = form_of(kind)
+    if (got := {name: dict(facts).get(name) for name in expected}) != expected:
+        raise ValueError(f"expected {expected}, got {got}")
+
+
 @contextmanager
 def reading(path: Path, what: str, refusal: Callable[[str], Exception]) -> Iterator[None]:
     """Turn every error of the system, of safetensors or about a value in the block into ``refusal`` of a sentence."""
-    from safetensors import SafetensorError
-
     try:
-        yield
+        with parsing(lambda problem: refusal(f"{what}: {path} is {problem}.")):
+            yield
     except FileNotFoundError:
         raise refusal(f"{what}: expected the file {path}, got none.") from None
     except OSError as error:
         raise refusal(f"{what}: cannot read {path} ({error.strerror}).") from error
+
+
+@contextmanager
+def parsing(refusal: Callable[[str], Exception]) -> Iterator[None]:
+    """Turn every error of safetensors or about a value in the block into ``refusal`` of the end of a sentence."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
     except KeyError as error:
-        raise refusal(f"{what}: {path} is damaged: expected the entry {error}, got none.") from error
+        raise refusal(f"damaged: expected the entry {error}, got none") from error
     except (SafetensorError, ValueError, TypeError, LookupError) as error:
-        problem = " ".join(str(error).split()).rstrip(".")
-        raise refusal(f"{what}: {path} is damaged: {problem:.300}.") from error
+        raise refusal(f"damaged: {' '.join(str(error).split()).rstrip('.'):.300}") from error

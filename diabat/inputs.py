@@ -154,6 +154,17 @@ def require_all_values(spins: Tensor, pairs: Tensor, labels: list[Any]) -> None:
             raise IsingError("data", f"expected {expected}, got fewer of {got}; set l2.")
 
 
+def read_matrix(name: str, value: Any) -> np.ndarray:
+    """A square matrix of finite numbers, float64 [n, n]."""
+    value = _numbers(name, value, torch.empty(0, dtype=torch.float64))
+    check_tensor(name, value, "a mapping or a matrix")
+    if value.ndim != 2 or value.shape[0] != value.shape[1] or not value.is_floating_point():
+        got = f"{value.dtype} {list(value.shape)}"
+        raise IsingError(name, f"expected a square matrix [n, n] of numbers, got {got}.")
+    check_finite(name, value)
+    return value.detach().double().cpu().numpy()
+
+
 def read_index(value: Any) -> Tensor:
     """Convert the pairs of edges to int64 [E, 2]."""
     if _is_array(value):

@@ -39,7 +39,7 @@ def test_energies_are_those_of_the_matrix(lead: tuple[int, ...]) -> None:
 def test_energies_of_many_reads_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     ising, s = sparse_problem((2,), 8, 12), states(50, 2, 8)
     whole = ising.energy(s)
-    monkeypatch.setattr("diabat.ising._AT_ONCE", 100)
+    monkeypatch.setattr("diabat.ising.model._AT_ONCE", 100)
     torch.testing.assert_close(ising.energy(s), whole, rtol=0, atol=0)
 
 

@@ -5,6 +5,8 @@ import math
 from typing import Any
 
 import dimod
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import diabat
-from diabat.ising import Ising, IsingError, from_bqm, pack_couplings, pack_three_body, to_bqm
+from diabat.ising import Ising, IsingError, from_bqm, from_qubo, pack_couplings, pack_three_body, to_bqm
 from diabat.testing import brute_force, state_table
 from diabat.testing.problems import make_problem, with_visible
 
@@ -81,6 +83,64 @@ def test_bqm_round_trip_and_sign(n: int, seed: int, beta: float) -> None:
         energy = bqm.energy(dict(zip(labels, spins, strict=True)))
         assert float(ising.energy(state)) == pytest.approx(energy, abs=1e-12)
         assert float(warm.energy(state)) == pytest.approx(beta * energy, abs=1e-12)
+
+
+AS_QUBO: dict[str, Any] = {
+    "mapping": lambda Q: {(i, j): float(Q[i, j]) for i, j in np.argwhere(Q)},
+    "array": lambda Q: Q,
+    "tensor of float32": lambda Q: torch.from_numpy(Q).float(),
+    "list": lambda Q: Q.tolist(),
+    "upper triangle": lambda Q: np.triu(Q) + np.tril(Q, -1).T,
+}
+
+
+@pytest.mark.parametrize("form", AS_QUBO)
+@given(st.integers(1, 4), st.integers(0, 2**16), st.floats(0.1, 4.0))
+def test_the_energy_of_a_qubo_is_that_of_its_matrix(form: str, n: int, seed: int, beta: float) -> None:
+    """xᵀ Q x + offset of all bits x, with a diagonal, both directions of a pair, and pairs of zero."""
+    random = np.random.default_rng(seed)
+    Q = random.integers(-4, 5, (n, n)) / 4 * (random.random((n, n)) < 0.8)
+    Q[0, 0] = 1.0
+    ising, labels = from_qubo(AS_QUBO[form](Q), offset=0.25, beta=beta)
+    assert ising.fields.dtype == F64
+    if form != "mapping":
+        assert labels == list(range(n))
+    for x in itertools.product((0, 1), repeat=n):
+        energy = beta * (np.array(x) @ Q @ np.array(x) + 0.25)
+        spins = torch.tensor([2 * x[int(str(label))] - 1 for label in labels])
+        assert float(ising.energy(spins)) == pytest.approx(energy, abs=1e-12)
+
+
+def test_names_of_a_qubo() -> None:
+    frame = pd.DataFrame([[1.0, -2.0], [0.0, 1.0]], columns=["a", "b"])
+    for Q in (frame, {("a", "a"): 1, ("a", "b"): -2, ("b", "b"): 1}):
+        ising, labels = from_qubo(Q)
+        assert labels == ["a", "b"]
+        assert ising.fields.tolist() == [0, 0]
+        assert ising.couplings.tolist() == [[0, 0.5], [0.5, 0]]
+
+
+@pytest.mark.parametrize(
+    ("Q", "message"),
+    [
+        ({}, "Q: expected at least one variable, got none"),
+        (np.zeros((0, 0)), "Q: expected at least one variable, got none"),
+        ({(0, 1, 2): 1.0}, r"Q: expected pairs \(a, b\) as keys, got \(0, 1, 2\)"),
+        ({"ab": 1.0}, r"Q: expected pairs \(a, b\) as keys, got 'ab'"),
+        ({(0, 1): "x"}, r"Q\[\(0, 1\)\]: expected a finite number, got 'x'"),
+        ({(0, 1): math.nan}, r"Q\[\(0, 1\)\]: expected a finite number, got nan"),
+        ({(0, 1): 10**400}, r"Q\[\(0, 1\)\]: expected a finite number, got 1000"),
+        ([[1.0, 2.0]], r"Q: expected a square matrix \[n, n\] of numbers, got torch.float64 \[1, 2\]"),
+        ([[math.inf]], "Q: expected finite values, got inf"),
+        ([["x"]], "Q: expected real numbers, got an array of dtype"),
+        ("x", "Q: expected a mapping or a matrix, got str"),
+    ],
+)
+def test_what_is_no_qubo(Q: Any, message: str) -> None:
+    with pytest.raises(IsingError, match=message):
+        from_qubo(Q)
+    with pytest.raises(ValueError, match=r"offset: expected a number in \(-inf, inf\), got nan"):
+        from_qubo({(0, 0): 1.0}, offset=math.nan)
 
 
 @pytest.mark.parametrize("vartype", ["SPIN", "BINARY"])

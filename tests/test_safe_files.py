@@ -21,6 +21,7 @@ from diabat.heads.calibration.file import stored_calibration
 from diabat.heads.commands.analysis import read_analysis
 from diabat.heads.games.questions import read_questions
 from diabat.heads.games.store import ValueStore
+from diabat.ising import Ising
 from diabat.problem_files import read_problem
 from diabat.samplers import sampler
 from diabat.samplers.answers import Samples
@@ -103,6 +104,7 @@ NAMED: dict[str, Callable[[Path], Any]] = {
     "data": lambda path: fetch("tinyshakespeare", path),
     "questions": read_questions,
     "answer": Samples.load,
+    "saved problem": Ising.load,
     "calibration": stored_calibration,
     "analysis": read_analysis,
     "couplings": lambda path: read_checkpoint(path, follow=True),

@@ -27,7 +27,10 @@ RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder of a run, or one of its checkpoints.")
 ]
 ProblemArgument = Annotated[
-    Path, typer.Argument(metavar="PROBLEM", help="dimod JSON, COO text, or YAML; - reads standard input.")
+    Path,
+    typer.Argument(
+        metavar="PROBLEM", help="JSON, YAML, COO text, .bqm or Ising.save; - reads standard input."
+    ),
 ]
 BetaOption = Annotated[float | None, typer.Option(help="Inverse temperature beta of the law exp(-beta E).")]
 FigureOption = Annotated[Path | None, typer.Option(help="Write the figure: .png, .pdf or .svg.")]

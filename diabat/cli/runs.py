@@ -130,8 +130,7 @@ def compare_backends(
 
     The section fidelity names the backends and the random problems; fidelity.checkpoint=RUN adds the fields and
     couplings of a trained model.  A PROBLEM takes the place of the random ones, as fidelity.problem=FILE does.  It is
-    a file of dimod JSON, of COO text or of YAML with the key fields, or - for standard input.  Any other file is a
-    CONFIG.
+    a file as of 'diabat sample', or - for standard input.  Any other file is a CONFIG.
     """
     from diabat.config import load_config
     from diabat.problem_files import is_problem

@@ -67,9 +67,10 @@ def sample_problem(
 
     The section sampler chooses the backend (see 'diabat backends'); without it the backend is exact.  Another seed
     (seed=N) gives other reads.
-    dimod problems are energies to be minimised, P ~ exp(-beta E).  In the YAML format positive fields favour
-    +1 and positive couplings favour agreement.  Energies are those of the file, whatever beta is; log Z is that of
-    the law at beta.  Variables of a BINARY model are 0 and 1.
+    Files of dimod (JSON, .bqm, COO) and dictionaries with a key qubo, h, J, linear or quadratic are energies to be
+    minimised, P ~ exp(-beta E).  With the key fields, and in files of Ising.save, positive fields favour +1 and
+    positive couplings favour agreement.  Energies are those of the file, whatever beta is; log Z is that of the law
+    at beta.  Variables of a QUBO or a BINARY model are 0 and 1.
     """
     asked = {"lowest": lowest, "dry_run": dry_run, "samples": samples}
     given = [name for name, kind in asked.items() if kind]

@@ -1,7 +1,8 @@
-"""Read one Ising problem from a file, or write it: dimod JSON, COO text, or a small YAML.
+"""Read one Ising problem from a file, or write it, in a format that its content tells.
 
-dimod problems are energies to be minimised; the sign flips in :func:`diabat.ising.from_bqm`.  The YAML of
-:mod:`diabat.problem_files.yaml_format` is in the convention of the law, without a flip.
+Models of dimod (JSON, binary, COO text) and dictionaries of a QUBO, of h and J or of linear and quadratic biases are
+energies to be minimised; the sign flips in :func:`diabat.ising.from_bqm`.  The YAML or JSON with the key ``fields``
+(:mod:`diabat.problem_files.yaml_format`) and files of :meth:`diabat.Ising.save` have the sign of the law.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import os
 import re
 import sys
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from diabat.checks import ArgumentError, is_positive
-from diabat.config.errors import ConfigError
+from diabat.config.errors import ConfigError, shown
 from diabat.config.yaml_files import parse_yaml, read_bytes
-from diabat.files import replace_file
+from diabat.files import is_tensor_file, parse_json, parsing, replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,8 +32,9 @@ __all__ = ["Problem", "ProblemFileError", "read_problem", "write_problem"]
 _MAX_BYTES = 1 << 31
 COO_HEADER = re.compile(r"#.*?\bvartype[:=][ \t]*([A-Za-z]+)")
 _COO_LINE = re.compile(r"\d+[ \t]+\d+[ \t]")
-_OTHERS = re.compile(r"""\{.*"BinaryQuadraticModel"|(.*\n)?["']?fields["']?[ \t]*:""", re.DOTALL)
-"""dimod's JSON, and a YAML with the key fields."""
+DICTIONARIES = (("qubo",), ("h", "J"), ("linear", "quadratic"))
+_KEYS = ("fields", *(name for form in DICTIONARIES for name in form))
+_YAML = re.compile(rf"""(.*\n)?["']?({"|".join(_KEYS)})["']?[ \t]*:""", re.DOTALL)
 
 
 class ProblemFileError(ArgumentError):
@@ -63,8 +66,15 @@ def is_problem(path: str | Path) -> bool:
     """Whether a path is ``-`` or a file that looks like a problem in one of the formats, not like a configuration."""
     if str(path) == "-" or not os.path.isfile(path):  # False for names that are no paths, as too long ones
         return str(path) == "-"
-    text = read_bytes(Path(path), _MAX_BYTES).decode("utf-8-sig", "replace").lstrip()
-    return any(form.match(text) for form in (COO_HEADER, _COO_LINE, _OTHERS))
+    data = read_bytes(Path(path), _MAX_BYTES)
+    text = data.decode("utf-8-sig", "replace").lstrip()
+    if text.startswith("{"):
+        with suppress(ValueError):
+            document = parse_json(text)
+            return document.get("type") == "BinaryQuadraticModel" or not document.keys().isdisjoint(_KEYS)
+        return '"BinaryQuadraticModel"' in text
+    binary = data.startswith(b"DIMOD") or is_tensor_file(data)
+    return binary or any(form.match(text) for form in (COO_HEADER, _COO_LINE, _YAML))
 
 
 def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
@@ -72,7 +82,7 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
 
     Args:
         path: The file; ``-`` for standard input.
-        beta: Inverse temperature folded into the problem.  None takes the one of a YAML file, or 1.
+        beta: Inverse temperature folded into the problem.  None takes the ``beta`` of the file, or 1.
 
     Raises:
         ProblemFileError: If the file is unreadable or not a valid problem.
@@ -85,47 +95,78 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
         data = sys.stdin.buffer.read(_MAX_BYTES + 1) if piped else read_bytes(Path(path), _MAX_BYTES)
         if len(data) > _MAX_BYTES:
             raise ArgumentError(f"expected at most {_MAX_BYTES} bytes, got more")
-        return _parse(data.decode("utf-8-sig"), name, beta)
+        return _binary(data, beta) or _parse(data.decode("utf-8-sig"), name, beta)
     except UnicodeDecodeError as error:
-        raise ProblemFileError(
-            f"'{name}': expected text (dimod JSON, COO or YAML), got other bytes."
-        ) from error
+        expected = "JSON, COO, YAML, or a file of dimod or of Ising.save"
+        raise ProblemFileError(f"'{name}': expected {expected}, got other bytes.") from error
     except ConfigError as error:
         raise ProblemFileError(str(error)) from error
     except ArgumentError as error:
         raise ProblemFileError(f"'{name}': {str(error).rstrip('.')}.") from error
 
 
+def _binary(data: bytes, beta: float | None) -> Problem | None:
+    """A model of dimod, or a problem that was saved; None for other content."""
+    import torch
+
+    from diabat.ising.saved import problem_of
+    from diabat.problem_files.bqm_file import PREFIX, file_bqm
+
+    scale = 1.0 if beta is None else beta
+    if data.startswith(PREFIX):
+        return _minimised(file_bqm(data), scale)
+    if not is_tensor_file(data):
+        return None
+    with parsing(ArgumentError):
+        ising, labels = problem_of(data)
+    if ising.fields.ndim != 1:
+        raise ArgumentError("fields", f"expected one problem [n], got a batch {list(ising.fields.shape)}")
+    ising = ising.to(torch.float64)._mapped(lambda values: scale * values, ising.visible)
+    return Problem(ising, labels or list(range(ising.num_spins)), scale)
+
+
 def _parse(text: str, name: str, beta: float | None) -> Problem:
-    """Read the content of a file, whose refusals name the place in it."""
-    from diabat.ising import from_bqm
-    from diabat.problem_files.dimod_formats import coo_bqm, json_bqm
+    """Read a text, whose refusals name the place in it."""
+    from diabat.problem_files.dictionaries import dictionary_bqm
+    from diabat.problem_files.dimod_formats import as_json, coo_bqm, json_bqm
     from diabat.problem_files.yaml_format import yaml_problem
 
     first = next((s for line in text.splitlines() if (s := line.strip())), "")
     if not first:
         raise ArgumentError("the file is empty")
-    if first.startswith("{"):
-        bqm = json_bqm(text)
-    elif COO_HEADER.match(first) or _COO_LINE.match(first):
-        bqm = coo_bqm(text)
-    else:
-        ising, beta = yaml_problem(parse_yaml(text, f"'{name}'"), beta)
-        return Problem(ising, list(range(ising.num_spins)), beta)
+    if COO_HEADER.match(first) or _COO_LINE.match(first):
+        return _minimised(coo_bqm(text), 1.0 if beta is None else beta)
+    document = as_json(text) if first.startswith("{") else parse_yaml(text, f"'{name}'")
+    keys = document if isinstance(document, dict) else {}
+    scale = keys.get("beta", 1.0) if beta is None else beta
+    if "type" in keys:
+        return _minimised(json_bqm(keys), 1.0 if beta is None else beta)
+    if not is_positive(scale):
+        raise ArgumentError(f"beta: expected a finite number > 0, got {shown(scale)}")
+    scale = float(scale)
+    if not keys.keys().isdisjoint(_KEYS[1:]):
+        return _minimised(dictionary_bqm(keys), scale)
+    ising = yaml_problem(document, scale)
+    return Problem(ising, list(range(ising.num_spins)), scale)
+
+
+def _minimised(bqm: Any, beta: float) -> Problem:
+    from diabat.ising import from_bqm
+
     if bqm is None or not bqm.num_variables:
         raise ArgumentError("the model has no variables")
-    beta = 1.0 if beta is None else beta
     return Problem(*from_bqm(bqm, beta=beta), beta, bqm.vartype.name == "BINARY")
 
 
-_SUFFIXES = (".json", ".coo", ".yaml", ".yml")
+_SUFFIXES = (".json", ".bqm", ".coo", ".yaml", ".yml")
 
 
 def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None = None) -> None:
     """Write one problem atomically; every number is read back exactly.
 
-    ``.json`` is dimod's JSON, ``.coo`` COO text without offset, both with the biases that dimod minimises at beta = 1;
-    ``.yaml`` has the sign of the law, and alone holds three-body terms and invisible spins.
+    ``.json`` and ``.bqm`` are dimod's JSON and binary file, ``.coo`` COO text without offset, all with the biases that
+    dimod minimises at beta = 1; ``.yaml`` has the sign of the law.  It and :meth:`diabat.Ising.save` alone hold
+    three-body terms and invisible spins.
 
     Args:
         path: The file, whose suffix names the format.
@@ -148,8 +189,11 @@ def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None 
         )
     if ising.fields.ndim != 1:
         raise ArgumentError("fields", f"expected one problem [n], got a batch {list(ising.fields.shape)}.")
-    if suffix == ".json":
-        content = json.dumps(to_bqm(ising, labels).to_serializable())
+    if suffix == ".bqm":
+        with to_bqm(ising, labels).to_file() as file:
+            content = file.read()
+    elif suffix == ".json":
+        content = json.dumps(to_bqm(ising, labels).to_serializable()).encode()
     else:
-        content = "".join((coo_lines if suffix == ".coo" else yaml_lines)(ising, labels))
-    replace_file(path, content.encode())
+        content = "".join((coo_lines if suffix == ".coo" else yaml_lines)(ising, labels)).encode()
+    replace_file(path, content)

@@ -24,23 +24,30 @@ _LINE = re.compile(
 _NO_HEADER = "expected the header '# vartype=SPIN' or '# vartype=BINARY' before the biases"
 
 
-def json_bqm(text: str) -> Any:
-    """Read the JSON of ``BinaryQuadraticModel.to_serializable``.
-
-    Raises:
-        ArgumentError: If it is not JSON, not a BinaryQuadraticModel, or its parts do not fit together.
-    """
-    import dimod
-
+def as_json(text: str | bytes) -> Any:
+    """Parse JSON; ArgumentError if it is none."""
     try:
-        document = parse_json(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise ArgumentError(f"not valid JSON at line {error.lineno}, column {error.colno}") from error
     except ValueError as error:
         raise ArgumentError(str(error)) from None
-    if document.get("type") != "BinaryQuadraticModel":
-        got = f"type '{document['type']}'" if "type" in document else "no 'type'"
-        raise ArgumentError(f"expected the JSON of dimod's BinaryQuadraticModel.to_serializable, got {got}")
+
+
+def json_bqm(document: dict[str, Any]) -> Any:
+    """Read the JSON of ``BinaryQuadraticModel.to_serializable``.
+
+    Raises:
+        ArgumentError: If it is not a BinaryQuadraticModel, or its parts do not fit together.
+    """
+    import dimod
+
+    if document["type"] != "BinaryQuadraticModel":
+        expected, got = (
+            "the JSON of dimod's BinaryQuadraticModel.to_serializable",
+            f"type {document['type']!r:.60}",
+        )
+        raise ArgumentError(f"expected {expected}, got {got}")
     version = document.get("version")
     schema = version.get("bqm_schema") if isinstance(version, dict) else None
     if schema not in _SCHEMAS:
@@ -79,10 +86,14 @@ def _check_vectors(document: dict[str, Any]) -> None:
             raise ArgumentError(f"quadratic_head[{place}]: the variables {sorted(pair)} are given twice")
         seen.add(frozenset(pair))
     for place, label in enumerate(document["variable_labels"]):
-        for part in label if isinstance(label, list) else [label]:
-            if isinstance(part, int) and not -_MAX_LABEL <= part <= _MAX_LABEL:
-                got = f"got {part!s:.40}"
-                raise ArgumentError(f"variable_labels[{place}]: expected integers below 2^63, {got}")
+        check_integer(f"variable_labels[{place}]", label)
+
+
+def check_integer(where: str, label: Any) -> None:
+    """Refuse an integer, or a list with one, that dimod has no place for."""
+    for part in label if isinstance(label, list) else [label]:
+        if isinstance(part, int) and not -_MAX_LABEL <= part <= _MAX_LABEL:
+            raise ArgumentError(f"{where}: expected integers below 2^63, got {part!s:.40}")
 
 
 def coo_bqm(text: str) -> Any:

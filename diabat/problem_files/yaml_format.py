@@ -14,37 +14,35 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError, is_integer, is_positive
+from diabat.checks import ArgumentError, is_integer, is_number
 from diabat.compute.memory import require_memory
 from diabat.config.errors import shown, unknown_key
 from diabat.edges import Edges, best_form
 from diabat.ising import Ising, coupled_pairs, triple_indices
+from diabat.problem_files import DICTIONARIES
 
 _KEYS = ("fields", "couplings", "three_body", "visible", "offset", "beta")
 
 
-def yaml_problem(document: Any, beta: float | None) -> tuple[Ising, float]:
-    """Build the problem [n], float64, of a parsed document, and its beta, replaced by ``beta`` unless that is None.
+def yaml_problem(document: Any, scale: float) -> Ising:
+    """Build the problem [n], float64, of a parsed document, times a scale.
 
     Raises:
         ArgumentError: If a key is unknown or missing, or a value has the wrong form.
     """
     if not isinstance(document, dict):
-        raise ArgumentError(
-            f"expected dimod JSON, COO text or YAML with the key 'fields', got {shown(document)}"
-        )
+        raise ArgumentError(f"expected JSON, COO text or YAML with the key 'fields', got {shown(document)}")
+    others = [] if "fields" in document else itertools.chain(*DICTIONARIES)
     for key in document:
         if key not in _KEYS:
-            raise ArgumentError(str(unknown_key(key, _KEYS)))
-    scale = _number("beta", document.get("beta", 1.0)) if beta is None else beta
-    if not is_positive(scale):
-        raise ArgumentError(f"beta: expected a finite number > 0, got {scale}")
+            raise ArgumentError(str(unknown_key(key, (*_KEYS, *others))))
     if "fields" not in document:
         raise ArgumentError("fields: expected a list of numbers, got no such key")
     couplings, three_body, visible = map(document.get, ("couplings", "three_body", "visible"))
@@ -57,19 +55,20 @@ def yaml_problem(document: Any, beta: float | None) -> tuple[Ising, float]:
         raise ArgumentError(f"visible: expected a list of {n} booleans, got {shown(visible)}")
     mask = None if visible is None else torch.tensor(visible)
     K = None if three_body is None else scale * _three_body(three_body, n)
-    return Ising(scale * h, J, mask, K, scale * _number("offset", document.get("offset", 0.0)) or None), scale
+    return Ising(scale * h, J, mask, K, scale * number("offset", document.get("offset", 0.0)) or None)
 
 
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ArgumentError(f"{name}: expected a number, got {shown(value)}")
+def number(name: str, value: Any) -> float:
+    """A finite number of a document."""
+    if not is_number(value) or not abs(value) <= sys.float_info.max:
+        raise ArgumentError(f"{name}: expected a finite number, got {shown(value)}")
     return float(value)
 
 
 def _numbers(name: str, values: Any) -> Tensor:
     if not isinstance(values, list) or not values:
         raise ArgumentError(f"{name}: expected a list of at least one number, got {shown(values)}")
-    return torch.tensor([_number(f"{name}[{j}]", v) for j, v in enumerate(values)], dtype=torch.float64)
+    return torch.tensor([number(f"{name}[{j}]", v) for j, v in enumerate(values)], dtype=torch.float64)
 
 
 def _couplings(rows: Any, n: int, scale: float) -> Tensor | Edges:
@@ -114,7 +113,7 @@ def _entries(name: str, rows: Any, n: int, *, order: int) -> tuple[Tensor, Tenso
         if frozenset(spins) in seen:
             raise ArgumentError(f"{name}[{position}]: the spins {sorted(spins)} are given twice")
         seen.add(frozenset(spins))
-        values.append(_number(f"{name}[{position}]", value))
+        values.append(number(f"{name}[{position}]", value))
     index = torch.tensor([row[:-1] for row in rows], dtype=torch.int64).reshape(-1, order)
     return index, torch.tensor(values, dtype=torch.float64)
 

@@ -16,7 +16,15 @@ from torch import Tensor
 from diabat.checks import ArgumentError, check_count
 from diabat.compute.memory import require_file_memory
 from diabat.extras import extra
-from diabat.files import parse_tensor_file, read_file, reading, replace_file, tensor_file
+from diabat.files import (
+    form_of,
+    parse_tensor_file,
+    read_file,
+    reading,
+    replace_file,
+    require_form,
+    tensor_file,
+)
 from diabat.inputs import check_states
 from diabat.ising_checks import DTYPES
 from diabat.samplers.diagnostics import plain
@@ -37,7 +45,7 @@ class SavedAnswer:
             OSError: If the file cannot be written; an older one is intact.
         """
         values: dict[str, Any] = vars(self)
-        info, facts = values["info"], {"num_reads": getattr(self, "num_reads", None), **_form(type(self))}
+        info, facts = values["info"], {"num_reads": getattr(self, "num_reads", None), **form_of(type(self))}
         apart = {f"info/{key}": value.clone() for key, value in info.items() if isinstance(value, Tensor)}
         facts["info"] = plain({key: value for key, value in info.items() if f"info/{key}" not in apart})
         apart |= {name: value for name, value in values.items() if isinstance(value, Tensor)}
@@ -55,8 +63,7 @@ class SavedAnswer:
         path = Path(path)
         with reading(path, cls.__name__, ArgumentError):
             tensors, facts = parse_tensor_file(read_file(path, follow=True, check=require_file_memory))
-            if (got := {name: dict(facts).get(name) for name in _form(cls)}) != _form(cls):
-                raise ValueError(f"expected {_form(cls)}, got {got}")
+            require_form(cls, facts)
             info = facts["info"] | {n[5:]: tensors.pop(n) for n in list(tensors) if n.startswith("info/")}
             check_count("num_reads", facts["num_reads"], optional="spins" not in tensors)
             known = [field.name for field in fields(cast(Any, cls)) if "Tensor" in str(field.type)]
@@ -65,10 +72,6 @@ class SavedAnswer:
             _check(tensors, facts["num_reads"])
             found: dict[str, Any] = {**tensors, "info": info}
             return cls(**found if "spins" in tensors else found | {"num_reads": facts["num_reads"]})
-
-
-def _form(kind: type) -> dict[str, Any]:
-    return {"format": f"diabat-{kind.__name__.lower()}", "version": 1}
 
 
 def _check(tensors: dict[str, Tensor], num_reads: int | None) -> None:

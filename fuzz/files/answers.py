@@ -1,10 +1,10 @@
-"""Saved samples and moments, and ledgers, with other content: read and used, or a sentence with the name."""
+"""Saved samples, moments and problems, and ledgers, with other content: read and used, or a sentence with the name."""
 
 from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from hypothesis import strategies as st
@@ -22,6 +22,27 @@ def _answers() -> tuple[bytes, bytes]:
     problem, sampler = make_problem((2,), 3), diabat.sampler("exact")
     samples, moments = sampler.sample(problem, 4, seed=1), sampler.moments(problem, correlations=True)
     return saved(samples.save), saved(moments.save)
+
+
+@cache
+def saved_problem() -> bytes:
+    """A problem with all that a file can hold."""
+    ising = make_problem((), 4, seed=1, three_body=0.5).clamp([1, 0, 0, 0])
+    return saved(partial(ising.save, labels=["a", "b", 2, 3]))
+
+
+@holds
+def problem_of_ones_own(draw: st.DrawFn, folder: Path) -> None:
+    """What is loaded has finite energies and a finite log Z, and is saved again."""
+    path, content = folder / "some.problem", saved_problem()
+    path.write_bytes(draw(damaged([content]) | other_tensors(content)))
+    with naming(path.name):
+        found = diabat.Ising.load(path)
+    found.save(path)
+    demand(diabat.Ising.load(path).fields.equal(found.fields), "round trip: expected the same fields")
+    if found.num_spins <= 10 and bool((found.fields.abs() < 1e3).all()):
+        log_z = diabat.sampler("exact").moments(found).log_partition
+        demand(log_z is not None and bool(log_z.isfinite().all()), "log Z: expected finite numbers")
 
 
 @holds

@@ -1,4 +1,4 @@
-"""Files that people write: problems of three formats, plans, schedules, configurations."""
+"""Files that people write: problems of all formats, plans, schedules, configurations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from diabat.ising import to_bqm
 from diabat.problem_files import read_problem
 from diabat.testing.problems import make_problem
 from fuzz.calls.laws import in_range
-from fuzz.files.mutations import damaged, saved
+from fuzz.files.answers import saved_problem
+from fuzz.files.mutations import damaged, other_tensors, saved
 from fuzz.properties import demand, holds, naming
 
 _MOST_SPINS = 14
@@ -36,22 +37,47 @@ COO = (
 )
 
 
+DICTIONARIES = (
+    b'{"qubo": {"a,a": 1.0, "a,b": -2.0, "(b, 0)": 0.5}, "offset": 0.25}',
+    b'{"h": {"a": 1.0, "b": -0.5}, "J": [["a", "b", 2.0], ["b", 3, -1.0]], "beta": 2.0}',
+    b'{"linear": [0.5, 1.0], "quadratic": {"0 1": -1.5}, "vartype": "BINARY"}',
+)
+
+
 @cache
-def _models() -> Sequence[bytes]:
+def _models() -> Sequence[dimod.BinaryQuadraticModel]:
     """Models of dimod, with offsets."""
     chain = {j: 0.1 * j for j in range(6)}
-    models = [
+    return [
         dimod.BinaryQuadraticModel({0: -1.0, 1: 0.25, 2: 0.5}, {(0, 1): 0.5, (1, 2): -0.75}, 0.25, "SPIN"),
         dimod.BinaryQuadraticModel({"a": 1.0, ("x", 1): 2.0}, {("a", ("x", 1)): -1.0}, 1.5, "BINARY"),
         dimod.BinaryQuadraticModel(chain, {(j, j + 1): 1.0 for j in range(5)}, 0, "SPIN"),
     ]
-    return [json.dumps(model.to_serializable()).encode() for model in models]
+
+
+@cache
+def _texts() -> Sequence[bytes]:
+    """Problems as JSON."""
+    return [*(json.dumps(model.to_serializable()).encode() for model in _models()), *DICTIONARIES]
+
+
+@cache
+def _binaries() -> Sequence[bytes]:
+    """Files of dimod."""
+    found = []
+    for model in _models():
+        for version in (1, 2):
+            with model.to_file(version=version) as file:
+                found.append(file.read())
+    return found
 
 
 @holds
 def problem_file(draw: st.DrawFn, folder: Path) -> None:
     """A problem of any format: moments in range, and the energies of dimod, offset included; or its name."""
-    content = draw(damaged([text.encode() for text in (*YAML, *COO)]) | damaged(_models(), is_json=True))
+    lines, problem = [text.encode() for text in (*YAML, *COO)], saved_problem()
+    texts = damaged(lines) | damaged(_texts(), is_json=True)
+    content = draw(texts | damaged(_binaries()) | damaged([problem]) | other_tensors(problem))
     path = folder / "some.problem"
     path.write_bytes(content)
     with naming(path.name):
@@ -61,7 +87,7 @@ def problem_file(draw: st.DrawFn, folder: Path) -> None:
     if ising.num_spins > _MOST_SPINS:
         return
     in_range(diabat.sampler("exact").moments(ising, correlations=True), ising)
-    if ising.three_body is None and not ising.batch_shape:
+    if ising.three_body is None and ising.clamped is None and bool(ising.visible_mask.all()):
         spins = torch.ones(ising.num_spins, dtype=torch.int8)
         want, energy = to_bqm(ising).energy(dict(enumerate(spins.tolist()))), float(ising.energy(spins))
         demand(abs(energy - want) <= 1e-9 * (1 + abs(want)), f"energy: expected {want}, got {energy}")

@@ -8,6 +8,7 @@ from cli_runs import run, run_json, train
 from typer.testing import CliRunner, Result
 
 from diabat.cli import app
+from diabat.ising import Ising
 from diabat.problem_files import is_problem, read_problem, write_problem
 from diabat.studies.report import formatted
 
@@ -107,7 +108,7 @@ def test_a_problem_of_one_s_own_is_compared(tmp_path: Path) -> None:
     cold = rows_of(str(path), *chosen, "fidelity.beta=0.5")[0]
     assert cold["strength"] == pytest.approx(found[0]["strength"] / 4)
     ising = read_problem(path).ising
-    for suffix in (".json", ".coo"):
+    for suffix in (".bqm", ".coo"):
         write_problem(tmp_path / f"p{suffix}", ising)
         same = rows_of(str(tmp_path / f"p{suffix}"), *chosen)
         assert [row["marginal_mean"] for row in same] == [row["marginal_mean"] for row in found]
@@ -119,12 +120,23 @@ def test_a_problem_of_one_s_own_is_compared(tmp_path: Path) -> None:
 PROBLEMS = [
     *(PROBLEM, "# by hand\n\n'fields' : [1]\n", "beta: 1\nfields: [1]\n", "# vartype=SPIN\n0 1 0.5\n"),
     *("0 1 0.5\n", '{"offset": 0, "type": "BinaryQuadraticModel"}'),
+    *('{"offset": 0, "qubo": {}}', '{"J": {"a,b": 1}}', "beta: 2\nlinear: {a: 1}\n"),
 ]
-CONFIGURATIONS = ["seed: 3\nfidelity: {sizes: [3]}\n", "fidelity:\n  fields: 3\n", '{"seed": 3}', ""]
+CONFIGURATIONS = [
+    "seed: 3\nfidelity: {sizes: [3]}\n",
+    "fidelity:\n  fields: 3\n",
+    '{"seed": 3}',
+    '{"a": {"h": 1}}',
+    "",
+]
 
 
 def test_a_problem_is_told_from_a_configuration_by_its_content(tmp_path: Path) -> None:
     for text in (*PROBLEMS, *CONFIGURATIONS):
         (tmp_path / "file").write_text(text)
         assert is_problem(tmp_path / "file") is (text in PROBLEMS), text
+    Ising([1.0]).save(tmp_path / "saved")
+    write_problem(tmp_path / "p.bqm", Ising([1.0]))
+    assert is_problem(tmp_path / "saved")
+    assert is_problem(tmp_path / "p.bqm")
     assert [is_problem(name) for name in ("-", "fidelity", tmp_path, "x" * 999)] == [True, *[False] * 3]

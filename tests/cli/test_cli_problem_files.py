@@ -1,18 +1,24 @@
+import io
 import itertools
 import json
 import math
+import pickle
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import dimod
+import numpy as np
 import pytest
 import torch
+import yaml
 from cli_runs import run, run_json
 from dimod.serialization import coo
 
 import diabat
 from diabat.checks import ArgumentError
-from diabat.ising import Ising
+from diabat.ising import Ising, from_qubo
 from diabat.problem_files import ProblemFileError, read_problem, write_problem
 from diabat.testing.problems import make_problem, with_visible
 
@@ -31,9 +37,26 @@ def as_json(bqm: dimod.BinaryQuadraticModel) -> dict[str, Any]:
     return document
 
 
-FORMATS = {
+def as_file(model: Any, **options: Any) -> bytes:
+    with model.to_file(**options) as file:
+        content: bytes = file.read()
+    return content
+
+
+def as_dictionary(bqm: dimod.BinaryQuadraticModel) -> dict[str, Any]:
+    linear = {str(name): float(bias) for name, bias in bqm.linear.items()}
+    quadratic = {f"{a},{b}": float(bias) for (a, b), bias in bqm.quadratic.items()}
+    constants = {"vartype": bqm.vartype.name, "offset": float(bqm.offset)}
+    return {"linear": linear, "quadratic": quadratic, **constants}
+
+
+FORMATS: dict[str, Any] = {
     "json": lambda bqm: json.dumps(as_json(bqm)),
     "coo": lambda bqm: coo.dumps(bqm, vartype_header=True),
+    "bqm 2": lambda bqm: as_file(bqm),
+    "bqm 1, float32": lambda bqm: as_file(dimod.BinaryQuadraticModel(bqm, dtype=np.float32), version=1),
+    "dictionary": lambda bqm: json.dumps(as_dictionary(bqm)),
+    "yaml": lambda bqm: yaml.safe_dump(as_dictionary(bqm)),
 }
 
 
@@ -43,6 +66,7 @@ def test_dimod_formats_give_the_boltzmann_law_of_the_energy(tmp_path: Path, name
     bqm = a_bqm().change_vartype(vartype, inplace=False)
     problem = read_problem(write(tmp_path / "p", FORMATS[name](bqm)), beta=0.7)
     assert problem.labels == [0, 1, 2]
+    assert problem.binary is (vartype == "BINARY")
     moments = diabat.sampler("exact").moments(problem.ising)
     # Against dimod's own energies, not against the conversion.
     low, high = (-1, 1) if vartype == "SPIN" else (0, 1)
@@ -90,6 +114,49 @@ def test_the_energy_of_yaml_is_that_of_its_numbers(tmp_path: Path) -> None:
     path = str(write(tmp_path / "p", "fields: [1, 2]\noffset: 4\nbeta: 3\n"))
     lowest = run_json("sample", path, "--lowest", "seed=1")
     assert (lowest["state"], lowest["energy"], lowest["beta"]) == ([1, 1], -7.0, 3.0)
+
+
+Q3 = {(0, 0): 1.0, (0, 1): -2.0, (1, 0): 0.5, (2, 1): 4.0, (2, 2): -1.5}
+QUBOS: dict[str, Any] = {
+    "commas": {f"{a},{b}": value for (a, b), value in Q3.items()},
+    "blanks": {f"{a} {b}": value for (a, b), value in Q3.items()},
+    "tuples": {str(pair): value for pair, value in Q3.items()},
+    "rows": [[a, b, value] for (a, b), value in Q3.items()],
+    "rows of strings": [[str(a), str(b), value] for (a, b), value in Q3.items()],
+}
+
+
+@pytest.mark.parametrize("dump", [json.dumps, yaml.safe_dump])
+@pytest.mark.parametrize("form", QUBOS)
+def test_a_qubo_is_minimised(tmp_path: Path, form: str, dump: Any) -> None:
+    """Energies are xᵀ Q x of all bits, both directions of a pair added, and those of from_qubo."""
+    path = write(tmp_path / "p", dump({"qubo": QUBOS[form], "offset": 0.25, "beta": 2}))
+    problem, (ising, labels) = read_problem(path), from_qubo(Q3, offset=0.25, beta=2.0)
+    assert (problem.labels, problem.beta, problem.binary) == (labels, 2.0, True)
+    for x in itertools.product((0, 1), repeat=3):
+        spins = torch.tensor([2 * x[int(str(label))] - 1 for label in problem.labels])
+        energy = 0.25 + sum(value * x[a] * x[b] for (a, b), value in Q3.items())
+        assert float(problem.energy(spins)) == pytest.approx(energy)
+        assert float(problem.ising.energy(spins)) == pytest.approx(float(ising.energy(spins)))
+    assert read_problem(path, beta=1.0).beta == 1.0
+
+
+@pytest.mark.parametrize(
+    ("document", "names"),
+    [
+        ({"h": {"a": 1.0, "b": -2.0}, "J": {"a,c": 3.0}}, ("a", "b", "c")),
+        ({"h": [1.0, -2.0], "J": [[0, 2, 3.0]]}, (0, 1, 2)),
+        ({"h": {"b": -2, "a": 1}, "J": {"('c', 'a')": 3}}, ("a", "b", "c")),
+        ({"J": [["a b", "c", 3.0]], "h": {"b": -2.0, "a b": 1}}, ("a b", "b", "c")),
+    ],
+)
+def test_h_and_j_are_minimised(tmp_path: Path, document: dict[str, Any], names: tuple[Any, ...]) -> None:
+    """E = s_0 - 2 s_1 + 3 s_0 s_2."""
+    problem = read_problem(write(tmp_path / "p", json.dumps(document)))
+    for state in itertools.product((-1, 1), repeat=3):
+        s = dict(zip(names, state, strict=True))
+        spins = torch.tensor([s[name] for name in problem.labels])
+        assert float(problem.energy(spins)) == state[0] - 2 * state[1] + 3 * state[0] * state[2]
 
 
 def test_coo_lines_that_dimod_would_skip_are_read(tmp_path: Path) -> None:
@@ -148,7 +215,7 @@ REFUSALS: list[tuple[Any, str]] = [
     for content, message in (line.split(" | ") for line in LINES if not line.startswith("#"))
 ]
 REFUSALS += [
-    (b"\xff\xfe\x00", r"expected text \(dimod JSON, COO or YAML\), got other bytes"),
+    (b"\xff\xfe\x00", r"expected JSON, COO, YAML, or a file of dimod or of Ising\.save, got other bytes"),
     (f"# vartype=SPIN\n0 {'9' * 5000} 1\n", r"line 2: expected labels below 2\^63"),
     ('{"a":' * 3000, "nested too deeply"),
 ]
@@ -163,6 +230,86 @@ def test_a_corrupt_file_is_one_sentence_with_its_name(tmp_path: Path, content: A
         read_problem(path)
     assert str(caught.value).startswith(f"'{path}'")
     assert "\n" not in str(caught.value)
+
+
+def other_bqm(version: int = 2, flips: Mapping[int, int] = MappingProxyType({}), **header: Any) -> bytes:
+    """The file of a model with labels whose header, or bytes behind it, are others."""
+    bqm = a_bqm().relabel_variables({0: "a", 1: "b"}, inplace=False)
+    data = bytearray(as_file(bqm, version=version))
+    size = int.from_bytes(data[10:14], "little")
+    for at, byte in flips.items():
+        data[14 + size + at] ^= byte
+    text = json.dumps({**json.loads(data[14 : 14 + size]), **header}).encode()
+    return bytes(data[:10] + len(text).to_bytes(4, "little") + text + data[14 + size :])
+
+
+# The body: offset 8, linear 3 x (4 + 8), then neighbours 4 x (4 + 8): of 0, of 1, of 1, of 2.
+BODY = 8 + 3 * 12
+# Neighbours 1, 1 of 0 and 0, 0 of 1, with equal biases.
+TWICE = {20: 3, 32: 7, BODY + 12: 1, BODY + 24: 2, BODY + 36: 1}
+TWICE |= {BODY + 12 * k + 4 + at: byte for k in (2, 3) for at, byte in ((6, 0x08), (7, 0x80))}
+BAD_BQM: list[tuple[bytes, str]] = [
+    (other_bqm(dtype="object"), r"dtype: expected float32 or float64, got 'object'"),
+    (other_bqm(dtype="O"), r"dtype: expected float32 or float64, got 'O'"),
+    (other_bqm(itype=["<i4"]), r"itype: expected int32 or int64"),
+    (other_bqm(ntype="int8"), "ntype: expected int32 or int64, got 'int8'"),
+    (other_bqm(vartype="INTEGER"), "vartype: expected SPIN or BINARY, got 'INTEGER'"),
+    (other_bqm(shape=[3]), r"shape: expected numbers of variables and interactions, got \[3\]"),
+    (other_bqm(shape=[-1, 2]), r"shape: expected .*, got \[-1, 2\]"),
+    (other_bqm(shape=[10**30, 2]), r"shape: expected .*, got \[1000"),
+    (other_bqm(shape=[3, 20]), r"expected 480 more bytes, got"),
+    (other_bqm(1, shape=[3, 1]), "expected neighbours of every variable"),
+    (other_bqm(shape=[0, 0]), "variables: expected 0 labels, got True"),
+    (other_bqm(variables=False), "variables: expected 3 labels, got False"),
+    (other_bqm(1, variables=["a", "b"]), r"variables: expected 3 labels, got \['a', 'b'\]"),
+    (other_bqm(1, variables=["a", "b", "a"]), r"variables: expected 3 different labels"),
+    (other_bqm(1, variables=["a", "b", json.loads("[" * 700 + "]" * 700)]), r"variables: expected 3 different labels"),
+    (other_bqm(1, variables=["a", "b", 2**63]), r"variables\[2\]: expected integers below 2\^63"),
+    (other_bqm(flips={8: 1}), "expected neighbours of every variable one after the other"),
+    (other_bqm(flips={8 + 12: 8}), "expected neighbours of every variable one after the other"),
+    (other_bqm(flips={BODY: 128}), "expected other variables 0 to 2 as neighbours"),
+    (other_bqm(flips={BODY + 3: 128}), "expected other variables 0 to 2 as neighbours"),
+    (other_bqm(flips={BODY: 1}), "expected other variables 0 to 2 as neighbours"),
+    (other_bqm(flips={BODY: 3}), "expected every pair once among the neighbours of each"),
+    (other_bqm(flips={BODY + 10: 1}), "expected every pair once among the neighbours of each"),
+    (other_bqm(flips={BODY + 24: 2}), "expected every pair once among the neighbours of each"),
+    (other_bqm(flips=TWICE), "expected every pair once among the neighbours of each"),
+    (other_bqm(flips={19: 0x40}), "expected finite biases"),
+    (other_bqm()[:100], "not valid JSON"),
+    (other_bqm()[:-64], "variables: expected 3 labels, got True"),
+    (b"DIMODBQM", "expected version 1 or 2 of dimod's file, got b''"),
+    (b"DIMODBQM\3" + other_bqm()[9:], r"expected version 1 or 2 of dimod's file, got b'\\x03'"),
+    (as_file(dimod.ConstrainedQuadraticModel()), "expected the file of a BinaryQuadraticModel, .*DIMODCQM"),
+    (as_file(dimod.BinaryQuadraticModel("SPIN")), "the model has no variables"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_BQM, ids=[str(i) for i in range(len(BAD_BQM))])
+def test_a_corrupt_file_of_dimod_is_one_sentence_with_its_name(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = write(tmp_path / "p.bqm", content)
+    with pytest.raises(ProblemFileError, match=message) as caught:
+        read_problem(path)
+    assert str(caught.value).startswith(f"'{path}': ")
+    assert "\n" not in str(caught.value)
+
+
+class Trap:
+    """What pickle would call when it reads."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, ("raise SystemExit('the content was run')",)
+
+
+def test_no_file_runs_code(tmp_path: Path) -> None:
+    """A pickle in place of all of it, of the numbers, or of an array of numpy."""
+    trap, array = pickle.dumps(Trap()), io.BytesIO()
+    np.save(array, np.array([Trap()], dtype=object), allow_pickle=True)
+    head = other_bqm(dtype="object", variables=False, shape=[1, 0])
+    for content in (trap, array.getvalue(), head[: 14 + int.from_bytes(head[10:14], "little")] + trap):
+        with pytest.raises(ProblemFileError):
+            read_problem(write(tmp_path / "p.bqm", content))
 
 
 def test_a_key_of_json_that_is_given_twice_is_refused(tmp_path: Path) -> None:
@@ -191,7 +338,7 @@ def test_paths_that_are_not_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sparse", [True, False])
-@pytest.mark.parametrize("suffix", [".json", ".coo", ".yaml", ".YML"])
+@pytest.mark.parametrize("suffix", [".json", ".bqm", ".coo", ".yaml", ".YML"])
 def test_what_is_written_is_read_back_exactly(tmp_path: Path, suffix: str, sparse: bool) -> None:
     """Every bit of h and J, edges as edges."""
     n = 30 if sparse else 5
@@ -222,7 +369,11 @@ def test_labels_three_body_terms_and_visibility_are_written(tmp_path: Path) -> N
     for name in ("fields", "couplings", "three_body", "visible"):
         assert torch.equal(getattr(back, name), getattr(ising, name))
     plain = make_problem((), 3, seed=1)
-    names: list[tuple[str, list[Any]]] = [(".json", ["a", 7, (1, 2)]), (".coo", [5, 0, 7])]
+    names: list[tuple[str, list[Any]]] = [
+        (".json", ["a", 7, (1, 2)]),
+        (".bqm", ["a", 7, (1, 2)]),
+        (".coo", [5, 0, 7]),
+    ]
     for suffix, labels in names:
         write_problem(tmp_path / f"p{suffix}", plain, labels)
         assert set(read_problem(tmp_path / f"p{suffix}").labels) == set(labels)

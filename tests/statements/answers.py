@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,8 @@ import torch
 
 import diabat
 from diabat import Ising, sampler
-from diabat.ising import from_bqm
+from diabat.ising import from_bqm, from_qubo
+from diabat.problem_files import is_problem, read_problem
 from diabat.samplers.ocean import OceanSampler
 from statements.table import F64, drawn, refused, says
 
@@ -133,6 +135,42 @@ def files_of_answers() -> None:
         moments.save(path)
         assert torch.equal(diabat.Moments.load(path).probability, moments.probability)
         assert set(diabat.Moments.load(path).info) == set(moments.info)
+
+
+@says
+def files_of_problems() -> None:
+    """problems: A batch, K, the mask, the offset and clamped spins come back bit for bit, in their dtypes.
+    problems: a damaged or foreign file is refused in one sentence."""
+    given = torch.ones(2, 6).bool()
+    base = drawn(2, 1)
+    problem = diabat.Ising(base.fields, base.couplings, given[:1], offset=0.5).clamp([1, 0, 0, 0, 0, -1])
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "p.safetensors"
+        problem.save(path)
+        again = diabat.Ising.load(path)
+        for name in ("fields", "matrix", "visible", "offset", "clamped"):
+            assert torch.equal(getattr(again, name), getattr(problem, name))
+        sampler("exact").sample(problem, 2, seed=1).save(path)
+        with refused(r"p\.safetensors is damaged: expected .*'diabat-ising'.*'diabat-samples'"):
+            diabat.Ising.load(path)
+
+
+@says
+def qubos() -> None:
+    """problems: Entries (a, b) and (b, a) are added. A bit is x = (1 + s)/2 of its spin s, so `qubo.energy(s)` is
+    beta times xᵀ Q x; the offset of the problem takes care of the constant.
+    problems: `read_problem`, `diabat sample FILE` and `diabat fidelity FILE` tell the format by the content, not by
+    the name."""
+    Q = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
+    problem, _ = from_qubo(Q, beta=2.0)
+    for x in itertools.product((0.0, 1.0), repeat=2):
+        bits = torch.tensor(x)
+        assert float(problem.energy(2 * bits - 1)) == pytest.approx(float(2 * bits @ Q @ bits))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "named.csv"
+        path.write_text('{"qubo": [[0, 0, 1], [0, 1, -2], [1, 0, 0.5], [1, 1, 3]], "beta": 2}')
+        assert torch.equal(read_problem(path).ising.fields, problem.fields)
+        assert is_problem(path)
 
 
 @says

@@ -1,12 +1,4 @@
-r"""The problem every sampler solves: an Ising model with fields, couplings and optional three-body terms.
-
-Law (temperature folded into the parameters):
-
-    P(s) ∝ exp( c + Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l ),   s_j ∈ {-1, +1}
-
-+1 means attend / in the coalition / active.  ``energy = -(exponent)``; the offset c, usually 0, only moves energies
-and log Z.  dimod and D-Wave minimise +Σ h s + Σ J s s: :func:`from_bqm` and :func:`to_bqm` flip that sign.
-"""
+"""The class of all problems, and what its tensors mean."""
 
 from __future__ import annotations
 
@@ -14,7 +6,8 @@ import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import chain, combinations, permutations
+from itertools import chain, permutations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -22,7 +15,9 @@ import torch
 from torch import Tensor
 
 from diabat.checks import is_number
-from diabat.edges import DENSE_SPINS, Edges, best_form, edges_of, no_edges, pairs_of
+from diabat.compute.memory import require_file_memory
+from diabat.edges import DENSE_SPINS, Edges, best_form, edges_of, no_edges
+from diabat.files import read_file, reading, replace_file
 from diabat.inputs import (
     check_edges,
     check_states,
@@ -32,24 +27,12 @@ from diabat.inputs import (
     read_spins,
     read_visible,
 )
-from diabat.ising_checks import DTYPES, check_clamped, check_tensor, check_within, is_within
-from diabat.ising_checks import IsingError as IsingError
+from diabat.ising_checks import DTYPES, IsingError, check_clamped, check_tensor, check_within, is_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     Values = Tensor | np.ndarray | Sequence[Any]
-
-__all__ = [
-    "Ising",
-    "IsingError",
-    "from_bqm",
-    "pack_couplings",
-    "pack_three_body",
-    "pair_indices",
-    "to_bqm",
-    "triple_indices",
-]
 
 # Numbers of one intermediate result while the energies of many reads are computed from edges: 64 MiB in float64.
 _AT_ONCE = 1 << 23
@@ -170,6 +153,34 @@ class Ising:
         h = torch.tensor([float(fields.get(label, 0)) for label in labels], dtype=torch.float64)
         edges = Edges([(place[a], place[b]) for a, b in couplings], [float(J) for J in couplings.values()])
         return cls(h, best_form(edges, len(labels))), labels
+
+    def save(self, path: str | Path, labels: Sequence[Hashable] | None = None) -> None:
+        """Write the problem to one safetensors file, atomically and without pickle; every tensor bit for bit.
+
+        Args:
+            path: The file; ``diabat sample`` reads it too, if it holds one problem [n].
+            labels: Different strings or integers, one per spin, for :func:`~diabat.problem_files.read_problem`.
+
+        Raises:
+            IsingError: If labels are others, or if the problem, made with ``check=False``, is not a valid one.
+            OSError: If the file cannot be written; an older one is intact.
+        """
+        from diabat.ising.saved import content_of
+
+        replace_file(Path(path), content_of(self, labels))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Ising:
+        """Read a file of :meth:`save`, on the CPU; its content is checked, whatever ``check`` was.
+
+        Raises:
+            IsingError: If the file is missing, damaged, or has other content; one sentence names it.
+        """
+        from diabat.ising.saved import problem_of
+
+        path = Path(path)
+        with reading(path, "Ising", IsingError):
+            return problem_of(read_file(path, follow=True, check=require_file_memory))[0]
 
     @property
     def couplings(self) -> Tensor | None:
@@ -433,119 +444,3 @@ def without_autocast(t: Tensor) -> AbstractContextManager[Any]:
 def flat_index(lead: torch.Size, batch: torch.Size) -> Tensor:
     """Index of each of N = Π batch problems into leading dimensions that broadcast to it, int64 [N], on the CPU."""
     return torch.arange(lead.numel()).reshape(lead).expand(batch).reshape(-1)
-
-
-def pack_couplings(pairs: Tensor, n: int, reach: int | None = None) -> Tensor:
-    """Build symmetric J [..., n, n] from its upper triangle [..., n(n-1)/2] in row-major order; differentiable.
-
-    With a ``reach`` w the entries are those with k - j <= w, [..., Σ_{d=1..w} (n-d)]; the others are 0.
-    """
-    j, k = pair_indices(n, reach, pairs.device)
-    J = pairs.new_zeros(*pairs.shape[:-1], n, n)
-    J[..., j, k] = pairs
-    return J + J.mT
-
-
-def pair_indices(
-    n: int, reach: int | None = None, device: torch.device | str = "cpu"
-) -> tuple[Tensor, Tensor]:
-    """Indices of all pairs j < k of n spins with k - j <= reach, in row-major order."""
-    if reach is None or reach >= n - 1:
-        j, k = torch.triu_indices(n, n, offset=1, device=device)
-        return j, k
-    j = torch.arange(n, device=device)[:, None].expand(n, reach)
-    k = j + torch.arange(1, reach + 1, device=device)
-    inside = k < n
-    return j[inside], k[inside]
-
-
-def pack_three_body(triples: Tensor, n: int) -> Tensor:
-    """Build symmetric K [..., n, n, n] from its entries j<k<l [..., n(n-1)(n-2)/6]; differentiable."""
-    K = triples.new_zeros(*triples.shape[:-1], n, n, n)
-    for j, k, m in permutations(triple_indices(n, triples.device)):
-        K[..., j, k, m] = triples
-    return K
-
-
-def triple_indices(n: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
-    """Indices of all triples j < k < l of n spins, in lexicographic order."""
-    if torch.compiler.is_compiling():  # torch.compile treats the size of torch.combinations as data-dependent
-        triples = torch.tensor(list(combinations(range(n), 3)), device=device).reshape(-1, 3)
-    else:
-        triples = torch.combinations(torch.arange(n, device=device), 3)
-    return triples[:, 0], triples[:, 1], triples[:, 2]
-
-
-def from_bqm(bqm: Any, *, beta: float = 1.0) -> tuple[Ising, list[Hashable]]:
-    """Convert a dimod BinaryQuadraticModel E, which is minimised, into h = -beta·h_bqm, J = -beta·J_bqm, with offset.
-
-    ``energy`` of the problem is beta·E, and the law is P ∝ exp(-beta·E) with its full log Z.
-
-    Args:
-        bqm: Any dimod BQM; a BINARY one is converted to SPIN.
-        beta: Inverse temperature folded into the parameters.
-
-    Returns:
-        The problem, float64 [n], with couplings in :func:`~diabat.edges.best_form`, and the label of each spin.
-
-    Raises:
-        IsingError: If it is not a BQM, has no variables, or a bias is not finite.
-    """
-    import dimod
-
-    if not isinstance(bqm, dimod.BinaryQuadraticModel):
-        raise IsingError("bqm", f"expected a dimod.BinaryQuadraticModel, got {type(bqm).__name__}.")
-    spin = bqm.change_vartype("SPIN", inplace=False)
-    labels = list(spin.variables)
-    linear, (rows, columns, biases), offset = spin.to_numpy_vectors(variable_order=labels)
-    edges = Edges(np.stack((rows, columns), axis=1), -beta * biases.astype(float))
-    constant = -beta * float(offset) if offset else None
-    return Ising(-beta * linear.astype(float), best_form(edges, len(labels)), offset=constant), labels
-
-
-def to_minimised(values: Tensor, beta: float = 1.0) -> Tensor:
-    """Return the biases -values/beta of the energy +Σ h s + Σ J s s that dimod and D-Wave minimise.
-
-    A device that samples exp(-beta · energy) with these biases follows exp(Σ h s + Σ J s s) with ``values``.
-    """
-    return values / -beta
-
-
-def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
-    """Convert one problem without invisible spins or three-body terms into a SPIN BQM (energies agree).
-
-    Raises:
-        IsingError: If the problem is a batch, has invisible spins or three-body terms, or labels are not one per
-            spin.
-    """
-    import dimod
-
-    if ising.fields.ndim != 1:
-        raise IsingError("fields", f"expected one problem [n], got a batch {list(ising.fields.shape)}.")
-    if ising.three_body is not None:
-        raise IsingError("three_body", "expected None (a BQM is quadratic), got a tensor.")
-    if ising.visible is not None and not bool(ising.visible.all()):
-        raise IsingError("visible", "expected every spin visible, got invisible spins; drop them first.")
-    names: list[Hashable] = list(range(ising.num_spins)) if labels is None else list(labels)
-    if len(set(names)) != len(names) or len(names) != ising.num_spins:
-        raise IsingError("labels", f"expected {ising.num_spins} different labels, got {names}.")
-    pairs, values = coupled_pairs(ising)
-    return dimod.BinaryQuadraticModel.from_numpy_vectors(
-        -_array(ising.fields),
-        (pairs[:, 0], pairs[:, 1], -values),
-        0.0 if ising.offset is None else -float(ising.offset),
-        "SPIN",
-        variable_order=names,
-    )
-
-
-def coupled_pairs(ising: Ising) -> tuple[np.ndarray, np.ndarray]:
-    """Coupled pairs int64 [E, 2] of one problem and their J, float64 [E]; the nonzero ones of a matrix."""
-    if ising.matrix is not None:
-        return pairs_of(_array(ising.matrix))
-    edges = ising.edges or no_edges(ising.fields)
-    return edges.index.cpu().numpy(), _array(edges.values)
-
-
-def _array(values: Tensor) -> np.ndarray:
-    return values.detach().double().cpu().numpy()

@@ -1,0 +1,126 @@
+"""Models of dimod in and out, the only place where its sign is turned: dimod minimises +Σ h s + Σ J s s."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from diabat.checks import check_number, is_number
+from diabat.edges import Edges, best_form, no_edges, pairs_of
+from diabat.inputs import read_matrix
+from diabat.ising.model import Ising
+from diabat.ising_checks import IsingError
+
+
+def from_bqm(bqm: Any, *, beta: float = 1.0) -> tuple[Ising, list[Hashable]]:
+    """Convert a dimod BinaryQuadraticModel E, which is minimised, into h = -beta·h_bqm, J = -beta·J_bqm, with offset.
+
+    ``energy`` of the problem is beta·E, and the law is P ∝ exp(-beta·E) with its full log Z.
+
+    Args:
+        bqm: Any dimod BQM; a BINARY one is converted to SPIN.
+        beta: Inverse temperature folded into the parameters.
+
+    Returns:
+        The problem, float64 [n], with couplings in :func:`~diabat.edges.best_form`, and the label of each spin.
+
+    Raises:
+        IsingError: If it is not a BQM, has no variables, or a bias is not finite.
+    """
+    import dimod
+
+    if not isinstance(bqm, dimod.BinaryQuadraticModel):
+        raise IsingError("bqm", f"expected a dimod.BinaryQuadraticModel, got {type(bqm).__name__}.")
+    spin = bqm.change_vartype("SPIN", inplace=False)
+    labels = list(spin.variables)
+    linear, (rows, columns, biases), offset = spin.to_numpy_vectors(variable_order=labels)
+    edges = Edges(np.stack((rows, columns), axis=1), -beta * biases.astype(float))
+    constant = -beta * float(offset) if offset else None
+    return Ising(-beta * linear.astype(float), best_form(edges, len(labels)), offset=constant), labels
+
+
+def from_qubo(Q: Any, *, offset: float = 0.0, beta: float = 1.0) -> tuple[Ising, list[Hashable]]:
+    """Convert a QUBO, E(x) = xᵀ Q x + offset of bits x = (1 + s)/2, which is minimised; see :func:`from_bqm`.
+
+    Args:
+        Q: ``{(a, b): value}``, or a square matrix as array, tensor, list or DataFrame, whose columns name the
+            variables.  (a, a) is a linear term; (a, b) and (b, a) are added.
+        offset: Constant of the energy.
+        beta: Inverse temperature folded into the parameters.
+
+    Returns:
+        The problem, float64 [n], whose ``energy`` is beta·E, and the label of each spin.
+
+    Raises:
+        IsingError: If there is no variable, a key is not a pair, a value is not a finite number, or the matrix is not
+            square.
+    """
+    import dimod
+
+    check_number("offset", offset, "(-inf, inf)")
+    if isinstance(Q, Mapping):
+        for pair, value in Q.items():
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise IsingError("Q", f"expected pairs (a, b) as keys, got {pair!r}.")
+            if not is_number(value) or not abs(value) <= sys.float_info.max:
+                raise IsingError(f"Q[{pair!r}]", f"expected a finite number, got {value!r}.")
+        bqm = dimod.BinaryQuadraticModel.from_qubo(Q, float(offset))
+    else:
+        bqm = dimod.BinaryQuadraticModel(read_matrix("Q", Q), "BINARY")
+        bqm.offset = float(offset)
+        bqm.relabel_variables(dict(enumerate(getattr(Q, "columns", ()))))
+    if not bqm.num_variables:
+        raise IsingError("Q", "expected at least one variable, got none.")
+    return from_bqm(bqm, beta=beta)
+
+
+def to_minimised(values: Tensor, beta: float = 1.0) -> Tensor:
+    """Return the biases -values/beta of the energy +Σ h s + Σ J s s that dimod and D-Wave minimise.
+
+    A device that samples exp(-beta · energy) with these biases follows exp(Σ h s + Σ J s s) with ``values``.
+    """
+    return values / -beta
+
+
+def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
+    """Convert one problem without invisible spins or three-body terms into a SPIN BQM (energies agree).
+
+    Raises:
+        IsingError: If the problem is a batch, has invisible spins or three-body terms, or labels are not one per
+            spin.
+    """
+    import dimod
+
+    if ising.fields.ndim != 1:
+        raise IsingError("fields", f"expected one problem [n], got a batch {list(ising.fields.shape)}.")
+    if ising.three_body is not None:
+        raise IsingError("three_body", "expected None (a BQM is quadratic), got a tensor.")
+    if ising.visible is not None and not bool(ising.visible.all()):
+        raise IsingError("visible", "expected every spin visible, got invisible spins; drop them first.")
+    names: list[Hashable] = list(range(ising.num_spins)) if labels is None else list(labels)
+    if len(set(names)) != len(names) or len(names) != ising.num_spins:
+        raise IsingError("labels", f"expected {ising.num_spins} different labels, got {names}.")
+    pairs, values = coupled_pairs(ising)
+    return dimod.BinaryQuadraticModel.from_numpy_vectors(
+        -_array(ising.fields),
+        (pairs[:, 0], pairs[:, 1], -values),
+        0.0 if ising.offset is None else -float(ising.offset),
+        "SPIN",
+        variable_order=names,
+    )
+
+
+def coupled_pairs(ising: Ising) -> tuple[np.ndarray, np.ndarray]:
+    """Coupled pairs int64 [E, 2] of one problem and their J, float64 [E]; the nonzero ones of a matrix."""
+    if ising.matrix is not None:
+        return pairs_of(_array(ising.matrix))
+    edges = ising.edges or no_edges(ising.fields)
+    return edges.index.cpu().numpy(), _array(edges.values)
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return values.detach().double().cpu().numpy()

@@ -1,0 +1,49 @@
+"""Interactions from one number for each pair or triple of spins: symmetric, differentiable."""
+
+from __future__ import annotations
+
+from itertools import combinations, permutations
+
+import torch
+from torch import Tensor
+
+
+def pack_couplings(pairs: Tensor, n: int, reach: int | None = None) -> Tensor:
+    """Build symmetric J [..., n, n] from its upper triangle [..., n(n-1)/2] in row-major order; differentiable.
+
+    With a ``reach`` w the entries are those with k - j <= w, [..., Σ_{d=1..w} (n-d)]; the others are 0.
+    """
+    j, k = pair_indices(n, reach, pairs.device)
+    J = pairs.new_zeros(*pairs.shape[:-1], n, n)
+    J[..., j, k] = pairs
+    return J + J.mT
+
+
+def pair_indices(
+    n: int, reach: int | None = None, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """Indices of all pairs j < k of n spins with k - j <= reach, in row-major order."""
+    if reach is None or reach >= n - 1:
+        j, k = torch.triu_indices(n, n, offset=1, device=device)
+        return j, k
+    j = torch.arange(n, device=device)[:, None].expand(n, reach)
+    k = j + torch.arange(1, reach + 1, device=device)
+    inside = k < n
+    return j[inside], k[inside]
+
+
+def pack_three_body(triples: Tensor, n: int) -> Tensor:
+    """Build symmetric K [..., n, n, n] from its entries j<k<l [..., n(n-1)(n-2)/6]; differentiable."""
+    K = triples.new_zeros(*triples.shape[:-1], n, n, n)
+    for j, k, m in permutations(triple_indices(n, triples.device)):
+        K[..., j, k, m] = triples
+    return K
+
+
+def triple_indices(n: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
+    """Indices of all triples j < k < l of n spins, in lexicographic order."""
+    if torch.compiler.is_compiling():  # torch.compile treats the size of torch.combinations as data-dependent
+        triples = torch.tensor(list(combinations(range(n), 3)), device=device).reshape(-1, 3)
+    else:
+        triples = torch.combinations(torch.arange(n, device=device), 3)
+    return triples[:, 0], triples[:, 1], triples[:, 2]

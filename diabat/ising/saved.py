@@ -1,0 +1,75 @@
+"""A problem as the content of a safetensors file: its tensors, and ``check`` and labels of the spins as facts."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diabat.checks import check_flag, is_integer
+from diabat.edges import Edges
+from diabat.files import form_of, parse_tensor_file, require_form, tensor_file
+from diabat.ising.model import Ising
+from diabat.ising_checks import DTYPES, IsingError, check_clamped, check_tensor
+
+_ATTRIBUTES = ("fields", "matrix", "visible", "three_body", "offset", "clamped")
+_EDGES = ("index", "values")
+_DTYPES = {"visible": (torch.bool,), "clamped": (torch.int8,), "index": (torch.int64,)}
+
+
+def content_of(ising: Ising, labels: Sequence[Any] | None = None) -> bytes:
+    """The file of a problem; IsingError if :func:`problem_of` would refuse it."""
+    parts = [(name, getattr(ising, name)) for name in _ATTRIBUTES]
+    parts += [(name, getattr(ising.edges, name, None)) for name in _EDGES]
+    parts = [(name, value) for name, value in parts if value is not None]
+    for name, value in parts:
+        check_tensor(name, value)
+    tensors = {name: value.detach().clone() for name, value in parts}
+    names = None if labels is None else [int(x) if isinstance(x, Integral) else x for x in labels]
+    facts = {"check": ising.check, "labels": names}
+    _problem(tensors, facts)
+    return tensor_file(tensors, form_of(Ising) | facts)
+
+
+def problem_of(content: bytes) -> tuple[Ising, list[Hashable] | None]:
+    """The problem of a file and the labels of its spins; damage raises what :func:`~diabat.files.parsing` expects."""
+    tensors, facts = parse_tensor_file(content)
+    require_form(Ising, facts)
+    return _problem(tensors, facts)
+
+
+def _problem(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> tuple[Ising, list[Hashable] | None]:
+    """What the constructor accepts, with the clamped spins, ``check`` and labels."""
+    known = (*_ATTRIBUTES, *_EDGES)
+    for name, tensor in tensors.items():
+        if name not in known:
+            raise IsingError(name, f"expected only tensors of {', '.join(known)}, got another.")
+        if tensor.dtype not in (allowed := _DTYPES.get(name, DTYPES)):
+            raise IsingError(name, f"expected dtype {' or '.join(map(str, allowed))}, got {tensor.dtype}.")
+    given: dict[str, Any] = {name: tensors.get(name) for name in _ATTRIBUTES}
+    fields, J, clamped = tensors["fields"], given["matrix"], given["clamped"]
+    edges = Edges(*(tensors[name] for name in _EDGES)) if tensors.keys() & set(_EDGES) else None
+    if edges is not None and J is not None:
+        raise IsingError("couplings", "expected a matrix or edges, got both.")
+    found = Ising(
+        fields, J if edges is None else edges, given["visible"], given["three_body"], given["offset"]
+    )
+    given["edges"] = None if edges is None else found.edges
+    if clamped is not None:
+        check_clamped(clamped, fields)
+        if clamped.shape != fields.shape or bool(((clamped != 0) & found.visible_mask).any()):
+            raise IsingError("clamped", "expected the shape of fields, and that clamped spins are invisible.")
+    check_flag("check", facts["check"])
+    labels = facts.get("labels")
+    if labels is not None:
+        _check_labels(labels, found.num_spins)
+    return found._replaced(**given, check=facts["check"]), labels
+
+
+def _check_labels(labels: Any, n: int) -> None:
+    simple = isinstance(labels, list) and all(isinstance(x, str) or is_integer(x) for x in labels)
+    if not simple or len(labels) != n or len(set(labels)) != n:
+        raise IsingError("labels", f"expected {n} different strings or integers, got {labels!r:.60}.")
