@@ -132,6 +132,7 @@ def test_names_of_a_qubo() -> None:
         ({(0, 1): 10**400}, r"Q\[\(0, 1\)\]: expected a finite number, got 1000"),
         ([[1.0, 2.0]], r"Q: expected a square matrix \[n, n\] of numbers, got torch.float64 \[1, 2\]"),
         ([[math.inf]], "Q: expected finite values, got inf"),
+        (pd.DataFrame(np.eye(2), columns=["a", "a"]), "Q: expected different names of columns, got"),
         ([["x"]], "Q: expected real numbers, got an array of dtype"),
         ("x", "Q: expected a mapping or a matrix, got str"),
     ],

@@ -72,7 +72,10 @@ def from_qubo(Q: Any, *, offset: float = 0.0, beta: float = 1.0) -> tuple[Ising,
     else:
         bqm = dimod.BinaryQuadraticModel(read_matrix("Q", Q), "BINARY")
         bqm.offset = float(offset)
-        bqm.relabel_variables(dict(enumerate(getattr(Q, "columns", ()))))
+        names = list(getattr(Q, "columns", ()))
+        if len(set(names)) != len(names):
+            raise IsingError("Q", f"expected different names of columns, got {names}.")
+        bqm.relabel_variables(dict(enumerate(names)))
     if not bqm.num_variables:
         raise IsingError("Q", "expected at least one variable, got none.")
     return from_bqm(bqm, beta=beta)
