@@ -131,7 +131,7 @@ class GPT(nn.Module):
     def __init__(self, kind: str, width: int) -> None:
         super().__init__()
         self.symbols, self.places = nn.Embedding(SYMBOLS, width), nn.Embedding(LENGTH, width)
-        self.blocks = nn.ModuleList(Block(width, attention(kind, width)) for _ in range(LAYERS))
+        self.blocks: Any = nn.ModuleList(Block(width, attention(kind, width)) for _ in range(LAYERS))
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, SYMBOLS))
 
     def forward(self, symbols: Tensor) -> Tensor:

@@ -41,10 +41,11 @@ def one_layer() -> list[Case]:
 
     def softmax(size: str, sdpa: bool = False) -> Call:
         T, kind = int(size.partition(",")[0]), size.partition(", ")[2]
-        options: dict[str, Any] = {
+        kinds: dict[str, dict[str, Any]] = {
             "far keys": {"window": 8, "relative": True, "far": "independent"},
             "window of 64": {"window": 64, "relative": True},
-        }.get(kind, {"window": T})
+        }
+        options = kinds.get(kind, {"window": T})
         ours = diabat.BoltzmannAttention(FEATURES, 4, mode="softmax", **options)
         return step(peers.Softmax(FEATURES, 4) if sdpa else ours, T, LENGTH // T)
 
