@@ -20,6 +20,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 
@@ -36,9 +37,8 @@ from diabat.progress import new_bar
 
 def load_cases() -> dict[str, Case]:
     """Return all cases by name."""
-    from benchmarks import anneals, computed, games, growth, huggingface, layers, sparse, startup, tempering
-
-    subjects = (computed, tempering, sparse, anneals, layers, games, huggingface, startup, growth)
+    names = "computed tempering sparse anneals layers gpt games huggingface startup growth"
+    subjects = [import_module(f"benchmarks.{name}") for name in names.split()]
     cases = [case for subject in subjects for case in subject.cases()]
     return {case.name: case for case in cases}
 

@@ -40,10 +40,12 @@ def one_layer() -> list[Case]:
     """One sequence of 8 tokens by each backend; and 512 tokens of 4 heads: mode softmax, one strong coupling."""
 
     def softmax(size: str, sdpa: bool = False) -> Call:
-        T, far = int(size.partition(",")[0]), "far" in size
-        options: dict[str, Any] = (
-            {"window": 8, "relative": True, "far": "independent"} if far else {"window": T}
-        )
+        T, kind = int(size.partition(",")[0]), size.partition(", ")[2]
+        kinds: dict[str, dict[str, Any]] = {
+            "far keys": {"window": 8, "relative": True, "far": "independent"},
+            "window of 64": {"window": 64, "relative": True},
+        }
+        options = kinds.get(kind, {"window": T})
         ours = diabat.BoltzmannAttention(FEATURES, 4, mode="softmax", **options)
         return step(peers.Softmax(FEATURES, 4) if sdpa else ours, T, LENGTH // T)
 
@@ -53,8 +55,14 @@ def one_layer() -> list[Case]:
         next(p for name, p in made.named_parameters() if "pairs" in name).data[0, 0] = strongest
         return step(made, BATCH, LENGTH // BATCH)
 
-    backends, sizes = ("exact", "mean_field", "dqa", "tempering"), ("8", "64", "512", "512, far keys")
-    sdpa, weak = Peer(partial(softmax, sdpa=True), 1.05), Peer(partial(strong, strongest=0.3), 1.05)
+    backends, sizes = (
+        ("exact", "mean_field", "dqa", "tempering"),
+        ("8", "64", "512", "512, far keys", "512, window of 64"),
+    )
+    sdpa, weak = (
+        Peer(partial(softmax, sdpa=True), dict.fromkeys(sizes[:4], 1.05)),
+        Peer(partial(strong, strongest=0.3), 1.05),
+    )
     return [
         Case("layer/one sequence, gradients", lambda name: step(layer(name, 8, 32), 8, 1, 32), backends, ""),
         Case("layer/mode softmax", softmax, sizes, "T", peers={"SDPA in the same layer": sdpa}),

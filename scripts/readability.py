@@ -1,4 +1,6 @@
-"""Lines, and mean words of a sentence, of Markdown pages, without code, tables and headings.
+"""Lines, and mean words of a sentence, of Markdown pages, without code, formulas, tables and headings.
+
+An item of a list is a sentence of its own, and what introduces a list ends before it.
 
 python scripts/readability.py README.md docs/*.md
 """
@@ -9,14 +11,23 @@ import re
 import sys
 from pathlib import Path
 
+LEFT_OUT = r"^(```|:::).*?^\1:*$|^\$\$.*?\$\$$"
+ITEM = re.compile(r" {0,3}(?:[-*+]|\d+\.) ")
+ENDS = r"(?<=[.!?])[\"*)]*\s+"
+
 
 def sentences(text: str) -> list[int]:
     """Words of each sentence of the prose."""
-    text = re.sub(r"^(```|:::).*?^\1:*$", "", text, flags=re.MULTILINE | re.DOTALL)
-    prose = " ".join(
-        line for line in text.splitlines() if not line.startswith(("|", "#", "    ", "![", ":::"))
-    )
-    found = re.split(r"(?<=[.!?])[\"*)]*\s+", re.sub(r"\]\([^)]*\)", "]", prose))
+    text = re.sub(LEFT_OUT, "\n", text, flags=re.MULTILINE | re.DOTALL)
+    parts = [""]
+    for line in text.splitlines():
+        if not line.strip() or line.startswith(("|", "#", "    ", "![", ":::")):
+            parts.append("")
+        elif ITEM.match(line):
+            parts.append(ITEM.sub("", line, count=1))
+        else:
+            parts[-1] += " " + line
+    found = [s for part in parts for s in re.split(ENDS, re.sub(r"\]\([^)]*\)", "]", part))]
     return [words for words in (len(sentence.split()) for sentence in found) if words > 1]
 
 

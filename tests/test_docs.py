@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import tomllib
 from contextlib import nullcontext
@@ -63,6 +64,36 @@ RUN = [page for page in PAGES if blocks(page, "python")]
 
 def prose(page: Path) -> str:
     return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+READABILITY = """
+# A heading of five words
+
+Three words here:
+
+- one and two
+  and three. Four five.
+- six seven
+
+$$
+h_j = 1. x = 2.
+$$
+
+| a | b c d |
+
+Until the end ($$ E = 1 $$ is no block). So [it goes](there.md).
+
+```sh
+echo $$
+echo that is left out
+```
+"""
+
+
+def test_words_of_a_sentence_are_those_of_prose() -> None:
+    """Items of lists are sentences; headings, tables, formulas and code are none."""
+    counted = runpy.run_path(str(ROOT / "scripts/readability.py"))["sentences"](READABILITY)
+    assert counted == [3, 5, 2, 2, 11, 3]
 
 
 MARKER = re.compile(r"(\s*)([-+*]|\d+[.)]) ")

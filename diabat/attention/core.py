@@ -9,7 +9,7 @@ under P(s) ∝ exp( Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j 
 without couplings, or not visible.  `attend` chooses a path:
 
 =============  ==========================================================================================
-softmax        no couplings and odds: ``scaled_dot_product_attention`` of torch
+softmax        no couplings and odds: ``scaled_dot_product_attention`` of torch; also in wide windows
 fused          windows by a rule on the CPU, a backend with a solution: one autograd function
 chain kernel   neighbours by a rule on the CPU, an exact backend: one compiled call, linear memory
 single query   one compiled call without gradients: over a chain, also behind a mask, or a window of few states
@@ -34,6 +34,7 @@ from diabat.attention.bridge import GradientBridge
 from diabat.attention.chain_couplings import Band
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.head_axis import head_products
+from diabat.attention.layer import is_plain
 from diabat.attention.readout import log_odds, masked_softmax, normalised_weights, slot_weights
 from diabat.attention.streaming import FarKeys, far_sums, far_weights
 from diabat.attention.visible import Visible, Windows
@@ -45,6 +46,8 @@ from diabat.samplers.folding import is_traced, transformed
 
 READOUTS = ("odds", "probability")
 FAR = ("none", "independent")
+_WIDE = 8
+"""Where the keys are up to so many windows, a mask of all of them is faster than slots."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,9 +159,9 @@ def attend(call: Attention, couplings: WindowCouplings | Band | None) -> Result:
     """
     refuse_trace()
     law, q, k, v = call.law, call.q, call.k, call.v
-    if couplings is None and law.odds and law.softcap is None and law.fields and not call.need_weights:
-        call.note("softmax")
-        return softmax.attend(q, k, v, call.visible, scale=law.scale, dropout=call.dropout), None
+    seen = _seen_by_softmax(call, couplings)
+    if seen is not None:
+        return softmax.attend(q, k, v, seen, scale=law.scale, dropout=call.dropout), None
     wide, narrow = torch.promote_types(q.dtype, torch.float32), v.dtype
     with without_autocast(q):
         if not q.dtype == k.dtype == narrow == wide:
@@ -168,6 +171,32 @@ def attend(call: Attention, couplings: WindowCouplings | Band | None) -> Result:
         else:
             mixed, weights = _over_windows(call, couplings)
     return mixed.to(narrow), None if weights is None else weights.to(narrow)
+
+
+def _seen_by_softmax(call: Attention, couplings: WindowCouplings | Band | None) -> Visible | None:
+    """What queries see, where attention is softmax of torch; None where it is not."""
+    law, visible = call.law, call.visible
+    if call.need_weights or not (law.odds and law.fields) or law.softcap is not None:
+        return None
+    if couplings is None:
+        call.note("softmax")
+        return visible
+    if law.bridge is not None or law.far != "none" or not isinstance(couplings, WindowCouplings):
+        return None
+    plain = is_plain(call.q, call.k, call.v) and not call.dropout and couplings.offset_bias is None
+    wide = couplings.relative and visible.keys <= _WIDE * couplings.window
+    if not (plain and wide and visible.is_rule and visible.causal):
+        return None
+    call.note("softmax", partial(_problem_of_scores, law, visible, couplings.window), call.q, call.k)
+    return visible.last(couplings.window, call.q.device)
+
+
+def _problem_of_scores(law: Law, visible: Visible, size: int, q: Tensor, k: Tensor) -> Ising:
+    windows = visible.windows(size, q.device, far=False)
+    scores = windows.scores(*law.scaled(q, k))
+    return Ising(
+        chain_operators.fields_of(law.readout, scores, windows.filled), None, windows.filled, check=False
+    )
 
 
 def _over_chain(call: Attention, band: Band) -> Result:

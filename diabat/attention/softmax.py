@@ -62,6 +62,8 @@ def _by_operators(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options:
     """SDPA by operators that have all derivatives."""
     groups, causal = q.shape[1] // k.shape[1], options["is_causal"]
     k, v = repeated(k, groups), repeated(v, groups)
+    if mask is not None and mask.dtype == torch.bool:  # which this operator would add as numbers
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
     given = (mask, options["dropout_p"], causal)
     found: Tensor = torch.ops.aten._scaled_dot_product_attention_math(
         q, k, v, *given, scale=options["scale"]

@@ -94,6 +94,13 @@ class Visible(NamedTuple):
         seen = self.key_mask if self.mask is None else self.mask.reshape(-1, self.keys)
         return seen, None if self.bias is None else self.bias.reshape(-1, self.keys)
 
+    def last(self, size: int, device: torch.device) -> Visible:
+        """The same of a causal rule, with no more than the last ``size`` keys of each query."""
+        if self.keys <= size:
+            return self
+        first = self.keys - self.queries - size + 1
+        return Visible(self.queries, self.keys, mask=self.rows(device).triu(first))
+
     def absolute(self, device: torch.device) -> Windows:
         """All keys as slots: couplings are between absolute positions."""
         return Windows(None, self.rows(device), False, 0, None, self.bias)

@@ -11,6 +11,7 @@ import torch
 from layers import attention, chain, tokens
 
 import diabat
+from diabat.attention import core
 from diabat.attention.core import Law, LawOptions
 
 PATHS: list[tuple[Any, dict[str, Any], str]] = [
@@ -20,7 +21,10 @@ PATHS: list[tuple[Any, dict[str, Any], str]] = [
     (attention, {"mode": "h"}, "fused"),
     (attention, {"mode": "softmax"}, "softmax"),
     (attention, {"mode": "softmax", "relative": True, "far": "independent"}, "softmax"),
-    (attention, {"mode": "softmax", "relative": True}, "fused"),
+    (attention, {"mode": "softmax", "relative": True}, "softmax"),
+    (attention, {"mode": "h", "relative": True, "readout": "odds"}, "softmax"),
+    (attention, {"mode": "softmax", "relative": True, "offset_bias": True}, "operators"),
+    (attention, {"mode": "softmax", "relative": True, "softcap": 2.0}, "operators"),
     (attention, {"relative": True, "offset_bias": True}, "operators"),
     (attention, {"mode": "h+J+K"}, "operators"),
     (attention, {"sampler": "tempering"}, "operators"),
@@ -75,3 +79,42 @@ def test_a_token_of_a_window_is_a_single_query() -> None:
         one = layer.last_problem()
     torch.testing.assert_close(one.fields[:, :, 0], whole.fields[:, :, -1])
     torch.testing.assert_close(one.couplings, whole.couplings)
+
+
+PADDED = torch.zeros(2, 11, dtype=torch.bool)
+PADDED[1, :4] = True
+
+
+@pytest.mark.parametrize("window", [2, 4, 11, 20])
+@pytest.mark.parametrize("padding", [None, PADDED, PADDED.flip(1)], ids=["none", "left", "right"])
+def test_softmax_in_a_window_is_that_of_slots(
+    window: int, padding: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also its derivatives, and the problem that is recorded."""
+    layer, x = attention(window, mode="softmax", relative=True), tokens().requires_grad_()
+    leaves = [x, *layer.parameters()]
+    found: dict[str, Any] = {}
+    for most in (8, 0):
+        monkeypatch.setattr(core, "_WIDE", most)
+        with layer.recording():
+            y = layer(x, padding)
+            problem = layer.last_problem()
+            slopes = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)
+            again = torch.autograd.grad(slopes[0].square().sum(), x)
+            found[layer.last_path()] = (
+                y,
+                *slopes,
+                *again,
+                problem.fields,
+                problem.visible_mask.expand(2, 2, 11, -1),
+            )
+    torch.testing.assert_close(found["softmax"], found["fused"])
+
+
+def test_few_keys_of_many_are_slots() -> None:
+    """Memory of a window stays linear in the length."""
+    layer = attention(2, mode="softmax", relative=True)
+    with layer.recording():
+        for length, path in ((16, "softmax"), (17, "fused")):
+            layer(tokens(1, length))
+            assert layer.last_path() == path

@@ -346,6 +346,22 @@ def test_derivatives_of_two_orders_are_finite_differences(name: str, readout: st
     assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
 
 
+def test_softmax_behind_a_mask_has_one_derivative() -> None:
+    """The one of a backward pass of its own, of a graph of it, and forward; also of a query that sees no key."""
+    q, k, v = leaves = [noise(2, H, 4, E, seed=i).requires_grad_() for i in range(3)]
+    seen = noise(2, 1, 4, 4, seed=5) > 0
+    seen[0, 0, 1] = False
+    expected = torch.autograd.grad(theirs(q, k, v, seen).sin().sum(), leaves)
+    along = tuple(noise(*t.shape, seed=20 + i) for i, t in enumerate(leaves))
+    found = torch.autograd.grad(ours(q, k, v, None, seen).sin().sum(), leaves, create_graph=True)
+    assert_close(found, expected, rtol=0, atol=1e-12)
+    assert torch.autograd.gradgradcheck(lambda *t: ours(*t, None, seen), leaves, fast_mode=True)
+    given = tuple(t.detach() for t in leaves)
+    tangent: Tensor = torch.func.jvp(lambda *t: ours(*t, None, seen).sin().sum(), given, along)[1]
+    total = sum((a * b).sum() for a, b in zip(along, expected, strict=True))
+    assert_close(tangent, total, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("name", SOME)
 def test_transforms(name: str) -> None:
     """torch.func: gradients, a batch as a loop, and forward derivatives against backward ones."""
