@@ -20,7 +20,7 @@ from torch import Tensor
 from diabat.checks import check_count, check_flag, check_number, check_positive
 from diabat.edges import Edges
 from diabat.extras import extra
-from diabat.inputs import read_states, require_all_values
+from diabat.inputs import by_number, read_states, require_all_values
 from diabat.ising import Ising
 from diabat.progress import new_bar, stderr_console
 from diabat.samplers import Sampler, UnsupportedError
@@ -91,8 +91,8 @@ def fit(
     Args:
         data: N states of n variables [N, n], as tensor, array, list or DataFrame: all ±1, all 0 and 1 (0 becomes -1),
             or booleans.
-        pairs: Coupled pairs, [E, 2]; hidden spins have the numbers from n on.  None for all pairs of variables or,
-            with hidden spins, for all pairs of a variable and a hidden spin (a restricted Boltzmann machine).
+        pairs: Coupled pairs, [E, 2], by number or name of column; hidden spins have numbers from n on.  None: all pairs
+            of variables or, with hidden spins, of a variable and a hidden spin (a restricted Boltzmann machine).
         sampler: Backend, by name or built.  With an exact gradient and log Z (``exact``, ``banded``) L-BFGS finds the
             maximum.  With another one that reports correlations, for example ``tempering`` with ``persistent=True``,
             Adam does, with a rate that decays to 0; the last quarter of its steps is averaged.
@@ -116,7 +116,7 @@ def fit(
     check_number("l2", l2, "[0, inf)")
     check_flag("progress", progress)
     spins, labels = read_states(data)
-    index = _read_pairs(pairs, spins.shape[1], hidden)
+    index = _read_pairs(by_number(pairs, labels), spins.shape[1], hidden)
     if not l2 and not hidden:
         require_all_values(spins, index, labels)
     model = _Model(spins, index, hidden, float(l2), build_base(sampler, None, samples=False), draw_seed(seed))

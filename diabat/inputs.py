@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.checks import is_number
+from diabat.checks import did_you_mean, is_number
 from diabat.ising_checks import (
     DTYPES,
     IsingError,
@@ -152,6 +152,21 @@ def require_all_values(spins: Tensor, pairs: Tensor, labels: list[Any]) -> None:
         if len(seen.unique()) < 4:
             expected, got = "all four values of every coupled pair", [labels[spin] for spin in pair]
             raise IsingError("data", f"expected {expected}, got fewer of {got}; set l2.")
+
+
+def by_number(pairs: Any, labels: list[Any]) -> Any:
+    """Pairs of variables with the numbers of those that are given by name."""
+    place = {label: j for j, label in enumerate(labels) if isinstance(label, str)}
+
+    def number(variable: Any) -> Any:
+        if isinstance(variable, str) and variable not in place:
+            hint = did_you_mean(variable, place)
+            raise IsingError("pairs", f"expected names of columns or numbers, got {variable!r}{hint}.")
+        return place[variable] if isinstance(variable, str) else variable
+
+    if not isinstance(pairs, list | tuple):
+        return pairs
+    return [[number(x) for x in pair] if isinstance(pair, list | tuple) else pair for pair in pairs]
 
 
 def read_matrix(name: str, value: Any) -> np.ndarray:

@@ -89,6 +89,11 @@ def test_given_pairs_and_the_penalty() -> None:
     assert chain.problem.edges is not None
     assert chain.problem.edges.index.tolist() == [[0, 1], [2, 1], [3, 4]]
     assert len(chain.parameters) == 8
+    frame = pd.DataFrame(data.numpy(), columns=list("abcde"))
+    named = diabat.fit(frame, [("a", "b"), ("c", 1), ["d", "e"]], progress=False)
+    assert torch.equal(named.parameters, chain.parameters)
+    with pytest.raises(IsingError, match=r"pairs: expected names of columns or numbers, got 'f'\."):
+        diabat.fit(frame, [("a", "f")], progress=False)
     l2 = 0.1
     found = diabat.fit(data, l2=l2, progress=False)
     moments = EXACT.moments(found.problem, correlations=True)
