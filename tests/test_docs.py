@@ -160,6 +160,18 @@ def commands() -> list[tuple[str, str]]:
     ]
 
 
+CHARACTERS = re.compile(r"[Σ∝√∂≤≥∈⁻ᵀ]|\b[a-zA-Zα-ωΔ]_[a-zA-Z{(]|\b\w\^[a-zA-Z{(]")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_formulas_are_mathematics(page: Path) -> None:
+    """Outside of code and `$` there are neither sums and roots in Unicode nor indices and powers in ASCII."""
+    text = re.sub(r"\$\$.*?\$\$", "", prose(page), flags=re.DOTALL)
+    text = re.sub(r"`[^`]*`|\$[^$\n]+(\n[^$\n]+)?\$|!\[[^]]*\]|\]\([^)]*\)", "", text)
+    indented = "    "  # a block of code
+    assert [line for line in text.splitlines() if CHARACTERS.search(line) and line[:4] != indented] == []
+
+
 def test_every_block_is_of_a_language_that_is_looked_at() -> None:
     found = [block for page in PAGES for block in blocks(page)]
     assert {block.language for block in found} <= {"python", "sh", "toml", "yaml", "{eval-rst}"}

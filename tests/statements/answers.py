@@ -157,8 +157,8 @@ def files_of_problems() -> None:
 
 @says
 def qubos() -> None:
-    """problems: Entries (a, b) and (b, a) are added. A bit is x = (1 + s)/2 of its spin s, so `qubo.energy(s)` is
-    beta times xᵀ Q x; the offset of the problem takes care of the constant.
+    r"""problems: Entries (a, b) and (b, a) are added. A bit is $x = (1 + s)/2$ of its spin $s$. So `qubo.energy(s)` is
+    $\beta\, x^T Q x$: the offset of the problem is the constant.
     problems: `read_problem`, `diabat sample FILE` and `diabat fidelity FILE` tell the format by the content, not by
     the name."""
     Q = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
