@@ -57,7 +57,7 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
             of :func:`diabat.attention.boltzmann_attention`.
 
     Attributes:
-        couplings, sampler: As in :class:`diabat.BoltzmannAttention` and :class:`diabat.ChainAttention`.
+        couplings: As in :class:`diabat.BoltzmannAttention` or :class:`diabat.ChainAttention`.
 
     Raises:
         ValueError: If a size or an option is invalid, both kinds of couplings or neither are asked for, or
