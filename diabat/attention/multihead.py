@@ -243,6 +243,10 @@ def check_kind(window: Any, mode: str, couplings: str | None, rank: int | None) 
     Raises:
         ValueError: Names the argument.
     """
+    if window is None and couplings is None:
+        raise ArgumentError(
+            "window", "expected a number of keys, or couplings in place of a window, got None."
+        )
     if window is None:
         check_source(couplings, rank)
         if mode != "h+J":
