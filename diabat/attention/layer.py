@@ -35,7 +35,7 @@ class IsingLayer(nn.Module):
     """Binds a sampler, an estimator and a number of reads."""
 
     sampler: Sampler
-    """The backend, a submodule: its parameters (the learnable angles of an anneal) train with the layer.  Assigning
+    """The backend, a submodule.  Its parameters (the learnable angles of an anneal) train with the layer.  Assigning
     another keeps estimator and reads, see :meth:`use_sampler`.  A sampler with parameters or chains is copied, so that
     layers do not share them."""
     eval_seed: int | None = 0

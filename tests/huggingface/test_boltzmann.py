@@ -88,6 +88,7 @@ def test_a_reverted_model_is_what_it_was(name: str, attention: str | None) -> No
         assert model.config.to_dict() | {"architectures": config["architectures"]} == config
         for part, was in facts.items():
             assert vars(part).keys() == was.keys()
+        assert "boltzmann" not in model._keep_in_fp32_modules_strict
     assert model.generate(batch["input_ids"][:1], max_new_tokens=2, do_sample=False).shape == (1, 16)
 
 
