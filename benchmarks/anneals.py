@@ -25,7 +25,7 @@ def cases() -> list[Case]:
 
 
 def plans() -> dict[str, TrotterPlan]:
-    """5 ns on D-Wave's solver in 200 Strang steps, and a learned plan of 8 layers."""
+    """5 ns on D-Wave's solver in 200 Strang steps, and a learned plan of 8 steps."""
     return {
         "200 steps": trotter_plan(schedule("Advantage2_system1"), 5.0, 200),
         "boltzmann-8": builtin_plan("boltzmann-8")[0],

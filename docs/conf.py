@@ -92,10 +92,11 @@ def write_commands(app: Sphinx) -> None:
 
 
 MARKED = re.compile(r"(\*\*\S.*?\*\*|``.*?``|`.*?`)")
+LETTER = re.compile(r"^(\s+[\w, ]+: |)(?=\w\.(\s|$))")  # ``num_heads: H.`` is no item of a list
 
 
 def as_written(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Show docstrings as they stand: indented formulas are set as they are, ``*batch`` and ``|S|`` are no markup."""
+    """Show docstrings as they stand: formulas are set as they are, ``*batch``, ``|S|`` and ``H.`` are no markup."""
     formula: int | None = None  # indentation of the paragraph above the formula that is being read
     for i, line in enumerate(lines):
         indent = len(line) - len(line.lstrip())
@@ -107,7 +108,9 @@ def as_written(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines:
         parts = [
             part if k % 2 else re.sub(r"([*|])", r"\\\1", part) for k, part in enumerate(MARKED.split(line))
         ]
-        lines[i] = "".join(parts) + ":" * (formula is not None and not line.endswith("::"))
+        lines[i] = LETTER.sub(r"\1\\", "".join(parts)) + ":" * (
+            formula is not None and not line.endswith("::")
+        )
 
 
 def constructor(app: Sphinx, what: str, name: str, obj: Any, options: Any, shown: str, returned: str) -> Any:

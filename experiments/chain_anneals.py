@@ -39,8 +39,8 @@ SETTINGS: dict[str, Row] = {
     "256 spins": {"n": 256},
     "256 spins, truncated at 1e-8": {"n": 256, "truncation": 1e-8},
     "256 spins, bonds of 4": {"n": 256, "max_bond_dimension": 4},
-    "32 spins, learned plan of 16 layers": {"n": 32, "schedule": "boltzmann-16"},
-    "256 spins, learned plan of 16 layers": {"n": 256, "schedule": "boltzmann-16"},
+    "32 spins, learned plan of 16 steps": {"n": 32, "schedule": "boltzmann-16"},
+    "256 spins, learned plan of 16 steps": {"n": 256, "schedule": "boltzmann-16"},
 }
 PAIRS, WIDTH, STEPS, BATCH = 16, 32, 400, 32
 PRODUCTS: Row = {"engine": "aer", "method": "matrix_product_state", "max_bond_dimension": 4}

@@ -96,6 +96,26 @@ def test_words_of_a_sentence_are_those_of_prose() -> None:
     assert counted == [3, 5, 2, 2, 11, 3]
 
 
+def test_a_letter_that_describes_an_argument_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the pages of the reference."""
+    napoleon = pytest.importorskip("sphinx.ext.napoleon", reason="the extra 'docs' is not installed")
+    monkeypatch.setattr("urllib.request.urlopen", offline)
+    as_written = runpy.run_path(str(ROOT / "docs" / "conf.py"))["as_written"]
+    lines = ["Heads.", "", "Args:", "    num_heads: H.", "    sizes: n and |S|."]
+    whole = ["Q."]
+    for text in (lines, whole):
+        as_written(None, "class", "", None, None, text)
+    assert whole == [r"\Q."]
+    docutils = pytest.importorskip("docutils.core")
+    html = docutils.publish_string(str(napoleon.GoogleDocstring(lines)), writer="html").decode()
+    assert "<ol" not in html
+    assert '<td class="field-body">H.</td>' in html
+
+
+def offline(*given: Any, **options: Any) -> Any:
+    raise OSError
+
+
 MARKER = re.compile(r"(\s*)([-+*]|\d+[.)]) ")
 
 

@@ -114,3 +114,23 @@ def test_every_entry_is_listed_once_and_documented() -> None:
     values = {name: resolve(name) for name in names}
     described = {n: v for n, v in values.items() if isinstance(v, type) or inspect.isroutine(v)}
     assert [name for name, value in described.items() if not (value.__doc__ or "").strip()] == []
+
+
+def test_pages_of_layers_show_what_they_inherit_from_classes_without_a_page() -> None:
+    """Such as ``recording``; what a class inherits from one of another library, or one with a page, stands there."""
+    template = (ROOT / "docs/_templates/autosummary/class.rst").read_text(encoding="utf-8")
+    (left_out,) = re.findall(r"^   :inherited-members: (.*)$", template, re.M)
+    excluded = left_out.split(", ")
+    for name, members in {
+        "diabat.BoltzmannAttention": ("sampler", "eval_seed", "recording", "last_path", "prefill", "step"),
+        "diabat.BoltzmannMultiheadAttention": ("sampler", "last_problem", "use_sampler"),
+        "diabat.attention.ChainCouplings": ("hold", "release"),
+    }.items():
+        for member in members:
+            kinds = resolve(name).__mro__
+            owner = next(
+                k for k in kinds if member in vars(k) or member in vars(k).get("__annotations__", {})
+            )
+            assert owner.__module__.startswith("diabat.")
+            assert owner.__name__ not in excluded
+    assert {"Module", "MultiheadAttention", "Sampler", "BaseException"} <= {*excluded}

@@ -5,7 +5,7 @@ from diabat.attention.bridge import spin_probabilities
 from diabat.attention.chain_couplings import Band, ChainCouplings
 from diabat.attention.coupled import coupling_parameters, couplings_of
 from diabat.attention.coupling_init import CouplingInit
-from diabat.attention.couplings import WindowCouplings
+from diabat.attention.couplings import KeyCouplings, WindowCouplings
 from diabat.attention.explanation import NeuroGameExplanation
 from diabat.attention.functional import boltzmann_attention
 from diabat.attention.multihead import BoltzmannMultiheadAttention
@@ -18,6 +18,7 @@ __all__ = [
     "ChainAttention",
     "ChainCouplings",
     "CouplingInit",
+    "KeyCouplings",
     "NeuroGameAttention",
     "NeuroGameExplanation",
     "WindowCouplings",

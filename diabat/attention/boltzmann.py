@@ -225,7 +225,6 @@ class BoltzmannAttention(_SelfAttention):
 
     Attributes:
         couplings: The :class:`diabat.attention.WindowCouplings`.
-        sampler: The backend, a submodule: its parameters (the learnable angles of an anneal) train with the layer.
 
     Raises:
         ValueError: If a size or an option is invalid, or options contradict each other.
@@ -294,12 +293,11 @@ class ChainAttention(_SelfAttention):
         bandwidth: w, the largest distance of two coupled keys.
         coupling_init: Initial J: a :class:`diabat.attention.CouplingInit`, a number for all of J, or None for 0.
         causal, dropout, bias, rotary, device, dtype: As in :class:`diabat.BoltzmannAttention`.
-        law: ``sampler``, ``gradient``, ``num_reads``, ``readout`` (``probability`` if it is left out) and ``softcap``
-            of :func:`diabat.attention.boltzmann_attention`.
+        law: ``sampler`` (``banded`` if it is left out), ``gradient``, ``num_reads``, ``readout`` (``probability`` if it
+            is left out) and ``softcap`` of :func:`diabat.attention.boltzmann_attention`.
 
     Attributes:
         couplings: The :class:`diabat.attention.ChainCouplings`.
-        sampler: The backend, ``banded`` if none is given; a submodule.
 
     Raises:
         ValueError: If a size or an option is invalid, or options contradict each other.

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from diabat.attention.chain import place, readable
 from diabat.attention.coupling_init import CouplingInit
-from diabat.attention.couplings import Couplings, with_held
+from diabat.attention.couplings import KeyCouplings, with_held
 from diabat.attention.head_axis import split_heads
 from diabat.attention.layer import Limits, is_plain
 from diabat.checks import ArgumentError, check_choice, check_count
@@ -50,7 +50,7 @@ class Band(NamedTuple):
         return Edges(index, self.values.flatten(-2)[..., None, places])
 
 
-class ChainCouplings(Couplings):
+class ChainCouplings(KeyCouplings):
     r"""Couplings of the keys j - d and j, d = 1 .. w, for each head, over a context of any length.
 
     ==========  ================================================  ====================
@@ -126,7 +126,7 @@ class ChainCouplings(Couplings):
         return Limits(None, self.bandwidth)
 
     def by_pair(self) -> tuple[Tensor | None, Tensor]:
-        """As in the base class."""
+        """``by_distance``, [H, w], and the distances 1 .. w, int64."""
         return self.by_distance, torch.arange(1, self.bandwidth + 1)
 
     def initialise(self, functions: Any) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from diabat.attention.chain_couplings import Band, ChainCouplings
+from diabat.attention.compiled import LayerBridge
 from diabat.attention.core import READOUTS, Attention, Law, LawOptions, attend
-from diabat.attention.couplings import Couplings, WindowCouplings
+from diabat.attention.couplings import KeyCouplings, WindowCouplings
 from diabat.attention.layer import IsingLayer, Limits
 from diabat.attention.visible import Visible
 from diabat.checks import ArgumentError, check_choice, refuse_unknown
@@ -29,12 +30,11 @@ class CoupledLayer(IsingLayer):
 
     Attributes:
         couplings: :class:`diabat.attention.WindowCouplings` or :class:`diabat.attention.ChainCouplings`.
-        mode: Terms of the exponent.
-        readout: ``odds`` or ``probability``.
     """
 
     couplings: WindowCouplings | ChainCouplings
     mode: str = "h+J"
+    """Terms of the exponent."""
     _law: Law
     _last: list[tuple[str, Callable[[], Ising] | None]] | None = None
     """Path and problem of the last pass, or nothing yet, while they are recorded; else None."""
@@ -72,12 +72,9 @@ class CoupledLayer(IsingLayer):
         biased = window and couplings.offset_bias is not None
         self._is_softmax = self._law.bridge is None and self._law.odds and everything and not biased
 
-    def use_sampler(
-        self, sampler: Sampler | str, *, gradient: str = "auto", num_reads: int | None = None
-    ) -> None:
-        """As in the base class."""
-        super().use_sampler(sampler, gradient=gradient, num_reads=num_reads)
-        self._law = replace(self._law, bridge=None if self.mode in ("softmax", "h") else self._bridge)
+    def _bind(self, bridge: LayerBridge) -> None:
+        super()._bind(bridge)
+        self._law = replace(self._law, bridge=None if self.mode in ("softmax", "h") else bridge)
 
     @property
     def far(self) -> str:
@@ -173,7 +170,7 @@ class CoupledLayer(IsingLayer):
         return shown + (f", far={law.far!r}" if law.far != "none" else "")
 
 
-def check_contradictions(couplings: Couplings, mode: str, law: Law) -> None:
+def check_contradictions(couplings: KeyCouplings, mode: str, law: Law) -> None:
     """Refuse options of a layer that contradict each other.
 
     Raises:
@@ -216,9 +213,9 @@ def recording(layers: Iterable[CoupledLayer]) -> Iterator[None]:
         yield
 
 
-def couplings_of(model: nn.Module) -> dict[str, Couplings]:
+def couplings_of(model: nn.Module) -> dict[str, KeyCouplings]:
     """The couplings of all layers of a model by their names, to train, freeze, hold or ablate."""
-    return {name: part for name, part in model.named_modules() if isinstance(part, Couplings)}
+    return {name: part for name, part in model.named_modules() if isinstance(part, KeyCouplings)}
 
 
 def coupling_parameters(model: nn.Module) -> list[nn.Parameter]:

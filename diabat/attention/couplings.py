@@ -24,8 +24,8 @@ from diabat.edges import Edges
 from diabat.ising import pack_couplings, pack_three_body, pair_indices
 
 
-class Couplings(nn.Module, ABC):
-    """What all couplings are: J of H heads by distance, parts of which can be held.
+class KeyCouplings(nn.Module, ABC):
+    """What all couplings of keys are, windows and chains: J of H heads by distance, parts of which can be held.
 
     Attributes:
         num_heads: H.
@@ -111,7 +111,7 @@ def _among(name: str, chosen: Iterable[int] | None, known: Tensor) -> Tensor:
     return torch.isin(known, torch.tensor(numbers, dtype=torch.int64))
 
 
-class WindowCouplings(Couplings):
+class WindowCouplings(KeyCouplings):
     """J and K over T slots, zero at first.
 
     Args:
@@ -183,7 +183,7 @@ class WindowCouplings(Couplings):
         return Limits(window, self.bandwidth if with_J else None, with_K)
 
     def by_pair(self) -> tuple[Tensor | None, Tensor]:
-        """As in the base class."""
+        """``pairs``, [H, P], and the distance of the slots of each of its pairs, int64 [P]."""
         first, second = pair_indices(self.window, self.bandwidth)
         return self.pairs, second - first
 

@@ -32,17 +32,15 @@ class Limits(NamedTuple):
 
 
 class IsingLayer(nn.Module):
-    """Binds a sampler, an estimator and a number of reads.
-
-    Attributes:
-        sampler: The backend, a submodule.  Assigning another sampler keeps estimator and reads (see
-            :meth:`use_sampler`).  A sampler with parameters or chains is copied, so that layers do not share them.
-        eval_seed: Seed of what is drawn in evaluation mode, so that equal inputs have equal outputs; None draws a seed
-            from torch's global generator, as training does.
-    """
+    """Binds a sampler, an estimator and a number of reads."""
 
     sampler: Sampler
+    """The backend, a submodule.  Its parameters (the learnable angles of an anneal) train with the layer.  Assigning
+    another keeps estimator and reads, see :meth:`use_sampler`.  A sampler with parameters or chains is copied, so that
+    layers do not share them."""
     eval_seed: int | None = 0
+    """Seed of what is drawn in evaluation mode, so that equal inputs have equal outputs; None draws a seed from torch's
+    global generator, as training does."""
     _limits = Limits()
 
     def use_sampler(
@@ -60,8 +58,11 @@ class IsingLayer(nn.Module):
             UnsupportedError: If the sampler does not support the layer's problems or the estimator.
         """
         built = fitted(as_sampler(sampler).with_own_parameters(), self._limits)
-        self._bridge = LayerBridge(built, gradient, num_reads)
+        self._bind(LayerBridge(built, gradient, num_reads))
         super().__setattr__("sampler", built)
+
+    def _bind(self, bridge: LayerBridge) -> None:
+        self._bridge = bridge
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; a new sampler is bound as :meth:`use_sampler` does."""

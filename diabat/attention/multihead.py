@@ -57,7 +57,7 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
             of :func:`diabat.attention.boltzmann_attention`.
 
     Attributes:
-        couplings, sampler: As in :class:`diabat.BoltzmannAttention` and :class:`diabat.ChainAttention`.
+        couplings: As in :class:`diabat.BoltzmannAttention` or :class:`diabat.ChainAttention`.
 
     Raises:
         ValueError: If a size or an option is invalid, both kinds of couplings or neither are asked for, or
@@ -243,6 +243,10 @@ def check_kind(window: Any, mode: str, couplings: str | None, rank: int | None) 
     Raises:
         ValueError: Names the argument.
     """
+    if window is None and couplings is None:
+        raise ArgumentError(
+            "window", "expected a number of keys, or couplings in place of a window, got None."
+        )
     if window is None:
         check_source(couplings, rank)
         if mode != "h+J":

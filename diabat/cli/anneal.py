@@ -10,12 +10,18 @@ import typer
 from diabat.checks import ArgumentError, escaped, is_number
 from diabat.cli import arguments
 from diabat.cli.output import print_figure, print_json, print_report, print_table, require_writable, say
+from diabat.files import replace_file
 
 if TYPE_CHECKING:
     from diabat.circuits import TrotterPlan
 
 PlanArgument = Annotated[
     str, typer.Argument(metavar="PLAN", help="A shipped plan, e.g. boltzmann-8, or a plan file.")
+]
+
+CircuitOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Write the circuit: .qasm or .qasm3.", show_default=False),
 ]
 
 
@@ -65,13 +71,16 @@ def export(
     plan: PlanArgument,
     problem: arguments.ProblemArgument,
     beta: arguments.BetaOption = None,
+    output: CircuitOption = None,
+    force: arguments.ForceOption = False,
     as_json: arguments.JsonOption = False,
 ) -> None:
-    """Print the circuit of one problem under a plan as OpenQASM 3; qubit j is spin j, and 1 means +1.
+    """Print or write the circuit of one problem under a plan as OpenQASM 3; qubit j is spin j, and 1 means +1.
 
     Fields and couplings are programmed as they are, positive fields favouring +1: a learned plan samples at
     beta = 1 without calibration.
     """
+    require_writable(output, "output", (".qasm", ".qasm3"), new=not force)
     import torch
 
     from diabat.circuits import anneal_circuit, to_qasm3
@@ -86,10 +95,12 @@ def export(
     h, J = ising.fields.double(), ising.couplings
     J = torch.zeros(len(h), len(h)) if J is None else J
     source = to_qasm3(anneal_circuit(chosen, h.numpy(), J.double().numpy(), measure=True))
+    if output is not None:
+        replace_file(output, source.encode())
     if as_json:
-        print_json({"plan": plan, "layers": chosen.steps, "qubits": len(h), "qasm3": source})
+        print_json({"plan": plan, "steps": chosen.steps, "qubits": len(h), "qasm3": source})
     else:
-        say(source, end="")
+        say(source if output is None else f"Circuit: {output}\n", end="")
 
 
 def _print_plan(
@@ -109,7 +120,7 @@ def _print_plan(
     betas = plan_betas(plan)
     kinds = {"field": plan.field_angles, "coupling": plan.coupling_angles, "mixer": plan.mixer_angles}
     if as_json:
-        document = {"plan": name, "label": plan.label, "layers": plan.steps} | betas._asdict()
+        document = {"plan": name, "label": plan.label, "steps": plan.steps} | betas._asdict()
         document |= {f"{kind}_angles_rad": angle for kind, angle in kinds.items()}
         print_json(document | {"metadata": metadata})
         return
@@ -123,9 +134,9 @@ def _print_plan(
         say(f"Range: {ends}")
     say()
     if angles:
-        layers = enumerate(zip(*kinds.values(), strict=True), start=1)
-        cells = ((str(k), *(f"{x:+.6f}" for x in row)) for k, row in layers)
-        print_table("Angles (rad)", ("layer", "field b", "coupling c", "mixer a"), cells)
+        steps = enumerate(zip(*kinds.values(), strict=True), start=1)
+        cells = ((str(k), *(f"{x:+.6f}" for x in row)) for k, row in steps)
+        print_table("Angles (rad)", ("step", "field b", "coupling c", "mixer a"), cells)
     if rows:
         print_report(ErrorTable(rows))
     else:

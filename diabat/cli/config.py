@@ -20,14 +20,34 @@ def show_config(
     overrides: arguments.OverridesArgument = None,
     as_json: arguments.JsonOption = False,
 ) -> None:
-    """Print the resolved configuration: file, overrides and every default, with what each key means."""
-    from diabat.config import to_plain, to_yaml
+    """Print what the command of a configuration reads: file, overrides and defaults, with what each key means.
+
+    Without a configuration every key is printed.
+    """
+    from diabat.config import to_plain
+    from diabat.config.yaml_files import dump_yaml
 
     resolved = arguments.load(config, overrides, trust=True)  # which builds nothing
+    keys = _read_keys(resolved) if config is not None else type(resolved).model_fields
+    shown = {key: value for key, value in to_plain(resolved).items() if key in keys}
     if as_json:
-        print_json(to_plain(resolved))
+        print_json(shown)
     else:
-        say(_explained(to_yaml(resolved), resolved), end="")
+        say(_explained(dump_yaml(shown), resolved), end="")
+
+
+def _read_keys(config: Config) -> list[str]:
+    """The keys that a study reads if the configuration has its section and no task, else those of a training.
+
+    Others that are not at their defaults are among them.  The file of a run has every section, and is of a training.
+    """
+    from diabat.config import make_config
+
+    given, every = config.model_fields_set, type(config).model_fields
+    studies = {"fidelity", "anneal"} & given if "task" not in given else set()
+    read = {"seed", "output", "threads", *studies} if studies else {*every} - {"fidelity", "anneal"}
+    usual = make_config({"seed": config.seed})
+    return [key for key in every if key in read or getattr(config, key) != getattr(usual, key)]
 
 
 def _explained(text: str, config: Config) -> str:
@@ -54,8 +74,13 @@ def _attributes(kind: Any) -> dict[str, str]:
             entries = re.finditer(
                 r"^ {4}(\w+): ((?:.+\n?)(?: {8}.+\n?)*)", inspect.cleandoc(document or ""), re.M
             )
-            found |= {entry[1]: " ".join(entry[2].split()) for entry in entries}
+            found |= {entry[1]: _without_markup(" ".join(entry[2].split())) for entry in entries}
     return found
+
+
+def _without_markup(text: str) -> str:
+    """A text of a docstring as it is read in YAML."""
+    return re.sub(r"\bNone\b", "null", re.sub(r"(:\w+:)?`+~?([^`]*)`+", r"\2", text))
 
 
 def list_configs(as_json: arguments.JsonOption = False) -> None:

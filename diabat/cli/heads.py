@@ -26,7 +26,10 @@ OptionsArgument = Annotated[
 FolderOption = Annotated[
     Path | None,
     typer.Option(
-        help="Folder of values, result and figure; runs/heads-MODEL if left out.", show_default=False
+        "--output",
+        "-o",
+        help="Folder of values, result and figure; runs/heads-MODEL if left out.",
+        show_default=False,
     ),
 ]
 # What the library calls an argument, where the command line has another name.
@@ -102,7 +105,10 @@ AnalysisArgument = Annotated[
 FileOption = Annotated[
     Path | None,
     typer.Option(
-        help="File ending in .json, or folder for gac.json; that of ANALYSIS if left out.", show_default=False
+        "--output",
+        "-o",
+        help="File ending in .json, or folder for gac.json; that of ANALYSIS if left out.",
+        show_default=False,
     ),
 ]
 

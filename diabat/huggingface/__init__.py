@@ -11,6 +11,7 @@ from diabat.huggingface.boltzmann import (
     load_couplings,
     parameter_groups,
     register_boltzmann,
+    revert,
     save_couplings,
 )
 from diabat.huggingface.loading import load_adapter, load_decoder
@@ -22,6 +23,7 @@ __all__ = [
     "load_decoder",
     "parameter_groups",
     "register_boltzmann",
+    "revert",
     "save_couplings",
 ]
 

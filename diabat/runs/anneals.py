@@ -69,7 +69,7 @@ def learn_anneal(
             raise KeyboardInterrupt("Nothing was saved yet.") from error
         plan, loss = keeper.best
         keeper.save(plan, loss)
-        found = f"The best plan so far ({plan.steps} layers, loss {loss:.3g}) is saved in '{config.output}'"
+        found = f"The best plan so far ({plan.steps} steps, loss {loss:.3g}) is saved in '{config.output}'"
         again = shlex.join([f"anneal.start={config.output}", "--force"])
         how = f"{found}; to begin with it, repeat the command with {again}."
         raise KeyboardInterrupt(how) from error
@@ -125,7 +125,7 @@ class _Keeper:
         if better and time.monotonic() - self.last >= _SAVE_EVERY_S:
             self.save(plan, loss)
         self.bar.start()  # not before: an error message must start on a new line
-        self.bar.update(self.task, completed=done, description=f"loss {loss:.5f}, {plan.steps} layers")
+        self.bar.update(self.task, completed=done, description=f"loss {loss:.5f}, {plan.steps} steps")
 
     def save(self, plan: TrotterPlan, loss: float, **further: Any) -> dict[str, Any]:
         """Write the file, and return its metadata."""

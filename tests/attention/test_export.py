@@ -9,6 +9,7 @@ import torch
 from layers import attention, chain
 from torch.export import Dim
 
+import diabat
 from diabat.samplers.capabilities import UnsupportedError
 
 F32 = torch.float32
@@ -33,6 +34,19 @@ def test_an_exported_layer_takes_any_batch_and_length(kind: str) -> None:
     for batch, length in ((3, 9), (5, 40), (2, 4)):
         x = torch.randn(batch, length, 8)
         torch.testing.assert_close(exported.module()(x), layer(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"window": 12}, {"couplings": "tokens"}], ids=str)
+def test_the_drop_in_takes_any_batch_and_length(options: dict[str, Any]) -> None:
+    layer = diabat.BoltzmannMultiheadAttention(8, 2, batch_first=True, coupling_init=0.5, **options).eval()
+    sizes = {0: Dim("batch", min=2, max=64), 1: Dim("length", min=4, max=11)}
+    shapes = dict.fromkeys(("query", "key", "value"), sizes)
+    exported = torch.export.export(layer, torch.randn(3, 3, 9, 8).unbind(), dynamic_shapes=shapes)
+    for batch, length in ((3, 9), (5, 11), (2, 4)):
+        given = torch.randn(3, batch, length, 8).unbind()
+        for found, expected in zip(exported.module()(*given), layer(*given), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_backend_that_draws_is_refused() -> None:

@@ -24,11 +24,11 @@ from diabat.runs import anneals
 from diabat.studies.learned.search import Watch
 
 QUICK = [
-    *("anneal.layers=3", "anneal.restarts=2", "anneal.iterations=10", "anneal.polish=2"),
+    *("anneal.steps=3", "anneal.restarts=2", "anneal.iterations=10", "anneal.polish=2"),
     *("anneal.held_out=2", "--no-progress"),
 ]
 RANDOM = [*QUICK, "anneal.strengths=[0.5,1]", "anneal.spins=[3]", "anneal.instances=6"]
-PLAN = TrotterPlan(np.array([0.3, 0.6]), np.array([0.2, 0.5]), np.array([1.2, 0.7]), "two layers")
+PLAN = TrotterPlan(np.array([0.3, 0.6]), np.array([0.2, 0.5]), np.array([1.2, 0.7]), "two steps")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_learned_plan_is_saved_with_all_that_made_it(tmp_path: Path) -> None:
     plan, metadata = load_plan(output)
     assert printed["metadata"] == metadata
     assert printed["mixer_angles_rad"] == plan.mixer_angles.tolist()
-    assert plan.steps == printed["layers"] == 3
+    assert plan.steps == printed["steps"] == 3
     assert (metadata["finished"], metadata["seed"]) == (True, 3)
     assert metadata["loss"] < 0.5
     assert (metadata["anneal"]["pair_weight"], metadata["anneal"]["strengths"]) == (0.5, [0.5, 1])
@@ -88,7 +88,7 @@ def test_the_shipped_plans_can_be_described_by_their_commands() -> None:
         words = shlex.split(metadata["command"])
         assert words[:3] == ["diabat", "anneal", "learn"]
         config = make_config(apply_overrides({}, words[3:]))
-        assert (config.anneal.layers, config.seed) == (builtin_plan(name)[0].steps, metadata["seed"])
+        assert (config.anneal.steps, config.seed) == (builtin_plan(name)[0].steps, metadata["seed"])
         assert list(config.anneal.strengths) == metadata["ensemble"]["strengths"]
 
 
@@ -125,14 +125,14 @@ def test_an_interruption_loses_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(anneals, "learn_plan", interrupted(3))
     result = run("anneal", "learn", f"output={output}", *RANDOM)
     assert result.exit_code == 130
-    assert f"The best plan so far (2 layers, loss 0.25) is saved in '{output}'; to begin" in result.stderr
+    assert f"The best plan so far (2 steps, loss 0.25) is saved in '{output}'; to begin" in result.stderr
     assert result.stderr.endswith(f" repeat the command with anneal.start={output} --force.\n")
     plan, metadata = load_plan(output)
     assert plan.mixer_angles.tolist() == [3, 3]
     assert not metadata["finished"]
     monkeypatch.undo()
     assert "(interrupted)" in run("anneal", "show", str(output)).stdout
-    start = ("anneal.layers=4", f"anneal.start={output}", "--force")
+    start = ("anneal.steps=4", f"anneal.start={output}", "--force")
     again = run("anneal", "learn", f"output={output}", *RANDOM, *start)
     assert again.exit_code == 0, again.stderr
     assert load_plan(output)[0].steps == 4
@@ -160,7 +160,7 @@ def test_show_prints_angles_and_betas(plan: str, tmp_path: Path) -> None:
 
 def test_show_finds_shipped_plans_by_name() -> None:
     document = run_json("anneal", "show", "boltzmann-8")
-    assert document["layers"] == 8
+    assert document["steps"] == 8
     assert (
         "Range: |h| up to 2.89, rows of J of norm up to 1.75\n" in run("anneal", "show", "boltzmann-8").stdout
     )
@@ -175,6 +175,10 @@ def test_export_prints_the_circuit_of_the_problem(plan: str, tmp_path: Path) -> 
     assert run("anneal", "export", plan, str(path)).stdout == expected
     document = run_json("anneal", "export", plan, str(path), "--beta", "2")
     assert document["qasm3"] == to_qasm3(anneal_circuit(PLAN, 2 * fields, 2 * J, measure=True))
+    for option, file in (("--output", "new/a.qasm"), ("-o", "b.qasm3")):
+        result = run("anneal", "export", plan, str(path), option, str(tmp_path / file))
+        assert result.stdout == f"Circuit: {tmp_path / file}\n"
+        assert (tmp_path / file).read_text() == expected
     path.write_text("fields: [0.5]\n")
     free = run("anneal", "export", plan, str(path)).stdout
     assert free == to_qasm3(anneal_circuit(PLAN, [0.5], [[0.0]], measure=True))

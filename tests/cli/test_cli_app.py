@@ -35,7 +35,7 @@ train recall-exact trainin.rate=1
 train recall-exact sampler.memory=1
 train nowhere.yaml
 config show recall-exact task.pair=3
-anneal learn output=p.json anneal.layer=2
+anneal learn output=p.json anneal.step=2
 sample problem.yaml sampler.bakend=dqa
 sample problem.yaml sampler.backend
 fidelity fidelity.backends.t.backend=tempering fidelity.backends.t.sweep=3

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runs import run, run_json
+from cli_runs import run, run_json, train
 
 from diabat.cli import backends
 from diabat.config import load_config, shipped_configs, to_plain
@@ -143,7 +143,37 @@ def test_config_show_prints_what_loads_to_the_same(tmp_path: Path) -> None:
         line.split(":")[0] for line in result.stdout.splitlines() if "  # " not in line and line[:3].strip()
     }
     assert bare == {"  backend"}
-    assert run_json("config", "show", "brackets-t8", "model.mode=h") == to_plain(expected)
+    shown = {key: value for key, value in to_plain(expected).items() if key not in ("fidelity", "anneal")}
+    assert run_json("config", "show", "brackets-t8", "model.mode=h") == shown
+
+
+COMMON = ["seed", "output", "threads"]
+TRAINING = [*COMMON, "device", "task", "model", "sampler", "gradient", "training"]
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (["fidelity"], [*COMMON, "fidelity"]),
+        (["anneal", "seed=3"], [*COMMON, "anneal"]),
+        (["anneal", "model.mode=h"], [*COMMON, "model", "anneal"]),
+        (["recall-exact"], TRAINING),
+        (["recall-exact", "anneal.steps=4"], [*TRAINING, "anneal"]),
+        (["anneal.steps=4"], [*COMMON, "anneal"]),
+        ([], [*TRAINING, "fidelity", "anneal"]),
+    ],
+    ids=str,
+)
+def test_config_show_prints_what_the_command_reads(words: list[str], keys: list[str]) -> None:
+    text = run("config", "show", *words).stdout
+    assert [line.split(":")[0] for line in text.splitlines() if line[0] != " "] == keys
+    assert "`" not in text
+    assert "None" not in text
+
+
+def test_config_show_of_a_run_prints_what_training_reads(tmp_path: Path) -> None:
+    assert train(tmp_path / "run").exit_code == 0
+    assert list(run_json("config", "show", str(tmp_path / "run"))) == TRAINING
 
 
 def test_config_list_names_the_shipped_configurations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from cli_runs import run, train
 
 from diabat.circuits import TrotterPlan, save_plan
 
-PLAN = TrotterPlan(np.array([0.3, 0.6]), np.array([0.2, 0.5]), np.array([1.2, 0.7]), "two layers")
+PLAN = TrotterPlan(np.array([0.3, 0.6]), np.array([0.2, 0.5]), np.array([1.2, 0.7]), "two steps")
 REFUSALS = (Path(__file__).parent / "refusals.txt").read_text().splitlines()[1:]
 LONG = f"2 | fidelity fidelity.queries={10**400} | expected an integer of 64 bits, got 401 digits."
 FILES = {
@@ -19,6 +19,7 @@ FILES = {
     "triple.yaml": "fields: [0.5, 1, 0]\nthree_body: [[0, 1, 2, 0.1]]\n",
     "hidden.yaml": "fields: [0.5, 1, 0]\nvisible: [true, true, false]\n",
     "file": "",
+    "old.qasm": "",
 }
 
 

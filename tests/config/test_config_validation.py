@@ -38,7 +38,7 @@ FROM_PYTHON: list[tuple[type, str, Any, str]] = [
     (TrainOptions, "clip", math.nan, "a number in (0, inf], got nan."),
     (TrainOptions, "precision", "int8", "one of float32, bfloat16, got 'int8'."),
     (TrainOptions, "max_epochs", 10**400, "at most 9223372036854775807, got about 1e400."),
-    (AnnealOptions, "layers", True, "an integer >= 1, got True."),
+    (AnnealOptions, "steps", True, "an integer >= 1, got True."),
     (AnnealOptions, "strengths", (math.inf, 1.0), "a finite number > 0, got inf."),
     (FidelityOptions, "num_reads", True, "an integer >= 1, got True."),
 ]

@@ -21,17 +21,19 @@ from transformers import DynamicCache, StaticCache
 
 from diabat.attention import Band, ChainCouplings, couplings_of, streaming, visible
 from diabat.attention.visible import Visible
-from diabat.huggingface import convert, parameter_groups, save_couplings
+from diabat.huggingface import convert, parameter_groups, revert, save_couplings
 from diabat.huggingface.boltzmann import BoltzmannHeads, BoltzmannOptions
 from diabat.huggingface.boltzmann.cached_couplings import CachedCouplings
 from diabat.huggingface.boltzmann.layer import boltzmann_attention
 from diabat.huggingface.pretrained import visible_keys
+from diabat.samplers.capabilities import UnsupportedError
 
 from .methods import (
     COUPLED,
     FIRST,
     SUPPORTED,
     assert_close,
+    converted,
     coupled,
     couplings,
     in_pieces,
@@ -65,6 +67,38 @@ def test_options_that_change_a_trained_model_warn(option: str, value: str, usual
     with pytest.warns(UserWarning, match=sentence):
         convert(model, COUPLED, **{option: value})
     assert (logits(model, batch) - before).abs().max() > 0.1
+
+
+@every_architecture
+@pytest.mark.parametrize("attention", [None, "eager"])
+def test_a_reverted_model_is_what_it_was(name: str, attention: str | None) -> None:
+    """To the bit and with the same parameters, whatever J was; it can be converted again."""
+    model, batch = decoder(name, attn_implementation=attention), prompts()
+    before, parameters, config = logits(model, batch), dict(model.named_parameters()), model.config.to_dict()
+    kind, keys = type(model), list(model.state_dict())
+    facts = {part: dict(vars(part)) for part in model.modules()}
+    for method in ("boltzmann", "chain"):
+        changed = randomised(converted(method, model))
+        assert (logits(changed, batch) - before).abs().max() > 0.01
+        assert revert(changed) is model
+        assert type(model) is kind
+        assert torch.equal(logits(model, batch), before)
+        assert list(model.state_dict()) == keys
+        assert all(p is parameters[key] for key, p in model.named_parameters())
+        assert model.config.to_dict() | {"architectures": config["architectures"]} == config
+        for part, was in facts.items():
+            assert vars(part).keys() == was.keys()
+        assert "boltzmann" not in model._keep_in_fp32_modules_strict
+    assert model.generate(batch["input_ids"][:1], max_new_tokens=2, do_sample=False).shape == (1, 16)
+
+
+def test_adapters_are_taken_off_before_a_model_is_reverted() -> None:
+    model, batch = decoder("llama"), prompts()
+    before = logits(model, batch)
+    wrapped = adapted(convert(model, COUPLED), modules_to_save=["boltzmann"])
+    with pytest.raises(UnsupportedError, match=r"^model: .*without adapters, got PeftModel.*; take them off"):
+        revert(wrapped)
+    assert torch.equal(logits(revert(wrapped.unload()), batch), before)
 
 
 def with_heads(number: int, options: BoltzmannOptions, dtype: torch.dtype = torch.float64) -> Any:

@@ -18,11 +18,12 @@ import transformers
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tiny_decoders import adapted, decoder, logits, prompts, tokenizer
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import diabat
 from diabat.checks import ArgumentError
-from diabat.huggingface import convert, load_adapter, load_couplings, load_decoder, save_couplings
+from diabat.huggingface import convert, load_adapter, load_couplings, load_decoder, revert, save_couplings
 from diabat.huggingface.boltzmann import model as models
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.training.checkpoint import save_checkpoint
@@ -416,32 +417,79 @@ def test_no_other_attention_runs(tmp_path: Path) -> None:
     assert torch.equal(logits(model, prompts()), before)
 
 
-@every_architecture
-def test_classes_of_sequences_are_converted_saved_and_loaded(name: str, tmp_path: Path) -> None:
+HEADED = [
+    (name, task)
+    for task in ("SequenceClassification", "TokenClassification", "QuestionAnswering")
+    for name in SUPPORTED["boltzmann"]
+    if transformers.CONFIG_MAPPING[name] in getattr(transformers, f"AutoModelFor{task}")._model_mapping
+]
+TARGETS: dict[str, dict[str, Tensor]] = {
+    "SequenceClassification": {"labels": torch.tensor([0, 1, 1])},
+    "TokenClassification": {"labels": torch.arange(42).view(3, 14) % 2},
+    "QuestionAnswering": {
+        "start_positions": torch.tensor([5, 6, 7]),
+        "end_positions": torch.tensor([8, 9, 9]),
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "task"), HEADED)
+def test_other_heads_are_converted_saved_loaded_and_reverted(name: str, task: str, tmp_path: Path) -> None:
     """Equal at J = 0, and trained; the card of the folder says how to load it, and one that is there stays.
 
     What is below the head is a model of its own.
     """
-    plain = AutoModelForSequenceClassification.from_config(decoder(name).config).eval()
+    auto = getattr(transformers, f"AutoModelFor{task}")
+    plain = auto.from_config(decoder(name).config).eval()
     batch = {key: value for key, value in prompts().items() if key != "position_ids"}
-    with torch.no_grad():
-        before = plain(**batch).logits
-        model = convert(plain, 4)
-        assert_close(model(**batch).logits, before)
-    randomised(model)(**batch, labels=torch.tensor([0, 1, 1])).loss.backward()
+    before, kinds = outputs(plain, batch), [type(part) for part in plain.modules()]
+    attention = plain.config._attn_implementation
+    model = convert(plain, 4)
+    assert_close(outputs(model, batch), before)
+    randomised(model)(**batch, **TARGETS[task]).loss.backward()
     assert all(J.grad.abs().max() > 0 for J in couplings(model).values())
     model.save_pretrained(tmp_path)
-    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    with torch.no_grad():
-        assert torch.equal(loaded(**batch).logits, model(**batch).logits)
+    loaded = auto.from_pretrained(tmp_path)
+    assert torch.equal(outputs(loaded, batch), outputs(model, batch))
+    if (
+        model.base_model_prefix == model.base_model.base_model_prefix
+    ):  # transformers does not find other bodies either
         body = AutoModel.from_pretrained(tmp_path)
-        below = model.base_model(**batch).last_hidden_state
-        assert torch.equal(body(**batch).last_hidden_state, below)
+        with torch.no_grad():
+            below = model.base_model(**batch).last_hidden_state
+            assert torch.equal(body(**batch).last_hidden_state, below)
     card = tmp_path / "README.md"
-    assert "AutoModelForSequenceClassification.from_pretrained(folder)" in card.read_text()
+    assert f"AutoModelFor{task}.from_pretrained(folder)" in card.read_text()
     card.write_text("mine")
     model.save_pretrained(tmp_path)
     assert card.read_text() == "mine"
+    for found in (model, loaded):
+        assert torch.equal(outputs(revert(found), batch), before)
+        assert [type(part) for part in found.modules()] == kinds
+        assert found.config._attn_implementation == attention
+
+
+def test_below_another_head_the_body_is_converted_and_reverted(tmp_path: Path) -> None:
+    """Its couplings are saved alone."""
+    model, batch = transformers.GPT2DoubleHeadsModel(decoder("gpt2").config).eval(), prompts((0,))
+    before = logits(model, batch)
+    randomised(convert(model.transformer, 4))
+    after = logits(model, batch)
+    assert not torch.allclose(after, before, atol=1e-3)
+    save_couplings(model.transformer, tmp_path)
+    assert torch.equal(logits(model, batch, use_cache=False), after)
+    revert(model.transformer)
+    assert torch.equal(logits(model, batch), before)
+    load_couplings(model.transformer, tmp_path)
+    assert torch.equal(logits(model, batch), after)
+
+
+def outputs(model: Any, batch: dict[str, Tensor]) -> Tensor:
+    """What the head returns, without gradients; 0 at padding."""
+    with torch.no_grad():
+        found = model(**batch)
+    logits = found.logits if "logits" in found else torch.stack((found.start_logits, found.end_logits), -1)
+    return logits if logits.ndim == 2 else logits * batch["attention_mask"][:, :, None]
 
 
 def test_models_are_pickled() -> None:

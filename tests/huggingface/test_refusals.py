@@ -14,7 +14,7 @@ from tiny_decoders import decoder, logits, prompts
 
 import diabat
 from diabat.checks import ArgumentError
-from diabat.huggingface import convert, parameter_groups
+from diabat.huggingface import convert, parameter_groups, revert
 from diabat.huggingface.boltzmann.layer import boltzmann_attention
 
 from .methods import coupled
@@ -53,6 +53,10 @@ METHODS: list[tuple[Call, str]] = [
     (lambda: convert(coupled(), 3), "model: expected a model without couplings, got BoltzmannLlama"),
     (lambda: convert(tiny_decoders.adapted(decoder("llama")), 3),
      "model: expected a model without adapters, got PeftModelForCausalLM; convert it before"),
+    (lambda: convert(transformers.GPT2DoubleHeadsModel(decoder("gpt2").config), 3),
+     "model: expected no head, or one of CausalLM, SequenceClassification, TokenClassification, QuestionAnswering, got "
+     r"GPT2DoubleHeadsModel; convert what is below it, model\.transformer"),
+    (lambda: revert(decoder("llama")), "model: expected a model with couplings, got LlamaForCausalLM"),
     (unconverted, "attn_implementation: expected a model with couplings for 'boltzmann', .*convert"),
     (lambda: attended(None), r"attention_mask: expected a mask \[B, 1, Q, K\].*got None"),
     *(

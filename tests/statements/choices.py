@@ -119,8 +119,8 @@ def watched() -> None:
 
 @says
 def defaults() -> None:
-    """backends: | `exact` | `max_seconds` (600): problems that would take longer are refused; `memory_budget_mb`
-    (256)
+    """backends: | `exact` | `max_seconds` (600): problems of more than about 38 spins, which would take longer,
+    are refused; `memory_budget_mb` (256)
     backends: | `mean_field` | `damping` (0.7): weight of the new value in the first iterations;
     `max_iterations` (500); `tolerance` (1e-6)
     backends: | `refine` | `sampler`, `options`: the base (`dqa`); `sweeps` (4) of heat bath; `num_reads`

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from typing import Any
 
 import dimod
 import numpy as np
@@ -196,16 +197,30 @@ def seeds_of_kept_chains() -> None:
     assert not torch.equal(layer(x), layer(x))
 
 
+def _defaults(function: Any) -> list[tuple[str, Any]]:
+    return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
+
+
 @says
 def inside_an_encoder() -> None:
     """conventions: `nn.TransformerEncoder` warns of that unless it is built with `enable_nested_tensor=False`. |
-    conventions: It has the same constructor, forward pass, parameters and masks"""
+    conventions: - `forward` takes torch's arguments, in the same order and with the same defaults
+    conventions: The constructor takes torch's arguments in the same order, and needs one more by name: `window`
+    or `couplings`. `add_bias_kv` and `add_zero_attn` must be False.
+    conventions: Its parameters have torch's names. Those of `couplings` are added.
+    questions: `add_bias_kv` and `add_zero_attn` are refused."""
     ours = diabat.BoltzmannMultiheadAttention(16, 4, batch_first=True, window=6)
     plain = nn.TransformerEncoderLayer(16, 4, batch_first=True)
-    assert set(plain.self_attn.state_dict()) <= set(ours.state_dict())
-    assert set(inspect.signature(nn.MultiheadAttention).parameters) <= set(
-        inspect.signature(type(ours)).parameters
-    )
+    added = set(ours.state_dict()) - set(plain.self_attn.state_dict())
+    assert {name.split(".")[0] for name in added} == {"couplings"}
+    assert _defaults(type(ours).forward) == _defaults(nn.MultiheadAttention.forward)
+    constructor = _defaults(nn.MultiheadAttention)
+    assert _defaults(type(ours))[: len(constructor)] == constructor
+    with refused("window: expected a number of keys, or couplings"):
+        diabat.BoltzmannMultiheadAttention(16, 4)
+    for name in ("add_bias_kv", "add_zero_attn"):
+        with refused(f"{name}: expected False"):
+            diabat.BoltzmannMultiheadAttention(16, 4, window=6, **{name: True})
     plain.self_attn = ours
     nn.TransformerEncoder(plain, 2, enable_nested_tensor=False).eval()(torch.randn(2, 6, 16))
     with pytest.warns(UserWarning, match="enable_nested_tensor is True, but"):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import UserError
+from torch.export import Dim, export
 from torch.func import grad, hessian, jacfwd, vmap
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 import diabat
 from diabat import Ising, sampler
@@ -61,6 +65,28 @@ def games_under_transforms() -> None:
     assert torch.allclose(grad(lambda x: layer(x).sum())(x.detach()), expected, atol=1e-6)
     with refused("vmap"):
         vmap(lambda x: layer(x[None]))(x.detach())
+
+
+@says
+def unused_parameters() -> None:
+    """pytorch: Modes `J` and `J-self` use no queries and keys: give `find_unused_parameters=True`."""
+    for mode in ("h+J", "h", "J", "J-self"):
+        layer = diabat.BoltzmannAttention(8, 1, 4, mode=mode)
+        layer(torch.randn(2, 4, 8)).square().mean().backward()
+        unused = {name.split(".")[0] for name, p in layer.named_parameters() if p.grad is None}
+        assert {"query", "key"} <= unused if "h" not in mode else not unused
+
+
+@says
+def exported_lengths() -> None:
+    """pytorch: the `max` of the length must be below the window; torch refuses the window itself.
+    pytorch: `NeuroGameAttention` is not exported: its checks read values of its inputs."""
+    layer, x = diabat.BoltzmannAttention(8, 1, 6).eval(), torch.randn(2, 5, 8)
+    for most in (5, 6):
+        with nullcontext() if most == 5 else pytest.raises(UserError, match="length"):
+            export(layer, (x,), dynamic_shapes=({1: Dim("length", min=4, max=most)},))
+    with pytest.raises(GuardOnDataDependentSymNode):
+        export(diabat.NeuroGameAttention(8, 2).eval(), (x,))
 
 
 @says

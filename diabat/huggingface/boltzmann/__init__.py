@@ -8,7 +8,7 @@ Importing this package registers ``attn_implementation="boltzmann"`` and model t
 from diabat.huggingface.boltzmann.adapter import load_couplings, save_couplings
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import BoltzmannHeads, parameter_groups
-from diabat.huggingface.boltzmann.model import convert, register_boltzmann
+from diabat.huggingface.boltzmann.model import convert, register_boltzmann, revert
 
 __all__ = [
     "BoltzmannHeads",
@@ -17,5 +17,6 @@ __all__ = [
     "load_couplings",
     "parameter_groups",
     "register_boltzmann",
+    "revert",
     "save_couplings",
 ]

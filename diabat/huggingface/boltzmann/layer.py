@@ -39,7 +39,6 @@ class BoltzmannHeads(CoupledLayer):
 
     Attributes:
         couplings: J = 0 at first: over the last keys of a query, or between neighbours without a window.
-        sampler: The backend.
 
     Raises:
         ValueError: If an option is invalid.

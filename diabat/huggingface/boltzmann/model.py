@@ -35,9 +35,13 @@ _TASKS = {  # the class that loads a model for a task, and transformers' classes
     "AutoModel": "MODEL_MAPPING",
     "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING",
     "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+    "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
 }
 SETTINGS = "boltzmann.json"
 """The file beside an adapter of peft with the settings of its couplings, as in ``config.json`` of a model."""
+FORMER = "_former_attention"
+"""Attribute of a converted model: the attention implementation that it had."""
 # Of the model that is being built: one for classes of sequences builds what is below its head by AutoModel.
 _BUILT: ContextVar[BoltzmannOptions | None] = ContextVar("built", default=None)
 _CARD = """---
@@ -67,9 +71,9 @@ def convert(
     backend that is not analytic changes that, of which it warns.
 
     Args:
-        model: A decoder of one of `FAMILIES`, with a head for tokens, for classes of sequences, or none
-            (``LlamaForCausalLM``, ``Qwen3ForSequenceClassification``, ``GemmaModel``).  Convert before adapters of peft
-            are added.
+        model: A decoder of one of `FAMILIES`, with a head for tokens, for classes of sequences or of tokens, for
+            answers in a text, or none (``LlamaForCausalLM``, ``Qwen3ForSequenceClassification``, ``GemmaModel``).
+            Convert before adapters of peft are added.  Below any other head convert ``model.base_model``.
         window: T, the number of last keys that are coupled; None couples neighbours over the whole context.
         sampler: Backend of the marginals, or its name; only analytic ones give softmax at J = 0.
         readout: ``odds`` or ``probability``.
@@ -102,6 +106,40 @@ def convert(
             UserWarning,
             stacklevel=2,
         )
+    return model
+
+
+def revert(model: Any) -> Any:
+    """Turn a converted model into what it was: without couplings, with its former attention, to the bit.
+
+    The model is changed in place: its class, configuration and names of parameters are again those of transformers, and
+    its parameters stay the same objects.  Its couplings are dropped, learned ones too; ``save_couplings`` before keeps
+    them, and ``load_couplings`` gives them back.
+
+    Args:
+        model: That ``convert`` made, or that was loaded with couplings, which then gets the attention that transformers
+            chooses.  Take adapters of peft off before (``merge_and_unload`` or ``unload``).
+
+    Returns:
+        The model.
+
+    Raises:
+        ArgumentError: If the model has no couplings.
+        UnsupportedError: If it has adapters of peft.
+    """
+    _refuse_adapters(model, "take them off before (merge_and_unload or unload)")
+    if not isinstance(model, BoltzmannMixin):
+        raise ArgumentError("model", f"expected a model with couplings, got {type(model).__name__}.")
+    parts, former = list(cast(nn.Module, model).modules()), vars(model).get(FORMER)
+    for part in parts:
+        part._modules.pop(NAME, None)
+        vars(part).pop(ALWAYS_WEIGHTS, None)
+    for part in parts:
+        if isinstance(part, BoltzmannMixin):  # also below a head that was loaded
+            vars(part).pop(FORMER, None)
+            cast(Any, part)._keep_in_fp32_modules_strict.discard(NAME)
+            _become(part, part._plain)
+    cast(Any, model).set_attn_implementation(former)
     return model
 
 
@@ -310,39 +348,49 @@ def kind_of(model: Any) -> Any:
     """The class with couplings of a model without, or a refusal."""
     if isinstance(model, BoltzmannMixin):
         raise ArgumentError("model", f"expected a model without couplings, got {type(model).__name__}.")
-    if isinstance(model, nn.Module) and any(vars(part).get("peft_config") for part in model.modules()):
-        raise UnsupportedError(
-            "model",
-            f"expected a model without adapters, got {type(model).__name__}; convert it before they are added, with "
-            f"modules_to_save=[{NAME!r}].",
-        )
-    kind = next((kind for kind in kinds() if type(model) is kind._plain), None)
-    if kind is None:
-        raise UnsupportedError(
-            "model",
-            f"expected a decoder of transformers of one of {', '.join(FAMILIES)}, got {type(model).__name__}.",
-        )
+    _refuse_adapters(model, f"convert it before they are added, with modules_to_save=[{NAME!r}]")
+    known = {kind._plain: kind for kind in kinds()}
+    if type(model) not in known:
+        expected, below = f"a decoder of transformers of one of {', '.join(FAMILIES)}", ""
+        if type(getattr(model, "base_model", None)) in known:
+            heads = ", ".join(auto.removeprefix("AutoModelFor") for auto in _TASKS if auto != "AutoModel")
+            expected = f"no head, or one of {heads}"
+            below = f"; convert what is below it, model.{model.base_model_prefix}"
+        raise UnsupportedError("model", f"expected {expected}, got {type(model).__name__}{below}.")
     if getattr(model, "hf_quantizer", None) is not None:
         method = model.hf_quantizer.quantization_config.quant_method
         name = getattr(method, "value", method)
         raise UnsupportedError("model", f"expected weights that are not quantised, got those of {name!r}.")
-    return kind
+    return known[type(model)]
+
+
+def _refuse_adapters(model: Any, fix: str) -> None:
+    if isinstance(model, nn.Module) and any(vars(part).get("peft_config") for part in model.modules()):
+        raise UnsupportedError(
+            "model", f"expected a model without adapters, got {type(model).__name__}; {fix}."
+        )
 
 
 def couple(model: Any, kind: Any, options: BoltzmannOptions) -> None:
     """Give a model couplings J = 0, its class and a configuration of its own; other models may share the old one."""
     register_boltzmann()
     attach(model, options)
-    old = model.config
-    settings = {key: value for key, value in old.to_dict().items() if key != "model_type"}
-    own = {NAME: options.as_dict(), "architectures": [kind.__name__]}
-    new = kind.config_class.from_dict(settings | own)
-    new._attn_implementation = NAME
-    for module in model.modules():
-        if vars(module).get("config") is old:
-            module.config = new
-    model.__class__ = kind
+    setattr(model, FORMER, model.config._attn_implementation)
+    _become(model, kind, **{NAME: options.as_dict()})
     model._keep_in_fp32_modules_strict = {*model._keep_in_fp32_modules_strict, NAME}
+
+
+def _become(model: Any, kind: Any, **own: Any) -> None:
+    """Give a model a class and a configuration of its own."""
+    old = model.config
+    if type(old) is not kind.config_class:  # else it is that of a head, which has it already
+        settings = {key: value for key, value in old.to_dict().items() if key not in ("model_type", NAME)}
+        new = kind.config_class.from_dict(settings | {"architectures": [kind.__name__]} | own)
+        new._attn_implementation = NAME
+        for module in model.modules():
+            if vars(module).get("config") is old:
+                module.config = new
+    model.__class__ = kind
 
 
 def __getattr__(name: str) -> Any:

@@ -35,7 +35,7 @@ class AnnealOptions:
     """A plan with free angles (a learned anneal), its training problems, and the search: the section ``anneal``.
 
     Attributes:
-        layers: Layers of the plan.
+        steps: Steps of the plan.
         pair_weight: Weight of pair correlations in the loss; 0 counts only marginals.
         strengths: Strengths g of random problems, h ~ N(0, g), J ~ N(0, g/√n).
         weights: Weight of each strength in the loss; None for equal ones.
@@ -45,13 +45,13 @@ class AnnealOptions:
         wide_weight: Weight of these problems; None for 1.
         run: Folder of a training run, whose fields and couplings take the place of random problems.
         start: Begin with this plan, a shipped name or a file.
-        restarts: Starts at every number of layers.
+        restarts: Starts at every number of steps.
         iterations: L-BFGS iterations of each start.
         polish: Further iterations for the best one.
         held_out: Held-out problems for each row of the error table.
     """
 
-    layers: int = 8
+    steps: int = 8
     pair_weight: float = 0.2
     strengths: tuple[float, ...] = (0.3, 0.6, 1.0, 1.5)
     weights: tuple[float, ...] | None = None
@@ -67,7 +67,7 @@ class AnnealOptions:
     held_out: int = 100
 
     def __post_init__(self) -> None:
-        check_count("layers", self.layers, most=MAX_STEPS)
+        check_count("steps", self.steps, most=MAX_STEPS)
         for name in ("restarts", "iterations", "held_out", "instances"):
             check_count(name, getattr(self, name))
         check_count("polish", self.polish, least=0)
@@ -260,15 +260,15 @@ def error_table(plan: TrotterPlan, ensembles: Sequence[Ensemble]) -> list[Row]:
 
 
 def plot_plan(plan: TrotterPlan, path: str | Path, title: str = "") -> Path:
-    """Draw the three kinds of angles in radians against the layer; the suffix of the path chooses the format."""
-    layers, style = range(1, plan.steps + 1), {"marker": ""} if plan.steps > 50 else {}
+    """Draw the three kinds of angles in radians against the step; the suffix of the path chooses the format."""
+    steps, style = range(1, plan.steps + 1), {"marker": ""} if plan.steps > 50 else {}
     angles = {"mixer a": plan.mixer_angles, "field b": plan.field_angles, "coupling c": plan.coupling_angles}
-    drawn = [Line(layers, y, name, look, style=style) for look, (name, y) in enumerate(angles.items())]
+    drawn = [Line(steps, y, name, look, style=style) for look, (name, y) in enumerate(angles.items())]
     zero = Line((1, plan.steps), (0, 0), style=REFERENCE)
     axis = {
         "title": title,
-        "xticks": layers[:: -(-plan.steps // 16)],
-        "xlabel": "layer",
+        "xticks": steps[:: -(-plan.steps // 16)],
+        "xlabel": "step",
         "ylabel": "angle (rad)",
     }
     return lines([[Panel([*drawn, zero], settings=axis)]], path, size=(4.6, 3.0), shared=False)

@@ -17,7 +17,7 @@ from diabat.studies.learned.problems import AnnealOptions, Instances
 
 # Below this the couplings have almost no effect, and an error relative to it is meaningless.
 _LEAST_EFFECT = 1e-12
-_FEWEST = 4  # layers; halving stops here
+_FEWEST = 4  # steps; halving stops here
 _KEPT = 3  # solutions that are doubled
 _NOISE = 0.4  # radians, of a perturbed start
 _MEMORY = 30  # pairs of vectors of L-BFGS
@@ -102,25 +102,25 @@ def _scales(instances: list[Instances]) -> list[FloatArray]:
 
 
 def to_plan(angles: FloatArray, label: str = "") -> TrotterPlan:
-    """A plan from its free angles [3 · p] in radians, float64: of fields, couplings and mixers of the p layers."""
+    """A plan from its free angles [3 · p] in radians, float64: of fields, couplings and mixers of the p steps."""
     b, c, a = angles.reshape(3, -1)
     return TrotterPlan(b, c, a, label)
 
 
-def ramp_start(layers: int, random: np.random.Generator) -> FloatArray:
+def ramp_start(steps: int, random: np.random.Generator) -> FloatArray:
     """A random start shaped like an anneal: mixer angles fall, problem angles rise, each with 30 % of noise.
 
     Slopes are drawn so that the first-order beta of the plan is of order 1.
     """
-    s = (np.arange(layers) + 0.5) / layers
-    problem = random.uniform(0.3, 1.5) * (4 / layers) ** 0.5 * s
+    s = (np.arange(steps) + 0.5) / steps
+    problem = random.uniform(0.3, 1.5) * (4 / steps) ** 0.5 * s
     mixer = random.uniform(0.8, 2.5) * (1 - s) + 0.1
     rows = np.stack([problem, problem, mixer])
     return (rows * (1 + 0.3 * random.standard_normal(rows.shape))).ravel()
 
 
 def doubled(angles: FloatArray) -> FloatArray:
-    """Twice as many layers along the same curve: interpolated angles, problem angles halved."""
+    """Twice as many steps along the same curve: interpolated angles, problem angles halved."""
     rows = angles.reshape(3, -1)
     p = rows.shape[1]
     old, new = (np.arange(p) + 0.5) / p, (np.arange(2 * p) + 0.5) / (2 * p)
@@ -149,39 +149,39 @@ def learn_plan(
 ) -> tuple[TrotterPlan, float]:
     """The best plan found, and its loss; deterministic for a seed.
 
-    ``layers`` is halved as long as it is even and above 4.  The smallest problem is solved from ``restarts`` ramps, or
-    from ``start``.  Then, until all layers are there, the three best different solutions are doubled and solved again,
-    as they are and perturbed, ``restarts`` times in all.  The best solution is polished.  ``watch`` is called after
-    every iteration; the best plan may still have fewer layers then.
+    ``steps`` is halved as long as it is even and above 4.  The smallest problem is solved from ``restarts`` ramps, or
+    from ``start``.  Then, until there are so many steps, the three best different solutions are doubled and solved
+    again, as they are and perturbed, ``restarts`` times in all.  The best solution is polished.  ``watch`` is called
+    after every iteration; the best plan may still have fewer steps then.
 
     Raises:
-        ValueError: A start whose number of steps does not lead to ``layers`` by doubling.
+        ValueError: A start whose number of steps does not lead to ``steps`` by doubling.
     """
-    steps = stages(options.layers, None if start is None else start.steps)
+    lengths = stages(options.steps, None if start is None else start.steps)
     random, restarts = np.random.default_rng(seed), options.restarts
-    work = restarts * options.iterations * sum(steps) + options.polish * steps[-1]
+    work = restarts * options.iterations * sum(lengths) + options.polish * lengths[-1]
     run = _Run(objective, float(work), watch)
     found: list[tuple[float, FloatArray]] = []
     if start is not None:
         found = [(np.inf, np.concatenate((start.field_angles, start.coupling_angles, start.mixer_angles)))]
-    for stage, layers in enumerate(steps):
-        ramps = (ramp_start(layers, random) for _ in range(restarts))
+    for stage, steps in enumerate(lengths):
+        ramps = (ramp_start(steps, random) for _ in range(restarts))
         centres = [doubled(x) if stage else x for _, x in found]
         starts = _around(centres, restarts, random) if found else ramps
-        found = _distinct([run.solve(x, options.iterations, layers) for x in starts])
+        found = _distinct([run.solve(x, options.iterations, steps) for x in starts])
     loss, angles = found[0]
     if options.polish:
-        loss, angles = run.solve(angles, options.polish, options.layers)
+        loss, angles = run.solve(angles, options.polish, options.steps)
     return run.plan(angles), loss
 
 
-def stages(layers: int, given: int | None = None) -> list[int]:
-    """Numbers of layers on the way to ``layers``, from those of a given plan (else ValueError) or from the fewest."""
-    found = [layers]
+def stages(steps: int, given: int | None = None) -> list[int]:
+    """Numbers of steps on the way to ``steps``, from that of a given plan (else ValueError) or from the fewest."""
+    found = [steps]
     while found[0] != given and found[0] % 2 == 0 and (given is not None or found[0] > _FEWEST):
         found.insert(0, found[0] // 2)
     if given is not None and found[0] != given:
-        raise ArgumentError("start", f"expected {layers} steps over a power of two, got {given}.")
+        raise ArgumentError("start", f"expected {steps} steps over a power of two, got {given}.")
     return found
 
 
@@ -209,22 +209,22 @@ class _Run:
         self.done, self.loss, self.best = 0.0, np.inf, TrotterPlan(*np.zeros((3, 1)))
 
     def plan(self, angles: FloatArray) -> TrotterPlan:
-        return canonical(to_plan(angles.copy(), f"learned, {angles.size // 3} layers"))
+        return canonical(to_plan(angles.copy(), f"learned, {angles.size // 3} steps"))
 
-    def solve(self, start: FloatArray, iterations: int, layers: int) -> tuple[float, FloatArray]:
+    def solve(self, start: FloatArray, iterations: int, steps: int) -> tuple[float, FloatArray]:
         """Loss and angles after at most so many steps of L-BFGS."""
         from scipy.optimize import minimize
 
         before = self.done
 
         def report(intermediate_result: Any) -> None:  # scipy's OptimizeResult, and its keyword
-            self._tell(self.done + layers, intermediate_result)
+            self._tell(self.done + steps, intermediate_result)
 
         limits = {"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-10, "gtol": 1e-9}
         search = {"method": "L-BFGS-B", "callback": report, "options": {**limits, "maxcor": _MEMORY}}
         with np.errstate(all="ignore"):  # the line search may overflow at a step that it then rejects
             result = minimize(self.objective, start, jac=True, **search)
-        self._tell(before + iterations * layers, result)  # a start that converged early is done as well
+        self._tell(before + iterations * steps, result)  # a start that converged early is done as well
         return float(result.fun), np.asarray(result.x)
 
     def _tell(self, done: float, found: Any) -> None:

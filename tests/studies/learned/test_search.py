@@ -32,10 +32,8 @@ from diabat.studies.learned.search import (
     to_plan,
 )
 
-SMALL = AnnealOptions(
-    layers=8, restarts=3, iterations=15, polish=5, strengths=(0.6,), spins=(3,), instances=8
-)
-QUICK = replace(SMALL, layers=4, restarts=2, iterations=10, polish=0)
+SMALL = AnnealOptions(steps=8, restarts=3, iterations=15, polish=5, strengths=(0.6,), spins=(3,), instances=8)
+QUICK = replace(SMALL, steps=4, restarts=2, iterations=10, polish=0)
 
 
 def objective() -> Objective:
@@ -53,7 +51,7 @@ class Diary:
         self.best.append((plan.steps, loss))
 
 
-def test_layers_are_doubled_and_every_improvement_is_reported() -> None:
+def test_steps_are_doubled_and_every_improvement_is_reported() -> None:
     diary = Diary()
     plan, loss = learn_plan(objective(), SMALL, seed=3, watch=diary.watch)
     assert plan.steps == 8
@@ -79,39 +77,37 @@ def test_a_warm_start_gets_better_from_where_it_is() -> None:
     _, better = learn_plan(objective(), replace(QUICK, restarts=1), start=plan, watch=diary.watch)
     assert better < loss
     assert diary.best[0][1] <= loss  # no ramp
-    finer, _ = learn_plan(objective(), replace(QUICK, layers=8, restarts=1, iterations=5), start=plan)
+    finer, _ = learn_plan(objective(), replace(QUICK, steps=8, restarts=1, iterations=5), start=plan)
     assert finer.steps == 8
 
 
 def test_restarts_find_the_best_of_their_starts() -> None:
-    short = replace(QUICK, layers=3, iterations=5)
+    short = replace(QUICK, steps=3, iterations=5)
     losses = [learn_plan(objective(), replace(short, restarts=count))[1] for count in (1, 2, 6)]
     assert losses[0] >= losses[1] >= losses[2]
     assert losses[0] > losses[2]
 
 
 @pytest.mark.parametrize(
-    ("layers", "given", "expected"),
+    ("steps", "given", "expected"),
     [(1, None, [1]), (4, None, [4]), (8, None, [4, 8]), (6, None, [3, 6]), (20, None, [5, 10, 20]),
      (16, None, [4, 8, 16]), (16, 8, [8, 16]), (8, 2, [2, 4, 8]), (8, 8, [8])],
 )  # fmt: skip
-def test_stages_double_up_to_the_layers(layers: int, given: int | None, expected: list[int]) -> None:
-    assert stages(layers, given) == expected
+def test_stages_double_up_to_the_number(steps: int, given: int | None, expected: list[int]) -> None:
+    assert stages(steps, given) == expected
 
 
-@pytest.mark.parametrize(("layers", "given"), [(8, 3), (6, 4), (4, 8)])
-def test_a_start_of_other_length_is_refused(layers: int, given: int) -> None:
+@pytest.mark.parametrize(("steps", "given"), [(8, 3), (6, 4), (4, 8)])
+def test_a_start_of_other_length_is_refused(steps: int, given: int) -> None:
     start = TrotterPlan(*np.ones((3, given)))
-    with pytest.raises(
-        ValueError, match=rf"^start: expected {layers} steps over a power of two, got {given}"
-    ):
-        learn_plan(objective(), replace(SMALL, layers=layers), start=start)
+    with pytest.raises(ValueError, match=rf"^start: expected {steps} steps over a power of two, got {given}"):
+        learn_plan(objective(), replace(SMALL, steps=steps), start=start)
 
 
 H, J = np.array([[0.7, -0.4, 0.2]]), np.array([[0, 0.5, -0.3], [0.5, 0, 0.8], [-0.3, 0.8, 0]])
 
 
-def test_angles_go_to_the_kind_of_layer_that_they_are_named_for() -> None:
+def test_angles_go_to_the_kind_of_step_that_they_are_named_for() -> None:
     plan = to_plan(np.arange(6.0))
     angles = [x.tolist() for x in (plan.field_angles, plan.coupling_angles, plan.mixer_angles)]
     assert angles == [[0, 1], [2, 3], [4, 5]]
