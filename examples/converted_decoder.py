@@ -6,6 +6,7 @@ python examples/converted_decoder.py        (extra hf; the decoder is a small on
 from __future__ import annotations
 
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -16,8 +17,10 @@ from diabat.huggingface import convert, parameter_groups, revert
 
 def main() -> None:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes, bos_token_id=1, eos_token_id=2)).eval()
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    model: Any = LlamaForCausalLM(config).eval()
     ids = torch.randint(3, 64, (4, 20))
     with torch.no_grad():
         before = model(ids).logits
@@ -40,13 +43,14 @@ def main() -> None:
     model.eval()
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        loaded = AutoModelForCausalLM.from_pretrained(folder)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(loaded(ids).logits, model(ids).logits)
     print("continued:", loaded.generate(ids[:1], max_new_tokens=8, do_sample=False)[0, 20:].tolist())
 
     couplings = couplings_of(loaded)
     for name, layer in couplings.items():
-        print(f"{name}: mean |J| {layer.matrix().abs().mean():.4f}")
+        J, _ = layer.by_pair()
+        print(f"{name}: mean |J| {0.0 if J is None else J.abs().mean().item():.4f}")
         layer.hold(0)  # without couplings: what are they worth?
     with torch.no_grad():
         pair = [one(ids, labels=ids).loss.item() for one in (model, loaded)]

@@ -34,7 +34,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, L, width] to the same."""
         x = x + self.attention(self.norms[0](x))
-        return x + self.mlp(self.norms[1](x))  # type: ignore[no-any-return]
+        return x + self.mlp(self.norms[1](x))
 
 
 class GPT(nn.Sequential):

@@ -29,7 +29,7 @@ from diabat.ising import Ising
 from diabat.samplers.conditionals import Conditionals, derivatives, present_terms, scores
 
 if TYPE_CHECKING:
-    from diabat.ising import Values
+    from diabat.ising.model import Values
 
 __all__ = ["BetaFit", "Term", "calibration_error", "fit_betas", "fit_state_betas", "log_pseudolikelihood"]
 
