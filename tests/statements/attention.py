@@ -156,7 +156,7 @@ def own_spin() -> None:
 
 @says
 def dynamic_exports() -> None:
-    """pytorch: - Lengths begin at 4 tokens, and at w + 2 for a chain."""
+    """pytorch: - Lengths begin at 4 tokens, and at w + 2 for a chain of bandwidth w."""
     layer = ChainAttention(8, 2, readout="odds").eval()
     shapes = ({0: Dim("batch", min=2, max=64), 1: Dim("length", min=4, max=512)},)
     exported = torch.export.export(layer, (torch.randn(3, 9, 8),), dynamic_shapes=shapes).module()
