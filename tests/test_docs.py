@@ -33,6 +33,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs/reference").glob("*.md")),
+    ROOT / "docs/tutorials/index.md",
 ]
 PAGES = [page for page in PAGES if page.name != "cli.md"]  # written by the build of the site
 HEADS: dict[str, Any] = {
@@ -204,6 +205,36 @@ def slugs(page: Path) -> set[str]:
     """Anchors of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ +(.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def listed() -> list[Path]:
+    """The pages that the tables of contents of the site name, without suffix."""
+    trees = [
+        (page.parent, entry)
+        for page in PAGES
+        for tree in re.findall(r"^:::\{toctree\}\n(.*?)^:::$", page.read_text(encoding="utf-8"), re.M | re.S)
+        for entry in re.findall(r"^(?!:)(?:.*<)?([\w/-]+)>?$", tree, re.MULTILINE)
+    ]
+    return [(folder / entry).resolve() for folder, entry in trees]
+
+
+def test_every_page_stands_in_one_table_of_contents() -> None:
+    pages = [*PAGES, *(ROOT / "docs/tutorials").glob("*.ipynb")]
+    inner = {page.with_suffix("") for page in pages} - {ROOT / "README", ROOT / "docs/index"}
+    assert sorted(listed()) == sorted({*inner, ROOT / "docs/reference/cli"})
+
+
+def test_pages_are_short_and_have_titles_of_their_own() -> None:
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    long = {page.name for page, text in texts.items() if text.count("\n") > 250}
+    assert long <= {"results-speed.md"}
+    books = [
+        json.loads(page.read_text(encoding="utf-8")) for page in (ROOT / "docs/tutorials").glob("*.ipynb")
+    ]
+    heads = [prose(page) for page in PAGES if page.parent != ROOT]
+    heads += ["".join(book["cells"][0]["source"]) for book in books]
+    titles = [title for text in heads for title in re.findall("^# (.*)$", text, re.MULTILINE)[:1]]
+    assert [title for title in titles if titles.count(title) > 1] == []
 
 
 def test_files_and_make_targets_named_in_the_text_exist() -> None:
