@@ -34,6 +34,7 @@ function look(w) {
     'other boxes that scroll': which(`:not(${[PAGE, MATH, CODE, TABLE, SIDE]})`),
     'formulas that failed': all('mjx-merror,[data-mjx-error],.math:not(:has(mjx-container))').map(name),
     'formulas left as text': plain.textContent.match(/\\[a-zA-Z]+[{_^]|\\[([]|\$\S[^$\n]*\$|\$\$/g) || [],
+    'tags out of place': all('s,strike').concat(all('*').filter(e => e instanceof w.HTMLUnknownElement)).map(name),
     'broken images': all('img').filter(i => i.complete && !i.naturalWidth).map(name),
     'requests to other hosts': w.performance.getEntries().map(e => e.name).filter(
       n => /:/.test(n) && !n.startsWith('file:')),
