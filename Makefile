@@ -1,4 +1,4 @@
-# make demo | test | test-slow | check | docs | bench | fuzz | faults: each sets up .venv by itself on a fresh machine.
+# make demo | test | test-slow | check | docs | look | bench | fuzz | faults: each sets up .venv by itself on a fresh machine.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ FUZZ_SEED ?= 0
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow check format docs bench fuzz faults clean
+.PHONY: demo test test-slow check format docs look bench fuzz faults clean
 .DELETE_ON_ERROR:
 
 # What a user needs; modules are compiled when they are imported, which a user does with a part of them only.
@@ -48,6 +48,10 @@ format: $(VENV)/.installed
 docs: $(VENV)/.installed
 	$(PIP) -e '.[docs]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -W --keep-going docs docs/_build/html
+
+# Every page of the site in Chromium, wide and narrow and without the net: what is cut, dead or asked of other hosts.
+look: docs
+	$(BIN)/python scripts/look_at_site.py docs/_build/html
 
 # Time every case beside its peers, in one report; see python -m benchmarks --help for a part of it.
 bench: $(VENV)/.installed

@@ -36,6 +36,7 @@ templates_path = ["_templates"]
 autosummary_ignore_module_all = False
 autodoc_typehints = "none"  # docstrings give types, shapes and dtypes; signatures stay short
 autodoc_member_order = "bysource"
+toc_object_entries_show_parents = "hide"  # "On this page" says step, not BoltzmannAttention.step
 napoleon_use_rtype = False
 default_role = "code"
 
@@ -73,11 +74,14 @@ html_title = "diabat"
 html_theme_options = {
     "show_prev_next": True,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 7,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": ["sphinx-version"],
 }
+html_sidebars: dict[str, list[str]] = {"questions": []}  # a page without others beside it
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 
 
@@ -87,6 +91,10 @@ def write_commands(app: Sphinx) -> None:
     command = [sys.executable, "-m", "typer", "diabat.cli", "utils", "docs", "--name", "diabat"]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     text = text.replace("# `diabat`", "# Command line", 1)
+    # In lists typer cuts what a command does at 45 characters; below its heading it stands in full.
+    openings = re.findall(r"^#+ `.*`\n\n(.*)$", text, re.MULTILINE)
+    for start in re.findall(r": (.*)\.\.\.$", text, re.MULTILINE):
+        text = text.replace(f"{start}...\n", next(line for line in openings if line.startswith(start)) + "\n")
     if not page.exists() or page.read_text(encoding="utf-8") != text:
         page.write_text(text, encoding="utf-8")
 

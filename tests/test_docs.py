@@ -34,6 +34,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs/reference").glob("*.md")),
+    ROOT / "docs/tutorials/index.md",
 ]
 PAGES = [page for page in PAGES if page.name != "cli.md"]  # written by the build of the site
 HEADS: dict[str, Any] = {
@@ -90,10 +91,20 @@ echo that is left out
 """
 
 
+def words_of_sentences(text: str) -> list[int]:
+    found: list[int] = runpy.run_path(str(ROOT / "scripts/readability.py"))["sentences"](text)
+    return found
+
+
 def test_words_of_a_sentence_are_those_of_prose() -> None:
     """Items of lists are sentences; headings, tables, formulas and code are none."""
-    counted = runpy.run_path(str(ROOT / "scripts/readability.py"))["sentences"](READABILITY)
-    assert counted == [3, 5, 2, 2, 11, 3]
+    assert words_of_sentences(READABILITY) == [3, 5, 2, 2, 11, 3]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sentences_have_fifteen_words_on_average(page: Path) -> None:
+    words = words_of_sentences(page.read_text(encoding="utf-8"))
+    assert sum(words) <= 15 * len(words)
 
 
 def test_a_letter_that_describes_an_argument_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,6 +278,35 @@ def slugs(page: Path) -> set[str]:
     """Anchors of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ +(.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def listed() -> list[Path]:
+    """The pages that the tables of contents of the site name, without suffix."""
+    trees = [
+        (page.parent, entry)
+        for page in PAGES
+        for tree in re.findall(r"^:::\{toctree\}\n(.*?)^:::$", page.read_text(encoding="utf-8"), re.M | re.S)
+        for entry in re.findall(r"^(?!:)(?:.*<)?([\w/-]+)>?$", tree, re.MULTILINE)
+    ]
+    return [(folder / entry).resolve() for folder, entry in trees]
+
+
+def test_every_page_stands_in_one_table_of_contents() -> None:
+    pages = [*PAGES, *(ROOT / "docs/tutorials").glob("*.ipynb")]
+    inner = {page.with_suffix("") for page in pages} - {ROOT / "README", ROOT / "docs/index"}
+    assert sorted(listed()) == sorted({*inner, ROOT / "docs/reference/cli"})
+
+
+def test_pages_are_short_and_have_titles_of_their_own() -> None:
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    assert {page.name for page, text in texts.items() if text.count("\n") > 250} == set()
+    books = [
+        json.loads(page.read_text(encoding="utf-8")) for page in (ROOT / "docs/tutorials").glob("*.ipynb")
+    ]
+    heads = [prose(page) for page in PAGES if page.parent != ROOT]
+    heads += ["".join(book["cells"][0]["source"]) for book in books]
+    titles = [title for text in heads for title in re.findall("^# (.*)$", text, re.MULTILINE)[:1]]
+    assert [title for title in titles if titles.count(title) > 1] == []
 
 
 def test_files_and_make_targets_named_in_the_text_exist() -> None:

@@ -195,7 +195,7 @@ class Ising:
 
     @property
     def held_couplings(self) -> Tensor | Edges | None:
-        """J as it is held: a matrix, edges, or None."""
+        """J as it is held, a matrix or edges; None where there is none."""
         return self.matrix if self.edges is None else self.edges
 
     def dense(self) -> Ising:
@@ -393,7 +393,7 @@ class Ising:
 
     @property
     def terms(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """h, J as a matrix or as the values of edges, and K: the tensors that derivatives are of."""
+        """The tensors that derivatives are of, which are h, J as a matrix or as the values of edges, and K."""
         return self.fields, self.matrix if self.edges is None else self.edges.values, self.three_body
 
     def _mapped(self, convert: Callable[[Tensor], Tensor], visible: Tensor | None) -> Ising:

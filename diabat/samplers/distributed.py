@@ -113,7 +113,7 @@ class DistributedSampler(Sampler):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of the base without edges and ``exact`` gradients: autograd does not cross processes."""
+        """Those of the base without edges and ``exact`` gradients, since autograd does not cross processes."""
         base = self.base.capabilities
         gradients = tuple(name for name in base.gradients if name != "exact")
         only_exact: tuple[Estimator, ...] = ("straight_through",) if base.gradients else ()

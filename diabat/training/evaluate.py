@@ -64,7 +64,7 @@ def evaluate(
     precision: Precision = "float32",
     processes: Processes | None = None,
 ) -> tuple[float, float]:
-    """Compute the mean cross-entropy in nats and the accuracy in 0 .. 1 over the targets that are not ignored.
+    """Compute the mean cross-entropy in nats and the accuracy from 0 to 1 over the targets that are not ignored.
 
     Args:
         model: Maps symbols [B, T] to logits [B, T, C]; evaluated without dropout; its training mode is unchanged.

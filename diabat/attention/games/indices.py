@@ -25,13 +25,13 @@ def harsanyi_dividends(table: Tensor) -> Tensor:
 
 
 def shapley(table: Tensor) -> Tensor:
-    r"""Shapley value φ_i = Σ_{B ⊆ N\i} |B|! (n-1-|B|)!/n! (v(B+i) - v(B)), [..., n]; Σ_i φ_i = v(N) - v(∅)."""
+    r"""Shapley value φ_i = Σ_{B ⊆ N∖i} |B|! (n-1-|B|)!/n! (v(B+i) - v(B)), [..., n]; Σ_i φ_i = v(N) - v(∅)."""
     n = num_players(table)
     return _players(table, [1 / (n * math.comb(n - 1, s)) for s in range(n)])
 
 
 def banzhaf(table: Tensor) -> Tensor:
-    r"""Banzhaf index β_i = 2^-(n-1) Σ_{B ⊆ N\i} (v(B+i) - v(B)), [..., n]."""
+    r"""Banzhaf index β_i = 2^-(n-1) Σ_{B ⊆ N∖i} (v(B+i) - v(B)), [..., n]."""
     n = num_players(table)
     return _players(table, [0.5 ** (n - 1)] * n)
 
@@ -51,7 +51,7 @@ def banzhaf_interaction(table: Tensor) -> Tensor:
 def k_sii(table: Tensor, order: int = 2) -> Tensor:
     r"""k-Shapley interaction values up to ``order``, as a table [..., 2^n].
 
-        I_k(S) = SII(S) for |S| = k,     I_k(S) = I_{k-1}(S) + B_{k-|S|} Σ_{T ⊆ N\S, |S|+|T| = k} SII(S ∪ T)
+        I_k(S) = SII(S) for |S| = k,     I_k(S) = I_{k-1}(S) + B_{k-|S|} Σ_{T ⊆ N∖S, |S|+|T| = k} SII(S ∪ T)
 
     with Bernoulli numbers B_1 = -1/2, B_2 = 1/6, ... (Bord and von Luxburg 2023) and
     SII(S) = Σ_{T ⊇ S} m(T)/(|T| - |S| + 1).
@@ -89,7 +89,7 @@ def k_sii(table: Tensor, order: int = 2) -> Tensor:
 def gibbs_marginal(table: Tensor, temperature: Temperature) -> Tensor:
     r"""Gibbs-weighted marginal contribution, the limit of the paper's estimators of φ **and** of β, [..., n].
 
-        g_i = Σ_{B ⊆ N\i} e^{v(B)/γ} (v(B+i) - v(B)) / Σ_{B ⊆ N\i} e^{v(B)/γ}
+        g_i = Σ_{B ⊆ N∖i} e^{v(B)/γ} (v(B+i) - v(B)) / Σ_{B ⊆ N∖i} e^{v(B)/γ}
 
     Dividing by the proposal p(B), as the weights e^{v(B)/γ}/p(B) do, removes the only thing in which the two
     samplings differ.  As γ → ∞ it becomes the Banzhaf index.
@@ -137,7 +137,7 @@ def _split(table: Tensor, player: int) -> Tensor:
 
 
 def _players(table: Tensor, weights: list[float]) -> Tensor:
-    r"""Σ_{B ⊆ N\i} w(|B|) (v(B+i) - v(B)) for every i."""
+    r"""Σ_{B ⊆ N∖i} w(|B|) (v(B+i) - v(B)) for every i."""
     n = num_players(table)
     size = sizes(n, table.device)
     w = torch.tensor([0, *weights, 0], dtype=table.dtype, device=table.device)  # w[s + 1] is that of size s

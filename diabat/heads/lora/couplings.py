@@ -84,7 +84,7 @@ def reachable_coupling(slices: Tensor, moments: Tensor) -> Tensor:
 
 
 def interaction(omega: Tensor, rho: Tensor) -> Tensor:
-    """G = ω ∘ ρ (eq. 6), [H, H]; positive semidefinite since both factors are."""
+    """G = ω ∘ ρ, [H, H], of equation 6; positive semidefinite since both factors are."""
     if omega.shape != rho.shape:
         raise ArgumentError(
             "rho", f"expected the shape of omega, {list(omega.shape)}, got {list(rho.shape)}."
