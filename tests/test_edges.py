@@ -186,7 +186,7 @@ def test_large_problems_are_refused_by_backends_that_take_no_edges(backend: str)
     n = 100_000
     ising = Ising(torch.zeros(n), diabat.Edges([(0, n - 1)], [1.0]))
     assert not diabat.sampler(backend).capabilities.edges
-    with pytest.raises(ArgumentError, match=r"spins, got|got 100000 visible spins"):
+    with pytest.raises(ArgumentError, match=r"spins.*, got"):
         diabat.sampler(backend).moments(ising, seed=0)
 
 
