@@ -239,3 +239,18 @@ def test_the_gradient_of_strong_fields_beside_weak_ones() -> None:
             assert moments.info["arithmetic"] == "float64"
     assert found[0].dtype == torch.float32
     assert torch.allclose(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("strength", [5.0, 40.0])
+def test_the_gradient_of_a_batch_that_is_strong_as_a_whole(strength: float) -> None:
+    """17 spins, J constant: the kernel of float32, and at 40 that of products in float64, has no problem left."""
+    random = torch.Generator().manual_seed(17)
+    J = strength / 4 * pack_couplings(torch.randn(136, generator=random), 17)
+    h = strength * torch.randn(7, 17, generator=random)
+    v = torch.randn(7, 17, generator=random)
+    found = []
+    for fields, couplings, solve in ((h, J, analytic), (h.double(), J.double(), naive)):
+        given = fields.clone().requires_grad_()
+        p, _ = solve(Ising(given, couplings))
+        found.append(torch.autograd.grad((p * v).sum(), [given])[0])
+    assert torch.allclose(found[0].double(), found[1], rtol=1e-4, atol=1e-6)

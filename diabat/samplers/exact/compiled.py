@@ -109,6 +109,8 @@ class Plan:
         """Run a kernel over the blocks from ``first`` to ``end``, on several threads if worthwhile."""
         end = len(problems.blocks) if end is None else end
         threads, rows, dtype = self._threads, self._rows, self.dtype
+        if first == end:  # where all problems are beyond the range of the kernel
+            return
         if threads > 1:
             threads = max(1, min(torch.get_num_threads(), end - first, threads))
         if threads == 1 and self._small:
