@@ -23,7 +23,7 @@ import numpy as np
 
 from diabat.attention.chain_products import dots, memory, mix, packed, scaled, start
 from diabat.compute.compiled_random import philox, whole_uniform
-from diabat.compute.jit import by_type, inner, jit, literal
+from diabat.compute.jit import by_type, inner, jit
 from diabat.compute.simd import (
     add,
     address,
@@ -360,7 +360,7 @@ def _drop(dropout: Dropout, numbers: Any, pair: int, at: int, end: int) -> None:
     for g in range(2):
         queries = steps_from(at + 16 * g)
         for j in range(0, end, 4):
-            a, b, c, d = philox(queries, j, pair, literal(0), dropout.seed[0], dropout.seed[1])
+            a, b, c, d = philox(queries, j, pair, 0, dropout.seed[0], dropout.seed[1])
             for i, word in ((0, a), (1, b), (2, c), (3, d)):
                 if j + i < end:
                     kept = where_less(whole_uniform(word), least, zero, factor)
@@ -369,10 +369,10 @@ def _drop(dropout: Dropout, numbers: Any, pair: int, at: int, end: int) -> None:
 
 @dropped.register
 def _drop_wide(dropout: WideDropout, numbers: Any, pair: int, at: int, end: int) -> None:
-    lanes, queries = literal(16), steps_from(at)
+    lanes, queries = 16, steps_from(at)
     factor = 1 / (1 - np.float64(dropout.rate))
     for j in range(0, end, 4):
-        a, b, c, d = philox(queries, j, pair, literal(0), dropout.seed[0], dropout.seed[1])
+        a, b, c, d = philox(queries, j, pair, 0, dropout.seed[0], dropout.seed[1])
         for i, word in ((0, a), (1, b), (2, c), (3, d)):
             if j + i < end:
                 uniform = whole_uniform(word)

@@ -16,12 +16,12 @@ from diabat.compute.loading import preparing
 
 with preparing:
     import numba
-    from numba.core import event, types
+    from numba.core import event
     from numba.core.codegen import JITCodeLibrary
     from numba.core.compiler import Compiler
     from numba.core.registry import cpu_target
     from numba.core.types import unliteral  # type: ignore[attr-defined]  # no stubs
-    from numba.extending import intrinsic, overload
+    from numba.extending import overload
 
     # What numba does at its first compilation or loading, a third of a second.
     cpu_target.target_context.refresh()
@@ -95,12 +95,6 @@ def inner(function: F, **options: Any) -> F:
 
     compiled.get_call_template = without_literals
     return cast("F", compiled)
-
-
-@intrinsic  # type: ignore[untyped-decorator]  # no stubs
-def literal(typing_context: Any, value: Any) -> Any:
-    """Make a variable of an integer; numba compiles a function anew for every literal that it is called with."""
-    return types.intp(types.intp), lambda context, builder, signature, arguments: arguments[0]
 
 
 def by_type(function: Callable[..., T]) -> _SingleDispatchCallable[T]:

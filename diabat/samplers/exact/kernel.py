@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from diabat.compute.jit import inner, jit, literal
+from diabat.compute.jit import inner, jit
 from diabat.compute.simd import (
     add,
     address,
@@ -83,7 +83,7 @@ def forward(first: int, end: int, problems: Problems, found: Found, correlation:
         fill_tables(m, work)
         # Sums over y come first, then those over z; sums over x are needed for pairs only.
         a, b, c = thirds(m)
-        row, column, summed = a + b, literal(0), a
+        row, column, summed = a + b, 0, a
         left, right, factor = work.G, work.F, work.H
         p, q, r = c, a, b
         for step in range(2 if correlation is None else 3):

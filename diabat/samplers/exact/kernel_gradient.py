@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.compute.jit import inner, jit, literal
+from diabat.compute.jit import inner, jit
 from diabat.compute.simd import (
     add,
     address,
@@ -90,7 +90,7 @@ def backward(
         sums_of_numbers(skip(above, a), skip(below, a), b, zero, f2)
         sums_of_numbers(skip(above, a + b), skip(below, a + b), c, zero, f3)
         # In the order of the forward pass.
-        row, column, summed = a + b, literal(0), a
+        row, column, summed = a + b, 0, a
         left, right, factor = work.G, work.F, work.H
         p, q, r = c, a, b
         f, g, h = f3, f1, f2

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from diabat.compute.jit import inner, jit, literal
+from diabat.compute.jit import inner, jit
 from diabat.compute.simd import (
     add,
     constant,
@@ -154,9 +154,9 @@ def _begin(problems: Problems, block: int, lanes: int, work: Work, sums: Sums) -
     m = problems.blocks[block, 2]
     a, b, c = thirds(m)
     fill_terms(problems, block, lanes, work.factors)
-    _exponents(literal(0), a, a, b, work, work.F)
+    _exponents(0, a, a, b, work, work.F)
     _exponents(a, b, a + b, c, work, work.G)
-    _exponents(a + b, c, literal(0), a, work, work.H)
+    _exponents(a + b, c, 0, a, work, work.H)
     _largest(m, work, sums)
 
 
@@ -306,9 +306,9 @@ def _fold_rows(table: Any, rows: int, columns: int, work: Work, up: Any, down: A
 def _fill_pairs(m: int, work: Work, sums: Sums) -> None:
     """Sums with the signs of all spins and pairs."""
     a, b, c = thirds(m)
-    fill_pairs(sums.xy, literal(0), a, a, b, work)
+    fill_pairs(sums.xy, 0, a, a, b, work)
     fill_pairs(sums.yz, a, b, a + b, c, work)
-    fill_pairs(sums.zx, a + b, c, literal(0), a, work)
+    fill_pairs(sums.zx, a + b, c, 0, a, work)
 
 
 @inner

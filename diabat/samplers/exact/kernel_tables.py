@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.compute.jit import inner, literal
+from diabat.compute.jit import inner
 from diabat.compute.simd import (
     add,
     address,
@@ -145,7 +145,7 @@ def fill_terms(problems: Problems, block: int, lanes: int, out: Any) -> None:
     h, J, members = address(problems.h), address(problems.J), address(problems.members)
     zero, half = problems.h.dtype.type(0), problems.h.dtype.type(0.5)
     for q in range(lanes):
-        spins, place, at = literal(0), start + q, q
+        spins, place, at = 0, start + q, q
         if place < stop:
             spins = problems.spins[place]
             row, couplings = problems.rows[place] * n, problems.coupling[place] * n * n
@@ -168,7 +168,7 @@ def fill_factors(m: int, limit: float, work: Work) -> None:
     """Replace h and J by exp(h) and exp(J), fill their inverses, and write t Σ|h| and the strength to the totals."""
     factors, inverses, out = work.factors, work.inverses, skip(work.totals, 4)
     zero = constant(load(factors, 0), 0.0)
-    pairs, fields, most, highest, row = zero, zero, zero, zero, literal(0)
+    pairs, fields, most, highest, row = zero, zero, zero, zero, 0
     for k in range(m):
         of_spin = zero
         for _ in range(k):
@@ -213,7 +213,7 @@ def absolute(x: Any) -> Any:
 def fill_tables(m: int, work: Work) -> None:
     """Fill F, G and H from the factors of a block."""
     a, b, c = thirds(m)
-    first, other, last = literal(0), a, a + b
+    first, other, last = 0, a, a + b
     rows, columns, rest = a, b, c
     out, second, third = work.F, work.G, work.H
     for _ in range(3):
@@ -296,4 +296,4 @@ def _rises(factors: Any, inverses: Any, first: int, spins: int, k: int, powers: 
         up, down = load(factors, pair), load(inverses, pair)
         value, up = mul(value, mul(down, down)), mul(up, up)
         store(powers, j, mul(up, up))
-    _fill_row(value, powers, literal(0), literal(1), spins, out)
+    _fill_row(value, powers, 0, 1, spins, out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diabat.compute.jit import inner, literal
+from diabat.compute.jit import inner
 from diabat.compute.simd import (
     add,
     address,
@@ -205,7 +205,7 @@ def awake(work: Work, s: Shape, fact: int, group: int) -> bool:
 @inner
 def product(work: Work, s: Shape, v: Any, fact: int) -> None:
     """``image`` = J v of problems that are `awake`, by one pass over J for several or one for each, with equal bits."""
-    several = literal(0)
+    several = 0
     for group in range(s.groups):
         several += awake(work, s, fact, group)
     for r in range(0, s.rows, _ROWS):
@@ -240,8 +240,8 @@ def _rows_of_four(work: Work, s: Shape, v: Any, at: int, spread: Any) -> None:
     if spread is None:
         return
     one, other = skip(work.J, at * s.width), skip(work.J, (at + 1) * s.width)
-    half = _both(_chain(one, other, v, s, literal(0)), _chain(one, other, v, s, literal(1)))
-    sums = _both(half, _both(_chain(one, other, v, s, literal(2)), _chain(one, other, v, s, literal(3))))
+    half = _both(_chain(one, other, v, s, 0), _chain(one, other, v, s, 1))
+    sums = _both(half, _both(_chain(one, other, v, s, 2), _chain(one, other, v, s, 3)))
     store(work.image, at, sums[0])
     store(work.image, at + 1, sums[4])
     store(work.image, at + s.rows, sums[1])

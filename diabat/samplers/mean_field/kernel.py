@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diabat.compute.jit import inner, jit, literal
+from diabat.compute.jit import inner, jit
 from diabat.compute.simd import (
     add,
     address,
@@ -202,8 +202,8 @@ def _judge(work: Work, s: Shape, final: bool) -> None:
 def _run_block(work: Work, s: Shape, rules: Rules, count: int, stop: int, answers: bool) -> None:
     """Take a block from iteration ``count`` to ``stop`` and test it; or take ``change`` to its response, ``image``."""
     zero, one = constant(load(work.h, 0), 0.0), constant(load(work.h, 0), 1.0)
-    phase, left, first = literal(_RESPONDS if answers else _MOVED), literal(0), not answers
-    v, needs = (work.change, literal(_WANTED)) if answers else (work.m, literal(_OPEN))
+    phase, left, first = _RESPONDS if answers else _MOVED, 0, not answers
+    v, needs = (work.change, _WANTED) if answers else (work.m, _OPEN)
     while True:
         blocks.product(work, s, v, needs)  # the only one: what is compiled grows with their number
         begins, accuracy, wanted = False, 0.0, one
@@ -263,7 +263,7 @@ def _fill(
     for fact in range(blocks.FACTS):
         store(work.facts, fact, zero)
     for number in range(len(block)):
-        i, rank = block[number], literal(0)
+        i, rank = block[number], 0
         first, step = blocks.places(s, number)
         for j in range(min(n, s.spins)):
             at, source = first + j * step, i * n + j
@@ -324,12 +324,12 @@ def _give(work: Work, s: Shape, i: int, number: int, waits: bool, found: Found) 
 @inner
 def _block(problems: Problems, queue: Any, start: int, size: int, spread: Any) -> Any:
     """End of the block that starts at a place of the queue, and its spins up to the last visible one."""
-    n, visible, stop, used = problems.fields.shape[1], address(problems.visible), start, literal(0)
+    n, visible, stop, used = problems.fields.shape[1], address(problems.visible), start, 0
     while stop < min(len(queue), start + size):
         i = queue[stop]
         if spread is not None and problems.which[i] != problems.which[queue[start]]:
             break
-        last = literal(n)
+        last = n
         while last > used and not item(visible, i * n + last - 1):
             last -= 1
         used, stop = max(used, last), stop + 1
@@ -377,9 +377,9 @@ def run(
     n, lanes, left = problems.fields.shape[1], scratch.shape[1], len(queue)
     width, rows = blocks.shape_of(n, lanes, spread)
     work = blocks.work_of(scratch, Shape(spread, lanes, 1 if spread is None else size, width, width, rows))
-    count, stop, coupling = literal(0), min(rule.FIRST_CUT, rules.most), np.full(size, -1)
+    count, stop, coupling = 0, min(rule.FIRST_CUT, rules.most), np.full(size, -1)
     while left > 0:
-        waiting, start = literal(0), literal(0)
+        waiting, start = 0, 0
         while start < left:
             end, used = _block(problems, queue[:left], start, size, spread)
             block, start = queue[start:end], end

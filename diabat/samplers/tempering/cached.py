@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diabat.compute.compiled_random import half_uniform, whole_uniform
-from diabat.compute.jit import inner, literal
+from diabat.compute.jit import inner
 from diabat.compute.scratch import Scratch
 from diabat.compute.simd import (
     add,
@@ -257,7 +257,7 @@ def draw_two(b: int, a: int, left: int, right: int, keep: bool, J: Any, state: C
     c, V, first, width = a + 1, state.vectors, PANEL * b, state.vectors // 4
     bits, panel, last = offset(state.bits, b), skip(J, 4 * state.n * b), 1 << min(PANEL, state.n - first) - 1
     x, y = load_four(state.fields, a * V + 4 * b), load_four(state.fields, c * V + 4 * b)
-    u, v = load_four(state.thresholds, literal(0)), load_four(state.thresholds, literal(4))
+    u, v = load_four(state.thresholds, 0), load_four(state.thresholds, 4)
     beta, gamma = splat(item(lanes.scale, a)), splat(item(lanes.scale, c))
     spins, others = item(bits, a * width), item(bits, c * width)
     at, to = list_length(a, state), list_length(c, state)
@@ -281,8 +281,8 @@ def draw_two(b: int, a: int, left: int, right: int, keep: bool, J: Any, state: C
         at, to = at + (bit != 0), to + (other != 0)
     store_four(state.fields, a * V + 4 * b, x)
     store_four(state.fields, c * V + 4 * b, y)
-    store_four(state.drawn, literal(0), p)
-    store_four(state.drawn, literal(4), q)
+    store_four(state.drawn, 0, p)
+    store_four(state.drawn, 4, q)
     set_item(bits, a * width, spins)
     set_item(bits, c * width, others)
     close_list(a, at, state)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diabat.compute.jit import inner, jit, literal
+from diabat.compute.jit import inner, jit
 from diabat.compute.scratch import Scratch
 from diabat.compute.simd import (
     add,
@@ -168,7 +168,7 @@ def sweep_spins(
         j = item(order, step)
         row = 4 * j if how.shuffled else 4 * (j % 4)
         if row == 0 and not how.shuffled:
-            draw_words(words, literal(0), j // 4, width, lanes, t, how)
+            draw_words(words, 0, j // 4, width, lanes, t, how)
         a = splat(item(s.base, j))
         b, c, d = a, a, a
         start, stop = item(s.starts, j), item(s.starts, j + 1)
@@ -182,7 +182,7 @@ def sweep_spins(
             b = where_bits(item(spins, 4 * k + 1), add(b, J), b)
             c = where_bits(item(spins, 4 * k + 2), add(c, J), c)
             d = where_bits(item(spins, 4 * k + 3), add(d, J), d)
-        store_four(s.local, literal(0), (a, b, c, d))
+        store_four(s.local, 0, (a, b, c, d))
         for v in range(width):
             field, scale, at = load(s.local, v), load(lanes.scale, v), 4 * j + v
             old = item(spins, at)

@@ -15,7 +15,7 @@ import numpy as np
 
 from diabat.compute.compiled_random import philox, random_word
 from diabat.compute.counter_random import PURPOSE_SHIFT, START, SWAP
-from diabat.compute.jit import by_type, inner, jit, literal
+from diabat.compute.jit import by_type, inner, jit
 from diabat.compute.scratch import aligned_rows
 from diabat.compute.simd import constant, fma, item, load, offset, opened, set_item, skip, store
 from diabat.compute.simd_bits import bits_signed, in_turn, steps_from
@@ -175,7 +175,7 @@ def draw_in_order(index: int, sweep: int, name: int, query: int, key: Any) -> An
 def draw_spins(name: Any, query: Any, key: Any, out: Any, n: int) -> None:
     """Write random spins to int8 [n]."""
     for first in range(0, n, 64):
-        w = draw_in_order(_START + first // 4, literal(0), name, query, key)
+        w = draw_in_order(_START + first // 4, 0, name, query, key)
         a, b = bits_signed(w[0]) | bits_signed(w[1]) << 16, bits_signed(w[2]) | bits_signed(w[3]) << 16
         down = a | b << 32
         for j in range(min(64, n - first)):

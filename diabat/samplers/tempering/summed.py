@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diabat.compute.compiled_random import half_uniform, philox, whole_uniform
-from diabat.compute.jit import inner, literal
+from diabat.compute.jit import inner
 from diabat.compute.scratch import Scratch
 from diabat.compute.simd import (
     add,
@@ -160,7 +160,7 @@ def write_fields(j: int, s: Summed) -> None:
                 w = add_four(w, splat(item(s.triples, (row + k) * n + m)), spins, 4 * m)
         a, b = fma(w[0], load(spins, 4 * k), a), fma(w[1], load(spins, 4 * k + 1), b)
         c, d = fma(w[2], load(spins, 4 * k + 2), c), fma(w[3], load(spins, 4 * k + 3), d)
-    store_four(s.local, literal(0), (a, b, c, d))
+    store_four(s.local, 0, (a, b, c, d))
 
 
 @inner
@@ -242,7 +242,7 @@ def sweep_strip(s: Summed, lanes: Lanes, order: Any, vectors: int, t: int, how: 
     for step in range(n):
         j = item(order, step)
         if not how.shuffled and j % 4 == 0:
-            draw_words(words, literal(0), j // 4, vectors, lanes, t, how)
+            draw_words(words, 0, j // 4, vectors, lanes, t, how)
         at = 4 * j if how.shuffled else 4 * (j % 4)
         row, first, last = 0, 0, 0
         if step < blocked:

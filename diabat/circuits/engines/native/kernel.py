@@ -32,7 +32,7 @@ from diabat.circuits.engines.native.steps import (
     store_one,
     turn_array,
 )
-from diabat.compute.jit import inner, jit, literal
+from diabat.compute.jit import inner, jit
 from diabat.compute.simd import add, address, constant, entry, fused, load, product, store, sub
 
 # Padding rows between tables of 2^n rows: at a distance of a power of two, a load from one table would wait for a
@@ -211,7 +211,7 @@ def run_plan(
         n, own = jobs[i, SPINS], jobs[i, OWN] != 0
         h, J = job_inputs(jobs[i], fields, couplings)
         first, count = jobs[i, OUT_ROW], jobs[i, OUT_ROWS]
-        none = literal(0)
+        none = 0
         weights, free = table(work, none, n), table(work, none + 1, n)
         re, im = address(weights), address(free)
         phases = phase_tables(work[2 * ((1 << n) + GAP) :], small, n, own)

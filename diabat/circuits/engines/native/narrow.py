@@ -25,7 +25,7 @@ from diabat.circuits.engines.native.steps import (
     turn_rows,
     turned,
 )
-from diabat.compute.jit import inner, literal
+from diabat.compute.jit import inner
 from diabat.compute.simd import (
     add,
     address,
@@ -88,7 +88,7 @@ def _mixed_low(a: Complex, mixer: Mixer) -> Complex:
 @inner
 def _first_group(state: Complex, phase: Complex, z: Complex, mixer: Mixer, rows: int) -> None:
     """Phase table, field phases (row 0 of ``z``, by lane) and mixer of the first four spins, all in the lanes."""
-    z, high = load_one(z, literal(0)), _AGREE_HIGH(mixer.tangent)
+    z, high = load_one(z, 0), _AGREE_HIGH(mixer.tangent)
     for x in range(rows):
         a = _mixed_low(turned(load_one(state, x), turned(z, load_one(phase, x))), mixer)
         third, fourth = Complex(_THIRD(a.re), _THIRD(a.im)), Complex(_FOURTH(a.re), _FOURTH(a.im))
@@ -99,7 +99,7 @@ def _first_group(state: Complex, phase: Complex, z: Complex, mixer: Mixer, rows:
 @inner
 def _first_group_in_pairs(state: Complex, phase: Complex, z: Complex, mixer: Mixer, rows: int) -> None:
     """The same with three of the four spins in the lanes: the fourth tells the rows of a pair and of ``z`` apart."""
-    down, up, agree = load_one(z, literal(0)), load_one(z, literal(1)), _AGREE_THIRD(mixer.tangent)
+    down, up, agree = load_one(z, 0), load_one(z, 1), _AGREE_THIRD(mixer.tangent)
     for x in range(0, rows, 2):
         a = _mixed_low(turned(load_one(state, x), turned(down, load_one(phase, x))), mixer)
         b = _mixed_low(turned(load_one(state, x + 1), turned(up, load_one(phase, x + 1))), mixer)
@@ -157,7 +157,7 @@ def evolve_few(
         kept: Filled with ψ of each problem in its lane, [2 · 2^n, lanes], or no rows; other lanes get the first's.
     """
     h, lanes = address(fields), fields.shape[1]
-    none, bits = literal(0), lane_bits(lanes)
+    none, bits = 0, lane_bits(lanes)
     rows = (1 << n) // lanes
     state = Complex(address(free), address(weights))
     amplitude = constant(load(tables.sums, 0), 0.5 ** (0.5 * n))

@@ -26,7 +26,7 @@ from diabat.circuits.engines.native.steps import (
     store_one,
     turned,
 )
-from diabat.compute.jit import inner, literal
+from diabat.compute.jit import inner
 from diabat.compute.simd import add, fused, fused_negative, product, splat, sub
 
 # Log2 of the rows of a chunk, which passes through all its qubits before the next; a multiple of GROUP.  2^8 rows of
@@ -153,7 +153,7 @@ def turn_two(state: Complex, z: Complex, mixer: Mixer, j: int, bits: int, area: 
     a = 1 << j
     for top in range(area.start, area.stop, a << bits):
         for u in range(0, 1 << bits, 4):
-            phases = load_four(z, GROUP * j + u, literal(1))
+            phases = load_four(z, GROUP * j + u, 1)
             base = top + a * u
             for middle in range(base, base + a, area.step):
                 for x in range(middle + area.low, middle + area.high):
@@ -207,7 +207,7 @@ def forward_step(state: Complex, tables: Tables, own: bool, mixer: Mixer, n: int
     """One Trotter step on a state of n >= 2 qubits."""
     z = tables.field
     inside, bits = min(n, CHUNK), min(n, GROUP)
-    none, four = literal(0), literal(4)
+    none, four = 0, 4
     rows = 1 << inside
     for start in range(0, 1 << n, rows):
         stop = start + rows

@@ -25,7 +25,7 @@ from diabat.circuits.engines.native.passes import (
     turned_four,
 )
 from diabat.circuits.engines.native.steps import GROUP, Complex, Tables, load_one, store_one
-from diabat.compute.jit import inner, literal
+from diabat.compute.jit import inner
 from diabat.compute.simd import add, constant, fma, fnma, load, mul, store, sub
 
 
@@ -204,7 +204,7 @@ def backward_step(
     zero = constant(c, 0.0)
     total, coupling, lowest, second = zero, zero, zero, zero
     inside, bits = min(n, CHUNK), min(n, GROUP)
-    none, four = literal(0), literal(4)
+    none, four = 0, 4
     rows = 1 << inside
     for strip in range(0, rows if n > inside else 0, STRIP):
         area = Area(none, 1 << n, strip, strip + STRIP, rows)
