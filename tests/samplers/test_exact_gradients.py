@@ -254,3 +254,13 @@ def test_the_gradient_of_a_batch_that_is_strong_as_a_whole(strength: float) -> N
         p, _ = solve(Ising(given, couplings))
         found.append(torch.autograd.grad((p * v).sum(), [given])[0])
     assert torch.allclose(found[0].double(), found[1], rtol=1e-4, atol=1e-6)
+
+
+def test_couplings_alone_have_a_gradient_where_nothing_is_visible() -> None:
+    """Of 0, as of banded and mean field: a batch of padding must not stop a training of J."""
+    J = torch.zeros(3, 3, dtype=F64, requires_grad=True)
+    hidden = Ising(torch.zeros(2, 3, dtype=F64), J, torch.zeros(2, 3, dtype=torch.bool))
+    for value in solved(ExactSampler())(hidden):
+        assert torch.equal(
+            *torch.autograd.grad(value.sum(), [J], retain_graph=True), torch.zeros(3, 3, dtype=F64)
+        )

@@ -304,12 +304,17 @@ class KernelSolution(Solution):
         return p, found.log_partition
 
 
+def of_no_spins(ising: Ising) -> Tensor:
+    """P(s = +1) = 0 of problems without a visible spin, one state of exponent 0; a constant in h, J and K."""
+    return ising.fields * 0 + sum(0 * term.sum() for term in ising.terms if term is not None)
+
+
 def _smooth(ising: Ising, buckets: tuple[Bucket, ...] = ()) -> Moments:
     """P(s = +1) and log Z by differentiable operations, in float64, of some or all buckets; 0 for the others."""
     batch, values, log_z = flat(ising), [], []
     buckets = buckets or batch.buckets(enumeration_cost)
-    if not buckets:  # no visible spin: one state of exponent 0
-        zero = ising.fields * 0
+    if not buckets:
+        zero = of_no_spins(ising)
         return Moments(zero, ising.visible_mask, log_partition=zero.sum(-1))
     for bucket, fields, energies in gathered(ising, buckets):
         p, z = smooth_moments(fields, energies)

@@ -18,7 +18,14 @@ from diabat.ising_checks import DTYPES
 from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.base import LARGEST, Sampler
 from diabat.samplers.capabilities import FROM_READS, Capabilities, UnsupportedError
-from diabat.samplers.exact.compiled import ALWAYS, MOST_UNPADDED, KernelSolution, gathered, suits_kernel
+from diabat.samplers.exact.compiled import (
+    ALWAYS,
+    MOST_UNPADDED,
+    KernelSolution,
+    gathered,
+    of_no_spins,
+    suits_kernel,
+)
 from diabat.samplers.exact.few import few_moments
 from diabat.samplers.exact.half_split import HalfMoments, half_products
 from diabat.samplers.exact.half_tables import HalfEnergies, single_queries
@@ -182,7 +189,7 @@ class ExactSampler(Sampler):
             with without_autocast(ising.fields):
                 parts.append(self._by_halves(ising, batch, others, correlations))
         if not parts:
-            zero = ising.fields * 0  # no visible spin: one state of exponent 0
+            zero = of_no_spins(ising)
             correlation = zero[..., None] * zero[..., None, :] if correlations else None
             parts.append((zero, zero.sum(-1), False, correlation))
         p, log_z, raised, pairs = parts[0]
