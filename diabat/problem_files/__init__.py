@@ -102,7 +102,8 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
     except ConfigError as error:
         raise ProblemFileError(str(error)) from error
     except ArgumentError as error:
-        raise ProblemFileError(f"'{name}': {str(error).rstrip('.')}.") from error
+        message = str(error).rstrip(".")
+        raise ProblemFileError(f"'{name}': {message}{'.' * (message[-1:] != '?')}") from error
 
 
 def _binary(data: bytes, beta: float | None) -> Problem | None:
