@@ -120,9 +120,11 @@ def replacing(path: Path, prefix: str = TEMPORARY_PREFIX) -> Iterator[Path]:
     try:
         yield temporary
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError) and str(error.filename) == str(temporary):
+            error.filename = str(path)  # the name that the user knows
         raise
 
 

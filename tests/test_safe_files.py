@@ -51,6 +51,12 @@ def test_a_full_disk_names_the_figure(tmp_path: Path, monkeypatch: pytest.Monkey
     assert caught.value.filename == str(tmp_path / "a.png")
 
 
+def test_a_missing_folder_is_named_by_the_path_that_was_given(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        Ising([0.0, 1.0]).save(tmp_path / "none" / "a.safetensors")
+    assert caught.value.filename == str(tmp_path / "none" / "a.safetensors")
+
+
 def test_names_that_are_told_stay(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught, naming(tmp_path / "a"):
         (tmp_path / "b").read_bytes()
