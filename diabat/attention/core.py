@@ -46,8 +46,7 @@ from diabat.samplers.folding import is_traced, transformed
 
 READOUTS = ("odds", "probability")
 FAR = ("none", "independent")
-_WIDE = 8
-"""Where the keys are up to so many windows, a mask of all of them is faster than slots."""
+_WIDE = 8  # windows: for as many keys, or fewer, a mask of all of them is faster than slots
 
 
 @dataclass(frozen=True, eq=False)
