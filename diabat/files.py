@@ -171,6 +171,10 @@ def _refuse_constant(constant: str) -> float:
     raise ValueError(f"expected finite numbers, got {constant}")
 
 
+class OtherFileError(ValueError):
+    """A file of another kind; the message is the end of the sentence that names it."""
+
+
 def tensor_file(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
     """The content of a safetensors file, with facts as JSON in its metadata."""
     import safetensors.torch
@@ -183,6 +187,8 @@ def parse_tensor_file(content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]
     """The tensors and facts of :func:`tensor_file`; damage raises what :func:`reading` turns into a sentence."""
     import safetensors.torch
 
+    if content[8:9] != b"{":
+        raise OtherFileError("not a safetensors file")
     tensors = safetensors.torch.load(content)
     header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return tensors, parse_json(header["__metadata__"]["facts"])
@@ -199,10 +205,10 @@ def form_of(kind: type) -> dict[str, Any]:
 
 
 def require_form(kind: type, facts: Any) -> None:
-    """Raise ValueError unless the facts of a file are those of a class."""
+    """Raise OtherFileError unless the facts of a file are those of a class."""
     expected = form_of(kind)
     if (got := {name: dict(facts).get(name) for name in expected}) != expected:
-        raise ValueError(f"expected {expected}, got {got}")
+        raise OtherFileError(f"another file: expected {expected}, got {got}")
 
 
 @contextmanager
@@ -224,6 +230,8 @@ def parsing(refusal: Callable[[str], Exception]) -> Iterator[None]:
 
     try:
         yield
+    except OtherFileError as error:
+        raise refusal(str(error)) from error
     except KeyError as error:
         raise refusal(f"damaged: expected the entry {error}, got none") from error
     except (SafetensorError, ValueError, TypeError, LookupError) as error:

@@ -140,11 +140,11 @@ def _parse(text: str, name: str, beta: float | None) -> Problem:
     document = as_json(text) if first.startswith("{") else parse_yaml(text, f"'{name}'")
     keys = document if isinstance(document, dict) else {}
     scale = keys.get("beta", 1.0) if beta is None else beta
-    if "type" in keys:
-        return _minimised(json_bqm(keys), 1.0 if beta is None else beta)
     if not is_positive(scale):
         raise ArgumentError(f"beta: expected a finite number > 0, got {shown(scale)}")
     scale = float(scale)
+    if "type" in keys:
+        return _minimised(json_bqm(keys), scale)
     if not keys.keys().isdisjoint(_KEYS[1:]):
         return _minimised(dictionary_bqm(keys), scale)
     ising = yaml_problem(document, scale)

@@ -190,6 +190,11 @@ def test_yaml_is_in_the_convention_of_the_law(tmp_path: Path) -> None:
         assert torch.equal(getattr(ising, name), getattr(expected, name)), name
 
 
+def test_a_beta_beside_the_json_of_dimod_counts(tmp_path: Path) -> None:
+    path = write(tmp_path / "p", json.dumps(as_json(a_bqm()) | {"beta": 2}))
+    assert (read_problem(path).beta, read_problem(path).ising.fields.tolist()) == (2.0, [2.0, -0.5, -1.0])
+
+
 def test_beta_of_the_call_replaces_that_of_the_file(tmp_path: Path) -> None:
     assert read_problem(write(tmp_path / "p", YAML), beta=1.0).ising.fields.tolist() == [0.5, -1, 0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -73,10 +74,8 @@ def changed(facts: dict[str, Any], **tensors: torch.Tensor) -> Callable[[bytes],
 READS = torch.ones(20, 2, 3, 4)
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut": (lambda content: content[:-1], "not fully covered"),
-    "text": (lambda _: b"spins\n" * 100, ""),
     "no facts": (lambda content: save(load(content)), "expected the entry '__metadata__', got none"),
     "a list": (changed({"info": [1]}), ""),
-    "moments": (changed({"format": "diabat-moments"}), "expected {'format': 'diabat-samples', 'version': 1}"),
     "a spin of 0": (changed({}, spins=torch.zeros_like(READS).char()), "got 0 at [0, 0, 0, 0]"),
     "floats": (changed({}, spins=READS), "spins: expected torch.int8 [20, 2, 3, 4], got torch.float32 [20"),
     "fewer reads": (changed({"num_reads": 19}), "spins: expected torch.int8 [19, 2, 3, 4], got"),
@@ -101,6 +100,24 @@ def test_damaged_files_are_refused_in_a_sentence(damage: str, tmp_path: Path) ->
         diabat.Samples.load(path)
     assert f"{path} is damaged: " in str(caught.value)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _: b"spins\n" * 100, "not a safetensors file."),
+        (
+            changed({"format": "diabat-moments"}),
+            "another file: expected {'format': 'diabat-samples', 'version': 1}, ",
+        ),
+    ],
+)
+def test_other_files_are_not_called_damaged(change: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "answer"
+    samples().save(path)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ValueError, match=rf"^Samples: {re.escape(f'{path} is {message}')}"):
+        diabat.Samples.load(path)
 
 
 def test_missing_files_pipes_and_impossible_probabilities_are_refused(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def files_of_answers() -> None:
 @says
 def files_of_problems() -> None:
     """problems: A batch, K, the mask, the offset and clamped spins come back bit for bit, in their dtypes.
-    problems: a damaged or foreign file is refused in one sentence."""
+    problems: a damaged file, or another one, is refused in one sentence."""
     given = torch.ones(2, 6).bool()
     base = drawn(2, 1)
     problem = diabat.Ising(base.fields, base.couplings, given[:1], offset=0.5).clamp([1, 0, 0, 0, 0, -1])
@@ -151,7 +151,7 @@ def files_of_problems() -> None:
         for name in ("fields", "matrix", "visible", "offset", "clamped"):
             assert torch.equal(getattr(again, name), getattr(problem, name))
         sampler("exact").sample(problem, 2, seed=1).save(path)
-        with refused(r"p\.safetensors is damaged: expected .*'diabat-ising'.*'diabat-samples'"):
+        with refused(r"p\.safetensors is another file: expected .*'diabat-ising'.*'diabat-samples'"):
             diabat.Ising.load(path)
 
 
