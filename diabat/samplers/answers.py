@@ -242,11 +242,17 @@ class Samples(SavedAnswer):
         return torch.full(shape, 1 / shape[0], dtype=torch.float64, device=self.spins.device)
 
     def moments(self, *, correlations: bool = False, dtype: torch.dtype = torch.float32) -> Moments:
-        """Averages over N reads; the standard error sqrt(P(1 - P)/N), with P smoothed, treats them as independent."""
+        """Averages over N reads; the standard error sqrt(P(1 - P)/N), with P smoothed, treats them as independent.
+
+        Where a chain gave several reads (``thin`` of ``tempering``) the error is that of independent chains, or of 16
+        segments of a single chain, but at least two thirds of that of N independent reads.
+        """
         reads = self.num_reads
         probability = (self.spins > 0).sum(0).double() / reads
         smooth = (reads * probability + 0.5) / (reads + 1)
         error = (smooth * (1 - smooth) / reads).sqrt()
+        if (length := reads // (chains := self.info.get("num_chains", reads))) > 1:
+            error = torch.maximum(2 / 3 * error, _spread(self.spins[: length * chains] > 0, chains))
         correlation = None
         if correlations:
             s = torch.where(self.visible, self.spins.double(), 0)
@@ -292,6 +298,16 @@ class Samples(SavedAnswer):
         """As :meth:`to_xarray`, a ``pandas.DataFrame``: a row per (chain, draw, *batch), an int8 column per spin."""
         spins = replace(self, ising=None).to_xarray(labels, chains=chains)["spins"]
         return spins.drop_vars("visible").stack(read=spins.dims[:-1]).T.to_pandas()
+
+
+def _spread(up: Tensor, chains: int) -> Tensor:
+    """Standard error of the mean of [T·chains, ...], from the means of chains, or of 16 segments of a single one."""
+    if chains > 1:
+        means = up.unflatten(0, (-1, chains)).sum(0) * (chains / len(up))
+    else:
+        size = max(1, len(up) // 16)
+        means = up[: len(up) // size * size].unflatten(0, (-1, size)).sum(1) / size
+    return (means.double().var(0) / len(means)).sqrt()
 
 
 class AdjointGradient(NamedTuple):

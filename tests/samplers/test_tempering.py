@@ -24,6 +24,7 @@ from diabat.runs import build_sampler
 from diabat.samplers import UnsupportedError
 from diabat.samplers.tempering import TemperingSampler
 from diabat.samplers.tempering.averages import Spread
+from diabat.samplers.tempering.chain_statistics import split_rhat
 from diabat.samplers.tempering.simulation import ChainSimulation
 from diabat.testing import brute_force, brute_force_states
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
@@ -157,6 +158,32 @@ def test_standard_errors_are_honest() -> None:
     z = (moments.probability - exact.probability) / moments.info["measured_error"]
     assert float((z**2).mean()) == pytest.approx(1.07, abs=0.35)
     assert (moments.standard_error >= moments.info["measured_error"] - 1e-15).all()
+
+
+@pytest.mark.parametrize("chains", [32, 1])
+def test_errors_of_correlated_reads_are_honest(chains: int) -> None:
+    """z of 64 problems x 6 spins, as above, from one read a sweep of chains; 16 segments of one: t with 15 degrees.
+
+    As independent reads they would have a mean square above 2.  1.15 to 0.35: independent segments have 15/13.
+    """
+    ising = make_problem((64,), 6, lead="per_problem", seed=10, couplings=0.6)
+    sampler = TemperingSampler(num_replicas=1, num_chains=chains, thin=1, burn_in=256)
+    samples = sampler.sample(ising, 4096, seed=3)
+    moments, off = samples.moments(), samples.moments().probability - brute_force(ising).probability
+    assert float((off / moments.standard_error).square().mean()) == pytest.approx(1.15, abs=0.35)
+    independent = (moments.probability * (1 - moments.probability) / 4096).sqrt()
+    assert float((off / independent).square().mean()) > 2
+    assert (moments.standard_error >= 0.6 * independent).all()
+
+
+def test_thinned_reads_report_rhat() -> None:
+    ising = with_visible(make_problem((2, 3), 4, seed=10), torch.arange(4) < 3)
+    samples = TemperingSampler(num_replicas=1, num_chains=4, thin=1).sample(ising, 400, seed=3)
+    series = samples.spins.unflatten(0, (100, 4))[..., :3].numpy()
+    assert torch.allclose(samples.info["rhat"], torch.from_numpy(split_rhat(series).max(-1)))
+    assert samples.info["rhat_max"] == float(samples.info["rhat"].max()) > 1
+    for options in ({}, {"thin": 1, "num_chains": 1}, {"thin": 1, "num_chains": 200}):
+        assert "rhat" not in TemperingSampler(**options).sample(ising, 400, seed=3).info
 
 
 def test_errors_hold_where_modes_are_deep() -> None:

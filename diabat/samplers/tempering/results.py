@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from diabat.samplers.answers import Moments
 from diabat.samplers.diagnostics import Info, Later
 from diabat.samplers.tempering.averages import Averages, Spread
 from diabat.samplers.tempering.batch import Batch, Joined
+from diabat.samplers.tempering.chain_statistics import rhat
 from diabat.samplers.tempering.ladder import log_partition
 
 Array = NDArray[Any]
@@ -62,14 +64,30 @@ def diagnostics(joined: Joined, spreads: Sequence[Spread]) -> dict[str, Any]:
         pairs = zip(joined.buckets, spreads, strict=True)
         return joined.per_problem([of(spread, b.members < b.n) for b, spread in pairs], fill)
 
-    rhat = cache(lambda: each(Spread.rhat, 1.0))
+    split = cache(lambda: each(Spread.rhat, 1.0))
     return {
-        "rhat": Later(rhat),
-        "rhat_max": Later(lambda: float(rhat().max())),
+        "rhat": Later(split),
+        "rhat_max": Later(lambda: float(split().max())),
         "effective_sample_size": Later(lambda: each(Spread.effective_reads)),
         "autocorrelation_time": Later(lambda: each(Spread.autocorrelation_time)),
         "measured_error": Later(lambda: joined.per_spin([spread.error.copy() for spread in spreads])),
     }
+
+
+def rhat_of_reads(spins: Tensor, visible: Tensor, chains: int) -> dict[str, Any]:
+    """Entries of ``info`` of thinned reads, int8 [T·chains, *batch, n]: split R-hat, if chains are several, T >= 4."""
+    half = len(spins) // chains // 2
+
+    @cache
+    def largest() -> Tensor:
+        halves = spins[: 2 * half * chains].unflatten(0, (2, half, chains)).transpose(0, 1)
+        m = halves.sum(0).flatten(0, 1).double().cpu().numpy() / half
+        values = rhat(m, (1 - m * m) * half / (half - 1), half)
+        return torch.from_numpy(np.where(visible.cpu(), values, 1.0).max(-1, keepdims=True)[..., 0])
+
+    if chains < 2 or half < 2:
+        return {}
+    return {"rhat": Later(largest), "rhat_max": Later(lambda: float(largest().max()))}
 
 
 def reported_error(averages: Spread, states: int) -> Array:

@@ -24,7 +24,7 @@ from diabat.samplers.tempering.averages import averages, burn_in
 from diabat.samplers.tempering.batch import Batch, Kept, Ladders, require_single_precision
 from diabat.samplers.tempering.ladder import even_ladder
 from diabat.samplers.tempering.pilot import Pilot, run_pilot
-from diabat.samplers.tempering.results import assembled
+from diabat.samplers.tempering.results import assembled, rhat_of_reads
 from diabat.samplers.tempering.simulation import ChainSimulation, Method, Order, Rules
 
 Array = NDArray[Any]
@@ -44,7 +44,7 @@ class TemperingSampler(Sampler):
     ``sample``: **each read is the last state of a separate chain**, which started at random and ran ``burn_in`` sweeps.
     Reads are independent; their distance from the Boltzmann law depends on ``burn_in``.  With ``thin`` there are
     ``num_chains`` chains, and each gives a read every ``thin`` sweeps after its burn-in (read r is from chain r mod
-    num_chains).
+    num_chains); errors of their averages are those of independent chains.
 
     ``moments``: averages over ``num_chains`` chains and ``sweeps`` sweeps after the burn-in of P(s_j = +1 | rest), the
     Rao-Blackwell form of the average of s_j.  ``Moments.num_reads``, which smoothing uses, is num_chains · sweeps, the
@@ -257,6 +257,8 @@ class TemperingSampler(Sampler):
                 found.append(simulation.spins()[None, :, :, -1])
         spins = batch.joined.reads(found, num_reads).to(ising.fields.device)
         info = self._ended(batch, pilot, chains, sweeps, rates)
+        if thin:
+            info |= rhat_of_reads(spins, ising.visible_mask, chains)
         tracked = batch.lowest() if self.track_lowest else None
         return Samples(spins, ising.visible_mask, info=Info(info), tracked=tracked)
 
