@@ -9,6 +9,7 @@ Source: Ackley, Hinton and Sejnowski, Cognitive Science 9 (1985) 147.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor
 from diabat.checks import check_count, check_flag, check_number, check_positive
 from diabat.edges import Edges
 from diabat.extras import extra
-from diabat.inputs import by_number, read_states, require_all_values
+from diabat.inputs import read_pairs, read_states, require_all_values
 from diabat.ising import Ising
 from diabat.progress import new_bar, stderr_console
 from diabat.samplers import Sampler, UnsupportedError
@@ -33,12 +34,11 @@ class Fit:
     """A fitted Boltzmann machine of n spins, hidden ones included.
 
     Attributes:
-        problem: h [n] and J as edges [E], float64.
+        problem, num_states: h [n] and J as edges [E], float64; N.
         labels: Columns of a DataFrame, else numbers; hidden spins are "hidden 0", ...
-        num_states: N.
         log_likelihood: Σ_v log P(v) in nats, without the penalty; None if the sampler reports no log Z.
         log_likelihood_error: Its standard error from an estimated log Z; 0 if log Z is exact.
-        standard_errors: Of h and then J, [n + E], from the Fisher information; None with hidden spins.
+        standard_errors: Of h and then J, [n + E], from the Fisher information; None with hidden spins, or unwanted.
         gradient: Largest |∂L/∂h| or |∂L/∂J| at the end, with the noise of the reads of a sampling backend.
         converged: Whether that is within the tolerance; None with a sampling backend.
         steps, seed: Evaluations of the gradient; the seed of reads and of hidden couplings.
@@ -83,30 +83,32 @@ class Fit:
 
 def fit(
     data: Any, pairs: Any = None, *, sampler: str | Sampler = "exact", hidden: int = 0, l2: float = 0.0,
-    steps: int | None = None, rate: float = 0.03, tolerance: float = 1e-6, seed: int | None = None,
-    progress: bool = True,
+    steps: int | None = None, rate: float = 0.03, tolerance: float = 1e-6, errors: bool = True,
+    seed: int | None = None, progress: bool = True,
 ) -> Fit:  # fmt: skip
     r"""Fit a Boltzmann machine to binary data by maximum likelihood.
 
     Args:
         data: N states of n variables [N, n], as tensor, array, list or DataFrame: all ±1, all 0 and 1 (0 becomes -1),
             or booleans.
-        pairs: Coupled pairs, [E, 2], by number or name of column; hidden spins have numbers from n on.  None: all pairs
-            of variables or, with hidden spins, of a variable and a hidden spin (a restricted Boltzmann machine).
+        pairs: Coupled pairs, [E, 2], by number or name of column (integers are names where columns have such); hidden
+            spins are n, n + 1, ... or "hidden 0", ...  None: all pairs of variables or, with hidden spins, of a
+            variable and a hidden spin (a restricted Boltzmann machine).
         sampler: Backend, by name or built.  With an exact gradient and log Z (``exact``, ``banded``) L-BFGS finds the
             maximum.  With another one that reports correlations, for example ``tempering`` with ``persistent=True``,
             Adam does, with a rate that decays to 0; the last quarter of its steps is averaged.
-        hidden: Number of hidden spins.  L then has several maxima; the seed chooses the start.
-        l2: λ >= 0.
+        hidden: Number of hidden spins.  The likelihood then has several maxima; the seed chooses the start.
+        l2: λ >= 0 of the penalty ½ λ (Σ h² + Σ J²), taken from the mean log-likelihood of a row.
         steps: Most evaluations of the gradient by L-BFGS (500), or steps of Adam (400); None for these.
         rate: Rate of Adam at the start.
         tolerance: Largest entry of the gradient where L-BFGS has converged.
+        errors: Compute standard errors: n + E second derivatives, which may take longer than the fit.
         seed: Of reads and of the start; None takes one from torch's global generator.
         progress: Show a bar in a terminal.
 
     Raises:
-        ArgumentError: If an argument is out of range, or without ``l2`` a variable or a coupled pair does not take all
-            its values in the data, so that the maximum is at infinity.
+        ArgumentError: If an argument is out of range, or without ``l2`` a variable or a coupled pair of variables does
+            not take all its values, so that the maximum is at infinity; a warning tells of standard errors above 3.
         UnsupportedError: If the sampler reports neither log Z nor correlations.
     """
     check_count("hidden", hidden, least=0)
@@ -114,11 +116,13 @@ def fit(
     check_positive("rate", rate)
     check_positive("tolerance", tolerance)
     check_number("l2", l2, "[0, inf)")
+    check_flag("errors", errors)
     check_flag("progress", progress)
     spins, labels = read_states(data)
-    index = _read_pairs(by_number(pairs, labels), spins.shape[1], hidden)
-    if not l2 and not hidden:
-        require_all_values(spins, index, labels)
+    n, names = spins.shape[1], [*labels, *(f"hidden {j}" for j in range(hidden))]
+    index = read_pairs(pairs, names, n)
+    if not l2:
+        require_all_values(spins, index[(index < n).all(1)], labels)
     model = _Model(spins, index, hidden, float(l2), build_base(sampler, None, samples=False), draw_seed(seed))
     most = steps or (500 if model.analytic else 400)
     with new_bar(shown=progress and stderr_console().is_terminal) as bar:
@@ -126,11 +130,14 @@ def fit(
         search = model.by_lbfgs if model.analytic else model.by_adam
         theta, gradient, count = search(most, rate, tolerance, lambda: bar.advance(task))
         bar.update(task, completed=most)
-        errors, likelihood = None if hidden else model.standard_errors(theta), model.log_likelihood(theta)
-    largest, names = float(gradient.abs().max()), [*labels, *(f"hidden {j}" for j in range(hidden))]
-    converged = largest <= tolerance if model.analytic else None
-    facts: Any = (*likelihood, errors, largest, converged, count, model.seed)
-    return Fit(model.problem(theta), names, len(spins), *facts)
+        known = model.standard_errors(theta, bar) if errors and not hidden else None
+        likelihood = model.log_likelihood(theta)
+    if known is not None and (worst := float(known.max())) > 3:  # a coupling of 3 is nearly infinite
+        fact = f"standard errors up to {worst:.2g}, as where the maximum is at infinity"
+        warnings.warn(f"fit: the data leave {fact}; set l2 or fit fewer pairs.", stacklevel=2)
+    largest = float(gradient.abs().max())
+    facts: Any = (known, largest, largest <= tolerance if model.analytic else None, count, model.seed)
+    return Fit(model.problem(theta), names, len(spins), *likelihood, *facts)
 
 
 class _Model:
@@ -142,8 +149,8 @@ class _Model:
         able = sampler.capabilities
         self.analytic = able.log_partition and "exact" in able.gradients
         if not self.analytic and not able.correlations:
-            got = f"'{sampler.name}', which reports neither"
-            raise UnsupportedError("sampler", f"expected one that reports log Z or correlations, got {got}.")
+            expected = "one that reports log Z or correlations"
+            raise UnsupportedError("sampler", f"expected {expected}, got '{sampler.name}'.")
         self.pairs, self.hidden, self.l2, self.sampler, self.seed = pairs, hidden, l2, sampler, seed
         self.count, self.n = len(spins), spins.shape[1] + hidden
         states, times = torch.unique(spins, dim=0, return_counts=True)
@@ -162,8 +169,7 @@ class _Model:
     def start(self) -> Tensor:
         """Zeros; hidden spins get small random couplings, since without any they would stay without."""
         random = torch.from_numpy(np.random.default_rng(self.seed).standard_normal(len(self.pairs)))
-        couplings = 0.3 * random if self.hidden else 0 * random
-        return torch.cat((couplings.new_zeros(self.n), couplings)).requires_grad_()
+        return torch.cat((random.new_zeros(self.n), bool(self.hidden) * 0.3 * random)).requires_grad_()
 
     def mean_log_likelihood(self, theta: Tensor) -> Tensor:
         """(1/N) Σ log P(v), differentiable."""
@@ -210,15 +216,15 @@ class _Model:
         """∂L/∂θ from the moments of the data and of the model."""
         problem, data = self.problem(theta), self.means
         one, two = np.random.SeedSequence([self.seed, step]).generate_state(2).tolist()
-        if data is None:
-            data = self.weights @ self.moments(problem.clamp(self.held), two)
+        data = self.weights @ self.moments(problem.clamp(self.held), two) if data is None else data
         return data - self.moments(problem, one) - self.l2 * theta
 
     def moments(self, problem: Ising, seed: int) -> Tensor:
         """<s_j> and <s_j s_k>, [*batch, n + E]."""
-        found = self.sampler.moments(problem, correlations=True, seed=seed)
-        products: Any = found.correlation
-        return torch.cat((found.magnetization, products[..., self.pairs[:, 0], self.pairs[:, 1]]), -1)
+        found: Any = self.sampler.moments(problem, correlations=True, seed=seed)
+        return torch.cat(
+            (found.magnetization, found.correlation[..., self.pairs[:, 0], self.pairs[:, 1]]), -1
+        )
 
     def log_likelihood(self, theta: Tensor) -> tuple[float | None, float | None]:
         """Σ log P(v) and its error."""
@@ -230,21 +236,15 @@ class _Model:
         value, error = self.means @ theta - found.log_partition, found.info["log_partition_error"]
         return self.count * value.item(), self.count * float(error)
 
-    def standard_errors(self, theta: Tensor) -> Tensor:
+    def standard_errors(self, theta: Tensor, bar: Any) -> Tensor:
         """√ of the diagonal of (F + λ)⁻¹ F (F + λ)⁻¹ / N; F, the Fisher information, is the covariance of features."""
         if self.analytic:
-            F: Any = torch.autograd.functional.hessian(lambda t: -self.mean_log_likelihood(t), theta)
+            t = theta.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(-self.mean_log_likelihood(t), t, create_graph=True)
+            rows = bar.track(slope, description="standard errors")
+            F = torch.stack([torch.autograd.grad(row, t, retain_graph=True)[0] for row in rows])
         else:
             reads = max(2000, 20 * len(theta))
             F = self.features(self.sampler.sample(self.problem(theta), reads, seed=self.seed).spins).T.cov()
         inverse = torch.linalg.pinv(F + self.l2 * torch.eye(len(theta), dtype=F.dtype), hermitian=True)
         return (inverse @ F @ inverse / self.count).diagonal().clamp(min=0).sqrt()
-
-
-def _read_pairs(pairs: Any, n: int, hidden: int) -> Tensor:
-    """Coupled pairs, int64 [E, 2]."""
-    if pairs is None:
-        spins, others = torch.arange(n), torch.arange(n, n + hidden)
-        return torch.cartesian_prod(spins, others) if hidden else torch.combinations(spins)
-    edges: Any = Ising(torch.zeros(n + hidden).double(), Edges(pairs, np.zeros(len(pairs)))).edges
-    return edges.index

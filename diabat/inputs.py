@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Hashable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -55,10 +58,16 @@ def read_fields(value: Any) -> Tensor:
     return value
 
 
-def read_interaction(name: str, value: Any, fields: Tensor, *, order: int) -> Tensor | None:
-    """J or K (order 2 or 3), symmetric without a diagonal; sparse couplings are left as they are."""
+def read_interaction(
+    name: str, value: Any, fields: Tensor, *, order: int, given: Any = None
+) -> Tensor | None:
+    """J or K (order 2 or 3), symmetric without a diagonal; sparse couplings are left as they are.
+
+    ``given`` are the fields as the user gave them, whose labels those of a DataFrame must be.
+    """
     if value is None:
         return None
+    _require_one_order(name, value, given)
     value = _numbers(name, value, fields)
     if order == 2 and isinstance(value, Tensor) and value.layout != torch.strided:
         return value
@@ -118,7 +127,9 @@ def read_spins(value: Any, fields: Tensor) -> Tensor:
 
 
 def check_states(spins: Tensor, visible: Tensor) -> None:
-    """Raise IsingError, with the first index, unless every visible spin is ±1."""
+    """Raise IsingError, with the first index, unless every visible spin is ±1; transforms hide values."""
+    if torch._C._are_functorch_transforms_active():
+        return
     wrong = (spins.abs() != 1) & visible
     if (at := first_true(wrong)) is not None:
         value = spins.expand(wrong.shape)[at].item()
@@ -129,13 +140,22 @@ def check_states(spins: Tensor, visible: Tensor) -> None:
 def read_states(data: Any) -> tuple[Tensor, list[Any]]:
     """The data as int8 ±1 [N, n], and the name of each variable."""
     array = data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data)
+    labels = (
+        list(data.columns) if hasattr(data, "columns") else list(range(array.shape[-1] if array.ndim else 0))
+    )
+    if array.dtype == object and array.ndim == 2:  # columns of several dtypes, or of pandas' own
+        for value, label in zip(array.flat, labels * len(array), strict=True):
+            if not isinstance(value, int | float | np.bool_ | np.number):
+                raise IsingError(
+                    "data", f"expected binary values, all there, got {value!r} in column {label!r}."
+                )
+        array = array.astype(float)
     if array.ndim != 2 or not array.size or array.dtype.kind not in "biuf":
         got = f"{array.dtype} of shape {list(array.shape)}"
         raise IsingError("data", f"expected a table of binary values [N, n], got {got}.")
     values = np.unique(array).tolist()
     if not any(set(values) <= pair for pair in ({0, 1}, {-1, 1})):
         raise IsingError("data", f"expected -1 and 1, or 0 and 1, or booleans, got {values[:3]}.")
-    labels = list(data.columns) if hasattr(data, "columns") else list(range(array.shape[1]))
     return torch.from_numpy(np.where(array > 0, 1, -1).astype(np.int8)), labels
 
 
@@ -154,23 +174,43 @@ def require_all_values(spins: Tensor, pairs: Tensor, labels: list[Any]) -> None:
             raise IsingError("data", f"expected {expected}, got fewer of {got}; set l2.")
 
 
-def by_number(pairs: Any, labels: list[Any]) -> Any:
-    """Pairs of variables with the numbers of those that are given by name."""
-    place = {label: j for j, label in enumerate(labels) if isinstance(label, str)}
+def read_pairs(pairs: Any, names: list[Any], n: int) -> Tensor:
+    """Coupled pairs, int64 [E, 2], of n columns and hidden spins behind them, by name or number.
 
-    def number(variable: Any) -> Any:
-        if isinstance(variable, str) and variable not in place:
-            hint = did_you_mean(variable, place)
-            raise IsingError("pairs", f"expected names of columns or numbers, got {variable!r}{hint}.")
-        return place[variable] if isinstance(variable, str) else variable
+    A number counts from 0, but is a name where columns have integers as names.  None is all pairs of columns or, with
+    hidden spins, of a column and a hidden spin.
+    """
+    if pairs is None:
+        spins, others = torch.arange(n), torch.arange(n, len(names))
+        return torch.cartesian_prod(spins, others) if len(others) else torch.combinations(spins)
+    counted = names[:n] == list(range(n)) or not any(isinstance(name, Integral) for name in names)
+    place, times = {name: j for j, name in enumerate(names)}, Counter(names)
+    rows = getattr(pairs, "to_numpy", lambda: pairs)()
 
-    if not isinstance(pairs, list | tuple):
-        return pairs
-    return [[number(x) for x in pair] if isinstance(pair, list | tuple) else pair for pair in pairs]
+    def number(variable: Any) -> int:
+        if counted and isinstance(variable, Integral):
+            return int(variable)
+        if (found := times[variable] if isinstance(variable, Hashable) else 0) != 1:
+            several = "the name of several columns, " * (found > 1)
+            hint = did_you_mean(variable, map(str, place)) * (found == 0)
+            raise IsingError(
+                "pairs", f"expected names of columns or numbers, got {several}{variable!r}.{hint}"
+            )
+        return place[variable]
+
+    found = []
+    for pair in rows.tolist() if isinstance(rows, Tensor | np.ndarray) else rows:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise IsingError("pairs", f"expected pairs of two variables, [E, 2], got {pair!r:.60}.")
+        found.append([number(variable) for variable in pair])
+    index = torch.tensor(found, dtype=torch.int64).reshape(-1, 2)
+    check_edges(index, torch.zeros(len(index)), torch.zeros(len(names)))
+    return index
 
 
 def read_matrix(name: str, value: Any) -> np.ndarray:
     """A square matrix of finite numbers, float64 [n, n]."""
+    _require_one_order(name, value)
     value = _numbers(name, value, torch.empty(0, dtype=torch.float64))
     check_tensor(name, value, "a mapping or a matrix")
     if value.ndim != 2 or value.shape[0] != value.shape[1] or not value.is_floating_point():
@@ -270,6 +310,22 @@ def _numbers(name: str, value: Any, like: Tensor) -> Any:
     with np.errstate(over="ignore"):  # infinite values are refused later, with their index
         wide = torch.from_numpy(np.array(array, dtype=np.float64, order="C"))
     return wide.to(like)
+
+
+def _require_one_order(name: str, matrix: Any, fields: Any = None) -> None:
+    """Refuse a DataFrame whose rows, columns and fields have labels that differ, since it is read by position."""
+    if not hasattr(matrix, "columns"):
+        return
+    axes = [matrix.columns, getattr(matrix, "index", ())]
+    if hasattr(fields, "to_numpy"):
+        axes.append(getattr(fields, "columns", getattr(fields, "index", ())))
+    named = [labels for axis in axes if (labels := list(axis)) != list(range(len(labels)))]
+    for labels in named[1:]:
+        if labels != named[0]:
+            expected = "the same labels in rows, columns and fields, in one order"
+            raise IsingError(
+                name, f"expected {expected}, got {named[0]!s:.60} and {labels!s:.60}; use .reindex."
+            )
 
 
 def _array(name: str, value: Any) -> np.ndarray:

@@ -138,11 +138,15 @@ def check_spins(spins: Any, fields: Tensor) -> torch.Size:
     return shape
 
 
-def check_clamped(spins: Any, fields: Tensor) -> torch.Size:
-    """Return the shape of the clamped batch."""
+def check_clamped(spins: Any, fields: Tensor, clamped: Tensor | None = None) -> torch.Size:
+    """Return the shape of the clamped batch; ``clamped`` are the values of spins that are already."""
     shape = check_spins(spins, fields)
     if (at := first_true((spins != 0) & (spins.abs() != 1))) is not None:
         raise IsingError("spins", f"expected -1, 0 (free) or +1, got {spins[at].item()} at index {list(at)}.")
+    if clamped is not None and (at := first_true(spins.to(clamped) * clamped < 0)) is not None:
+        raise IsingError(
+            "spins", f"expected a free spin or its clamped value, got the opposite at {list(at)}."
+        )
     return shape
 
 

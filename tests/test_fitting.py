@@ -136,9 +136,94 @@ def test_chains_find_the_same_maximum() -> None:
     assert torch.equal(again.parameters, sampled.parameters)
 
 
+def dependent(names: Any) -> pd.DataFrame:
+    """Columns 0 and 1 agree mostly, 2 is alone."""
+    s = EXACT.sample(Ising([0, 0, 0], [[0, 1, 0], [1, 0, 0], [0, 0, 0]]), 300, seed=2).spins
+    return pd.DataFrame(s.numpy(), columns=names)
+
+
+MULTI = pd.MultiIndex.from_tuples([("x", 1), ("x", 2), ("y", 1)])
+
+
+@pytest.mark.parametrize(
+    ("names", "pairs"),
+    [
+        ("abc", [("a", "b")]),
+        ("abc", zip("a", "b", strict=True)),
+        ("abc", np.array([["a", "b"]])),
+        ("abc", pd.DataFrame([["a", "b"]])),
+        ("abc", [(0, 1)]),
+        ("abc", torch.tensor([[0, 1]])),
+        ([2, 1, 0], [(2, 1)]),  # numbers that are names are not places
+        ([2019, 2020, 2021], [(2019, 2020)]),
+        (MULTI, [(("x", 1), ("x", 2))]),
+    ],
+    ids=str,
+)
+def test_pairs_by_name_or_number(names: Any, pairs: Any) -> None:
+    frame = dependent(names if isinstance(names, pd.MultiIndex) else list(names))
+    found = diabat.fit(frame, pairs, progress=False)
+    assert found.problem.edges is not None
+    assert found.problem.edges.index.tolist() == [[0, 1]]
+    assert float(found.problem.edges.values) > 0.7
+    assert found.labels == list(frame.columns)
+
+
+def test_hidden_spins_have_names_too() -> None:
+    pairs = [("a", "hidden 0"), ("b", 3), ("hidden 0", "c")]
+    found = diabat.fit(dependent(list("abc")), pairs, hidden=1, steps=3, progress=False)
+    assert found.problem.edges is not None
+    assert found.problem.edges.index.tolist() == [[0, 3], [1, 3], [3, 2]]
+
+
+@pytest.mark.parametrize(
+    ("names", "pairs", "sentence"),
+    [
+        ("abc", [("a", "hiden")], r"expected names of columns or numbers, got 'hiden'\.$"),
+        ("abc", [("a", "B")], r"got 'B'\. Did you mean 'b'\?$"),
+        ("abc", [("a", ["b"])], r"got \['b'\]\.$"),
+        ("aab", [("a", "b")], r"got the name of several columns, 'a'\.$"),
+        ("abc", ("a", "b"), r"expected pairs of two variables, \[E, 2\], got 'a'\.$"),
+        ([5, 6, 7], [(0, 1)], r"got 0\.$"),
+    ],
+)
+def test_other_pairs_are_refused(names: Any, pairs: Any, sentence: str) -> None:
+    with pytest.raises(IsingError, match=rf"^pairs: .*{sentence}"):
+        diabat.fit(dependent(list(names)), pairs, progress=False)
+
+
+def test_tables_of_pandas_own_dtypes() -> None:
+    """Without a value that is missing they are as good as others."""
+    frame = (dependent(list("abc")) + 1) // 2
+    plain = diabat.fit(frame, progress=False)
+    for other in (frame.convert_dtypes(), frame.assign(a=frame.a.astype(bool)), frame.astype("boolean")):
+        assert torch.equal(diabat.fit(other, progress=False).parameters, plain.parameters)
+    missing = frame.astype("Int64")
+    missing.iloc[3, 1] = pd.NA
+    for bad, got in ((missing, "<NA> in column 'b'"), (frame.assign(c="x"), "'x' in column 'c'")):
+        with pytest.raises(IsingError, match=rf"^data: expected binary values, all there, got {got}\.$"):
+            diabat.fit(bad, progress=False)
+
+
+def test_a_maximum_at_infinity_is_told() -> None:
+    """Three spins that never all agree: every pair takes its four values, and every J runs away."""
+    data = np.array([s for s in product((0, 1), repeat=3) if len(set(s)) > 1]).repeat(20, 0)
+    with pytest.warns(UserWarning, match=r"fit: the data leave standard errors up to \S+, .*; set l2 or"):
+        assert diabat.fit(data, progress=False).converged
+    assert diabat.fit(data, errors=False, progress=False).standard_errors is None
+    found = diabat.fit(data, l2=0.01, progress=False).standard_errors
+    assert found is not None
+    assert float(found.max()) < 1
+
+
 @pytest.mark.parametrize(
     ("data", "options", "sentence"),
     [
+        (
+            [[0, 1], [1, 1]],
+            {"hidden": 1},
+            "data: expected both values of every variable, got one of 1; set l2.",
+        ),
         (torch.ones(5, 3), {}, "data: expected both values of every variable, got one of 0; set l2."),
         (
             [[0, 0], [1, 1]],

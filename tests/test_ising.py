@@ -382,6 +382,50 @@ def test_answers_show_clamped_spins_at_their_values(backend: str) -> None:
         assert averages.standard_error[:, [1, 3]].tolist() == [[0, 0]] * 2
 
 
+def test_a_spin_is_clamped_once() -> None:
+    """Its value may be given again, the opposite is refused."""
+    clamped = make_problem((2,), 3, seed=23).clamp([1, 0, 0])
+    assert clamped.clamp([1, -1, 0]).clamped is not None
+    with pytest.raises(
+        IsingError, match=r"spins: expected a free spin or its clamped value, got .* at \[0, 0\]"
+    ):
+        clamped.clamp([-1, 0, 0])
+
+
+def test_energies_of_bits_are_refused() -> None:
+    problem = make_problem((), 3, seed=1)
+    with pytest.raises(
+        IsingError, match=r"expected -1 or \+1 at visible spins, got 0.0 at \[1\]; 2 \* x - 1"
+    ):
+        problem.energy([1, 0, 1])
+    seen = with_visible(problem, torch.tensor([True, False, True]))
+    assert seen.energy([1, 0, 1]) == seen.energy([1, 1, 1])
+
+
+NAMED = pd.DataFrame([[0, 1.0], [1.0, 0]], index=["a", "b"], columns=["a", "b"])
+
+
+def test_labels_of_frames_must_agree() -> None:
+    """They are read by position; rows that have no names, or fields without, are fine."""
+    for h in ([1, 2], pd.Series([1, 2]), pd.Series([1, 2], index=["a", "b"])):
+        assert (
+            Ising(h, NAMED).fields.tolist()
+            == Ising(h, NAMED.reset_index(drop=True)).fields.tolist()
+            == [1, 2]
+        )
+    batch = pd.DataFrame([[1, 2]], index=["first"], columns=["a", "b"])
+    assert Ising(batch, NAMED).fields.tolist() == [[1, 2]]
+    assert from_qubo(NAMED.reset_index(drop=True))[1] == ["a", "b"]
+    swapped = pd.Series([1, 2], index=["b", "a"])
+    uses: list[Any] = [lambda: Ising(swapped, NAMED), lambda: from_qubo(NAMED.loc[["b", "a"]])]
+    uses.append(lambda: from_qubo(NAMED.set_axis(["b", "c"], axis=1)))
+    for use in uses:
+        with pytest.raises(
+            IsingError, match="expected the same labels in rows, columns and fields, in one order"
+        ):
+            use()
+
+
 def test_clamping_an_invisible_spin_changes_nothing() -> None:
     ising = with_visible(
         make_problem((2,), 4, seed=23, three_body=0.5), torch.tensor([True, False, True, True])

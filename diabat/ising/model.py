@@ -95,7 +95,7 @@ class Ising:
             J, edges = None, J
         if check:
             h = read_fields(h)
-            J = read_interaction("couplings", J, h, order=2)
+            J = read_interaction("couplings", J, h, order=2, given=fields)
             K = read_interaction("three_body", K, h, order=3)
             visible, c = read_visible(visible, h), read_offset(c, h)
         if isinstance(J, Tensor) and J.layout != torch.strided:
@@ -264,19 +264,24 @@ class Ising:
         """Energy E(s) = -(c + Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s) over the visible spins.
 
         Args:
-            spins: ±1 of any dtype, [*sample, *batch, n], as tensor, array, list, Series or DataFrame.
+            spins: ±1 of any dtype, [*sample, *batch, n]; values of invisible spins are ignored.
 
         Returns:
             Energy in the dtype of ``fields``, [*sample, *batch].
 
         Raises:
-            IsingError: If ``spins`` has the wrong type or shape.
+            IsingError: If ``spins`` has the wrong type or shape, or a visible spin is not ±1.
         """
         spins = read_spins(spins, self.fields)
+        check_states(spins.to(self.fields.device), self.visible_mask)
+        return -self._exponent(spins)
+
+    def _exponent(self, spins: Tensor) -> Tensor:
+        """-E of states, whose free spins may be 0."""
         if self.edges is not None and spins.ndim > self.fields.ndim:
             step = max(1, _AT_ONCE // (self.num_problems * max(self.edges.count, self.num_spins)))
             if step < len(spins):
-                return torch.cat([self.energy(part) for part in spins.split(step)])
+                return torch.cat([self._exponent(part) for part in spins.split(step)])
         s = spins.to(self.fields) * self.visible_mask
         exponent = (self.fields * s).sum(-1)
         if self.edges is not None:
@@ -288,7 +293,7 @@ class Ising:
             exponent = exponent + torch.einsum("...jkl,...j,...k,...l->...", K, s, s, s) / 6
         if self.offset is not None:
             exponent = exponent + self.offset
-        return -exponent
+        return exponent
 
     def log_prob(self, spins: Values, log_partition: Tensor | float | None) -> Tensor:
         """Log-probability of states, with a log Z that you choose; differentiable in h, J, K and c.
@@ -300,7 +305,7 @@ class Ising:
         After :meth:`clamp` this is log P(s_free | s_clamped), and -inf where a clamped spin has another value.
 
         Args:
-            spins: ±1 of any dtype, [*sample, *batch, n]; values of invisible spins are ignored.
+            spins: As of :meth:`energy`.
             log_partition: log Z of this problem: a number, or in the dtype of ``fields``, broadcastable to [*batch].
 
         Returns:
@@ -317,11 +322,9 @@ class Ising:
                 "log_partition",
                 "expected log Z, as 'exact', 'banded' and, on request, 'tempering' compute it, got None.",
             )
-        spins = read_spins(spins, self.fields)
+        spins = read_spins(spins, self.fields).to(self.fields.device)
         exponent, log_z = -self.energy(spins), log_partition
-        spins = spins.to(self.fields.device)
         if not torch._C._are_functorch_transforms_active():  # which hide values and gradients
-            check_states(spins, self.visible_mask)
             log_z = cast("Tensor", read_offset(log_z, self.fields, "log_partition"))
             if torch.is_grad_enabled() and self.detach() is not self and not log_z.requires_grad:
                 hint = "use moments of 'exact' or 'banded', or problem.detach() for values"
@@ -349,10 +352,11 @@ class Ising:
             before unless there is a K.
 
         Raises:
-            IsingError: If ``spins`` has the wrong type or shape, or a value other than -1, 0 and +1.
+            IsingError: If ``spins`` has the wrong type or shape, a value other than -1, 0 and +1, or the opposite of
+                the value at which a spin is already clamped.
         """
         spins = read_spins(spins, self.fields)
-        shape = check_clamped(spins, self.fields)
+        shape = check_clamped(spins, self.fields, self.clamped)
         visible = self.visible_mask
         held = torch.where(visible, spins.to(self.fields), 0)
         fields, couplings = self.fields.expand(shape) + self.pair_fields(held), self.held_couplings
@@ -365,7 +369,7 @@ class Ising:
         values = held.to(torch.int8).expand(shape)
         clamped = values if self.clamped is None else torch.where(visible, values, self.clamped)
         free = Ising(
-            fields, couplings, visible & (held == 0), self.three_body, -self.energy(held), check=False
+            fields, couplings, visible & (held == 0), self.three_body, self._exponent(held), check=False
         )
         return free._replaced(clamped=clamped)
 
