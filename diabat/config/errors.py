@@ -22,6 +22,7 @@ _WORDS = {
     "^array|^tuple|^list": "a list",
     "^(an object|dictionary|instance of .*)": "a mapping",
     "^boolean": "true or false",
+    "^Cannot check `isinstance`.*": "an object that only Python can give",
     "^integer": "an integer",
     "^(string|number|path)": r"a \1",
     "None": "null",
@@ -30,6 +31,7 @@ _WORDS = {
 
 _UNKNOWN = "unexpected_keyword_argument"
 _SECTIONS = ("model_type", "dataclass_type", "model_attributes_type")
+_MEMBERS = ("int", "float", "str", "bool")  # of unions, and dict[...]
 
 
 class ConfigError(ArgumentError):
@@ -132,6 +134,6 @@ def _without_tags(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """Key path without the members of unions: ("task", "brackets", "window"), ("steps", "int")."""
     if len(location) > 1 and location[0] in ("task", "model"):
         location = (location[0], *location[2:])
-    while len(location) > 1 and location[-1] in ("int", "float", "str", "bool"):
+    while len(location) > 1 and (location[-1] in _MEMBERS or str(location[-1]).startswith("dict[")):
         location = location[:-1]
     return tuple(part for part in location if part != "CouplingInit")  # or a number

@@ -375,7 +375,10 @@ def test_configuration() -> None:
     [
         ({"chunk": "many"}, "sampler.chunk: expected an integer, got 'many'"),
         ({"worker": 1}, "sampler.worker: unknown key. Did you mean 'sampler.workers'?"),
-        ({"executor": "dusk"}, "sampler.executor: expected"),
+        (
+            {"executor": "dusk"},
+            "sampler.executor: expected an object that only Python can give, got 'dusk' (string).",
+        ),
         (
             {"options": {"stepz": 9}},
             "sampler.options: sampler 'dqa' has no option 'stepz'. Did you mean 'steps'?",
