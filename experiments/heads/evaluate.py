@@ -12,18 +12,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import lm_eval
 import numpy as np
 import torch
-from lm_eval.models.huggingface import HFLM
-from lm_eval.tasks import TaskManager
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from diabat.heads import load_gac
 from diabat.huggingface.boltzmann.model import SETTINGS
 from diabat.huggingface.loading import check_adapter
-from experiments.common import Row, parser, report
+from experiments.common import Row, needed, parser, report
 
 TASKS = Path(__file__).parent / "tasks"
 METRICS = ("acc", "exact_match", "f1")
@@ -51,7 +48,8 @@ def measure(
             raise SystemExit(
                 f"--adapter: expected one without couplings, which lm-eval would drop, got '{adapter}'."
             )
-    loaded = HFLM(
+    lm_eval, TaskManager = needed("lm_eval", "eval"), needed("lm_eval.tasks", "eval").TaskManager
+    loaded = needed("lm_eval.models.huggingface", "eval").HFLM(
         model,
         attn_implementation="gac",  # without a calibration the same as eager, to the bit
         device="cuda" if torch.cuda.is_available() else "cpu",
@@ -112,7 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("--limit", type=int)
     command.add_argument("--batch-size", type=int, default=16)
     command.add_argument("--dtype", default="float32")
-    given = command.parse_args(arguments)
+    given, version = command.parse_args(arguments), needed("lm_eval", "eval").__version__
     changes: dict[str, dict[str, Any]] = {"off": {}}
     changes |= {str(file): {"calibration": file} for file in given.calibration}
     changes |= {str(folder): {"adapter": folder} for folder in given.adapter}
@@ -121,7 +119,7 @@ def main(arguments: list[str] | None = None) -> None:
     measured = {name: measure(given.model, given.tasks, **options, **one) for name, one in changes.items()}
     rows = compare(measured)
     report(
-        f"{given.model}, lm-eval {lm_eval.__version__}",
+        f"{given.model}, lm-eval {version}",
         rows,
         as_json=given.json,
         formats=dict.fromkeys(rows[0], ".4g"),

@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lm_eval.tasks import TaskManager
-
-from experiments.common import parser
+from experiments.common import needed, parser
 
 TASKS = Path(__file__).parent / "tasks"
 
@@ -44,6 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--task-folder", type=Path, default=TASKS)
     given = command.parse_args(arguments)
+    TaskManager = needed("lm_eval.tasks", "eval").TaskManager
     own = TaskManager(include_path=str(given.task_folder), include_defaults=False)
     manager = own if given.task in own.all_tasks else TaskManager(include_path=str(given.task_folder))
     (task,) = manager.load([given.task])["tasks"].values()

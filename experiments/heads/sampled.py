@@ -17,13 +17,10 @@ from typing import Any
 import numpy as np
 
 from diabat.attention.games import shapley
-from diabat.extras import extra
 from diabat.heads import HeadCoalitions
 from diabat.heads.games.attribution import sampled_shapley
 from diabat.huggingface.loading import load_decoder
-from experiments.common import parser, report
-
-shapiq = extra("shapiq", "bench")
+from experiments.common import needed, parser, report
 
 NAMES = ("Mary", "John", "Tom", "Anna", "Paul", "Kate", "James", "Sarah", "Mark", "Lisa")
 TEXTS = (
@@ -54,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("--questions", type=Path, required=True)
     command.add_argument("--layer", type=int, default=23)
     command.add_argument("--seeds", type=int, default=20)
-    given = command.parse_args(arguments)
+    given, shapiq = command.parse_args(arguments), needed("shapiq", "bench")
     warnings.simplefilter("ignore")  # of shapiq, about few coalitions
     asked = indirect_objects(16)
     given.questions.write_text("".join(f"{json.dumps(question)}\n" for question in asked))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -146,13 +147,46 @@ def test_evaluation_with_calibration_and_adapter(
 
 
 def test_differences_are_paired() -> None:
-    evaluate = pytest.importorskip("experiments.heads.evaluate", exc_type=ImportError)
     import numpy as np
+
+    from experiments.heads import evaluate
 
     before, after = np.array([1.0, 0, 0, 1, 0]), np.array([1.0, 1, 1, 1, 0])
     row = evaluate.compare({"off": {("t", "acc"): before}, "on": {("t", "acc"): after}})[1]
     assert (row["score"], row["difference"], row["p"]) == (pytest.approx(0.8), pytest.approx(0.4), 0.5)
     assert row["error"] == pytest.approx((after - before).std(ddof=1) / 5**0.5)
+
+
+@pytest.mark.parametrize(
+    ("script", "library", "name", "given"),
+    [
+        ("evaluate", "lm_eval", "eval", ["model", "--tasks", "arce"]),
+        ("questions", "lm_eval", "eval", ["arce"]),
+        ("sampled", "shapiq", "bench", ["model", "--questions", "ioi.jsonl"]),
+    ],
+)
+def test_help_needs_no_extra(
+    script: str,
+    library: str,
+    name: str,
+    given: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    main = importlib.import_module(f"experiments.heads.{script}").main
+    find = importlib.import_module
+
+    def without(wanted: str) -> Any:
+        if wanted.partition(".")[0] == library:
+            raise ModuleNotFoundError(name=library)
+        return find(wanted)
+
+    monkeypatch.setattr(importlib, "import_module", without)
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["--help"])
+    assert script in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=rf"^{library}: expected .* pip install -e '\.\[{name}\]' in"):
+        main(given)
 
 
 def test_questions_of_a_task_are_samples_of_a_game(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
