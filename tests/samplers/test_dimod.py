@@ -295,10 +295,13 @@ def test_an_unknown_temperature_is_found(beta: float) -> None:
     assert moments.info["beta"] == "estimate"
 
 
-def test_a_dry_run_does_not_estimate() -> None:
-    fake = Scripted(all_up)
-    sampler = DimodSampler(fake, beta="estimate")
-    assert sampler.dry_run(Ising(torch.zeros(3)), 10).submissions == 1
+@pytest.mark.parametrize("scale", [None, "fit"])
+def test_a_dry_run_does_not_estimate_and_refuses_no_value_before(scale: Any) -> None:
+    fake = Scripted(all_up, h_range=[-1.0, 1.0])
+    report = DimodSampler(fake, beta="estimate", scale=scale).dry_run(Ising(torch.full((3,), 2.0)), 10)
+    assert (report.submissions, report.estimate_submissions, report.reads) == (49, 48, 48_010)
+    assert (report.scale, scale) in ((1.0, None), (None, "fit"))
+    assert "48 of the submissions estimate beta first; values are compared with ranges after" in str(report)
     assert not fake.calls
 
 

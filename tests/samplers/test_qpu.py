@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from diabat.circuits import Betas, predicted_beta, schedule
 from diabat.edges import Edges
 from diabat.ising import Ising
 from diabat.samplers.banded import BandedSampler
-from diabat.samplers.dimod import DimodSampler
+from diabat.samplers.dimod import BudgetError, DimodSampler
 from diabat.samplers.dimod.options import QPU
 from diabat.samplers.dimod.packing import Packed, Problem, logical_spins, program
 from diabat.samplers.dimod.qpu_packing import chain_strength, pack_tiles
@@ -227,6 +228,30 @@ def test_the_dry_run_counts_qubits_and_chains() -> None:
     assert (report.qubits, report.longest_chain) == (info["qubits"], info["longest_chain"])
     assert report.logical_variables == 32
     assert report.access_s == pytest.approx(info["qpu_access_s"])
+
+
+def test_an_estimate_is_part_of_the_dry_run_and_of_the_budget(tmp_path: Path) -> None:
+    """Before the first submission; from the cache it is free, and known to a dry run."""
+    mock, ising = chip(), make_problem((3,), 4, seed=3)
+
+    def sampler(**options: Any) -> DimodSampler:
+        return DimodSampler(mock, beta="estimate", qpu={"spins": 4}, **options)
+
+    report = sampler().dry_run(ising, 100)
+    assert report.access_s is not None
+    for options in ({"max_reads": 3099}, {"max_qpu_seconds": 0.99 * report.access_s}):
+        with pytest.raises(BudgetError, match=r"got 0.* used and .* more"):
+            sampler(**options).sample(ising, 100, seed=0)
+    assert mock.calls == 0
+    paid: dict[str, Any] = {"max_reads": 3100, "cache_dir": tmp_path}
+    first = sampler(**paid)
+    first.sample(ising, 100, seed=0)
+    assert (report.submissions, report.reads) == (mock.answered, mock.reads) == (4, 3100)
+    assert report.access_s == pytest.approx(first.budget.seconds)
+    again = sampler(**paid).dry_run(ising, 100)
+    assert (again.submissions, again.cached, again.reads, again.estimate_submissions) == (1, 1, 0, 0)
+    sampler(**paid).sample(ising, 100, seed=0)
+    assert mock.calls == 4
 
 
 ZEPHYR = graphs.zephyr_graph(2, 4)

@@ -83,10 +83,12 @@ class DryRun:
         logical_variables: Largest number of spins of one submission.
         qubits: Largest number of variables (on a chip: qubits) of one submission.
         longest_chain: Largest number of qubits of one spin.
-        scale: Factor of the programmed values.
+        scale: Factor of the programmed values; None for ``fit`` before the temperature is estimated.
         access_s: Estimated access time in seconds of submissions not in the cache; None if there is no estimate.
         reads_left: Remaining reads of ``max_reads`` before the call; None without this option.
         seconds_left: Remaining seconds of ``max_qpu_seconds`` before the call; None without this option.
+        estimate_submissions: Submissions among these that estimate the temperature first.  Then no value was compared
+            with ranges.
     """
 
     problems: int
@@ -96,10 +98,11 @@ class DryRun:
     logical_variables: int
     qubits: int
     longest_chain: int
-    scale: float
+    scale: float | None
     access_s: float | None
     reads_left: int | None
     seconds_left: float | None
+    estimate_submissions: int
 
     def __str__(self) -> str:
         """One line per entry."""
@@ -108,9 +111,12 @@ class DryRun:
             f"{self.reads} reads to submit",
             f"at most {self.logical_variables} spins on {self.qubits} qubits in one submission, "
             f"at most {self.longest_chain} for one spin",
-            f"scale of the programmed values: {self.scale:g}",
+            f"scale of the programmed values: {'unknown' if self.scale is None else f'{self.scale:g}'}",
             "access time: unknown" if self.access_s is None else f"access time: about {self.access_s:.4g} s",
         ]
+        if self.estimate_submissions:
+            first = f"{self.estimate_submissions} of the submissions estimate beta first"
+            lines.append(f"{first}; values are compared with ranges after that")
         if self.reads_left is not None:
             lines.append(f"{self.reads_left} reads left of max_reads")
         if self.seconds_left is not None:
@@ -118,9 +124,12 @@ class DryRun:
         return "\n".join(lines)
 
 
-def dry_run(submitter: Submitter, works: Sequence[Work], problems: int) -> DryRun:
-    """Sum the cost of the submissions that are not in the cache."""
-    new, seconds = submitter.cost(works)
+def dry_run(
+    submitter: Submitter, works: Sequence[Work], problems: int, rounds: Sequence[Work], scale: float | None
+) -> DryRun:
+    """Sum the cost of the submissions that are not in the cache; after rounds of an estimate none is."""
+    new = [*rounds, *works] if rounds else submitter.missing(works)
+    works = [*rounds, *works]
     packed = [work.packed for work in works]
     budget = submitter.budget
     return DryRun(
@@ -131,8 +140,9 @@ def dry_run(submitter: Submitter, works: Sequence[Work], problems: int) -> DryRu
         logical_variables=max((len(one.rows) for one in packed), default=0),
         qubits=max((len(one.labels) for one in packed), default=0),
         longest_chain=max((int(one.lengths.max()) for one in packed), default=0),
-        scale=works[0].factor if works else 1.0,
-        access_s=seconds,
+        scale=scale,
+        access_s=submitter.seconds(new),
         reads_left=None if budget.max_reads is None else budget.max_reads - budget.reads,
         seconds_left=None if budget.max_seconds is None else budget.max_seconds - budget.seconds,
+        estimate_submissions=len(rounds),
     )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +17,10 @@ from diabat.circuits import Betas
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
 from diabat.samplers.base import Sampler, require_room
+from diabat.samplers.calibrated import reference_problems
 from diabat.samplers.capabilities import Capabilities
 from diabat.samplers.diagnostics import Watched
-from diabat.samplers.dimod.budget import Budget, access_time
+from diabat.samplers.dimod.budget import Budget, BudgetError, access_time
 from diabat.samplers.dimod.cache import AnswerCache, check_plain
 from diabat.samplers.dimod.ledger import FileLedger, Ledger
 from diabat.samplers.dimod.limits import check_anneal, longest_run, stated_ranges
@@ -34,6 +39,7 @@ from diabat.samplers.dimod.submit import Submitter, Work, split_reads
 from diabat.samplers.dimod.target import DimodLike, check_parameters, device_properties, resolve
 from diabat.samplers.dimod.temperature import (
     ESTIMATE_READS,
+    ROUNDS,
     check_beta,
     check_held,
     estimate,
@@ -159,22 +165,43 @@ class DimodSampler(Sampler):
     @cached_property
     def betas(self) -> Betas:
         """Inverse temperatures by which h and J are divided; with ``estimate`` the first access estimates them."""
+        return self._find_betas([])
+
+    def _find_betas(self, call: Sequence[Work]) -> Betas:
+        """Find ``betas``; the budget must hold an estimate together with the call that it is for."""
         if isinstance(self._beta, Betas):
             found = self._beta
         elif self._beta == "predicted":
             assert self.qpu is not None
             found = self.qpu.predicted()
         else:
-            # In tiles of the problems' size: longer chains anneal more slowly.
-            spins = max(2, (self.qpu and self.qpu.spins) or 6)
-            found = estimate(lambda ising, betas: self._draw(ising, betas, ESTIMATE_READS, 0)[0], spins)
+            one = self._round()
+
+            def draw(problems: Ising, betas: Betas, left: int) -> Samples:
+                return self._draw(problems, betas, ESTIMATE_READS, 0, [*one * left, *call])[0]
+
+            found = estimate(draw, self._references)
         return found if self.qpu is None else self.qpu.programmed(found)
+
+    @property
+    def _unknown(self) -> bool:
+        """Whether the temperature is still to be estimated."""
+        return self._beta == "estimate" and "betas" not in vars(self)
+
+    @property
+    def _references(self) -> Ising:
+        """Problems of the estimate, in tiles of the problems' size: longer chains anneal more slowly."""
+        return reference_problems(spins=max(2, (self.qpu and self.qpu.spins) or 6))
+
+    def _round(self) -> list[Work]:
+        """Submissions of one round of the estimate, with values that are not known yet."""
+        return self._works(self._references, None, ESTIMATE_READS, 0)
 
     def dry_run(self, ising: Ising, num_reads: int, *, seed: int = 0) -> DryRun:
         """Estimate the cost of :meth:`sample` without submitting anything.
 
-        With ``beta="estimate"`` before the estimate, the problems are programmed as for beta = 1, and the submissions
-        of the estimate are not counted.
+        Before the estimate of ``beta="estimate"``, its submissions count too, and values are not compared with ranges.
+        An estimate that the cache answers is made.
 
         Args:
             ising: The problems.
@@ -184,9 +211,15 @@ class DimodSampler(Sampler):
         check_count("num_reads", num_reads)
         self._require(ising)
         require_room(ising, num_reads)
-        estimated = self._beta != "estimate" or "betas" in vars(self)
-        works = self._works(ising.detach(), self.betas if estimated else Betas(1.0, 1.0), num_reads, seed)
-        return dry_run(self._submitter, works, ising.num_problems)
+        if self._unknown and self._cache is not None:
+            free = copy(self)
+            free._submitter = replace(self._submitter, budget=Budget(max_reads=0))
+            with suppress(BudgetError):
+                self.betas = free.betas
+        rounds = ROUNDS * self._round() if self._unknown else []
+        works = self._works(ising.detach(), None if self._unknown else self.betas, num_reads, seed)
+        scale = None if rounds and self._scale == "fit" else works[0].factor if works else 1.0
+        return dry_run(self._submitter, works, ising.num_problems, rounds, scale)
 
     @property
     def watched(self) -> tuple[Watched, ...]:
@@ -201,16 +234,20 @@ class DimodSampler(Sampler):
         )
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        if self._unknown:
+            self.betas = self._find_betas(self._works(ising, None, num_reads, seed))
         samples, facts = self._draw(ising, self.betas, num_reads, seed)
         if self._beta == "estimate":
             facts["beta_fit"] = fit_report(ising, samples)
         return Samples(samples.spins, samples.visible, info=facts)
 
-    def _draw(self, ising: Ising, betas: Betas, num_reads: int, seed: int) -> tuple[Samples, dict[str, Any]]:
+    def _draw(
+        self, ising: Ising, betas: Betas, num_reads: int, seed: int, later: Sequence[Work] = ()
+    ) -> tuple[Samples, dict[str, Any]]:
         out = torch.full((num_reads, ising.num_problems, ising.num_spins), -1, dtype=torch.int8)
         spins, tally = out.numpy(), Tally()
         works = self._works(ising, betas, num_reads, seed)
-        for work, reads, cached in self._submitter.answers(works):
+        for work, reads, cached in self._submitter.answers(works, later):
             logical = logical_spins(reads.spins, work.packed, work.generator(0, 2))
             start = work.part * works[0].reads
             spins[start : start + work.reads, work.packed.rows, work.packed.spins] = logical.spins
@@ -219,9 +256,9 @@ class DimodSampler(Sampler):
         facts = tally.info() | self._facts(betas, works[0].factor if works else 1.0)
         return Samples(out, ising.visible_mask), facts
 
-    def _works(self, ising: Ising, betas: Betas, num_reads: int, seed: int) -> list[Work]:
-        """Program, pack, scale and check; nothing is submitted."""
-        problems = program(ising, betas)
+    def _works(self, ising: Ising, betas: Betas | None, num_reads: int, seed: int) -> list[Work]:
+        """Program, pack, scale and check; nothing is submitted.  Without betas only the values are wrong."""
+        problems = program(ising, betas or Betas(1.0, 1.0))
         if self.qpu is None:
             packed = pack_plain(problems, self.together)
         else:
@@ -230,7 +267,8 @@ class DimodSampler(Sampler):
         ranges = stated_ranges(properties)
         factor = self._scale if not isinstance(self._scale, str) else ranges.fitting(packed)
         for one in packed:
-            ranges.check(one, factor)
+            if betas is not None:
+                ranges.check(one, factor)
             if self._beta == "predicted" and (longest := int(one.lengths.max())) > 1:
                 raise ArgumentError(
                     "beta",

@@ -166,10 +166,16 @@ class Submitter:
     def _identity(self) -> dict[str, Any]:
         return identity(self.sampler) | {"options": dict(self.options)}
 
-    def answers(self, works: Sequence[Work]) -> Iterator[tuple[Work, Reads, bool]]:
+    def answers(
+        self, works: Sequence[Work], later: Sequence[Work] = ()
+    ) -> Iterator[tuple[Work, Reads, bool]]:
         """Answer all work in order; **this is the only Python loop over problems in this package**.
 
         dimod accepts one model at a time; ``together`` and tiling combine many problems in one model.
+
+        Args:
+            works: What is answered.
+            later: Work that depends on these answers; if one of them is not cached, the budget must hold it as well.
 
         Yields:
             The work, its reads, and whether all of them came from the cache.
@@ -177,18 +183,22 @@ class Submitter:
         Raises:
             BudgetError: Before the first submission, if those that are not cached would exceed the budget.
         """
-        missing, seconds = self.cost(works)
-        self.budget.require(sum(work.reads for work in missing), seconds)
+        missing = self.missing(works)
+        missing += later if missing else []
+        self.budget.require(sum(work.reads for work in missing), self.seconds(missing))
         for work in works:
             yield work, *self.answer(work)
 
-    def cost(self, works: Sequence[Work]) -> tuple[list[Work], float | None]:
-        """Work whose first submission is not in the cache, and its estimated access time in seconds, or None."""
-        missing = [
+    def missing(self, works: Sequence[Work]) -> list[Work]:
+        """Work whose first submission is not in the cache."""
+        return [
             work for work in works if not (self.cache and self.cache.holds(self._key(work, work.reads, 0)))
         ]
-        times = [self._seconds(work.packed, work.reads) for work in missing]
-        return missing, None if self.access is None else sum(time for time in times if time is not None)
+
+    def seconds(self, works: Sequence[Work]) -> float | None:
+        """Estimated access time of work in seconds; None without an estimate."""
+        times = [self._seconds(work.packed, work.reads) for work in works]
+        return None if self.access is None else sum(time for time in times if time is not None)
 
     def _seconds(self, packed: Packed, reads: int) -> float | None:
         """Estimated access time of a submission, in seconds; None if the sampler has no estimate.

@@ -12,7 +12,6 @@ from diabat.checks import ArgumentError, is_positive
 from diabat.circuits import Betas
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
-from diabat.samplers.calibrated import reference_problems
 from diabat.samplers.dimod.target import accepted_parameters, family
 from diabat.samplers.pseudolikelihood import calibration_error, fit_betas, log_pseudolikelihood
 
@@ -22,7 +21,7 @@ Beta = Mode | float | tuple[float, float]
 # The first guess of an estimate: reference problems programmed at 1/16 of their strength are weak on any device
 # of beta up to about 50, and still show at beta = 1.
 _FIRST_GUESS = 16.0
-_ROUNDS = 3
+ROUNDS = 3
 ESTIMATE_READS = 1000
 
 # Keywords of samplers that hold a temperature, and how each holds 1.
@@ -109,21 +108,21 @@ def refuse_optimisers(sampler: Any) -> None:
             )
 
 
-def estimate(draw: Callable[[Ising, Betas], Samples], spins: int) -> Betas:
-    """Inverse temperatures by maximum pseudo-likelihood on 16 reference problems.
+def estimate(draw: Callable[[Ising, Betas, int], Samples], problems: Ising) -> Betas:
+    """Inverse temperatures by maximum pseudo-likelihood on reference problems.
 
     There are three rounds; each is programmed with the result of the previous one.
 
     Args:
-        draw: Draws reads of problems programmed with given inverse temperatures.
-        spins: Size of the problems, at least 2.
+        draw: Draws reads of problems programmed with given inverse temperatures, before a number of further rounds.
+        problems: The reference problems.
 
     Raises:
         ValueError: If no finite temperature explains the answers.
     """
-    problems, betas = reference_problems(spins=spins), Betas(_FIRST_GUESS, _FIRST_GUESS)
-    for _ in range(_ROUNDS):
-        samples = draw(problems, betas)
+    betas = Betas(_FIRST_GUESS, _FIRST_GUESS)
+    for left in reversed(range(ROUNDS)):
+        samples = draw(problems, betas, left)
         fit = fit_betas(problems, samples.spins, samples.weights)
         if fit.field is None or fit.coupling is None or fit.field <= 0 or fit.coupling <= 0:
             raise ArgumentError(
