@@ -206,9 +206,13 @@ def test_an_embedding_composite_is_a_dimod_sampler() -> None:
     # An embedding of its own choice has chains of one qubit now and then, which do not break.
     fixed = {"embedding_parameters": {"random_seed": 4}}
     sampler = DimodSampler(EmbeddingComposite(chip()), beta=10.0, parameters=fixed)
+    report = sampler.dry_run(make_problem((2,), 6, seed=1), 50)
+    assert (report.logical_variables, report.qubits, report.longest_chain) == (6, None, None)
+    assert "at most 6 spins in one submission, on qubits that a composite chooses" in str(report)
     samples = sampler.sample(make_problem((2,), 6, seed=1), 50, seed=0)
     assert samples.spins.shape == (50, 2, 6)
     assert 0 < samples.info["chain_break_fraction"]["mean"] < 0.5
+    assert (samples.info["qubits"], samples.info["longest_chain"]) == (None, None)
 
 
 def test_an_estimate_on_tiles_finds_the_temperature() -> None:

@@ -81,8 +81,8 @@ class DryRun:
         cached: Number of these calls that are in the cache.
         reads: Reads of the submissions that are not in the cache.
         logical_variables: Largest number of spins of one submission.
-        qubits: Largest number of variables (on a chip: qubits) of one submission.
-        longest_chain: Largest number of qubits of one spin.
+        qubits: Largest number of variables (on a chip: qubits) of one submission; None if a composite chooses qubits.
+        longest_chain: Largest number of qubits of one spin; None likewise.
         scale: Factor of the programmed values; None for ``fit`` before the temperature is estimated.
         access_s: Estimated access time in seconds of submissions not in the cache; None if there is no estimate.
         reads_left: Remaining reads of ``max_reads`` before the call; None without this option.
@@ -96,8 +96,8 @@ class DryRun:
     cached: int
     reads: int
     logical_variables: int
-    qubits: int
-    longest_chain: int
+    qubits: int | None
+    longest_chain: int | None
     scale: float | None
     access_s: float | None
     reads_left: int | None
@@ -106,11 +106,12 @@ class DryRun:
 
     def __str__(self) -> str:
         """One line per entry."""
+        placed = f"on {self.qubits} qubits, at most {self.longest_chain} for one spin"
         lines = [
             f"problems: {self.problems}; submissions: {self.submissions}, answered by the cache: {self.cached}",
             f"{self.reads} reads to submit",
-            f"at most {self.logical_variables} spins on {self.qubits} qubits in one submission, "
-            f"at most {self.longest_chain} for one spin",
+            f"at most {self.logical_variables} spins in one submission, "
+            + (placed if self.qubits is not None else "on qubits that a composite chooses"),
             f"scale of the programmed values: {'unknown' if self.scale is None else f'{self.scale:g}'}",
             "access time: unknown" if self.access_s is None else f"access time: about {self.access_s:.4g} s",
         ]
@@ -130,16 +131,16 @@ def dry_run(
     """Sum the cost of the submissions that are not in the cache; after rounds of an estimate none is."""
     new = [*rounds, *works] if rounds else submitter.missing(works)
     works = [*rounds, *works]
-    packed = [work.packed for work in works]
-    budget = submitter.budget
+    packed = [] if submitter.embeds else [work.packed for work in works]
+    budget, unplaced = submitter.budget, None if submitter.embeds else 0
     return DryRun(
         problems=problems,
         submissions=len(works),
         cached=len(works) - len(new),
         reads=sum(work.reads for work in new),
-        logical_variables=max((len(one.rows) for one in packed), default=0),
-        qubits=max((len(one.labels) for one in packed), default=0),
-        longest_chain=max((int(one.lengths.max()) for one in packed), default=0),
+        logical_variables=max((len(work.packed.rows) for work in works), default=0),
+        qubits=max((len(one.labels) for one in packed), default=unplaced),
+        longest_chain=max((int(one.lengths.max()) for one in packed), default=unplaced),
         scale=scale,
         access_s=submitter.seconds(new),
         reads_left=None if budget.max_reads is None else budget.max_reads - budget.reads,

@@ -254,6 +254,8 @@ class DimodSampler(Sampler):
             tally.add(work, reads, logical, cached)
         out = out.reshape(num_reads, *ising.fields.shape).to(ising.fields.device)
         facts = tally.info() | self._facts(betas, works[0].factor if works else 1.0)
+        if self._submitter.embeds:
+            facts |= dict.fromkeys(("qubits", "longest_chain"))
         return Samples(out, ising.visible_mask), facts
 
     def _works(self, ising: Ising, betas: Betas | None, num_reads: int, seed: int) -> list[Work]:

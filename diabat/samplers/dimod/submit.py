@@ -15,7 +15,7 @@ from diabat.checks import ArgumentError
 from diabat.samplers.dimod.budget import AccessTime, Budget, BudgetError, Held
 from diabat.samplers.dimod.cache import AnswerCache, submission_key
 from diabat.samplers.dimod.packing import Packed, Reads, expand, valid_time
-from diabat.samplers.dimod.target import DimodLike, accepted_parameters, identity
+from diabat.samplers.dimod.target import DimodLike, accepted_parameters, family, identity
 from diabat.scrubbing import safe_message
 
 T = TypeVar("T")
@@ -161,6 +161,12 @@ class Submitter:
     def seeded(self) -> bool:
         """Whether the sampler takes a seed."""
         return "seed" in accepted_parameters(self.sampler)
+
+    @cached_property
+    def embeds(self) -> bool:
+        """Whether a composite places variables on qubits of its own choice."""
+        graphs = [getattr(member, "nodelist", None) for member in family(self.sampler)]
+        return any(nodes is not None and nodes != graphs[0] for nodes in graphs)
 
     @cached_property
     def _identity(self) -> dict[str, Any]:
