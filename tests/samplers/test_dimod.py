@@ -21,6 +21,7 @@ from diabat.runs import build_sampler
 from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dimod.packing import Packed, expand, logical_spins
 from diabat.samplers.dimod.submit import SubmissionError
+from diabat.samplers.ocean import OceanSampler
 from diabat.testing import brute_force
 from diabat.testing.problems import causal_problem, make_problem
 
@@ -303,6 +304,18 @@ def test_a_dry_run_does_not_estimate_and_refuses_no_value_before(scale: Any) -> 
     assert (report.scale, scale) in ((1.0, None), (None, "fit"))
     assert "48 of the submissions estimate beta first; values are compared with ranges after" in str(report)
     assert not fake.calls
+
+
+def test_a_backend_behind_ocean_keeps_its_default_beta_and_has_one_only_if_it_is_boltzmann() -> None:
+    ising, device = make_problem((4,), 3, seed=1), OceanSampler("exact")
+    assert pvalue(DimodSampler(device, beta=1.0), ising) > ALPHA
+    assert pvalue(DimodSampler(device, beta=2.0, parameters={"beta": 2.0}), ising) > ALPHA
+    with pytest.raises(
+        ValueError, match=r"beta: expected the last inverse temperature .*, 1, got \(5\.1, 6\.0\)"
+    ):
+        DimodSampler(device, beta=(5.1, 6.0))
+    anneal = DimodSampler(OceanSampler("dqa", calibration="none"), beta=(10.6, 11.6))
+    assert anneal.sample(ising, 5, seed=1).spins.shape == (5, 4, 3)
 
 
 def plain(*names: str, **properties: Any) -> Scripted:

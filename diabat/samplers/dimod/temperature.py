@@ -12,7 +12,7 @@ from diabat.checks import ArgumentError, is_positive
 from diabat.circuits import Betas
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
-from diabat.samplers.dimod.target import accepted_parameters, family
+from diabat.samplers.dimod.target import accepted_parameters, device_properties, family
 from diabat.samplers.pseudolikelihood import calibration_error, fit_betas, log_pseudolikelihood
 
 Mode = Literal["estimate", "predicted"]
@@ -73,13 +73,17 @@ def check_beta(beta: Beta | None) -> Mode | Betas:
 def check_held(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Betas) -> None:
     """Refuse a declared beta that does not match the final temperature of a simulated annealer.
 
+    A stated law other than ``boltzmann`` has no such temperature.
+
     Raises:
         ValueError: If the keywords set no temperature, or end at another one.
     """
     offered = [name for name in _STAYS if name in accepted_parameters(sampler)]
-    if not offered or isinstance(beta, str):
+    stated = device_properties(sampler)  # an OceanSampler states its law, and keeps to its default beta
+    if not offered or isinstance(beta, str) or stated.get("law", "boltzmann") != "boltzmann":
         return
-    given = next((parameters[name] for name in offered if parameters.get(name) is not None), None)
+    named = (parameters[name] for name in offered if parameters.get(name) is not None)
+    given = next(named, stated.get("default_beta"))
     if given is None:
         raise ArgumentError(
             "parameters",
