@@ -186,7 +186,9 @@ HIDDEN = with_visible(make_problem((), 2), torch.tensor([True, False]))
     [
         (to_bqm, (make_problem((2,), 3),), r"fields: expected one problem \[n\], got a batch \[2, 3\]"),
         (to_bqm, (make_problem((), 3, three_body=1.0),), "three_body: expected None"),
-        (to_bqm, (HIDDEN,), "visible: expected every spin visible"),
+        (to_bqm, (HIDDEN,), "visible: expected every spin visible, got invisible spins; drop them first"),
+        (to_bqm, (make_problem((), 2).clamp([1, 0]),), r"visible: .*, got spins that clamp\(\) has fixed\."),
+        (from_qubo, (dimod.BinaryQuadraticModel({0: 1.0}, {}, 2.0, "BINARY").to_qubo(),), r"Q: .* got a pair; give"),
         *((to_bqm, (make_problem((), 2), x), "labels: expected 2 different") for x in (["a"], [*"abc"], [*"aa"])),
         (from_bqm, ({"a": 1.0},), "bqm: expected a dimod.BinaryQuadraticModel, got dict"),
         (from_bqm, (dimod.ConstrainedQuadraticModel(),), "got ConstrainedQuadraticModel"),

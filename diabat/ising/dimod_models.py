@@ -69,6 +69,10 @@ def from_qubo(Q: Any, *, offset: float = 0.0, beta: float = 1.0) -> tuple[Ising,
             if not is_number(value) or not abs(value) <= sys.float_info.max:
                 raise IsingError(f"Q[{pair!r}]", f"expected a finite number, got {value!r}.")
         bqm = dimod.BinaryQuadraticModel.from_qubo(Q, float(offset))
+    elif isinstance(Q, tuple) and len(Q) == 2 and isinstance(Q[0], Mapping):
+        raise IsingError(
+            "Q", "expected a mapping or a matrix, got a pair; give (Q, offset) as Q, offset=offset."
+        )
     else:
         bqm = dimod.BinaryQuadraticModel(read_matrix("Q", Q), "BINARY")
         bqm.offset = float(offset)
@@ -93,8 +97,8 @@ def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
     """Convert one problem without invisible spins or three-body terms into a SPIN BQM (energies agree).
 
     Raises:
-        IsingError: If the problem is a batch, has invisible spins or three-body terms, or labels are not one per
-            spin.
+        IsingError: If the problem is a batch, has invisible or clamped spins or three-body terms, or labels are not
+            one per spin.
     """
     import dimod
 
@@ -103,7 +107,8 @@ def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
     if ising.three_body is not None:
         raise IsingError("three_body", "expected None (a BQM is quadratic), got a tensor.")
     if ising.visible is not None and not bool(ising.visible.all()):
-        raise IsingError("visible", "expected every spin visible, got invisible spins; drop them first.")
+        got = "invisible spins; drop them first" if ising.clamped is None else "spins that clamp() has fixed"
+        raise IsingError("visible", f"expected every spin visible, got {got}.")
     names: list[Hashable] = list(range(ising.num_spins)) if labels is None else list(labels)
     if len(set(names)) != len(names) or len(names) != ising.num_spins:
         raise IsingError("labels", f"expected {ising.num_spins} different labels, got {names}.")

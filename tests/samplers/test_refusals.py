@@ -248,8 +248,9 @@ OF_QPU: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"field": "gauge"}, {}, "qpu: expected known options, got 'field'. Did you mean 'fields'"),
     ({"annealing_time_ns": 2.0}, {}, "annealing_time: expected 0.005 to 2000 microseconds"),
     ({"protocol": "standard", "annealing_time_ns": 5.0}, {}, "annealing_time: expected 0.5 to 2000"),
-    *(({}, {name: x}, f"parameters: '{name}' cannot be combined with qpu")
-      for name, x in [("annealing_time", 0.005), ("flux_biases", []), ("anneal_schedule", [])]),
+    *(({}, {name: x}, f"parameters: '{name}' cannot be combined with qpu, which sets {sets}.")
+      for name, x, sets in [("annealing_time", 0.005, "it"), ("flux_biases", [], "it"),
+                            ("anneal_schedule", [], "annealing_time")]),
     ({}, {"auto_scale": True}, "auto_scale: expected False, got True"),
     ({}, {"initial_state": {}}, "initial_state: cannot be combined with fast_anneal"),
     ({}, {"h_gain_schedule": [[0, 0]]}, "h_gain_schedule: cannot be combined with fast_anneal"),

@@ -181,7 +181,8 @@ def call_keywords(target: DimodLike, parameters: Mapping[str, Any], qpu: QPU | N
     own, known = {} if qpu is None else qpu.parameters, accepted_parameters(target)
     for name in (*own, *(("flux_biases", "anneal_schedule") if qpu else ())):
         if name in parameters:
-            raise ArgumentError("parameters", f"'{name}' cannot be combined with qpu, which sets it.")
+            sets = "annealing_time" if name == "anneal_schedule" else "it"
+            raise ArgumentError("parameters", f"'{name}' cannot be combined with qpu, which sets {sets}.")
         if name in own and name not in known:
             raise ArgumentError(
                 "qpu", f"expected a sampler that accepts {name}, got {type(target).__name__}."
