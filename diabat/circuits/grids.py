@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from diabat.checks import ArgumentError
-from diabat.circuits.schedules import AnnealingSchedule, FloatArray, check_annealing_time
+from diabat.circuits.schedules import AnnealingSchedule, FloatArray, check_annealing_time, named
 
 Order = Literal["first", "strang", "suzuki4"]
 GridName = Literal["uniform", "adaptive"]
@@ -100,7 +100,7 @@ def _turns(schedule: AnnealingSchedule, time: float, edges: FloatArray) -> Float
 
 
 def minimum_steps(
-    schedule: AnnealingSchedule,
+    schedule: str | AnnealingSchedule,
     annealing_time_ns: float,
     order: Order = "strang",
     grid: GridName = "uniform",
@@ -110,7 +110,7 @@ def minimum_steps(
     Equal steps must exceed 2·max(A)·t_a (A in GHz, t_a in ns), for every order: the first would turn a spin by
     π otherwise. On the adaptive grid the mixer must turn a spin by less than π in every step.
     """
-    time = check_annealing_time(annealing_time_ns)
+    schedule, time = named(schedule), check_annealing_time(annealing_time_ns)
     uniform = math.floor(2 * float(schedule.A_GHz.max()) * time) + 1
     if grid == "uniform":
         return uniform
@@ -134,7 +134,7 @@ def least_number(fine: Callable[[int], bool], start: int, tolerance: float = 0.0
 
 
 def default_steps(
-    schedule: AnnealingSchedule,
+    schedule: str | AnnealingSchedule,
     annealing_time_ns: float,
     order: Order = "strang",
     grid: GridName = "uniform",

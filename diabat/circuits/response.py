@@ -11,7 +11,7 @@ import numpy as np
 
 from diabat.checks import ArgumentError
 from diabat.circuits.plan import TrotterPlan
-from diabat.circuits.schedules import AnnealingSchedule, FloatArray, check_annealing_time
+from diabat.circuits.schedules import AnnealingSchedule, FloatArray, check_annealing_time, named
 
 # Six Gauss-Legendre nodes per piece integrate sin over one radian to 1e-13.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(6)
@@ -32,7 +32,7 @@ class Response(NamedTuple):
     c_JJ: float  # noqa: N815 - coupling through coupling
 
 
-def predicted_beta(schedule: AnnealingSchedule, annealing_time_ns: float) -> Betas:
+def predicted_beta(schedule: str | AnnealingSchedule, annealing_time_ns: float) -> Betas:
     """Inverse temperatures at which programmed fields and couplings appear in the samples.
 
     First-order perturbation theory in the problem term, starting from |+>^n and reading out the spins, gives
@@ -44,13 +44,13 @@ def predicted_beta(schedule: AnnealingSchedule, annealing_time_ns: float) -> Bet
     h / beta_h and J / beta_J: one number for both is wrong at first order.
 
     Args:
-        schedule: A(s) and B(s).
+        schedule: A(s) and B(s), or the name of a built-in schedule.
         annealing_time_ns: t_a in ns.
 
     Raises:
         ValueError: The annealing time is not a positive finite number.
     """
-    time = check_annealing_time(annealing_time_ns)
+    schedule, time = named(schedule), check_annealing_time(annealing_time_ns)
     return Betas(_beta(schedule, time, 1), _beta(schedule, time, 2))
 
 

@@ -167,6 +167,11 @@ def schedule(name: str, protocol: str = "fast") -> AnnealingSchedule:
     return AnnealingSchedule(name, s, a, b, protocol, f"D-Wave schedule sheet {SHEETS[name]}")
 
 
+def named(given: str | AnnealingSchedule) -> AnnealingSchedule:
+    """The built-in schedule of a name, in the fast protocol; a schedule as it is."""
+    return schedule(given) if isinstance(given, str) else given
+
+
 def span_hint(last: float) -> str:
     """Hint for a table whose last s is not 1, to be appended to a message."""
     if last < 1:

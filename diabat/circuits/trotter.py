@@ -22,14 +22,14 @@ from diabat.circuits.grids import (
     minimum_steps,
 )
 from diabat.circuits.plan import TrotterPlan
-from diabat.circuits.schedules import AnnealingSchedule, check_annealing_time
+from diabat.circuits.schedules import AnnealingSchedule, check_annealing_time, named
 
 # If the mixer rotates a spin by less than this (radians) in the whole anneal, the spin stays in |+>.
 _LEAST_TURN = 0.5
 
 
 def trotter_plan(
-    schedule: AnnealingSchedule,
+    schedule: str | AnnealingSchedule,
     annealing_time_ns: float,
     steps: int | None = None,
     order: Order = "strang",
@@ -49,7 +49,7 @@ def trotter_plan(
       time-dependent: Hatano and Suzuki, arXiv:math-ph/0506007 (2005).)
 
     Args:
-        schedule: A(s) and B(s) in GHz.
+        schedule: A(s) and B(s) in GHz, or the name of a built-in schedule.
         annealing_time_ns: t_a in ns.
         steps: Number of outer steps, at least `minimum_steps`; `default_steps` if None. Programmed |h| or |J|
             above 0.3 need about twice the default; `steps_for_error` measures how many a given error needs.
@@ -62,6 +62,7 @@ def trotter_plan(
             more, and the result would be an artefact of the grid); a time that needs more than 10^6 steps, or that
             is too short to have any effect.
     """
+    schedule = named(schedule)
     time = check_plan_time(schedule, annealing_time_ns)
     check_order_and_grid(order, grid)
     if isinstance(grid, str):

@@ -13,7 +13,7 @@ from diabat.circuits.grids import GridName, Order, check_order_and_grid, least_n
 from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.problem import reference_probabilities
 from diabat.circuits.response import predicted_beta
-from diabat.circuits.schedules import AnnealingSchedule, FloatArray
+from diabat.circuits.schedules import AnnealingSchedule, FloatArray, named
 from diabat.circuits.trotter import check_plan_time, trotter_plan
 
 # Largest number of layers of all plans of one search: five seconds of the reference simulation at four spins.
@@ -47,7 +47,7 @@ def plan_distance(
 
 
 def steps_for_error(
-    schedule: AnnealingSchedule,
+    schedule: str | AnnealingSchedule,
     annealing_time_ns: float,
     error: float,
     order: Order = "strang",
@@ -63,7 +63,7 @@ def steps_for_error(
     J ~ N(0, strength/(beta_J √8)), on which it was checked. Problems with stronger rows of J err more.
 
     Args:
-        schedule: A(s) and B(s) in GHz.
+        schedule: A(s) and B(s) in GHz, or the name of a built-in schedule.
         annealing_time_ns: t_a in ns.
         error: Bound of the distance, between 0 and 1.
         order: As in `trotter_plan`.
@@ -74,6 +74,7 @@ def steps_for_error(
         ValueError: An invalid argument, or an error so small or an anneal so long that the measurement would take
             more than some seconds.
     """
+    schedule = named(schedule)
     time = check_plan_time(schedule, annealing_time_ns)
     check_order_and_grid(order, grid)
     for key, value, most in (("trotter_error", error, 1.0), ("strength", strength, math.inf)):

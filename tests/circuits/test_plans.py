@@ -217,6 +217,20 @@ def test_a_hundred_adaptive_steps_reach_one_in_a_thousand() -> None:
     assert plan.label.endswith("100 steps, strang, adaptive grid")
 
 
+def test_a_name_is_the_built_in_schedule() -> None:
+    name = "Advantage2_system1"
+    for one in (
+        predicted_beta,
+        minimum_steps,
+        default_steps,
+        lambda *given: trotter_plan(*given).mixer_angles.sum(),
+    ):
+        assert one(name, 5.0) == one(TABLE, 5.0)
+    assert steps_for_error(name, 1.0, 0.1) == steps_for_error(TABLE, 1.0, 0.1)
+    with pytest.raises(ValueError, match=r"schedule: expected one of .* got 'Advantage2_system'"):
+        predicted_beta("Advantage2_system", 5.0)
+
+
 def test_adaptive_steps_follow_the_field_and_end_in_one_step() -> None:
     edges = grid_edges(TABLE, 5.0, 100, "strang", "adaptive")
     assert (edges[0], edges[-1], len(edges)) == (0.0, 1.0, 101)
