@@ -38,13 +38,25 @@ _NAMES = {
     "ising": "Ising IsingError",
     "samplers": "Capabilities Moments Sampler Samples UnsupportedError available_backends sampler",
 }
+_OTHERS = (
+    "circuits",
+    "heads",
+    "huggingface",
+    "models",
+    "problem_files",
+    "runs",
+    "tasks",
+    "testing",
+    "training",
+)
+_MODULES = (*_NAMES, *_OTHERS)
 _LAZY = {name: f"diabat.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_LAZY)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NAMES:
+    if name in _MODULES:
         return importlib.import_module(f"diabat.{name}")
     if name in _LAZY:
         value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
@@ -53,4 +65,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_NAMES})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import subprocess
+import sys
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,12 @@ def test_what_the_guide_imports_is_listed() -> None:
     modules = type(importlib)
     names = [name for name, value in found.items() if not isinstance(value, modules)]
     assert [name for name in names if not any(found[name] is known for known in objects)] == []
+
+
+def test_packages_are_there_after_importing_the_top_alone() -> None:
+    tops = sorted({name.split(".")[1] for name in PACKAGES if "." in name})
+    code = f"import diabat\nfor name in {tops}: assert name in dir(diabat) and getattr(diabat, name).__all__"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_entry_is_listed_once_and_documented() -> None:
