@@ -7,7 +7,8 @@
     {"linear": {..}, "quadratic": {..}, "vartype": "BINARY"}          # of dimod.BinaryQuadraticModel; or SPIN
 
 Each may have an offset and a beta.  A pair is a key "a,b", "a b" or "('a', 'b')", or a row [a, b, value] of a list;
-``h`` and ``linear`` may be lists of numbers.  Names of digits are integers.
+``h`` and ``linear`` may be lists of numbers.  Names of digits are integers.  Three rows of three numbers that may be a
+matrix are refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 from collections.abc import Hashable, Iterator
 from typing import Any
 
-from diabat.checks import ArgumentError, is_integer
+from diabat.checks import ArgumentError, is_integer, is_number
 from diabat.config.errors import shown, unknown_key
 from diabat.problem_files import DICTIONARIES
 from diabat.problem_files.dimod_formats import check_integer
@@ -63,6 +64,11 @@ def _linear(name: str, values: Any) -> dict[Hashable, float]:
 
 def _pairs(name: str, values: Any, *, square: bool = False) -> dict[tuple[Hashable, Hashable], float]:
     """The value of each pair; those of a square matrix have a diagonal, and two directions that are added."""
+    if _like_a_matrix(values) and (square or not any(values[j][j] for j in range(3))):
+        raise ArgumentError(
+            f"{name}: expected rows [a, b, value], got three rows of three numbers, which may be a matrix; write pairs "
+            "as keys 'a,b', or names as strings"
+        )
     found: dict[tuple[Hashable, Hashable], float] = {}
     for where, (a, b), value in _rows(name, values):
         if a == b and not square:
@@ -71,6 +77,15 @@ def _pairs(name: str, values: Any, *, square: bool = False) -> dict[tuple[Hashab
             raise ArgumentError(f"{where}: the pair {a!r}, {b!r} is given twice")
         found[a, b] = number(where, value)
     return found
+
+
+def _like_a_matrix(values: Any) -> bool:
+    """Whether a list has the form of a matrix [3, 3], the one size at which its rows are those of pairs."""
+    return (
+        isinstance(values, list)
+        and len(values) == 3
+        and all(isinstance(row, list) and len(row) == 3 and all(map(is_number, row)) for row in values)
+    )
 
 
 def _rows(name: str, values: Any) -> Iterator[tuple[str, tuple[Hashable, Hashable], Any]]:
