@@ -74,7 +74,7 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
         sweeps: Sweeps from a random start.
         seed: Seed of all answers; None draws one.
         tied_below: Qubits joined by couplings J at or below this value flip together, which is the limit of strong
-            chains; None flips every qubit alone.
+            chains; None is -8/beta.  Flipped alone (-inf), they freeze below about -3/beta.
         fail_at: Numbers, from 1, of the calls that fail with a ConnectionError.
         properties: Properties that replace those of the mock.
         **chip: Arguments of ``MockDWaveSampler``, such as topology_type and topology_shape.
@@ -103,8 +103,9 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
             if tied_below is not None:
                 expected = "expected None with a schedule, whose chains are simulated"
                 raise ArgumentError("tied_below", f"{expected}, got {tied_below!r}.")
+        self.tied_below = -8 / beta if tied_below is None else tied_below
         stated = {"problem_timing_data": TIMING, "beta": beta, "seed": seed, "sweeps": sweeps}
-        stated |= {"tied_below": tied_below} | ({} if schedule is None else {"schedule": schedule})
+        stated |= {"tied_below": self.tied_below} | ({} if schedule is None else {"schedule": schedule})
         super().__init__(
             properties=stated | (properties or {}),
             substitute_sampler=SimulatedAnnealingSampler(),
@@ -112,7 +113,7 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
             **chip,
         )
         self.parameters["max_answers"] = ["parameters"]
-        self.schedule, self.tied_below, self.fail_at = schedule, tied_below, frozenset(fail_at)
+        self.schedule, self.fail_at = schedule, frozenset(fail_at)
         self._seeds = np.random.SeedSequence(seed)
         self.calls = self.answered = self.reads = 0
 
@@ -165,7 +166,7 @@ class _Model(NamedTuple):
     J: FloatArray
 
 
-def _tie(model: _Model, below: float | None) -> tuple[_Model, NDArray[np.int64]]:
+def _tie(model: _Model, below: float) -> tuple[_Model, NDArray[np.int64]]:
     """Join variables that couplings J <= ``below`` tie together: the limit of strong chains, which never break.
 
     Single spin flips almost never flip a strong chain; the real device does.
@@ -174,8 +175,6 @@ def _tie(model: _Model, below: float | None) -> tuple[_Model, NDArray[np.int64]]
         The joined model, and the joined variable of each of the V variables.
     """
     count = len(model.h)
-    if below is None:
-        return model, np.arange(count)
     first, second = model.pairs[np.less_equal(model.J, below)].T
     links = coo_array((np.ones(len(first)), (first, second)), shape=(count, count))
     size, group = connected_components(links, directed=False)

@@ -225,9 +225,10 @@ def test_flux_biases_hold_qubits_against_the_sign_of_h() -> None:
     assert (_columns(found, [u, v]) == [1, -1]).all()
 
 
-def test_tied_chains_move_as_one() -> None:
+@pytest.mark.parametrize("options", [{}, {"tied_below": -1.5}])
+def test_tied_chains_move_as_one(options: dict[str, float]) -> None:
     """A chain of J = -2 with a field on one end at beta = 5: P = σ(2·5·0.1), N = 4000, 4.9 standard errors."""
-    qpu = chip(beta=5.0, tied_below=-1.5)
+    qpu = chip(beta=5.0, **options)
     u, v = edge(qpu)
     found = qpu.sample_ising({u: -0.1}, {(u, v): -2.0}, num_reads=4000, auto_scale=False, answer_mode="raw")
     spins = _columns(found, [u, v])
