@@ -256,6 +256,10 @@ def _report(
         print_table(*table)
     origin = "computed" if reads is None else f"{reads} reads, seed {info.get('seed')}"
     lines.append(f"{info.get('backend')}: {origin}, {info.get('wall_s', 0.0):.3g} s")
+    if info.get("beta") == "estimate":
+        lines.append(
+            "Estimated beta_h, beta_J of the device: {:.4g}, {:.4g}.".format(*info["programmed_with"])
+        )
     exact = ", exact to rounding" if known["exact"] else ""
     lines.append(f"Law: {LAWS[known['law']]} at beta = {problem.beta:g}{exact}.")
     if not known["exact"] and known["expected_error"]:

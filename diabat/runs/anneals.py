@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import diabat
-from diabat.circuits import NativeEngine, TrotterPlan, available_plans, builtin_plan, load_plan, save_plan
+from diabat.checks import ArgumentError
+from diabat.circuits import (
+    NativeEngine,
+    TrotterPlan,
+    available_plans,
+    available_schedules,
+    builtin_plan,
+    load_plan,
+    save_plan,
+)
 from diabat.circuits.plan_range import KEY as TRAINED_RANGE
 from diabat.config.errors import of_section
 from diabat.config.loading import to_plain
@@ -83,6 +92,9 @@ def learn_anneal(
 
 def find_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
     """A shipped plan by name (else ArgumentError), or a plan from a file (OSError or ValueError), and its metadata."""
+    if name in available_schedules():
+        circuit = f"diabat.sampler('dqa', schedule={name!r}).circuit(problem)"
+        raise ArgumentError("plan", f"expected a plan, got a schedule; {circuit} is its circuit.")
     path = Path(name)
     # A name with a suffix or a folder, or of an existing file, is taken as a file.
     is_file = name not in available_plans() and (bool(path.suffix) or path.name != name or path.exists())

@@ -93,6 +93,22 @@ def test_invisible_spins_are_not_compared(tmp_path: Path) -> None:
     assert "whose law is the mean-field fixed point" in text
 
 
+def test_estimated_temperatures_are_printed(problem: str) -> None:
+    chip = ("topology_type=zephyr", "topology_shape=[2,4]", "beta=10")
+    words = [
+        "backend=dimod",
+        "sampler=diabat.testing.strict_qpu:StrictMockQPU",
+        "beta=estimate",
+        "qpu.spins=5",
+    ]
+    words += [f"options.{option}" for option in chip]
+    text = run("sample", problem, "--num-reads", "50", *(f"sampler.{word}" for word in words)).stdout
+    (line,) = (
+        line for line in text.splitlines() if line.startswith("Estimated beta_h, beta_J of the device: ")
+    )
+    assert [float(x) for x in line.split(": ")[1].rstrip(".").split(", ")] == pytest.approx([10, 10], rel=0.1)
+
+
 def test_a_dash_reads_standard_input(problem: str) -> None:
     piped = CliRunner().invoke(app, ["sample", "-", "--json"], input=PROBLEM)
     assert piped.exit_code == 0, piped.stderr
