@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from dwave.samplers import SimulatedAnnealingSampler, TabuSampler
+from dwave.system import EmbeddingComposite
 from typer.testing import CliRunner
 
 import diabat
@@ -83,6 +85,31 @@ def declared_temperatures() -> None:
         with refused(message):
             sampler("dimod", **options)
     assert call_keywords(chip, {}, None)["auto_scale"] is False
+
+
+@says
+def ways_of_the_mock() -> None:
+    """hardware: Without it only the reported law changes, to `diabatic`
+    hardware: A flux bias that is too weak to hold a qubit is simulated without `schedule`, and refused with one.
+    hardware: Pauses and reverse anneals go through such a composite, by `anneal_schedule` and `initial_state`
+    in `parameters`. With `qpu` they are refused."""
+    shape: dict[str, Any] = {"topology_type": "zephyr", "topology_shape": [2, 4]}
+    chip, problem = StrictMockQPU(**shape, beta=10.0, sweeps=10), drawn(2, n=3)
+    one, other = (sampler("dimod", sampler=chip, beta=10.0, qpu={}, law=law) for law in (None, "boltzmann"))
+    assert replace(one.capabilities, law="boltzmann") == other.capabilities
+    weak: dict[str, Any] = {"qpu": {"flux_bias": 1e-5}, "retries": 0}
+    assert sampler("dimod", sampler=chip, beta=10.0, **weak).sample(problem, 50).info["ancilla_flips"] > 0
+    anneal = StrictMockQPU(**shape, schedule="Advantage2_system1")
+    with refused("flux_biases: expected 0 or enough", Exception):
+        sampler("dimod", sampler=anneal, beta=(10.0, 11.0), **weak).sample(problem, 5)
+    pause = {"anneal_schedule": [[0, 0], [10, 0.5], [20, 0.5], [30, 1]]}
+    back = {"anneal_schedule": [[0, 1], [10, 0.5], [20, 1]], "initial_state": {0: 1, 1: 1, 2: -1}}
+    for parameters in (pause, back):
+        options: dict[str, Any] = {"beta": 10.0, "parameters": parameters}
+        found = sampler("dimod", sampler=EmbeddingComposite(chip), **options).sample(problem, 5)
+        assert found.spins.shape == (5, 2, 3)
+        with refused("parameters: 'anneal_schedule' cannot be combined with qpu"):
+            sampler("dimod", sampler=chip, qpu={}, **options)
 
 
 @says
