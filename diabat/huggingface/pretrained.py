@@ -16,6 +16,8 @@ from diabat.samplers.capabilities import UnsupportedError
 
 ABLATION = "diabat_ablation"
 """Name under which :mod:`diabat.heads` stands before the attention of a model, and calls that."""
+GAC = "gac"
+"""Name of the attention of :func:`diabat.heads.enable_gac`."""
 # Arguments of other attentions; ignoring one would change the model silently.
 _OTHERS = ("s_aux", "sinks", "position_bias", "indices", "block_indices")
 # Masks hold 0 or the least number of their dtype; some people write -1e4.

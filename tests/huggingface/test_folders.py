@@ -23,13 +23,14 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import diabat
 from diabat.checks import ArgumentError
+from diabat.heads import disable_gac, enable_gac
 from diabat.huggingface import convert, load_adapter, load_couplings, load_decoder, revert, save_couplings
 from diabat.huggingface.boltzmann import model as models
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.training.checkpoint import save_checkpoint
 from diabat.training.folder import CheckpointError
 
-from .methods import FIRST, HEADS, SUPPORTED, assert_close, coupled, couplings, randomised
+from .methods import FIRST, HEADS, SETTING, SUPPORTED, assert_close, coupled, couplings, randomised
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*changes what the model computes:UserWarning")
 CONFIG, WEIGHTS, FILE = "adapter_config.json", "adapter_model.safetensors", "boltzmann.json"
@@ -598,6 +599,24 @@ def test_a_model_with_other_settings_refuses_the_adapter(
     model = convert(decoder(), **{"window": 4} | others)
     with pytest.raises(ArgumentError, match=f"^adapter: {sentence}"):
         load_adapter(model, adapter)
+
+
+def test_a_calibrated_model_takes_no_couplings(adapter: Path, tmp_path: Path) -> None:
+    """They would replace the calibration, and `revert` would leave its attention without it."""
+    save_couplings(coupled(), tmp_path)
+    for converting in (convert, lambda m: load_couplings(m, tmp_path), lambda m: load_adapter(m, adapter)):
+        model = decoder()
+        enable_gac(model, SETTING)
+        before = logits(model, prompts())
+        for part in (model, model.model):
+            with pytest.raises(
+                UnsupportedError, match=r"^model: .* not calibrated, got .*'gac'; disable_gac first"
+            ):
+                converting(part)
+        assert torch.equal(logits(model, prompts()), before)
+        disable_gac(model)
+        assert torch.equal(logits(model, prompts()), logits(decoder(), prompts()))
+        converting(model)
 
 
 def test_defaults_that_are_spelled_out_are_the_same_settings(adapter: Path, tmp_path: Path) -> None:

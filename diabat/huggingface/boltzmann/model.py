@@ -25,7 +25,7 @@ from diabat.files import replace_file, to_json
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import ALWAYS_WEIGHTS, NAME, BoltzmannHeads, boltzmann_attention
 from diabat.huggingface.hub import check_folder, first_and_others, refuse_embedded_adapter
-from diabat.huggingface.pretrained import ABLATION, attention_modules, query_heads, register_attention
+from diabat.huggingface.pretrained import ABLATION, GAC, attention_modules, query_heads, register_attention
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
 
@@ -357,6 +357,10 @@ def kind_of(model: Any) -> Any:
             expected = f"no head, or one of {heads}"
             below = f"; convert what is below it, model.{model.base_model_prefix}"
         raise UnsupportedError("model", f"expected {expected}, got {type(model).__name__}{below}.")
+    if model.config._attn_implementation == GAC:
+        raise UnsupportedError(
+            "model", f"expected a model that is not calibrated, got attention {GAC!r}; disable_gac first."
+        )
     if getattr(model, "hf_quantizer", None) is not None:
         method = model.hf_quantizer.quantization_config.quant_method
         name = getattr(method, "value", method)
