@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 pytest.importorskip("peft", reason="the extra 'hf' is not installed")
+pytest.importorskip("accelerate", reason="the extra 'hf' is not installed")
 
 
 @pytest.fixture(autouse=True)

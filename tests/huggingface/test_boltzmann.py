@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 import transformers
@@ -33,6 +34,7 @@ from .methods import (
     FIRST,
     SUPPORTED,
     assert_close,
+    check_generation,
     converted,
     coupled,
     couplings,
@@ -463,6 +465,19 @@ def test_a_converted_model_compiles_to_one_graph(window: int | None, backend: st
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     with torch.no_grad():
         assert_close(compiled(**batch).logits * batch["attention_mask"][:, :, None], expected)
+
+
+@pytest.mark.parametrize(
+    "form", [{"window": COUPLED}, {"window": COUPLED, "bandwidth": 2}, {"window": None}], ids=str
+)
+def test_couplings_are_brought_back_by_accelerate(form: dict[str, Any]) -> None:
+    """Which moves the parameters of a module in at its call, and out after it."""
+    model, batch = randomised(convert(decoder("llama"), **form)), prompts()
+    expected = logits(model, batch)
+    accelerate.cpu_offload(model, torch.device("cpu"))
+    assert all(J.is_meta for J in couplings(model).values())
+    assert torch.equal(logits(model, batch), expected)
+    assert check_generation(model, (0, 2), 1).shape == (2, 26)
 
 
 def test_features_of_couplings_train_at_the_rate_of_the_model() -> None:

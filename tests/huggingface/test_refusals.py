@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import accelerate
 import pytest
 import tiny_decoders
 import torch
@@ -37,6 +38,10 @@ def quantised() -> Any:
     return model
 
 
+def offloaded() -> Any:
+    return accelerate.cpu_offload(decoder("llama"), torch.device("cpu"))
+
+
 def unconverted() -> Any:
     model = decoder("llama")
     model.set_attn_implementation("boltzmann")
@@ -50,6 +55,7 @@ METHODS: list[tuple[Call, str]] = [
     (lambda: convert(quantised(), 3), "model: expected weights that are not quantised, got those of 'gptq'"),
     (lambda: convert(decoder("gpt2", add_cross_attention=True), 3),
      "model: expected a decoder without cross-attention"),
+    (lambda: convert(offloaded(), 3), "model: expected weights in memory, got offloaded ones; convert before"),
     (lambda: convert(coupled(), 3), "model: expected a model without couplings, got BoltzmannLlama"),
     (lambda: convert(tiny_decoders.adapted(decoder("llama")), 3),
      "model: expected a model without adapters, got PeftModelForCausalLM; convert it before"),

@@ -32,6 +32,12 @@ ALWAYS_WEIGHTS = "always_weights"
 """Attribute of an attention module that does not pass ``output_attentions`` on: weights are formed unasked."""
 
 
+class _Window(WindowCouplings):
+    def forward(self, attended: Callable[[WindowCouplings], Any]) -> Any:
+        """Attend inside of a call: parameters that accelerate has moved away are here only then."""
+        return attended(self)
+
+
 class BoltzmannHeads(CoupledLayer):
     """Couplings of the keys of one attention module, per query head, in float32 or float64.
 
@@ -63,7 +69,7 @@ class BoltzmannHeads(CoupledLayer):
                 features, num_heads, options.couplings or "tokens", rank=options.rank, **sizes
             )
         else:
-            made = WindowCouplings(num_heads, options.window, **sizes)
+            made = _Window(num_heads, options.window, **sizes)
         self._couple(made, "h+J", **options.law())
         self.sampler.to(device=device, dtype=dtype)
 
@@ -93,16 +99,18 @@ class BoltzmannHeads(CoupledLayer):
         """
         if (scale, softcap) != (self._law.scale, self._law.softcap):  # the same in every pass of a module
             self._law = replace(self._law, scale=scale, softcap=softcap)
-        couplings: WindowCouplings | Band
+
+        def attended(couplings: WindowCouplings | Band) -> tuple[Tensor, Tensor | None]:
+            return self._attend(
+                q, key, value, couplings, seen_once(mask, _visible),
+                dropout=dropout if self.training else 0.0, need_weights=need_weights,
+            )  # fmt: skip
+
         if isinstance(self.couplings, ChainCouplings):
             wide = torch.promote_types(q.dtype, torch.float32)
-            couplings = self._cached.of(self.couplings, value, wide, q.shape[2])
-        else:
-            couplings = self.couplings
-        return self._attend(
-            q, key, value, couplings, seen_once(mask, _visible),
-            dropout=dropout if self.training else 0.0, need_weights=need_weights,
-        )  # fmt: skip
+            return attended(self._cached.of(self.couplings, value, wide, q.shape[2]))
+        found: tuple[Tensor, Tensor | None] = self.couplings(attended)
+        return found
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move parameters, but do not convert them to half precision."""

@@ -361,6 +361,10 @@ def kind_of(model: Any) -> Any:
         raise UnsupportedError(
             "model", f"expected a model that is not calibrated, got attention {GAC!r}; disable_gac first."
         )
+    if any(
+        "_hf_hook" in vars(part) and any(p.is_meta for p in part.parameters()) for part in model.modules()
+    ):
+        raise UnsupportedError("model", "expected weights in memory, got offloaded ones; convert before.")
     if getattr(model, "hf_quantizer", None) is not None:
         method = model.hf_quantizer.quantization_config.quant_method
         name = getattr(method, "value", method)
