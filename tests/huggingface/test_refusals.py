@@ -15,10 +15,10 @@ from tiny_decoders import decoder, logits, prompts
 
 import diabat
 from diabat.checks import ArgumentError
-from diabat.huggingface import convert, parameter_groups, revert
+from diabat.huggingface import convert, parameter_groups, revert, save_couplings
 from diabat.huggingface.boltzmann.layer import boltzmann_attention
 
-from .methods import coupled
+from .methods import assert_close, coupled, randomised
 
 Call = Callable[[], Any]
 
@@ -42,6 +42,15 @@ def offloaded() -> Any:
     return accelerate.cpu_offload(decoder("llama"), torch.device("cpu"))
 
 
+def with_pictures() -> Any:
+    """A decoder inside a model that also sees pictures."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = decoder("gemma3_text").config
+    vision = sizes | {"image_size": 16, "patch_size": 4}
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    return transformers.Gemma3ForConditionalGeneration(config).eval()
+
+
 def unconverted() -> Any:
     model = decoder("llama")
     model.set_attn_implementation("boltzmann")
@@ -62,6 +71,18 @@ METHODS: list[tuple[Call, str]] = [
     (lambda: convert(transformers.GPT2DoubleHeadsModel(decoder("gpt2").config), 3),
      "model: expected no head, or one of CausalLM, SequenceClassification, TokenClassification, QuestionAnswering, got "
      r"GPT2DoubleHeadsModel; convert what is below it, model\.transformer"),
+    (lambda: convert(with_pictures(), 3),
+     r"model: expected no head, .*got Gemma3For.*; convert what is below it, model\.model\.language_model"),
+    (lambda: convert(decoder("llama"), 3, heads=[0]),
+     r"heads: expected nothing, since all heads have couplings; couplings_of.*hold\(0, heads=.*got \[0\]"),
+    (lambda: convert(decoder("llama"), 3, bandwith=2), "options: .*got 'bandwith'. Did you mean 'bandwidth'?"),
+    (lambda: type(coupled())(coupled().config, window=12),
+     "window: expected nothing, since config.boltzmann has all settings but for the sampler, got 12"),
+    *(
+        (lambda part=part: save_couplings(part(tiny_decoders.adapted(coupled())), "none"),
+         r"model: expected a model without adapters, got .*; take them off before \(merge_and_unload")
+        for part in (lambda model: model, lambda model: model.get_base_model())
+    ),
     (lambda: revert(decoder("llama")), "model: expected a model with couplings, got LlamaForCausalLM"),
     (unconverted, "attn_implementation: expected a model with couplings for 'boltzmann', .*convert"),
     (lambda: attended(None), r"attention_mask: expected a mask \[B, 1, Q, K\].*got None"),
@@ -116,6 +137,19 @@ def test_a_refused_option_leaves_the_model_as_it_is(options: dict[str, Any], sen
     assert type(model) is transformers.LlamaForCausalLM
     assert [name for name, _ in model.named_parameters()] == names
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_the_decoder_of_a_model_with_pictures_is_converted() -> None:
+    """The model makes the masks, by its own configuration."""
+    model, batch = with_pictures(), prompts()
+    before = logits(model, batch)
+    convert(model.model.language_model, 4)
+    model.config.text_config = model.model.language_model.config
+    assert_close(logits(model, batch), before)
+    randomised(model)
+    assert not torch.allclose(logits(model, batch), before, atol=1e-3)
+    model.config.text_config = revert(model.model.language_model).config
+    assert torch.equal(logits(model, batch), before)
 
 
 @pytest.mark.parametrize("name", ["dqa", "tempering"])

@@ -105,7 +105,7 @@ class BoltzmannOptions:
                 "expected the settings of a converted model, got None; load the plain model and convert it with "
                 "diabat.huggingface.convert.",
             )
-        known = [*(field.name for field in fields(cls)), "sampler_options"]
+        known = [*OPTIONS, "sampler_options"]
         if not isinstance(settings, Mapping) or not set(settings) <= set(known):
             unknown = sorted(set(settings) - set(known)) if isinstance(settings, Mapping) else settings
             raise ArgumentError(name, f"expected settings among {', '.join(known)}, got {unknown!r:.100}.")
@@ -133,3 +133,6 @@ class BoltzmannOptions:
         backend = as_sampler(self.sampler)
         found = {field.name: getattr(self, field.name) for field in fields(self)} | {"sampler": backend.name}
         return found | ({"sampler_options": backend.options} if backend.name in FOLDER_SAMPLERS else {})
+
+
+OPTIONS = tuple(field.name for field in fields(BoltzmannOptions))

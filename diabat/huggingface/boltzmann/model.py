@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from diabat.attention.couplings import pair_bytes
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, ArgumentTypeError, refuse_unknown
 from diabat.compute.memory import require_memory
 from diabat.extras import extra
 from diabat.files import replace_file, to_json
-from diabat.huggingface.boltzmann.config import BoltzmannOptions
+from diabat.huggingface.boltzmann.config import OPTIONS, BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import ALWAYS_WEIGHTS, NAME, BoltzmannHeads, boltzmann_attention
 from diabat.huggingface.hub import check_folder, first_and_others, refuse_embedded_adapter
 from diabat.huggingface.pretrained import ABLATION, GAC, attention_modules, query_heads, register_attention
@@ -87,6 +87,10 @@ def convert(
         UnsupportedError: If the architecture, quantised weights, or the window for this backend, is not supported.
         ImportError: If the extra ``hf`` is not installed.
     """
+    if "heads" in options:
+        expected = "nothing, since all heads have couplings; couplings_of(model)[NAME].hold(0, heads=...) ablates some"
+        raise ArgumentTypeError("heads", f"expected {expected}, got {options['heads']!r:.60}.")
+    refuse_unknown(options, OPTIONS)
     chosen = BoltzmannOptions(window, sampler, readout, **options)
     couple(model, kind_of(model), chosen)
     for name, value, usual in (("readout", "probability", "odds"), ("far", "none", "independent")):
@@ -127,9 +131,7 @@ def revert(model: Any) -> Any:
         ArgumentError: If the model has no couplings.
         UnsupportedError: If it has adapters of peft.
     """
-    _refuse_adapters(model, "take them off before (merge_and_unload or unload)")
-    if not isinstance(model, BoltzmannMixin):
-        raise ArgumentError("model", f"expected a model with couplings, got {type(model).__name__}.")
+    require_couplings(model)
     parts, former = list(cast(nn.Module, model).modules()), vars(model).get(FORMER)
     for part in parts:
         part._modules.pop(NAME, None)
@@ -157,6 +159,9 @@ class BoltzmannMixin:
     """The class that finds the model type."""
 
     def __init__(self, config: Any, *args: Any, sampler: Sampler | str | None = None, **kwargs: Any) -> None:
+        if name := next((name for name in OPTIONS if name in kwargs), None):
+            expected = "nothing, since config.boltzmann has all settings but for the sampler"
+            raise ArgumentError(name, f"expected {expected}, got {kwargs[name]!r:.60}.")
         options = _BUILT.get() or BoltzmannOptions.from_settings(config.boltzmann, sampler)
         token = _BUILT.set(options)
         try:
@@ -352,10 +357,11 @@ def kind_of(model: Any) -> Any:
     known = {kind._plain: kind for kind in kinds()}
     if type(model) not in known:
         expected, below = f"a decoder of transformers of one of {', '.join(FAMILIES)}", ""
-        if type(getattr(model, "base_model", None)) in known:
+        parts = model.named_modules() if isinstance(model, nn.Module) else ()
+        if name := next((name for name, part in parts if type(part) in known), None):
             heads = ", ".join(auto.removeprefix("AutoModelFor") for auto in _TASKS if auto != "AutoModel")
             expected = f"no head, or one of {heads}"
-            below = f"; convert what is below it, model.{model.base_model_prefix}"
+            below = f"; convert what is below it, model.{name}"
         raise UnsupportedError("model", f"expected {expected}, got {type(model).__name__}{below}.")
     if model.config._attn_implementation == GAC:
         raise UnsupportedError(
@@ -370,6 +376,13 @@ def kind_of(model: Any) -> Any:
         name = getattr(method, "value", method)
         raise UnsupportedError("model", f"expected weights that are not quantised, got those of {name!r}.")
     return known[type(model)]
+
+
+def require_couplings(model: Any) -> None:
+    """Refuse a model without couplings, or with adapters of peft."""
+    _refuse_adapters(model, "take them off before (merge_and_unload or unload)")
+    if not isinstance(model, BoltzmannMixin):
+        raise ArgumentError("model", f"expected a model with couplings, got {type(model).__name__}.")
 
 
 def _refuse_adapters(model: Any, fix: str) -> None:
