@@ -393,7 +393,7 @@ LOSSES: Calls = [
     (lambda: game_loss(tiny.adapted(use_dora=True)), "model: .*got Dora"),
     (lambda: game_loss(layers=[3]), "layers: expected a layer"),
     (lambda: game_loss(tiny.adapted(target_modules=["q_proj", "v_proj"])),
-     "model: expected an adapter at the output projection of layer 1, which the log-det barrier moves, got none"),
+     "model: expected an adapter or trained weights at the output projection of layer 1, which the .* moves, got none"),
     (lambda: game_loss(tiny.decoder().requires_grad_(False)), "model: expected trained parameters"),
     (lambda: stepped(tiny.adapted(**BEHIND), layers=[0]),
      "model: expected trained parameters below the outputs of the heads of layer 0"),

@@ -87,8 +87,8 @@ class GameLoss:
             if not self._heads.slices(layer).requires_grad:
                 raise UnsupportedError(
                     "model",
-                    f"expected an adapter at the output projection of layer {layer}, which the log-det barrier moves, "
-                    f"got none; add its name to target_modules, or take 'ldb' out of losses.",
+                    f"expected an adapter or trained weights at the output projection of layer {layer}, which the "
+                    "log-det barrier moves, got none; add its name to target_modules, or take 'ldb' out of losses.",
                 )
         self.reset()
 
