@@ -20,11 +20,11 @@ from diabat.attention.streaming import block_rows
 from diabat.extras import extra
 from diabat.heads.calibration.mathematics import CALIBRATED, Calibration, ColumnSums, calibrate
 from diabat.heads.games.ablation import eager
-from diabat.huggingface.pretrained import GAC as NAME
-from diabat.huggingface.pretrained import refuse_others, visible_keys
+from diabat.huggingface.pretrained import GAC, refuse_others, visible_keys
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.folding import is_traced
 
+NAME = GAC
 CACHE = "diabat_cache"
 """Argument in which the hook of such a module hands on the cache."""
 SUMS = "diabat_column_sums"
