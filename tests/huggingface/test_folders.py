@@ -242,6 +242,8 @@ def test_adapters_that_are_refused(
 
 
 def test_an_adapter_of_another_model_is_refused(plain_adapter: Path) -> None:
+    """By sizes and names, not by weights."""
+    load_adapter(decoder(seed=1), plain_adapter)
     for other in (decoder(hidden_size=64), decoder(num_hidden_layers=2), decoder("gpt2")):
         with pytest.raises(ArgumentError, match=r"^adapter: expected an adapter of this model, got '.*"):
             load_adapter(other, plain_adapter)
@@ -364,6 +366,10 @@ def test_plain_transformers_refuses_a_saved_model(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "ValueError" in done.stderr
     assert "boltzmann_llama" in done.stderr
+    # Its own class does not, with diabat or without.
+    own: Any = transformers.LlamaForCausalLM
+    _, report = own.from_pretrained(tmp_path, output_loading_info=True)
+    assert FIRST in report["unexpected_keys"]
 
 
 @every_architecture

@@ -1,7 +1,7 @@
 """Models with couplings: :func:`convert`, and types ``boltzmann_llama``, ``boltzmann_gpt2`` and others.
 
-A type of its own keeps the couplings: plain transformers refuses a saved model instead of loading it without J, and a
-loaded model never runs another attention than ``boltzmann``.
+A type of its own keeps the couplings: Auto classes without it refuse a saved model instead of loading it without J,
+and a loaded model never runs another attention than ``boltzmann``.
 """
 
 from __future__ import annotations
