@@ -142,7 +142,7 @@ class _SelfAttention(CoupledLayer):
         """Queries, keys and values, [B, H, L, d]; ``first`` is the position of the first token."""
         q, k, v = [split_heads(made(x), self.num_heads) for made in (self.query, self.key, self.value)]
         if self.rotary:
-            q, k = rotated(torch.cat((q, k)), first).chunk(2)
+            q, k = rotated(torch.cat((q, k), 1), first).chunk(2, 1)
         return q, k, v
 
     def _mixed(

@@ -19,6 +19,8 @@ KINDS: dict[str, Any] = {
     "probabilities of far keys": lambda: attention(relative=True, far="independent", dtype=F32),
     "softmax": lambda: attention(relative=True, far="independent", mode="softmax", dtype=F32),
     "softmax of a window": lambda: attention(relative=True, mode="softmax", dtype=F32),
+    "rotary positions": lambda: attention(relative=True, rotary=True, dtype=F32),
+    "rotary positions of a chain": lambda: chain(8, dtype=F32, rotary=True),
     "band": lambda: attention(relative=True, bandwidth=1, sampler="banded", dtype=F32),
     "chain": lambda: chain(8, dtype=F32, readout="odds"),
     "chain of two": lambda: chain(8, dtype=F32, bandwidth=2, couplings="distance"),
