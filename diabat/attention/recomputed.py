@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diabat.ising import without_autocast
 from diabat.samplers.folding import is_traced, refuse_batched_cotangent
 
 Maybe = Tensor | None
@@ -63,9 +64,10 @@ class _Compiled(torch.autograd.Function):
         terms, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]  # once: checkpointing computes terms here
         if all(g is None for g in cotangents):
             return (None,) * (1 + len(terms))
-        if not torch.is_grad_enabled():
-            return None, *ctx.passes.gradient(terms, wanted, *cotangents)
-        found = iter(_slopes(ctx.passes.by_operators, wanted, *terms, *cotangents))
+        with without_autocast(terms[0]):
+            if not torch.is_grad_enabled():
+                return None, *ctx.passes.gradient(terms, wanted, *cotangents)
+            found = iter(_slopes(ctx.passes.by_operators, wanted, *terms, *cotangents))
         return None, *(next(found) if want else None for want in wanted)
 
 
@@ -80,8 +82,9 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Maybe, ...]:
-        wanted = ctx.needs_input_grad[1:]
-        found = iter(recomputed(partial(_slopes, ctx.function, wanted), *ctx.saved_tensors, *cotangents))
+        terms, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        with without_autocast(cotangents[0]):
+            found = iter(recomputed(partial(_slopes, ctx.function, wanted), *terms, *cotangents))
         return None, *(next(found) if want else None for want in wanted)
 
 

@@ -104,6 +104,29 @@ def test_half_precision_and_autocast_compute_marginals_in_full_precision(kind: s
         assert (found.float() - out).abs().max() < 0.1 * out.abs().max() + 0.02
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in LAYERS),
+        *((kind, {"sampler": "mean_field"}) for kind in DRAWING),
+        ("chain", {"softcap": 3.0}),
+    ],
+    ids=str,
+)
+def test_derivatives_may_be_taken_under_autocast(kind: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+    layer, x, found = built(kind, **options).eval(), inputs().requires_grad_(), []
+    for inside in (False, True):
+        with torch.autocast("cpu", dtype):
+            loss = answer(layer, x).float().square().sum()
+        with torch.autocast("cpu", dtype, enabled=inside):
+            alone = torch.autograd.grad(loss, x, retain_graph=True)
+            [first] = torch.autograd.grad(loss, x, create_graph=True)
+            found.append((*alone, first, *torch.autograd.grad(first.square().sum(), x)))
+    for outer, inner in zip(*found, strict=True):
+        assert (inner - outer).abs().max() < 0.02 * outer.abs().max()
+
+
 @pytest.mark.parametrize("kind", PADDED)
 def test_padding_is_the_shorter_sequence(kind: str) -> None:
     options = {"sampler": diabat.sampler("mean_field", tolerance=1e-13)} if kind in DRAWING else {}
