@@ -219,7 +219,9 @@ class _Call(CompiledPasses):
         if pairs is None or self._numbers is None:
             return None
         J = np.empty((len(pairs), 1, *self._numbers.shape), dtype)
-        kernels.pack(pairs.detach().contiguous().numpy(), self._numbers.numpy(), J)
+        # A copy: torch never again resizes what NumPy has seen, and FSDP resizes parameters.
+        numbers = pairs.detach().clone(memory_format=torch.contiguous_format).numpy()
+        kernels.pack(numbers, self._numbers.numpy(), J)
         return torch.from_numpy(J)
 
     def _run(self, kernel: Any, *arrays: Any) -> None:

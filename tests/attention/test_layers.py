@@ -114,7 +114,9 @@ def test_half_precision_and_autocast_compute_marginals_in_full_precision(kind: s
     ],
     ids=str,
 )
-def test_derivatives_may_be_taken_under_autocast(kind: str, options: dict[str, Any], dtype: torch.dtype) -> None:
+def test_derivatives_may_be_taken_under_autocast(
+    kind: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
     layer, x, found = built(kind, **options).eval(), inputs().requires_grad_(), []
     for inside in (False, True):
         with torch.autocast("cpu", dtype):

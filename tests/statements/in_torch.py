@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from contextlib import nullcontext
@@ -9,8 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from layers import answer
 from torch import Tensor, nn
 from torch._dynamo.exc import UserError
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.export import Dim, export
 from torch.func import grad, hessian, jacfwd, vmap
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -75,6 +81,42 @@ def unused_parameters() -> None:
         layer(torch.randn(2, 4, 8)).square().mean().backward()
         unused = {name.split(".")[0] for name, p in layer.named_parameters() if p.grad is None}
         assert {"query", "key"} <= unused if "h" not in mode else not unused
+
+
+@says
+def sharded_layers() -> None:
+    """pytorch: FSDP works too: after `torch.distributed.fsdp.fully_shard(layer)` a step is that of the whole layer."""
+    windows = (
+        {},
+        {"relative": True, "readout": "odds"},
+        {"relative": True, "far": "independent"},
+        {"mode": "h+J+K"},
+        {"sampler": "mean_field"},
+        {"sampler": "banded", "bandwidth": 1},
+    )
+    layers = [
+        *(diabat.BoltzmannAttention(8, 1, 4, **options) for options in windows),
+        diabat.BoltzmannMultiheadAttention(8, 1, window=4, batch_first=True),
+        diabat.ChainAttention(8, 1),
+        diabat.NeuroGameAttention(8, 1),
+    ]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # as nn.Linear does
+    try:
+        mesh, x = init_device_mesh("cpu", (1,)), torch.randn(2, 4, 8)
+        for layer in layers:
+            whole, found = copy.deepcopy(layer), []
+            for trained in (whole, fully_shard(layer, mesh=mesh)):
+                optimizer = torch.optim.SGD(trained.parameters(), lr=1.0)
+                for _ in range(2):  # the second forward pass gathers the parameters again
+                    torch.manual_seed(0)
+                    answer(trained, x).square().sum().backward()
+                    optimizer.step()
+                found.append(trained.state_dict().values())
+            for a, b in zip(*found, strict=True):
+                assert torch.equal(a, b.full_tensor() if isinstance(b, DTensor) else b)
+    finally:
+        dist.destroy_process_group()
 
 
 @says
