@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -149,6 +150,48 @@ def large_numbers() -> None:
             warnings.simplefilter("ignore", OutOfRangeWarning)
             p = sampler(name).moments(large, seed=0).probability
         assert 0.9 < p[0, 1] <= 1
+
+
+@says
+def what_layers_refuse() -> None:
+    """pytorch: These are refused with argument and index, in problems of your own and in scores and couplings of a
+    window:
+    pytorch: Chains of a larger bandwidth, or with a backend that is not exact, refuse the same.
+    pytorch: - Chains of bandwidth 1 take scores of any size, and a NaN [reaches the queries that see
+    it](chains.md#the-distribution). - `mode="h"` passes a NaN on in the same way, and `mode="softmax"` does what torch
+    does.
+    limitations: Chains of bandwidth 1 take scores of any size"""
+    window, chain = partial(diabat.BoltzmannAttention, 8, 2, 6), partial(diabat.ChainAttention, 8, 2)
+    refusing = [
+        *(window(sampler=name, bandwidth=2) for name in ANALYTIC),
+        *(window(relative=True, readout="odds", sampler=name, bandwidth=2) for name in ANALYTIC),
+        window(mode="h+K"),
+        *(chain(bandwidth=2, readout=readout) for readout in ("odds", "probability")),
+        chain(sampler="mean_field"),
+    ]
+    passing = [chain(), chain(readout="odds"), chain(softcap=2.0), window(mode="h")]
+    x = torch.randn(1, 6, 8)
+    for value in (math.nan, math.inf, 1e8):
+        wrong = x.index_fill(1, torch.tensor(3), value)
+        expected = "numbers up to 1e[+]09" if value == 1e8 else "finite values"
+        for layer in refusing:
+            with refused(f"fields: expected {expected}.* at index"):
+                layer(wrong)
+            if isinstance(layer, diabat.BoltzmannAttention) and layer.relative:
+                with torch.no_grad(), refused(f"fields: expected {expected}"):
+                    layer.step(wrong[:, 3], layer.prefill(x[:, :3])[1])
+        for layer in passing if value != math.inf else ():
+            seen = layer(wrong).isfinite().all(-1)[0]
+            assert seen.tolist() == [True] * 3 + [value == 1e8] * 3
+    for layer in refusing[:6]:
+        with torch.no_grad():
+            layer.couplings.pairs[0, 0] = math.nan
+        with refused("couplings: expected finite values, got nan at index"):
+            layer(x)
+    q, k, v = torch.randn(3, 1, 1, 4, 2).unbind()
+    k[..., 3, 0] = math.nan
+    torch_finds = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert torch.equal(diabat.boltzmann_attention(q, k, v, is_causal=True).isnan(), torch_finds.isnan())
 
 
 @says

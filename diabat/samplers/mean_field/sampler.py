@@ -95,7 +95,10 @@ class MeanFieldSampler(Sampler):
 
     def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
         """As in the base class, for batches that compiled code solves."""
-        return FixedPoint(ising, self._rules, odds=odds) if is_compiled(ising) else None
+        if not is_compiled(ising):
+            return None
+        self._require(ising)
+        return FixedPoint(ising, self._rules, odds=odds)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         solved = FixedPoint(ising, self._rules, sampler=self)
