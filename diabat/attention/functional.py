@@ -220,8 +220,6 @@ def _check(
 ) -> None:
     """Refuse tensors that do not fit together."""
     for name, t in (("query", query), ("key", key), ("value", value)):
-        if isinstance(t, Tensor) and t.is_nested:
-            raise ArgumentError(name, "expected a dense tensor with a mask of padding, got a nested one.")
         check_tokens(t, query, name, "the query")
         if t.ndim < 2 or t.ndim != query.ndim:
             raise ArgumentError(name, f"expected [*, H, L, E] as the query has, got {list(t.shape)}.")

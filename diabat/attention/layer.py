@@ -182,6 +182,9 @@ def check_tokens(x: Any, weight: Tensor, name: str = "x", like: str = "the layer
         raise ArgumentError(name, f"expected a torch.Tensor, got {type(x).__name__}.")
     if not x.is_floating_point():
         raise ArgumentError(name, f"expected a floating dtype, got {x.dtype}.")
+    if x.is_nested:
+        expected = "expected a dense tensor with a mask of padding"
+        raise ArgumentError(name, f"{expected}, got a nested one; use .to_padded_tensor(0.0).")
     if x.layout != torch.strided:
         raise ArgumentError(name, f"expected a dense tensor, got the layout {x.layout}; use .to_dense().")
     if x.device != weight.device:
