@@ -115,7 +115,7 @@ class _SelfAttention(CoupledLayer):
         """
         self._require_relative()
         x = x.unsqueeze(1) if isinstance(x, Tensor) and x.ndim == 2 else x
-        check_sequences(x, self.query.weight, self.embed_dim, None)
+        check_sequences(x, self.query, self.embed_dim, None)
         made = self.couplings
         chain = made if isinstance(made, ChainCouplings) else None
         check_state(x, state, self.num_heads, self.embed_dim, 0 if chain is None else chain.state_size)
@@ -135,7 +135,7 @@ class _SelfAttention(CoupledLayer):
 
     def _inputs(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys and values of checked tokens, and which keys are not padding."""
-        check_sequences(x, self.query.weight, self.embed_dim, padding, self._longest)
+        check_sequences(x, self.query, self.embed_dim, padding, self._longest)
         return *self._projected(x), None if padding is None else ~padding
 
     def _projected(self, x: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:

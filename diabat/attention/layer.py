@@ -194,14 +194,17 @@ def check_tokens(x: Any, weight: Tensor, name: str = "x", like: str = "the layer
 
 
 def check_sequences(
-    x: Any, weight: Tensor, features: int, padding: Tensor | None, window: int | None = None
+    x: Any, projection: nn.Module, features: int, padding: Tensor | None, window: int | None = None
 ) -> None:
     """Refuse inputs other than tokens [B, T, features], T <= window, and a mask of padding, bool [B, T].
+
+    A projection without a weight, quantised or around another, takes what it likes.
 
     Raises:
         ValueError: As :func:`check_tokens`, or if a shape is wrong.
     """
-    check_tokens(x, weight)
+    weight = getattr(projection, "weight", None)
+    check_tokens(x, weight if isinstance(weight, Tensor) else x)
     if x.ndim != 3 or x.shape[-1] != features or x.shape[0] == 0 or x.shape[1] == 0:
         raise ArgumentError("x", f"expected shape [B, T, {features}] with B, T >= 1, got {list(x.shape)}.")
     if window is not None and x.shape[1] > window:

@@ -172,7 +172,7 @@ class NeuroGameAttention(IsingLayer):
             UnsupportedError: If a sequence has more tokens than the sampler accepts spins, or Σ 2^n over sequences and
                 heads is more than it enumerates in one call.  This is checked before anything is computed.
         """
-        check_sequences(x, self.value.weight, self.embed_dim, key_padding_mask)
+        check_sequences(x, self.value, self.embed_dim, key_padding_mask)
         self._check_lengths(x, key_padding_mask)
         x, V, players = self._values(x, key_padding_mask)
         used_seed = draw_seed(self._fixed_seed if seed is None else seed)
@@ -217,7 +217,7 @@ class NeuroGameAttention(IsingLayer):
         self, x: Tensor, key_padding_mask: Tensor | None = None, seed: int | None = None
     ) -> tuple[Estimate, Estimate, Estimate]:
         """Compute φ, β [B, H, T] and J_ij [B, H, T, T] as in :meth:`explain`, without calling the sampler."""
-        check_sequences(x, self.value.weight, self.embed_dim, key_padding_mask)
+        check_sequences(x, self.value, self.embed_dim, key_padding_mask)
         _, V, players = self._values(x, key_padding_mask)
         used_seed = draw_seed(self._fixed_seed if seed is None else seed)
         phi, beta, pairs = self._indices(V, players, self.temperature, used_seed, diagnostics=True)

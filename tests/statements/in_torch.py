@@ -195,6 +195,31 @@ def what_layers_refuse() -> None:
 
 
 @says
+def other_projections() -> None:
+    """pytorch: Projections of layers may be wrapped, as for LoRA. `torch.ao.quantization.quantize_dynamic` quantises
+    them, and leaves couplings as they are."""
+    layers = (
+        diabat.BoltzmannAttention(8, 2, 6, relative=True),
+        diabat.ChainAttention(8, 2),
+        diabat.NeuroGameAttention(8, 2),
+    )
+    x = torch.randn(2, 6, 8)
+    for layer in layers:
+        expected = layer.eval()(x).detach()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch now has it in a package of its own
+            small = torch.ao.quantization.quantize_dynamic(layer, {nn.Linear}, torch.qint8)
+        assert (small(x) - expected).abs().max() < 0.1 * expected.abs().max()
+        for name in ("query", "key", "value", "output", "output_projection"):
+            if isinstance(getattr(layer, name, None), nn.Linear):
+                setattr(layer, name, nn.Sequential(getattr(layer, name)))
+        assert torch.equal(layer(x), expected)
+        if not isinstance(layer, diabat.NeuroGameAttention):
+            assert torch.equal(layer.step(x[:, 0])[0], layer(x[:, :1])[:, 0])
+            assert small.couplings.state_dict().keys() == layer.couplings.state_dict().keys()
+
+
+@says
 def parts_of_torch() -> None:
     """pytorch: | `torch.autograd.functional` with `vectorize=True` | refused; use `torch.func` | layers refuse it |
     pytorch: | forward derivatives: `jvp`, `jacfwd`, `hessian` | yes | yes | refused |
