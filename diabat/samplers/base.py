@@ -348,12 +348,12 @@ def _require_call(ising: Any) -> None:
 
 
 def refuse_trace() -> None:
-    """Raise UnsupportedError under ``torch.jit.trace``, which would record the results of a sampler as constants."""
+    """Raise UnsupportedError under ``torch.jit.trace``, which would record results of samplers as constants."""
     if torch.jit.is_tracing():  # type: ignore[attr-defined]  # not exported by name
         raise UnsupportedError(
             "torch.jit.trace",
-            "cannot be combined with a sampler, because the trace would record its results as constants; use "
-            "torch.compile or torch.export.",
+            "cannot record layers and samplers, whose results would be constants of the trace; use torch.compile or "
+            "torch.export.",
         )
 
 

@@ -224,7 +224,8 @@ def parts_of_torch() -> None:
     """pytorch: | `torch.autograd.functional` with `vectorize=True` | refused; use `torch.func` | layers refuse it |
     pytorch: | forward derivatives: `jvp`, `jacfwd`, `hessian` | yes | yes | refused |
     pytorch: | `torch.jit.trace` | refused | refused | refused: a trace would contain the answers as constants
-    |"""
+    |
+    pytorch: | `torch.jit.script` | not supported | not supported | not supported |"""
     x = torch.randn(1, 3, 4)
     for name in ("exact", "banded", "mean_field", "tempering"):
         layer = diabat.BoltzmannAttention(4, 1, 3, sampler=name, bandwidth=2).eval()
@@ -243,6 +244,8 @@ def parts_of_torch() -> None:
                 torch.autograd.functional.jacobian(f, x, vectorize=True)
         else:
             torch.autograd.functional.jacobian(f, x, vectorize=True)
-        with warnings.catch_warnings(), refused("torch.jit.trace: cannot be combined with a sampler"):
+        with warnings.catch_warnings(), refused("torch.jit.trace: cannot record layers and samplers"):
             warnings.simplefilter("ignore")
             torch.jit.trace(layer, x)
+        with pytest.raises(ValueError, match="Unknown type annotation"):
+            torch.jit.script(layer)
