@@ -130,8 +130,8 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
             query: [L, B, E], or [B, L, E] with ``batch_first``, or [L, E] of one sequence.
             key: [S, B, kdim], [B, S, kdim] or [S, kdim], S <= window.
             value: [S, B, vdim], [B, S, vdim] or [S, vdim].
-            key_padding_mask: [B, S] or [S]; True hides a key.  A float mask is added to the fields; -inf (or the
-                lowest number of its dtype) hides the key.
+            key_padding_mask: [B, S] or [S]; True hides a key.  A float mask is added to the scores, which are the
+                fields of ``probability``; -inf (or the lowest number of its dtype) hides the key.
             need_weights: Also return the normalised weights.
             attn_mask: [L, S] or [B·H, L, S], as ``key_padding_mask``.
             average_attn_weights: Average the weights over heads.

@@ -11,7 +11,7 @@ import dimod
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import diabat
 from diabat import Ising, sampler
@@ -104,8 +104,8 @@ def against_torch() -> None:
     """conventions: | no visible key | The query gets weight 0 everywhere; torch returns NaN. |
     conventions: | `is_causal=True` | Works without a mask. |
     conventions: | `mode="softmax"` | torch's own attention, up to rounding. |
-    conventions: It changes the odds of a spin by $e^{2m}$, not $e^m$. -inf and the lowest number of a dtype
-    hide a key. |
+    conventions: With `readout="probability"` scores are fields, and it changes the odds of a spin by $e^{2m}$. -inf and
+    the lowest number of a dtype hide a key. |
     conventions: With one visible position the normalised weight is exactly 1; with none every weight is 0.
     """
     ours = diabat.BoltzmannMultiheadAttention(8, 2, batch_first=True, window=5, sampler="exact").eval()
@@ -131,6 +131,46 @@ def against_torch() -> None:
         mask[:, 0] = m
         weights = free(z, z, z, attn_mask=mask)[1][0, 0]
         assert weights.tolist() == pytest.approx([alpha / (alpha + 0.5), 0.5 / (alpha + 0.5)])
+
+
+@says
+def float_masks() -> None:
+    """conventions: A mask m is added to the scores, also in modes without h. With `readout="odds"` it multiplies a
+    weight by $e^m$ at J = 0, as in torch.
+    conventions: | -1e4 or -1e9 in a float mask | They hide no key: its spin is pinned to -1 and still acts on coupled
+    keys. Use bool or -inf. |
+    conventions: - `key_padding_mask` is bool, and True hides a key. Only `BoltzmannMultiheadAttention` takes float
+    masks too."""
+    torchs, x = nn.MultiheadAttention(8, 2, batch_first=True, dtype=F64), torch.randn(2, 5, 8, dtype=F64)
+    options = {"batch_first": True, "window": 5, "readout": "odds", "dtype": F64}
+    for mode in ("h+J", "h", "J"):
+        ours = diabat.BoltzmannMultiheadAttention(8, 2, mode=mode, **options)
+        ours.load_state_dict(torchs.state_dict(), strict=False)
+        if mode == "J":  # no scores but the mask
+            nn.init.zeros_(torchs.in_proj_weight[:8])
+            nn.init.zeros_(torchs.in_proj_bias[:8])
+        given = {"attn_mask": torch.randn(5, 5, dtype=F64), "key_padding_mask": torch.randn(2, 5, dtype=F64)}
+        for found, expected in zip(ours(x, x, x, **given), torchs(x, x, x, **given), strict=True):
+            assert torch.allclose(found, expected)
+    ours = diabat.BoltzmannMultiheadAttention(8, 2, **options)
+    nn.init.normal_(ours.couplings.pairs)
+    last = torch.tensor([False] * 4 + [True]).expand(2, 5)
+
+    def out(low: float) -> Tensor:
+        found: Tensor = ours(x, x, x, torch.zeros(2, 5, dtype=F64).masked_fill(last, low))[0]
+        return found
+
+    hidden = ours(x, x, x, last)[0]
+    assert torch.allclose(out(-math.inf), hidden)
+    for low in (-1e4, -1e9):
+        assert (out(low) - hidden).abs().max() > 0.01
+    for layer in (
+        diabat.BoltzmannAttention(8, 2, 5),
+        diabat.ChainAttention(8, 2),
+        diabat.NeuroGameAttention(8, 2),
+    ):
+        with refused("key_padding_mask: expected bool"):
+            layer(x.float(), torch.zeros(2, 5))
 
 
 @says
