@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 import diabat
 from diabat import Ising, sampler
+from diabat.attention import WindowCouplings
 from diabat.circuits import OutOfRangeWarning
 from statements.table import ANALYTIC, drawn, refused, says
 
@@ -192,6 +193,21 @@ def what_layers_refuse() -> None:
     k[..., 3, 0] = math.nan
     torch_finds = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     assert torch.equal(diabat.boltzmann_attention(q, k, v, is_causal=True).isnan(), torch_finds.isnan())
+
+
+@says
+def empty_batches() -> None:
+    """pytorch: Layers refuse an empty batch `[0, L, D]`; `boltzmann_attention` takes one."""
+    for made in (
+        diabat.BoltzmannAttention(8, 2, 6),
+        diabat.ChainAttention(8, 2),
+        diabat.NeuroGameAttention(8, 2),
+        diabat.BoltzmannMultiheadAttention(8, 2, window=6, batch_first=True),
+    ):
+        with refused("(x|query): expected"):
+            answer(made, torch.randn(0, 5, 8))
+    q = torch.randn(0, 2, 5, 4)
+    assert diabat.boltzmann_attention(q, q, q, WindowCouplings(2, 4)).shape == q.shape
 
 
 @says
