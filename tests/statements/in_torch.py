@@ -88,7 +88,7 @@ def unused_parameters() -> None:
 @says
 def sharded_layers() -> None:
     """pytorch: FSDP works too: after `torch.distributed.fsdp.fully_shard(layer)` a step is that of the whole layer."""
-    windows = (
+    windows: tuple[dict[str, Any], ...] = (
         {},
         {"relative": True, "readout": "odds"},
         {"relative": True, "far": "independent"},
@@ -102,7 +102,8 @@ def sharded_layers() -> None:
         diabat.ChainAttention(8, 1),
         diabat.NeuroGameAttention(8, 1),
     ]
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # not exported by name
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # as nn.Linear does
     try:
         mesh, x = init_device_mesh("cpu", (1,)), torch.randn(2, 4, 8)
