@@ -149,7 +149,7 @@ MULTI = pd.MultiIndex.from_tuples([("x", 1), ("x", 2), ("y", 1)])
     ("names", "pairs"),
     [
         ("abc", [("a", "b")]),
-        ("abc", zip("a", "b", strict=True)),
+        ("abc", iter([("a", "b")])),
         ("abc", np.array([["a", "b"]])),
         ("abc", pd.DataFrame([["a", "b"]])),
         ("abc", [(0, 1)]),
@@ -158,7 +158,6 @@ MULTI = pd.MultiIndex.from_tuples([("x", 1), ("x", 2), ("y", 1)])
         ([2019, 2020, 2021], [(2019, 2020)]),
         (MULTI, [(("x", 1), ("x", 2))]),
     ],
-    ids=str,
 )
 def test_pairs_by_name_or_number(names: Any, pairs: Any) -> None:
     frame = dependent(names if isinstance(names, pd.MultiIndex) else list(names))
