@@ -34,8 +34,9 @@ class Fit:
     """A fitted Boltzmann machine of n spins, hidden ones included.
 
     Attributes:
-        problem, num_states: h [n] and J as edges [E], float64; N.
+        problem: h [n] and J as edges [E], float64.
         labels: Columns of a DataFrame, else numbers; hidden spins are "hidden 0", ...
+        num_states: N.
         log_likelihood: Σ_v log P(v) in nats, without the penalty; None if the sampler reports no log Z.
         log_likelihood_error: Its standard error from an estimated log Z; 0 if log Z is exact.
         standard_errors: Of h and then J, [n + E], from the Fisher information; None with hidden spins, or unwanted.
@@ -89,8 +90,7 @@ def fit(
     r"""Fit a Boltzmann machine to binary data by maximum likelihood.
 
     Args:
-        data: N states of n variables [N, n], as tensor, array, list or DataFrame: all ±1, all 0 and 1 (0 becomes -1),
-            or booleans.
+        data: States [N, n], as tensor, array, list or DataFrame: all ±1, all 0 and 1 (0 becomes -1), or booleans.
         pairs: Coupled pairs, [E, 2], by number or name of column (integers are names where columns have such); hidden
             spins are n, n + 1, ... or "hidden 0", ...  None: all pairs of variables or, with hidden spins, of a
             variable and a hidden spin (a restricted Boltzmann machine).
@@ -118,11 +118,10 @@ def fit(
     check_number("l2", l2, "[0, inf)")
     check_flag("errors", errors)
     check_flag("progress", progress)
-    spins, labels = read_states(data)
-    n, names = spins.shape[1], [*labels, *(f"hidden {j}" for j in range(hidden))]
-    index = read_pairs(pairs, names, n)
+    spins, names = read_states(data, hidden)
+    index = read_pairs(pairs, names, spins.shape[1])
     if not l2:
-        require_all_values(spins, index[(index < n).all(1)], labels)
+        require_all_values(spins, index, names)
     model = _Model(spins, index, hidden, float(l2), build_base(sampler, None, samples=False), draw_seed(seed))
     most = steps or (500 if model.analytic else 400)
     with new_bar(shown=progress and stderr_console().is_terminal) as bar:
@@ -132,7 +131,7 @@ def fit(
         bar.update(task, completed=most)
         known = model.standard_errors(theta, bar) if errors and not hidden else None
         likelihood = model.log_likelihood(theta)
-    if known is not None and (worst := float(known.max())) > 3:  # a coupling of 3 is nearly infinite
+    if known is not None and (worst := float(known.max())) > 3:  # which no |J| of use exceeds
         fact = f"standard errors up to {worst:.2g}, as where the maximum is at infinity"
         warnings.warn(f"fit: the data leave {fact}; set l2 or fit fewer pairs.", stacklevel=2)
     largest = float(gradient.abs().max())
@@ -169,7 +168,8 @@ class _Model:
     def start(self) -> Tensor:
         """Zeros; hidden spins get small random couplings, since without any they would stay without."""
         random = torch.from_numpy(np.random.default_rng(self.seed).standard_normal(len(self.pairs)))
-        return torch.cat((random.new_zeros(self.n), bool(self.hidden) * 0.3 * random)).requires_grad_()
+        couplings = 0.3 * random if self.hidden else 0 * random
+        return torch.cat((random.new_zeros(self.n), couplings)).requires_grad_()
 
     def mean_log_likelihood(self, theta: Tensor) -> Tensor:
         """(1/N) Σ log P(v), differentiable."""
@@ -216,15 +216,15 @@ class _Model:
         """∂L/∂θ from the moments of the data and of the model."""
         problem, data = self.problem(theta), self.means
         one, two = np.random.SeedSequence([self.seed, step]).generate_state(2).tolist()
-        data = self.weights @ self.moments(problem.clamp(self.held), two) if data is None else data
+        if data is None:
+            data = self.weights @ self.moments(problem.clamp(self.held), two)
         return data - self.moments(problem, one) - self.l2 * theta
 
     def moments(self, problem: Ising, seed: int) -> Tensor:
         """<s_j> and <s_j s_k>, [*batch, n + E]."""
         found: Any = self.sampler.moments(problem, correlations=True, seed=seed)
-        return torch.cat(
-            (found.magnetization, found.correlation[..., self.pairs[:, 0], self.pairs[:, 1]]), -1
-        )
+        j, k = self.pairs.T
+        return torch.cat((found.magnetization, found.correlation[..., j, k]), -1)
 
     def log_likelihood(self, theta: Tensor) -> tuple[float | None, float | None]:
         """Σ log P(v) and its error."""

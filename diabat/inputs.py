@@ -137,8 +137,8 @@ def check_states(spins: Tensor, visible: Tensor) -> None:
         raise IsingError("spins", f"expected -1 or +1 at visible spins, got {got}.")
 
 
-def read_states(data: Any) -> tuple[Tensor, list[Any]]:
-    """The data as int8 ±1 [N, n], and the name of each variable."""
+def read_states(data: Any, hidden: int = 0) -> tuple[Tensor, list[Any]]:
+    """The data as int8 ±1 [N, n], and the names of its variables and of hidden spins behind them."""
     array = data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data)
     labels = (
         list(data.columns) if hasattr(data, "columns") else list(range(array.shape[-1] if array.ndim else 0))
@@ -156,12 +156,13 @@ def read_states(data: Any) -> tuple[Tensor, list[Any]]:
     values = np.unique(array).tolist()
     if not any(set(values) <= pair for pair in ({0, 1}, {-1, 1})):
         raise IsingError("data", f"expected -1 and 1, or 0 and 1, or booleans, got {values[:3]}.")
-    return torch.from_numpy(np.where(array > 0, 1, -1).astype(np.int8)), labels
+    names = [*labels, *(f"hidden {j}" for j in range(hidden))]
+    return torch.from_numpy(np.where(array > 0, 1, -1).astype(np.int8)), names
 
 
 def require_all_values(spins: Tensor, pairs: Tensor, labels: list[Any]) -> None:
-    """Refuse data whose maximum is at infinity, as far as single variables and coupled pairs show it."""
-    s = spins.long()
+    """Refuse data whose maximum is at infinity, as far as variables and pairs of them, not of hidden spins, show it."""
+    s, pairs = spins.long(), pairs[(pairs < spins.shape[1]).all(1)]
     alone = (s.sum(0).abs() == len(s)).nonzero().flatten().tolist()
     if alone:
         raise IsingError(

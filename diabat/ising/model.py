@@ -264,7 +264,7 @@ class Ising:
         """Energy E(s) = -(c + Σ h s + Σ_{j<k} J s s + Σ_{j<k<l} K s s s) over the visible spins.
 
         Args:
-            spins: ±1 of any dtype, [*sample, *batch, n]; values of invisible spins are ignored.
+            spins: ±1 of any dtype, [*sample, *batch, n], as tensor, array, list or DataFrame; ignored where invisible.
 
         Returns:
             Energy in the dtype of ``fields``, [*sample, *batch].
