@@ -14,6 +14,8 @@ from diabat.checks import ArgumentError, check_count
 from diabat.ising import Ising
 from diabat.samplers.answer_forms import Labels, SavedAnswer, Variables, dataset
 
+LEAST_ERROR = 2 / 3  # of independent reads: chains cannot measure modes that they never visited
+
 
 @dataclass(frozen=True, eq=False)
 class Moments(SavedAnswer):
@@ -244,15 +246,16 @@ class Samples(SavedAnswer):
     def moments(self, *, correlations: bool = False, dtype: torch.dtype = torch.float32) -> Moments:
         """Averages over N reads; the standard error sqrt(P(1 - P)/N), with P smoothed, treats them as independent.
 
-        Where a chain gave several reads (``thin`` of ``tempering``) the error is that of independent chains, or of 16
-        segments of a single chain, but at least two thirds of that of N independent reads.
+        Where a chain gave several reads (``thin`` of ``tempering``) the error is that of independent chains, or of at
+        least 16 segments of a single chain, but at least two thirds of that of N independent reads.
         """
         reads = self.num_reads
         probability = (self.spins > 0).sum(0).double() / reads
         smooth = (reads * probability + 0.5) / (reads + 1)
         error = (smooth * (1 - smooth) / reads).sqrt()
-        if (length := reads // (chains := self.info.get("num_chains", reads))) > 1:
-            error = torch.maximum(2 / 3 * error, _spread(self.spins[: length * chains] > 0, chains))
+        chains = self.info.get("num_chains", reads)
+        if (length := reads // chains) > 1:
+            error = torch.maximum(LEAST_ERROR * error, _spread(self.spins[: length * chains] > 0, chains))
         correlation = None
         if correlations:
             s = torch.where(self.visible, self.spins.double(), 0)
@@ -301,13 +304,13 @@ class Samples(SavedAnswer):
 
 
 def _spread(up: Tensor, chains: int) -> Tensor:
-    """Standard error of the mean of [T·chains, ...], from the means of chains, or of 16 segments of a single one."""
+    """Standard error of the mean of [T·chains, ...], from the means of chains, or of segments of a single one."""
     if chains > 1:
-        means = up.unflatten(0, (-1, chains)).sum(0) * (chains / len(up))
+        means = up.unflatten(0, (-1, chains)).sum(0).double() * chains / len(up)
     else:
         size = max(1, len(up) // 16)
-        means = up[: len(up) // size * size].unflatten(0, (-1, size)).sum(1) / size
-    return (means.double().var(0) / len(means)).sqrt()
+        means = up[: len(up) // size * size].unflatten(0, (-1, size)).sum(1).double() / size
+    return (means.var(0) / len(means)).sqrt()
 
 
 class AdjointGradient(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diabat.samplers.answers import Moments
+from diabat.samplers.answers import LEAST_ERROR, Moments
 from diabat.samplers.diagnostics import Info, Later
 from diabat.samplers.tempering.averages import Averages, Spread
 from diabat.samplers.tempering.batch import Batch, Joined
@@ -20,8 +20,6 @@ from diabat.samplers.tempering.chain_statistics import rhat
 from diabat.samplers.tempering.ladder import log_partition
 
 Array = NDArray[Any]
-# Smallest reported error, relative to that of independent reads: chains cannot measure modes they never visited.
-_LEAST = 2 / 3
 
 
 def assembled(
@@ -75,7 +73,10 @@ def diagnostics(joined: Joined, spreads: Sequence[Spread]) -> dict[str, Any]:
 
 
 def rhat_of_reads(spins: Tensor, visible: Tensor, chains: int) -> dict[str, Any]:
-    """Entries of ``info`` of thinned reads, int8 [T·chains, *batch, n]: split R-hat, if chains are several, T >= 4."""
+    """Entries of ``info`` of thinned reads, int8 [T·chains, *batch, n]: split R-hat, if chains are several, T >= 4.
+
+    From sums of halves: in float64, as ``split_rhat`` takes them, the reads would need eight times their memory.
+    """
     half = len(spins) // chains // 2
 
     @cache
@@ -98,4 +99,4 @@ def reported_error(averages: Spread, states: int) -> Array:
     p = (states * averages.probability + 0.5) / (states + 1)
     binomial = np.sqrt(p * (1 - p) / states)
     measured = averages.error
-    return np.where(np.isfinite(measured), np.maximum(measured, _LEAST * binomial), np.sqrt(p * (1 - p)))
+    return np.where(np.isfinite(measured), np.maximum(measured, LEAST_ERROR * binomial), np.sqrt(p * (1 - p)))
