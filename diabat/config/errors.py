@@ -31,7 +31,8 @@ _WORDS = {
 
 _UNKNOWN = "unexpected_keyword_argument"
 _SECTIONS = ("model_type", "dataclass_type", "model_attributes_type")
-_MEMBERS = ("int", "float", "str", "bool")  # of unions, and dict[...]
+_MEMBERS = ("int", "float", "str", "bool")  # of unions, and the next two with their types
+_TYPED = ("dict[", "literal[")
 
 
 class ConfigError(ArgumentError):
@@ -134,6 +135,6 @@ def _without_tags(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """Key path without the members of unions: ("task", "brackets", "window"), ("steps", "int")."""
     if len(location) > 1 and location[0] in ("task", "model"):
         location = (location[0], *location[2:])
-    while len(location) > 1 and (location[-1] in _MEMBERS or str(location[-1]).startswith("dict[")):
+    while len(location) > 1 and (location[-1] in _MEMBERS or str(location[-1]).startswith(_TYPED)):
         location = location[:-1]
     return tuple(part for part in location if part != "CouplingInit")  # or a number
