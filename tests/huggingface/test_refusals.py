@@ -74,7 +74,7 @@ METHODS: list[tuple[Call, str]] = [
     (lambda: convert(with_pictures(), 3),
      r"model: expected no head, .*got Gemma3For.*; convert what is below it, model\.model\.language_model"),
     (lambda: convert(decoder("llama"), 3, heads=[0]),
-     r"heads: expected nothing, since all heads have couplings; couplings_of.*hold\(0, heads=.*got \[0\]"),
+     r"heads: expected nothing, since all heads have couplings, got \[0\]; diabat\.attention\.couplings_of.*hold\("),
     (lambda: convert(decoder("llama"), 3, bandwith=2), "options: .*got 'bandwith'. Did you mean 'bandwidth'?"),
     (lambda: type(coupled())(coupled().config, window=12),
      "window: expected nothing, since config.boltzmann has all settings but for the sampler, got 12"),

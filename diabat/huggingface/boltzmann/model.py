@@ -88,8 +88,9 @@ def convert(
         ImportError: If the extra ``hf`` is not installed.
     """
     if "heads" in options:
-        expected = "nothing, since all heads have couplings; couplings_of(model)[NAME].hold(0, heads=...) ablates some"
-        raise ArgumentTypeError("heads", f"expected {expected}, got {options['heads']!r:.60}.")
+        hold = "diabat.attention.couplings_of(model)[NAME].hold(0, heads=...)"
+        got = f"{options['heads']!r:.60}; {hold} ablates some"
+        raise ArgumentTypeError("heads", f"expected nothing, since all heads have couplings, got {got}.")
     refuse_unknown(options, OPTIONS)
     chosen = BoltzmannOptions(window, sampler, readout, **options)
     couple(model, kind_of(model), chosen)
