@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from run_checks import metrics
+from safetensors.torch import load_file
 
 from diabat.models import Transformer, TransformerOptions
 from diabat.tasks import Task
@@ -26,6 +28,14 @@ task = tiny_task()
 tiny_train(Path(sys.argv[1]), task=task, model=still_model(task), accumulation=2)
 """
 
+DECODER = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from test_data_parallel import train_decoder
+train_decoder(Path(sys.argv[1]))
+"""
+
 
 def still_model(task: Task) -> Transformer:
     """Without dropout, which would differ between processes."""
@@ -34,12 +44,10 @@ def still_model(task: Task) -> Transformer:
     return Transformer(options, task.vocab_size, task.num_classes, task.window)
 
 
-@pytest.mark.slow
-def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
-    task = tiny_task()
-    tiny_train(tmp_path / "one", task=task, model=still_model(task), accumulation=2)
-    script, here = tmp_path / "script.py", Path(__file__).parent
-    script.write_text(SCRIPT)
+def torchrun(content: str, folder: Path) -> None:
+    """Run a script in two processes, with the result's folder and the paths of tests as arguments."""
+    script, here = folder / "script.py", Path(__file__).parent
+    script.write_text(content)
     command = [
         sys.executable,
         "-m",
@@ -48,12 +56,19 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
         "--nproc_per_node=2",
         str(script),
     ]
-    paths = [str(tmp_path / "two"), str(here), str(here.parent), str(here.parents[1])]
+    paths = [str(folder / "two"), str(here), str(here.parent), str(here.parents[1])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, *paths], env=environment, capture_output=True, text=True, check=False, cwd=tmp_path
+        [*command, *paths], env=environment, capture_output=True, text=True, check=False, cwd=folder
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
+    task = tiny_task()
+    tiny_train(tmp_path / "one", task=task, model=still_model(task), accumulation=2)
+    torchrun(SCRIPT, tmp_path)
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     assert len(one) == len(two)
     for a, b in zip(one, two, strict=True):
@@ -61,3 +76,34 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
         assert a == pytest.approx(b, abs=1e-5)
     weights, shared = (load_model(tmp_path / name, "latest") for name in ("one", "two"))
     assert max(float((weights[name] - shared[name]).abs().max()) for name in weights) < 1e-4
+
+
+def train_decoder(folder: Path) -> None:
+    """Four steps of eight texts, by the Trainer of transformers, in one process or several."""
+    import transformers
+    from tiny_decoders import decoder, examples
+
+    from diabat.huggingface import convert
+
+    model = convert(decoder("llama"), 6)
+    options: Any = {"optim": "sgd", "max_grad_norm": 0, "learning_rate": 0.1, "max_steps": 4}
+    quiet: Any = {"use_cpu": True, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    size = 8 // int(os.environ.get("WORLD_SIZE", "1"))
+    arguments = transformers.TrainingArguments(
+        str(folder), per_device_train_batch_size=size, **options, **quiet
+    )
+    data: Any = examples(32)
+    trainer = transformers.Trainer(model, arguments, train_dataset=data)
+    trainer.train()
+    trainer.save_model()
+
+
+@pytest.mark.slow
+def test_two_processes_train_a_decoder_as_one_does(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    train_decoder(tmp_path / "one")
+    torchrun(DECODER, tmp_path)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert any("boltzmann" in name and bool(J.any()) for name, J in one.items())
+    for name, weight in one.items():
+        assert torch.allclose(weight, two[name], atol=1e-6), name
