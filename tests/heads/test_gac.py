@@ -13,6 +13,7 @@ import torch
 import transformers
 from huggingface.methods import SETTING, SUPPORTED, assert_close
 from largest_tensor import LargestTensor
+from rounding import assert_same_sums
 from tiny_decoders import HEADS, LAYERS, WINDOW, decoder, logits, prompts
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
@@ -163,7 +164,7 @@ def test_blocks_of_rows_give_what_all_rows_give(monkeypatch: pytest.MonkeyPatch,
         gradients = torch.autograd.grad((out * seen).sin().sum(), given[:3])
         found.append((out, *vars(cache)[gac.SUMS][0].sums, *gradients))
     for other in found[1:]:
-        torch.testing.assert_close(found[0], other, rtol=0, atol=2e-6)
+        assert_same_sums(found[0], other)
 
 
 def test_maps_of_a_long_prompt_are_formed_in_blocks() -> None:
