@@ -6,11 +6,9 @@ import argparse
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, TypeVar
 
 import torch
@@ -34,7 +32,6 @@ def parser(
         made.add_argument("folder", type=Path, help="of the results; finished ones are kept")
         made.add_argument("--seeds", type=int, default=3)
         made.add_argument("--workers", type=int, default=2, help="processes of one thread")
-        made.add_argument("--device", default="cpu", help="of trainings that take one: cpu or cuda")
     if sections is not None:
         names = [*sections]
         said = f"{', '.join(names)}; else all"
@@ -122,14 +119,6 @@ def kept(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def once(path: Path, make: Callable[[], Any]) -> Any:
-    """What ``make`` gives on one thread, as JSON in a file, from which it is read the next time."""
-    if not path.exists():
-        torch.set_num_threads(1)
-        keep(path, make())
-    return kept(path)
-
-
 def same_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """Refuse a folder whose results were made with other settings."""
     path = folder / "settings.json"
@@ -180,14 +169,10 @@ def _kept_row(
     title: str,
 ) -> tuple[tuple[str, int], Row]:  # fmt: skip
     path = options.folder / title / f"{name} {seed}.json".replace("/", "_")
-    return (name, seed), once(path, partial(one, job, seed, options))
-
-
-def means(rows: Sequence[Row], spread: str) -> Row:
-    """Number of seeds, the mean of every column, None where a row has no value, and σ of the column ``spread``."""
-    columns = {key: [row[key] for row in rows] for key in rows[0]}
-    found = {key: None if None in values else fmean(values) for key, values in columns.items()}
-    return {"seeds": len(rows), **found, "σ": stdev(columns[spread]) if len(rows) > 1 else None}
+    if not path.exists():
+        torch.set_num_threads(1)
+        keep(path, one(job, seed, options))
+    return (name, seed), kept(path)
 
 
 def attend_back(model: Any, steps: Sequence[int], strength: float = 6.0) -> None:
@@ -208,20 +193,14 @@ def attend_back(model: Any, steps: Sequence[int], strength: float = 6.0) -> None
             first.q_proj.bias[at + head * size + size // 2] = -strength * (turn * back).sin()
 
 
-def fit(
-    model: Any, backward: Callable[[int], None], steps: int, rate: float, groups: Sequence[Row] | None = None
-) -> Any:
-    """Train with AdamW on the gradients that ``backward`` adds in every step; the rate falls over the last 40 %.
-
-    ``groups`` are those of the optimiser; None for all parameters with one rate.
-    """
-    parameters = model.parameters() if groups is None else groups
-    optimiser = torch.optim.AdamW(parameters, rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+def fit(model: Any, backward: Callable[[int], None], steps: int, rate: float) -> Any:
+    """Train with AdamW on the gradients that ``backward`` adds in every step; the rate falls over the last 40 %."""
+    optimiser = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: min((step + 1) / 50, max(0.02, 2.5 * (1 - step / steps)), 1.0)
     )
     for step in range(steps):
-        optimiser.zero_grad(set_to_none=False)  # graphs of a GPU keep their place
+        optimiser.zero_grad()
         backward(step)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()

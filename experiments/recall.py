@@ -20,17 +20,17 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 import diabat
-from diabat.attention import CouplingInit
+from diabat.attention import BoltzmannAttention, CouplingInit, coupling_parameters
 from diabat.checks import ArgumentError
 from diabat.models.transformer import Transformer, TransformerOptions
 from diabat.tasks import RecallOptions, Task
 from diabat.training.evaluate import evaluate
 from diabat.training.optimizer import token_loss
 from experiments.common import Row, add_choice, every_seed, parser, report, same_settings
-from experiments.rivals import add_rival, reset, rival_of
-from experiments.training import parameters_by_name, size_of
 
 BATCH, EVERY, SOLVED = 128, 25, 0.995
 NEIGHBOURS, BOUND = CouplingInit(mean=0.5, max_distance=1), CouplingInit(mean=1.0, max_distance=1)
@@ -41,8 +41,8 @@ ANNEAL: Row = {"backend": "dqa", **ANNEAL_OPTIONS}
 MODELS: dict[str, Row] = {
     "softmax": {"mode": "softmax"},
     "softmax, two layers": {"mode": "softmax", "num_layers": 2},
-    "softmax, keys convolved": {"mode": "softmax", "convolved": ("k",)},
-    "softmax, q, k, v convolved": {"mode": "softmax", "convolved": ("qkv",)},
+    "softmax, keys convolved": {"mode": "softmax", "convolved": "k"},
+    "softmax, q, k, v convolved": {"mode": "softmax", "convolved": "qkv"},
     "h": {"mode": "h"},
     "h+J": {"coupling_init": NEIGHBOURS},
     "h+J+K": {"mode": "h+J+K", "coupling_init": NEIGHBOURS},
@@ -178,23 +178,41 @@ TABLES: dict[str, dict[str, Row]] = {
 def built(options: Row, task: Task, width: int, seed: int) -> Transformer:
     """A model of one block, unless the options say otherwise, with weights drawn from the seed.
 
-    Options are those of a Transformer, the ``sampler``, ``own_init``, and the arguments of a rival.
+    Options are those of a Transformer, the ``sampler``, ``own_init``, and ``convolved``: ``k`` or ``qkv``.
     """
     options = {"embed_dim": width, "ffn_dim": 2 * width, "dropout": 0.0, "positions": "rope", **options}
     sampler, own_init = options.pop("sampler", SAMPLERS["exact"]), options.pop("own_init", False)
-    rival, arguments = rival_of(options)
+    convolved = options.pop("convolved", "")
     torch.manual_seed(seed)
     sizes = (task.vocab_size, task.num_classes, task.window)
     model = Transformer(TransformerOptions(**options), *sizes, diabat.sampler(sampler["backend"]))
     use(model, sampler)
     if own_init:
-        reset(model)
-    if arguments or options.get("mode") == "softmax":
-        plain = [block.attention for block in model.all_blocks()]
-        add_rival(model, rival, arguments)
-        for layer, block in zip(plain, model.all_blocks(), strict=True):
-            block.attention.load_state_dict(layer.state_dict(), strict=False)
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                module.reset_parameters()
+    if convolved:
+        model.options.attention(task.window, None)  # draws: seeds give the numbers of the pages
+        for layer in model.attention_layers():
+            assert isinstance(layer, BoltzmannAttention)
+            convolve(layer, convolved)
     return model
+
+
+def convolve(layer: BoltzmannAttention, names: str) -> None:
+    """Let causal depthwise convolutions of 3 tokens follow the projections ``q``, ``k`` or ``v`` of a layer."""
+    for name, projection in (("q", layer.query), ("k", layer.key), ("v", layer.value)):
+        if name in names:
+            size = layer.embed_dim
+            projection.add_module("filters", nn.Conv1d(size, size, 3, groups=size, bias=False))
+            projection.register_forward_hook(_convolved)
+
+
+def _convolved(projection: nn.Module, _: tuple[Tensor], found: Tensor) -> Tensor:
+    """Features side by side: twice as fast as ``Conv1d`` on a processor."""
+    rows = F.pad(found, (0, 0, 2, 0)).mT[:, :, None]
+    weight = projection.get_parameter("filters.weight")[:, :, None]
+    return F.conv2d(rows, weight, groups=found.shape[-1])[:, :, 0].mT
 
 
 def use(model: Transformer, sampler: Row) -> None:
@@ -206,14 +224,12 @@ def use(model: Transformer, sampler: Row) -> None:
         layer.use_sampler(diabat.sampler(backend, **options), gradient=gradient, num_reads=reads)
 
 
-def groups(model: Transformer, coupling_rate: float, feature_rate: float = 2e-4) -> list[Row]:
-    """Parameters for an optimiser: couplings and gates, and features, have rates of their own, and no weight decay."""
-    features = (
-        (".couplings.left_features", ".couplings.right_features"),
-        {"lr": feature_rate, "weight_decay": 0.0},
-    )
-    others = (".coupling_", ".couplings.", ".gate_", ".offset_bias")
-    return parameters_by_name(model, features, (others, {"lr": coupling_rate, "weight_decay": 0.0}))
+def groups(model: Transformer, coupling_rate: float) -> list[Row]:
+    """Parameters for an optimiser: couplings have a rate of their own, and no weight decay."""
+    couplings = coupling_parameters(model)
+    own = {id(parameter) for parameter in couplings}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in own]
+    return [{"params": couplings, "lr": coupling_rate, "weight_decay": 0.0}, {"params": others}]
 
 
 def train(model: Transformer, task: Task, seed: int, steps: int, coupling_rate: float, batch: int) -> Row:
@@ -238,7 +254,7 @@ def train(model: Transformer, task: Task, seed: int, steps: int, coupling_rate: 
         "accuracy": recalled(model, task),
         "steps to 99 %": reached,
         "CPU ms a step": 1e3 * seconds / step,
-        "parameters": size_of(model),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
     }
 
 
