@@ -13,14 +13,14 @@ from torch.export import Dim
 
 import diabat
 from diabat import Ising, sampler
-from diabat.attention import BoltzmannAttention, ChainAttention, ChainCouplings, couplings_of
+from diabat.attention import BoltzmannAttention, couplings_of
 from diabat.models import Transformer, TransformerOptions
 from statements.table import F64, refused, says
 
 softmax = nn.functional.scaled_dot_product_attention
 
 
-def path_of(layer: BoltzmannAttention | ChainAttention, call: Callable[[], Any] | None = None) -> str:
+def path_of(layer: BoltzmannAttention, call: Callable[[], Any] | None = None) -> str:
     x = torch.randn(2, 9, layer.embed_dim)
     with layer.recording():
         layer(x) if call is None else call()
@@ -60,8 +60,8 @@ def refusals_of_the_function() -> None:
 @says
 def numbers_for_couplings() -> None:
     """attention: **Initial J.** `init` (in layers `coupling_init`) is a number for all of J, or a `CouplingInit`"""
-    for layer in (BoltzmannAttention(8, 2, 4, coupling_init=0.5), ChainAttention(8, 2, coupling_init=0.5)):
-        assert (next(layer.couplings.parameters()) == 0.5).all()
+    layer = BoltzmannAttention(8, 2, 4, coupling_init=0.5)
+    assert (next(layer.couplings.parameters()) == 0.5).all()
     model = Transformer(TransformerOptions(coupling_init=0.5), 5, 5, window=4)
     assert [float(part.get_parameter("pairs").detach().mean()) for part in couplings_of(model).values()] == [
         0.5
@@ -105,38 +105,24 @@ def held_couplings() -> None:
 
 
 @says
-def held_chains() -> None:
-    """attention: With gates `hold(0)` switches J off; with tokens the products of the features remain"""
-    for source, off in (("gates", True), ("tokens", False)):
-        chain = ChainCouplings(8, 2, source, init=1.0)
-        nn.init.normal_(chain.get_parameter("right_features"))
-        chain.hold(0)
-        assert bool((chain(torch.randn(1, 5, 8)).values == 0).all()) is off
-
-
-@says
 def paths() -> None:
     """attention: All layers end in one place, which chooses how to compute
     attention: `layer.last_path()` names the path of the last call inside of `layer.recording()`"""
     options: dict[str, Any] = {"relative": True}
-    window, chain = BoltzmannAttention(8, 2, 4, **options), ChainAttention(8, 2)
+    window = BoltzmannAttention(8, 2, 4, **options)
     assert path_of(BoltzmannAttention(8, 2, 9, mode="softmax")) == "softmax"
     assert path_of(window) == path_of(BoltzmannAttention(8, 2, 4, sampler="mean_field", **options)) == "fused"
-    assert path_of(chain) == "chain kernel"
     padding = torch.zeros(2, 9, dtype=torch.bool)
     padding[0, :3] = True
-    for layer, path in ((window, "fused"), (chain, "chain kernel")):
-        assert path_of(layer, partial(layer, torch.randn(2, 9, 8), padding)) == path
+    assert path_of(window, partial(window, torch.randn(2, 9, 8), padding)) == "fused"
     with torch.no_grad():
-        state = chain.prefill(torch.randn(2, 9, 8))[1]
-        assert path_of(chain, lambda: chain.step(torch.randn(2, 8), state)) == "single query"
+        state = window.prefill(torch.randn(2, 9, 8))[1]
+        assert path_of(window, lambda: window.step(torch.randn(2, 8), state)) == "single query"
     for layer in (
         BoltzmannAttention(8, 2, 4, mode="h+J+K", **options),
         BoltzmannAttention(8, 2, 4, mode="J-self", **options),
         BoltzmannAttention(8, 2, 4, offset_bias=True, **options),
         BoltzmannAttention(8, 2, 4, sampler="tempering", **options),
-        ChainAttention(8, 2, bandwidth=2),
-        ChainAttention(8, 2, sampler="mean_field"),
     ):
         assert path_of(layer) == "operators"
 
@@ -156,8 +142,8 @@ def own_spin() -> None:
 
 @says
 def dynamic_exports() -> None:
-    """pytorch: - Lengths begin at 4 tokens, and at w + 2 for a chain of bandwidth w."""
-    layer = ChainAttention(8, 2, readout="odds").eval()
+    """pytorch: - Lengths begin at 4 tokens."""
+    layer = BoltzmannAttention(8, 2, 6, relative=True, readout="odds").eval()
     shapes = ({0: Dim("batch", min=2, max=64), 1: Dim("length", min=4, max=512)},)
     exported = torch.export.export(layer, (torch.randn(3, 9, 8),), dynamic_shapes=shapes).module()
     x = torch.randn(5, 20, 8)

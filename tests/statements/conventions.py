@@ -167,7 +167,6 @@ def float_masks() -> None:
         assert (out(low) - hidden).abs().max() > 0.01
     for layer in (
         diabat.BoltzmannAttention(8, 2, 5),
-        diabat.ChainAttention(8, 2),
         diabat.NeuroGameAttention(8, 2),
     ):
         with refused("key_padding_mask: expected bool"):

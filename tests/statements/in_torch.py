@@ -100,7 +100,6 @@ def sharded_layers() -> None:
     layers = [
         *(diabat.BoltzmannAttention(8, 1, 4, **options) for options in windows),
         diabat.BoltzmannMultiheadAttention(8, 1, window=4, batch_first=True),
-        diabat.ChainAttention(8, 1),
         diabat.NeuroGameAttention(8, 1),
     ]
     store = dist.HashStore()  # type: ignore[attr-defined]  # not exported by name
@@ -159,20 +158,14 @@ def large_numbers() -> None:
 def what_layers_refuse() -> None:
     """pytorch: These are refused with argument and index, in problems of your own and in scores and couplings of a
     window:
-    pytorch: Chains of a larger bandwidth, or with a backend that is not exact, refuse the same.
-    pytorch: - Chains of bandwidth 1 take scores of any size, and a NaN [reaches the queries that see
-    it](chains.md#the-distribution). - `mode="h"` passes a NaN on in the same way, and `mode="softmax"` does what torch
-    does.
-    limitations: Chains of bandwidth 1 take scores of any size"""
-    window, chain = partial(diabat.BoltzmannAttention, 8, 2, 6), partial(diabat.ChainAttention, 8, 2)
+    pytorch: - `mode="h"` passes a NaN on to the queries that see it, and `mode="softmax"` does what torch does."""
+    window = partial(diabat.BoltzmannAttention, 8, 2, 6)
     refusing = [
         *(window(sampler=name, bandwidth=2) for name in ANALYTIC),
         *(window(relative=True, readout="odds", sampler=name, bandwidth=2) for name in ANALYTIC),
         window(mode="h+K"),
-        *(chain(bandwidth=2, readout=readout) for readout in ("odds", "probability")),
-        chain(sampler="mean_field"),
     ]
-    passing = [chain(), chain(readout="odds"), chain(softcap=2.0), window(mode="h")]
+    passing = window(mode="h")
     x = torch.randn(1, 6, 8)
     for value in (math.nan, math.inf, 1e8):
         wrong = x.index_fill(1, torch.tensor(3), value)
@@ -180,11 +173,11 @@ def what_layers_refuse() -> None:
         for layer in refusing:
             with refused(f"fields: expected {expected}.* at index"):
                 layer(wrong)
-            if isinstance(layer, diabat.BoltzmannAttention) and layer.relative:
+            if layer.relative:
                 with torch.no_grad(), refused(f"fields: expected {expected}"):
                     layer.step(wrong[:, 3], layer.prefill(x[:, :3])[1])
-        for layer in passing if value != math.inf else ():
-            seen = layer(wrong).isfinite().all(-1)[0]
+        if value != math.inf:
+            seen = passing(wrong).isfinite().all(-1)[0]
             assert seen.tolist() == [True] * 3 + [value == 1e8] * 3
     for layer in refusing[:6]:
         with torch.no_grad():
@@ -202,7 +195,6 @@ def empty_batches() -> None:
     """pytorch: Layers refuse an empty batch `[0, L, D]`; `boltzmann_attention` takes one."""
     for made in (
         diabat.BoltzmannAttention(8, 2, 6),
-        diabat.ChainAttention(8, 2),
         diabat.NeuroGameAttention(8, 2),
         diabat.BoltzmannMultiheadAttention(8, 2, window=6, batch_first=True),
     ):
@@ -218,7 +210,6 @@ def other_projections() -> None:
     them, and leaves couplings as they are."""
     layers = (
         diabat.BoltzmannAttention(8, 2, 6, relative=True),
-        diabat.ChainAttention(8, 2),
         diabat.NeuroGameAttention(8, 2),
     )
     x = torch.randn(2, 6, 8)
