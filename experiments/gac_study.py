@@ -12,10 +12,11 @@ heads of the same layers, with averages over the rows that see a column.  Goes o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import product
+from math import comb, prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,11 +31,11 @@ from diabat.heads.games.questions import read_questions
 from diabat.huggingface.loading import load_decoder
 from diabat.plots import Panel, lines
 from experiments.common import Row, Titled, keep, kept, parser, print_tables, same_settings
-from experiments.heads.sets import SETS, batches
-from experiments.heads_study import Groups, answers, compared, random_groups
-from experiments.heads_tasks import Questions
+from experiments.heads.sets import SETS, Questions, answers, batches
 
 ALPHAS, BETAS, GROUPS = (0.1, 0.2, 0.3), (0.1, 0.5, 0.9), 3
+Groups = Mapping[int, tuple[int, ...]]
+"""The players or heads of some layers that are not calibrated."""
 
 
 @dataclass
@@ -85,6 +86,33 @@ class Study:
         config = self.loaded[0].config
         size = config.num_attention_heads // config.num_key_value_heads
         return {n: tuple(size * p + k for p in own for k in range(size)) for n, own in players.items()}
+
+
+def compared(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> dict[str, float]:
+    """Means after, and the mean of the paired differences with its standard error; accuracies in percent."""
+    row: dict[str, float] = {}
+    for name, scale, old, new in zip(("accuracy", "v"), (100.0, 1.0), before, after, strict=True):
+        change = scale * (new.double() - old.double())
+        row |= {
+            name: scale * float(new.double().mean()), f"{name} change": float(change.mean()),
+            f"{name} error": float(change.std()) / len(change) ** 0.5,
+        }  # fmt: skip
+    return row
+
+
+def random_groups(salient: Groups, count: int, seed: int, heads: int) -> list[dict[int, tuple[int, ...]]]:
+    """Different groups of as many players in each layer, none of them the salient one; fewer if there are no more."""
+    most = prod(comb(heads, len(players)) for players in salient.values()) - 1
+    generator = torch.Generator().manual_seed(seed)
+    found: list[dict[int, tuple[int, ...]]] = []
+    while len(found) < min(count, most):
+        drawn = {
+            layer: tuple(sorted(torch.randperm(heads, generator=generator)[: len(players)].tolist()))
+            for layer, players in salient.items()
+        }
+        if drawn not in found and any(set(drawn[layer]) != set(salient[layer]) for layer in drawn):
+            found.append(drawn)
+    return found
 
 
 def games(study: Study, name: str) -> list[Row]:

@@ -42,8 +42,7 @@ from experiments.common import (
     same_settings,
 )
 from experiments.facts import World, deviations, documents, renamed
-from experiments.heads.sets import NAMES, WORDS, batches, questions
-from experiments.heads_study import answers
+from experiments.heads.sets import NAMES, WORDS, answers, batches, questions
 
 LAYERS, HEADS, GROUPS, WIDTH = 4, 8, 2, 128
 WORLD = World()

@@ -11,18 +11,19 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from diabat.heads import Calibration, disable_gac, enable_gac
 from diabat.heads.games.questions import tokenised
 from diabat.heads.games.values import value_of
 from diabat.huggingface.loading import load_decoder
 from experiments.common import Row, parser, report
-from experiments.heads_study import answers
-from experiments.heads_tasks import Questions
 
 NAMES = """John Mary Tom Anna James Kate Sarah Peter Paul Emma David Laura Mark Alice Robert Susan Michael Lisa
     Daniel Jane Henry Helen George Rachel Simon Julia Jack Lucy Adam Ruth"""
@@ -43,6 +44,15 @@ VISITS = ("When {} and {} went to the store, {} gave a drink to", "After {} and 
           "While {} and {} were at the office, {} sent a letter to")  # fmt: skip
 
 SETS = ("indirect-objects", "induction", "greater-than", "capitals", "sentiment")
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions of one length: tokens int64 [B, T], tokens of choices [B, C], labels as positions among them [B]."""
+
+    tokens: Tensor
+    choices: Tensor
+    labels: Tensor
 
 
 def question(name: str, draw: random.Random, own: Callable[[str], list[str]]) -> tuple[str, str, list[str]]:
@@ -93,13 +103,31 @@ def questions(name: str, part: str, count: int, seed: int, tokenizer: Any) -> li
 
 def batches(rows: Sequence[Row], tokenizer: Any, vocabulary: int) -> list[Questions]:
     """Questions by length; ArgumentError if one has a single choice, or two that start with the same token."""
-    by_length: dict[int, list[tuple[torch.Tensor, list[int], int | None]]] = {}
+    by_length: dict[int, list[tuple[Tensor, list[int], int | None]]] = {}
     for k, sample in enumerate(tokenised(rows, tokenizer, vocabulary)):
         value_of("log_odds").check(sample, f"question {k}")
         first = [int(choice[0]) for choice in sample.choices]
         by_length.setdefault(len(sample.tokens), []).append((sample.tokens, first, sample.answer))
     groups = (zip(*group, strict=True) for group in by_length.values())
     return [Questions(torch.stack(t), torch.tensor(c), torch.tensor(a)) for t, c, a in groups]
+
+
+@torch.no_grad()
+def answers(
+    model: Any, parts: list[Questions], calibration: Calibration | None = None
+) -> tuple[Tensor, Tensor]:
+    """Whether each answer is right, bool [N], and the log-odds v = z_y - logsumexp(others), float64 [N]."""
+    if calibration is not None:
+        enable_gac(model, calibration)
+    right, odds = [], []
+    for part in parts:
+        found = model(part.tokens, logits_to_keep=1, use_cache=False)
+        logits, label = found.logits[:, -1].gather(1, part.choices).double(), part.labels[:, None]
+        others = logits.scatter(1, label, -torch.inf).logsumexp(-1)
+        right.append(logits.argmax(-1) == part.labels)
+        odds.append(logits.gather(1, label)[:, 0] - others)
+    disable_gac(model)
+    return torch.cat(right), torch.cat(odds)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_decoders import decoder
+from tiny_decoders import WORDS, decoder
 
 pytest.importorskip("peft", reason="the extra 'hf' is not installed")
 
 from diabat.checks import ArgumentError
-from diabat.heads import Calibration
+from diabat.heads import Calibration, HeadCoalitions, disable_gac, enable_gac
 from experiments import gac_study
 from experiments.common import kept
-from experiments.gac_study import Study
+from experiments.gac_study import Study, compared, random_groups
 from experiments.heads import sets
-from experiments.heads_study import answers, compared
+from experiments.heads.sets import Questions, answers
 
 POOLS = (sets.NAMES, sets.WORDS, sets.EVENTS, sets.GOOD, sets.BAD, sets.THINGS, sets.CAPITALS)
 POOL = {*re.findall(r"\w+", " ".join(POOLS))}
@@ -80,6 +81,38 @@ def test_questions_that_say_nothing_are_refused() -> None:
             sets.batches([{"prompt": "dog", "choices": choices, "answer": 0}], tokenizer(), 1000)
     with pytest.raises(ValueError, match="count: expected at most"):
         sets.questions("capitals", "validation", 1000, 0, tokenizer())
+
+
+def test_log_odds_and_accuracy_are_those_of_the_game() -> None:
+    model, g = decoder(), torch.Generator().manual_seed(1)
+    tokens = torch.randint(4, len(WORDS), (18, 9), generator=g)
+    choices = torch.arange(20, 27).expand(18, -1)
+    asked = Questions(tokens, choices, torch.randint(7, (18,), generator=g))
+    rows = zip(tokens, choices.tolist(), asked.labels.tolist(), strict=True)
+    samples = [{"input_ids": row, "choices": own, "answer": own[label]} for row, own, label in rows]
+    full = torch.ones(1, 4, dtype=torch.bool)
+    for setting in (None, Calibration({1: (2,), 2: ()}, alpha=0.05, beta=0.3)):
+        right, odds = answers(model, [asked], setting)
+        if setting is not None:
+            enable_gac(model, setting)
+        v = HeadCoalitions(model, samples, layer=2).sample_values(full)[:, 0]
+        disable_gac(model)
+        torch.testing.assert_close(odds, v, atol=2e-5, rtol=0)
+        # A probability above one half is a right answer; a right answer among seven has at least log(1/6).
+        assert torch.all(right[odds > 0])
+        assert not torch.any(right[odds < math.log(1 / 6)])
+    assert model.config._attn_implementation != "gac"
+
+
+def test_random_groups_are_different_of_equal_size_and_never_the_salient_one() -> None:
+    alone = random_groups({3: (5,)}, 20, seed=0, heads=8)
+    assert sorted(group[3] for group in alone) == [(k,) for k in range(8) if k != 5]
+    salient = {layer: (layer,) for layer in range(5)} | {5: (1, 6)}
+    found = random_groups(salient, 20, seed=0, heads=8)
+    assert found == random_groups(salient, 20, seed=0, heads=8)
+    assert len({str(group) for group in found}) == 20
+    assert {tuple(map(len, group.values())) for group in found} == {(1, 1, 1, 1, 1, 2)}
+    assert salient not in found
 
 
 @pytest.fixture(scope="module")
