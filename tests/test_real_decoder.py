@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import TrainingArguments
 
-from diabat.heads import Calibration, GameOptions, GameTrainer, enable_gac, save_gac
+from diabat.heads import Calibration, GameOptions, GameTrainer, enable_gac
 from diabat.heads.commands.analysis import AnalysisOptions, analyse
 from diabat.huggingface import convert, load_couplings, load_decoder, save_couplings
 
@@ -98,25 +98,3 @@ def test_a_step_of_game_lora(folder: Path, tmp_path: Path) -> None:
     trainer = GameTrainer(model, args, train_dataset=rows, game=GameOptions(layers=[15]))
     trainer.train()
     assert 0 <= trainer.state.log_history[0]["game/gamma"] <= 1
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_lm_eval_with_a_calibration(folder: Path, tmp_path: Path) -> None:
-    """On four capitals: the data sets of the shipped tasks are on the hub."""
-    pytest.importorskip("lm_eval", reason="the extra 'eval' is not installed")
-    from experiments.heads import evaluate
-
-    capitals = {"France": "Paris", "Italy": "Rome", "Japan": "Tokyo", "Spain": "Madrid"}
-    data = tmp_path / "rows.json"
-    data.write_text("\n".join(json.dumps({"land": land, "answer": k}) for k, land in enumerate(capitals)))
-    (tmp_path / "capitals.yaml").write_text(
-        f"task: capitals\ndataset_path: json\ndataset_kwargs:\n  data_files: {{test: {data}}}\n"
-        "test_split: test\noutput_type: multiple_choice\ndoc_to_text: The capital of {{ land }} is\n"
-        f"doc_to_choice: {list(capitals.values())}\ndoc_to_target: answer\nmetric_list:\n  - metric: acc\n"
-    )
-    model, _ = load_decoder(folder)
-    enable_gac(model, Calibration({23: [3, 4, 5]}))
-    save_gac(model, tmp_path)
-    for calibration in (None, tmp_path / "gac.json"):
-        scores = evaluate.measure(str(folder), ["capitals"], calibration=calibration, folder=tmp_path)
-        assert scores["capitals", "acc"].tolist() == [1.0] * 4

@@ -14,7 +14,6 @@ EXTRAS = {
     "hf": (("transformers", "peft", "accelerate"), "Hugging Face models"),
     "dwave": (("dwave.system", "dwave.samplers"), "D-Wave hardware and samplers"),
     "cluster": (("dask", "distributed"), "work spread over machines"),
-    "eval": (("lm_eval",), "language-model evaluation"),
     "stats": (("pandas", "xarray"), "samples and moments as pandas and xarray tables"),
     "bench": (("dwave.samplers", "openjij", "shapiq"), "peers in the benchmarks"),
 }

@@ -1,1 +1,1 @@
-"""Scripts on attention heads: evaluation by lm-eval, questions for games, GAME-LoRA, measurements of interaction."""
+"""Scripts on attention heads: questions for games, GAME-LoRA, measurements of interaction."""

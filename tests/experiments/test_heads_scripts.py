@@ -1,4 +1,4 @@
-"""The scripts on heads, end to end on small decoders; those of lm-eval only where it is installed."""
+"""The scripts on heads, end to end on small decoders."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_decoders import WORDS, adapted, decoder, tokenizer
+from tiny_decoders import WORDS, decoder, tokenizer
 
 pytest.importorskip("peft", reason="the extra 'hf' is not installed")
 pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
 
 from diabat.config.loading import apply_overrides
 from diabat.config.yaml_files import read_mapping
-from diabat.heads import Calibration, disable_gac, enable_gac, save_gac
 from experiments.heads import train
 
-# Of peft, datasets and lm-eval.
+# Of peft and datasets.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -85,83 +84,9 @@ def test_texts_are_packed_in_order() -> None:
     assert rows == [[4, 5, 6, 2], [7, 8, 2, 9]]
 
 
-ARC = "Generate the correct answer to the following question."
-OPTIONS = ["good film", "bad book", "fine"]
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Path:
-    """Tasks that include those of the folder, on local rows of the form of the hub's."""
-    pytest.importorskip("lm_eval", reason="the extra 'eval' is not installed")
-    from experiments.heads.evaluate import TASKS
-
-    rows: dict[str, list[dict[str, Any]]] = {
-        "arce": [{"question": words(5, k), "answerKey": "ABC"[k % 3],
-                  "choices": {"text": OPTIONS, "label": ["A", "B", "C"]}} for k in range(8)],
-        "boolq": [{"passage": words(9, k), "question": words(4, k + 20), "answer": k % 2 == 0} for k in range(8)],
-        "squad": [{"title": "film", "context": words(6, k // 2), "question": words(3, k),
-                   "answers": {"text": [WORDS[5 + k]], "answer_start": [0]}} for k in range(4)],
-    }  # fmt: skip
-    for name, given in rows.items():
-        data, split = lines(tmp_path / f"{name}.json", given), "test" if name == "arce" else "validation"
-        (tmp_path / f"{name}.yaml").write_text(
-            f"include: {TASKS / name}.yaml\ntask: local_{name}\ndataset_path: json\ndataset_name: null\n"
-            f"dataset_kwargs:\n  data_files: {{{split}: {data}, train: {data}}}\n"
-        )
-    return tmp_path
-
-
-def test_evaluation_with_calibration_and_adapter(
-    model: Path, local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from experiments.heads import evaluate
-
-    calibrated = decoder()
-    enable_gac(calibrated, Calibration({0: [], 1: [0, 1]}, alpha=0.05, beta=0.1))
-    save_gac(calibrated, tmp_path)
-    disable_gac(calibrated)
-    adapted(decoder()).save_pretrained(tmp_path / "adapter")
-    evaluate.main([
-        str(model), "--tasks", "local_arce", "local_boolq", "local_squad", "--task-folder", str(local), "--json",
-        "--calibration", str(tmp_path / "gac.json"), "--adapter", str(tmp_path / "adapter"), "--batch-size", "4",
-    ])  # fmt: skip
-    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    rows = {(row["task"], row["state"]): row for row in found["rows"]}
-    states = ("off", str(tmp_path / "gac.json"), str(tmp_path / "adapter"))
-    assert set(rows) == {(f"local_{task}", state) for task in ("arce", "boolq", "squad") for state in states}
-    assert rows["local_arce", "off"]["documents"] == 8
-    calibration = evaluate.measure(
-        str(model), ["local_arce"], calibration=tmp_path / "gac.json", folder=local, batch_size=1
-    )
-    assert rows["local_arce", states[1]]["score"] == calibration["local_arce", "acc"].mean()
-    right = 0
-    for k in range(8):  # the model by itself
-        prompt, choices = f"{ARC}\n{words(5, k)}\n" + "\n".join(OPTIONS) + "\nAnswer:", []
-        for option in OPTIONS:
-            tokens = torch.tensor([tokenizer()(f"{prompt} {option}")["input_ids"]])
-            with torch.no_grad():
-                logs = decoder()(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])
-            choices.append(float(logs[-len(option.split()) :].sum()))
-        right += choices.index(max(choices)) == k % 3
-    assert rows["local_arce", "off"]["score"] == right / 8
-
-
-def test_differences_are_paired() -> None:
-    import numpy as np
-
-    from experiments.heads import evaluate
-
-    before, after = np.array([1.0, 0, 0, 1, 0]), np.array([1.0, 1, 1, 1, 0])
-    row = evaluate.compare({"off": {("t", "acc"): before}, "on": {("t", "acc"): after}})[1]
-    assert (row["score"], row["difference"], row["p"]) == (pytest.approx(0.8), pytest.approx(0.4), 0.5)
-    assert row["error"] == pytest.approx((after - before).std(ddof=1) / 5**0.5)
-
-
 @pytest.mark.parametrize(
     ("script", "library", "name", "given"),
     [
-        ("evaluate", "lm_eval", "eval", ["model", "--tasks", "arce"]),
-        ("questions", "lm_eval", "eval", ["arce"]),
         ("sampled", "shapiq", "bench", ["model", "--questions", "ioi.jsonl"]),
     ],
 )
@@ -187,18 +112,6 @@ def test_help_needs_no_extra(
     assert script in capsys.readouterr().out
     with pytest.raises(SystemExit, match=rf"^{library}: expected .* pip install -e '\.\[{name}\]' in"):
         main(given)
-
-
-def test_questions_of_a_task_are_samples_of_a_game(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from diabat.heads.games.questions import tokenised
-    from experiments.heads import questions
-
-    for task, count in (("local_arce", 3), ("local_squad", 1)):
-        questions.main([task, "--task-folder", str(local), "--count", "3"])
-        found = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-        assert len(found) == 3
-        samples = tokenised(found, tokenizer(), len(WORDS))
-        assert all(len(sample.choices) == count for sample in samples)
 
 
 def test_errors_of_sampled_values_beside_shapiq(
