@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from diabat.extras import extra
 from diabat.files import replace_file
 
 R = TypeVar("R")
@@ -37,14 +36,6 @@ def parser(
         said = f"{', '.join(names)}; else all"
         made.add_argument("sections", nargs="*", metavar="SECTION", default=names, help=said)
     return made
-
-
-def needed(library: str, name: str) -> Any:
-    """A library that the extra ``name`` installs; without it a script ends with one sentence."""
-    try:
-        return extra(library, name)
-    except ImportError as error:
-        raise SystemExit(str(error)) from None
 
 
 def add_choice(made: argparse.ArgumentParser, option: str, names: Iterable[str], said: str = "") -> None:

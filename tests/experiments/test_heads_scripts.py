@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 from pathlib import Path
@@ -82,52 +81,3 @@ def test_texts_are_packed_in_order() -> None:
     ]
     rows = [row["input_ids"].tolist() for row in train.PackedTexts(texts, "text", tokenizer(), 4)]
     assert rows == [[4, 5, 6, 2], [7, 8, 2, 9]]
-
-
-@pytest.mark.parametrize(
-    ("script", "library", "name", "given"),
-    [
-        ("sampled", "shapiq", "bench", ["model", "--questions", "ioi.jsonl"]),
-    ],
-)
-def test_help_needs_no_extra(
-    script: str,
-    library: str,
-    name: str,
-    given: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    main = importlib.import_module(f"experiments.heads.{script}").main
-    find = importlib.import_module
-
-    def without(wanted: str) -> Any:
-        if wanted.partition(".")[0] == library:
-            raise ModuleNotFoundError(name=library)
-        return find(wanted)
-
-    monkeypatch.setattr(importlib, "import_module", without)
-    with pytest.raises(SystemExit, match=r"^0$"):
-        main(["--help"])
-    assert script in capsys.readouterr().out
-    with pytest.raises(SystemExit, match=rf"^{library}: expected .* pip install -e '\.\[{name}\]' in"):
-        main(given)
-
-
-def test_errors_of_sampled_values_beside_shapiq(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("shapiq", reason="the extra 'bench' is not installed")
-    from experiments.heads import sampled
-
-    monkeypatch.setattr(sampled, "NAMES", WORDS[4:14])
-    sampled.main(
-        [str(model), "--questions", str(tmp_path / "q.jsonl"), "--layer", "1", "--seeds", "2", "--json"]
-    )
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["coalitions"] for row in rows] == [20, 40, 80, 160]
-    for name in ("diabat", *sampled.APPROXIMATORS):
-        assert 0 < rows[-1][name] < rows[0][name]
-    asked = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
-    assert len({one["prompt"] for one in asked}) == len(asked) == 16
-    assert all(len(one["prompt"].split()) == len(one["corrupted"].split()) for one in asked)
