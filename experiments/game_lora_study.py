@@ -9,13 +9,13 @@ their log-odds then say what is left of the facts that it knew.  Goes on where i
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite
 from pathlib import Path
 from statistics import fmean, stdev
 from time import process_time
@@ -202,8 +202,7 @@ def scores(study: Study, model: Any) -> Row:
     """Coupling of the heads of the layer on held-out text, its loss, and deviations from the truth."""
     text, layer = study.held_out(), layer_of(model)
     found = HeadInteractions(model, [layer]).measure(text)[layer]
-    truth, information = deviations(model, study.world, study.names), found.information
-    assert information is not None
+    truth = deviations(model, study.world, study.names)
     seen = truth.pop("seen")
     known: Row = {}
     if study.model is None:
@@ -213,14 +212,50 @@ def scores(study: Study, model: Any) -> Row:
         asked = questions("capitals", "test", 60, 0, study.tokenizer)
         right, odds = answers(model, batches(asked, study.tokenizer, model.config.vocab_size))
         known = {"capitals": right.double().mean().item(), "v capitals": odds.mean().item()}
-    diagonal = of_pairs(found.diagonal_correlation)
+    covariance, heads = found.covariance, len(found.omega)
+    diagonal = of_pairs(diagonal_correlation(covariance, heads))
     return {
-        "Γ": found.gamma, "Γ'": found.invariant_gamma, "TC": information.total_correlation,
+        "Γ": found.gamma, "Γ'": found.invariant_gamma, "TC": total_correlation(covariance, heads, found.tokens),
         "diag": sum(diagonal) / len(diagonal), "text": model(**text).loss.item(),
         **{f"E {kind}": values.mean().item() for kind, values in truth.items()},
         **{f"Pr {kind}": (values >= 0.5).double().mean().item() for kind, values in truth.items()},
         **known, "pairs": of_pairs(found.G),
     }  # fmt: skip
+
+
+def total_correlation(covariance: Tensor, heads: int, tokens: int) -> float:
+    r"""TC = ½ (Σ_i log det Σ_i - log det Σ) of the head outputs under a Gaussian (eq. 3), in nats.
+
+    Σ is the covariance over tokens, Σ_i its block of head i.  For n + 1 independent tokens E log det Σ̂ - log det Σ is
+    Σ_{k<p} [ψ((n-k)/2) - log(n/2)] of p features, whatever Σ is; its part is subtracted.  Infinite if a feature of a
+    head is a linear function of the other heads.
+    """
+    size = len(covariance) // heads
+    maps = []
+    for start in range(0, len(covariance), size):
+        values, vectors = torch.linalg.eigh(covariance[start : start + size, start : start + size])
+        alive = values > 1e-10 * values[-1].clamp_min(0)  # other directions have no variance
+        maps.append(vectors[:, alive] / values[alive].sqrt())
+    whiten = torch.block_diag(*maps)  # blocks of heads become the identity
+    R = whiten.T @ covariance @ whiten
+    values, vectors = torch.linalg.eigh((R + R.T) / 2)
+    # Fewer different tokens than features, rounded, give negative ones.
+    pivots = torch.linalg.cholesky(vectors * (values.clamp_min(0) + 1e-12) @ vectors.T).diagonal().square()
+    if bool((pivots < 1e-9).any()):  # outputs are rounded to float32
+        return math.inf
+    half = (tokens - 1 - torch.arange(len(R), dtype=torch.float64)) / 2
+    excess = torch.digamma(half) - math.log((tokens - 1) / 2)
+    own = sum(excess[: m.shape[1]].sum() for m in maps)
+    return float(-pivots.log().sum() - own + excess.sum()) / 2
+
+
+def diagonal_correlation(covariance: Tensor, heads: int) -> Tensor:
+    """Mean correlation of equal features of two heads, float64 [H, H]; a feature without variance has 0."""
+    scale = covariance.double().diagonal().clamp_min(0).sqrt()
+    unit = torch.where(scale > 0, 1 / torch.where(scale > 0, scale, 1), 0)
+    correlation = covariance.double() * unit[:, None] * unit
+    blocks = correlation.unflatten(0, (heads, -1)).unflatten(2, (heads, -1))  # [H, d, H, d]
+    return blocks.diagonal(dim1=1, dim2=3).mean(-1)
 
 
 def of_pairs(matrix: Tensor) -> list[float]:
@@ -234,7 +269,7 @@ def tables(study: Study, seeds: int, arms: Collection[str]) -> Titled:
     results = {arm: [kept(study.path(arm, seed)) for seed in range(seeds)] for arm in arms}
     before = kept(study.folder / "before.json")
     # Without more different tokens than features of all heads the total correlation is infinite.
-    heads = [name for name in HEAD_VALUES if isfinite(before[name])]
+    heads = [name for name in HEAD_VALUES if math.isfinite(before[name])]
     truth = [name for name in before if name not in (*HEAD_VALUES, "pairs")]
     for run in (run for runs in results.values() for run in runs):
         run["pairs up"] = fmean(b > a for a, b in zip(before["pairs"], run["pairs"], strict=True))

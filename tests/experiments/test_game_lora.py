@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,6 +56,47 @@ def test_probes_and_their_truth() -> None:
     seen, (prompts, other) = probes(WORLD, "seen")[1], probes(WORLD, "contradicted")
     assert not (seen * other).any()
     assert other.argmax(1).equal(prompts[:, 4])
+
+
+def test_total_correlation_by_log_determinants_less_its_bias() -> None:
+    g = torch.Generator().manual_seed(0)
+    A = torch.randn(12, 24, generator=g, dtype=torch.float64)
+    covariance, tokens = A @ A.T, 40
+    blocks = sum(torch.logdet(covariance[k : k + 3, k : k + 3]) for k in range(0, 12, 3))
+    terms = torch.digamma((39 - torch.arange(12).double()) / 2) - math.log(39 / 2)
+    bias = 0.5 * float(4 * terms[:3].sum() - terms.sum())
+    plug_in = 0.5 * float(blocks - torch.logdet(covariance))
+    found = study.total_correlation(covariance, 4, tokens)
+    assert found == pytest.approx(plug_in - bias, abs=1e-8)
+    M = torch.block_diag(
+        *torch.randn(4, 3, 3, generator=g, dtype=torch.float64)
+    )  # another basis inside the heads
+    assert study.total_correlation(M @ covariance @ M.T, 4, tokens) == pytest.approx(found, abs=1e-7)
+
+
+def test_total_correlation_of_heads_that_know_each_other_is_infinite() -> None:
+    """Fewer different tokens than features: rounding of the sums makes eigenvalues of the covariance negative."""
+    g = torch.Generator().manual_seed(0)
+    x = 300 + torch.randn(24, 64, generator=g, dtype=torch.float64).repeat(5, 1)
+    mean = x.mean(0)
+    covariance = (x.T @ x - len(x) * mean[:, None] * mean) / (len(x) - 1)
+    assert torch.linalg.eigvalsh(covariance)[0] < -1e-11
+    assert study.total_correlation(covariance, 4, len(x)) == math.inf
+
+
+def test_a_direction_of_no_variance_knows_nothing() -> None:
+    """Two features of head 0 differ by a millionth of what head 1 writes: without that the heads are independent."""
+    mix = torch.tensor([[1.0, 0.0], [1.0, 1e-6], [0.0, 1.0]], dtype=torch.float64)
+    covariance = torch.block_diag(mix @ mix.T, torch.eye(1, dtype=torch.float64))
+    assert study.total_correlation(covariance, 2, 10**12) == pytest.approx(0, abs=1e-9)
+
+
+def test_diagonal_correlation_by_hand() -> None:
+    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, 2] = x[:, 0]  # feature 0 of both heads is the same
+    expected = (1 + torch.corrcoef(x[:, [1, 3]].T)[0, 1]) / 2
+    found = study.diagonal_correlation(torch.cov(x.T), 2)
+    assert float(found[0, 1]) == pytest.approx(float(expected))
 
 
 @pytest.mark.filterwarnings("ignore")  # of libraries, as in the script

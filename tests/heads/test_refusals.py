@@ -33,7 +33,6 @@ from diabat.heads.lora.couplings import (
     weight_coupling,
     written_coupling,
 )
-from diabat.heads.lora.information import head_information
 from diabat.heads.lora.losses import (
     counted_tokens,
     cross_head_barlow_twins,
@@ -223,8 +222,6 @@ OTHERS: list[tuple[Callable[[], Any], str]] = [
     (lambda: nash_weights(torch.zeros(2, 2)), "gramian: expected a task with a gradient, got zero for all"),
     (lambda: nash_weights(torch.tensor([[1.0, NAN], [NAN, 1.0]])), "gramian: expected finite gradients of every task"),
     (lambda: nash_weights(ONES(2, 3)), r"gramian: expected \[K, K\] with K >= 1, got \[2, 3\]"),
-    (lambda: head_information(EYE(6), 4), r"covariance: expected \[H d, H d\] with H = 4, got \[6, 6\]"),
-    (lambda: head_information(EYE(6), 3, 7), "samples: expected more than 7 tokens, got 7"),
     (lambda: HeadOutputs(decoder(), [3]), r"layers: expected a layer with attention, 0 \.\. 2, got 3"),
     (lambda: HeadOutputs(decoder(), [-1]), "layers: expected a layer with attention, .* got -1"),
     (lambda: HeadOutputs(decoder(), [0, 0]), "layers: expected different layers"),

@@ -1,10 +1,10 @@
-"""How the heads of a trained decoder interact: couplings, and the information that their outputs share.
+"""How the heads of a trained decoder interact.
 
     result = HeadInteractions(model, layers=[19]).measure(batches)
     result[19].omega, result[19].rho, result[19].G, result[19].gamma
 
 Players are query heads, also where they share a key/value head.  The equations are in
-:mod:`diabat.heads.lora.couplings` and :mod:`diabat.heads.lora.information`.
+:mod:`diabat.heads.lora.couplings`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from operator import add
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from diabat.attention.evaluating import evaluating
 from diabat.checks import ArgumentError, ArgumentTypeError
 from diabat.heads.lora import couplings
-from diabat.heads.lora.information import HeadInformation, diagonal_correlation, head_information
 from diabat.heads.lora.losses import counted_tokens, total_cross_entropy
 from diabat.heads.lora.outputs import HeadOutputs
 
@@ -73,18 +71,6 @@ class LayerInteraction:
     def invariant_gamma(self) -> float:
         """‖ω' ∘ ρ' - I‖_F."""
         return float(couplings.interaction_strength(self.invariant_G))
-
-    @property
-    def diagonal_correlation(self) -> Tensor:
-        """Mean correlation of equal features of two heads."""
-        return diagonal_correlation(self.covariance, len(self.omega))
-
-    @cached_property
-    def information(self) -> HeadInformation | None:
-        """Total correlation, free riding and redundancy of the head outputs; None of no more tokens than features."""
-        if self.tokens <= len(self.covariance) + 1:
-            return None
-        return head_information(self.covariance, len(self.omega), self.tokens)
 
 
 class HeadInteractions:
