@@ -79,15 +79,13 @@ def report(
     Console(width=200, highlight=False).print(table)
 
 
-def print_tables(
-    titled: Titled, *, as_json: bool, prefix: str = "", formats: Mapping[str, str] | None = None
-) -> dict[str, list[Row]]:
-    """Print a table of the rows of every title, with ``formats`` as of :func:`report`; return the tables."""
+def print_tables(titled: Titled, *, as_json: bool, prefix: str = "") -> dict[str, list[Row]]:
+    """Print a table of the rows of every title, and return the tables."""
     tables: dict[str, list[Row]] = {}
     for title, row in titled:
         tables.setdefault(title, []).append(row)
     for title, rows in tables.items():
-        report(prefix + title, rows, as_json=as_json, formats=formats)
+        report(prefix + title, rows, as_json=as_json)
     return tables
 
 
