@@ -207,26 +207,22 @@ def coalitions() -> list[Case]:
 
 
 def interaction() -> list[Case]:
-    """Couplings and shared information of the heads of all layers, against a forward and backward pass."""
+    """Couplings of the heads of all layers, against a forward and backward pass."""
 
     def batch() -> dict[str, Tensor]:
         return {"input_ids": tokens(16, 128), "labels": tokens(16, 128)}
 
-    def measured(information: bool) -> Call:
+    def measured(_: Any) -> Call:
         from diabat.heads import HeadInteractions
 
-        couplings = partial(HeadInteractions(llama(4, 128, 8, 2)).measure, batch())
-        return (lambda: [found.information for found in couplings().values()]) if information else couplings
+        return partial(HeadInteractions(llama(4, 128, 8, 2)).measure, batch())
 
     def step(_: Any) -> Call:
         model, given = llama(4, 128, 8, 2), batch()
         return lambda: model(**given).loss.backward()
 
     compared = {"forward and backward": Peer(step, 1.1)}
-    return [
-        Case("heads/interaction", lambda _: measured(True), peers=compared),
-        Case("heads/interaction, couplings only", lambda _: measured(False), peers=compared),
-    ]
+    return [Case("heads/interaction", measured, peers=compared)]
 
 
 ARMS: dict[str, dict[str, Any]] = {

@@ -38,11 +38,6 @@ class Surrogate:
         s = 2 * coalitions.double() - 1
         return self.constant + s @ self.fields + 0.5 * ((s @ self.couplings) * s).sum(-1)
 
-    def explained(self, coalitions: Tensor, values: Tensor) -> float:
-        """R² = 1 - Σ (v - model)²/Σ (v - mean)² on coalitions, bool [M, n], with values [M]."""
-        residual = (values - self.value(coalitions)).square().sum()
-        return float(1 - residual / (values - values.mean()).square().sum())
-
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
@@ -67,8 +62,8 @@ class SearchResult:
     values: Tensor
 
 
-def fit_surrogate(coalitions: Tensor, values: Tensor, *, pairs: bool = True) -> Surrogate:
-    """Fit values v [M] of coalitions, bool [M, n], by ridge regression; without ``pairs`` the model is linear.
+def fit_surrogate(coalitions: Tensor, values: Tensor) -> Surrogate:
+    """Fit values v [M] of coalitions, bool [M, n], by ridge regression.
 
     The strength is chosen by generalised cross-validation.
 
@@ -87,12 +82,11 @@ def fit_surrogate(coalitions: Tensor, values: Tensor, *, pairs: bool = True) -> 
     n, v = coalitions.shape[1], values.double()
     s = 2 * coalitions.double() - 1
     rows, columns = torch.triu_indices(n, n, offset=1)
-    terms = torch.cat((s, s[:, rows] * s[:, columns]), 1) if pairs else s
+    terms = torch.cat((s, s[:, rows] * s[:, columns]), 1)
     centre, mean = terms.mean(0), v.mean()
     weights = _ridge(terms - centre, v - mean)
-    couplings = weights[n:] if pairs else torch.zeros(len(rows), dtype=torch.float64)
     constant = float(mean - centre @ weights)
-    return Surrogate(constant, weights[:n], pack_couplings(couplings, n))
+    return Surrogate(constant, weights[:n], pack_couplings(weights[n:], n))
 
 
 def surrogate(
