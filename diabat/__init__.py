@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from diabat.attention import BoltzmannAttention as BoltzmannAttention
     from diabat.attention import BoltzmannMultiheadAttention as BoltzmannMultiheadAttention
-    from diabat.attention import ChainAttention as ChainAttention
     from diabat.attention import NeuroGameAttention as NeuroGameAttention
     from diabat.attention import boltzmann_attention as boltzmann_attention
     from diabat.attention import spin_probabilities as spin_probabilities
@@ -30,8 +29,8 @@ __version__ = "0.1.0"
 
 # Every name is imported on first use: importing torch takes a second, and `diabat --help` must be faster.
 _NAMES = {
-    "attention": "BoltzmannAttention BoltzmannMultiheadAttention ChainAttention NeuroGameAttention "
-    "boltzmann_attention spin_probabilities",
+    "attention": "BoltzmannAttention BoltzmannMultiheadAttention NeuroGameAttention boltzmann_attention "
+    "spin_probabilities",
     "config": "load_config",
     "edges": "Edges",
     "fitting": "Fit fit",

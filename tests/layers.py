@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import diabat
-from diabat.attention import CouplingInit, WindowCouplings, couplings_of
+from diabat.attention import couplings_of
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import BoltzmannHeads
 from diabat.ising import Ising
@@ -35,10 +35,6 @@ F64 = torch.float64
 
 def _attention(window: int = 6, **fixed: Any) -> Callable[..., Any]:
     return lambda **options: diabat.BoltzmannAttention(8, 2, window, **fixed | options)
-
-
-def _chain(**fixed: Any) -> Callable[..., Any]:
-    return lambda **options: diabat.ChainAttention(8, 2, **fixed | options)
 
 
 def _multihead(**options: Any) -> Any:
@@ -56,13 +52,8 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "own spin of slots": _attention(3, relative=True, mode="J-self"),
     "far keys": _attention(3, relative=True, far="independent"),
     "odds of far keys": _attention(3, relative=True, far="independent", readout="odds"),
-    "chain": _chain(rank=2),
-    "odds of a chain": _chain(readout="odds"),
-    "chain of mean field": _chain(sampler="mean_field"),
     "multihead": partial(_multihead, window=6),
-    "multihead chain": partial(_multihead, couplings="tokens"),
     "hugging face": lambda **options: BoltzmannHeads(2, BoltzmannOptions(3, **options)),
-    "hugging face chain": lambda **options: BoltzmannHeads(2, BoltzmannOptions(None, **options), features=16),
     "neurogame": lambda **options: diabat.NeuroGameAttention(8, 2, **options),
 }
 
@@ -71,7 +62,7 @@ def coupled(layer: Any, std: float = 0.5) -> Any:
     """The layer with random couplings and biases of offsets in place of zeros."""
     with torch.no_grad():
         for part in couplings_of(layer).values():
-            for parameter in part.parameters() if isinstance(part, WindowCouplings) else ():
+            for parameter in part.parameters():
                 nn.init.normal_(parameter, std=std)
     return layer
 
@@ -89,18 +80,6 @@ def attention(
     """`diabat.BoltzmannAttention` with random couplings."""
     torch.manual_seed(seed)
     return coupled(diabat.BoltzmannAttention(dim, heads, window, **options).to(dtype), std)
-
-
-def chain(dim: int = 12, heads: int = 2, *, dtype: torch.dtype = F64, **options: Any) -> Any:
-    """`diabat.ChainAttention` with random couplings and features."""
-    torch.manual_seed(1)
-    options = {"coupling_init": CouplingInit(mean=0.4, std=0.3), **options}
-    layer: Any = diabat.ChainAttention(dim, heads, **options).to(dtype)
-    if layer.couplings.right_features is not None:
-        nn.init.normal_(layer.couplings.right_features, std=0.4)
-    if options.get("couplings") == "gates":
-        nn.init.normal_(layer.couplings.left_features, std=0.4)
-    return layer
 
 
 def as_multihead(layer: Any, **options: Any) -> Any:

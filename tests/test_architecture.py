@@ -49,7 +49,7 @@ FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 KERNELS = [
     f"{folder}/{name}.py"
     for folder, names in {
-        "attention": "chain_gradient chain_kernel chain_products chain_step",
+        "attention": "fused_kernel window_step",
         "attention/games": "order_kernel pair_gradient_kernel pair_kernel",
         "compute": "counter_random scratch threads",
         "samplers/banded": "kernel native steps torch walks",
@@ -170,7 +170,7 @@ def test_the_parser_sees_imports() -> None:
     assert {"ising", "circuits", "samplers"} <= units_imported("samplers/dqa.py")
     assert imports_package(simulation, kernel)
     assert not imports_package(simulation, kernel, top_imports)
-    assert {"samplers/tempering/kernel.py", "compute/simd.py", "attention/chain_kernel.py"} <= set(COMPILED)
+    assert {"samplers/tempering/kernel.py", "compute/simd.py", "attention/window_step.py"} <= set(COMPILED)
     assert imports_package("ising/dimod_models.py", "dimod")
 
 

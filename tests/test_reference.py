@@ -132,7 +132,6 @@ def test_pages_of_layers_show_what_they_inherit_from_classes_without_a_page() ->
     for name, members in {
         "diabat.BoltzmannAttention": ("sampler", "eval_seed", "recording", "last_path", "prefill", "step"),
         "diabat.BoltzmannMultiheadAttention": ("sampler", "last_problem", "use_sampler"),
-        "diabat.attention.ChainCouplings": ("hold", "release"),
     }.items():
         for member in members:
             kinds = resolve(name).__mro__

@@ -1,24 +1,19 @@
 """Attention whose weights are marginals of Ising models: a function, layers, couplings, and the gradient bridge."""
 
-from diabat.attention.boltzmann import BoltzmannAttention, ChainAttention
+from diabat.attention.boltzmann import BoltzmannAttention
 from diabat.attention.bridge import spin_probabilities
-from diabat.attention.chain_couplings import Band, ChainCouplings
 from diabat.attention.coupled import coupling_parameters, couplings_of
 from diabat.attention.coupling_init import CouplingInit
-from diabat.attention.couplings import KeyCouplings, WindowCouplings
+from diabat.attention.couplings import WindowCouplings
 from diabat.attention.explanation import NeuroGameExplanation
 from diabat.attention.functional import boltzmann_attention
 from diabat.attention.multihead import BoltzmannMultiheadAttention
 from diabat.attention.neurogame import NeuroGameAttention
 
 __all__ = [
-    "Band",
     "BoltzmannAttention",
     "BoltzmannMultiheadAttention",
-    "ChainAttention",
-    "ChainCouplings",
     "CouplingInit",
-    "KeyCouplings",
     "NeuroGameAttention",
     "NeuroGameExplanation",
     "WindowCouplings",

@@ -7,12 +7,11 @@ alpha_ij = P_i(s_j = +1).
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.chain_couplings import Band, ChainCouplings
 from diabat.attention.core import LawOptions
 from diabat.attention.coupled import SELF_MODES, CoupledLayer, check_mode
 from diabat.attention.coupling_init import CouplingInit
@@ -25,171 +24,7 @@ from diabat.attention.visible import Visible
 from diabat.checks import ArgumentError, check_flag
 
 
-class _SelfAttention(CoupledLayer):
-    """Projections of tokens to queries, keys and values of H heads, and of what is mixed; decoding token by token."""
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        causal: bool,
-        dropout: float,
-        bias: bool,
-        rotary: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-    ) -> None:
-        super().__init__()
-        check_heads(embed_dim, num_heads)
-        check_flag("causal", causal)
-        check_flag("rotary", rotary)
-        if rotary and embed_dim // num_heads % 2:
-            raise ArgumentError(
-                "rotary", f"expected an even embed_dim / num_heads, got {embed_dim} / {num_heads}."
-            )
-        self.embed_dim, self.num_heads, self.causal, self.rotary = embed_dim, num_heads, causal, rotary
-        self.register_module("couplings", None)  # parameters of couplings come first
-        self.query, self.key, self.value, self.output = (
-            nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype) for _ in range(4)
-        )
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(
-        self, x: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = False
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attend.
-
-        Args:
-            x: [B, T, D], T <= window with absolute couplings; else of any length.
-            key_padding_mask: bool [B, T], True where a key is padding (as in torch.nn.MultiheadAttention), on either
-                side.
-            need_weights: Also return the normalised weights of query i for key j, [B, H, T, T].
-
-        Returns:
-            [B, T, D], or that and the weights.  A query without a visible key gets weight 0 everywhere.
-
-        Raises:
-            ValueError: If a shape or dtype is wrong or T exceeds the window of absolute couplings.
-        """
-        q, k, v, key_mask = self._inputs(x, key_padding_mask)
-        out, weights = self._mixed(q, k, v, key_mask, self._couplings_of(x), need_weights)
-        if not need_weights:
-            return out
-        assert weights is not None
-        return out, weights
-
-    def prefill(self, x: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, DecodingState]:
-        """Attend over a prompt, and return the state from which :meth:`step` continues.
-
-        Args:
-            x: [B, L, D].
-            key_padding_mask: bool [B, L], True at padding; of prompts of different lengths on the left.
-
-        Returns:
-            The outputs, [B, L, D], and the state.
-
-        Raises:
-            ValueError: As :meth:`forward`, or if the couplings are absolute.
-        """
-        self._require_relative()
-        q, k, v, key_mask = self._inputs(x, key_padding_mask)
-        couplings = self._couplings_of(x)
-        out, _ = self._mixed(q, k, v, key_mask, couplings)
-        count = torch.full((), x.shape[1], dtype=torch.int64, device=x.device)
-        return out, DecodingState(k, _kept_values(v, couplings), key_mask, count).last(self._keys_kept)
-
-    def step(self, x: Tensor, state: DecodingState | None = None) -> tuple[Tensor, DecodingState]:
-        """Attend with one new token; equals the last position of :meth:`forward` over all tokens so far.
-
-        Args:
-            x: The new token of every sequence, [B, D].
-            state: State of the tokens before it; None for the first token.
-
-        Returns:
-            The output, [B, D], and the new state.  With ``far="none"`` the state keeps the last ``window`` keys, with
-            ``independent``, and for chains, all of them.
-
-        Raises:
-            ValueError: If a shape or dtype is wrong, or the couplings are absolute.
-        """
-        self._require_relative()
-        x = x.unsqueeze(1) if isinstance(x, Tensor) and x.ndim == 2 else x
-        check_sequences(x, self.query, self.embed_dim, None)
-        made = self.couplings
-        chain = made if isinstance(made, ChainCouplings) else None
-        check_state(x, state, self.num_heads, self.embed_dim, 0 if chain is None else chain.state_size)
-        q, k, v = self._projected(x, 0 if state is None else state.position)
-        size, couplings = v.shape[-1], self._couplings_of(None)
-        if chain is not None:
-            w = chain.bandwidth
-            v = _kept_values(v, chain(x, None if state is None else state.values[:, :, -w:, size + w :]))
-        if state is None:
-            state = DecodingState.empty(k, v)
-        state = state.extended(k, v, self._keys_kept)
-        values = state.values
-        if chain is not None:
-            values, couplings = values[..., :size], Band(values[..., size : size + chain.bandwidth])
-        out, _ = self._mixed(q, state.keys, values, state.key_mask, couplings)
-        return out.squeeze(1), state
-
-    def _inputs(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys and values of checked tokens, and which keys are not padding."""
-        check_sequences(x, self.query, self.embed_dim, padding, self._longest)
-        return *self._projected(x), None if padding is None else ~padding
-
-    def _projected(self, x: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, [B, H, L, d]; ``first`` is the position of the first token."""
-        q, k, v = [split_heads(made(x), self.num_heads) for made in (self.query, self.key, self.value)]
-        if self.rotary:
-            q, k = rotated(torch.cat((q, k), 1), first).chunk(2, 1)
-        return q, k, v
-
-    def _mixed(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        key_mask: Tensor | None,
-        couplings: WindowCouplings | Band | None,
-        need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Outputs [B, Q, D] of the last Q of S tokens, and weights [B, H, Q, S] if they are needed."""
-        visible = Visible(q.shape[2], k.shape[2], self.causal, key_mask)
-        dropout = self.dropout.p if self.training else 0.0
-        mixed, weights = self._attend(q, k, v, couplings, visible, dropout=dropout, need_weights=need_weights)
-        out: Tensor = self.output(merged_heads(mixed))
-        return out, weights
-
-    def _couplings_of(self, x: Tensor | None) -> WindowCouplings | Band | None:
-        """Couplings of the tokens [B, L, D] of a pass; None where they change nothing."""
-        made = self.couplings
-        if isinstance(made, WindowCouplings):
-            return None if self._is_softmax else made
-        return None if x is None else made(x)
-
-    @property
-    def _longest(self) -> int | None:
-        """Tokens that a sequence may have; None for any number."""
-        return None
-
-    @property
-    def _keys_kept(self) -> int | None:
-        """Keys that a state keeps; None for all."""
-        return None
-
-    def _require_relative(self) -> None:
-        if self._longest is not None:
-            raise ArgumentError("relative", "expected True to decode token by token, got False.")
-
-    def extra_repr(self) -> str:
-        """Show the options in ``repr``."""
-        shown = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, {super().extra_repr()}"
-        shown += f", causal={self.causal}"
-        return shown + ", rotary=True" * self.rotary
-
-
-class BoltzmannAttention(_SelfAttention):
+class BoltzmannAttention(CoupledLayer):
     """Multi-head self-attention with Ising models over windows of ``window`` positions.
 
     Couplings J (and K) are free parameters of each head.  They are zero at first: training starts from sigmoid
@@ -253,10 +88,20 @@ class BoltzmannAttention(_SelfAttention):
         **law: Unpack[LawOptions],
     ) -> None:
         terms = check_mode(mode, SELF_MODES)
-        super().__init__(
-            embed_dim, num_heads, causal=causal, dropout=dropout, bias=bias, rotary=rotary, device=device,
-            dtype=dtype,
-        )  # fmt: skip
+        super().__init__()
+        check_heads(embed_dim, num_heads)
+        check_flag("causal", causal)
+        check_flag("rotary", rotary)
+        if rotary and embed_dim // num_heads % 2:
+            raise ArgumentError(
+                "rotary", f"expected an even embed_dim / num_heads, got {embed_dim} / {num_heads}."
+            )
+        self.embed_dim, self.num_heads, self.causal, self.rotary = embed_dim, num_heads, causal, rotary
+        self.register_module("couplings", None)  # parameters of couplings come first
+        self.query, self.key, self.value, self.output = (
+            nn.Linear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype) for _ in range(4)
+        )
+        self.dropout = nn.Dropout(dropout)
         couplings = WindowCouplings(
             num_heads, window, terms=terms, bandwidth=bandwidth, relative=relative, offset_bias=offset_bias,
             init=coupling_init, device=device, dtype=dtype,
@@ -268,6 +113,98 @@ class BoltzmannAttention(_SelfAttention):
         self.window, self.relative = window, relative
         self._couple(couplings, mode, **law)
 
+    def forward(
+        self, x: Tensor, key_padding_mask: Tensor | None = None, need_weights: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attend.
+
+        Args:
+            x: [B, T, D], T <= window with absolute couplings; else of any length.
+            key_padding_mask: bool [B, T], True where a key is padding (as in torch.nn.MultiheadAttention), on either
+                side.
+            need_weights: Also return the normalised weights of query i for key j, [B, H, T, T].
+
+        Returns:
+            [B, T, D], or that and the weights.  A query without a visible key gets weight 0 everywhere.
+
+        Raises:
+            ValueError: If a shape or dtype is wrong or T exceeds the window of absolute couplings.
+        """
+        q, k, v, key_mask = self._inputs(x, key_padding_mask)
+        out, weights = self._mixed(q, k, v, key_mask, need_weights)
+        if not need_weights:
+            return out
+        assert weights is not None
+        return out, weights
+
+    def prefill(self, x: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, DecodingState]:
+        """Attend over a prompt, and return the state from which :meth:`step` continues.
+
+        Args:
+            x: [B, L, D].
+            key_padding_mask: bool [B, L], True at padding; of prompts of different lengths on the left.
+
+        Returns:
+            The outputs, [B, L, D], and the state.
+
+        Raises:
+            ValueError: As :meth:`forward`, or if the couplings are absolute.
+        """
+        self._require_relative()
+        q, k, v, key_mask = self._inputs(x, key_padding_mask)
+        out, _ = self._mixed(q, k, v, key_mask)
+        count = torch.full((), x.shape[1], dtype=torch.int64, device=x.device)
+        return out, DecodingState(k, v, key_mask, count).last(self._keys_kept)
+
+    def step(self, x: Tensor, state: DecodingState | None = None) -> tuple[Tensor, DecodingState]:
+        """Attend with one new token; equals the last position of :meth:`forward` over all tokens so far.
+
+        Args:
+            x: The new token of every sequence, [B, D].
+            state: State of the tokens before it; None for the first token.
+
+        Returns:
+            The output, [B, D], and the new state.  With ``far="none"`` the state keeps the last ``window`` keys, with
+            ``independent`` all of them.
+
+        Raises:
+            ValueError: If a shape or dtype is wrong, or the couplings are absolute.
+        """
+        self._require_relative()
+        x = x.unsqueeze(1) if isinstance(x, Tensor) and x.ndim == 2 else x
+        check_sequences(x, self.query, self.embed_dim, None)
+        check_state(x, state, self.num_heads, self.embed_dim)
+        q, k, v = self._projected(x, 0 if state is None else state.position)
+        if state is None:
+            state = DecodingState.empty(k, v)
+        state = state.extended(k, v, self._keys_kept)
+        out, _ = self._mixed(q, state.keys, state.values, state.key_mask)
+        return out.squeeze(1), state
+
+    def _inputs(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys and values of checked tokens, and which keys are not padding."""
+        check_sequences(x, self.query, self.embed_dim, padding, self._longest)
+        return *self._projected(x), None if padding is None else ~padding
+
+    def _projected(self, x: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, [B, H, L, d]; ``first`` is the position of the first token."""
+        q, k, v = [split_heads(made(x), self.num_heads) for made in (self.query, self.key, self.value)]
+        if self.rotary:
+            q, k = rotated(torch.cat((q, k), 1), first).chunk(2, 1)
+        return q, k, v
+
+    def _mixed(
+        self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Outputs [B, Q, D] of the last Q of S tokens, and weights [B, H, Q, S] if they are needed."""
+        visible = Visible(q.shape[2], k.shape[2], self.causal, key_mask)
+        dropout = self.dropout.p if self.training else 0.0
+        mixed, weights = self._attend(
+            q, k, v, self.couplings, visible, dropout=dropout, need_weights=need_weights
+        )
+        out: Tensor = self.output(merged_heads(mixed))
+        return out, weights
+
     @property
     def _longest(self) -> int | None:
         return None if self.relative else self.window
@@ -276,70 +213,12 @@ class BoltzmannAttention(_SelfAttention):
     def _keys_kept(self) -> int | None:
         return self.window if self._law.far == "none" else None
 
+    def _require_relative(self) -> None:
+        if self._longest is not None:
+            raise ArgumentError("relative", "expected True to decode token by token, got False.")
 
-class ChainAttention(_SelfAttention):
-    """Multi-head self-attention in which all keys that a query sees are spins, and neighbouring keys are coupled.
-
-    Query i sees the keys 0 .. i, and each is coupled with the ``bandwidth`` keys before it
-    (:class:`diabat.attention.ChainCouplings`): J depends on their distance, or on both tokens, so that it knows which
-    neighbours belong together.  With the backend ``banded`` and a bandwidth of 1 the layer takes time and memory
-    linear in L for each query.  On the CPU no [L, L] is then stored unless weights are asked for.
-
-    Args:
-        embed_dim: D, divisible by ``num_heads``.
-        num_heads: H.
-        couplings: What J depends on: ``distance``, ``tokens`` or ``gates``.
-        rank: Number of features of ``tokens``; None for 8.
-        bandwidth: w, the largest distance of two coupled keys.
-        coupling_init: Initial J: a :class:`diabat.attention.CouplingInit`, a number for all of J, or None for 0.
-        causal, dropout, bias, rotary, device, dtype: As in :class:`diabat.BoltzmannAttention`.
-        law: ``sampler`` (``banded`` if it is left out), ``gradient``, ``num_reads``, ``readout`` (``probability`` if it
-            is left out) and ``softcap`` of :func:`diabat.attention.boltzmann_attention`.
-
-    Attributes:
-        couplings: The :class:`diabat.attention.ChainCouplings`.
-
-    Raises:
-        ValueError: If a size or an option is invalid, or options contradict each other.
-        UnsupportedError: If the sampler does not support the couplings or the estimator.
-    """
-
-    couplings: ChainCouplings
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        *,
-        couplings: str = "tokens",
-        rank: int | None = None,
-        bandwidth: int = 1,
-        coupling_init: CouplingInit | float | None = None,
-        causal: bool = True,
-        dropout: float = 0.0,
-        bias: bool = True,
-        rotary: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **law: Unpack[LawOptions],
-    ) -> None:
-        super().__init__(
-            embed_dim, num_heads, causal=causal, dropout=dropout, bias=bias, rotary=rotary, device=device,
-            dtype=dtype,
-        )  # fmt: skip
-        made = ChainCouplings(
-            embed_dim, num_heads, couplings, rank=rank, bandwidth=bandwidth, init=coupling_init, device=device,
-            dtype=dtype,
-        )  # fmt: skip
-        self._couple(made, "h+J", **law)
-        self._modules["couplings"] = self._modules.pop(
-            "couplings"
-        )  # features are projections like the others
-
-
-def _kept_values(v: Tensor, couplings: Any) -> Tensor:
-    """Values that a state keeps, [B, H, L, d]; behind them the couplings and features of a chain."""
-    if not isinstance(couplings, Band):
-        return v
-    assert couplings.features is not None
-    return torch.cat((v, couplings.values, couplings.features), -1)
+    def extra_repr(self) -> str:
+        """Show the options in ``repr``."""
+        shown = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, {super().extra_repr()}"
+        shown += f", causal={self.causal}"
+        return shown + ", rotary=True" * self.rotary

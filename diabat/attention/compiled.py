@@ -203,8 +203,8 @@ def _backward(ctx: Any, cotangent: Tensor, of_seed: Tensor | None) -> tuple[Any,
     return h, J, K, None, own, None, None, None
 
 
-def refuse_second(ctx: Any, *cotangents: Any) -> NoReturn:
-    """The derivative of the derivative of an operator of graphs.
+def _refuse_second(ctx: Any, *cotangents: Any) -> NoReturn:
+    """The derivative of the derivative of the operator.
 
     Raises:
         UnsupportedError: Always.
@@ -216,4 +216,4 @@ def refuse_second(ctx: Any, *cotangents: Any) -> NoReturn:
 
 
 _probabilities.register_autograd(_backward, setup_context=_save)
-_probabilities_backward.register_autograd(refuse_second)
+_probabilities_backward.register_autograd(_refuse_second)

@@ -11,14 +11,14 @@ without couplings, or not visible.  `attend` chooses a path:
 =============  ==========================================================================================
 softmax        no couplings and odds: ``scaled_dot_product_attention`` of torch; also in wide windows
 fused          windows by a rule on the CPU, a backend with a solution: one autograd function
-chain kernel   neighbours by a rule on the CPU, an exact backend: one compiled call, linear memory
-single query   one compiled call without gradients: over a chain, also behind a mask, or a window of few states
+single query   one compiled call without gradients: a window of few states, and the keys before it
 operators      all else, of torch; keys that are not in a window over blocks of queries
 =============  ==========================================================================================
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,21 +28,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import diabat.attention.chain_graph  # noqa: F401  # registers an operator
-from diabat.attention import chain, chain_operators, fused, softmax
+from diabat.attention import fused, softmax
 from diabat.attention.bridge import GradientBridge
-from diabat.attention.chain_couplings import Band
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.head_axis import head_products
 from diabat.attention.layer import is_plain
-from diabat.attention.readout import log_odds, masked_softmax, normalised_weights, slot_weights
+from diabat.attention.readout import log_odds, odds_fields, slot_weights
 from diabat.attention.streaming import FarKeys, far_sums, far_weights
 from diabat.attention.visible import Visible, Windows
 from diabat.checks import check_choice, check_positive
 from diabat.edges import Edges
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.base import Sampler, refuse_trace
-from diabat.samplers.folding import is_traced, transformed
+from diabat.samplers.folding import is_traced
 
 READOUTS = ("odds", "probability")
 FAR = ("none", "independent")
@@ -71,8 +69,6 @@ class Law:
     fields: bool = True
     own_spin: bool = False
     bridge: GradientBridge | None = None
-    exact: bool = field(init=False)
-    """Whether a compiled chain computes what the backend does."""
     solved: bool = field(init=False)
     """Whether the backend has a solution with its derivative outside autograd."""
 
@@ -82,11 +78,10 @@ class Law:
         for name in ("softcap", "scale"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
-        bridge, exact, solved = self.bridge, False, True
+        bridge, solved = self.bridge, True
         if bridge is not None:
-            able, analytic = bridge.sampler.capabilities, bridge.estimator == "exact" and not bridge.draws
-            exact, solved = analytic and able.exact and able.edges, analytic and able.solution
-        object.__setattr__(self, "exact", exact)
+            analytic = bridge.estimator == "exact" and not bridge.draws
+            solved = analytic and bridge.sampler.capabilities.solution
         object.__setattr__(self, "solved", solved and self.fields and not self.own_spin and not self.softcap)
 
     @property
@@ -151,7 +146,7 @@ class Attention(NamedTuple):
 Result = tuple[Tensor, Tensor | None]
 
 
-def attend(call: Attention, couplings: WindowCouplings | Band | None) -> Result:
+def attend(call: Attention, couplings: WindowCouplings | None) -> Result:
     """Mixed values [B, H, Q, d] in the dtype of the values, and weights [B, H, Q, S] or None.
 
     Half precision is computed in float32.  A query that sees no key gets 0.
@@ -165,14 +160,11 @@ def attend(call: Attention, couplings: WindowCouplings | Band | None) -> Result:
     with without_autocast(q):
         if not q.dtype == k.dtype == narrow == wide:
             call = call._replace(q=q.to(wide), k=k.to(wide), v=v.to(wide))
-        if isinstance(couplings, Band):
-            mixed, weights = _over_chain(call, couplings)
-        else:
-            mixed, weights = _over_windows(call, couplings)
+        mixed, weights = _uncoupled(call) if couplings is None else _over_windows(call, couplings)
     return mixed.to(narrow), None if weights is None else weights.to(narrow)
 
 
-def _seen_by_softmax(call: Attention, couplings: WindowCouplings | Band | None) -> Visible | None:
+def _seen_by_softmax(call: Attention, couplings: WindowCouplings | None) -> Visible | None:
     """What queries see, where attention is softmax of torch; None where it is not."""
     law, visible = call.law, call.visible
     if call.need_weights or not (law.odds and law.fields) or law.softcap is not None:
@@ -180,7 +172,7 @@ def _seen_by_softmax(call: Attention, couplings: WindowCouplings | Band | None) 
     if couplings is None:
         call.note("softmax")
         return visible
-    if law.bridge is not None or law.far != "none" or not isinstance(couplings, WindowCouplings):
+    if law.bridge is not None or law.far != "none":
         return None
     plain = is_plain(call.q, call.k, call.v) and not call.dropout and couplings.offset_bias is None
     wide = couplings.relative and visible.keys <= _WIDE * couplings.window
@@ -193,67 +185,11 @@ def _seen_by_softmax(call: Attention, couplings: WindowCouplings | Band | None) 
 def _problem_of_scores(law: Law, visible: Visible, size: int, q: Tensor, k: Tensor) -> Ising:
     windows = visible.windows(size, q.device, far=False)
     scores = windows.scores(*law.scaled(q, k))
-    return Ising(
-        chain_operators.fields_of(law.readout, scores, windows.filled), None, windows.filled, check=False
-    )
+    return Ising(odds_fields(scores, windows.filled), None, windows.filled, check=False)
 
 
-def _over_chain(call: Attention, band: Band) -> Result:
-    """Keys whose neighbours are coupled."""
-    law, q, k, v, visible = call.law, call.q, call.k, call.v, call.visible
-    J, readable = band.values.to(q.dtype), q.is_cpu and not transformed()
-    band = Band(J)
-    exact = law.exact and J.shape[-1] == 1
-    given = chain_operators.ChainLaw(law.readout, law.factor(q), visible.causal, call.dropout)
-    problem = partial(_problem_of_chain, law, visible)
-    if exact and readable and law.softcap is None:
-        plain = not (call.need_weights or call.dropout or torch.is_grad_enabled() or is_traced())
-        one = plain and q.shape[2] == 1
-        if one and (visible.mask is None or visible.mask.shape[1] == 1):
-            call.note("single query", problem, q, k, J)
-            return chain.attend_once(given, q, k, v, J, *visible.one_row()), None
-        if visible.is_rule:
-            call.note("chain kernel", problem, q, k, J)
-            return chain.attend(
-                given, q, k, v, J[:, :, 1:, 0], visible.key_mask, need_weights=call.need_weights
-            )
-    call.note("operators", problem, q, k, J)
-    if exact:
-        return chain_operators.by_operators(
-            given, q, k, v, J[:, :, 1:, 0], visible, softcap=law.softcap, need_weights=call.need_weights
-        )
-    return _of_weights(call, _chain_weights(call, band), v)
-
-
-def _chain_weights(call: Attention, band: Band) -> Tensor:
-    """Weights [B, H, Q, S] from a backend that is not exact, or of a wider band."""
-    law, bridge, seen = call.law, call.law.bridge, call.visible.rows(call.q.device)
-    assert bridge is not None
-    fields = _chain_fields(law, call.visible, call.q, call.k)
-    J = band.edges() if bridge.takes_edges else band.matrix()
-    if law.odds:
-        return masked_softmax(log_odds(bridge, fields, J, seen, None, call.seed), seen)
-    return normalised_weights(bridge(fields, J, seen, None, call.seed), seen)
-
-
-def _chain_fields(law: Law, visible: Visible, q: Tensor, k: Tensor) -> Tensor:
-    """Fields [B, H, Q, S]."""
-    q, k = law.scaled(q, k)
-    scores, added = law.scores(head_products(q, k.mT)), visible.added()
-    if added is not None:
-        scores = scores + added.to(scores)
-    return chain_operators.fields_of(law.readout, scores, visible.rows(q.device))
-
-
-def _problem_of_chain(law: Law, visible: Visible, q: Tensor, k: Tensor, J: Tensor) -> Ising:
-    fields = _chain_fields(law, visible, q, k)
-    return Ising(fields, Band(J).edges(), visible.rows(q.device), check=False)
-
-
-def _over_windows(call: Attention, couplings: WindowCouplings | None) -> Result:
+def _over_windows(call: Attention, couplings: WindowCouplings) -> Result:
     """Slots of a window that are coupled, and keys before it."""
-    if couplings is None:
-        return _uncoupled(call)
     once = _window_once(call, couplings)
     if once is not None:
         return once, None
@@ -356,7 +292,8 @@ def _fused(
     if not (law.solved and plain and alike and q.is_cpu) or is_traced():
         return None
     wide = windows.filled.shape[-1] > q.shape[0] * q.shape[2]  # more pairs of slots than fields
-    if wide and law.exact and couplings.bandwidth < couplings.window - 1:
+    banded = couplings.bandwidth < couplings.window - 1
+    if wide and banded and law.bridge is not None and law.bridge.takes_edges:
         return None  # no matrix for a band
     pairs = couplings.values()
     if pairs is not None and pairs.dtype != q.dtype:
@@ -390,7 +327,15 @@ def _biased(near: Tensor, couplings: WindowCouplings) -> Tensor:
 def _of_weights(call: Attention, weights: Tensor, v: Tensor) -> Result:
     """Mix by weights of all keys; a value that is NaN reaches only the queries that see it."""
     weights = F.dropout(weights, call.dropout)
-    return chain_operators.mixed(weights, v, call.visible), weights if call.need_weights else None
+    values, lost = v, None
+    if is_traced() or math.isnan(float(v.detach().sum())):
+        lost = v.isnan()
+        values = v.masked_fill(lost, 0)
+    mixed = head_products(weights, values)
+    if lost is not None:
+        seen = call.visible.rows(v.device).expand(len(v), weights.shape[1], -1, v.shape[2])
+        mixed = mixed.masked_fill(head_products(seen.float(), lost.float()) > 0, math.nan)
+    return mixed, weights if call.need_weights else None
 
 
 def _solved(

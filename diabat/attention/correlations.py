@@ -86,14 +86,12 @@ def query_moments(
     h = problem.fields[sequence, :, query, None].double()  # [H, 1, T]
     free = problem.visible_mask[sequence, 0, query]
     J, K = (None if t is None else t.double() for t in (problem.couplings, problem.three_body))
-    if J is not None and J.ndim == 5:  # each sequence of a chain has its own
-        J = J[sequence]
     moments = layer.sampler.moments(
         Ising(h, J, free, K, check=False), correlations=True, num_reads=layer.num_reads, seed=seed
     )
     assert moments.correlation is not None
     positions, own = torch.arange(spins, device=h.device), torch.zeros_like(free)
-    if layer.in_slots:
+    if layer.couplings.relative:
         positions = positions + query - spins + 1
     if layer.mode == "J-self":  # the own spin is certain, and independent of all others
         own = positions == query

@@ -10,10 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from diabat.attention.chain_couplings import Band, ChainCouplings
 from diabat.attention.compiled import LayerBridge
 from diabat.attention.core import READOUTS, Attention, Law, LawOptions, attend
-from diabat.attention.couplings import KeyCouplings, WindowCouplings
+from diabat.attention.couplings import WindowCouplings
 from diabat.attention.layer import IsingLayer, Limits
 from diabat.attention.visible import Visible
 from diabat.checks import ArgumentError, check_choice, refuse_unknown
@@ -29,10 +28,10 @@ class CoupledLayer(IsingLayer):
     """A layer with couplings between keys; a subclass calls `_couple` in its constructor, and `_attend` in a pass.
 
     Attributes:
-        couplings: :class:`diabat.attention.WindowCouplings` or :class:`diabat.attention.ChainCouplings`.
+        couplings: The :class:`diabat.attention.WindowCouplings`.
     """
 
-    couplings: WindowCouplings | ChainCouplings
+    couplings: WindowCouplings
     mode: str = "h+J"
     """Terms of the exponent."""
     _law: Law
@@ -41,7 +40,7 @@ class CoupledLayer(IsingLayer):
 
     def _couple(
         self,
-        couplings: WindowCouplings | ChainCouplings,
+        couplings: WindowCouplings,
         mode: str,
         sampler: Sampler | str | None = None,
         gradient: str = "auto",
@@ -57,7 +56,6 @@ class CoupledLayer(IsingLayer):
         """
         own = signature(type(self)).parameters.values()
         refuse_unknown(law, (*LawOptions.__annotations__, *(p.name for p in own if p.kind != p.VAR_KEYWORD)))
-        window = isinstance(couplings, WindowCouplings)
         fields = mode == "softmax" or "h" in mode
         law |= {"readout": "odds" if mode == "softmax" else readout, "fields": fields}
         check_choice("readout", readout, READOUTS)
@@ -65,12 +63,10 @@ class CoupledLayer(IsingLayer):
         check_contradictions(couplings, mode, self._law)
         self.couplings, self.mode = couplings, mode
         self._limits = Limits() if mode == "J" else couplings.limits  # uniform, whatever J is
-        if sampler is None:
-            sampler = "exact" if window else "banded"
-        self.use_sampler(sampler, gradient=gradient, num_reads=num_reads)
-        everything = window and (not couplings.relative or self._law.far == "independent")
-        biased = window and couplings.offset_bias is not None
-        self._is_softmax = self._law.bridge is None and self._law.odds and everything and not biased
+        self.use_sampler("exact" if sampler is None else sampler, gradient=gradient, num_reads=num_reads)
+        everything = not couplings.relative or self._law.far == "independent"
+        plain = self._law.bridge is None and couplings.offset_bias is None
+        self._is_softmax = plain and self._law.odds and everything
 
     def _bind(self, bridge: LayerBridge) -> None:
         super()._bind(bridge)
@@ -82,11 +78,6 @@ class CoupledLayer(IsingLayer):
         return self._law.far
 
     @property
-    def in_slots(self) -> bool:
-        """Whether the spins of a query are the last keys that it sees, not absolute positions."""
-        return isinstance(self.couplings, WindowCouplings) and self.couplings.relative
-
-    @property
     def readout(self) -> str:
         """What weights are made from, ``odds`` or ``probability``."""
         return self._law.readout
@@ -96,7 +87,7 @@ class CoupledLayer(IsingLayer):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        couplings: WindowCouplings | Band | None,
+        couplings: WindowCouplings,
         visible: Visible,
         *,
         dropout: float = 0.0,
@@ -105,7 +96,7 @@ class CoupledLayer(IsingLayer):
         """As :func:`diabat.attention.core.attend`, with the seed of this pass, recorded if passes are."""
         record = None if self._last is None else self._record
         call = Attention(self._law, q, k, v, visible, dropout, need_weights, self._fixed_seed, record)
-        return attend(call, couplings)
+        return attend(call, None if self._is_softmax else couplings)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -123,7 +114,7 @@ class CoupledLayer(IsingLayer):
     def last_problem(self) -> Ising:
         """The problems of all queries of the last forward pass of :meth:`recording`, detached.
 
-        Fields are [B, H, L, T], of T positions, slots, or all keys of a chain, whose couplings are edges.
+        Fields are [B, H, L, T], of T positions or slots.
 
         Raises:
             RuntimeError: Outside of a recording, before its first forward pass, or if it had no spins.
@@ -170,19 +161,15 @@ class CoupledLayer(IsingLayer):
         return shown + (f", far={law.far!r}" if law.far != "none" else "")
 
 
-def check_contradictions(couplings: KeyCouplings, mode: str, law: Law) -> None:
+def check_contradictions(couplings: WindowCouplings, mode: str, law: Law) -> None:
     """Refuse options of a layer that contradict each other.
 
     Raises:
         ValueError: Names the argument.
     """
-    window = isinstance(couplings, WindowCouplings)
-    relative = isinstance(couplings, WindowCouplings) and couplings.relative
-    biased = isinstance(couplings, WindowCouplings) and couplings.offset_bias is not None
-    far = law.far != "none"
+    far, biased = law.far != "none", couplings.offset_bias is not None
     for refused, name, expected in (
-        (far and not window, "far", f"'none' for a chain, where all keys are coupled, got {law.far!r}"),
-        (far and window and not relative, "far", f"'none' without relative=True, got {law.far!r}"),
+        (far and not couplings.relative, "far", f"'none' without relative=True, got {law.far!r}"),
         (biased and not law.fields, "offset_bias", f"a mode with fields, got True in mode '{mode}'"),
         (
             law.own_spin and law.odds,
@@ -213,20 +200,11 @@ def recording(layers: Iterable[CoupledLayer]) -> Iterator[None]:
         yield
 
 
-def couplings_of(model: nn.Module) -> dict[str, KeyCouplings]:
+def couplings_of(model: nn.Module) -> dict[str, WindowCouplings]:
     """The couplings of all layers of a model by their names, to train, freeze, hold or ablate."""
-    return {name: part for name, part in model.named_modules() if isinstance(part, KeyCouplings)}
+    return {name: part for name, part in model.named_modules() if isinstance(part, WindowCouplings)}
 
 
 def coupling_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """J, K and biases per offset of all layers of a model: they train at a rate of their own.
-
-    Features of tokens are matrices like those of keys and queries, and train at the rate of the model.
-    """
-    found: list[nn.Parameter | None] = []
-    for part in couplings_of(model).values():
-        if isinstance(part, WindowCouplings):
-            found += [part.pairs, part.triples, part.offset_bias]
-        elif isinstance(part, ChainCouplings):
-            found.append(part.by_distance)
-    return [parameter for parameter in found if parameter is not None]
+    """J, K and biases per offset of all layers of a model: they train at a rate of their own."""
+    return [parameter for part in couplings_of(model).values() for parameter in part.parameters()]

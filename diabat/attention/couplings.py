@@ -8,7 +8,6 @@ over the slots of a window.  The slots are the last keys that a query sees (*rel
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import lru_cache, partial
 from typing import Any
@@ -24,95 +23,8 @@ from diabat.edges import Edges
 from diabat.ising import pack_couplings, pack_three_body, pair_indices
 
 
-class KeyCouplings(nn.Module, ABC):
-    """What all couplings of keys are, windows and chains: J of H heads by distance, parts of which can be held.
-
-    Attributes:
-        num_heads: H.
-        bandwidth: w, the largest distance of two coupled keys.
-        held: Values of J that do not train, in the shape of the parameter, NaN where it does; None for none.
-    """
-
-    num_heads: int
-    bandwidth: int
-    held: Tensor | None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("held", None, persistent=False)
-
-    @abstractmethod
-    def by_pair(self) -> tuple[Tensor | None, Tensor]:
-        """The parameter of J, [H, P], and the distance of the keys of each of its pairs, int64 [P]."""
-
-    @torch.no_grad()
-    def hold(
-        self,
-        value: float | None = None,
-        *,
-        heads: Iterable[int] | None = None,
-        distances: Iterable[int] | None = None,
-    ) -> None:
-        """Keep J of some heads and distances as it is, or at a value, whatever an optimiser does; 0 ablates it.
-
-        The value is written to the parameter as well, now and when it is saved.  Files do not say what was held.
-
-        Args:
-            value: J; None for what it is now.
-            heads: Numbers of heads; None for all.
-            distances: Distances of two coupled keys, 1 .. w; None for all.
-
-        Raises:
-            ValueError: If there is no such head or distance, the value is not finite, or there is no J.
-        """
-        parameter, distance = self.by_pair()
-        if parameter is None:
-            raise ArgumentError("couplings", "expected couplings with J, got none.")
-        if value is not None:
-            check_number("value", value, "(-inf, inf)")
-        all_heads = torch.arange(self.num_heads)
-        chosen = _among("heads", heads, all_heads)[:, None] & _among("distances", distances, distance)
-        chosen = chosen.to(parameter.device)
-        now = parameter if self.held is None else with_held(parameter, self.held)
-        now = now.masked_fill(chosen, value) if value is not None else now
-        before = torch.full_like(now, math.nan) if self.held is None else self.held
-        self.held = torch.where(chosen, now, before)
-        self._write_held()
-
-    def release(self) -> None:
-        """Let all of J train again."""
-        self._write_held()
-        self.held = None
-
-    @torch.no_grad()
-    def _write_held(self) -> None:
-        parameter, _ = self.by_pair()
-        if self.held is not None and parameter is not None:
-            parameter.copy_(with_held(parameter, self.held))
-
-    def _save_to_state_dict(self, *given: Any, **options: Any) -> None:
-        self._write_held()  # decay has moved it
-        super()._save_to_state_dict(*given, **options)
-
-
-def with_held(parameter: Tensor, held: Tensor | None) -> Tensor:
-    """A parameter with held values in their places."""
-    return parameter if held is None else torch.where(held.isnan(), parameter, held)
-
-
-def _among(name: str, chosen: Iterable[int] | None, known: Tensor) -> Tensor:
-    """Which of the known numbers are chosen, bool."""
-    if chosen is None:
-        return torch.ones(len(known), dtype=torch.bool)
-    numbers, most = list(chosen), int(known.max()) if len(known) else 0
-    for number in numbers:
-        if not is_integer(number) or not bool((known == number).any()):
-            raise ArgumentError(name, f"expected numbers in {int(known.min())} .. {most}, got {number!r}.")
-    return torch.isin(known, torch.tensor(numbers, dtype=torch.int64))
-
-
-class WindowCouplings(KeyCouplings):
-    """J and K over T slots, zero at first.
+class WindowCouplings(nn.Module):
+    """J and K over T slots of H heads, zero at first; parts of J can be held.
 
     Args:
         num_heads: H.
@@ -129,10 +41,14 @@ class WindowCouplings(KeyCouplings):
         pairs: J_jk for j < k, [H, Σ_{d=1..w} (T-d)], in row-major order; None without J.
         triples: K_jkl for j < k < l, [H, T(T-1)(T-2)/6]; None without K.
         offset_bias: [H, T], zero at first; or None.
+        bandwidth: w, the largest distance of two coupled keys.
+        held: Values of J that do not train, in the shape of ``pairs``, NaN where it does; None for none.
 
     Raises:
         ValueError: If a size is invalid or the parameters do not fit into memory.
     """
+
+    held: Tensor | None
 
     def __init__(
         self,
@@ -148,6 +64,7 @@ class WindowCouplings(KeyCouplings):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.register_buffer("held", None, persistent=False)
         check_count("num_heads", num_heads)
         check_count("window", window)
         check_count("bandwidth", bandwidth, optional=True)
@@ -187,6 +104,54 @@ class WindowCouplings(KeyCouplings):
         first, second = pair_indices(self.window, self.bandwidth)
         return self.pairs, second - first
 
+    @torch.no_grad()
+    def hold(
+        self,
+        value: float | None = None,
+        *,
+        heads: Iterable[int] | None = None,
+        distances: Iterable[int] | None = None,
+    ) -> None:
+        """Keep J of some heads and distances as it is, or at a value, whatever an optimiser does; 0 ablates it.
+
+        The value is written to the parameter as well, now and when it is saved.  Files do not say what was held.
+
+        Args:
+            value: J; None for what it is now.
+            heads: Numbers of heads; None for all.
+            distances: Distances of two coupled keys, 1 .. w; None for all.
+
+        Raises:
+            ValueError: If there is no such head or distance, the value is not finite, or there is no J.
+        """
+        now, (_, distance) = self.values(), self.by_pair()
+        if now is None:
+            raise ArgumentError("couplings", "expected couplings with J, got none.")
+        if value is not None:
+            check_number("value", value, "(-inf, inf)")
+        all_heads = torch.arange(self.num_heads)
+        chosen = _among("heads", heads, all_heads)[:, None] & _among("distances", distances, distance)
+        chosen = chosen.to(now.device)
+        now = now.masked_fill(chosen, value) if value is not None else now
+        before = torch.full_like(now, math.nan) if self.held is None else self.held
+        self.held = torch.where(chosen, now, before)
+        self._write_held()
+
+    def release(self) -> None:
+        """Let all of J train again."""
+        self._write_held()
+        self.held = None
+
+    @torch.no_grad()
+    def _write_held(self) -> None:
+        now = self.values()
+        if self.pairs is not None and now is not None:
+            self.pairs.copy_(now)
+
+    def _save_to_state_dict(self, *given: Any, **options: Any) -> None:
+        self._write_held()  # decay has moved it
+        super()._save_to_state_dict(*given, **options)
+
     def initialise(self, functions: Any) -> None:
         """Set J = 0 by functions of the names and arguments of ``torch.nn.init``."""
         for parameter in (self.pairs, self.triples, self.offset_bias):
@@ -196,7 +161,9 @@ class WindowCouplings(KeyCouplings):
     def values(self) -> Tensor | None:
         """J of all pairs, [H, P], with what is held."""
         pairs = self.pairs  # looked up by modules, which takes time
-        return None if pairs is None else with_held(pairs, self.held)
+        if pairs is None or self.held is None:
+            return pairs
+        return torch.where(self.held.isnan(), pairs, self.held)
 
     def matrix(self, length: int | None = None) -> Tensor | None:
         """Symmetric J over the first ``length`` positions, or the last slots, [H, 1, T, T]; None without J."""
@@ -234,6 +201,17 @@ class WindowCouplings(KeyCouplings):
     def extra_repr(self) -> str:
         """Show the options in ``repr``."""
         return f"{self.num_heads}, {self.window}, bandwidth={self.bandwidth}, relative={self.relative}"
+
+
+def _among(name: str, chosen: Iterable[int] | None, known: Tensor) -> Tensor:
+    """Which of the known numbers are chosen, bool."""
+    if chosen is None:
+        return torch.ones(len(known), dtype=torch.bool)
+    numbers, most = list(chosen), int(known.max()) if len(known) else 0
+    for number in numbers:
+        if not is_integer(number) or not bool((known == number).any()):
+            raise ArgumentError(name, f"expected numbers in {int(known.min())} .. {most}, got {number!r}.")
+    return torch.isin(known, torch.tensor(numbers, dtype=torch.int64))
 
 
 def _pair_count(window: int, bandwidth: int) -> int:

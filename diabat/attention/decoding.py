@@ -59,8 +59,7 @@ class DecodingState:
 
     Attributes:
         keys: [B, H, S, d], rotated if the layer uses rotary positions.
-        values: [B, H, S, d].  Without a window the couplings of each key with the w keys before it follow, and the
-            features that couple it with later ones.
+        values: [B, H, S, d].
         key_mask: bool [B, S], False at padding; None without padding.
         position: Position of the next token, int64 [].
     """
@@ -133,10 +132,8 @@ class DecodingState:
         return DecodingState(self.keys[:, :, first:], self.values[:, :, first:], key_mask, self.position)
 
 
-def check_state(
-    x: Tensor, state: DecodingState | None, num_heads: int, embed_dim: int, more: int = 0
-) -> None:
-    """Refuse anything but one token of every sequence of a state, whose values have ``more`` numbers behind them.
+def check_state(x: Tensor, state: DecodingState | None, num_heads: int, embed_dim: int) -> None:
+    """Refuse anything but one token of every sequence of a state.
 
     Raises:
         ValueError: Names the argument.
@@ -156,8 +153,4 @@ def check_state(
             "state",
             f"expected keys [{expected[0]}, {num_heads}, S, {expected[2]}] for this token, "
             f"got {list(state.keys.shape)}.",
-        )
-    if (found := state.values.shape[-1]) != expected[2] + more:
-        raise ArgumentError(
-            "state", f"expected values with {expected[2] + more} numbers for each head, got {found}."
         )

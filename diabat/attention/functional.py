@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.attention.chain_couplings import Band, ChainCouplings
 from diabat.attention.compiled import LayerBridge
 from diabat.attention.core import Attention, Law, attend
 from diabat.attention.couplings import WindowCouplings
@@ -19,14 +18,12 @@ from diabat.checks import ArgumentError, ArgumentTypeError, check_number
 from diabat.samplers.base import Sampler
 from diabat.samplers.registry import as_sampler
 
-AnyCouplings = WindowCouplings | ChainCouplings | Band
-
 
 def boltzmann_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    couplings: AnyCouplings | None = None,
+    couplings: WindowCouplings | None = None,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
@@ -58,9 +55,7 @@ def boltzmann_attention(
         key: [*, H, S, E]; with ``enable_gqa`` of H_kv heads, H a multiple of it.
         value: [*, H, S, E_v]; with ``enable_gqa`` of H_kv heads.
         couplings: :class:`diabat.attention.WindowCouplings`, between the last visible keys of a query or between
-            absolute positions; :class:`diabat.attention.ChainCouplings`, between neighbouring keys, of which a result
-            ``couplings(tokens)`` serves as well.  A module that needs tokens takes the values of all heads.  None for
-            independent spins.
+            absolute positions; None for independent spins.
         attn_mask: Broadcastable to [*, H, L, S]: bool, True where a key is visible, or floating, added to the scores;
             -inf hides a key.
         dropout_p: Probability of dropout of the normalised weights.
@@ -70,7 +65,7 @@ def boltzmann_attention(
         readout: ``odds`` or ``probability``.
         far: Keys before a window: ``none``, not visible; or ``independent``, spins without couplings.
         softcap: c; scores s become c tanh(s / c).
-        sampler: Backend of the marginals, or its name; None for ``exact``, or ``banded`` for neighbouring keys.
+        sampler: Backend of the marginals, or its name; None for ``exact``.
         gradient: Estimator, see :func:`diabat.spin_probabilities`.
         num_reads: Reads per query for backends that draw.
         seed: Seed of the reads; None draws one.
@@ -89,10 +84,10 @@ def boltzmann_attention(
     heads = lead[-1] if lead else 1
     q, k, v = (_four_dimensions(t) for t in (query, key, value))
     visible = _visible(attn_mask, is_causal, (*lead, query.shape[-2], key.shape[-2]), q.device)
-    made = _made(couplings, v, heads)
-    law = _law(made, (sampler, gradient, num_reads), readout, far, softcap, scale)
+    _check_couplings(couplings, heads, k.shape[2])
+    law = _law(couplings, (sampler, gradient, num_reads), readout, far, softcap, scale)
     call = Attention(law, q, k, v, visible, dropout_p, need_weights, seed)
-    out, weights = _of_nothing(q, k, v) if 0 in (*q.shape, *k.shape) else attend(call, made)
+    out, weights = _of_nothing(q, k, v) if 0 in (*q.shape, *k.shape) else attend(call, couplings)
     out = out.reshape(*lead, *out.shape[-2:])
     if not need_weights:
         return out
@@ -131,40 +126,24 @@ def _visible(mask: Tensor | None, is_causal: bool, shape: tuple[int, ...], devic
     return Visible.of(seen.expand(-1, -1, queries, -1), torch.where(seen, mask, 0))
 
 
-def _made(couplings: AnyCouplings | None, v: Tensor, heads: int) -> WindowCouplings | Band | None:
-    """What the core takes, checked."""
+def _check_couplings(couplings: Any, heads: int, keys: int) -> None:
+    """Refuse couplings that do not fit to queries and keys."""
     if couplings is None:
-        return None
-    made: Any = couplings
-    if not isinstance(made, WindowCouplings | ChainCouplings | Band):
-        expected = "expected WindowCouplings, ChainCouplings, what they return for tokens, or None"
-        raise ArgumentTypeError("couplings", f"{expected}, got {type(made).__name__}.")
-    if isinstance(made, ChainCouplings):
-        features = v.shape[1] * v.shape[3]
-        if made.rank and made.embed_dim != features:
-            raise ArgumentError(
-                "couplings",
-                f"expected features of the values of all heads, {features}, got those of tokens of "
-                f"{made.embed_dim}; pass couplings(tokens).",
-            )
-        tokens = v.transpose(1, 2).flatten(2) if made.rank else v[:, 0]
-        made = made(tokens)
-    number = made.num_heads if isinstance(made, WindowCouplings) else made.values.shape[1]
-    if number != heads:
-        raise ArgumentError(
-            "couplings", f"expected those of {heads} heads as the queries have, got {number}."
+        return
+    if not isinstance(couplings, WindowCouplings):
+        raise ArgumentTypeError(
+            "couplings", f"expected WindowCouplings or None, got {type(couplings).__name__}."
         )
-    keys = v.shape[2]
-    if isinstance(made, Band) and made.values.shape[2] != keys:
-        raise ArgumentError("couplings", f"expected those of {keys} keys, got {made.values.shape[2]}.")
-    if isinstance(made, WindowCouplings) and not made.relative and keys > made.window:
-        raise ArgumentError("key", f"expected at most window = {made.window} positions, got {keys}.")
-    checked: WindowCouplings | Band = made
-    return checked
+    if couplings.num_heads != heads:
+        raise ArgumentError(
+            "couplings", f"expected those of {heads} heads as the queries have, got {couplings.num_heads}."
+        )
+    if not couplings.relative and keys > couplings.window:
+        raise ArgumentError("key", f"expected at most window = {couplings.window} positions, got {keys}.")
 
 
 def _law(
-    couplings: WindowCouplings | Band | None,
+    couplings: WindowCouplings | None,
     backend: tuple[Sampler | str | None, str, int | None],
     readout: str,
     far: str,
@@ -177,15 +156,11 @@ def _law(
         if sampler is not None:
             _built(sampler, gradient, num_reads)  # of no use, but a wrong name is refused
         return Law(readout, far, softcap, scale)
-    if isinstance(couplings, WindowCouplings):
-        limits, usual, moving = couplings.limits, "exact", couplings.relative
-    else:
-        limits, usual, moving = Limits(None, couplings.values.shape[-1]), "banded", False
-    if far != "none" and not moving:
+    if far != "none" and not couplings.relative:
         raise ArgumentError(
             "far", f"expected 'none' unless couplings are those of a moving window, got {far!r}."
         )
-    sampler = usual if sampler is None else sampler
+    sampler, limits = "exact" if sampler is None else sampler, couplings.limits
     bridge = None if limits == Limits() else getattr(_BRIDGES, _built(sampler, gradient, num_reads, *limits))
     return Law(readout, far, softcap, scale, bridge=bridge)
 

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diabat.attention.bridge import GradientBridge, refuse_inference
-from diabat.attention.chain import place, readable
+from diabat.attention.compiled_passes import CompiledPasses
 from diabat.attention.readout import log_odds, slot_weights
-from diabat.attention.recomputed import CompiledPasses
 from diabat.attention.visible import Windows
 from diabat.compute.loading import loaded
 from diabat.compute.scratch import lanes_of
@@ -149,11 +148,11 @@ def attend_once(
     (batch, heads, _, features), (keys, width), size = q.shape, v.shape[2:], len(numbers)
     if size > _MOST_SLOTS:
         return None
-    terms, number = [readable(t, q.dtype) for t in (q, k, v)], batch * heads
+    terms, number = [_readable(t) for t in (q, k, v)], batch * heads
     pairs, lost = pairs.contiguous(), np.zeros(number, np.bool_)
     window = _window(law, q.dtype, far, heads, heads // k.shape[1], size, features, width)
     out, kernel = q.new_empty(batch, heads, 1, width), loaded("diabat.attention.window_step").attend
-    places = [place(t) for t in terms]
+    places = [_place(t) for t in terms]
     given = *places, pairs.data_ptr(), pairs.shape[1], numbers.numpy(), lost, out.data_ptr()
     threads = min(torch.get_num_threads(), 1 + number * keys * features // _WORK_PER_THREAD)
     run_parts(
@@ -299,6 +298,17 @@ class _Call(CompiledPasses):
         if mean is None:
             return windows.mixed(weights, v), weights
         return windows.mixed(weights[..., :-1], v) + weights[..., -1:] * mean, weights
+
+
+def _readable(t: Tensor) -> Tensor:
+    """Features [B, H, L, d] for `_place`, without a copy if they are next to each other; the caller keeps them."""
+    return t if t.stride(-1) == 1 and not t.is_neg() else t.detach().resolve_neg().contiguous()
+
+
+def _place(t: Tensor) -> Any:
+    """The place of `_readable` features."""
+    batch, head, row, _ = t.stride()
+    return loaded("diabat.attention.window_step").Tokens(t.data_ptr(), batch, head, row)
 
 
 def _array(numbers: Tensor | None, dimensions: int, dtype: Any) -> Array:

@@ -21,8 +21,8 @@ class Limits(NamedTuple):
     """Limits of the problems of a layer, fixed when it is built.
 
     Attributes:
-        window: Largest number of spins; None for sequences of any length.
-        bandwidth: Largest distance of two coupled spins; None without couplings, or if any two spins may be coupled.
+        window: Largest number of spins; None without couplings.
+        bandwidth: Largest distance of two coupled spins; None without pair couplings.
         three_body: Whether there are three-body terms.
     """
 
@@ -90,14 +90,8 @@ class IsingLayer(nn.Module):
 
 def fitted(sampler: Sampler, limits: Limits) -> Sampler:
     """Adapt a backend to the limits of a layer; refuse now what it would refuse at the first batch."""
-    able, bandwidth = sampler.capabilities, limits.bandwidth
-    if bandwidth is not None and limits.window is None and able.exact and not able.edges:
-        raise UnsupportedError(
-            "sampler",
-            f"expected one that takes edges without a window, as 'banded' does, got '{sampler.name}'.",
-        )
-    if bandwidth is not None:
-        sampler = sampler.for_window(bandwidth + 1 if limits.window is None else limits.window, bandwidth)
+    if limits.window is not None and limits.bandwidth is not None:
+        sampler = sampler.for_window(limits.window, limits.bandwidth)
     able = sampler.capabilities
     if limits.three_body and not able.three_body:
         raise UnsupportedError(

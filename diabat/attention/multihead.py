@@ -6,13 +6,12 @@ h_ij = q_i·k_j / sqrt(d) and a float mask m, and weights alpha_ij / Σ_k alpha_
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diabat.attention.chain_couplings import Band, ChainCouplings, check_source
 from diabat.attention.core import LawOptions
 from diabat.attention.coupled import CoupledLayer, check_mode
 from diabat.attention.coupling_init import CouplingInit
@@ -45,23 +44,18 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
         batch_first: Inputs are [B, L, E] instead of [L, B, E].
         device: Device of the parameters.
         dtype: Dtype of the parameters.
-        window: Largest number S of keys, whose positions are coupled; or None.
-        mode: With a window, terms of the exponent: softmax, h+J, h, J, h+K, J+K, h+J+K or K.
-        couplings: In place of a window, couplings of neighbouring keys of any number: ``distance``, ``tokens`` or
-            ``gates`` of the keys before their projection, see :class:`diabat.attention.ChainCouplings`.
-        rank: Number of features of ``tokens``; None for 8.
-        bandwidth: w; J_jk is 0 for abs(j - k) > w.  None makes every pair of a window a parameter, and is 1 for
-            neighbours.
+        window: Largest number S of keys, whose positions are coupled.
+        mode: Terms of the exponent: softmax, h+J, h, J, h+K, J+K, h+J+K or K.
+        bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None makes every pair a parameter.
         coupling_init: Initial J: a :class:`diabat.attention.CouplingInit`, a number for all of J, or None for 0.
         law: ``sampler``, ``gradient``, ``num_reads``, ``readout`` (``probability`` if it is left out) and ``softcap``
             of :func:`diabat.attention.boltzmann_attention`.
 
     Attributes:
-        couplings: As in :class:`diabat.BoltzmannAttention` or :class:`diabat.ChainAttention`.
+        couplings: As in :class:`diabat.BoltzmannAttention`.
 
     Raises:
-        ValueError: If a size or an option is invalid, both kinds of couplings or neither are asked for, or
-            ``add_bias_kv`` or ``add_zero_attn`` is set.
+        ValueError: If a size or an option is invalid, or ``add_bias_kv`` or ``add_zero_attn`` is set.
         UnsupportedError: If the sampler does not support the mode, the window or the estimator.
     """
 
@@ -79,17 +73,14 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        window: int | None = None,
+        window: int,
         mode: str = "h+J",
-        couplings: str | None = None,
-        rank: int | None = None,
         bandwidth: int | None = None,
         coupling_init: CouplingInit | float | None = None,
         **law: Unpack[LawOptions],
     ) -> None:
         terms = check_mode(mode)
         check_heads(embed_dim, num_heads)
-        check_kind(window, mode, couplings, rank)
         for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
             if value:
                 raise ArgumentError(name, f"expected False, since couplings are between keys, got {value!r}.")
@@ -100,18 +91,11 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
         # torch's transformer layers read this before they use a fused softmax with the weights of this module.
         self._qkv_same_embed_dim = False
         self.window = window
-        options: Any = {"init": coupling_init, "device": device, "dtype": dtype}
-        made: WindowCouplings | ChainCouplings
-        if window is None:
-            w = 1 if bandwidth is None else bandwidth
-            made = ChainCouplings(
-                self.kdim, num_heads, couplings or "tokens", rank=rank, bandwidth=w, **options
-            )
-        else:
-            made = WindowCouplings(
-                num_heads, window, terms=terms, bandwidth=bandwidth, relative=False, **options
-            )
-        self._couple(made, mode, **law)
+        couplings = WindowCouplings(
+            num_heads, window, terms=terms, bandwidth=bandwidth, relative=False, init=coupling_init,
+            device=device, dtype=dtype,
+        )  # fmt: skip
+        self._couple(couplings, mode, **law)
 
     def forward(
         self,
@@ -158,13 +142,8 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
         q, k, v = self._projected(query, key, value)
         shape = (*q.shape[:3], k.shape[2])
         visible = visible_keys(shape, key_padding_mask, attn_mask, is_causal, q.device)
-        couplings: WindowCouplings | Band | None = None
-        if isinstance(self.couplings, ChainCouplings):
-            couplings = self.couplings(key)
-        elif not self._is_softmax:
-            couplings = self.couplings
         mixed, weights = self._attend(
-            q, k, v, couplings, visible,
+            q, k, v, self.couplings, visible,
             dropout=self.dropout if self.training else 0.0, need_weights=need_weights,
         )  # fmt: skip
         out: Tensor = self.out_proj(merged_heads(mixed))
@@ -225,7 +204,7 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
                 "key",
                 f"expected a batch of {query.shape[1 - axis]} as the queries, got {key.shape[1 - axis]}.",
             )
-        if self.window is not None and key.shape[axis] > self.window:
+        if key.shape[axis] > self.window:
             raise ArgumentError(
                 "key", f"expected at most window = {self.window} positions, got {key.shape[axis]}."
             )
@@ -235,26 +214,6 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
         """Show the options in ``repr``."""
         sizes = f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
         return f"{sizes}, {super().extra_repr()}, batch_first={self.batch_first}"
-
-
-def check_kind(window: Any, mode: str, couplings: str | None, rank: int | None) -> None:
-    """Refuse both kinds of couplings, or neither, and options of the other kind.
-
-    Raises:
-        ValueError: Names the argument.
-    """
-    if window is None and couplings is None:
-        raise ArgumentError(
-            "window", "expected a number of keys, or couplings in place of a window, got None."
-        )
-    if window is None:
-        check_source(couplings, rank)
-        if mode != "h+J":
-            raise ArgumentError("mode", f"expected 'h+J' without a window, got {mode!r}.")
-        return
-    for name, value in (("couplings", couplings), ("rank", rank)):
-        if value is not None:
-            raise ArgumentError(name, f"expected None with a window, got {value!r}.")
 
 
 def visible_keys(

@@ -151,7 +151,7 @@ class _FarSums(torch.autograd.Function):
             else:
                 w, _, x = _of_probabilities(s)
             if words is not None:
-                w = w * dropout_factors(words[_rows(block)], settings.dropout, w, block.high)
+                w = w * _dropout_factors(words[_rows(block)], settings.dropout, w, block.high)
             found.append((head_products(w, v[..., : block.high, :]), x))
         if len(found) == 1:
             return found[0]
@@ -176,7 +176,7 @@ class _FarSums(torch.autograd.Function):
             w, p = (torch.softmax(s, -1), None) if settings.odds else _of_probabilities(s)[:2]
             kept = w
             if words is not None:
-                noise = dropout_factors(words[rows], settings.dropout, w, block.high)
+                noise = _dropout_factors(words[rows], settings.dropout, w, block.high)
                 kept, ds = w * noise, ds * noise
             # w (v·g - y·g + dx) for odds, else 2 (1 - p) (w (v·g - y·g) + p dx).
             if p is None:
@@ -241,7 +241,7 @@ def _of_probabilities(s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return positive / x.where(x > 0, 1)[..., None], p, x
 
 
-def dropout_factors(words: Tensor, rate: float, like: Tensor, keys: int) -> Tensor:
+def _dropout_factors(words: Tensor, rate: float, like: Tensor, keys: int) -> Tensor:
     """Factors of dropout, [B, H, R, n], of the type of ``like``: a hash of a word for each query and the key.
 
     The backward pass computes them again.  The hash is lowbias32 of https://github.com/skeeto/hash-prospector.

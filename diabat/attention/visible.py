@@ -73,26 +73,14 @@ class Visible(NamedTuple):
         """Whether nothing but ``causal`` and ``key_mask`` says what is seen."""
         return self.mask is None and self.bias is None
 
-    def rows(self, device: torch.device, part: slice = slice(None)) -> Tensor:
-        """Visible keys of a part of the queries, bool, broadcastable to [B, H, R, S]."""
+    def rows(self, device: torch.device) -> Tensor:
+        """Visible keys of all queries, bool, broadcastable to [B, H, Q, S]."""
         if self.mask is not None:
-            return self.mask if self.mask.shape[-2] == 1 else self.mask[..., part, :]
-        # `slice.indices` would make a graph for every number of queries.
-        first, stop = part.start or 0, self.queries if part.stop is None else part.stop
-        seen = torch.ones(stop - first, self.keys, dtype=torch.bool, device=device)
+            return self.mask
+        seen = torch.ones(self.queries, self.keys, dtype=torch.bool, device=device)
         if self.causal:
-            seen = seen.tril(self.keys - self.queries + first)
+            seen = seen.tril(self.keys - self.queries)
         return seen if self.key_mask is None else seen & self.key_mask[:, None, None]
-
-    def added(self, part: slice = slice(None)) -> Tensor | None:
-        """What is added to the scores of a part of the queries, broadcastable to [B, H, R, S]."""
-        bias = self.bias
-        return bias if bias is None or bias.shape[-2] == 1 else bias[..., part, :]
-
-    def one_row(self) -> tuple[Tensor | None, Tensor | None]:
-        """Of one query that sees the same in every head: bool [B or 1, S], and what is added, [B or 1, S]."""
-        seen = self.key_mask if self.mask is None else self.mask.reshape(-1, self.keys)
-        return seen, None if self.bias is None else self.bias.reshape(-1, self.keys)
 
     def last(self, size: int, device: torch.device) -> Visible:
         """The same of a causal rule, with no more than the last ``size`` keys of each query."""

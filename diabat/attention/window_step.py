@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diabat.attention.chain_products import memory, start
-from diabat.attention.chain_step import dots, mix
 from diabat.compute.jit import REORDERED, inner, jit
 from diabat.compute.simd import (
     add,
@@ -33,6 +31,20 @@ STRONGEST = 600.0
 """Σ|2h| + 4 Σ|J| of a window that float64 has room for."""
 
 _fast = partial(inner, fastmath=REORDERED)
+
+
+class Tokens(NamedTuple):
+    """Features [B, H, L, d] anywhere in memory.
+
+    Attributes:
+        data: The address of the first number.
+        batch, head, row: Distance of two sequences, heads and tokens in it; features are next to each other.
+    """
+
+    data: Any
+    batch: Any
+    head: Any
+    row: Any
 
 
 class Window(NamedTuple):
@@ -59,6 +71,59 @@ class Window(NamedTuple):
     lanes: Any
     features: Any
     width: Any
+
+
+@inner
+def _rows_of(tokens: Tokens, like: Any, b: int, h: int) -> Any:
+    """Tokens of a sequence and a head, whose numbers are of the type of ``like``."""
+    return offset(at_address(like, tokens.data), b * tokens.batch + h * tokens.head)
+
+
+@_fast
+def _dot(a: Any, b: Any, features: int) -> Any:
+    total = item(a, 0) * item(b, 0)
+    for c in range(1, features):
+        total += item(a, c) * item(b, c)
+    return total
+
+
+@_fast
+def _dots(out: Any, scale: Any, q: Any, k: Any, row: int, features: int, first: int, end: int) -> None:
+    """Fill scale q·k of the keys ``first`` .. ``end`` - 1."""
+    done = first + (end - first) // 4 * 4
+    for j in range(first, done, 4):
+        at = j * row
+        s, t = item(q, 0) * item(k, at), item(q, 0) * item(k, at + row)
+        x, y = item(q, 0) * item(k, at + 2 * row), item(q, 0) * item(k, at + 3 * row)
+        for c in range(1, features):
+            s += item(q, c) * item(k, at + c)
+            t += item(q, c) * item(k, at + row + c)
+            x += item(q, c) * item(k, at + 2 * row + c)
+            y += item(q, c) * item(k, at + 3 * row + c)
+        set_item(out, j, scale * s)
+        set_item(out, j + 1, scale * t)
+        set_item(out, j + 2, scale * x)
+        set_item(out, j + 3, scale * y)
+    for j in range(done, end):
+        set_item(out, j, scale * _dot(q, offset(k, j * row), features))
+
+
+@_fast
+def _mix(out: Any, weights: Any, v: Any, row: int, features: int, first: int, end: int) -> None:
+    """Add values of the keys ``first`` .. ``end`` - 1 with their weights."""
+    done = first + (end - first) // 4 * 4
+    for j in range(first, done, 4):
+        s, t = item(weights, j), item(weights, j + 1)
+        x, y = item(weights, j + 2), item(weights, j + 3)
+        at = j * row
+        for c in range(features):
+            total = s * item(v, at + c) + t * item(v, at + row + c)
+            total += x * item(v, at + 2 * row + c) + y * item(v, at + 3 * row + c)
+            set_item(out, c, item(out, c) + total)
+    for j in range(done, end):
+        weight = item(weights, j)
+        for c in range(features):
+            set_item(out, c, item(out, c) + weight * item(v, j * row + c))
 
 
 @_fast
@@ -188,9 +253,8 @@ def attend(
     weights, values = at_address(scale, scratch), at_address(scale, pairs)
     for p in range(begin, end):
         b, h = p // window.heads, p % window.heads
-        query = offset(memory(q, scale), start(q, b, h))
-        states = offset(memory(k, scale), start(k, b, h // window.groups))
-        dots(weights, 1, scale, query, states, k.row, window.features, low, keys)
+        states = _rows_of(k, scale, b, h // window.groups)
+        _dots(weights, scale, _rows_of(q, scale, b, h), states, k.row, window.features, low, keys)
         norm = _fields(window, weights, low, first, keys, x)
         for j in range(size):
             for i in range(size):
@@ -203,5 +267,5 @@ def attend(
         mixed = offset(at_address(scale, out), p * window.width)
         for c in range(window.width):
             set_item(mixed, c, scale - scale)
-        states = offset(memory(v, scale), start(v, b, h // window.groups))
-        mix(mixed, weights, 1, states, v.row, window.width, low, keys)
+        states = _rows_of(v, scale, b, h // window.groups)
+        _mix(mixed, weights, states, v.row, window.width, low, keys)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diabat.attention.boltzmann import BoltzmannAttention
 from diabat.attention.correlations import query_moments, reason_without_correlations
 from diabat.attention.coupled import recording
 from diabat.attention.evaluating import evaluating
@@ -138,7 +137,7 @@ def explain_decoder(
     visible, first = torch.arange(1, length + 1), layers[0]
     if not first.causal:
         visible = torch.full((length,), length)
-    elif isinstance(first, BoltzmannAttention) and first.relative and first.far == "none":
+    elif first.relative and first.far == "none":
         visible = visible.clamp(max=first.window)
 
     def stacked(of_layers: list[Tensor]) -> Tensor | None:

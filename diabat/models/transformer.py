@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.boltzmann import BoltzmannAttention, ChainAttention
+from diabat.attention.boltzmann import BoltzmannAttention
 from diabat.attention.coupled import couplings_of
 from diabat.attention.coupling_init import CouplingInit
 from diabat.checks import ArgumentError, check_choice, check_count, check_number
@@ -47,9 +47,6 @@ class TransformerOptions(ModelOptions):
         positions: ``learned`` embeddings, one for each position of the context; ``rope``: rotary positions in every
             attention layer; or ``none``.
         offset_bias: With ``relative``, a learned bias on the scores of the last keys, by head and offset.
-        couplings: In place of a window, J between neighbours over the whole context: from their
-            ``distance``, from the ``tokens``, or from the distance and ``gates``; None couples windows.
-        rank: Number of features that couplings of tokens are products of; None takes 8.
         coupling_init: Initial couplings: ``mean`` and ``std`` of J_jk for abs(j - k) <= ``max_distance``, or a number;
             None for 0.
     """
@@ -72,8 +69,6 @@ class TransformerOptions(ModelOptions):
     positions: str = "learned"
     offset_bias: bool = False
     coupling_init: CouplingInit | float | None = None
-    couplings: str | None = None
-    rank: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("embed_dim", 1), ("num_heads", 1), ("num_layers", 1), ("ffn_dim", 0)):
@@ -89,11 +84,6 @@ class TransformerOptions(ModelOptions):
         if self.attention_window is not None and not self.relative:
             got = f"got {self.attention_window}"
             raise ArgumentError("attention_window", f"expected None without relative couplings, {got}.")
-        if self.attention_window is not None and self.couplings is not None:
-            got = f"got {self.attention_window}"
-            raise ArgumentError(
-                "attention_window", f"expected None with couplings={self.couplings!r}, {got}."
-            )
         if self.positions == "rope" and self.embed_dim // self.num_heads % 2:
             got = f"{self.embed_dim} / {self.num_heads}"
             raise ArgumentError("positions", f"'rope' expects an even embed_dim / num_heads, got {got}.")
@@ -107,43 +97,26 @@ class TransformerOptions(ModelOptions):
 
     def attention(
         self, window: int, sampler: Sampler | str | None, gradient: str = "auto", device: str | None = None
-    ) -> BoltzmannAttention | ChainAttention:
-        """Build the attention of a block with ``window`` coupled positions, which a chain does without."""
-        options: dict[str, Any] = {
-            "sampler": sampler,
-            "gradient": gradient,
-            "causal": self.causal,
-            "dropout": self.dropout if self.attention_dropout is None else self.attention_dropout,
-            "far": self.far,
-            "readout": self.readout,
-            "rotary": self.positions == "rope",
-            "coupling_init": self.coupling_init,
-            "device": device,
-        }
-        if self.couplings is not None:
-            for name, value, usual in (("mode", self.mode, "h+J"), ("offset_bias", self.offset_bias, False)):
-                if value != usual:
-                    raise ArgumentError(name, f"expected {usual!r} with couplings, got {value!r}.")
-            w = 1 if self.bandwidth is None else self.bandwidth
-            return ChainAttention(
-                self.embed_dim,
-                self.num_heads,
-                couplings=self.couplings,
-                rank=self.rank,
-                bandwidth=w,
-                **options,
-            )
-        if self.rank is not None:
-            raise ArgumentError("rank", f"expected None without couplings, got {self.rank!r}.")
+    ) -> BoltzmannAttention:
+        """Build the attention of a block with ``window`` coupled positions."""
         return BoltzmannAttention(
-            self.embed_dim, self.num_heads, window, mode=self.mode, relative=self.relative,
-            bandwidth=self.bandwidth, offset_bias=self.offset_bias, **options,
-        )  # fmt: skip
-
-    @property
-    def decodes(self) -> bool:
-        """Whether keys are counted from the query, so that a model can continue its sequences."""
-        return self.relative or self.couplings is not None
+            self.embed_dim,
+            self.num_heads,
+            window,
+            mode=self.mode,
+            relative=self.relative,
+            bandwidth=self.bandwidth,
+            offset_bias=self.offset_bias,
+            coupling_init=self.coupling_init,
+            causal=self.causal,
+            dropout=self.dropout if self.attention_dropout is None else self.attention_dropout,
+            rotary=self.positions == "rope",
+            device=device,
+            sampler=sampler,
+            gradient=gradient,
+            readout=self.readout,
+            far=self.far,
+        )
 
     @property
     def uses_sampler(self) -> bool:
@@ -336,24 +309,23 @@ class Transformer(Model):
     @property
     def longest(self) -> int | None:
         """Largest number of positions; None for any."""
-        return self.window if self.positions is not None or not self.options.decodes else None
+        return self.window if self.positions is not None or not self.options.relative else None
 
     def _require_within_context(self, argument: str, length: int) -> None:
         if self.longest is not None and length > self.longest:
             raise ArgumentError(argument, f"expected at most window = {self.window} positions, got {length}.")
 
     def _require_relative(self) -> None:
-        if not self.options.decodes:
+        if not self.options.relative:
             raise ArgumentError("relative", "expected True to decode token by token, got False.")
 
     def all_blocks(self) -> list[Block]:
         """Return the blocks, first one first."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
-    def attention_layers(self) -> list[BoltzmannAttention | ChainAttention]:
+    def attention_layers(self) -> list[BoltzmannAttention]:
         """Return the attention layers, first block first."""
-        kinds = BoltzmannAttention, ChainAttention
-        return [module for module in self.modules() if isinstance(module, kinds)]
+        return [module for module in self.modules() if isinstance(module, BoltzmannAttention)]
 
 
 @torch.no_grad()

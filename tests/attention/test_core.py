@@ -8,52 +8,38 @@ from typing import Any
 
 import pytest
 import torch
-from layers import attention, chain, tokens
+from layers import attention, tokens
 
 import diabat
 from diabat.attention import core
 from diabat.attention.core import Law, LawOptions
 
-PATHS: list[tuple[Any, dict[str, Any], str]] = [
-    (attention, {}, "fused"),
-    (attention, {"readout": "odds", "relative": True}, "fused"),
-    (attention, {"relative": True, "far": "independent"}, "fused"),
-    (attention, {"mode": "h"}, "fused"),
-    (attention, {"mode": "softmax"}, "softmax"),
-    (attention, {"mode": "softmax", "relative": True, "far": "independent"}, "softmax"),
-    (attention, {"mode": "softmax", "relative": True}, "softmax"),
-    (attention, {"mode": "h", "relative": True, "readout": "odds"}, "softmax"),
-    (attention, {"mode": "softmax", "relative": True, "offset_bias": True}, "operators"),
-    (attention, {"mode": "softmax", "relative": True, "softcap": 2.0}, "operators"),
-    (attention, {"relative": True, "offset_bias": True}, "operators"),
-    (attention, {"mode": "h+J+K"}, "operators"),
-    (attention, {"sampler": "tempering"}, "operators"),
-    (attention, {"softcap": 2.0}, "operators"),
-    (chain, {}, "chain kernel"),
-    (chain, {"causal": False, "readout": "odds"}, "chain kernel"),
-    (chain, {"bandwidth": 2, "couplings": "distance"}, "operators"),
-    (chain, {"sampler": "mean_field"}, "operators"),
-    (chain, {"softcap": 2.0}, "operators"),
+PATHS: list[tuple[dict[str, Any], str]] = [
+    ({}, "fused"),
+    ({"readout": "odds", "relative": True}, "fused"),
+    ({"relative": True, "far": "independent"}, "fused"),
+    ({"mode": "h"}, "fused"),
+    ({"mode": "softmax"}, "softmax"),
+    ({"mode": "softmax", "relative": True, "far": "independent"}, "softmax"),
+    ({"mode": "softmax", "relative": True}, "softmax"),
+    ({"mode": "h", "relative": True, "readout": "odds"}, "softmax"),
+    ({"mode": "softmax", "relative": True, "offset_bias": True}, "operators"),
+    ({"mode": "softmax", "relative": True, "softcap": 2.0}, "operators"),
+    ({"relative": True, "offset_bias": True}, "operators"),
+    ({"mode": "h+J+K"}, "operators"),
+    ({"sampler": "tempering"}, "operators"),
+    ({"softcap": 2.0}, "operators"),
 ]
 
 
-@pytest.mark.parametrize(("make", "options", "path"), PATHS)
-def test_a_layer_says_which_path_it_took(make: Any, options: dict[str, Any], path: str) -> None:
-    layer = make(dim=8, **options) if make is chain else make(11, **options)
+@pytest.mark.parametrize(("options", "path"), PATHS)
+def test_a_layer_says_which_path_it_took(options: dict[str, Any], path: str) -> None:
+    layer = attention(11, **options)
     with layer.recording():
         layer(tokens())
         assert layer.last_path() == path
     with pytest.raises(RuntimeError, match="forward passes are not recorded"):
         layer.last_path()
-
-
-def test_a_token_is_a_single_query() -> None:
-    layer = chain(dim=8)
-    with torch.no_grad(), layer.recording():
-        _, state = layer.prefill(tokens())
-        assert layer.last_path() == "chain kernel"
-        layer.step(tokens()[:, 0], state)
-        assert layer.last_path() == "single query"
 
 
 def test_options_of_attention_are_the_same_in_all_lists() -> None:

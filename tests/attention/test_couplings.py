@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from layers import LAYERS, answer, attention, chain, padded, reloaded, tokens
+from layers import LAYERS, answer, attention, padded, reloaded, tokens
 from torch import Tensor, nn
 
 import diabat
-from diabat.attention import ChainCouplings, CouplingInit, WindowCouplings, coupling_parameters, couplings_of
+from diabat.attention import CouplingInit, WindowCouplings, coupling_parameters, couplings_of
 
 MADE: dict[str, Callable[..., Any]] = {
     "window": lambda: attention(4, relative=True, readout="odds"),
     "far keys": lambda: attention(4, relative=True, far="independent", bandwidth=2),
     "positions": lambda: attention(11, bandwidth=3, sampler="banded"),
-    "chain": lambda: chain(8, couplings="distance", bandwidth=2),
-    "chain of tokens": lambda: chain(8, rank=2),
-    "chain of gates": lambda: chain(8, couplings="gates", bandwidth=2),
 }
 
 
@@ -57,7 +54,7 @@ def test_what_is_held_stays_and_the_rest_trains(name: str, part: dict[str, Any],
     couplings.hold(value, **part)
     assert torch.equal(parameter, before)
     trained(layer)
-    moved = layer.state_dict()["couplings." + ("pairs" if hasattr(couplings, "pairs") else "by_distance")]
+    moved = layer.state_dict()["couplings.pairs"]
     assert torch.equal(moved[held], before[held])
     assert held.all() or bool((moved[~held] != before[~held]).any())
     assert not any("held" in name for name in layer.state_dict())
@@ -133,9 +130,7 @@ def test_holds_of_what_there_is_not_are_refused(options: dict[str, Any], sentenc
 def test_they_start_at_a_number_or_what_is_drawn() -> None:
     makes: list[Callable[..., Any]] = [
         lambda init: diabat.BoltzmannAttention(8, 2, 4, coupling_init=init),
-        lambda init: diabat.ChainAttention(8, 2, bandwidth=2, coupling_init=init),
         lambda init: diabat.BoltzmannMultiheadAttention(8, 2, window=4, coupling_init=init),
-        lambda init: diabat.BoltzmannMultiheadAttention(8, 2, couplings="distance", coupling_init=init),
     ]
     for make in makes:
         for init, value in ((None, 0.0), (0.5, 0.5), (-1, -1.0), (CouplingInit(mean=0.25), 0.25)):
@@ -159,11 +154,6 @@ PATHS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "offset bias": (lambda: attention(4, relative=True, offset_bias=True), {}, "operators"),
     "soft cap": (lambda: attention(4, relative=True, softcap=2.0), {}, "operators"),
     "reads": (lambda: attention(4, relative=True, sampler="tempering"), {}, "operators"),
-    "chain": (lambda: chain(8), {}, "chain kernel"),
-    "padded chain": (lambda: chain(8), {"key_padding_mask": padded()}, "chain kernel"),
-    "weights of a chain": (lambda: chain(8), {"need_weights": True}, "chain kernel"),
-    "wide chain": (lambda: chain(8, bandwidth=2), {}, "operators"),
-    "chain of mean field": (lambda: chain(8, sampler="mean_field"), {}, "operators"),
 }
 
 
@@ -178,18 +168,9 @@ def test_the_path_is_that_of_the_couplings(name: str) -> None:
         layer.last_path()
 
 
-def test_one_query_has_a_path_of_its_own() -> None:
-    layer, x = chain(8), tokens()
-    with torch.no_grad(), layer.recording():
-        _, state = layer.prefill(x[:, :5])
-        assert layer.last_path() == "chain kernel"
-        layer.step(x[:, 5], state)
-        assert layer.last_path() == "single query"
-
-
 def test_couplings_of_a_model_by_their_names() -> None:
-    model = nn.ModuleDict({kind: LAYERS[kind]() for kind in ("attention", "chain", "multihead")})
+    model = nn.ModuleDict({kind: LAYERS[kind]() for kind in ("attention", "multihead")})
     found = couplings_of(model)
-    assert list(found) == ["attention.couplings", "chain.couplings", "multihead.couplings"]
-    assert [type(part) for part in found.values()] == [WindowCouplings, ChainCouplings, WindowCouplings]
+    assert list(found) == ["attention.couplings", "multihead.couplings"]
+    assert [type(part) for part in found.values()] == [WindowCouplings, WindowCouplings]
     assert {id(p) for p in coupling_parameters(model)} == {id(part.by_pair()[0]) for part in found.values()}

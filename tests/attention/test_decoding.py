@@ -8,22 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from layers import F64, chain, decoded, tokens
+from layers import F64, decoded, tokens
 from torch import nn
 
 from diabat.attention import WindowCouplings, boltzmann_attention
 
-from .test_chain import OPTIONS as CHAINS
 from .test_relative import OPTIONS, layer
 
-LAYERS: dict[str, Callable[..., Any]] = {
-    **{name: partial(layer, **options) for name, options in OPTIONS.items()},
-    **{
-        f"chain, {name}": partial(chain, 8, **options)
-        for name, options in CHAINS.items()
-        if name != "all keys"
-    },
-}
+LAYERS: dict[str, Callable[..., Any]] = {name: partial(layer, **options) for name, options in OPTIONS.items()}
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -32,8 +24,7 @@ def test_steps_equal_the_full_pass(name: str) -> None:
     found, state = decoded(built, x)
     assert (found - built(x)).abs().max() < 1e-12
     assert int(state.position) == 40
-    if "chain" not in name:
-        assert state.keys.shape == (2, 2, 40 if built.far == "independent" else 4, 4)
+    assert state.keys.shape == (2, 2, 40 if built.far == "independent" else 4, 4)
 
 
 @pytest.mark.parametrize("name", ["banded", "mean_field"])
@@ -77,9 +68,8 @@ def test_one_query_of_a_window_is_that_of_many(
             assert (attend() - want).abs().max() < tolerance
 
 
-@pytest.mark.parametrize("name", ["far", "chain, tokens", "chain, band of 3"])
-def test_beams_are_reordered_and_states_are_not_changed(name: str) -> None:
-    built, x = LAYERS[name](), tokens(3)
+def test_beams_are_reordered_and_states_are_not_changed() -> None:
+    built, x = LAYERS["far"](), tokens(3)
     _, state = built.prefill(x[:, :6])
     assert state.key_mask is None
     before = [t.clone() for t in (state.keys, state.values, state.position)]
@@ -92,9 +82,8 @@ def test_beams_are_reordered_and_states_are_not_changed(name: str) -> None:
     assert state.to("cpu").keys.shape == state.keys.shape
 
 
-@pytest.mark.parametrize("name", ["probability", *(name for name in LAYERS if "chain" in name)])
-def test_gradients_pass_through_steps(name: str) -> None:
-    built, x = LAYERS[name](), tokens(1, 6).requires_grad_()
+def test_gradients_pass_through_steps() -> None:
+    built, x = LAYERS["probability"](), tokens(1, 6).requires_grad_()
     leaves, cotangent = [x, *built.parameters()], torch.randn(1, 6, 8, dtype=F64)
     found, want = (torch.autograd.grad(y, leaves, cotangent) for y in (decoded(built, x)[0], built(x)))
     torch.testing.assert_close(found, want, rtol=0, atol=1e-12)

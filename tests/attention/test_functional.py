@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from layers import F64, attention, chain, tokens
+from layers import F64, attention, tokens
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 import diabat
 from diabat import Ising
-from diabat.attention import ChainCouplings, WindowCouplings, boltzmann_attention
+from diabat.attention import WindowCouplings, boltzmann_attention
 from diabat.attention.head_axis import merged_heads
 from diabat.testing import brute_force
 
@@ -37,15 +37,6 @@ def windows(size: int, *, heads: int = H, std: float = 0.0, **options: Any) -> W
     return made
 
 
-def chains(
-    features: int, source: str = "tokens", *, heads: int = H, std: float = 0.0, **options: Any
-) -> ChainCouplings:
-    made = ChainCouplings(features, heads, source, dtype=F64, **options)
-    for i, parameter in enumerate(made.parameters()):
-        parameter.data = std * noise(*parameter.shape, seed=10 + i)
-    return made
-
-
 def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
@@ -57,8 +48,6 @@ ZERO: dict[str, Form] = {
     "far keys": lambda keys, **sizes: (windows(3, **sizes), {"far": "independent"}),
     "window": lambda keys, **sizes: (windows(max(keys, 1), **sizes), {}),
     "positions": lambda keys, **sizes: (windows(max(keys, 1), relative=False, **sizes), {}),
-    "chain": lambda keys, **sizes: (chains(1, "distance", **sizes), {}),
-    "wide chain": lambda keys, **sizes: (chains(1, "distance", bandwidth=2, **sizes), {}),
 }
 
 # Leading dimensions of queries; L and S; the shape of a mask; other arguments.
@@ -198,7 +187,7 @@ def test_dropout_is_that_of_single_weights(form: str, shown: bool) -> None:
     assert not (everything[0] if shown else everything).any()
 
 
-# What is coupled, at random: J over slots, positions or a chain.
+# What is coupled, at random: J over slots or positions.
 COUPLED: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "no couplings": (lambda: None, {}),
     "window": (lambda: windows(3, std=0.6), {}),
@@ -208,9 +197,6 @@ COUPLED: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "three-body": (lambda: windows(3, std=0.6, terms="J+K"), {}),
     "only biases": (lambda: windows(3, std=0.6, terms="", offset_bias=True), {}),
     "positions": (lambda: windows(6, std=0.6, relative=False), {}),
-    "chain": (lambda: chains(1, "distance", std=0.6), {}),
-    "chain of tokens": (lambda: chains(H * E, std=0.6, rank=2), {}),
-    "chain of gates": (lambda: chains(H * E, "gates", std=0.6, bandwidth=2), {}),
 }
 MASKS: dict[str, dict[str, Any]] = {
     "all keys": {},
@@ -231,13 +217,11 @@ def seen_by(is_causal: bool = False, attn_mask: Tensor | None = None) -> tuple[T
     return seen.expand(2, H, 4, 5), added.to(F64).expand(2, H, 4, 5)
 
 
-def enumerated(
-    scores: Tensor, seen: Tensor, couplings: Any, readout: str, far: str, v: Tensor
-) -> tuple[Tensor, Tensor]:
+def enumerated(scores: Tensor, seen: Tensor, couplings: Any, readout: str, far: str) -> tuple[Tensor, Tensor]:
     """Weights [B, H, L, S] by enumeration of the keys of every query, and the keys that count."""
     J: Any = None
     K: Any = None
-    if isinstance(couplings, WindowCouplings):
+    if couplings is not None:
         slot = torch.arange(5).expand(seen.shape)
         if couplings.relative:
             slot = couplings.window - seen.flip(-1).cumsum(-1).flip(-1)
@@ -254,8 +238,6 @@ def enumerated(
             K = triples[:, 0][head[..., None, None], j, k, m]
             K = K * near[..., None, None] * near[..., None, :, None] * near[..., None, None, :]
         seen = seen if far == "independent" else seen & near
-    elif couplings is not None:
-        J = couplings(v.transpose(1, 2).flatten(2) if couplings.rank else v[:, 0]).matrix()
     fields = scores.masked_fill(~seen, -1e300).log_softmax(-1) / 2 if readout == "odds" else scores
     alpha = brute_force(Ising(fields.masked_fill(~seen, 0), J, seen, K)).probability
     positive = alpha / (1 - alpha) if readout == "odds" else alpha
@@ -274,7 +256,7 @@ def test_every_query_is_its_own_problem(name: str, mask: str, readout: str, soft
     couplings, (seen, added) = make(), seen_by(**MASKS[mask])
     scores = 0.8 * q @ k.mT
     scores = (scores if softcap is None else softcap * (scores / softcap).tanh()) + added
-    expected, _ = enumerated(scores, seen, couplings, readout, law.get("far", "none"), v)
+    expected, _ = enumerated(scores, seen, couplings, readout, law.get("far", "none"))
     call = partial(
         ours,
         q,
@@ -293,20 +275,32 @@ def test_every_query_is_its_own_problem(name: str, mask: str, readout: str, soft
     assert_close(call(), expected @ v, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("mask", MASKS)
+@torch.no_grad()
+def test_a_value_that_is_nan_reaches_the_queries_that_see_it(mask: str) -> None:
+    """Where values are mixed by weights of all keys."""
+    q, k, v = (noise(2, H, n, E, seed=i) for i, n in enumerate((4, 5, 5)))
+    lost, (seen, _) = v.clone(), seen_by(**MASKS[mask])
+    lost[1, 0, 3] = torch.nan
+    found, _ = ours(q, k, lost, **MASKS[mask], need_weights=True)
+    expected = ours(q, k, v, **MASKS[mask], need_weights=True)[0]
+    expected[1, 0, seen[1, 0, :, 3]] = torch.nan
+    assert_close(found, expected, rtol=0, atol=1e-12, equal_nan=True)
+
+
 def test_groups_of_heads_with_couplings_are_repeated_keys() -> None:
     q, k, v = noise(2, 4, 5, E), noise(2, 2, 5, E, seed=1), noise(2, 2, 5, 4, seed=2)
     alone = [q, *(t.repeat_interleave(2, 1) for t in (k, v))]
     for couplings, law in (
         (windows(3, heads=4, std=0.6), {"far": "independent"}),
         (windows(3, heads=4, std=0.6), {"far": "none"}),
-        (chains(1, "distance", heads=4, std=0.6), {}),
     ):
         for masks in ({"is_causal": True}, {"attn_mask": noise(2, 1, 5, 5) > -0.5}):
             found = ours(q, k, v, couplings, **masks, **law, enable_gqa=True)
             assert_close(found, ours(*alone, couplings, **masks, **law), rtol=0, atol=1e-12)
 
 
-SOME = ("no couplings", "far keys", "positions", "chain of tokens")
+SOME = ("no couplings", "far keys", "positions")
 
 
 def function_of(name: str, *, is_causal: bool = True, **options: Any) -> tuple[Any, list[Tensor]]:
@@ -384,7 +378,7 @@ def test_transforms(name: str) -> None:
     [
         "no couplings",
         "positions",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("far keys", "chain of tokens")),
+        pytest.param("far keys", marks=pytest.mark.slow),
     ],
 )
 def test_it_compiles_to_one_graph(name: str) -> None:
@@ -414,8 +408,6 @@ LAYERS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "far keys": (lambda: attention(4, relative=True, far="independent", readout="odds", softcap=2.0), {}),
     "three-body": (lambda: attention(4, relative=True, mode="h+J+K"), {}),
     "mean field": (lambda: attention(4, relative=True, sampler="mean_field"), {"sampler": "mean_field"}),
-    "chain": (lambda: chain(8, readout="odds"), {}),
-    "wide chain, all keys": (lambda: chain(8, bandwidth=2, causal=False), {}),
 }
 
 
@@ -430,9 +422,8 @@ def test_layers_are_projections_around_it(name: str, padded: bool) -> None:
     if padding is not None:
         seen = ~padding[:, None, None] & torch.ones(11, 11, dtype=torch.bool)
         mask = {"attn_mask": seen.tril() if layer.causal else seen}
-    couplings = layer.couplings if isinstance(layer.couplings, WindowCouplings) else layer.couplings(x)
     found = ours(
-        q, k, v, None if layer.mode == "softmax" else couplings, **mask, readout=layer.readout, far=layer.far,
+        q, k, v, None if layer.mode == "softmax" else layer.couplings, **mask, readout=layer.readout, far=layer.far,
         softcap=layer._law.softcap, **options, need_weights=True,
     )  # fmt: skip
     out, weights = layer(x, padding, True)
@@ -442,25 +433,19 @@ def test_layers_are_projections_around_it(name: str, padded: bool) -> None:
 
 def test_multihead_attention_is_projections_around_it() -> None:
     torch.manual_seed(1)
-    made: dict[str, Any]
-    for made in ({"window": 7}, {"couplings": "distance"}):
-        layer = diabat.BoltzmannMultiheadAttention(
-            8, 2, batch_first=True, dtype=F64, coupling_init=0.4, **made
-        )
-        x, y = tokens(2, 5), tokens(2, 7, seed=3)
-        mask = noise(5, 7) > 0.8
-        out, weights = layer(x, y, y, attn_mask=mask, average_attn_weights=False)
-        couplings = layer.couplings if "window" in made else layer.couplings(y)
-        found = ours(*layer._projected(x, y, y), couplings, ~mask, readout="probability", need_weights=True)
-        assert_close(layer.out_proj(merged_heads(found[0])), out, rtol=0, atol=1e-12)
-        assert_close(found[1], weights, rtol=0, atol=1e-12)
+    layer = diabat.BoltzmannMultiheadAttention(8, 2, batch_first=True, dtype=F64, window=7, coupling_init=0.4)
+    x, y = tokens(2, 5), tokens(2, 7, seed=3)
+    mask = noise(5, 7) > 0.8
+    out, weights = layer(x, y, y, attn_mask=mask, average_attn_weights=False)
+    found = ours(*layer._projected(x, y, y), layer.couplings, ~mask, readout="probability", need_weights=True)
+    assert_close(layer.out_proj(merged_heads(found[0])), out, rtol=0, atol=1e-12)
+    assert_close(found[1], weights, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("sampler", ["mean_field", "tempering", "dqa"])
-@pytest.mark.parametrize("name", ["window", "chain"])
-def test_other_backends(name: str, sampler: str) -> None:
+def test_other_backends(sampler: str) -> None:
     """A seed decides on the reads, and derivatives are finite."""
-    couplings: Any = COUPLED[name][0]()
+    couplings = windows(3, std=0.6)
     q, k, v = (noise(2, H, 4, E, seed=i).requires_grad_() for i in range(3))
     draws = sampler == "tempering"
     options: dict[str, Any] = {"sampler": sampler, "num_reads": 20 if draws else None, "is_causal": True}

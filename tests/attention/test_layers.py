@@ -110,7 +110,7 @@ def test_half_precision_and_autocast_compute_marginals_in_full_precision(kind: s
     [
         *((kind, {}) for kind in LAYERS),
         *((kind, {"sampler": "mean_field"}) for kind in DRAWING),
-        ("chain", {"softcap": 3.0}),
+        ("far keys", {"softcap": 3.0}),
     ],
     ids=str,
 )
@@ -151,7 +151,7 @@ def test_vmap_is_a_loop(kind: str) -> None:
     torch.testing.assert_close(mapped, torch.stack([answer(layer, part) for part in x]), rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("kind", ["attention", "odds of far keys", "chain", "multihead", "multihead chain"])
+@pytest.mark.parametrize("kind", ["attention", "odds of far keys", "multihead"])
 def test_dropout_acts_in_training_only(kind: str) -> None:
     layer, plain, x = built(kind, dropout=0.5), built(kind).eval(), inputs()
     assert not torch.equal(answer(layer, x), answer(layer, x))
@@ -198,8 +198,6 @@ def numbers_alive() -> int:
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("name", RECORDING)
 def test_nothing_of_a_batch_is_alive_after_it(name: str, gradients: bool) -> None:
-    if name == "hugging face chain" and not gradients:
-        pytest.skip("values of the last pass are kept beside the cache of a decoder")
     layer = LAYERS[name]()
     with torch.set_grad_enabled(gradients):
         answer(layer, torch.randn(40, 6, 8))  # whatever is computed once
@@ -262,7 +260,7 @@ def test_fields_are_asked_for_inside_of_a_recording() -> None:
 
 
 def test_a_recording_ends_with_an_error() -> None:
-    layers = [LAYERS["attention"](), LAYERS["chain"]()]
+    layers = [LAYERS["attention"](), LAYERS["far keys"]()]
 
     def call() -> None:
         with recording(layers):
@@ -296,17 +294,13 @@ STEPS: list[dict[str, Any]] = [
     *({}, {"mode": "h+J+K"}, {"mode": "J-self"}, {"sampler": "mean_field"}, {"sampler": "dqa"}),
     {"sampler": "banded", "bandwidth": 2},
     {"relative": True, "readout": "odds"},
-    {"couplings": "gates"},
 ]
 
 
 @pytest.mark.parametrize("options", STEPS, ids=str)
 def test_a_step_of_a_layer_leaves_nothing(options: dict[str, Any]) -> None:
-    chain = "couplings" in options
-    made: Any = (
-        partial(diabat.ChainAttention, 16, 2) if chain else partial(diabat.BoltzmannAttention, 16, 2, 8)
-    )
-    layer, x = made(**options), torch.randn(4, 8, 16)
+    layer: Any = diabat.BoltzmannAttention(16, 2, 8, **options)
+    x = torch.randn(4, 8, 16)
     assert left_behind(lambda: layer(x).square().sum().backward()) == 0
 
 

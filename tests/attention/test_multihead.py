@@ -187,7 +187,7 @@ def test_a_nan_in_a_mask_hides_nothing() -> None:
     mask = torch.tensor([[math.nan, -math.inf]])
     found = visible_keys((1, 1, 1, 2), None, mask, False, torch.device("cpu"))
     assert found.rows(mask.device).flatten().tolist() == [True, False]
-    assert bool(found.added().isnan().flatten()[0])
+    assert bool(found.bias.isnan().flatten()[0])
 
 
 def test_a_query_without_a_visible_key_gets_nothing() -> None:

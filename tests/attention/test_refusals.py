@@ -16,11 +16,10 @@ import diabat
 from diabat import (
     BoltzmannAttention,
     BoltzmannMultiheadAttention,
-    ChainAttention,
     NeuroGameAttention,
     UnsupportedError,
 )
-from diabat.attention import ChainCouplings, CouplingInit, WindowCouplings, boltzmann_attention, games
+from diabat.attention import CouplingInit, WindowCouplings, boltzmann_attention, games
 from diabat.attention.estimators import covariance
 from diabat.ising import IsingError
 from diabat.samplers.banded import BandedSampler
@@ -115,14 +114,6 @@ def relative(**options: Any) -> Any:
     return BoltzmannAttention(**{"embed_dim": 8, "num_heads": 2, "window": 4, "relative": True} | options)
 
 
-def chain(**options: Any) -> Any:
-    return ChainAttention(8, 2, **options)
-
-
-def multihead_chain(**options: Any) -> Any:
-    return BoltzmannMultiheadAttention(8, 2, couplings="tokens", **options)
-
-
 Q = torch.zeros(3, 2, 5, 4)
 NESTED = (
     r"expected a dense tensor with a mask of padding, got a nested one; use \.to_padded_tensor\(0\.0\)\.$"
@@ -150,6 +141,9 @@ LAYOUTS: list[Row] = [
         ({"mode": "J+K", "offset_bias": True},
          "offset_bias: expected a mode with fields, got True in mode 'J.K'"),
         ({"window": 64}, UnsupportedError, "window: sampler 'exact' accepts at most .* spins, got 64"),
+        ({"coupling": 0.5}, TypeError,
+         r"options: expected some of sampler, gradient, .*, got 'coupling'\. Did you mean 'coupling_init'\?"),
+        ({"couplings": "tokens"}, TypeError, "options: expected some of sampler, gradient, .*, got 'couplings'"),
         ({"softcap": 0.0}, "softcap: expected a positive finite number, got 0.0"),
         ({"scale": -1.0}, "scale: expected a positive finite number, got -1.0"),
     ),
@@ -157,23 +151,6 @@ LAYOUTS: list[Row] = [
         partial(WindowCouplings, 2, 4),
         ({"terms": "L"}, "terms: expected J, K, J\\+K or an empty text, got 'L'"),
         ({"offset_bias": True, "relative": False}, "offset_bias: expected"),
-    ),
-    *options_of(
-        chain,
-        ({"rank": 0}, "rank: expected an integer >= 1 or None, got 0."),
-        ({"rank": 10**12}, "rank: features of rank = 1000000000000 need "),
-        ({"rank": 2, "couplings": "distance"}, "rank: expected None with couplings='distance', got 2."),
-        ({"couplings": "words"}, "couplings: expected one of distance, tokens, gates, got 'words'."),
-        ({"bandwidth": 0}, "bandwidth: expected an integer >= 1, got 0."),
-        ({"far": "independent"}, "far: expected 'none' for a chain, where all keys are coupled, got 'independent'."),
-        ({"window": 4}, TypeError, "options: expected some of sampler, gradient, .*, got 'window'"),
-        ({"coupling": "distance"}, TypeError, r"options: .*, got 'coupling'\. Did you mean 'couplings'\?"),
-        ({"sampler": "exact"},
-         "sampler: expected one that takes edges without a window, as 'banded' does, got 'exact'."),
-        ({"coupling_init": CouplingInit(mean=1.0, max_distance=2)},
-         "coupling_init: expected max_distance of at most bandwidth = 1, got 2."),
-        ({"sampler": diabat.sampler("banded", bandwidth=1), "bandwidth": 2},
-         "bandwidth: expected at least 2, the range"),
     ),
     *options_of(
         CouplingInit,
@@ -184,7 +161,7 @@ LAYOUTS: list[Row] = [
     *(
         row
         for make in (
-            relative, chain, multihead_chain, lambda **options: relative(mode="h", **options),
+            relative, lambda **options: relative(mode="h", **options),
             lambda **options: BoltzmannMultiheadAttention(8, 2, window=4, **options),
         )
         for row in options_of(
@@ -242,19 +219,13 @@ CALLED: list[Row] = [
         ({"far": "all"}, "far: expected one of none, independent, got 'all'"),
         ({"softcap": 0.0}, "softcap: expected a positive finite number, got 0.0"),
         ({"scale": NAN}, "scale: expected a positive finite number, got nan"),
-        ({"couplings": 0.5}, TypeError, "couplings: expected WindowCouplings, .*, or None, got float"),
+        ({"couplings": 0.5}, TypeError, "couplings: expected WindowCouplings or None, got float"),
         ({"couplings": WindowCouplings(3, 4)}, "couplings: expected those of 2 heads as the queries have, got 3"),
-        ({"couplings": ChainCouplings(6, 2)},
-         r"couplings: expected features of the values of all heads, 8, got those of tokens of 6; pass couplings\(tok"),
-        ({"couplings": ChainCouplings(8, 2)(torch.zeros(3, 4, 8))}, "couplings: expected those of 5 keys, got 4"),
         ({"couplings": WindowCouplings(2, 4, relative=False)}, "key: expected at most window = 4 positions, got 5"),
-        *(({"couplings": couplings, "far": "independent"},
-           "far: expected 'none' unless couplings are those of a moving window, got 'independent'")
-          for couplings in (ChainCouplings(8, 2), WindowCouplings(2, 5, relative=False))),
+        ({"couplings": WindowCouplings(2, 5, relative=False), "far": "independent"},
+         "far: expected 'none' unless couplings are those of a moving window, got 'independent'"),
         ({"couplings": WindowCouplings(2, 64)}, UnsupportedError,
          "window: sampler 'exact' accepts at most .* spins, got 64"),
-        ({"couplings": ChainCouplings(8, 2), "sampler": "exact"}, UnsupportedError,
-         "sampler: expected one that takes edges without a window, as 'banded' does, got 'exact'"),
         ({"couplings": WindowCouplings(2, 4), "sampler": "exat"}, r"sampler: .*Did you mean 'exact'\?"),
         ({"sampler": "exat"}, r"sampler: .*Did you mean 'exact'\?"),
         ({"couplings": WindowCouplings(2, 4), "num_reads": 5}, UnsupportedError,
@@ -274,7 +245,7 @@ SHAPES: list[Row] = [
     *(
         (lambda made=made, layout=layout: made(torch.nested.nested_tensor([X[0], X[0, :2]], layout=layout)),
          ValueError, f"x: {NESTED}")
-        for made in (layer("attention", window=5), chain(), layer("neurogame"), relative().prefill, relative().step)
+        for made in (layer("attention", window=5), layer("neurogame"), relative().prefill, relative().step)
         for layout in (torch.strided, torch.jagged)
     ),
     *(
@@ -331,10 +302,6 @@ STEPS: list[Row] = [
     (lambda: stepped(X[:, 0], {}), TypeError, "state: expected a DecodingState or None, got dict"),
     (lambda: prefilled().reorder(torch.zeros(2)), ValueError,
      r"rows: expected int64 \[B\], got torch.float32 \[2\]"),
-    (lambda: chain().step(X[:2, 0], prefilled()), ValueError,
-     "state: expected values with 13 numbers for each head, got 4"),
-    (lambda: stepped(X[:2, 0], chain().prefill(X[:2])[1]), ValueError,
-     "state: expected values with 4 numbers for each head, got 13"),
 ]  # fmt: skip
 
 

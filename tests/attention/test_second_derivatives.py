@@ -59,11 +59,6 @@ def attention(**options: Any) -> Entry:
     return of_layer(lambda: diabat.BoltzmannAttention(4, 2, **({"window": 2, "relative": True} | options)))
 
 
-def chain(**options: Any) -> Entry:
-    rank = None if "couplings" in options else 2
-    return of_layer(lambda: diabat.ChainAttention(4, 2, rank=rank, **options))
-
-
 def of_bridge(sampler: Any, gradient: str = "auto", **options: Any) -> Entry:
     """Probabilities of fields [2, 3] and shared couplings."""
 
@@ -171,15 +166,9 @@ RIGHT: dict[str, Entry] = {
     "attention banded": attention(sampler="banded", bandwidth=1),
     "attention independent": attention(far="independent"),
     "attention independent odds": attention(far="independent", readout="odds"),
-    "chain": chain(),
-    "chain odds": chain(readout="odds"),
-    "chain of gates": chain(couplings="gates"),
-    "chain of mean_field": chain(sampler=converged()),
-    "wide chain": chain(bandwidth=2),
     "multihead": of_layer(lambda: diabat.BoltzmannMultiheadAttention(4, 2, window=4, batch_first=True)),
     "hugging face": hugging_face(window=2),
     "hugging face independent": hugging_face(window=2, far="independent"),
-    "hugging face chain": hugging_face(window=None),
     **{f"probabilities {name}": of_bridge(name) for name in ("exact", "banded")},
     "probabilities of mean_field": of_bridge(converged),
     **{
@@ -343,10 +332,10 @@ USUAL = (
         "attention h+J",
         "attention J-self",
     ),
-    *("attention odds", "attention independent odds", "chain odds", "attention of mean_field"),
+    *("attention odds", "attention independent odds", "attention of mean_field"),
     *(
         "multihead",
-        "hugging face chain",
+        "hugging face independent",
         "probabilities exact",
         "odds banded",
         "moments of mean_field",

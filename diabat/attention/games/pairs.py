@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diabat.attention.compiled_passes import CompiledPasses
 from diabat.attention.games import estimate
 from diabat.attention.games.compiled_pairs import CompiledPairs
 from diabat.attention.games.estimate import Estimate, Temperature, inverse_temperature
 from diabat.attention.games.pair_tile import TILE, Coalitions, Values, interactions
 from diabat.attention.games.value_games import Around, FunctionGame, NormGame
-from diabat.attention.recomputed import CompiledPasses
 from diabat.compute.memory import require_memory
 from diabat.samplers.folding import transformed
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from diabat.attention.chain_couplings import check_source
 from diabat.attention.core import FAR, READOUTS
 from diabat.checks import ArgumentError, check_choice, check_count, is_integer
 from diabat.samplers.base import Sampler
@@ -22,55 +21,36 @@ class BoltzmannOptions:
     """Window, backend and weights; the same for all layers of a model.  Defaults are filled in.
 
     Attributes:
-        window: T, the number of last visible keys of every query that are coupled; None couples neighbours over the
-            whole context.
-        sampler: The backend; a name becomes an object, and None ``exact``, or ``banded`` without a window.
+        window: T, the number of last visible keys of every query that are coupled.
+        sampler: The backend; a name becomes an object, and None ``exact``.
         readout: ``odds`` or ``probability``, as in :class:`diabat.BoltzmannAttention`.
         far: Keys before the window: ``independent``, spins without couplings, or ``none``, not visible, which changes
             what a trained model computes on longer sequences.
         gradient: Estimator, see :func:`diabat.spin_probabilities`.
         num_reads: Reads per query for sampling backends.
-        bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None is T - 1, every pair, and 1 without a
-            window.
-        couplings: Without a window, ``distance``, ``tokens`` or ``gates``, as in :class:`diabat.ChainAttention`;
-            the features of a token are its values in all heads.  None takes ``tokens``.
-        rank: Number of features of ``tokens``; None takes 8.
+        bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None is T - 1, every pair.
         layers: Numbers of the layers with couplings; None for all.  The others stay softmax.
 
     Raises:
         ArgumentError: If an option is invalid.
     """
 
-    window: int | None = 16
+    window: int = 16
     sampler: Sampler | str | None = None
     readout: str = "odds"
     far: str = "independent"
     gradient: str = "auto"
     num_reads: int | None = None
     bandwidth: int | None = None
-    couplings: str | None = None
-    rank: int | None = None
     layers: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("window", "bandwidth", "num_reads"):
-            check_count(name, getattr(self, name), optional=True)
+            check_count(name, getattr(self, name), optional=name != "window")
         check_choice("readout", self.readout, READOUTS)
         check_choice("far", self.far, FAR)
-        if self.window is None:
-            self.couplings, self.bandwidth = self.couplings or "tokens", self.bandwidth or 1
-            check_source(self.couplings, self.rank)
-            if self.couplings == "tokens":
-                self.rank = self.rank or 8
-            if self.far == "none":
-                expected = "'independent' with window=None, where all keys are coupled"
-                raise ArgumentError("far", f"expected {expected}, got 'none'.")
-        else:
-            for name in ("couplings", "rank"):
-                if getattr(self, name) is not None:
-                    raise ArgumentError(name, f"expected None with a window, got {getattr(self, name)!r}.")
-            widest = self.window - 1
-            self.bandwidth = min(self.bandwidth or widest, widest) or None
+        widest = self.window - 1
+        self.bandwidth = min(self.bandwidth or widest, widest) or None
         if self.layers is not None:
             layers = list(self.layers) if isinstance(self.layers, list | tuple | range) else []
             if not layers or not all(map(is_integer, layers)) or len({*layers}) < len(layers):
@@ -78,13 +58,11 @@ class BoltzmannOptions:
                     "layers", f"expected different numbers of layers, got {self.layers!r:.60}."
                 )
             self.layers = sorted(layers)
-        usual = "banded" if self.window is None else "exact"
-        self.sampler = as_sampler(usual if self.sampler is None else self.sampler)
+        self.sampler = as_sampler("exact" if self.sampler is None else self.sampler)
 
     def law(self) -> dict[str, Any]:
         """Options of :class:`diabat.attention.core.LawOptions`."""
-        far = "none" if self.window is None else self.far
-        return {name: getattr(self, name) for name in ("sampler", *_COMPUTING, "readout")} | {"far": far}
+        return {name: getattr(self, name) for name in ("sampler", *_COMPUTING, "readout", "far")}
 
     def meaning(self) -> dict[str, Any]:
         """The settings without which couplings mean something else."""

@@ -14,13 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.chain_couplings import Band, ChainCouplings
 from diabat.attention.core import Attention, Law, attend
 from diabat.attention.coupled import CoupledLayer, coupling_parameters
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.visible import Visible, seen_once
 from diabat.checks import ArgumentError, check_number, check_positive
-from diabat.huggingface.boltzmann.cached_couplings import CachedCouplings
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.pretrained import refuse_others, visible_keys
 from diabat.samplers.capabilities import UnsupportedError
@@ -44,7 +42,7 @@ class BoltzmannHeads(CoupledLayer):
     ``half`` and ``to`` leave them at float32 or more, because steps of an optimiser are lost in half precision.
 
     Attributes:
-        couplings: J = 0 at first: over the last keys of a query, or between neighbours without a window.
+        couplings: J over the last keys of a query, 0 at first.
 
     Raises:
         ValueError: If an option is invalid.
@@ -56,21 +54,14 @@ class BoltzmannHeads(CoupledLayer):
         num_heads: int,
         options: BoltzmannOptions,
         *,
-        features: int = 1,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self._cached = CachedCouplings()
-        sizes: dict[str, Any] = {"bandwidth": options.bandwidth, "device": device, "dtype": dtype}
-        made: WindowCouplings | ChainCouplings
-        if options.window is None:
-            made = ChainCouplings(
-                features, num_heads, options.couplings or "tokens", rank=options.rank, **sizes
-            )
-        else:
-            made = _Window(num_heads, options.window, **sizes)
-        self._couple(made, "h+J", **options.law())
+        couplings = _Window(
+            num_heads, options.window, bandwidth=options.bandwidth, device=device, dtype=dtype
+        )
+        self._couple(couplings, "h+J", **options.law())
         self.sampler.to(device=device, dtype=dtype)
 
     def forward(
@@ -100,15 +91,12 @@ class BoltzmannHeads(CoupledLayer):
         if (scale, softcap) != (self._law.scale, self._law.softcap):  # the same in every pass of a module
             self._law = replace(self._law, scale=scale, softcap=softcap)
 
-        def attended(couplings: WindowCouplings | Band) -> tuple[Tensor, Tensor | None]:
+        def attended(couplings: WindowCouplings) -> tuple[Tensor, Tensor | None]:
             return self._attend(
                 q, key, value, couplings, seen_once(mask, _visible),
                 dropout=dropout if self.training else 0.0, need_weights=need_weights,
             )  # fmt: skip
 
-        if isinstance(self.couplings, ChainCouplings):
-            wide = torch.promote_types(q.dtype, torch.float32)
-            return attended(self._cached.of(self.couplings, value, wide, q.shape[2]))
         found: tuple[Tensor, Tensor | None] = self.couplings(attended)
         return found
 
@@ -193,7 +181,7 @@ def parameter_groups(
 
     Args:
         model: A converted model, or a model of peft around one.
-        lr: Rate of all parameters but the couplings; also of the features that couplings of tokens depend on.
+        lr: Rate of all parameters but the couplings.
         coupling_lr: Rate of the couplings (and of parameters that a backend learns); they are sums of few terms, and
             rates of about 3e-3 moved them in our runs, where 3e-4 did not.
         weight_decay: Of matrices; vectors (biases, norms) and couplings do not decay.

@@ -59,7 +59,7 @@ tags: [diabat]
 
 def convert(
     model: Any,
-    window: int | None = 16,
+    window: int = 16,
     sampler: Sampler | str | None = None,
     readout: str = "odds",
     **options: Any,
@@ -74,7 +74,7 @@ def convert(
         model: A decoder of one of `FAMILIES`, with a head for tokens, for classes of sequences or of tokens, for
             answers in a text, or none (``LlamaForCausalLM``, ``Qwen3ForSequenceClassification``, ``GemmaModel``).
             Convert before adapters of peft are added.  Below any other head convert ``model.base_model``.
-        window: T, the number of last keys that are coupled; None couples neighbours over the whole context.
+        window: T, the number of last keys that are coupled.
         sampler: Backend of the marginals, or its name; only analytic ones give softmax at J = 0.
         readout: ``odds`` or ``probability``.
         options: The other ones of `BoltzmannOptions`.
@@ -285,10 +285,9 @@ def attach(model: Any, options: BoltzmannOptions) -> None:
     for layer in layers:
         if layer not in modules:
             raise ArgumentError("layers", f"expected layers among 0 .. {max(modules)}, got {layer!r}.")
-    if options.window is not None:
-        size = sum(pair_bytes(heads, options.window, options.bandwidth, copies=len(layers)))
-        what = f"couplings of window = {options.window} in {len(layers)} layers of {heads} heads"
-        require_memory(size, what, "window")
+    size = sum(pair_bytes(heads, options.window, options.bandwidth, copies=len(layers)))
+    what = f"couplings of window = {options.window} in {len(layers)} layers of {heads} heads"
+    require_memory(size, what, "window")
     built = {layer: _heads_of(modules[layer], options) for layer in layers}
     for layer, part in built.items():
         modules[layer].add_module(NAME, part)
@@ -297,11 +296,10 @@ def attach(model: Any, options: BoltzmannOptions) -> None:
 
 
 def _heads_of(module: Any, options: BoltzmannOptions) -> BoltzmannHeads:
-    """Couplings for an attention module; features of a token are its values in all heads."""
-    w, heads = next(module.parameters()), query_heads(module)
-    features = module.head_dim * heads // getattr(module, "num_key_value_groups", 1)
+    """Couplings for an attention module."""
+    w = next(module.parameters())
     dtype = torch.promote_types(w.dtype, torch.float32)
-    return BoltzmannHeads(heads, options, features=features, device=w.device, dtype=dtype)
+    return BoltzmannHeads(query_heads(module), options, device=w.device, dtype=dtype)
 
 
 def _write_settings_beside(adapters: dict[str, Any], config: Any) -> None:

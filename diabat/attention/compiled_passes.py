@@ -1,31 +1,18 @@
-"""Autograd functions that keep their arguments only, and whose derivatives of any order come from operators.
-
-Results that are computed again: with blocks of rows, memory is that of one block, forward and in all backward passes.
-And compiled passes, whose derivative operators take over where it is differentiated itself.
-"""
+"""Autograd functions of compiled passes, that keep their arguments only; operators take over in a second derivative."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from diabat.ising import without_autocast
-from diabat.samplers.folding import is_traced, refuse_batched_cotangent
+from diabat.samplers.folding import refuse_batched_cotangent
 
 Maybe = Tensor | None
-
-
-def recomputed(function: Callable[..., tuple[Tensor, ...]], *given: Maybe) -> tuple[Tensor, ...]:
-    """Call a function without side effects; in graphs and transforms, which keep what they like, plainly."""
-    if is_traced() or not torch.is_grad_enabled():
-        return function(*given)
-    found: tuple[Tensor, ...] = _Recomputed.apply(function, *given)
-    return found
 
 
 class CompiledPasses(ABC):
@@ -71,36 +58,17 @@ class _Compiled(torch.autograd.Function):
         return None, *(next(found) if want else None for want in wanted)
 
 
-class _Recomputed(torch.autograd.Function):
-    """(function, its arguments) -> its results."""
-
-    @staticmethod
-    def forward(ctx: Any, function: Callable[..., tuple[Tensor, ...]], *given: Any) -> tuple[Tensor, ...]:
-        ctx.function = function
-        ctx.save_for_backward(*given)
-        return function(*given)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Maybe, ...]:
-        terms, wanted = ctx.saved_tensors, ctx.needs_input_grad[1:]
-        with without_autocast(cotangents[0]):
-            found = iter(recomputed(partial(_slopes, ctx.function, wanted), *terms, *cotangents))
-        return None, *(next(found) if want else None for want in wanted)
-
-
 def _slopes(
     function: Callable[..., Sequence[Maybe]], wanted: Sequence[bool], *given: Any
 ) -> tuple[Tensor, ...]:
     """Derivatives by the arguments that are wanted, of the results times their cotangents, which follow them all."""
-    further, count = torch.is_grad_enabled(), len(wanted)
-    terms, leaves = list(given[:count]), []
-    with torch.enable_grad():
-        for i, want in enumerate(wanted):
-            if want:
-                # Separate leaves: the cotangents may also depend on the terms, but are held fixed here.
-                linked = further and terms[i].requires_grad
-                terms[i] = terms[i].view_as(terms[i]) if linked else terms[i].detach().requires_grad_()
-                leaves.append(terms[i])
-        found = [(r, g) for r, g in zip(function(*terms), given[count:], strict=True) if g is not None]
-        results, cotangents = zip(*found, strict=True)
-        return torch.autograd.grad(results, leaves, cotangents, create_graph=further, materialize_grads=True)
+    terms, leaves = list(given[: len(wanted)]), []
+    for i, want in enumerate(wanted):
+        if want:
+            # Separate leaves: the cotangents may also depend on the terms, but are held fixed here.
+            linked = terms[i].requires_grad
+            terms[i] = terms[i].view_as(terms[i]) if linked else terms[i].detach().requires_grad_()
+            leaves.append(terms[i])
+    found = [(r, g) for r, g in zip(function(*terms), given[len(wanted) :], strict=True) if g is not None]
+    results, cotangents = zip(*found, strict=True)
+    return torch.autograd.grad(results, leaves, cotangents, create_graph=True, materialize_grads=True)
