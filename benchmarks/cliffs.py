@@ -4,13 +4,11 @@ python -m benchmarks.cliffs [PATTERN]
 
 Least CPU time of five rounds, in which all sizes of a line take turns.  A line is printed with its largest ratios of
 neighbours, time of n + 1 over n or B + 1 over B, and their places; a backend that visits all 2^n states may double.
-Fields and couplings grow together, or one field among 1,024 problems, or one token of a layer.  Chains have one
-coupling that grows; at NaN it is a number no longer.
+Fields and couplings grow together, or one field among 1,024 problems, or one token of a layer.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,14 +22,11 @@ from benchmarks.case import Work
 from benchmarks.growth import FEW
 from benchmarks.problems import couplings, differentiated, gradients, in_a_band, moments, problem
 from benchmarks.runner import EFFORTS, Line
-from diabat.attention.chain import attend
-from diabat.attention.chain_operators import ChainLaw
 from diabat.ising import Ising
 from diabat.progress import new_bar
 
 FACTORS = (1, 16, 40, 100, 200)
 OUTLIERS = (1, 30, 300, 1000, 1e6)
-STRENGTHS = (1, 10, 16, 17, 50, 150, 151, 400, 1000, math.nan)
 
 
 def lines() -> Iterator[tuple[str, str, Sequence[float], Callable[[Any], Work]]]:
@@ -66,11 +61,6 @@ def lines() -> Iterator[tuple[str, str, Sequence[float], Callable[[Any], Work]]]
     for backward in (False, True):
         name = f"layer of odds, T = 128, window 12, {'gradients' if backward else 'outputs'}"
         yield name, "one token times", (1, 10, 60, 1000), partial(_layer, backward)
-    settings = ((1024, "", 0, 0.0), (1024, " at padding", 1, 0.0), (512, "", 0, 0.1))
-    for length, where, padding, dropout in settings:
-        for what, backward in (("outputs", False), ("gradients", True)):
-            name = f"chains, {what}, L = {length}, dropout {dropout:g}, one |J|{where}"
-            yield name, "|J|", STRENGTHS, partial(_chain, length, padding, dropout, backward)
 
 
 def _spins(call: Any, backend: str, number: int, n: int, own: bool = False, **options: Any) -> Work:
@@ -122,24 +112,6 @@ def _layer(backward: bool, factor: float) -> Work:
     return Work(run)
 
 
-def _chain(length: int, padding: int, dropout: float, backward: bool, strongest: float) -> Work:
-    torch.manual_seed(0)
-    q, k, v, cotangent = torch.randn(4, 1, 4, length, 64)
-    J = torch.randn(1, 4, length - 1).clamp(-1, 1)
-    J[0, 0, -1] = strongest
-    terms, law = (
-        [t.requires_grad_(backward) for t in (q, k, v, J)],
-        ChainLaw("odds", q.shape[-1] ** -0.5, True, dropout),
-    )
-    visible = torch.arange(length)[None] < length - padding
-
-    def run() -> Any:
-        y, _ = attend(law, q, k, v, J, visible)
-        return torch.autograd.grad(y, terms, cotangent) if backward else y
-
-    return Work(run)
-
-
 def measured(name: str, sizes: Sequence[float], build: Callable[[Any], Work]) -> list[float]:
     """Least seconds of a call at each size."""
     effort = EFFORTS["quick"]
@@ -164,7 +136,7 @@ def main() -> None:
         pairs = zip(times, times[1:], sizes, sizes[1:], strict=False)
         steps = sorted(((b / a, n, m) for a, b, n, m in pairs), reverse=True)
         print(f"{name}: " + ", ".join(f"{r:.2f} at {what} = {n} -> {m}" for r, n, m in steps[:3]))
-        if len(sizes) <= len(STRENGTHS):
+        if len(sizes) <= len(FACTORS):
             each = (f"{1e3 * t:.1f} at {n:g}" for n, t in zip(sizes, times, strict=True))
             print("    ms: " + ", ".join(each))
 

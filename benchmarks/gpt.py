@@ -19,7 +19,6 @@ TARGETS = {
     "window": 2.0,
     "window without far keys": 1.3,
     "window by the function": 2.0,
-    "chain": 1.25,
     "mode softmax": 1.1,
     "function alone": 1.1,
 }
@@ -81,8 +80,6 @@ def attention(kind: str, width: int) -> nn.Module:
             return diabat.BoltzmannAttention(width, HEADS, far="independent", **window)
         case "window without far keys":
             return diabat.BoltzmannAttention(width, HEADS, **window)
-        case "chain":
-            return diabat.ChainAttention(width, HEADS, readout="odds")
         case "mode softmax":
             whole: dict[str, Any] = {"window": LENGTH, "relative": True, "far": "independent"}
             return diabat.BoltzmannAttention(width, HEADS, mode="softmax", **whole)

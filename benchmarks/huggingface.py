@@ -49,19 +49,19 @@ def decoding(model: Any, ids: Tensor) -> Call:
     return torch.no_grad()(lambda: model(input_ids=ids[:, -1:], past_key_values=cache))
 
 
-def converted(window: int | None, **options: Any) -> Any:
+def converted(window: int, **options: Any) -> Any:
     """A Llama of 4 layers with random couplings."""
     from diabat.huggingface import convert
 
     model = convert(llama(4, 256), window, **options)
     for name, parameter in model.named_parameters():
-        if name.endswith(("couplings.pairs", "couplings.right_features")):
+        if name.endswith("couplings.pairs"):
             nn.init.normal_(parameter, std=0.2)
     return model
 
 
 def coupled() -> list[Case]:
-    """Couplings among the last T keys, or over a chain of all, in a Llama of 4 layers: a training step and a token."""
+    """Couplings among the last T keys in a Llama of 4 layers: a training step and a token."""
 
     def step(model: Any) -> Call:
         from diabat.huggingface import parameter_groups
@@ -78,15 +78,11 @@ def coupled() -> list[Case]:
 
         return run
 
-    def token(model: Any, length: int = 128) -> Call:
-        return decoding(model, tokens(1, length))
+    def token(model: Any) -> Call:
+        return decoding(model, tokens(1, 128))
 
     def windows(window: int, way: Callable[[Any], Call], attention: str = "", **options: Any) -> Call:
         return way(llama(4, 256, attention=attention) if attention else converted(window, **options))
-
-    def chained(length: int, way: Callable[[Any], Call], attention: str = "") -> Call:
-        made = llama(4, 256, attention=attention) if attention else converted(None, couplings="tokens")
-        return token(made, length) if way is token else way(made)
 
     kinds: dict[str, dict[str, Any]] = {
         "odds": {}, "odds, far none": {"far": "none"}, "probability": {"readout": "probability"},
@@ -100,12 +96,6 @@ def coupled() -> list[Case]:
         for name, options in kinds.items():
             build: Build = partial(windows, way=way, **options)
             found.append(Case(f"Llama/{what}, {name}", build, (8, 12, 16), "T", peers=compared))
-        beside = {
-            "sdpa": Peer(partial(chained, way=way, attention="sdpa"), None if way is step else 1 / 0.7),
-            "eager": Peer(partial(chained, way=way, attention="eager"), 1.5 if way is step else None),
-        }
-        lengths = (256,) if way is step else (128, 2048)
-        found.append(Case(f"Llama/{what}, chain", partial(chained, way=way), lengths, "L", peers=beside))
     return found
 
 

@@ -15,9 +15,6 @@ import diabat
 from benchmarks import peers
 from benchmarks.case import Call, Case, Peer, Work
 from benchmarks.growth import layer, step
-from diabat.attention.chain import attend
-from diabat.attention.chain_operators import ChainLaw, by_operators
-from diabat.attention.visible import Visible
 from diabat.models import Transformer, TransformerOptions
 
 SYMBOLS, BATCH, LENGTH, FEATURES, HEADS = 61, 64, 512, 64, 8
@@ -32,7 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def cases() -> list[Case]:
     """All of them."""
-    parts = (one_layer, training, compiled, mapped, long_sequences, chains, padded, decoding)
+    parts = (one_layer, training, compiled, mapped, long_sequences, padded, decoding)
     return [case for part in parts for case in part()]
 
 
@@ -201,58 +198,6 @@ def long_sequences() -> list[Case]:
     return [*compared, memory]
 
 
-def chains() -> list[Case]:
-    """Keys coupled with their neighbours over the whole context, 2,048 tokens of 4 heads, against softmax; decoding."""
-
-    def build(length: int, width: int, backward: bool, softmax: bool = False) -> Call:
-        torch.manual_seed(0)
-        made: nn.Module = peers.Softmax(width, 4)
-        if not softmax:
-            made = diabat.ChainAttention(width, 4, readout="odds")
-        x = torch.randn(max(1, 2048 // length), length, width, requires_grad=backward)
-        if backward:
-            return lambda: made(x).sum().backward()
-        return torch.no_grad()(partial(made, x))
-
-    def token(length: int, softmax: bool = False) -> Call:
-        plain: dict[str, Any] = {"mode": "softmax", "attention_window": 4096, "relative": True}
-        options = TransformerOptions(
-            num_heads=4, num_layers=4, embed_dim=96, readout="odds", positions="rope",
-            **(plain if softmax else {"couplings": "tokens"}),
-        )  # fmt: skip
-        made = Transformer(options, SYMBOLS, SYMBOLS, 4096, "exact" if softmax else "banded").eval()
-        return tokens_behind(made, torch.zeros(1, dtype=torch.int64), torch.randint(SYMBOLS, (1, length)))
-
-    sizes = (128, 512, 2048)
-    compared = [
-        Case(
-            f"chains/{name}, width {width}", partial(build, width=width, backward=backward), sizes, "L",
-            peers={"softmax": Peer(partial(build, width=width, backward=backward, softmax=True), target)},
-        )
-        for width in (96, 256)
-        for name, backward, target in (("forward", False, 2.0), ("gradients", True, {2048: 1.3}))
-    ]  # fmt: skip
-    decoded = Peer(partial(token, softmax=True), 1 / 0.7)
-    token_case = Case("chains/decoded token", token, sizes, "L", peers={"softmax": decoded})
-
-    def weights(length: int, shown: bool = True) -> Call:
-        made, x = diabat.ChainAttention(96, 4, readout="odds"), torch.randn(1, length, 96)
-        return torch.no_grad()(lambda: made(x, None, shown))
-
-    def operators(length: int) -> Call:
-        q, k, v = torch.randn(3, 1, 8, length, 64, requires_grad=True)
-        law, seen = ChainLaw("odds", 0.125, True), Visible(length, length, True)
-        J = torch.full((1, 8, length - 1), 0.5, requires_grad=True)
-        return lambda: by_operators(law, q, k, v, J, seen)[0].sum().backward()
-
-    without = Peer(partial(weights, shown=False))
-    return [
-        *compared, token_case, cached_token(), *chain_kernel(),
-        Case("chains/weights of all keys", weights, (512, 2000), "L", peers={"without": without}),
-        Case("chains/memory, operators of 8 heads", operators, (1024, 4096), "L", fresh=True),
-    ]  # fmt: skip
-
-
 def tokens_behind(made: Any, new: Tensor, prompt: Tensor) -> Call:
     """The same token again and again behind a prompt, and from the prompt anew after 64 of them."""
     with torch.no_grad():
@@ -270,17 +215,11 @@ def tokens_behind(made: Any, new: Tensor, prompt: Tensor) -> Call:
 def cached_token() -> Case:
     """A token of one layer of 4 heads behind 512 others, against eight lines of torch: a cache and its attention."""
 
-    def ours(size: str) -> Call:
-        kind, width = size.split(", ")
-        made: Any = diabat.ChainAttention(int(width), 4, readout="odds")
-        if kind != "chain":
-            made = diabat.BoltzmannAttention(
-                int(width), 4, 8, relative=True, readout="odds", far="independent"
-            )
-        return tokens_behind(made, torch.randn(1, int(width)), torch.randn(1, LENGTH, int(width)))
+    def ours(width: int) -> Call:
+        made = diabat.BoltzmannAttention(width, 4, 8, relative=True, readout="odds", far="independent")
+        return tokens_behind(made, torch.randn(1, width), torch.randn(1, LENGTH, width))
 
-    def cached(size: str) -> Call:
-        width = int(size.split(", ")[1])
+    def cached(width: int) -> Call:
         project, output, x = nn.Linear(width, 3 * width), nn.Linear(width, width), torch.randn(1, 1, width)
         keys, values = torch.randn(2, 1, 4, LENGTH + 64, width // 4)
         places = cycle(range(LENGTH, LENGTH + 64))
@@ -295,36 +234,8 @@ def cached_token() -> Case:
 
         return step
 
-    sizes = [f"{kind}, {width}" for kind in ("chain", "window of 8") for width in (96, 512)]
-    peer = Peer(cached, {size: 2.0 if "96" in size else 1 / 0.7 for size in sizes})
-    return Case("decoding/one layer", ours, sizes, "layer, width", peers={"cache of SDPA": peer})
-
-
-def chain_kernel() -> list[Case]:
-    """Attention over chains alone, without projections, by features of a head: time of a visible pair of tokens."""
-
-    def build(features: int, backward: bool, softmax: bool = False) -> Work:
-        torch.manual_seed(0)
-        q, k, v, cotangent = torch.randn(4, 1, 4, LENGTH, features)
-        J = torch.randn(1, 4, LENGTH - 1)
-        given = [t.requires_grad_(backward) for t in ((q, k, v) if softmax else (q, k, v, J))]
-
-        def run() -> Any:
-            if softmax:
-                y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            else:
-                y, _ = attend(ChainLaw("odds", q.shape[-1] ** -0.5, True), q, k, v, J, None)
-            return torch.autograd.grad(y, given, cotangent) if backward else y
-
-        return Work(run, 2 * LENGTH * (LENGTH + 1))
-
-    return [
-        Case(
-            f"chains/kernel, {name}", partial(build, backward=backward), (8, 24, 64), "features", "pair",
-            {"softmax": Peer(partial(build, backward=backward, softmax=True))},
-        )
-        for name, backward in (("forward", False), ("gradients", True))
-    ]  # fmt: skip
+    peer = Peer(cached, {96: 2.0, 512: 1 / 0.7})
+    return Case("decoding/one layer, window of 8", ours, (96, 512), "width", peers={"cache of SDPA": peer})
 
 
 def padded() -> list[Case]:
@@ -350,7 +261,7 @@ def decoding() -> list[Case]:
         x = torch.randn(1, length, FEATURES)
         return tokens_behind(relative(window, HEADS, **KINDS[name]), x[:, 0], x)
 
-    return [
+    found = [
         Case(
             f"decoding/{name}, after {length}", partial(build, name=name, length=length), (8, 12, 16), "T", "token",
             target=1.5e-3,
@@ -358,3 +269,4 @@ def decoding() -> list[Case]:
         for name in ("probability", "odds", "far odds")
         for length in (64, 4096)
     ]  # fmt: skip
+    return [cached_token(), *found]

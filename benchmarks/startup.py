@@ -40,7 +40,6 @@ print(time.process_time() - start)
 """
 _LAYERS = {
     "a step with exact": "BoltzmannAttention(64, 4, window=8, sampler='exact')",
-    "a step of chains": "ChainAttention(64, 4)",
     "a step of NeuroGame": "NeuroGameAttention(64, 4)",
 }
 _NUMBA = """

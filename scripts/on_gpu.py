@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from diabat import BoltzmannAttention, ChainAttention, boltzmann_attention
-from diabat.attention import ChainCouplings, WindowCouplings
+from diabat import BoltzmannAttention, boltzmann_attention
+from diabat.attention import WindowCouplings
 
 WINDOWS: dict[str, dict[str, Any]] = {
     "positions": {"window": 40, "bandwidth": 2, "sampler": "banded"},
@@ -30,22 +30,12 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "mean field": {"relative": True, "sampler": "mean_field"},
     "softmax": {"relative": True, "far": "independent", "mode": "softmax"},
 }
-CHAINS: dict[str, dict[str, Any]] = {
-    "chain": {},
-    "chain of gates": {"couplings": "gates"},
-    "chain of two": {"couplings": "distance", "bandwidth": 2},
-    "chain of all keys": {"causal": False},
-    "chain of mean field": {"sampler": "mean_field"},
-}
 
 
 def built(name: str, readout: str) -> Any:
     """A layer with random parameters, the same for the same name."""
     torch.manual_seed(0)
-    if name in CHAINS:
-        layer: Any = ChainAttention(16, 2, readout=readout, coupling_init=0.4, **CHAINS[name])
-    else:
-        layer = BoltzmannAttention(16, 2, readout=readout, **{"window": 8} | WINDOWS[name])
+    layer: Any = BoltzmannAttention(16, 2, readout=readout, **{"window": 8} | WINDOWS[name])
     for part in layer.couplings.parameters():
         nn.init.normal_(part, std=0.4)
     return layer.double()
@@ -59,7 +49,7 @@ def numbers(layer: Any, x: Tensor, padding: Tensor | None) -> list[Tensor]:
         layer(x, padding).square().sum(), [x, *layer.parameters()], allow_unused=True
     )
     found = [out, weights, *(g for g in slopes if g is not None)]
-    if padding is None and getattr(layer, "relative", True):
+    if padding is None and layer.relative:
         with torch.no_grad():
             out, state = layer.prefill(x[:, :36])
             for i in range(36, 40):
@@ -100,7 +90,7 @@ def main() -> int:
     """Compare, then time 4,096 tokens of 8 heads."""
     print(torch.cuda.get_device_name(), torch.__version__, flush=True)
     wrong = 0
-    for name in (*WINDOWS, *CHAINS):
+    for name in WINDOWS:
         for readout in ("odds", "probability"):
             for padded in (False, True):
                 double, single = compared(name, readout, padded)
@@ -110,16 +100,12 @@ def main() -> int:
                     flush=True,
                 )
     q, k, v = (torch.randn(1, 8, 4096, 64, device="cuda", requires_grad=True) for _ in range(3))
-    window, chain = (
-        WindowCouplings(8, 8, init=0.2).cuda(),
-        ChainCouplings(512, 8, "distance", init=0.5).cuda(),
-    )
+    window = WindowCouplings(8, 8, init=0.2).cuda()
     causal: dict[str, Any] = {"is_causal": True}
     for what, call in {
         "scaled_dot_product_attention": lambda: scaled_dot_product_attention(q, k, v, **causal),
         "window of 8": lambda: boltzmann_attention(q, k, v, window, **causal),
         "window of 8, far keys": lambda: boltzmann_attention(q, k, v, window, far="independent", **causal),
-        "chain": lambda: boltzmann_attention(q, k, v, chain, **causal),
     }.items():
         print(f"{what:30} {clock(call)}", flush=True)
     print(f"{wrong} wrong")

@@ -11,15 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import diabat
-from diabat.attention import Band, ChainCouplings, WindowCouplings
-from diabat.attention.chain_couplings import SOURCES
+from diabat.attention import WindowCouplings
 from diabat.testing.oracle import state_table
 from fuzz.calls.laws import close, finite
 from fuzz.problems import DTYPES, SEEDS, leads, mostly, normal, scales
 from fuzz.properties import demand, holds
 
 LEADS = ((1,), (2,), (4,), (2, 2), (1, 4), (3, 1), (2, 1, 2), ())
-Coupled = WindowCouplings | Band | None
+Coupled = WindowCouplings | None
 
 
 @holds
@@ -27,7 +26,7 @@ def functions(draw: st.DrawFn) -> None:
     """Output, weights and gradients of any call; of an exact backend they are those of enumeration."""
     q, k, v = _inputs(draw)
     lead, (queries, keys) = q.shape[:-2], (q.shape[-2], k.shape[-2])
-    made, far, backend = _couplings(draw, q, k, v)
+    made, far, backend = _couplings(draw, q, k)
     mask, causal = _mask(draw, (*lead, queries, keys))
     if mask is not None and mask.is_floating_point():
         mask = mask.to(q.dtype)
@@ -50,7 +49,7 @@ def functions(draw: st.DrawFn) -> None:
     most = (1e-4 if q.dtype == torch.float32 else 1e-8) * (1 + float(v.detach().abs().max()))
     close(alone, y, most, "the output without weights")
     alone.sum().backward()
-    parameters = list(made.parameters()) if isinstance(made, WindowCouplings) else []
+    parameters = [] if made is None else list(made.parameters())
     for tensor in (q, k, v, *parameters):
         if tensor.grad is not None:
             finite(tensor.grad, "gradient")
@@ -85,30 +84,21 @@ def _inputs(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
     return found[0], found[1], found[2]
 
 
-def _couplings(draw: st.DrawFn, q: Tensor, k: Tensor, v: Tensor) -> tuple[Coupled, str, str | None]:
+def _couplings(draw: st.DrawFn, q: Tensor, k: Tensor) -> tuple[Coupled, str, str | None]:
     """Couplings that are not 0, keys before the window, and a backend."""
-    kind, heads = draw(st.sampled_from(["none", "absolute", "moving", "moving", "chain", "chain"])), 1
+    kind, heads = draw(st.sampled_from(["none", "absolute", "moving", "moving"])), 1
     if q.ndim > 2:
         heads = q.shape[-3]
     if kind == "none":
         return None, "none", None
     strength, keys = draw(scales(0.01, 10)), k.shape[-2]
-    made: WindowCouplings | ChainCouplings
-    if kind == "chain":
-        made = ChainCouplings(
-            5, heads, draw(st.sampled_from(SOURCES)), bandwidth=draw(st.sampled_from([1, 1, 2]))
-        )
-    else:
-        made = WindowCouplings(
-            heads, keys if kind == "absolute" else draw(st.integers(1, 5)), relative=kind == "moving",
-            terms=draw(st.sampled_from(["J", "J", "J", ""])), bandwidth=draw(st.sampled_from([None, None, 1, 2])),
-        )  # fmt: skip
+    made = WindowCouplings(
+        heads, keys if kind == "absolute" else draw(st.integers(1, 5)), relative=kind == "moving",
+        terms=draw(st.sampled_from(["J", "J", "J", ""])), bandwidth=draw(st.sampled_from([None, None, 1, 2])),
+    )  # fmt: skip
     for parameter in made.to(q.dtype).parameters():
         torch.nn.init.normal_(parameter, std=strength)
     backend = draw(mostly(st.none(), st.just("mean_field"), 8))
-    if isinstance(made, ChainCouplings):
-        batch = math.prod(q.shape[:-3])
-        return made(normal(draw(SEEDS), batch, keys, 5).to(q.dtype)), "none", backend
     far = draw(st.sampled_from(["none", "independent"])) if kind == "moving" else "none"
     return made, far, backend
 
@@ -157,9 +147,9 @@ def _matrices(made: Coupled, seen: Tensor, far: str) -> Tensor:
     """J of every query, [*, H, L, S, S]; keys that a window does not show disappear from ``seen``."""
     *lead, queries, keys = seen.shape
     J = torch.zeros(*lead, queries, keys, keys, dtype=torch.float64)
-    if isinstance(made, Band):
-        J += made.matrix().detach().reshape(*lead, 1, keys, keys)
-    elif isinstance(made, WindowCouplings) and made.pairs is not None:
+    if made is None:
+        return J
+    if made.pairs is not None:
         matrix = made.matrix()
         assert matrix is not None
         of_heads = matrix.detach()[:, 0].double()
@@ -173,7 +163,7 @@ def _matrices(made: Coupled, seen: Tensor, far: str) -> Tensor:
             slots = torch.arange(made.window - len(last), made.window)
             head = at[-2] if lead else 0
             J[at][last[:, None], last] = of_heads[head][slots[:, None], slots]
-    if isinstance(made, WindowCouplings) and made.relative and far == "none":
+    if made.relative and far == "none":
         after = seen.flip(-1).cumsum(-1).flip(-1)
         seen &= after <= made.window
     return J
@@ -195,6 +185,6 @@ def _enumerated(scores: Tensor, J: Tensor, seen: Tensor, readout: str) -> Tensor
 def _compared(seen: Tensor, made: Coupled) -> Tensor:
     """Queries that are compared: of a moving window not those of padding on the right, which go by position."""
     queries, keys = seen.shape[-2:]
-    if not (isinstance(made, WindowCouplings) and made.relative and queries == keys):
+    if made is None or not made.relative or queries != keys:
         return torch.ones(seen.shape[:-1], dtype=torch.bool)
     return seen.diagonal(dim1=-2, dim2=-1) | seen[..., -1, :].all(-1, keepdim=True)

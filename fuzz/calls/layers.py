@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import diabat
-from diabat.attention.chain_couplings import SOURCES
 from diabat.attention.coupled import SELF_MODES
 from diabat.samplers.capabilities import Estimator, UnsupportedError
 from diabat.testing.oracle import ReferenceSampler
@@ -59,14 +58,6 @@ def _layer(draw: st.DrawFn) -> tuple[dict[str, Any], Any]:
     options: dict[str, Any] = {"readout": draw(st.sampled_from(["probability", "odds"]))}
     options |= {"rotary": draw(st.booleans()), "softcap": draw(mostly(st.none(), scales(0.1, 100)))}
     heads = draw(st.sampled_from([1, 2]))
-    if draw(one_in(3)):
-        options |= {
-            "couplings": draw(st.sampled_from(SOURCES)),
-            "bandwidth": draw(st.sampled_from([1, 1, 2, 3])),
-        }
-        options |= {"sampler": draw(st.sampled_from(["banded", "banded", "mean_field"]))}
-        options["causal"] = draw(mostly(st.just(True), st.just(False)))
-        return options, diabat.ChainAttention(4 * heads, heads, **options)
     options |= {"mode": draw(st.sampled_from(SELF_MODES)), "window": draw(st.integers(1, 6))}
     if draw(st.booleans()):
         options |= {"sampler": draw(ANALYTIC | st.just("dqa")), "causal": draw(st.booleans())}
@@ -83,9 +74,8 @@ def _layer(draw: st.DrawFn) -> tuple[dict[str, Any], Any]:
 def attention(draw: st.DrawFn) -> None:
     """Weights of any mode sum to 1 or are 0; steps, a smaller batch and enumeration give the same output."""
     (options, layer), length = _layer(draw), draw(st.integers(1, 12))
-    heads, chain = layer.num_heads, isinstance(layer, diabat.ChainAttention)
-    moving = chain or layer.relative
-    x, padding = _inputs(draw, layer, length if moving else min(length, layer.window), draw(DTYPES))
+    heads = layer.num_heads
+    x, padding = _inputs(draw, layer, length if layer.relative else min(length, layer.window), draw(DTYPES))
     y, weights = layer(x, key_padding_mask=padding, need_weights=True)
     shape, sums = (2, heads, x.shape[1], x.shape[1]), weights.detach().double().sum(-1)
     demand(tuple(weights.shape) == shape, f"weights: expected {shape}, got {tuple(weights.shape)}")
@@ -104,13 +94,13 @@ def attention(draw: st.DrawFn) -> None:
     if options["sampler"] != "dqa":  # its self-couplings take reads
         alone = layer(x[:1], key_padding_mask=None if padding is None else padding[:1])
         close(alone, y[:1], most, "the first sequence alone")
-    if moving and layer.causal and padding is None:
+    if layer.relative and padding is None:
         with torch.no_grad():
             last, state = layer.step(x[:, 0])
             for i in range(1, x.shape[1]):
                 last, state = layer.step(x[:, i], state)
         close(last, y[:, -1], most, "step")
-    if options["sampler"] in ("exact", "banded") and not chain:
+    if options["sampler"] in ("exact", "banded"):
         enumerated = {"sampler": ReferenceSampler(analytic=True), "gradient": "straight_through"}
         try:
             other = diabat.BoltzmannAttention(layer.embed_dim, heads, **options | enumerated).to(x.dtype)

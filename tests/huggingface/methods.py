@@ -18,7 +18,6 @@ COUPLED = 4
 SETTING = Calibration({0: [0, 1], 1: [], 2: [3]})
 SUPPORTED = {
     "boltzmann": FAMILIES,
-    "chain": FAMILIES,
     "gac": ("llama", "qwen2", "qwen3", "mistral", "gpt2", "gemma2"),
 }
 CASES = [(method, name) for method, names in SUPPORTED.items() for name in names]
@@ -29,16 +28,9 @@ FIRST = f"{HEADS}.couplings.pairs"
 def applied(method: str, model: Any) -> Any:
     """The model with random couplings, or calibrated."""
     if method != "gac":
-        return randomised(converted(method, model))
+        return randomised(convert(model, COUPLED))
     enable_gac(model, SETTING)
     return model
-
-
-def converted(method: str, model: Any) -> Any:
-    """The model with couplings of 0: in windows, or of neighbours over the whole context."""
-    return (
-        convert(model, COUPLED) if method == "boltzmann" else convert(model, None, couplings="tokens", rank=2)
-    )
 
 
 def coupled(name: str = "llama", window: int = COUPLED, *, changes: Any = None, **options: Any) -> Any:
@@ -48,9 +40,8 @@ def coupled(name: str = "llama", window: int = COUPLED, *, changes: Any = None, 
 
 def randomised(model: Any, seed: int = 5) -> Any:
     generator = torch.Generator().manual_seed(seed)
-    for name, J in couplings(model).items():
-        scale = 0.15 if name.endswith("features") else 0.4
-        J.data.copy_(scale * torch.randn(J.shape, generator=generator))
+    for J in couplings(model).values():
+        J.data.copy_(0.4 * torch.randn(J.shape, generator=generator))
     return model
 
 

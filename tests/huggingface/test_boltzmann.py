@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +15,14 @@ import transformers
 from largest_tensor import LargestTensor
 from left_behind import left_behind
 from safetensors.torch import load_file
-from tiny_decoders import LAYERS, adapted, decoder, logits, prompts
+from tiny_decoders import adapted, decoder, logits, prompts
 from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
-from diabat.attention import Band, ChainCouplings, couplings_of, streaming, visible
+from diabat.attention import couplings_of, streaming, visible
 from diabat.attention.visible import Visible
 from diabat.huggingface import convert, parameter_groups, revert, save_couplings
 from diabat.huggingface.boltzmann import BoltzmannHeads, BoltzmannOptions
-from diabat.huggingface.boltzmann.cached_couplings import CachedCouplings
 from diabat.huggingface.boltzmann.layer import boltzmann_attention
 from diabat.huggingface.pretrained import visible_keys
 from diabat.samplers.capabilities import UnsupportedError
@@ -35,7 +33,6 @@ from .methods import (
     SUPPORTED,
     assert_close,
     check_generation,
-    converted,
     coupled,
     couplings,
     in_pieces,
@@ -79,8 +76,8 @@ def test_a_reverted_model_is_what_it_was(name: str, attention: str | None) -> No
     before, parameters, config = logits(model, batch), dict(model.named_parameters()), model.config.to_dict()
     kind, keys = type(model), list(model.state_dict())
     facts = {part: dict(vars(part)) for part in model.modules()}
-    for method in ("boltzmann", "chain"):
-        changed = randomised(converted(method, model))
+    for _ in range(2):
+        changed = randomised(convert(model, COUPLED))
         assert (logits(changed, batch) - before).abs().max() > 0.01
         assert revert(changed) is model
         assert type(model) is kind
@@ -380,96 +377,17 @@ def test_adapters_with_couplings_make_the_round_trip(tmp_path: Path) -> None:
     assert (couplings(merged)[FIRST] - couplings(coupled())[FIRST]).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("couplings", ["distance", "tokens", "gates"])
-@pytest.mark.parametrize("readout", ["odds", "probability"])
-def test_chains_by_the_kernel_and_by_operators(couplings: str, readout: str) -> None:
-    """Without weights in one compiled call where the mask is causal with padding; others go by the operators."""
-    g = torch.Generator().manual_seed(3)
-    q, k, v = (torch.randn(2, heads, 9, 6, generator=g) for heads in (4, 2, 2))
-    visible = torch.ones(9, 9, dtype=torch.bool).tril() & (
-        torch.arange(9) >= torch.tensor([[[[0]]], [[[3]]]])
-    )
-    module = nn.Module()
-    options = BoltzmannOptions(None, readout=readout, couplings=couplings)
-    module.add_module("boltzmann", BoltzmannHeads(4, options, features=12))
-    randomised(module)
-    out, none = boltzmann_attention(module, q, k, v, visible, output_attentions=False)
-    assert none is None
-    again, shown = boltzmann_attention(module, q, k, v, visible, output_attentions=True)
-    torch.testing.assert_close(out, again)
-    torch.testing.assert_close(shown.sum(-1), visible.any(-1).expand(2, 4, 9).to(shown))
-    hole = visible & (torch.arange(9) != 4)
-    hole[..., 4, 4] = True
-    assert not torch.allclose(boltzmann_attention(module, q, k, v, hole)[0][0, 5:], out[0, 5:])
-    biased = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
-    torch.testing.assert_close(boltzmann_attention(module, q, k, v, biased, output_attentions=False)[0], out)
-    biased[..., 0, 0] = biased[..., 5, 0] = 1.5
-    assert not torch.allclose(boltzmann_attention(module, q, k, v, biased)[0][0, 5], out[0, 5])
-
-
-def test_a_step_takes_over_the_couplings_of_the_last_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the new token is computed; all of them if anything else has changed."""
-    chain = ChainCouplings(12, 4, "tokens", rank=3, bandwidth=2)
-    value = torch.randn(2, 2, 9, 6)
-    for parameter in chain.parameters():
-        nn.init.normal_(parameter)
-    second = chain.right_features
-    assert second is not None
-    lengths, forward = [], chain.forward
-
-    def counted(x: Tensor, before: Tensor | None = None) -> Band:
-        lengths.append(x.shape[1])
-        return forward(x, before)
-
-    monkeypatch.setattr(chain, "forward", counted)
-
-    def after(change: Callable[[Tensor], object], *, queries: int = 1, inference: bool = False) -> int:
-        """The number of tokens that the last of three passes computes."""
-        steps = CachedCouplings()
-        with torch.inference_mode() if inference else torch.no_grad():
-            steps.of(chain, value[:, :, :7].clone(), torch.float32, 7)
-            steps.of(chain, (cache := value[:, :, :8].clone()), torch.float32, 1)
-            change(cache)
-            final = torch.cat((cache, value[:, :, 8:]), 2)
-            found = steps.of(chain, final, torch.float32, queries)
-            torch.testing.assert_close(found.values, forward(final.transpose(1, 2).flatten(2))[0])
-        return lengths[-1]
-
-    assert after(lambda cache: None) == 1
-    assert lengths == [7, 1, 1]
-    assert after(lambda cache: cache[1, 0, 3, 2].add_(1)) == 9
-    assert after(lambda cache: nn.init.normal_(second)) == 9
-    assert after(lambda cache: chain.by_distance.add_(1)) == 9
-    assert after(lambda cache: None, queries=9) == 9
-    assert after(lambda cache: None, inference=True) == 9
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_couplings_of_earlier_passes_do_not_change(dtype: torch.dtype) -> None:
-    chain = ChainCouplings(12, 4, "tokens", rank=3, bandwidth=2, dtype=torch.float64)
-    nn.init.normal_(chain.right_features)
-    value, steps = torch.randn(2, 2, 12, 6).to(dtype), CachedCouplings()
-    with torch.no_grad():
-        every = chain(value.transpose(1, 2).flatten(2).double())[0]
-        found = [steps.of(chain, value[:, :, :n].clone(), torch.float64, 1).values for n in range(4, 13)]
-    for n, band in enumerate(found, 4):
-        torch.testing.assert_close(band, every[:, :, :n])
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("window", [COUPLED, None])
-def test_a_converted_model_compiles_to_one_graph(window: int | None, backend: str) -> None:
-    model, batch = randomised(convert(decoder("llama"), window)), prompts()
+def test_a_converted_model_compiles_to_one_graph(backend: str) -> None:
+    model, batch = coupled(), prompts()
     expected = logits(model, batch)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     with torch.no_grad():
         assert_close(compiled(**batch).logits * batch["attention_mask"][:, :, None], expected)
 
 
-@pytest.mark.parametrize(
-    "form", [{"window": COUPLED}, {"window": COUPLED, "bandwidth": 2}, {"window": None}], ids=str
-)
+@pytest.mark.parametrize("form", [{"window": COUPLED}, {"window": COUPLED, "bandwidth": 2}], ids=str)
 def test_couplings_are_brought_back_by_accelerate(form: dict[str, Any]) -> None:
     """Which moves the parameters of a module in at its call, and out after it."""
     model, batch = randomised(convert(decoder("llama"), **form)), prompts()
@@ -480,32 +398,17 @@ def test_couplings_are_brought_back_by_accelerate(form: dict[str, Any]) -> None:
     assert check_generation(model, (0, 2), 1).shape == (2, 26)
 
 
-def test_features_of_couplings_train_at_the_rate_of_the_model() -> None:
-    model = convert(decoder("llama"), None, couplings="tokens")
-    groups = {group["name"]: group["params"] for group in parameter_groups(model, 1e-3, 1e-2)}
-    chains = [part for part in model.modules() if isinstance(part, ChainCouplings)]
-    assert len(chains) == LAYERS
-    assert {id(p) for p in groups["couplings"]} == {id(chain.by_distance) for chain in chains}
-    assert {id(p) for chain in chains for p in (chain.left_features, chain.right_features)} <= {
-        id(p) for p in groups["decayed"]
-    }
-
-
-@pytest.mark.parametrize("window", [COUPLED, None])
-def test_a_training_step_leaves_nothing_behind(window: int | None) -> None:
-    model, batch = convert(decoder("llama"), window), prompts()
+def test_a_training_step_leaves_nothing_behind() -> None:
+    model, batch = convert(decoder("llama"), COUPLED), prompts()
     assert left_behind(lambda: model(**batch, labels=batch["input_ids"]).loss.backward()) == 0
 
 
 @pytest.mark.parametrize("queries", [1, 9])
-@pytest.mark.parametrize(
-    ("window", "far"), [(COUPLED, "none"), (COUPLED, "independent"), (None, "independent")]
-)
-def test_what_a_floating_mask_adds_is_added_to_the_scores(window: int | None, queries: int, far: str) -> None:
+@pytest.mark.parametrize("far", ["none", "independent"])
+def test_what_a_floating_mask_adds_is_added_to_the_scores(queries: int, far: str) -> None:
     """As one more feature of queries and keys does; what is visible is as in a plain mask."""
     q, k, v = (torch.randn(2, h, n, 4, dtype=torch.float64) for h, n in ((4, queries), (2, 9), (2, 9)))
-    options = BoltzmannOptions(window, "banded" if window is None else "exact", far=far)
-    heads = randomised(BoltzmannHeads(4, options, features=8, dtype=torch.float64)).eval()
+    heads = randomised(BoltzmannHeads(4, BoltzmannOptions(COUPLED, far=far), dtype=torch.float64)).eval()
     visible, added = PLAIN[:, :, 9 - queries :], torch.linspace(-2, 2, 9, dtype=torch.float64).sin()
     longer = nn.functional.pad(q, (0, 1), value=1), torch.cat((k, added.expand(2, 2, 9)[..., None]), -1)
     with torch.no_grad():
@@ -515,13 +418,11 @@ def test_what_a_floating_mask_adds_is_added_to_the_scores(window: int | None, qu
         assert not torch.allclose(found, heads(q, k, v, visible, scale=1.0)[0])
 
 
-@pytest.mark.parametrize("window", [COUPLED, None])
 @pytest.mark.parametrize("floating", [False, True])
-def test_a_mask_is_read_again_where_it_changes(window: int | None, floating: bool) -> None:
+def test_a_mask_is_read_again_where_it_changes(floating: bool) -> None:
     """What layers remember of the mask of one query ends with its version, and with the mask."""
     q, k, v = (torch.randn(2, h, n, 4, dtype=torch.float64) for h, n in ((4, 1), (2, 9), (2, 9)))
-    options = BoltzmannOptions(window, "banded" if window is None else "exact")
-    heads = randomised(BoltzmannHeads(4, options, features=8, dtype=torch.float64)).eval()
+    heads = randomised(BoltzmannHeads(4, BoltzmannOptions(COUPLED), dtype=torch.float64)).eval()
 
     def made(hidden: int) -> Tensor:
         mask = (torch.arange(9) != hidden).expand(2, 1, 1, 9).clone()
@@ -542,17 +443,16 @@ def test_a_mask_is_read_again_where_it_changes(window: int | None, floating: boo
         assert len(visible._SEEN) == known
 
 
-@pytest.mark.parametrize("window", [COUPLED, None])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
-def test_layers_that_are_not_named_stay_softmax(name: str, window: int | None) -> None:
+def test_layers_that_are_not_named_stay_softmax(name: str) -> None:
     """The model is the plain one at J = 0, and one that has couplings everywhere, J = 0 in those layers, at any J."""
     model, batch = decoder(name), prompts()
     before = logits(model, batch)
-    convert(model, window, layers=[2, 0])
+    convert(model, COUPLED, layers=[2, 0])
     found = couplings_of(model)
     assert [int(key.split(".")[2]) for key in found] == [0, 2] == model.config.boltzmann["layers"]
     assert_close(logits(model, batch), before)
-    every = randomised(convert(decoder(name), window))
+    every = coupled(name)
     own = dict(every.named_parameters())
     with torch.no_grad():
         for key, J in model.named_parameters():
@@ -582,10 +482,9 @@ def test_couplings_of_some_layers_are_a_part_of_one_model() -> None:
         assert far < 1e-5 if layer < 2 else far > 0.01
 
 
-@pytest.mark.parametrize("window", [COUPLED, None])
-def test_held_couplings_are_ablated_trained_and_saved(window: int | None, tmp_path: Path) -> None:
+def test_held_couplings_are_ablated_trained_and_saved(tmp_path: Path) -> None:
     """All of them at 0 are the plain model; one head held at .5 stays there, also in files, whatever decays."""
-    model, batch = convert(decoder("llama"), window, couplings=None if window else "distance"), prompts()
+    model, batch = convert(decoder("llama"), COUPLED), prompts()
     plain = logits(model, batch)
     coupled = logits(randomised(model), batch)
     for part in couplings_of(model).values():

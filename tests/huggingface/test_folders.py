@@ -341,7 +341,7 @@ def test_options_of_such_a_backend_are_not_written(tmp_path: Path) -> None:
     [
         ({"window": 4, "wibdow": 3}, "config.boltzmann: expected settings among window, .*got \\['wibdow'\\]"),
         ([4], "config.boltzmann: expected settings among window"),
-        ({"window": 0}, "window: expected an integer >= 1 or None, got 0"),
+        ({"window": 0}, "window: expected an integer >= 1, got 0"),
         ({"window": 4, "readout": "odd"}, "readout: expected one of odds, probability, got 'odd'"),
         ({"window": 4, "sampler_options": {"steps": 3}}, "sampler_options of 'exact', got .* has no option 'steps'"),
         ({"window": 4, "sampler_options": 3}, "config.boltzmann: expected sampler_options of 'exact', got 3"),
@@ -508,7 +508,6 @@ FORMS: list[dict[str, Any]] = [
     {"window": 4},
     {"window": 4, "far": "none", "readout": "probability", "bandwidth": 2},
     {"window": 3, "sampler": diabat.sampler("mean_field", max_iterations=60)},
-    {"window": None, "rank": 2},
     {"window": 4, "layers": [2, 0]},
 ]
 
@@ -595,7 +594,6 @@ def test_the_plain_model_is_converted_as_the_adapter_says(form: dict[str, Any], 
         ({"bandwidth": 2}, "expected couplings with bandwidth = 2, as the model has, got bandwidth = 3 in"),
         ({"window": 5}, "expected couplings with window = 5, as the model has, got window = 4 in"),
         ({"layers": [1]}, r"expected couplings with layers = \[1\], as the model has, got layers = None in"),
-        ({"window": None}, "expected couplings with window = None, as the model has, got window = 4 in"),
     ],
     ids=str,
 )  # fmt: skip
@@ -625,14 +623,10 @@ def test_a_calibrated_model_takes_no_couplings(adapter: Path, tmp_path: Path) ->
         converting(model)
 
 
-def test_defaults_that_are_spelled_out_are_the_same_settings(adapter: Path, tmp_path: Path) -> None:
+def test_defaults_that_are_spelled_out_are_the_same_settings(adapter: Path) -> None:
     """And the backend is chosen in code."""
     loaded = load_adapter(convert(decoder(), 4, "mean_field", bandwidth=3), adapter)
     assert loaded.config.boltzmann["sampler"] == "mean_field"
-    chained = with_couplings(convert(decoder(), None))
-    chained.save_pretrained(tmp_path)
-    loaded = load_adapter(convert(decoder(), None, couplings="tokens", rank=8, bandwidth=1), tmp_path)
-    assert torch.equal(logits(loaded, prompts()), logits(chained, prompts()))
 
 
 def test_an_adapter_without_settings_is_not_guessed_at(adapter: Path) -> None:
