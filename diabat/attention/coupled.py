@@ -42,6 +42,7 @@ class CoupledLayer(IsingLayer):
         self,
         couplings: WindowCouplings,
         mode: str,
+        /,
         sampler: Sampler | str | None = None,
         gradient: str = "auto",
         num_reads: int | None = None,

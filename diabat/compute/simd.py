@@ -292,15 +292,8 @@ fnma = _ternary("fnma", lambda builder, a, b, c: _sub(builder, c, _mul(builder, 
 """C - a · b."""
 
 
-def _has(feature: str) -> bool:
-    """Whether the processor that numba compiles for has a feature."""
-    _, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return f"+{feature}" in features.split(",")
-
-
-_FUSES = platform.machine().lower() in ("aarch64", "arm64") or _has("fma")
-WIDE = _has("avx512f")
-"""Whether the processor has 32 registers of a whole vector; else eight vectors fill all of them."""
+_, _, _FEATURES = cpu_target.target_context.codegen().magic_tuple()
+_FUSES = platform.machine().lower() in ("aarch64", "arm64") or "+fma" in _FEATURES.split(",")
 
 
 def _rounded_once(builder: Any, a: Any, b: Any, c: Any) -> Any:
