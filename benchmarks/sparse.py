@@ -72,9 +72,9 @@ def burn_in(name: str) -> int:
     """Ten autocorrelation times of a spin at beta = 1, in sweeps."""
     from diabat.samplers.tempering.chain_statistics import autocorrelation_time
 
-    long = tempering(num_replicas=1, num_chains=16, burn_in=500, sweeps=500, store_chain=True)
-    chain = long.moments(graph(name), seed=1).info["chain"].numpy()
-    tau = float(np.mean(autocorrelation_time(chain[..., :64])))  # spins are alike
+    long = tempering(num_replicas=1, num_chains=16, burn_in=500, thin=1)
+    chains = long.sample(graph(name), 500 * 16, seed=1).spins.unflatten(0, (500, 16))
+    tau = float(np.mean(autocorrelation_time(chains[..., :64].numpy())))  # spins are alike
     return max(8, int(np.ceil(10 * tau)))
 
 

@@ -25,7 +25,7 @@ from diabat.testing import ReferenceSampler
 
 def cases() -> list[Case]:
     """All of them."""
-    return [*updates(), *effective(), *automatic(), *queries(), *ground_states(), *refine()]
+    return [*updates(), *effective(), *queries(), *ground_states(), *refine()]
 
 
 def updates() -> list[Case]:
@@ -115,7 +115,6 @@ def effective() -> list[Case]:
 
     ways: dict[str, Callable[[int], Tensor]] = {
         "averages of 64 chains": averages(num_replicas=1, num_chains=64),
-        "the same, auto": averages(num_replicas="auto", num_chains=64),
         "the same, Metropolis": averages(num_replicas=1, num_chains=64, method="metropolis"),
         "the same, one problem per call": alone,
         "4 replicas": averages(num_replicas=4, num_chains=16),
@@ -150,23 +149,6 @@ def informative(estimate: Callable[[int], Tensor], ising: Ising, seeds: int = 5)
     squares = [float((estimate(seed).double() - exact).square().sum()) for seed in range(1, 1 + seeds)]
     samples = float((exact * (1 - exact)).sum()) / float(np.mean(squares))
     return Work(lambda: estimate(1), samples * ising.num_problems)
-
-
-def automatic() -> list[Case]:
-    """``num_replicas="auto"`` against plain chains and 8 replicas: effective samples of 64 problems with a J each."""
-
-    def build(g: float, replicas: int | str, sweeps: int) -> Work:
-        ising = problem(16, 64, g=g, own=True)
-        sampler = tempering(num_replicas=replicas, sweeps=sweeps)
-        return informative(lambda seed: sampler.moments(ising, seed=seed).probability, ising)
-
-    found = []
-    for sweeps in (64, 1024):
-        of: dict[Any, Build] = {k: partial(build, replicas=k, sweeps=sweeps) for k in ("auto", 1, 8)}
-        compared = {"plain chains": Peer(of[1]), "8 replicas": Peer(of[8])}
-        name = f"tempering/auto, {sweeps} sweeps"
-        found.append(Case(name, of["auto"], (0.5, 1.0, 2.0, 3.0), "g", "sample", compared))
-    return found
 
 
 def queries() -> list[Case]:

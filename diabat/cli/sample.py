@@ -195,7 +195,7 @@ def _reads(problem: Problem, samples: Samples) -> Found:
 
 def _searching(options: dict[str, Any]) -> dict[str, Any]:
     """Options of ``tempering`` that keep the lowest state, and anneal unless they say how the chains run."""
-    ways = ("schedule", "num_replicas", "betas", "thin", "persistent", "store_chain")
+    ways = ("schedule", "num_replicas", "betas", "thin", "persistent")
     given = any(options[name] for name in ways)
     return options | {"track_lowest": True} | ({} if given else {"schedule": "auto"})
 

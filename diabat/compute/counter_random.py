@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 # Purposes of the random numbers.
-UPDATE, START, SWAP, ORDER = range(4)
+UPDATE, START, SWAP = range(3)
 PURPOSE_SHIFT = 28
 
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -51,19 +51,6 @@ def philox(counter: ArrayLike, key: ArrayLike, rounds: int = 10) -> NDArray[np.u
 def seed_key(seed: int) -> tuple[int, int]:
     """The two words of a seed below 2^64, low word first."""
     return seed & 0xFFFFFFFF, seed >> 32
-
-
-def visiting_orders(seed: int, first_sweep: int, sweeps: int, n: int) -> NDArray[np.int64]:
-    """A random permutation of n spins for every sweep, [sweeps, n].
-
-    Each spin is sorted by a separate random number: the relative order of spins does not depend on n.
-    """
-    quads = -(-n // 4)
-    counter = np.zeros((sweeps, quads, 4), np.uint64)
-    counter[..., 0] = (ORDER << PURPOSE_SHIFT) + np.arange(quads, dtype=np.uint64)
-    counter[..., 1] = (first_sweep + np.arange(sweeps, dtype=np.uint64))[:, None]
-    words = philox(counter, seed_key(seed)).reshape(sweeps, -1)[:, :n]
-    return np.argsort(words, axis=1, kind="stable")
 
 
 def stream_keys(seed: int, count: int) -> NDArray[np.uint64]:

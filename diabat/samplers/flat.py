@@ -240,16 +240,12 @@ class Flat:
 
     @cached_property
     def undivided(self) -> Bucket:
-        """The problems with a visible spin in one bucket; see `undivided_of`."""
-        return self.undivided_of(np.flatnonzero(self.num_visible))
-
-    def undivided_of(self, rows: Integers) -> Bucket:
-        """Some problems in one bucket, whose padding spins are the invisible ones, in their places.
+        """The problems with a visible spin in one bucket, whose padding spins are the invisible ones, in their places.
 
         For couplings held as edges, which name spins by their number in the problem.
         """
-        members, couplings, pattern = self._groups(rows)
-        n, rows = self.shape[-1], np.concatenate([rows[:0], *members])
+        members, couplings, pattern = self._groups(np.flatnonzero(self.num_visible))
+        n, rows = self.shape[-1], np.concatenate([np.zeros(0, np.int64), *members])
         seen = np.zeros((len(self.counts), n + 1), np.bool_)
         np.put_along_axis(seen, self.spins, True, axis=1)
         spins, starts = np.where(seen[:, :n], np.arange(n), n), np.cumsum([0, *map(len, members)])

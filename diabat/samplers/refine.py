@@ -105,7 +105,7 @@ class RefineSampler(Sampler):
             (stream,) = np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1, np.uint64)
             # One chain per read, with one replica at beta = 1.
             start = Kept(spins.detach().cpu()[:, None], None, np.ones((ising.num_problems, 1)))
-            batch = Batch(ising, num_reads, ((None, np.ones(1)),), start)
+            batch = Batch(ising, num_reads, np.ones(1), start)
             for simulation in batch.simulations:
                 simulation.run(Rules(int(stream), threads=torch.get_num_threads()), self.sweeps)
             spins = batch.kept().spins[:, 0].to(spins.device)

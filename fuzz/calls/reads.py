@@ -27,8 +27,8 @@ _MILD, _RESOLVED = 0.5, 30.0
 """Couplings up to which the burn-in of tempering leaves nothing to see, and phases keep the digits of double."""
 _TOLERANCE = {"double": 1e-8, "single": 2e-3}
 TEMPERING = st.fixed_dictionaries({
-    "num_replicas": st.sampled_from([1, 2, 8, "auto"]), "method": st.sampled_from(["heat_bath", "metropolis"]),
-    "order": st.sampled_from(["sequential", "random"]), "track_lowest": st.booleans(),
+    "num_replicas": st.sampled_from([1, 2, 8]), "method": st.sampled_from(["heat_bath", "metropolis"]),
+    "track_lowest": st.booleans(),
 })  # fmt: skip
 _ENGINES = {"engine": st.sampled_from(["native", "torch"]), "precision": st.sampled_from([*_TOLERANCE])}
 _PLANS = {"schedule": st.sampled_from(["boltzmann-4", "boltzmann-8", "boltzmann-8-wide"])}

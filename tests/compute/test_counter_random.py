@@ -16,7 +16,6 @@ from diabat.compute.counter_random import (
     SWAP,
     philox,
     seed_key,
-    visiting_orders,
 )
 from diabat.compute.simd_bits import load_words, store_words
 from diabat.samplers.tempering.kernel import _SWAP, draw_in_order
@@ -75,11 +74,3 @@ def test_compiled_numbers_of_swaps_are_the_same() -> None:
     for index in range(9):
         word = philox([(SWAP << PURPOSE_SHIFT) + index // 4, 3, 5, 7], key)[index % 4]
         assert random_word(index, 3, 5, 7, key, _SWAP) == (float(word) + 0.5) / 2**32
-
-
-def test_visiting_orders_are_permutations_that_do_not_depend_on_the_number_of_spins() -> None:
-    orders = visiting_orders(5, 3, 40, 7)
-    assert np.array_equal(np.sort(orders, axis=1), np.tile(np.arange(7), (40, 1)))
-    assert len(np.unique(orders, axis=0)) > 30
-    more = visiting_orders(5, 0, 43, 10)[3:]
-    assert np.array_equal(more[more < 7].reshape(40, 7), orders)

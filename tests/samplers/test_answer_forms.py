@@ -38,8 +38,8 @@ MADE: dict[str, Callable[[], Any]] = {
     "chains": samples,
     "clamped": lambda: CHAINS.sample(PROBLEM.clamp(torch.tensor([0, 1, 0, 0])), 8, seed=1),
     "exact": moments,
-    "stored": lambda: moments("tempering", store_chain=True),
-    "auto": lambda: moments("tempering", num_replicas="auto"),  # NaN and nested tensors in info
+    "averages": lambda: moments("tempering"),
+    "no R-hat": lambda: moments().replaced(info={"rhat": torch.tensor([1.0, float("nan")])}),
 }
 
 

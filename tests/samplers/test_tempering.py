@@ -33,7 +33,6 @@ from .fakes import tempering
 
 READS = 10_000
 pvalue = partial(problems.pvalue, reads=READS)
-AUTO: dict[str, Any] = {"num_replicas": "auto"}
 
 
 def sampling_z(backend: TemperingSampler, ising: Ising, *, seed: int = 1) -> Tensor:
@@ -49,8 +48,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {"num_replicas": 1},
     "metropolis": {"method": "metropolis"},
     "plain metropolis": {"num_replicas": 1, "method": "metropolis"},
-    "random": {"order": "random"},
-    "random metropolis": {"order": "random", "method": "metropolis", "num_replicas": 1},
     "given ladder": {"num_replicas": None, "betas": (0.2, 0.5, 0.7, 1.0)},
     "thinned": {"thin": 24, "num_chains": 500},
 }
@@ -81,8 +78,7 @@ def test_reads_have_the_boltzmann_law(options: dict[str, Any], three_body: float
 def test_reads_and_moments_of_every_kind_of_problem(ising: Ising) -> None:
     assert pvalue(tempering(), ising) > ALPHA
     assert (sampling_z(tempering(), ising).abs() < 5).all()
-    for options in ({"num_replicas": 1}, {"order": "random"}):
-        assert pvalue(tempering(**options), ising) > ALPHA
+    assert pvalue(tempering(num_replicas=1), ising) > ALPHA
 
 
 @pytest.mark.parametrize("method", ["heat_bath", "metropolis"])
@@ -227,9 +223,9 @@ def test_fields_beyond_float32_decide_and_couplings_beyond_it_are_refused() -> N
 def test_conditional_probabilities_are_the_better_average() -> None:
     """Squared errors of the average of P(s = +1 | rest) and of that of s, from the same chains."""
     ising = make_problem((64,), 6, seed=11, couplings=0.3)
-    sampler = TemperingSampler(num_replicas=1, store_chain=True)
-    moments = sampler.moments(ising, seed=4)
-    raw = (moments.info["chain"] > 0).double().mean((0, 1))
+    moments = TemperingSampler(num_replicas=1).moments(ising, seed=4)
+    chains = TemperingSampler(num_replicas=1, thin=1).sample(ising, 16 * 64, seed=4)
+    raw = (chains.spins > 0).double().mean(0)
     exact = brute_force(ising).probability
     assert ((moments.probability - exact) ** 2).sum() < 0.5 * ((raw - exact) ** 2).sum()
 
@@ -292,13 +288,10 @@ def test_log_z_is_computed_on_request_and_changes_nothing_else() -> None:
     assert (got - exact).abs().max() < 0.2
 
 
-@pytest.mark.parametrize("num_replicas", [3, "auto"])
-def test_diagnostics_are_computed_when_they_are_read(
-    num_replicas: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_diagnostics_are_computed_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept for them is the time averages: no chains, and no couplings."""
     ising = make_problem((2,), 5, seed=3)
-    sampler = tempering(num_replicas=num_replicas)
+    sampler = tempering(num_replicas=3)
     computed, real = [], Spread.effective_reads
 
     def counted(*of: Any) -> Any:
@@ -321,7 +314,7 @@ def test_diagnostics_are_computed_when_they_are_read(
     assert 1 <= len(computed) == buckets <= 2
 
 
-@pytest.mark.parametrize("options", [{}, AUTO, {"thin": 2}, {"schedule": "auto", "track_lowest": True}])
+@pytest.mark.parametrize("options", [{}, {"thin": 2}, {"schedule": "auto", "track_lowest": True}])
 @pytest.mark.parametrize("edges", [False, True])
 def test_a_batch_in_which_nothing_is_visible(options: dict[str, Any], edges: bool) -> None:
     ising = sparse_problem((2,), 5, 4, seed=3) if edges else make_problem((2,), 5, seed=3)
@@ -330,19 +323,8 @@ def test_a_batch_in_which_nothing_is_visible(options: dict[str, Any], edges: boo
     samples, moments = sampler.sample(ising, 3, seed=1), sampler.moments(ising, seed=1)
     assert bool((samples.spins == -1).all())
     assert not moments.probability.any()
-    assert samples.info["updates"] == (0 if options != AUTO else samples.info["pilot"]["updates"])
+    assert samples.info["updates"] == 0
     assert samples.info["betas"].shape == (2, sampler.num_replicas)
-
-
-def test_stored_chains() -> None:
-    ising = causal_problem(5, seed=14)
-    moments = tempering(store_chain=True, sweeps=70, num_chains=3).moments(ising, correlations=True, seed=8)
-    chain = moments.info["chain"]
-    assert chain.shape == (70, 3, *ising.fields.shape)
-    assert chain.dtype == torch.int8
-    assert (chain[:, :, ~ising.visible_mask] == -1).all()
-    s = torch.where(ising.visible_mask, chain, 0).double()
-    assert torch.allclose(moments.correlation.double(), torch.einsum("tc...j,tc...k->...jk", s, s) / 210)
 
 
 def test_seeds_threads_and_replay() -> None:
@@ -368,8 +350,8 @@ def test_a_draw_does_not_depend_on_the_rest_of_the_batch(lead: Lead) -> None:
     alone = Ising(five.fields[:1], J)
     mask = torch.ones(5, 6, dtype=torch.bool)
     mask[2:, 3:] = False
-    for options in ({}, {"order": "random", "num_replicas": 8}):
-        sampler = tempering(**options)
+    for replicas in (3, 8):
+        sampler = tempering(num_replicas=replicas)
         spins = sampler.sample(alone, 50, seed=5).spins[:, 0]
         p = sampler.moments(alone, seed=5).probability[0]
         for others in (five, with_visible(five, mask)):
@@ -500,118 +482,7 @@ def test_gradients_reach_the_fields_and_couplings() -> None:
         assert (couplings.grad != 0).any()
 
 
-def mixed_batch() -> Ising:
-    """Weak couplings, two double wells at beta = 3 that plain chains do not leave, weak ones again; n = 16."""
-    weak = make_problem((2,), 16, lead="per_problem", seed=3, couplings=0.1)
-    deep = [frustrated(seed) for seed in (5, 30)]
-    fields = [weak.fields[:1], *(d.fields for d in deep), weak.fields[1:]]
-    couplings = [weak.couplings[:1], *(d.couplings[None] for d in deep if d.couplings is not None)]
-    return Ising(torch.cat(fields), torch.cat([*couplings, weak.couplings[1:]]))
-
-
-def test_auto_gives_replicas_where_plain_chains_do_not_mix_and_only_there() -> None:
-    """z-tests of 16 marginals of 4 problems, alpha = 1e-6; plain chains are off by 0.16 and 0.47 in the middle ones."""
-    ising = mixed_batch()
-    long: dict[str, Any] = {"burn_in": 512, "sweeps": 1024, "num_chains": 64}
-    found = TemperingSampler(**AUTO, **long).moments(ising, seed=1)
-    assert found.info["num_replicas"].tolist() == [1, 8, 8, 1]
-    assert found.standard_error is not None
-    z = (found.probability - diabat.sampler("exact").moments(ising).probability) / found.standard_error
-    assert float(z.abs().max()) < float(stats.norm.isf(ALPHA / 2 / 64))
-    plain = TemperingSampler(num_replicas=1, **long).moments(ising, seed=1)
-    exact = diabat.sampler("exact").moments(ising).probability
-    assert ((plain.probability - exact).abs().amax(-1)[[1, 2]] > 0.1).all()
-    assert found.info["pilot"]["rhat"][[1, 2]].min() > 1.5
-    assert found.info["rhat_max"] < 1.1
-
-
-def test_modes_that_few_random_starts_reach_are_seen() -> None:
-    """Ferromagnets whose fields all point up: of 59 problems, none is plain whose plain chains are off by 0.04.
-
-    The default length; 256 chains measure how far off they are, to 0.01.  If no chain of the pilot starts against the
-    fields, one that is off by 0.07 passes.
-    """
-    n = 16
-    J = pack_couplings(torch.full((n * (n - 1) // 2,), 2.5 / n, dtype=torch.float64), n)
-    fields = torch.linspace(0.02, 0.6, 59, dtype=torch.float64)[:, None].expand(-1, n).contiguous()
-    ising = Ising(fields, J)
-    exact = diabat.sampler("exact").moments(ising).probability
-    many = TemperingSampler(num_replicas=1, num_chains=256).moments(ising, seed=1).probability
-    off = (many - exact).abs().amax(-1)
-    plain = TemperingSampler(num_replicas="auto").sample(ising, 1, seed=1).info["num_replicas"] == 1
-    assert int(plain.sum()) >= 3
-    assert int((off > 0.05).sum()) > 40
-    assert float(off[plain].max()) < 0.04
-
-
-@pytest.mark.parametrize("correlations", [False, True])
-def test_auto_is_each_sampler_for_its_problems(correlations: bool) -> None:
-    """Bit by bit, of moments and of reads; the ladders and rates of plain problems say that they have one rung."""
-    ising = mixed_batch()
-    auto, plain, tempered = (
-        TemperingSampler(num_replicas=r, num_chains=8, store_chain=True, track_lowest=True)
-        for r in ("auto", 1, 8)
-    )
-    moments = [s.moments(ising, seed=2, correlations=correlations) for s in (auto, plain, tempered)]
-    reads = [s.sample(ising, 5, seed=2) for s in (auto, plain, tempered)]
-    for rows, other in (([0, 3], 1), ([1, 2], 2)):
-        assert torch.equal(moments[0].probability[rows], moments[other].probability[rows])
-        assert torch.equal(moments[0].info["chain"][:, :, rows], moments[other].info["chain"][:, :, rows])
-        assert torch.equal(moments[0].info["rhat"][rows], moments[other].info["rhat"][rows])
-        for a, b in (
-            (moments[0].standard_error, moments[other].standard_error),
-            (reads[0].tracked, reads[other].tracked),
-        ):
-            assert torch.equal(a[rows], b[rows])
-        if correlations:
-            a, b = moments[0].correlation, moments[other].correlation
-            assert torch.equal(a[rows], b[rows])
-        assert torch.equal(reads[0].spins[:, rows], reads[other].spins[:, rows])
-    info = reads[0].info
-    assert torch.equal(info["betas"][[1, 2]], reads[2].info["betas"][[1, 2]])
-    assert info["betas"][0].isnan().tolist() == [True] * 7 + [False]
-    assert info["betas"][0, -1] == 1
-    assert info["swap_rates"][[0, 3]].unique().tolist() == [1.0]
-    per_problem = 16 * 5 * 64 * (1 + 8) * 2
-    assert info["updates"] == per_problem + info["pilot"]["updates"]
-    assert info["pilot"]["updates"] == 16 * 32 * int(info["pilot"]["sweeps"].sum())
-    assert set(info["pilot"]["sweeps"].tolist()) <= {96, 256}
-
-
-def test_auto_decides_by_problem_seed_and_place_only() -> None:
-    """Not by threads, by other problems of the batch, by what is asked for, or by the numbers of chains and reads."""
-    ising = mixed_batch()
-    pilot = TemperingSampler(**AUTO, threads=1).moments(ising, seed=3).info["pilot"]["rhat"]
-    for other in (
-        TemperingSampler(**AUTO, threads=3).moments(ising, seed=3),
-        TemperingSampler(**AUTO, burn_in=3, num_chains=2).sample(ising, 2, seed=3),
-    ):
-        assert torch.equal(other.info["pilot"]["rhat"], pilot)
-    alone = Ising(ising.fields[:1], ising.couplings[:1])
-    assert torch.equal(TemperingSampler(**AUTO).sample(alone, 2, seed=3).info["pilot"]["rhat"], pilot[:1])
-    assert not torch.equal(TemperingSampler(**AUTO).sample(ising, 2, seed=4).info["pilot"]["rhat"], pilot)
-
-
-def test_auto_with_invisible_spins_and_none() -> None:
-    """A problem without visible spins is plain; one kind of problems alone has the same entries of info."""
-    ising = causal_problem(5, seed=6)
-    nothing = with_visible(ising, ising.visible_mask & (torch.arange(5) > 0)[:, None])
-    every: list[dict[str, Any]] = [{}, {"order": "random", "method": "metropolis"}]
-    for options in every:
-        found = TemperingSampler(**AUTO, **options).moments(nothing, seed=1)
-        assert found.info["num_replicas"].tolist() == [1] * 5
-        assert found.info["betas"].shape == (5, 8)
-        assert (found.probability[0] == 0).all()
-        drawn = TemperingSampler(**AUTO, **options).sample(nothing, 3, seed=1)
-        assert (drawn.spins[:, ~nothing.visible_mask] == -1).all()
-    deep = TemperingSampler(**AUTO).moments(frustrated(5), seed=1)
-    assert (deep.info["num_replicas"].tolist(), deep.info["betas"].shape) == ([8], (1, 8))
-    single = TemperingSampler(**AUTO).moments(make_problem((), 4, seed=6), seed=1)
-    assert (single.info["num_replicas"].tolist(), single.probability.shape) == (1, (4,))
-    assert single.info["rhat"].shape == ()
-
-
-@pytest.mark.parametrize("options", [{}, {"num_replicas": 1, "thin": 4, "num_chains": 4}, AUTO])
+@pytest.mark.parametrize("options", [{}, {"num_replicas": 1, "thin": 4, "num_chains": 4}])
 def test_the_lowest_state_of_all_sweeps(options: dict[str, Any]) -> None:
     """Ground states of 8 problems of 10 spins by enumeration, found by 4 chains of which few ends are there."""
     ising = make_problem((8,), 10, lead="per_problem", seed=18, fields=0.1, couplings=0.3)
@@ -644,9 +515,5 @@ def test_configuration() -> None:
     text = "sampler: {backend: tempering, betas: [0.0, 0.5, 1.0], sweeps: 12, method: metropolis}"
     built: Any = build_sampler(make_config(parse_yaml(text, "text")).sampler)
     assert (built.ladder.tolist(), built.sweeps, built.method) == ([0.0, 0.5, 1.0], 12, "metropolis")
-    text = "sampler: {backend: tempering, num_replicas: auto}"
-    auto: Any = build_sampler(make_config(parse_yaml(text, "text")).sampler)
-    assert (auto.automatic, auto.options["num_replicas"]) == (True, "auto")
-    assert not auto.capabilities.log_partition
     with pytest.raises(ConfigError, match=r"sampler.burn_in: expected an integer >= 1, got 0"):
         build_sampler(make_config({"sampler": {"backend": "tempering", "burn_in": 0}}).sampler)

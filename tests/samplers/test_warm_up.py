@@ -88,8 +88,8 @@ def test_what_users_ask_for_is_compiled(warm: dict[str, Any], dtype: torch.dtype
     for form in forms:
         layer = diabat.BoltzmannAttention(8, 2, 7, **form).to(dtype)
         layer(torch.randn(3, 7, 8, dtype=dtype)).sum().backward()
-    for options in ({}, {"method": "metropolis", "order": "random", "thin": 2}, {"num_replicas": 1}):
-        backend = diabat.sampler("tempering", burn_in=2, sweeps=4, num_chains=3, store_chain=True, **options)
+    for options in ({}, {"method": "metropolis", "thin": 2}, {"num_replicas": 1}):
+        backend = diabat.sampler("tempering", burn_in=2, sweeps=4, num_chains=3, **options)
         backend.moments(problem(7, 2, dtype), correlations=True, seed=0)
         backend.sample(problem(7, 2, dtype, own=True), 5, seed=0)
     for precision in ("single", "double"):

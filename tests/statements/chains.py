@@ -9,29 +9,7 @@ import torch
 
 import diabat
 from diabat import Ising, sampler
-from statements.table import DOCS, all_to_all, drawn, refused, says
-
-
-@says
-def fewer_replicas() -> None:
-    """tempering: Where `info["num_replicas"]` is 1, probabilities and reads of a problem are bit for bit those
-    of a call with `num_replicas=1` and the same seed; where it is 8, those of a call with `num_replicas=8`.
-    tempering: There is no log Z, and `persistent` is refused.
-    tempering: of a plain problem is NaN on the rungs that it lacks, and its swap rates are 1."""
-    J = torch.stack([all_to_all(12, 0.02), all_to_all(12, 0.5)])
-    problems = Ising(0.1 * torch.randn(2, 12), J)
-    auto, one, eight = (sampler("tempering", num_replicas=r) for r in ("auto", 1, 8))
-    found = auto.moments(problems, seed=3)
-    assert found.info["num_replicas"].tolist() == [1, 8]
-    assert found.log_partition is None
-    assert found.info["betas"][0, :-1].isnan().all()
-    assert (found.info["swap_rates"][0] == 1).all()
-    for j, backend in enumerate((one, eight)):
-        assert torch.equal(found.probability[j], backend.moments(problems, seed=3).probability[j])
-        reads = [each.sample(problems, 4, seed=3).spins[:, j] for each in (auto, backend)]
-        assert torch.equal(*reads)
-    with refused("expected an integer with persistent=True, got 'auto'"):
-        sampler("tempering", num_replicas="auto", persistent=True)
+from statements.table import DOCS, drawn, says
 
 
 @says
@@ -111,19 +89,6 @@ def tables_of_options() -> None:
         }
         assert told == (given | {"num_replicas": "8"} if name == "tempering" else given)
     assert sampler("tempering").num_replicas == 8
-
-
-@says
-def pilots() -> None:
-    """tempering: After 96 sweeps an R-hat below 1.01 means that the problem has mixed, above 1.5 that it has
-    not. Otherwise 160 more sweeps decide, with the limit 1.05."""
-    J = torch.stack([all_to_all(12, strength) for strength in (0.02, 0.1, 0.6)])
-    info = sampler("tempering", num_replicas="auto").moments(Ising(torch.zeros(3, 12), J), seed=1).info
-    assert info["pilot"]["sweeps"].tolist() == [96, 256, 96]
-    mixed, undecided, apart = info["pilot"]["rhat"].tolist()
-    assert mixed < 1.01
-    assert apart > 1.5
-    assert info["num_replicas"].tolist() == [1, 1 if undecided < 1.05 else 8, 8]
 
 
 @says

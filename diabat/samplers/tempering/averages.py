@@ -110,7 +110,6 @@ class Averages(NamedTuple):
     pairs: Array  # mean of s_j s_k, [P, m, m]
     forward: Array  # sums of the bridge, [B, P, R - 1]
     backward: Array  # sums of the bridge, [B, P, R - 1]
-    reads: Array  # every state, int8 [sweeps, P, C, m]
 
 
 def averages(
@@ -120,17 +119,15 @@ def averages(
     *,
     pairs: bool = False,
     bridge: bool = False,
-    reads: bool = False,
 ) -> Averages:
     """Run sweeps of every chain after its burn-in, and average over them.
 
-    On request also s_j s_k (``pairs``), the sums for log Z (``bridge``), and every state (``reads``).
+    On request also s_j s_k (``pairs``) and the sums for log Z (``bridge``).
     """
     replicas, chains = simulation.betas.shape[1], simulation.chains
     attempts = np.maximum(swap_attempts(simulation.sweeps, sweeps, replicas), 1) * chains
-    wanted = {"pairs": pairs, "bridge": bridge, "reads": reads}
-    parts = [_segment(simulation, rules, lengths, **wanted) for lengths in _segments(sweeps, chains)]
-    lengths, ups, spins, rejections, products, forward, backward, states = zip(*parts, strict=True)
+    parts = [_segment(simulation, rules, lengths, pairs, bridge) for lengths in _segments(sweeps, chains)]
+    lengths, ups, spins, rejections, products, forward, backward = zip(*parts, strict=True)
 
     def in_blocks(sums: tuple[Array, ...]) -> Sums:
         return [(sweeps, _total(sums))] if chains > 1 else list(zip(lengths, sums, strict=True))
@@ -152,7 +149,6 @@ def averages(
         pairs=_total(products) / (sweeps * chains) if pairs else np.empty(0),
         forward=_log_blocks(forward) if bridge else np.empty(0),
         backward=_log_blocks(backward) if bridge else np.empty(0),
-        reads=np.concatenate(states) if reads else np.empty(0, np.int8),
     )
 
 
@@ -166,26 +162,24 @@ class _Segment(NamedTuple):
     products: Array  # [P, m, m]
     forward: Array  # [P, C, R - 1]
     backward: Array  # [P, C, R - 1]
-    reads: Array  # [length, P, C, m]
 
 
 def _segment(
-    simulation: ChainSimulation, rules: Rules, lengths: list[int], *, pairs: bool, bridge: bool, reads: bool
+    simulation: ChainSimulation, rules: Rules, lengths: list[int], pairs: bool, bridge: bool
 ) -> _Segment:
     """Run one segment in calls of the given lengths."""
     nothing, calls = np.empty(0), []
     for length in lengths:
-        every = 1 if pairs or reads else 0
-        found = simulation.run(rules, length, average=True, exponents=bridge, every=every)
+        found = simulation.run(rules, length, average=True, exponents=bridge, every=int(pairs))
         products = _products(found.reads) if pairs else nothing
         low, high = bridge_terms(simulation.betas, found.exponents) if bridge else (nothing, nothing)
-        sums, states = (found.ups, found.sums, found.rejections.sum(1)), found.reads if reads else nothing
-        calls.append(_Segment._make((length, *sums, products, low, high, states)))
+        sums = found.ups, found.sums, found.rejections.sum(1)
+        calls.append(_Segment._make((length, *sums, products, low, high)))
     if len(calls) == 1:
         return calls[0]
-    _, *totals, forward, backward, states = zip(*calls, strict=True)
+    _, *totals, forward, backward = zip(*calls, strict=True)
     logarithms = np.logaddexp.reduce(forward), np.logaddexp.reduce(backward)
-    return _Segment._make((sum(lengths), *map(_total, totals), *logarithms, np.concatenate(states)))
+    return _Segment._make((sum(lengths), *map(_total, totals), *logarithms))
 
 
 def _segments(sweeps: int, chains: int) -> list[list[int]]:

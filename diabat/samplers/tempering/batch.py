@@ -116,31 +116,16 @@ class Kept:
         return own, None if self.betas is None else self.betas[bucket.rows]
 
 
-Ladders = Sequence[tuple[Array | None, Array]]
-"""Inverse temperatures [R] for the problems chosen by a bool [N], or for all if it is None."""
-
-
 class Joined(NamedTuple):
     """Puts values of the problems in buckets into the shape of the batch, on its device."""
 
     flat: Flat
-    buckets: list[Bucket]
+    buckets: Sequence[Bucket]
     device: torch.device
-
-    def count_spins(self, betas: Sequence[Array]) -> int:
-        """Number of visible spins of all problems and replicas, given the ladders [P, R] of each bucket."""
-        visible, pairs = self.flat.num_visible, zip(self.buckets, betas, strict=True)
-        return sum(int(visible[bucket.rows].sum()) * ladder.shape[1] for bucket, ladder in pairs)
 
     def per_problem(self, values: Sequence[Array], fill: float = math.nan) -> Tensor:
         """[P, ...] of each bucket as [*batch, ...]; ``fill`` for problems without visible spins."""
         return self.flat.per_problem(self.buckets, values, fill).to(self.device)
-
-    def per_rung(self, values: Sequence[Array], width: int, fill: float) -> Tensor:
-        """[P, up to ``width``] of each bucket, those of the last rungs, as [*batch, width]; ``fill`` elsewhere."""
-        missing = [((0, 0), (width - v.shape[1], 0)) for v in values]
-        padded = [np.pad(v, m, constant_values=fill) for v, m in zip(values, missing, strict=True)]
-        return self.per_problem(padded, fill)
 
     def per_spin(self, values: Sequence[Array]) -> Tensor:
         """[P, m] of each bucket as [*batch, n]; 0 for invisible spins."""
@@ -158,14 +143,14 @@ class Joined(NamedTuple):
 
 
 class Batch:
-    """All problems of a call: C chains of each, with β of the rungs of its ladder.
+    """All problems of a call: C chains of each, with the inverse temperatures of one ladder.
 
     Problems without visible spins have no chains.
 
     Args:
         ising: The problems.
         chains: C.
-        ladders: Which problems have which ladder.
+        ladder: β of the rungs, [R].
         kept: Chains to continue, if they fit.
         track: Keep the lowest state of every chain.
         averaged: Whether runs average.
@@ -180,27 +165,27 @@ class Batch:
     """
 
     def __init__(
-        self, ising: Ising, chains: int, ladders: Ladders, kept: Kept | None = None, *, track: bool = False,
+        self, ising: Ising, chains: int, ladder: Array, kept: Kept | None = None, *, track: bool = False,
         averaged: bool = False,
     ) -> None:  # fmt: skip
-        replicas = max(len(ladder) for _, ladder in ladders)
-        whole, self._terms = flat(ising), _arrays(ising)
+        replicas, whole, self._terms = len(ladder), flat(ising), _arrays(ising)
         self.ising, self._shape = ising, (chains, replicas)
         self.start = kept if kept is not None and kept.fits(ising, *self._shape) else None
         # The spins of all replicas, and a copy of them as a result.
         needed = (2 * replicas + track) * chains * ising.fields.numel()
         require_memory(needed, f"{chains} chains of {replicas} replicas of {len(whole.pattern)} problems")
-        self.joined, self.simulations = Joined(whole, [], ising.fields.device), []
-        for chosen, ladder in ladders:
-            for bucket in _buckets(whole, chosen, ising.edges is not None):
-                spins, tuned = (None, None) if self.start is None else self.start.of(bucket)
-                betas = np.full((len(bucket.rows), len(ladder)), ladder) if tuned is None else tuned
-                self.joined.buckets.append(bucket)
-                self.simulations.append(
-                    self._simulation(
-                        bucket, chains=chains, betas=betas, spins=spins, track=track, averaged=averaged
-                    )
+        # Edges name spins by their number; of nothing visible there is a bucket without problems.
+        divided = ising.edges is None and whole.total_visible > 0
+        buckets = whole.buckets(_cost) if divided else (whole.undivided,)
+        self.joined, self.simulations = Joined(whole, buckets, ising.fields.device), []
+        for bucket in buckets:
+            spins, tuned = (None, None) if self.start is None else self.start.of(bucket)
+            betas = np.full((len(bucket.rows), replicas), ladder) if tuned is None else tuned
+            self.simulations.append(
+                self._simulation(
+                    bucket, chains=chains, betas=betas, spins=spins, track=track, averaged=averaged
                 )
+            )
 
     def _simulation(self, bucket: Bucket, **options: Any) -> ChainSimulation:
         """The simulation of the problems of a bucket."""
@@ -239,15 +224,6 @@ def _arrays(ising: Ising) -> tuple[Any, ...]:
     else:
         terms = flat_fields(ising), edges.values.reshape(edges.lead.numel(), edges.count), None, edges.index
     return tuple([None if t is None else t.numpy(force=True) for t in terms])
-
-
-def _buckets(whole: Flat, chosen: Array | None, by_edges: bool) -> Sequence[Bucket]:
-    """Buckets of the chosen problems that have visible spins; one without problems if there are none."""
-    divided = not by_edges and whole.total_visible > 0
-    if chosen is None:
-        return whole.buckets(_cost) if divided else (whole.undivided,)
-    rows = np.flatnonzero(chosen & (whole.num_visible > 0))
-    return whole.buckets_of(rows, _cost) if divided else (whole.undivided_of(rows),)
 
 
 def _count_couplings(ising: Ising) -> int:

@@ -353,7 +353,7 @@ def _load_lane(state: Cached, lane: int, problem: int, spins: Any) -> None:
 
 
 @sweep.register
-def _sweep(state: Cached, at: Any, lanes: Lanes, order: Any, t: int, how: How) -> None:
+def _sweep(state: Cached, at: Any, lanes: Lanes, t: int, how: How) -> None:
     group, _, chains, replicas = at
     J = skip(state.couplings, group * state.vectors * state.n)
     if t == how.first or t % _RENEW == 0:

@@ -71,7 +71,7 @@ class Edges(NamedTuple):
     averages: Any  # Σ P(s = +1 | rest) and Σ s on the last rung, float32 [S, 2, 4n, 16], or empty
     gains: Any  # change of -E since it was cleared, float32 [4, 16]
     local: Any  # local fields of one spin, or of 64 spins of a lane, float32 [4, 16]
-    words: Any  # random words: 16 rows for four spins, uint32 [16 or, in random order, 16 ⌈n/4⌉, 16]
+    words: Any  # random words of four spins, uint32 [16, 16]
     kept: Any  # local fields of a few lanes between their sweeps, float32 [FEW R, 16]
     slack: Any  # bounds of their rounding, float32 [R, 16]
     levels: Any  # thresholds of one lane, float32 [R, 16]
@@ -112,9 +112,8 @@ def fill_lists(ends: Any, starts: Any, places: Any, order: Any, neighbours: Any,
 def neighbour_lists(index: Array, n: int) -> tuple[Array, Array, Array]:
     """Neighbours of every spin, from pairs [E, 2]: those after it, then those before it, each in ascending order.
 
-    In sequential sweeps the spin that was drawn last is added last to a local field, so that the rest of the sum does
-    not wait for it.  Returns the first entry of each spin int64 [n + 1], neighbours uint32 [2E], and the pair of each
-    entry int64 [2E].
+    The spin that was drawn last is added last to a local field, so that the rest of the sum does not wait for it.
+    Returns the first entry of each spin int64 [n + 1], neighbours uint32 [2E], and the pair of each entry int64 [2E].
     """
     starts, neighbours = np.zeros(n + 1, np.int64), np.empty(index.size, np.uint32)
     order, pairs = np.empty((2, index.size), np.int64)
@@ -122,19 +121,16 @@ def neighbour_lists(index: Array, n: int) -> tuple[Array, Array, Array]:
     return starts, neighbours, pairs
 
 
-def edge_state(
-    problems: tuple[Array, Array, Array, Array, Array], lanes: int, shuffled: bool, average: bool
-) -> Edges:
+def edge_state(problems: tuple[Array, Array, Array, Array, Array], lanes: int, average: bool) -> Edges:
     """A state of the problems, the first five attributes, with memory for so many lanes."""
     n, strips = problems[-1].shape[1], -(-lanes // STRIP)
     sums, rows = 4 * n if average else 0, 4 * -(-n // 64)
-    words = 16 * -(-n // 4) if shuffled else 16
-    memory = Scratch(2 * sums * strips + 8 + words + (_FEW + 2) * rows, cleared=True)
+    memory = Scratch(2 * sums * strips + 24 + (_FEW + 2) * rows, cleared=True)
     gains, local = memory.take(np.float32, 2, 4, 16)
     slack, levels = memory.take(np.float32, 2, rows, 16)
     return Edges(
         *problems, np.empty((strips, n, 4), np.uint16), memory.take(np.float32, strips, 2, sums, 16),
-        gains, local, memory.take(np.uint32, words, 16), memory.take(np.float32, _FEW * rows, 16), slack, levels,
+        gains, local, memory.take(np.uint32, 16, 16), memory.take(np.float32, _FEW * rows, 16), slack, levels,
         np.empty((_FEW, rows), np.int64), rows, n, len(problems[1]),
     )  # fmt: skip
 
@@ -158,17 +154,14 @@ def signed(spins: Any, x: Any) -> Any:
 
 
 @inner
-def sweep_spins(
-    s: Edges, lanes: Lanes, width: int, order: Any, first: int, last: int, t: int, how: How
-) -> None:
-    """Update the spins at places ``first``, a multiple of 64, to ``last`` - 1 of the order in ``width`` vectors."""
+def sweep_spins(s: Edges, lanes: Lanes, width: int, first: int, last: int, t: int, how: How) -> None:
+    """Update the spins ``first``, a multiple of 64, to ``last`` - 1 in ``width`` vectors."""
     others, doubled, spins, words = s.neighbours, s.doubled, s.spins, s.words
     sums = skip(s.averages, 4 * s.n)
-    for step in range(first, last):
-        j = item(order, step)
-        row = 4 * j if how.shuffled else 4 * (j % 4)
-        if row == 0 and not how.shuffled:
-            draw_words(words, 0, j // 4, width, lanes, t, how)
+    for j in range(first, last):
+        row = 4 * (j % 4)
+        if row == 0:
+            draw_words(words, j // 4, width, lanes, t, how)
         a = splat(item(s.base, j))
         b, c, d = a, a, a
         start, stop = item(s.starts, j), item(s.starts, j + 1)
@@ -219,14 +212,11 @@ def _load_lane(state: Edges, lane: int, problem: int, spins: Any) -> None:
 
 
 @sweep.register
-def _sweep(state: Edges, at: Any, lanes: Lanes, order: Any, t: int, how: How) -> None:
+def _sweep(state: Edges, at: Any, lanes: Lanes, t: int, how: How) -> None:
     n, lanes_in_use = state.n, at[2] * at[3]
     for i in range((lanes_in_use + STRIP - 1) // STRIP):
         s, own, used = strip_of(state, at, i), strip_lanes(lanes, i), min(STRIP, lanes_in_use - STRIP * i)
         width = (used + 15) // 16
-        if how.shuffled:
-            for quad in range((n + 3) // 4):
-                draw_words(s.words, 16 * quad, quad, width, own, t, how)
         if how.followed and (t == how.first or t % _RENEW == 0):
             clear(own.exponents)
             for first in range(0, n, _CHUNK):
@@ -235,13 +225,13 @@ def _sweep(state: Edges, at: Any, lanes: Lanes, order: Any, t: int, how: How) ->
         step = _CHUNK if how.followed else n
         for first in range(0, n, step):
             last = min(n, first + step)
-            if used <= _FEW and not how.shuffled:
+            if used <= _FEW:
                 for lane in range(used):
                     if first == 0 and (t == how.first or t % KEEP == 0):
                         sum_fields(s, lane)
                     sweep_lane(s, own, lane, first, last, t, how)
             else:
-                sweep_spins(s, own, width, order, first, last, t, how)
+                sweep_spins(s, own, width, first, last, t, how)
             if how.followed:
                 collect(own.exponents, s.gains)
 

@@ -44,7 +44,6 @@ class How(NamedTuple):
     first: Any  # number of the first sweep since the lanes were loaded
     key: Any  # two words of the seed
     use_metropolis: Any
-    shuffled: Any  # whether the order is random
     average: Any  # collect averages on the last rung
     followed: Any  # add the changes of -E to the exponents of the lanes
 
@@ -54,7 +53,6 @@ class Stretch(NamedTuple):
 
     how: How
     sweeps: Any  # number of sweeps
-    orders: Any  # spins in the order of updates, int64 [1 or sweeps, n]
     start: Any  # begin with random spins
     record: Any  # fill ``exponents``
     every: Any  # sweeps between reads; 0 for no reads
@@ -96,8 +94,8 @@ def load_lane(state: Any, lane: int, problem: int, spins: Any) -> None:
 
 
 @by_type
-def sweep(state: Any, at: Any, lanes: Lanes, order: Any, t: int, how: How) -> None:
-    """Update every spin once, in the ``order`` [n], and the exponents if they are followed, in sweep number t.
+def sweep(state: Any, at: Any, lanes: Lanes, t: int, how: How) -> None:
+    """Update every spin once, in order, and the exponents if they are followed, in sweep number t.
 
     ``at`` is the row of the couplings, the problem of the first lane, and the numbers of chains and of replicas.
     """
@@ -286,8 +284,7 @@ def run_block(
         if t == 0 or R > 1 or stretch.annealed:
             row = t * (stretch.chains // chains.count) if stretch.annealed else 0
             set_rungs(row, first, count, lanes, chains)
-        order = offset(stretch.orders, t * n if stretch.how.shuffled else 0)
-        sweep(state, at, lanes, order, stretch.how.first + t, stretch.how)
+        sweep(state, at, lanes, stretch.how.first + t, stretch.how)
         if stretch.how.followed or stretch.every:
             after_sweep(t, first, count, state, lanes, chains, stretch, results)
     for c in range(count):

@@ -27,7 +27,7 @@ def assembled(
 ) -> Moments:
     """Moments of the batch from the averages of its buckets over so many ``states``, with diagnostics in ``info``.
 
-    ``wanted`` says which optional results the averages contain: pairs, bridge, reads.
+    ``wanted`` says which optional results the averages contain: pairs, bridge.
     """
     ising, joined = batch.ising, batch.joined
     dtype, spreads = ising.fields.dtype, [a.spread for a in found]
@@ -40,10 +40,6 @@ def assembled(
         both = [log_partition(z, a.forward, a.backward) for z, a in zip(start, found, strict=True)]
         log_z, error = (joined.per_problem(values, 0.0) for values in zip(*both, strict=True))
         log_z, details["log_partition_error"] = log_z.to(dtype), error
-    if wanted["reads"]:
-        sweeps, chains = spreads[0].sweeps, spreads[0].chains
-        chain = joined.reads([a.reads for a in found], sweeps * chains)
-        details["chain"] = chain.reshape(sweeps, chains, *ising.fields.shape)
     return Moments(
         probability=joined.per_spin([a.probability for a in spreads]).clamp(0, 1).to(dtype),
         visible=ising.visible_mask,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -21,11 +21,10 @@ from diabat.samplers.capabilities import Capabilities
 from diabat.samplers.diagnostics import Info, Later, Watched
 from diabat.samplers.tempering.annealing import Schedule, anneal, check_schedule
 from diabat.samplers.tempering.averages import averages, burn_in
-from diabat.samplers.tempering.batch import Batch, Kept, Ladders, require_single_precision
+from diabat.samplers.tempering.batch import Batch, Kept, require_single_precision
 from diabat.samplers.tempering.ladder import even_ladder
-from diabat.samplers.tempering.pilot import Pilot, run_pilot
 from diabat.samplers.tempering.results import assembled, rhat_of_reads
-from diabat.samplers.tempering.simulation import ChainSimulation, Method, Order, Rules
+from diabat.samplers.tempering.simulation import ChainSimulation, Method, Rules
 
 Array = NDArray[Any]
 
@@ -63,29 +62,22 @@ class TemperingSampler(Sampler):
     depends on its index in the batch, not on other problems, threads, or blocks.
 
     Args:
-        num_replicas: R, from 1 (plain chains at beta = 1) to 256; None for 8.  ``auto`` is 1 for every problem whose
-            plain chains mix, by the R-hat of 32 plain chains of 96 to 256 sweeps that start on both sides, and 8 for
-            the others; ``info["num_replicas"]`` and ``info["pilot"]`` have the decisions.  A decision depends on the
-            problem, its place in the batch and the seed.  There is no log Z.
+        num_replicas: R, from 1 (plain chains at beta = 1) to 256; None for 8.
         betas: The ladder, ascending to 1.0; excludes ``num_replicas`` and is not adjusted.
         schedule: β along which the chain of each read is annealed, ascending from 0 or more, in units of 1 over the
             energy of the problem.  The sweeps of ``burn_in`` are divided evenly among them.  ``auto`` chooses one for
             every sweep and problem, from 1/σ_j to 5/σ_j of its spins, σ_j² = h_j² + Σ_k J_jk² + Σ_{k<l} K_jkl².  A read
             is the last state of its chain; with ``track_lowest`` the lowest after any sweep.  Excludes replicas,
-            ``thin``, ``persistent`` and ``store_chain``.
+            ``thin`` and ``persistent``.
         burn_in: Sweeps before the first read, at least 1.
         sweeps: Sweeps of each chain that ``moments`` averages over.
         num_chains: Chains of each problem behind ``moments`` and thinned reads.
         thin: Sweeps between reads of one chain; None uses a separate chain for every read.
         method: ``heat_bath`` or ``metropolis``; None is ``metropolis`` along a schedule, else ``heat_bath``.
-        order: Spins are updated in ``sequential`` or in ``random`` order, a new permutation for every sweep, which
-            all chains share.
         num_reads: Reads that the ``covariance`` estimator draws.
         persistent: Chains continue from the end of the last call (see ``chains``), if the number of chains, the
             batch shape and the number of couplings are the same; the ladder is kept as well.  The result then
             depends on earlier calls, and each call should have a different seed.
-        store_chain: Store every state that ``moments`` averages over in ``info["chain"]``, int8
-            [sweeps, num_chains, *batch, n].
         track_lowest: ``sample`` keeps the state of lowest energy after any sweep, of all chains and replicas, in
             ``Samples.tracked``; :meth:`Samples.lowest` reports it.
         threads: Number of threads; None for as many as torch uses.
@@ -99,7 +91,7 @@ class TemperingSampler(Sampler):
     def __init__(
         self,
         *,
-        num_replicas: int | Literal["auto"] | None = None,
+        num_replicas: int | None = None,
         betas: tuple[float, ...] | None = None,
         schedule: Schedule | None = None,
         burn_in: int = 64,
@@ -107,10 +99,8 @@ class TemperingSampler(Sampler):
         num_chains: int = 16,
         thin: int | None = None,
         method: Method | None = None,
-        order: Order = "sequential",
         num_reads: int = 1000,
         persistent: bool = False,
-        store_chain: bool = False,
         track_lowest: bool = False,
         threads: int | None = None,
     ) -> None:
@@ -122,30 +112,22 @@ class TemperingSampler(Sampler):
         if method is None:
             method = "heat_bath" if self.schedule is None else "metropolis"
         check_choice("method", method, get_args(Method))
-        check_choice("order", order, get_args(Order))
         check_flag("persistent", persistent)
-        check_flag("store_chain", store_chain)
         check_flag("track_lowest", track_lowest)
         check_count("num_reads", num_reads)
         if self.schedule is not None:
-            _refuse_beside_schedule(
-                num_replicas=num_replicas, betas=betas, thin=thin, persistent=persistent, store_chain=store_chain
-            )  # fmt: skip
+            _refuse_beside_schedule(num_replicas=num_replicas, betas=betas, thin=thin, persistent=persistent)
             num_replicas = 1
-        self.automatic = isinstance(num_replicas, str) and num_replicas == "auto" and betas is None
-        if self.automatic and persistent:
-            raise ArgumentError("num_replicas", "expected an integer with persistent=True, got 'auto'.")
-        self.ladder = _check_ladder(None if self.automatic else num_replicas, betas)
+        self.ladder = _check_ladder(num_replicas, betas)
         self.tuned = betas is None
         self.burn_in, self.sweeps, self.num_chains, self.thin = burn_in, sweeps, num_chains, thin
-        self.method, self.order, self.num_reads = method, order, num_reads
-        self.persistent, self.store_chain, self.threads = persistent, store_chain, threads
-        self.track_lowest = track_lowest
+        self.method, self.num_reads = method, num_reads
+        self.persistent, self.track_lowest, self.threads = persistent, track_lowest, threads
         self._kept: Kept | None = None
 
     @property
     def num_replicas(self) -> int:
-        """R; with ``auto`` the largest."""
+        """R."""
         return len(self.ladder)
 
     @property
@@ -158,11 +140,7 @@ class TemperingSampler(Sampler):
         """Any problem that fits in memory; log Z if the ladder of every problem begins at β = 0."""
         if self.schedule is not None:
             return Capabilities(law="annealed", three_body=True, edges=True, gradients=())
-        return Capabilities(
-            three_body=True,
-            edges=True,
-            log_partition=bool(self.ladder[0] == 0) and not self.automatic,
-        )
+        return Capabilities(three_body=True, edges=True, log_partition=bool(self.ladder[0] == 0))
 
     @property
     def watched(self) -> tuple[Watched, ...]:
@@ -247,7 +225,7 @@ class TemperingSampler(Sampler):
             return self._annealed(ising, num_reads, seed, self.schedule)
         chains, thin = num_reads if self.thin is None else min(self.num_chains, num_reads), self.thin or 0
         sweeps = self.burn_in + thin * -(-num_reads // chains)
-        batch, rules, pilot = self._begun(ising, seed, chains, track=self.track_lowest)
+        batch, rules = self._begun(ising, seed, chains, track=self.track_lowest)
         found, rates = [], []
         for simulation in batch.simulations:
             rates.append(self._burn_in(simulation, batch, rules))
@@ -256,7 +234,7 @@ class TemperingSampler(Sampler):
             else:
                 found.append(simulation.spins()[None, :, :, -1])
         spins = batch.joined.reads(found, num_reads).to(ising.fields.device)
-        info = self._ended(batch, pilot, chains, sweeps, rates)
+        info = self._ended(batch, chains, sweeps, rates)
         if thin:
             info |= rhat_of_reads(spins, ising.visible_mask, chains)
         tracked = batch.lowest() if self.track_lowest else None
@@ -264,25 +242,25 @@ class TemperingSampler(Sampler):
 
     def _annealed(self, ising: Ising, num_reads: int, seed: int, schedule: Schedule) -> Samples:
         """The last, or the lowest, states of chains that are led along the schedule."""
-        batch, rules, _ = self._begun(ising, seed, num_reads, track=self.track_lowest)
+        batch, rules = self._begun(ising, seed, num_reads, track=self.track_lowest)
         for simulation in batch.simulations:
             anneal(simulation, rules, schedule, self.burn_in)
         found = [s.lowest if self.track_lowest else s.spins()[:, :, -1] for s in batch.simulations]
         spins = batch.joined.reads([states[None] for states in found], num_reads).to(ising.fields.device)
-        info = self._ended(batch, None, num_reads, self.burn_in, []) | {"schedule": schedule}
+        info = self._ended(batch, num_reads, self.burn_in, []) | {"schedule": schedule}
         del info["swap_rates"]
         return Samples(spins, ising.visible_mask, info=Info(info))
 
     def _moments(self, ising: Ising, correlations: bool, seed: int, log_partition: bool = False) -> Moments:
         if self.schedule is not None:
             return super()._moments(ising, correlations, seed)
-        batch, rules, pilot = self._begun(ising, seed, self.num_chains, averaged=True)
-        wanted, found = {"pairs": correlations, "bridge": log_partition, "reads": self.store_chain}, []
+        batch, rules = self._begun(ising, seed, self.num_chains, averaged=True)
+        wanted, found = {"pairs": correlations, "bridge": log_partition}, []
         for simulation in batch.simulations:
             self._burn_in(simulation, batch, rules)
             found.append(averages(simulation, rules, self.sweeps, **wanted))
         rates, sweeps = [a.acceptance for a in found], self.burn_in + self.sweeps
-        info = self._ended(batch, pilot, self.num_chains, sweeps, rates)
+        info = self._ended(batch, self.num_chains, sweeps, rates)
         return assembled(batch, found, self.num_chains * self.sweeps, wanted, info)
 
     def _moments_with_log_partition(self, ising: Ising, correlations: bool, seed: int) -> Moments:
@@ -290,42 +268,32 @@ class TemperingSampler(Sampler):
 
     def _begun(
         self, ising: Ising, seed: int, chains: int, *, track: bool = False, averaged: bool = False
-    ) -> tuple[Batch, Rules, Pilot | None]:
-        """The chains of a call at their starts; with ``auto`` a pilot has chosen the ladders."""
+    ) -> tuple[Batch, Rules]:
+        """The chains of a call at their starts."""
         threads = torch.get_num_threads() if self.threads is None else self.threads
-        rules = Rules(seed, self.method, self.order, threads)
-        ladders: Ladders = [(None, self.ladder)]
-        pilot, kept = None, self._kept if self.persistent else None
-        if self.automatic:
-            pilot = run_pilot(ising, rules)
-            mixed = pilot.mixed.reshape(-1).numpy()
-            ladders = [(mixed, even_ladder(1)), (~mixed, self.ladder)]
-        return Batch(ising, chains, ladders, kept, track=track, averaged=averaged), rules, pilot
+        kept = self._kept if self.persistent else None
+        batch = Batch(ising, chains, self.ladder, kept, track=track, averaged=averaged)
+        return batch, Rules(seed, self.method, threads)
 
     def _burn_in(self, simulation: ChainSimulation, batch: Batch, rules: Rules) -> Array:
         tuned = batch.start is not None and batch.start.betas is not None
         return burn_in(simulation, rules, self.burn_in, tune=self.tuned and not tuned)
 
-    def _ended(
-        self, batch: Batch, pilot: Pilot | None, chains: int, sweeps: int, rates: list[Array]
-    ) -> dict[str, Any]:
+    def _ended(self, batch: Batch, chains: int, sweeps: int, rates: list[Array]) -> dict[str, Any]:
         """Keep the chains, if they persist; returns entries of ``info``, given the swap rates of each bucket."""
         if self.persistent:
             self._kept = batch.kept()
         joined, betas, replicas = batch.joined, [s.betas for s in batch.simulations], self.num_replicas
-        before, missing = (0, math.nan) if pilot is None else (pilot.updates, 1.0)
-        info = {
+        return {
             "method": self.method,
-            "order": self.order,
             "num_chains": chains,
-            "num_replicas": replicas if pilot is None else torch.where(pilot.mixed, 1, replicas),
+            "num_replicas": replicas,
             "sweeps": sweeps,
-            "updates": Later(lambda: before + joined.count_spins(betas) * chains * sweeps),
-            "betas": Later(lambda: joined.per_rung(betas, replicas, math.nan)),
+            "updates": joined.flat.total_visible * replicas * chains * sweeps,
+            "betas": Later(lambda: joined.per_problem(betas)),
             "continued": batch.start is not None,
-            "swap_rates": Later(lambda: joined.per_rung(rates, replicas - 1, missing)),
+            "swap_rates": Later(lambda: joined.per_problem(rates)),
         }
-        return info if pilot is None else info | {"pilot": pilot.info()}
 
 
 def _refuse_beside_schedule(**options: Any) -> None:
@@ -342,7 +310,7 @@ def _check_ladder(num_replicas: Any, betas: Any) -> Array:
         if not is_integer(count) or not 1 <= count <= _MOST_REPLICAS:
             raise ArgumentError(
                 "num_replicas",
-                f"expected an integer between 1 and {_MOST_REPLICAS} or 'auto', got {num_replicas!r}.",
+                f"expected an integer between 1 and {_MOST_REPLICAS}, got {num_replicas!r}.",
             )
         return even_ladder(count)
     if num_replicas is not None:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diabat.compute.counter_random import seed_key, visiting_orders
+from diabat.compute.counter_random import seed_key
 from diabat.compute.loading import loaded
 from diabat.compute.scratch import aligned_rows
 from diabat.compute.threads import equal_ranges, run_parts
@@ -18,7 +18,6 @@ from diabat.samplers.tempering.ladder import even_ladder
 
 Array = NDArray[Any]
 Method = Literal["heat_bath", "metropolis"]
-Order = Literal["sequential", "random"]
 Fields = Literal["auto", "summed", "cached"]
 Work = tuple[Array, Callable[[int], Any]]
 """Blocks (row of the couplings, first chain, number of chains), and what makes a state for so many chains."""
@@ -41,7 +40,6 @@ class Rules(NamedTuple):
 
     seed: int  # below 2^64
     method: Method = "heat_bath"
-    order: Order = "sequential"  # or a new permutation for every sweep
     threads: int = 1  # number of threads that share the blocks
     block: int | None = None  # largest number of chains in a block; None fills the lanes
     # Local fields are summed for every update, or cached and changed by every flip; auto decides by the couplings.
@@ -121,14 +119,13 @@ class ChainSimulation(ABC):
             self._prepare(rules)
         kernel = loaded(KERNEL)
         problems, chains, replicas, n = self._spins.shape
-        shuffled, record, track = rules.order == "random", exponents and replicas > 1, self.lowest.size > 0
-        orders = visiting_orders(rules.seed, self.sweeps, sweeps, n) if shuffled else np.arange(n)[None]
+        record, track = exponents and replicas > 1, self.lowest.size > 0
         how = kernel.How(
-            first=self.sweeps, key=self._key, shuffled=shuffled, average=average,
+            first=self.sweeps, key=self._key, average=average,
             use_metropolis=rules.method == "metropolis", followed=replicas > 1 or track,
         )  # fmt: skip
         stretch = kernel.Stretch(
-            how, sweeps=sweeps, orders=orders, start=self._fresh, record=record, every=every, track=track,
+            how, sweeps=sweeps, start=self._fresh, record=record, every=every, track=track,
             annealed=self.betas.ndim == 3, chains=problems * chains,
         )  # fmt: skip
         betas = np.ascontiguousarray(self.betas if self.betas.ndim == 3 else self.betas[None])
@@ -209,11 +206,11 @@ class Simulation(ChainSimulation):
 
     def _work(self, rules: Rules) -> list[Work]:
         summed, cached = loaded(SUMMED), loaded(_CACHED)
-        (replicas, n), shuffled = self._spins.shape[2:], rules.order == "random"
+        replicas, n = self._spins.shape[2:]
         terms, chosen = (self._couplings, self._three_body, self._fields), self._cached(rules)
 
         def summed_state(chains: int) -> Any:
-            return summed.summed_state(*terms, chains * replicas, shuffled)
+            return summed.summed_state(*terms, chains * replicas)
 
         def cached_state(chains: int) -> Any:
             return cached.cached_state(panels, n, chains, replicas, self._averaged)
@@ -234,7 +231,7 @@ class Simulation(ChainSimulation):
     def _cached(self, rules: Rules) -> Array:
         """Whether the fields of each range of problems are cached, bool [K]."""
         rows, (replicas, n) = self._ranges[:, 0], self._spins.shape[2:]
-        never = rules.order == "random" or self._three_body.shape[1] > 0 or rules.fields == "summed"
+        never = self._three_body.shape[1] > 0 or rules.fields == "summed"
         if never or rules.fields == "cached" or n < _LEAST_CACHED:
             return np.full(len(rows), not never and rules.fields == "cached")
         options = replicas, self.chains, self.betas.ndim == 3
@@ -282,9 +279,7 @@ class EdgeSimulation(ChainSimulation):
         edges, replicas = loaded(_EDGES), self._spins.shape[2]
 
         def state(chains: int) -> Any:
-            return edges.edge_state(
-                self._problems, chains * replicas, rules.order == "random", self._averaged
-            )
+            return edges.edge_state(self._problems, chains * replicas, self._averaged)
 
         return [(self._blocks(self._ranges, rules.block, self._strip_lanes()), state)]
 

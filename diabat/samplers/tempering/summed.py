@@ -6,9 +6,9 @@ is drawn at a time, from the local field at inverse temperature β
     f_j = h_j + Σ_k J_jk s_k + Σ_{k<l} K_jkl s_k s_l,        P(s_j = +1 | rest) = σ(2 β f_j),
 
 computed anew for each update: its sums only read memory, while cached fields would be rewritten n times per flip, and
-in 16 lanes one spin nearly always flips.  In sequential order the sums of four spins over all others are formed in one
-pass, which reads every spin once for four updates, and the couplings among the four are added as they are drawn.  One
-random word decides, by heat bath or Metropolis.
+in 16 lanes one spin nearly always flips.  The sums of four spins over all others are formed in one pass, which reads
+every spin once for four updates, and the couplings among the four are added as they are drawn.  One random word
+decides, by heat bath or Metropolis.
 """
 
 from __future__ import annotations
@@ -77,21 +77,20 @@ class Summed(NamedTuple):
     averages: Any  # Σ P(s = +1 | rest) and Σ s on the last rung, float32 [S, 2, n, 64]
     gains: Any  # change of -E in a sweep of one strip, float32 [4, 16]
     local: Any  # local fields of four spins of one strip, float32 [16, 16]
-    words: Any  # random words of one strip, 16 rows for four spins, uint32 [16 or, in random order, 16 ⌈n/4⌉, 16]
+    words: Any  # random words of four spins of one strip, uint32 [16, 16]
     n: Any
     has_triples: Any  # whether there is a K
 
 
-def summed_state(pairs: Array, triples: Array, external: Array, lanes: int, shuffled: bool) -> Summed:
+def summed_state(pairs: Array, triples: Array, external: Array, lanes: int) -> Summed:
     """A state with memory for so many lanes; the first three arguments are attributes."""
     n, strips = external.shape[1], -(-lanes // STRIP)
-    words = 16 * -(-n // 4) if shuffled else 16
     # Zeros: lanes out of use are computed as well, and nothing must slow that down.
-    memory = Scratch(16 * n * strips + 20 + words, cleared=True)
+    memory = Scratch(16 * n * strips + 36, cleared=True)
     rows, averages = memory.take(np.float32, 2, strips, 2, n, STRIP)
     return Summed(
         pairs, triples, external, rows, averages, memory.take(np.float32, 4, 16),
-        memory.take(np.float32, 16, 16), memory.take(np.uint32, words, 16), n, triples.size > 0,
+        memory.take(np.float32, 16, 16), memory.take(np.uint32, 16, 16), n, triples.size > 0,
     )  # fmt: skip
 
 
@@ -164,15 +163,15 @@ def write_fields(j: int, s: Summed) -> None:
 
 
 @inner
-def draw_words(words: Any, row: int, index: int, vectors: int, lanes: Lanes, t: int, how: How) -> None:
-    """Write random words of four spins into rows ``row`` .. ``row`` + 15: word w of vector v into row 4w + v."""
+def draw_words(words: Any, index: int, vectors: int, lanes: Lanes, t: int, how: How) -> None:
+    """Write random words of four spins into 16 rows: word w of vector v into row 4w + v."""
     for v in range(vectors):
         names, queries = load_words(lanes.names, v), load_words(lanes.queries, v)
         w = philox(index, t, names, queries, how.key[0], how.key[1])
-        store_words(words, row + v, w[0])
-        store_words(words, row + 4 + v, w[1])
-        store_words(words, row + 8 + v, w[2])
-        store_words(words, row + 12 + v, w[3])
+        store_words(words, v, w[0])
+        store_words(words, 4 + v, w[1])
+        store_words(words, 8 + v, w[2])
+        store_words(words, 12 + v, w[3])
 
 
 @inner
@@ -228,24 +227,19 @@ def sums_over_others(j: int, v: int, s: Summed) -> None:
 
 
 @inner
-def sweep_strip(s: Summed, lanes: Lanes, order: Any, vectors: int, t: int, how: How) -> None:
+def sweep_strip(s: Summed, lanes: Lanes, vectors: int, t: int, how: How) -> None:
     """Update every spin of the first ``vectors`` vectors of a strip once.
 
-    The last spins of an order that is not a multiple of four are summed in the same order as in a block of four, so
-    that padding at the end changes no bit; a random order is not cut into blocks for the same reason.
+    The last spins of a number that is no multiple of four are summed in the same order as in a block of four, so that
+    padding at the end changes no bit.
     """
     n, words, spins = s.n, s.words, skip(s.rows, 4 * s.n)
-    if how.shuffled:
-        for quad in range((n + 3) // 4):
-            draw_words(words, 16 * quad, quad, vectors, lanes, t, how)
-    blocked = 0 if how.shuffled or s.has_triples else n // 4 * 4
-    for step in range(n):
-        j = item(order, step)
-        if not how.shuffled and j % 4 == 0:
-            draw_words(words, 0, j // 4, vectors, lanes, t, how)
-        at = 4 * j if how.shuffled else 4 * (j % 4)
-        row, first, last = 0, 0, 0
-        if step < blocked:
+    blocked = 0 if s.has_triples else n // 4 * 4
+    for j in range(n):
+        if j % 4 == 0:
+            draw_words(words, j // 4, vectors, lanes, t, how)
+        at, row, first, last = 4 * (j % 4), 0, 0, 0
+        if j < blocked:
             row, first, last = j % 4, j // 4 * 4, j // 4 * 4 + 4
             if row == 0:
                 for v in range(0, vectors, 2):
@@ -288,7 +282,7 @@ def _load_lane(state: Summed, lane: int, problem: int, spins: Any) -> None:
 
 
 @sweep.register
-def _sweep(state: Summed, at: Any, lanes: Lanes, order: Any, t: int, how: How) -> None:
+def _sweep(state: Summed, at: Any, lanes: Lanes, t: int, how: How) -> None:
     used = at[2] * at[3]
     for i in range((used + STRIP - 1) // STRIP):
         s, own = strip_of(state, at[0], i), strip_lanes(lanes, i)
@@ -296,7 +290,7 @@ def _sweep(state: Summed, at: Any, lanes: Lanes, order: Any, t: int, how: How) -
             clear(own.exponents)
             write_exponents(s)
             collect(own.exponents, s.gains)
-        sweep_strip(s, own, order, min(4, (used - STRIP * i + 15) // 16), t, how)
+        sweep_strip(s, own, min(4, (used - STRIP * i + 15) // 16), t, how)
         if how.followed:
             collect(own.exponents, s.gains)
 
