@@ -23,7 +23,6 @@ from diabat.testing.problems import Lead, causal_problem, make_problem
 @pytest.fixture
 def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems, too, are done by products of halves."""
-    monkeypatch.setattr(sampler, "few_moments", lambda *given: None)
     monkeypatch.setattr(sampler, "ALWAYS", 0)
     monkeypatch.setattr(sampler, "suits_kernel", lambda *given: False)
 

@@ -22,12 +22,6 @@ from diabat.testing.problems import make_problem
 PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 3e-6)]
 
 
-@pytest.fixture(autouse=True)
-def no_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few states, too, are enumerated by the kernel."""
-    monkeypatch.setattr(sampler, "few_moments", lambda *given: None)
-
-
 @pytest.fixture
 def precise(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each pass of the kernel solved all its problems."""

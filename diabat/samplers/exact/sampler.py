@@ -26,7 +26,6 @@ from diabat.samplers.exact.compiled import (
     of_no_spins,
     suits_kernel,
 )
-from diabat.samplers.exact.few import few_moments
 from diabat.samplers.exact.half_split import HalfMoments, half_products
 from diabat.samplers.exact.half_tables import HalfEnergies, single_queries
 from diabat.samplers.exact.states import (
@@ -172,8 +171,7 @@ class ExactSampler(Sampler):
     def _answer(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         """As in the base class; what is to be refused is found on the way."""
         self._refuse_excess(ising)
-        few = None if correlations else few_moments(ising, LARGEST)
-        return self._moments(ising, correlations, seed) if few is None else few
+        return self._moments(ising, correlations, seed)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         batch, small, others = self._divided(ising)
