@@ -19,7 +19,6 @@ EXTRAS = {
     "dask",
     "distributed",
     "pandas",
-    "xarray",
 }
 
 

@@ -21,7 +21,7 @@ CLICKS = [
     ("save a problem, a fit", "problems.md#save-and-load", "fit.problem.save"),
     ("fit a Boltzmann machine", "statistics.md#fit-a-table", "standard errors"),
     ("fix spins that I know", "statistics.md#conditional-and-marginal-distributions", "clamp"),
-    ("data frame", "statistics.md#tables-and-arviz", "to_pandas"),
+    ("data frame", "statistics.md#tables", "to_pandas"),
     ("state of lowest energy", "annealing.md", "lowest"),
     ("How good is a sampled answer", "backends.md#how-good-is-an-answer", "--compare"),
     ("same numbers again", "conventions.md#seeds", "seed"),

@@ -14,7 +14,7 @@ EXTRAS = {
     "hf": (("transformers", "peft", "accelerate"), "Hugging Face models"),
     "dwave": (("dwave.system", "dwave.samplers"), "D-Wave hardware and samplers"),
     "cluster": (("dask", "distributed"), "work spread over machines"),
-    "stats": (("pandas", "xarray"), "samples and moments as pandas and xarray tables"),
+    "stats": (("pandas",), "samples and moments as pandas tables"),
     "bench": (("dwave.samplers", "openjij", "shapiq"), "peers in the benchmarks"),
 }
 

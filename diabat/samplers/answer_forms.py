@@ -1,4 +1,4 @@
-"""Answers in other forms: safetensors files without pickles, and datasets of xarray as ArviZ reads them.
+"""Answers in other forms: safetensors files without pickles, and frames of pandas.
 
 A file has the tensors of an answer, those of its ``info`` as "info/<key>", and in its metadata the other facts.
 """
@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,6 @@ from diabat.ising_checks import DTYPES
 from diabat.samplers.diagnostics import plain
 
 Labels = Sequence[Hashable] | None
-Variables = dict[str, tuple[str, Tensor | None]]
 
 
 class SavedAnswer:
@@ -92,21 +92,22 @@ def _check(tensors: dict[str, Tensor], num_reads: int | None) -> None:
             raise ArgumentError(name, "expected finite numbers, got others")
 
 
-def dataset(variables: Variables, visible: Tensor, labels: Labels, info: Mapping[str, Any]) -> Any:
-    """A dataset of ``{name: (dimensions, values)}`` without those that are None; "*" stands for the batch."""
-    xarray, pandas = extra("xarray", "stats"), extra("pandas", "stats")
-    n, axes = visible.shape[-1], visible.ndim - 1
+def spin_index(n: int, labels: Labels) -> Any:
+    """An index of pandas with a label of each spin."""
     names = list(range(n)) if labels is None else list(labels)
     if len(set(names)) != len(names) or len(names) != n:
         raise ArgumentError("labels", f"expected {n} different labels, got {names}.")
-    batch = "batch" if axes == 1 else " ".join(f"batch_{axis}" for axis in range(axes))
-    arrays = {
-        name: (dims.replace("*", batch).split(), values.detach().cpu().numpy().copy())
-        for name, (dims, values) in (variables | {"visible": ("* spin", visible)}).items()
-        if values is not None
-    }
-    # What netCDF takes as attributes.
-    facts = {k: v for k, v in info.items() if isinstance(v, str | int | float) and not isinstance(v, bool)}
-    data = xarray.Dataset(arrays, attrs={"inference_library": "diabat"} | facts).set_coords("visible")
-    spins = pandas.Index(names, tupleize_cols=False)
-    return data.assign_coords({d: spins if d.endswith("spin") else range(k) for d, k in data.sizes.items()})
+    return extra("pandas", "stats").Index(names, name="spin", tupleize_cols=False)
+
+
+def row_index(sizes: Mapping[str, int], batch: Sequence[int], spins: Any = None) -> Any:
+    """An index of pandas with a row for each place in the dimensions ``sizes``, in the batch, and each spin."""
+    pandas, axes = extra("pandas", "stats"), len(batch)
+    names = ["batch"] if axes == 1 else [f"batch_{axis}" for axis in range(axes)]
+    counts = {**sizes, **dict(zip(names, batch, strict=True))}
+    levels = [pandas.Index(range(count), dtype="int64", name=name) for name, count in counts.items()]
+    levels += [] if spins is None else [spins]
+    if len(levels) == 1:
+        return levels[0]
+    codes = np.indices([len(level) for level in levels]).reshape(len(levels), -1)
+    return pandas.MultiIndex(levels, codes, names=[level.name for level in levels])

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError, check_count
+from diabat.extras import extra
 from diabat.ising import Ising
-from diabat.samplers.answer_forms import Labels, SavedAnswer, Variables, dataset
+from diabat.samplers.answer_forms import Labels, SavedAnswer, row_index, spin_index
 
 LEAST_ERROR = 2 / 3  # of independent reads: chains cannot measure modes that they never visited
 
@@ -83,22 +84,18 @@ class Moments(SavedAnswer):
             standard_error=None if error is None else error.masked_fill(fixed, 0),
         )
 
-    def to_xarray(self, labels: Labels = None) -> Any:
-        """The moments as an ``xarray.Dataset`` of copies; names, ``labels`` and errors as :meth:`Samples.to_xarray`.
-
-        ``probability``, ``magnetization`` and ``standard_error`` are (*batch, spin), ``log_partition`` is (*batch),
-        ``correlation`` is (*batch, spin, other_spin), in the dtypes of the tensors; those that are None are left out.
-        """
-        names = ("probability", "magnetization", "standard_error")
-        found: Variables = {name: ("* spin", getattr(self, name)) for name in names}
-        pairs, log_z = ("* spin other_spin", self.correlation), ("*", self.log_partition)
-        found |= {"correlation": pairs, "log_partition": log_z}
-        return dataset(found, self.visible, labels, self.info)
-
     def to_pandas(self, labels: Labels = None) -> Any:
-        """The moments of each spin as a ``pandas.DataFrame``, one row per (*batch, spin); see :meth:`to_xarray`."""
-        data = self.replaced(correlation=None, log_partition=None).to_xarray(labels)
-        return data.to_dataframe(dim_order=data["probability"].dims)
+        """The moments of each spin as a ``pandas.DataFrame``, one row per (*batch, spin).
+
+        Columns are ``probability``, ``magnetization``, ``standard_error`` if there is one, and ``visible``, in the
+        dtypes of the tensors.  Names, ``labels`` and errors as :meth:`Samples.to_pandas`.
+        """
+        names = ("probability", "magnetization", "standard_error", "visible")
+        values = {name: getattr(self, name) for name in names}
+        columns = {name: t.reshape(-1).numpy(force=True) for name, t in values.items() if t is not None}
+        *batch, n = self.visible.shape
+        rows = row_index({}, batch, spin_index(n, labels))
+        return extra("pandas", "stats").DataFrame(columns, rows, copy=True)
 
 
 class Solution(ABC):
@@ -269,14 +266,11 @@ class Samples(SavedAnswer):
             info={} | cast("Any", self.info),  # a copy that computes nothing
         )
 
-    def to_xarray(self, labels: Labels = None, *, chains: int | None = None) -> Any:
-        """The reads as an ``xarray.Dataset`` of copies, in the layout of ArviZ's schema for InferenceData.
+    def to_pandas(self, labels: Labels = None, *, chains: int | None = None) -> Any:
+        """The reads as a ``pandas.DataFrame``: a row per (chain, draw, *batch), an int8 column per spin.
 
-            spins[c, d] = read d · chains + c,        read r is of chain r mod chains
-
-        ``spins`` is int8 (chain, draw, *batch, spin); ``energy``, if the samples know their problem, is in the dtype
-        of its fields, (chain, draw, *batch).  A batch of several dimensions is ``batch_0``, ``batch_1``, ...
-        ``visible`` is a coordinate, for ``data.where(data.visible)``; numbers and texts of ``info`` are attributes.
+        Row (c, d) is read d · chains + c: read r is of chain r mod chains.  A batch of several dimensions is
+        ``batch_0``, ``batch_1``, ...
 
         Args:
             labels: One per spin, as :meth:`Ising.from_dict` and ``from_bqm`` return them; None for 0 .. n - 1.
@@ -284,23 +278,18 @@ class Samples(SavedAnswer):
                 read of ``tempering`` is a chain.  Composites do not report the chains of a base with ``thin``.
 
         Raises:
-            ImportError: If xarray or pandas is missing; the message contains the command that installs them.
+            ImportError: If pandas is missing; the message contains the command that installs it.
             ValueError: If the reads cannot be divided by the chains, or labels are not one different one per spin.
         """
         count = self.info.get("num_chains", 1) if chains is None else chains
         check_count("chains", count)
         if self.num_reads % count:
             raise ArgumentError("chains", f"expected a divisor of the {self.num_reads} reads, got {count}.")
-        spins = self.spins.unflatten(0, (-1, count)).transpose(0, 1)
-        found: Variables = {"spins": ("chain draw * spin", spins)}
-        if self.ising is not None:
-            found["energy"] = ("chain draw *", self.energy.unflatten(0, (-1, count)).transpose(0, 1))
-        return dataset(found, self.visible, labels, self.info)
-
-    def to_pandas(self, labels: Labels = None, *, chains: int | None = None) -> Any:
-        """As :meth:`to_xarray`, a ``pandas.DataFrame``: a row per (chain, draw, *batch), an int8 column per spin."""
-        spins = replace(self, ising=None).to_xarray(labels, chains=chains)["spins"]
-        return spins.drop_vars("visible").stack(read=spins.dims[:-1]).T.to_pandas()
+        *batch, n = self.visible.shape
+        spins = self.spins.unflatten(0, (-1, count)).transpose(0, 1).reshape(-1, n)
+        rows = row_index({"chain": count, "draw": self.num_reads // count}, batch)
+        columns = spin_index(n, labels)
+        return extra("pandas", "stats").DataFrame(spins.numpy(force=True), rows, columns, copy=True)
 
 
 def _spread(up: Tensor, chains: int) -> Tensor:

@@ -1,11 +1,10 @@
-"""Samples and moments as files, xarray datasets and pandas frames."""
+"""Samples and moments as files and pandas frames."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from safetensors.torch import load, save
 
 import diabat
 from diabat.files import parse_tensor_file, tensor_file
-from diabat.samplers.tempering.chain_statistics import split_rhat
 from diabat.testing.problems import make_problem, with_visible
 
 PROBLEM = with_visible(make_problem((2, 3), 4, seed=1), torch.tensor([True, True, True, False]))
@@ -142,50 +140,38 @@ def test_moments_that_are_not_finite_are_refused(name: str, value: float, tmp_pa
         diabat.Moments.load(tmp_path / "moments")
 
 
-def test_chains_are_rows_of_the_dataset() -> None:
-    pytest.importorskip("xarray")
-    given = samples()
-    data, frame = given.to_xarray(labels=["a", "b", ("c", 1), 4]), given.to_pandas()
-    assert data.spins.dims == ("chain", "draw", "batch_0", "batch_1", "spin")
-    assert (data.spins.shape, data.energy.shape) == ((4, 5, 2, 3, 4), (4, 5, 2, 3))
-    assert list(data.spin.values) == ["a", "b", ("c", 1), 4]
+def test_reads_are_rows_by_chain() -> None:
+    pytest.importorskip("pandas")
+    given, labels = samples(), ["a", "b", ("c", 1), 4]
+    frame = given.to_pandas(labels=labels)
+    assert frame.index.names == ["chain", "draw", "batch_0", "batch_1"]
+    assert (frame.shape, list(frame.columns), set(map(str, frame.dtypes))) == ((120, 4), labels, {"int8"})
     for chain, draw in ((0, 0), (3, 1), (1, 4)):
-        read = 4 * draw + chain
-        assert (data.spins[chain, draw].values == given.spins[read].numpy()).all()
-        assert (data.energy[chain, draw].values == given.energy[read].numpy()).all()
-        assert list(frame.loc[(chain, draw, 1, 2)]) == given.spins[read, 1, 2].tolist()
+        assert list(frame.loc[(chain, draw, 1, 2)]) == given.spins[4 * draw + chain, 1, 2].tolist()
+    frame.iloc[:] = 0  # a copy
+    assert bool(given.spins.abs().all())
     independent = diabat.sampler("exact").sample(make_problem((3,), 4, seed=2), 6, seed=1)
-    assert independent.to_xarray().sizes == {"chain": 1, "draw": 6, "batch": 3, "spin": 4}
-    assert independent.to_xarray(chains=2).sizes["draw"] == 3
+    assert independent.to_pandas().index.levshape == (1, 6, 3)
+    assert independent.to_pandas(chains=2).index.levshape == (2, 3, 3)
+    assert list(independent.to_pandas().columns) == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="chains: expected a divisor of the 6 reads, got 4"):
-        independent.to_xarray(chains=4)
+        independent.to_pandas(chains=4)
     with pytest.raises(ValueError, match="labels: expected 4 different labels"):
-        independent.to_xarray(labels="aabc")
+        independent.to_pandas(labels="aabc")
 
 
 def test_moments_are_rows_by_spin() -> None:
-    pytest.importorskip("xarray")
+    pytest.importorskip("pandas")
     for given in (moments(), moments("tempering")):
-        data, frame = given.to_xarray("abcd"), given.to_pandas("abcd")
-        pairs = data.correlation.sel(spin="a", other_spin="c")
-        assert (pairs.values == given.correlation[..., 0, 2].numpy()).all()
-        assert (data.log_partition.values == given.log_partition.numpy()).all()
-        assert frame.loc[(1, 2, "b"), "probability"] == float(given.probability[1, 2, 1])
+        frame = given.to_pandas("abcd")
+        for name in ("probability", "magnetization"):
+            assert frame.loc[(1, 2, "b"), name] == float(getattr(given, name)[1, 2, 1])
         assert ("standard_error" in frame) == (given.standard_error is not None)
         assert not frame.loc[(1, 2, "d"), "visible"]
 
 
-def test_arviz_reads_the_chains() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        arviz = pytest.importorskip("arviz")
-        sampler = diabat.sampler("tempering", num_chains=8, thin=1, num_replicas=1)
-        chains = sampler.sample(make_problem((2,), 5, seed=4), 8 * 100, seed=1)
-        found = arviz.rhat(chains.to_xarray(), method="split").spins.values
-    assert found == pytest.approx(split_rhat(chains.spins.reshape(100, 8, 2, 5).numpy()), rel=1e-9)
-
-
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "xarray", None)
-    with pytest.raises(ImportError, match=r"xarray: .* pip install -e '\.\[stats\]'"):
-        samples().to_pandas()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for given in (samples(), moments()):
+        with pytest.raises(ImportError, match=r"pandas: .* pip install -e '\.\[stats\]'"):
+            given.to_pandas()

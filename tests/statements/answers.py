@@ -24,25 +24,26 @@ from statements.table import F64, drawn, refused, says
 @says
 def chains_of_composites() -> None:
     """statistics: Reads of `distributed` and `refine` count as one chain, because `info` does not have the
-    number of chains of the base. If the base has `thin`, give it yourself: `to_xarray(chains=8)`."""
+    number of chains of the base. If the base has `thin`, give it yourself: `to_pandas(chains=8)`."""
     base, problem = {"num_chains": 8, "thin": 1}, drawn(2)
     for name in ("distributed", "refine"):
         options = {"workers": 0} if name == "distributed" else {}
         reads = sampler(name, sampler="tempering", options=base, **options).sample(problem, 16, seed=0)
-        assert dict(reads.to_xarray().sizes) == {"chain": 1, "draw": 16, "batch": 2, "spin": 6}
-        assert reads.to_xarray(chains=8).sizes["chain"] == 8
-    assert sampler("tempering", **base).sample(problem, 16, seed=0).to_xarray().sizes["chain"] == 8
+        assert reads.to_pandas().index.levshape == (1, 16, 2)
+        assert reads.to_pandas(chains=8).index.levshape == (8, 2, 2)
+    reads = sampler("tempering", **base).sample(problem, 16, seed=0)
+    assert reads.to_pandas().index.levshape == (8, 2, 2)
 
 
 @says
 def still_spins() -> None:
     """statistics: - A spin that is invisible or fixed by `clamp` has the same value in every read.
-    statistics: `data.where(data.visible)` does so for invisible ones."""
+    statistics: `samples.visible` has the invisible ones."""
     problem = drawn()
     hidden = Ising(problem.fields, problem.couplings, torch.tensor([True] * 5 + [False]))
-    data = sampler("exact").sample(hidden, 50, seed=0).to_xarray()
-    assert (data.spins[..., 5] == -1).all()
-    assert data.where(data.visible).spins[..., 5].isnull().all()
+    samples = sampler("exact").sample(hidden, 50, seed=0)
+    assert (samples.spins[..., 5] == -1).all()
+    assert samples.visible.tolist() == [True] * 5 + [False]
     held = sampler("exact").sample(problem.clamp(torch.tensor([1, 0, 0, 0, 0, -1])), 50, seed=0).spins
     assert (held[:, 0] == 1).all()
     assert (held[:, 5] == -1).all()
