@@ -121,7 +121,7 @@ def neurogame(**options: Any) -> Entry:
 
 
 def hugging_face(**options: Any) -> Entry:
-    return of_layer(lambda: BoltzmannHeads(1, BoltzmannOptions(**options), features=4))
+    return of_layer(lambda: BoltzmannHeads(1, BoltzmannOptions(**options)))
 
 
 def focused(maps: Tensor) -> Tensor:

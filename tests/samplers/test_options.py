@@ -209,7 +209,6 @@ def test_layers_show_their_sampler_with_its_options() -> None:
     for layer in (
         diabat.BoltzmannAttention(8, 2, 6, sampler=sampler),
         diabat.NeuroGameAttention(8, 2, sampler=sampler),
-        diabat.ChainAttention(8, 2, sampler=sampler),
     ):
         shown_by_layer = repr(layer)
         assert shown_by_layer.count("ReferenceSampler") == 1
