@@ -25,7 +25,6 @@ from diabat.circuits.engines.qiskit.circuit import (
     parameterised_circuit,
     to_qasm3,
 )
-from diabat.circuits.engines.qiskit.matrix_product import MatrixProductEngine
 from diabat.circuits.engines.qiskit.primitive import PrimitiveEngine
 from diabat.circuits.grids import default_steps, minimum_steps
 from diabat.circuits.plan import TrotterPlan
@@ -51,7 +50,6 @@ __all__ = [
     "Engine",
     "EngineError",
     "IsingCircuit",
-    "MatrixProductEngine",
     "NativeEngine",
     "OutOfRangeWarning",
     "ParameterisedCircuit",

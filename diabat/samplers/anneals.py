@@ -11,13 +11,12 @@ from typing import Protocol as Interface
 import numpy as np
 import torch
 
-from diabat.checks import ArgumentError, check_choice, did_you_mean
+from diabat.checks import ArgumentError, did_you_mean
 from diabat.circuits import (
     AerEngine,
     AnnealingSchedule,
     Betas,
     Engine,
-    MatrixProductEngine,
     NativeEngine,
     PlanRange,
     PrimitiveEngine,
@@ -43,7 +42,6 @@ DEFAULT_TIME_NS = 5.0
 _WIDE = "boltzmann-16-wide"
 _MEASURED_RESPONSE = (0.42, 0.61)  # of fast anneals; those of 2 to 50 ns err alike
 ENGINES = ("native", "aer", "torch", "primitive")
-METHODS = ("statevector", "matrix_product_state")
 
 Protocol = Literal["fast", "standard"]
 Order = Literal["strang", "first", "suzuki4"]
@@ -268,28 +266,6 @@ def build_single(engine: str | Engine | Primitive, device: str | None) -> Engine
     if not isinstance(engine, str) or engine == "primitive":
         return None
     return build_engine(engine, "single", device)
-
-
-def build_matrix_products(
-    engine: object, method: str, max_bond_dimension: int | None, truncation: float | None
-) -> Engine | None:
-    """The engine of matrix product states, if this is the method of ``aer``; else None.
-
-    Raises:
-        ValueError: If the method is unknown, or an option is invalid or belongs to another method.
-    """
-    check_choice("method", method, METHODS)
-    given = {"max_bond_dimension": max_bond_dimension, "truncation": truncation}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if method == "statevector":
-        for name, value in options.items():
-            raise ArgumentError(
-                name, f"requires method 'matrix_product_state', got {value!r} with '{method}'."
-            )
-        return None
-    if engine != "aer":
-        raise ArgumentError("method", f"'{method}' requires engine 'aer', got {engine!r}.")
-    return MatrixProductEngine(**options)
 
 
 def build_engine(engine: str | Engine | Primitive, precision: Precision | None, device: str | None) -> Engine:

@@ -32,7 +32,6 @@ from diabat.samplers.anneals import (
     Protocol,
     beyond,
     build_engine,
-    build_matrix_products,
     build_single,
     known_error,
     resolve_anneal,
@@ -92,10 +91,6 @@ class DQASampler(AnnealCircuits):
         precision: ``double`` or ``single`` state vectors, for named engines that support both; None takes that of the
             fields, but ``double`` for float32 fields that rotate a spin by more than 8000 rad in a step.
         device: Device of the torch engine; ``cpu`` by default.
-        method: Of the engine ``aer``: ``statevector``, or ``matrix_product_state`` for hundreds of spins whose
-            couplings have a short range (:class:`diabat.circuits.MatrixProductEngine`).
-        max_bond_dimension: Largest bond dimension of matrix product states; None for any.
-        truncation: Weight that a bond may lose; None for 1e-16.
         learn_schedule: Make the angles of the plan a parameter, trained with the model by ``adjoint``.
 
     Attributes:
@@ -129,16 +124,10 @@ class DQASampler(AnnealCircuits):
         num_reads: int | None = None,
         precision: Precision | None = None,
         device: str | None = None,
-        method: str = "statevector",
-        max_bond_dimension: int | None = None,
-        truncation: float | None = None,
         learn_schedule: bool = False,
     ) -> None:
-        products = build_matrix_products(engine, method, max_bond_dimension, truncation)
-        if products is not None and (precision is not None or device is not None):
-            raise ArgumentError("precision", f"cannot be combined with method '{method}', got {precision!r}.")
-        self.engine = build_engine(engine, precision, device) if products is None else products
-        self._single = build_single(engine, device) if precision is None and products is None else None
+        self.engine = build_engine(engine, precision, device)
+        self._single = build_single(engine, device) if precision is None else None
         self.anneal = resolve_anneal(
             schedule,
             protocol=protocol,

@@ -18,7 +18,6 @@ from diabat.circuits import (
     AnnealingSchedule,
     Batch,
     EngineError,
-    MatrixProductEngine,
     NativeEngine,
     PlanRange,
     PrimitiveEngine,
@@ -37,14 +36,12 @@ from diabat.circuits import (
     trotter_plan,
 )
 from diabat.circuits.engines.native.engine import MAX_SPINS
-from diabat.samplers.dqa import DQASampler
 
 from .conftest import line_backend, make_batch, random_plan
 
 INF, NAN, ZEROS = float("inf"), float("nan"), np.zeros
 TABLE, RAMP, PLAN = schedule("Advantage2_system1"), linear_ramp(2.0, 2.0), random_plan(2, seed=1)
 EXACT = {"aer": AerEngine(), "native": NativeEngine(), "torch": TorchEngine()}
-PRODUCTS: dict[str, Any] = {"engine": "aer", "method": "matrix_product_state"}
 BATCH, WIDE, LARGE = make_batch(3, 2, "shared", seed=1), Batch(ZEROS((1, 6)), ZEROS((6, 6))), ZEROS((1, 30))
 TWO = Batch(ZEROS((1, 2)), ZEROS((2, 2)))
 READS = "'primitive' returns shots only"
@@ -53,7 +50,6 @@ Row = tuple[Callable[[], Any], str]
 
 # Calls on one line each, and what the sentence says of them.
 ENGINES: list[Row] = [
-    (lambda: AerEngine(method="magic"), "method: expected 'statevector', got 'magic'"),
     (lambda: AerEngine(precision="half"), "precision: expected 'double' or 'single', got 'half'"),
     (lambda: AerEngine(threads=-1), "threads: expected an integer >= 0, got -1"),
     (lambda: AerEngine(batch_size=0), "batch_size: expected an integer >= 1, got 0"),
@@ -73,18 +69,6 @@ ENGINES: list[Row] = [
     (lambda: PrimitiveEngine(optimization_level=True), "optimization_level: expected 0, 1, 2 or 3, got True"),
     (lambda: PrimitiveEngine(pass_manager=3), "pass_manager: expected an object with a run method, got int"),
     (lambda: PrimitiveEngine(max_spins=0), "max_spins: expected an integer >= 1, got 0"),
-    (lambda: diabat.sampler("dqa", method="stabilizer"),
-     "method: expected one of statevector, matrix_product_state, got 'stabilizer'"),
-    (lambda: diabat.sampler("dqa", method="matrix_product_state"),
-     "method: 'matrix_product_state' requires engine 'aer', got 'native'"),
-    (lambda: diabat.sampler("dqa", engine="aer", truncation=0.1),
-     "truncation: requires method 'matrix_product_state', got 0.1"),
-    (lambda: diabat.sampler("dqa", **PRODUCTS, max_bond_dimension=0),
-     "max_bond_dimension: expected an integer >= 1 or None, got 0"),
-    (lambda: diabat.sampler("dqa", **PRODUCTS, truncation=2.0), r"truncation: expected a number in \[0, 1\), got 2.0"),
-    (lambda: diabat.sampler("dqa", **PRODUCTS, precision="single"),
-     "precision: cannot be combined with method 'matrix_product_state'"),
-    (lambda: diabat.sampler("dqa", **PRODUCTS, learn_schedule=True), "learn_schedule: expected engine native or torch"),
 ]  # fmt: skip
 
 
@@ -128,7 +112,7 @@ CALLS: list[Row] = [
     *too_large(EXACT["native"], MAX_SPINS + 1, f"fields: expected at most {MAX_SPINS} spins, got {MAX_SPINS + 1}"),
     *too_large(TorchEngine(memory_gib=1.0), 30, STATES),
     (lambda: AerEngine().probabilities(PLAN, ZEROS((1, 21)), ZEROS((21, 21))), "expected at most 20 spins, got 21"),
-    (lambda: diabat.sampler("dqa", **PRODUCTS).adjoint(diabat.Ising(torch.zeros(2, 3)), torch.zeros(2, 3), seed=0),
+    (lambda: diabat.sampler("dqa", engine="aer").adjoint(diabat.Ising(torch.zeros(2, 3)), torch.zeros(2, 3), seed=0),
      "adjoint"),
     (lambda: reads(PrimitiveEngine(), WIDE, 0), "num_reads: expected an integer >= 1, got 0"),
     (lambda: reads(PrimitiveEngine(backend=line_backend()), WIDE, 1), "fields: expected at most 5 spins, got 6"),
@@ -153,8 +137,6 @@ CALLS: list[Row] = [
 
 # What an engine cannot do at all has an error of its own, which is a ValueError too.
 UNABLE: list[Row] = [
-    (lambda: MatrixProductEngine().probabilities(DQASampler().plan, ZEROS((1, 21)), ZEROS((21, 21))),
-     "fields: expected at most 20 spins for a table of states, got 21"),
     (lambda: EXACT["aer"].gradient(PLAN, [TWO], [TWO.fields]), "gradient: engine 'aer' has no adjoint gradient"),
     (lambda: PrimitiveEngine().probabilities(PLAN, TWO.fields, TWO.couplings),
      f"probabilities: engine {READS}; call sample"),

@@ -25,8 +25,7 @@ def capabilities() -> None:
     linear response, covariance | exact (implicit), straight-through, linear response |
     backends: | gradients | straight-through, linear response, covariance | straight-through, linear response,
     covariance, adjoint | straight-through, linear response, covariance |
-    backends: 26 (`native`), 24 (`torch`), 20 (`aer`), 1,024 with short couplings (`aer` by matrix product
-    states)
+    backends: 26 (`native`), 24 (`torch`), 20 (`aer`)
     backends: `refine` supports reads only: no log Z and no `adjoint`."""
     able = {entry.name: sampler(entry.name).capabilities for entry in entry_points(group="diabat.samplers")}
     three_body = {name for name in able if able[name].three_body} - {"distributed"}
@@ -39,7 +38,6 @@ def capabilities() -> None:
     assert {"refine", "mean_field", "dqa", "dimod"}.isdisjoint(n for n in able if able[n].log_partition)
     for engine, most in (("native", 26), ("torch", 24), ("aer", 20)):
         assert sampler("dqa", engine=engine).capabilities.max_spins == most
-    assert sampler("dqa", engine="aer", method="matrix_product_state").capabilities.max_spins == 1024
 
 
 @says

@@ -39,7 +39,6 @@ class AerEngine(Engine):
 
     def __init__(
         self,
-        method: str = "statevector",
         precision: Literal["double", "single"] = "double",
         threads: int = 0,
         batch_size: int = 256,
@@ -47,7 +46,6 @@ class AerEngine(Engine):
         """Configure the simulator; Aer is imported at the first run.
 
         Args:
-            method: Aer's simulation method; only "statevector" supports every gate used here.
             precision: "double" (complex128) or "single" (complex64; probabilities to about 1e-5).
             threads: Threads for one large state vector; 0 means all. Small ones use one thread.
             batch_size: Problems per Aer job.
@@ -55,13 +53,11 @@ class AerEngine(Engine):
         Raises:
             ValueError: An invalid argument.
         """
-        if method != "statevector":
-            raise ArgumentError("method", f"expected 'statevector', got {method!r}.")
         if precision not in ("double", "single"):
             raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
         for key, value, least in (("threads", threads, 0), ("batch_size", batch_size, 1)):
             check_count(key, value, least=least)
-        self.method, self.precision, self.threads, self.batch_size = method, precision, threads, batch_size
+        self.precision, self.threads, self.batch_size = precision, threads, batch_size
         self._last: tuple[TrotterPlan, FloatArray, ParameterisedCircuit] | None = None
 
     def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
@@ -111,7 +107,7 @@ class AerEngine(Engine):
         from qiskit_aer import AerSimulator
 
         return AerSimulator(
-            method=self.method,
+            method="statevector",  # the only one that supports every gate used here
             precision=self.precision,
             max_parallel_threads=self.threads,
             runtime_parameter_bind_enable=True,
