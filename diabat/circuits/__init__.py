@@ -35,7 +35,6 @@ from diabat.circuits.response import Betas, Response, plan_betas, predicted_beta
 from diabat.circuits.schedule_csv import from_csv
 from diabat.circuits.schedules import AnnealingSchedule, available_schedules, linear_ramp, schedule
 from diabat.circuits.trotter import trotter_plan
-from diabat.circuits.trotter_error import plan_distance, steps_for_error
 
 if TYPE_CHECKING:
     from diabat.circuits.engines.torch.engine import TorchEngine
@@ -73,14 +72,12 @@ __all__ = [
     "minimum_steps",
     "parameterised_circuit",
     "plan_betas",
-    "plan_distance",
     "predicted_beta",
     "reference_probabilities",
     "save_plan",
     "schedule",
     "second_order_response",
     "spin_table",
-    "steps_for_error",
     "to_qasm3",
     "trotter_plan",
 ]

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Literal, get_args
 
 import numpy as np
 
-from diabat.checks import ArgumentError
-from diabat.circuits.grids import (
-    MAX_STEPS,
-    Grid,
-    GridName,
-    Order,
-    check_edges,
-    check_order_and_grid,
-    check_steps,
-    default_steps,
-    grid_edges,
-    layer_edges,
-    minimum_steps,
-)
+from diabat.checks import ArgumentError, check_choice
+from diabat.circuits.grids import MAX_STEPS, Grid, check_steps, default_steps, grid_edges, minimum_steps
 from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import AnnealingSchedule, check_annealing_time, named
+
+Order = Literal["strang", "first"]
 
 # If the mixer rotates a spin by less than this (radians) in the whole anneal, the spin stays in |+>.
 _LEAST_TURN = 0.5
@@ -37,25 +27,19 @@ def trotter_plan(
 ) -> TrotterPlan:
     """Divide an anneal into steps.
 
-    `steps` counts the intervals of s (outer steps). Problem layer k takes ∫B over step k.
+    `steps` counts the intervals of s. Problem layer k takes ∫B over step k.
 
-    - "first": mixer layer k takes ∫A over step k. `plan.steps` = steps; error ∝ 1/steps.
+    - "first": mixer layer k takes ∫A over step k; error ∝ 1/steps.
     - "strang": mixer layer k takes ∫A from the middle of step k to the middle of step k+1 (the last one to
-      the end). The symmetric splitting S2: its first half step leaves |+> unchanged. Same cost, error ∝ 1/steps².
-    - "suzuki4": five Strang steps per outer step, S4(τ) = S2(pτ)² S2((1-4p)τ) S2(pτ)² with
-      p = 1/(4 - 4^(1/3)). Each takes the integrals of A and B over its own part of the step, and the negative
-      one those of the part it runs back, with negative angles. `plan.steps` = 5·steps, error ∝ 1/steps⁴ where
-      A(s) and B(s) are smooth. (M. Suzuki, Phys. Lett. A 146, 319 (1990); J. Math. Phys. 32, 400 (1991);
-      time-dependent: Hatano and Suzuki, arXiv:math-ph/0506007 (2005).)
+      the end). The symmetric splitting: its first half step leaves |+> unchanged. Same cost, error ∝ 1/steps².
 
     Args:
         schedule: A(s) and B(s) in GHz, or the name of a built-in schedule.
         annealing_time_ns: t_a in ns.
-        steps: Number of outer steps, at least `minimum_steps`; `default_steps` if None. Programmed |h| or |J|
-            above 0.3 need about twice the default; `steps_for_error` measures how many a given error needs.
-        order: "first", "strang" or "suzuki4".
-        grid: "uniform" (equal steps), "adaptive" (ds ∝ 1/sqrt(A(s) + max(A)/5) and one step for the end), or an
-            array of edges: s increasing from 0 to 1, float [steps + 1].
+        steps: Number of steps, at least `minimum_steps`; `default_steps` if None. Programmed |h| or |J| above 0.3
+            need about twice the default.
+        order: "strang" or "first".
+        grid: "uniform" (equal steps) or "adaptive" (ds ∝ 1/sqrt(A(s) + max(A)/5) and one step for the end).
 
     Raises:
         ValueError: An invalid time, order, grid or number of steps; too few steps (a mixer layer would rotate by π or
@@ -64,22 +48,18 @@ def trotter_plan(
     """
     schedule = named(schedule)
     time = check_plan_time(schedule, annealing_time_ns)
-    check_order_and_grid(order, grid)
-    if isinstance(grid, str):
-        name = cast(GridName, grid)
-        if steps is None:
-            steps = default_steps(schedule, time, order, name)
-        edges = grid_edges(schedule, time, check_steps(schedule, time, steps, order, name), order, name)
-    else:
-        edges = check_edges(schedule, time, grid)
-        if steps not in (None, len(edges) - 1):
-            raise ArgumentError("steps", f"expected None or {len(edges) - 1} as in the grid, got {steps!r}.")
-    problem_edges, mixer_edges = layer_edges(edges, order)
-    problem = 2 * np.pi * time * np.diff(schedule.integral_B(problem_edges))
-    mixer = 2 * np.pi * time * np.diff(schedule.integral_A(mixer_edges))
-    label = f"{schedule.name} ({schedule.protocol}), {time:g} ns, {len(edges) - 1} steps, {order}"
-    if not (isinstance(grid, str) and grid == "uniform"):
-        label += f", {grid if isinstance(grid, str) else 'own'} grid"
+    check_choice("order", order, get_args(Order))
+    check_choice("grid", grid, get_args(Grid))
+    if steps is None:
+        steps = default_steps(schedule, time, grid)
+    edges = grid_edges(schedule, time, check_steps(schedule, time, steps, grid), grid)
+    problem = 2 * np.pi * time * np.diff(schedule.integral_B(edges))
+    if order == "strang":
+        edges = np.append((edges[:-1] + edges[1:]) / 2, edges[-1])
+    mixer = 2 * np.pi * time * np.diff(schedule.integral_A(edges))
+    label = f"{schedule.name} ({schedule.protocol}), {time:g} ns, {steps} steps, {order}"
+    if grid != "uniform":
+        label += f", {grid} grid"
     return TrotterPlan(problem, problem, mixer, label)
 
 

@@ -29,11 +29,12 @@ from diabat.circuits import (
     plan_betas,
     predicted_beta,
     second_order_response,
-    steps_for_error,
     trotter_plan,
 )
 from diabat.circuits import schedule as built_in_schedule
 from diabat.circuits.engines.engine import Precision
+from diabat.circuits.grids import Grid
+from diabat.circuits.trotter import Order
 from diabat.ising import Ising
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.known_errors import MEASURED, measured_error
@@ -44,8 +45,6 @@ _MEASURED_RESPONSE = (0.42, 0.61)  # of fast anneals; those of 2 to 50 ns err al
 ENGINES = ("native", "aer", "torch", "primitive")
 
 Protocol = Literal["fast", "standard"]
-Order = Literal["strang", "first", "suzuki4"]
-Grid = Literal["uniform", "adaptive"]
 
 
 @runtime_checkable
@@ -85,7 +84,6 @@ def resolve_anneal(
     steps: int | None,
     order: Order | None,
     grid: Grid | None,
-    trotter_error: float | None,
 ) -> Anneal:
     """Find the schedule or plan, and divide a schedule into steps.
 
@@ -97,8 +95,6 @@ def resolve_anneal(
         steps: As in :func:`diabat.circuits.trotter_plan`, like ``order`` and ``grid``.
         order: Splitting; None for ``strang``.
         grid: Spacing of the steps; None for ``adaptive``, or ``uniform`` with ``first``.
-        trotter_error: Total variation distance that determines the steps, by :func:`diabat.circuits.steps_for_error`;
-            excludes ``steps`` and an array of edges.
 
     Raises:
         ValueError: If the name is unknown, or an option does not apply.
@@ -112,11 +108,6 @@ def resolve_anneal(
         order = "strang" if order is None else order
         if grid is None:  # first order errs less on equal steps
             grid = "uniform" if isinstance(order, str) and order == "first" else "adaptive"
-        if trotter_error is not None:
-            if steps is not None or not isinstance(grid, str):
-                other = "steps" if steps is not None else "an array of edges"
-                raise ArgumentError("trotter_error", f"cannot be combined with {other}, got both.")
-            steps = steps_for_error(found, time, trotter_error, order, grid)
         plan = trotter_plan(found, time, steps, order, grid)
         return Anneal(found.name, plan, predicted_beta(found, time), False, float(time))
     of_schedules = {
@@ -125,7 +116,6 @@ def resolve_anneal(
         "steps": steps,
         "order": order,
         "grid": grid,
-        "trotter_error": trotter_error,
     }
     for option, value in of_schedules.items():
         if value is not None:

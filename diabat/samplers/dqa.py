@@ -20,14 +20,14 @@ from diabat.circuits import (
     TrotterPlan,
 )
 from diabat.circuits.engines.engine import MOST_PHASE, Precision, phases_within
+from diabat.circuits.grids import Grid
 from diabat.circuits.plan_range import SATURATED
 from diabat.circuits.response import plan_betas
+from diabat.circuits.trotter import Order
 from diabat.compute.memory import require_memory
 from diabat.ising import Ising
 from diabat.samplers.anneals import (
     WATCHED,
-    Grid,
-    Order,
     Primitive,
     Protocol,
     beyond,
@@ -75,9 +75,8 @@ class DQASampler(AnnealCircuits):
         protocol: ``fast`` (the default) or ``standard`` of a built-in schedule, or one of a CSV file with several.
         annealing_time_ns: t_a in ns; None for 5 ns.
         steps: Trotter steps; None chooses them from A and t_a.
-        order: ``strang`` (the default), ``first`` or ``suzuki4``.
+        order: ``strang`` (the default) or ``first``.
         grid: ``adaptive`` steps (the default), or ``uniform`` ones (the default for order ``first``).
-        trotter_error: Choose the steps for this total variation distance from the continuous anneal.
         calibration: ``predicted`` (by the formula above; the default for schedules), ``fitted`` (corrected once
             by a fit to reference problems of strength ``calibration_strength``), ``per_batch`` (corrected by a
             fit to reads of the given problems), or ``none`` (program h and J unchanged; the default for learned
@@ -115,7 +114,6 @@ class DQASampler(AnnealCircuits):
         steps: int | None = None,
         order: Order | None = None,
         grid: Grid | None = None,
-        trotter_error: float | None = None,
         calibration: Calibration | None = None,
         calibration_strength: float | None = None,
         betas: tuple[float, float] | None = None,
@@ -135,7 +133,6 @@ class DQASampler(AnnealCircuits):
             steps=steps,
             order=order,
             grid=grid,
-            trotter_error=trotter_error,
         )
         self.noise = ControlNoise(field_noise, coupling_noise)
         self._given = check_betas(betas, calibration)

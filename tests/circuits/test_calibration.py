@@ -79,7 +79,7 @@ def test_weak_problems_come_out_at_beta_one(name: str) -> None:
     assert pairs == pytest.approx(couplings, rel=3e-3, abs=1e-12)
 
 
-@pytest.mark.parametrize("order", ["first", "strang", "suzuki4"])
+@pytest.mark.parametrize("order", ["first", "strang"])
 def test_the_betas_of_a_fine_plan_are_those_of_the_anneal(order: Any) -> None:
     table = schedule("Advantage2_system2")
     steps = 20_000 if order == "first" else 2000
@@ -130,7 +130,7 @@ COEFFICIENTS = {
 def test_fast_anneals_have_the_published_coefficients(name: str) -> None:
     for time, cell in zip((2.0, 5.0, 10.0, 20.0), COEFFICIENTS[name].split(), strict=True):
         table = schedule(name)
-        plan = trotter_plan(table, time, 4 * minimum_steps(table, time), "suzuki4")
+        plan = trotter_plan(table, time, 16 * minimum_steps(table, time))
         printed = [float(value) for value in cell.split("/")]
         assert tuple(second_order_response(plan)) == pytest.approx(printed, abs=1.2e-3)
 

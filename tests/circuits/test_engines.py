@@ -45,7 +45,7 @@ RAMP = linear_ramp(2.0, 3.0, 0.1)
 PLANS = {
     **{
         f"{order}, {grid}": trotter_plan(RAMP, 1.0, 10, order, grid)
-        for order in ("first", "strang", "suzuki4")
+        for order in ("first", "strang")
         for grid in ("uniform", "adaptive")
     },
     "angles apart, both signs": random_plan(7, seed=3),

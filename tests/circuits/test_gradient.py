@@ -94,7 +94,6 @@ def test_gradient_equals_autograd(kind: str, n: int, plan: TrotterPlan, with_pai
 
 PLANS = {
     "strang": trotter_plan(linear_ramp(2.0, 3.0, 0.1), 1.0, 12),
-    "suzuki4": trotter_plan(linear_ramp(2.0, 3.0, 0.1), 1.0, 6, "suzuki4"),
     "angles apart": random_plan(6, seed=1),
     "even flips": turning(6, 0, seed=2),
     "odd flips": turning(6, 1, seed=3),

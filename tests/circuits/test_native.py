@@ -336,8 +336,7 @@ def test_phases_beyond_the_precision_are_refused(precision: Any, most: float) ->
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
-def test_one_block_has_the_bits_of_many(precision: Any, n: int) -> None:
-    """Marginals of one block of problems that share couplings are made without a layout of batches."""
+def test_marginals_have_the_same_bits_with_pairs_and_beside_other_batches(precision: Any, n: int) -> None:
     plan, engine = random_plan(3, seed=2), NativeEngine(precision)
     for count in (1, 2, 3, 8, 9, 16):
         fields, couplings = random_problem(n, count, seed=n)

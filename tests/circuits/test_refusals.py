@@ -31,7 +31,6 @@ from diabat.circuits import (
     predicted_beta,
     schedule,
     second_order_response,
-    steps_for_error,
     to_qasm3,
     trotter_plan,
 )
@@ -146,7 +145,6 @@ UNABLE: list[Row] = [
 ]  # fmt: skip
 LIMIT = "annealing_time_ns: expected at"
 TIME = "annealing_time_ns: expected a positive finite time in ns, got"
-ERROR = "trotter_error: expected a number above 0 and below 1, got"
 
 
 def plan(field: Any = (1.0,), coupling: Any = (1.0,), mixer: Any = (1.0,)) -> Callable[[], TrotterPlan]:
@@ -157,31 +155,16 @@ PLANS: list[Row] = [
     *((lambda x=x: predicted_beta(TABLE, x), TIME) for x in (0.0, -5.0, NAN, INF, "5")),
     *((lambda x=x: trotter_plan(RAMP, x, 100), TIME) for x in (0.0, -1.0, NAN)),
     *((lambda x=x: trotter_plan(RAMP, 1.0, x), "steps: expected an integer, got") for x in (200.0, "200", True)),
-    *((lambda x=x: steps_for_error(RAMP, 1.0, x), ERROR) for x in (0.0, -1e-3, 1.0, NAN, True, "1e-3")),
     (lambda: trotter_plan(RAMP, 1.0, 10**10), "steps: expected at most 1000000, got 10000000000"),
-    (lambda: trotter_plan(RAMP, 1.0, 100, "second"), "order: expected 'first', 'strang' or 'suzuki4', got 'second'"),
+    (lambda: trotter_plan(RAMP, 1.0, 100, "second"), "order: expected one of strang, first, got 'second'"),
     (lambda: trotter_plan(TABLE, 5.0, 113),
      r"steps: expected at least 114 \(more than 2·A\(0\)·t_a for Advantage2.*\), got 113"),
-    (lambda: trotter_plan(TABLE, 5.0, 199, grid=np.arange(201) / 200),
-     "steps: expected None or 200 as in the grid, got 199"),
     (lambda: trotter_plan(TABLE, 0.005),
      rf"{LIMIT} least 0\.0273 ns .* got 0\.005; is it in microseconds\? 0\.005 microseconds are 5 ns"),
     (lambda: trotter_plan(TABLE, 5e6),
      rf"{LIMIT} most 4\.419e\+04 ns .*1000000 steps\), got 5e\+06, which needs at least 113148162"),
-    *(
-        (lambda grid=grid: trotter_plan(RAMP, 1.0, grid=grid), f"grid: .*{message}")
-        for grid, message in [
-            ("fine", "expected 'uniform', 'adaptive' or an array of edges, got 'fine'"),
-            ([0.0], r"or edges of shape \[steps \+ 1\], got shape \(1,\)"),
-            ([[0.0, 1.0]], r"got shape \(1, 2\)"),
-            ([0.0, 0.5, 0.9], "expected edges in s from 0 to 1, got 0 to 0.9"),
-            ([0.0, 2.5, 5.0], "expected edges in s from 0 to 1, got 0 to 5"),
-            ([0.0, 0.5, 0.4, 1.0], "expected increasing edges, got 0.4 after 0.5"),
-            ([0.0, NAN, 1.0], "expected increasing edges, got nan after 0"),
-        ]
-    ),
-    (lambda: trotter_plan(TABLE, 5.0, grid=[0.0, 1.0]),
-     "got 91.4 in the step from s = 0 to 1 for Advantage2_system1 at 5 ns"),
+    *((lambda x=x: trotter_plan(RAMP, 1.0, grid=x), "grid: expected one of uniform, adaptive, got ")
+     for x in ("fine", [0.0, 1.0], np.array([0.0, 1.0]))),
     (plan([], [], []), r"field_angles: expected shape \(1,\), got \(0,\)"),
     (plan([1.0, 2.0], [1.0], [1.0, 2.0]), r"coupling_angles: expected shape \(2,\), got \(1,\)"),
     (plan(mixer=[NAN]), "mixer_angles: expected finite angles, got nan at step 0"),

@@ -127,7 +127,7 @@ def test_the_built_objects_are_those_of_the_configuration() -> None:
 
 def test_options_of_the_annealing_backend_reach_it() -> None:
     options = {"betas": [9.0, 10.0], "field_noise": 0.01, "coupling_noise": 0.02, "engine": "torch",
-               "learn_schedule": True, "annealing_time_ns": 2.0, "grid": "adaptive", "trotter_error": 0.05}  # fmt: skip
+               "learn_schedule": True, "annealing_time_ns": 2.0, "grid": "adaptive"}  # fmt: skip
     config = make_config(SMALL | {"sampler": {"backend": "dqa", **options}, "model": {"embed_dim": 8}})
     sampler = build_sampler(config.sampler)
     assert isinstance(sampler, DQASampler)

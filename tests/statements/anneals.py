@@ -146,23 +146,15 @@ def predicted_temperatures() -> None:
 
 @says
 def orders_of_splitting() -> None:
-    """dqa: First order costs the same and is less accurate.
-    dqa: Suzuki-4 takes five layers a step
-    dqa: `trotter_error=1e-3` chooses the number by measurement."""
+    """dqa: First order costs the same and is less accurate."""
     problem = drawn(8, dtype=F64)
-    plans = {
-        order: sampler("dqa", order=order, steps=200, grid="uniform")
-        for order in ("first", "strang", "suzuki4")
-    }
-    assert [backend.plan.steps for backend in plans.values()] == [200, 200, 1000]
+    backends = [sampler("dqa", order=order, steps=200, grid="uniform") for order in ("first", "strang")]
+    assert [backend.plan.steps for backend in backends] == [200, 200]
     true = sampler("dqa", steps=4000, grid="uniform").state_probabilities(problem)
-    first, strang, suzuki = (
-        float((backend.state_probabilities(problem) - true).abs().sum(-1).mean())
-        for backend in plans.values()
+    first, strang = (
+        float((backend.state_probabilities(problem) - true).abs().sum(-1).mean()) for backend in backends
     )
-    assert first > 3 * strang > 9 * suzuki
-    few, more = (sampler("dqa", trotter_error=error).plan.steps for error in (1e-2, 1e-3))
-    assert few < more
+    assert first > 3 * strang
 
 
 @says
@@ -203,7 +195,7 @@ def engines() -> None:
 
 @says
 def matrix_products() -> None:
-    """dqa: `PrimitiveEngine(SamplerV2(options={"backend_options": {"method": "matrix_product_state"}}), max_spins=256)`"""
+    """dqa: SamplerV2(options={"backend_options": {"method": "matrix_product_state"}}), max_spins=256)`"""
     chain = 0.5 * torch.diag(torch.randn(29, dtype=F64), 1)
     problem = Ising(torch.randn(30, dtype=F64) / 2, chain + chain.T)
     options = {"backend_options": {"method": "matrix_product_state"}}

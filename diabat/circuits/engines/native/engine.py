@@ -32,13 +32,14 @@ from diabat.circuits.engines.native.kernel_inputs import (
     scratch_of,
     symmetric,
 )
-from diabat.circuits.engines.native.one_block import KERNEL, marginals_of_block
 from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
 from diabat.compute.loading import loaded
 from diabat.compute.memory import require_memory
 from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of
 from diabat.compute.threads import ranges_of_equal_work, run_parts
+
+_KERNEL = "diabat.circuits.engines.native.kernel"
 
 MAX_SPINS = 26
 # Largest size of the final states that are kept for the gradient (bytes).
@@ -110,11 +111,6 @@ class NativeEngine(Engine):
         self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
     ) -> list[BatchMoments]:
         """Marginals and pair correlations, as `Engine.moments`, without a table of states per problem."""
-        if not correlations and len(batches) == 1:
-            batch = batches[0]
-            if batch.couplings.ndim == 2 and 0 < len(batch.fields) <= self._width:
-                self._require_supported(plan, batches)
-                return [BatchMoments(marginals_of_block(plan, batch, self._dtype))]
         return self._moments(
             plan, self._lanes(plan, batches, correlations), batches, correlations, self._none
         )
@@ -243,7 +239,7 @@ class NativeEngine(Engine):
 
     def _answer(self, plan: TrotterPlan, lanes: Lanes, scratch: Tables, **wanted: Any) -> None:
         """Run all jobs and fill the requested arrays, by their names in `run_plan`."""
-        run_plan = loaded(KERNEL).run_plan
+        run_plan = loaded(_KERNEL).run_plan
         self._run(run_plan, plan, lanes, scratch, *(self._unwanted | wanted).values())
 
     def _run(

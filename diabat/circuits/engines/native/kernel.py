@@ -197,7 +197,7 @@ def run_plan(
         flip: Whether the state is that of the flipped spins.
         fields: h of all jobs, [rows, lanes].
         couplings: J of all jobs, [rows, lanes].
-        work: Scratch [rows, lanes], see `one_block.scratch_of`.
+        work: Scratch [rows, lanes], see `kernel_inputs.scratch_of`.
         small: Scratch [rows, lanes], see `small_rows`.
         ups: Filled with Σ w [s_j = +1], rows as ``fields``, unnormalised.
         totals: Filled with Σ w, [jobs, lanes]; with ``ups``.
