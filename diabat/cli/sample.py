@@ -221,19 +221,14 @@ def _states(
     return f"{labels}\n{title}", ("state", *columns), cells
 
 
-def _quality(
-    backend: Sampler, ising: Ising, answer: Moments | Samples, errors: Tensor | None
-) -> dict[str, Any]:
-    """Law, expected error and diagnostics of an answer, as plain values for JSON."""
+def _quality(backend: Sampler, answer: Moments | Samples, errors: Tensor | None) -> dict[str, Any]:
+    """Law and diagnostics of an answer, as plain values for JSON."""
     from diabat.samplers.diagnostics import diagnostics
 
-    able, reads, expected = backend.capabilities, answer.num_reads, backend.expected_error_of(ising)
-    if able.exact:
-        expected = "rounding" if reads is None else "the noise of independent reads"
+    able = backend.capabilities
     return {
         "law": able.law,
-        "exact": able.exact and reads is None,
-        "expected_error": expected,
+        "exact": able.exact and answer.num_reads is None,
         "largest_standard_error": None if errors is None else float(errors.max()),
         "diagnostics": [found._asdict() for found in diagnostics(backend.watched, answer.info)],
     }
@@ -242,11 +237,11 @@ def _quality(
 def _report(
     problem: Problem, backend: Sampler, answer: Moments | Samples, found: Found, as_json: bool
 ) -> None:
-    """Print what was found with the law of the backend, the expected error and diagnostics; bad ones are marked."""
+    """Print what was found with the law of the backend and diagnostics; bad ones are marked."""
     from diabat.samplers.diagnostics import LAWS
 
     (document, tables, lines), reads, info = found, answer.num_reads, answer.info
-    known = _quality(backend, problem.ising, answer, document.get("standard_error"))
+    known = _quality(backend, answer, document.get("standard_error"))
     if as_json:
         labels = [v if isinstance(v, int | str) else str(v) for v in problem.labels]
         names = {"labels": labels, "vartype": "BINARY" if problem.binary else "SPIN", "beta": problem.beta}
@@ -262,8 +257,6 @@ def _report(
         )
     exact = ", exact to rounding" if known["exact"] else ""
     lines.append(f"Law: {LAWS[known['law']]} at beta = {problem.beta:g}{exact}.")
-    if not known["exact"] and known["expected_error"]:
-        lines.append(f"Expected error: {known['expected_error']}.")
     if known["largest_standard_error"] is not None:
         lines.append(f"Largest standard error of P: {known['largest_standard_error']:.2g}.")
     for fact in known["diagnostics"]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, runtime_checkable
 from typing import Protocol as Interface
 
-import numpy as np
 import torch
 
 from diabat.checks import ArgumentError, did_you_mean
@@ -28,20 +27,16 @@ from diabat.circuits import (
     load_plan,
     plan_betas,
     predicted_beta,
-    second_order_response,
     trotter_plan,
 )
 from diabat.circuits import schedule as built_in_schedule
 from diabat.circuits.engines.engine import Precision
 from diabat.circuits.grids import Grid
 from diabat.circuits.trotter import Order
-from diabat.ising import Ising
 from diabat.samplers.diagnostics import Watched
-from diabat.samplers.known_errors import MEASURED, measured_error
 
 DEFAULT_TIME_NS = 5.0
 _WIDE = "boltzmann-16-wide"
-_MEASURED_RESPONSE = (0.42, 0.61)  # of fast anneals; those of 2 to 50 ns err alike
 ENGINES = ("native", "aer", "torch", "primitive")
 
 Protocol = Literal["fast", "standard"]
@@ -168,35 +163,6 @@ WATCHED = (
     ),
 )
 """Entries of ``info`` that measure the quality of an anneal."""
-
-
-def known_error(anneal: Anneal, measured: str, ising: Ising | None) -> str:
-    """Difference of an anneal from the Boltzmann law: its second-order response, and the range of a learned plan.
-
-    Args:
-        anneal: The anneal.
-        measured: Its calibration, or the name of a learned plan, if it runs as it was measured.
-        ising: A problem whose strength counts, or None.
-    """
-    try:
-        response = second_order_response(anneal.plan)
-    except ValueError:
-        return "unknown: the reads do not respond to fields or couplings"
-    text = (
-        f"second-order response {response.c_hJ:.2f} (a field through a coupling) and {response.c_JJ:.2f} (two "
-        "couplings) of that of the Boltzmann law, at any strength"
-    )
-    alike = anneal.learned or np.allclose(response, _MEASURED_RESPONSE, rtol=0.1)
-    known = alike and measured in MEASURED
-    text += (
-        f"; {measured_error(measured, ising)}" if known else "; no mean error was measured for this anneal"
-    )
-    if anneal.learned and anneal.trained is not None:
-        text += (
-            f"; trained for |h| up to {anneal.trained.max_field:g} and rows of J of norm up to "
-            f"{anneal.trained.max_row_norm:g}, wrong beyond"
-        )
-    return f"{text} (docs/dqa.md)"
 
 
 def find_schedule(value: Any, protocol: Protocol | None = None) -> AnnealingSchedule | TrotterPlan:

@@ -81,15 +81,6 @@ class Sampler(WithOptions, nn.Module, ABC):
         return ()
 
     @property
-    def expected_error(self) -> str | None:
-        """The known distance from the Boltzmann law, besides the noise of reads, in words; None if nothing is known."""
-        return None
-
-    def expected_error_of(self, ising: Ising | None) -> str | None:
-        """``expected_error`` with what was measured at the strength of a problem; None for no particular one."""
-        return self.expected_error
-
-    @property
     def remembers(self) -> bool:
         """Whether a result depends on earlier calls; for composites, whether that of the base does."""
         return any(base.remembers for base in self._bases)

@@ -55,8 +55,8 @@ class DistributedSampler(Sampler):
     """Splits a batch into chunks, solves them in parallel with the base, and assembles the results.
 
     Chunks and their seeds (``numpy.random.SeedSequence(seed)``, one child per chunk) depend on the shapes and
-    ``chunk``, not on the number of workers: any number, including 0, gives the same tensors.  Estimates from a whole
-    batch (``calibration="per_batch"`` of ``dqa``), and draws that are made once per batch, are made for each chunk.
+    ``chunk``, not on the number of workers: any number, including 0, gives the same tensors.  Draws that are made once
+    per batch are made for each chunk.
 
     Processes start at the first call, are kept for later calls, and stop with :meth:`close`, at the end of a ``with``
     block, or with the program.  Scripts that use them need ``if __name__ == "__main__":``.
@@ -123,15 +123,6 @@ class DistributedSampler(Sampler):
     def watched(self) -> tuple[Watched, ...]:
         """The watched entries of the base, over all jobs."""
         return tuple(fact.below("base", self.base.name) for fact in self.base.watched)
-
-    @property
-    def expected_error(self) -> str | None:
-        """The expected error of the base."""
-        return self.base.expected_error
-
-    def expected_error_of(self, ising: Ising | None) -> str | None:
-        """The error of the base."""
-        return self.base.expected_error_of(ising)
 
     def adjoint(
         self, ising: Ising, cotangent: Tensor, *, seed: int, states: Tensor | None = None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Hashable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from diabat.checks import ArgumentError, check_choice, check_count, check_flag
+from diabat.checks import ArgumentError, ArgumentTypeError, check_choice, check_count, check_flag
 from diabat.circuits import (
     AnnealingSchedule,
     Betas,
@@ -18,6 +19,9 @@ from diabat.circuits import (
     OutOfRangeWarning,
     PlanRange,
     TrotterPlan,
+    anneal_circuit,
+    coupled_pairs,
+    ising_circuit,
 )
 from diabat.circuits.engines.engine import MOST_PHASE, Precision, phases_within
 from diabat.circuits.grids import Grid
@@ -25,7 +29,7 @@ from diabat.circuits.plan_range import SATURATED
 from diabat.circuits.response import plan_betas
 from diabat.circuits.trotter import Order
 from diabat.compute.memory import require_memory
-from diabat.ising import Ising
+from diabat.ising import Ising, IsingError
 from diabat.samplers.anneals import (
     WATCHED,
     Primitive,
@@ -33,31 +37,25 @@ from diabat.samplers.anneals import (
     beyond,
     build_engine,
     build_single,
-    known_error,
     resolve_anneal,
 )
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
-from diabat.samplers.calibrated import (
-    MODES,
-    REFERENCE_STRENGTH,
-    Calibration,
-    check_betas,
-    check_strength,
-    corrected,
-    fit_reads,
-    reference_problems,
-)
+from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import FROM_READS, Capabilities, Estimator, UnsupportedError
-from diabat.samplers.diagnostics import Watched
-from diabat.samplers.dqa_circuits import AnnealCircuits
-from diabat.samplers.programming import ControlNoise, Programmed, to_hardware_units
-from diabat.samplers.pseudolikelihood import fit_betas, fit_state_betas
+from diabat.samplers.diagnostics import Watched, plain
+from diabat.samplers.programming import (
+    Calibration,
+    ControlNoise,
+    Programmed,
+    check_betas,
+    to_hardware_units,
+)
 
-_FIT_READS = 64
-_NONE = Betas(1.0, 1.0)
+if TYPE_CHECKING:
+    from qiskit import QuantumCircuit
 
 
-class DQASampler(AnnealCircuits):
+class DQASampler(Sampler):
     r"""Fast quantum anneal from |+>^n, read in the Z basis.
 
     To first order in the couplings the reads follow exp(beta_h Σ h s + beta_J Σ J s s) of the programmed h and
@@ -77,12 +75,8 @@ class DQASampler(AnnealCircuits):
         steps: Trotter steps; None chooses them from A and t_a.
         order: ``strang`` (the default) or ``first``.
         grid: ``adaptive`` steps (the default), or ``uniform`` ones (the default for order ``first``).
-        calibration: ``predicted`` (by the formula above; the default for schedules), ``fitted`` (corrected once
-            by a fit to reference problems of strength ``calibration_strength``), ``per_batch`` (corrected by a
-            fit to reads of the given problems), or ``none`` (program h and J unchanged; the default for learned
-            plans, which sample at beta = 1).
-        calibration_strength: g of the reference problems, h ~ N(0, g), J ~ N(0, g/√n); None for 0.5.  Only with
-            ``calibration="fitted"``.
+        calibration: ``predicted`` (by the formula above; the default for schedules), or ``none`` (program h and J
+            unchanged; the default for learned plans, which sample at beta = 1).
         betas: (beta_h, beta_J) to use instead, for example measured on hardware; excludes ``calibration``.
         field_noise: Standard deviation of each programmed field, in hardware units, drawn for each problem.
         coupling_noise: Standard deviation of each programmed coupling.
@@ -95,6 +89,7 @@ class DQASampler(AnnealCircuits):
     Attributes:
         schedule_angles: The learnable angles, [3, steps] (fields, couplings, mixer); None if they are fixed.
         anneal: The anneal, with its plan and first-order inverse temperatures.
+        betas: Inverse temperatures by which h and J are divided.
 
     Raises:
         ValueError: If an option is invalid; the message names it.
@@ -115,7 +110,6 @@ class DQASampler(AnnealCircuits):
         order: Order | None = None,
         grid: Grid | None = None,
         calibration: Calibration | None = None,
-        calibration_strength: float | None = None,
         betas: tuple[float, float] | None = None,
         field_noise: float = 0.0,
         coupling_noise: float = 0.0,
@@ -135,12 +129,12 @@ class DQASampler(AnnealCircuits):
             grid=grid,
         )
         self.noise = ControlNoise(field_noise, coupling_noise)
-        self._given = check_betas(betas, calibration)
+        given = check_betas(betas, calibration)
         if calibration is None:
             calibration = "none" if self.anneal.learned else "predicted"
-        check_choice("calibration", calibration, MODES)
-        self.calibration = calibration
-        self.calibration_strength = check_strength(calibration_strength, calibration)
+        check_choice("calibration", calibration, get_args(Calibration))
+        self.calibration = calibration if given is None else "given"
+        self.betas = given or (Betas(1.0, 1.0) if calibration == "none" else self.anneal.betas)
         if num_reads is not None:
             check_count("num_reads", num_reads)
             self.num_reads = num_reads
@@ -164,20 +158,6 @@ class DQASampler(AnnealCircuits):
         return WATCHED
 
     @property
-    def expected_error(self) -> str:
-        """Error of the second-order response, and of a learned plan within its range."""
-        return self.expected_error_of(None)
-
-    def expected_error_of(self, ising: Ising | None) -> str:
-        """As in the base class."""
-        if self.schedule_angles is not None:
-            return "unknown: the angles are trained"
-        measured = self.anneal.name if self.anneal.learned else self.calibration
-        default = self.calibration_strength == REFERENCE_STRENGTH
-        usual = default and not self.noise.present and self._given is None
-        return known_error(self.anneal, measured if usual else "", ising)
-
-    @property
     def plan(self) -> TrotterPlan:
         """Angles of the steps; if they are learned, the current values of the parameter."""
         if self.schedule_angles is None:
@@ -189,15 +169,6 @@ class DQASampler(AnnealCircuits):
     def predicted_betas(self) -> Betas:
         """First-order inverse temperatures of the current plan."""
         return self.anneal.betas if self.schedule_angles is None else plan_betas(self.plan)
-
-    @property
-    def betas(self) -> Betas:
-        """Inverse temperatures by which h and J are divided; in mode ``per_batch`` those before the fit."""
-        if self._given is not None:
-            return self._given
-        if self.calibration == "none":
-            return _NONE
-        return self._fitted_once if self.calibration == "fitted" else self.anneal.betas
 
     def state_probabilities(self, ising: Ising) -> Tensor:
         """P(s) of the circuit, float64 [*batch, 2^n]; bit j of the index is spin j, bit 1 means +1.
@@ -217,11 +188,110 @@ class DQASampler(AnnealCircuits):
             )
         states = 1 << min(ising.num_spins, 900)  # more would overflow, and is refused anyway
         require_memory(8 * ising.num_problems * states, "probabilities of all states")
-        programmed = self._programmed(ising, 0)[0]
+        programmed = self._programmed(ising, 0)
         plan = self.plan
         run = self._engine_for(ising, programmed, plan).probabilities
         tables = [run(plan, batch.fields, batch.couplings) for batch in programmed.batches]
         return programmed.flat.per_problem(programmed.flat.unpadded, tables)
+
+    def circuit(
+        self, ising: Ising, *, measure: bool = False, labels: Sequence[Hashable] | None = None
+    ) -> QuantumCircuit:
+        """Build the anneal of one problem [n] of any size as a circuit of rz, rzz and rx gates, to draw, export or run.
+
+        Qubit j is spin j, and 1 means s_j = +1.  Invisible spins have no gate and read as 0.  ``circuit.metadata``
+        contains the schedule, annealing time, inverse temperatures, and labels and visibility by qubit.  Control noise
+        is not included.
+
+        Args:
+            ising: The problem.
+            measure: Measure all qubits, into the register ``meas``.
+            labels: Names of the spins for the metadata; None for 0 .. n-1.
+
+        Raises:
+            IsingError: If the problem is a batch, or labels are not one per spin.
+            UnsupportedError: If it has three-body terms.
+        """
+        self._require_problem(ising)
+        if ising.fields.ndim != 1:
+            raise IsingError(
+                "fields",
+                f"expected one problem [n], got a batch {list(ising.fields.shape)}; use circuits or pub.",
+            )
+        return self.circuits(ising, measure=measure, labels=labels)[0]
+
+    def circuits(
+        self, ising: Ising, *, measure: bool = False, labels: Sequence[Hashable] | None = None
+    ) -> list[QuantumCircuit]:
+        """Build a :meth:`circuit` for each problem, in row-major order; ``metadata["problem"]`` is its index."""
+        self._require_problem(ising)
+        fields, couplings = _divided(ising, self.betas)
+        seen = _numpy(ising.visible_mask)
+        return [
+            anneal_circuit(
+                self.plan,
+                fields[index],
+                couplings[index],
+                measure=measure,
+                visible=seen[index],
+                metadata=self._metadata(seen[index], labels) | {"problem": list(index)},
+            )
+            for index in np.ndindex(*ising.batch_shape)
+        ]
+
+    def pub(
+        self, ising: Ising, num_reads: int | None = None, *, labels: Sequence[Hashable] | None = None
+    ) -> tuple[QuantumCircuit, np.ndarray] | tuple[QuantumCircuit, np.ndarray, int]:
+        """Build one measured circuit for a whole batch, and its parameter values, as a PUB of Qiskit's primitives.
+
+            StatevectorSampler().run([sampler.pub(problem, 1000)]).result()[0].data.meas  # shape [*batch]
+
+        Fields and couplings are parameters, so the circuit is compiled once.
+
+        Args:
+            ising: The problems, all with the same visible spins.
+            num_reads: Shots of each problem; None uses the default of the primitive.
+            labels: As in :meth:`circuit`.
+
+        Returns:
+            (circuit, values) or (circuit, values, shots); values are float64 [*batch, parameters] in the order of
+            ``circuit.parameters``.
+
+        Raises:
+            IsingError: If the visible spins differ between problems, or labels are not one per spin.
+            UnsupportedError: If the problems have three-body terms.
+            ValueError: If ``num_reads`` is not an integer >= 1.
+        """
+        self._require_problem(ising)
+        n = ising.num_spins
+        h, J = _divided(ising, self.betas)
+        seen = _numpy(ising.visible_mask).reshape(-1, n)
+        if (seen != seen[0]).any():
+            raise IsingError(
+                "visible",
+                "expected the same visible spins in every problem, got different ones; use circuits.",
+            )
+        couplings = J.reshape(-1, n, n) * np.outer(seen[0], seen[0])
+        metadata = self._metadata(seen[0], labels)
+        built = ising_circuit(self.plan, n, coupled_pairs(couplings), visible=seen[0], metadata=metadata)
+        values = built.values(h.reshape(-1, n), couplings)
+        values = values.reshape(*ising.batch_shape, values.shape[-1])
+        if num_reads is None:
+            return built.circuit, values
+        check_count("num_reads", num_reads)
+        return built.circuit, values, num_reads
+
+    def _require_problem(self, ising: Any) -> None:
+        if not isinstance(ising, Ising):
+            raise ArgumentTypeError("ising", f"expected a diabat.Ising, got {type(ising).__name__}.")
+        # A circuit has any number of qubits; only engines have a largest one.
+        self._require_terms(ising, self.capabilities)
+
+    def _metadata(self, seen: np.ndarray, labels: Sequence[Hashable] | None) -> dict[str, Any]:
+        names: list[Hashable] = list(range(len(seen))) if labels is None else list(labels)
+        if len(names) != len(seen):
+            raise IsingError("labels", f"expected {len(seen)} labels, one per spin, got {len(names)}.")
+        return {**plain(self._facts()), "labels": names, "visible": seen.tolist()}
 
     def moments_and_states(self, ising: Ising, *, seed: int) -> tuple[Moments, Tensor | None]:
         """Moments, and final states of up to 256 MiB, as in the base class."""
@@ -229,9 +299,9 @@ class DQASampler(AnnealCircuits):
             return super().moments_and_states(ising, seed=seed)
         self._require(ising)
         ising = self._taken(ising)
-        programmed, betas = self._programmed(ising, seed)
+        programmed = self._programmed(ising, seed)
         probability, _, _, states = self._simulated(ising, programmed, False, keep=True)
-        self._info(betas, programmed, seed)  # warns outside the range of the plan
+        self._info(programmed, seed)  # warns outside the range of the plan
         return Moments(probability.clamp(0, 1), ising.visible_mask), states
 
     def adjoint(
@@ -248,7 +318,7 @@ class DQASampler(AnnealCircuits):
             )
         self._require(ising)
         ising = self._taken(ising)
-        (programmed, betas), angles = self._programmed(ising, seed), self.schedule_angles
+        programmed, angles = self._programmed(ising, seed), self.schedule_angles
         batch, groups = programmed.flat, programmed.flat.unpadded
         v = batch.visible_values(cotangent.detach().double().cpu().numpy())
         plan = self.plan
@@ -256,11 +326,11 @@ class DQASampler(AnnealCircuits):
         gradient = self._engine_for(ising, programmed, plan).gradient(
             plan, programmed.batches, batch.unpadded_values(v), angles=angles is not None, **kept
         )
-        h = (batch.from_visible([g.fields for g in gradient.batches]) / betas.beta_h).to(ising.fields)
+        h = (batch.from_visible([g.fields for g in gradient.batches]) / self.betas.beta_h).to(ising.fields)
         J = None
         if ising.couplings is not None:
             shares = [
-                g.couplings.reshape(-1, *g.couplings.shape[-2:]) / betas.beta_J for g in gradient.batches
+                g.couplings.reshape(-1, *g.couplings.shape[-2:]) / self.betas.beta_J for g in gradient.batches
             ]
             J = batch.per_coupling(groups, shares, ising.couplings).to(ising.couplings)
         turned = (gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles)
@@ -270,9 +340,9 @@ class DQASampler(AnnealCircuits):
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         if self.sampled:
             return super()._moments(ising, correlations, seed)
-        programmed, betas = self._programmed(ising, seed)
+        programmed = self._programmed(ising, seed)
         probability, pairs, precision, _ = self._simulated(ising, programmed, correlations, keep=False)
-        info = self._info(betas, programmed, seed) | {"precision": precision}
+        info = self._info(programmed, seed) | {"precision": precision}
         return Moments(probability, ising.visible_mask, pairs, info=info)
 
     def _simulated(
@@ -291,17 +361,12 @@ class DQASampler(AnnealCircuits):
         return probability, pairs, engine.precision, None if states is None else torch.from_numpy(states)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        programmed, betas = self._programmed(ising, seed)
-        spins = self._read(ising, programmed, num_reads, seed)
-        precision = self._engine_for(ising, programmed, self.plan).precision
-        info = self._info(betas, programmed, seed) | {"precision": precision}
+        programmed, plan = self._programmed(ising, seed), self.plan
+        engine, batch = self._engine_for(ising, programmed, plan), programmed.flat
+        reads = engine.sample(plan, programmed.batches, num_reads, np.random.default_rng(seed))
+        spins = batch.reads(batch.unpadded, reads, num_reads).to(ising.fields.device)
+        info = self._info(programmed, seed) | {"precision": engine.precision}
         return Samples(spins, ising.visible_mask, info=info)
-
-    def _read(self, ising: Ising, programmed: Programmed, num_reads: int, seed: int) -> Tensor:
-        random, batch, plan = np.random.default_rng(seed), programmed.flat, self.plan
-        run = self._engine_for(ising, programmed, plan).sample
-        reads = run(plan, programmed.batches, num_reads, random)
-        return batch.reads(batch.unpadded, reads, num_reads).to(ising.fields.device)
 
     def _engine_for(self, ising: Ising, programmed: Programmed, plan: TrotterPlan) -> Engine:
         """The engine in the precision of the fields, if none is given and it resolves their phases."""
@@ -310,34 +375,9 @@ class DQASampler(AnnealCircuits):
         resolved = phases_within(plan.largest_angles, programmed.batches, MOST_PHASE["single"])
         return self._single if resolved else self.engine
 
-    def _programmed(self, ising: Ising, seed: int) -> tuple[Programmed, Betas]:
-        """The problems in hardware units, and the inverse temperatures by which they are divided."""
-        fits = self.calibration == "per_batch" and self._given is None
-        betas = self._fitted(ising, seed) if fits else self.betas
-        return to_hardware_units(ising, betas, self.noise, seed), betas
-
-    def _fitted(self, ising: Ising, seed: int) -> Betas:
-        """Inverse temperatures fitted to these problems."""
-        # A separate stream: the reads of the fit must be independent of the result.
-        spawned = int(np.random.default_rng([seed, 2]).integers(2**31))
-
-        def draw(problems: Ising) -> Samples:
-            programmed = to_hardware_units(problems, self.anneal.betas, self.noise, spawned)
-            return Samples(self._read(problems, programmed, _FIT_READS, spawned), problems.visible_mask)
-
-        return corrected(self.anneal.betas, fit_reads(ising.detach(), draw))
-
-    @cached_property
-    def _fitted_once(self) -> Betas:
-        problems = reference_problems(self.calibration_strength)
-        programmed = to_hardware_units(problems, self.anneal.betas, self.noise, 0)
-        if not self.engine.exact:
-            spins = self._read(problems, programmed, 1000, 0)
-            weights = torch.full(spins.shape[:-1], 1 / len(spins), dtype=torch.float64)
-            return corrected(self.anneal.betas, fit_betas(problems, spins, weights))
-        [batch] = programmed.batches
-        table = self.engine.probabilities(self.anneal.plan, batch.fields, batch.couplings)
-        return corrected(self.anneal.betas, fit_state_betas(problems, torch.from_numpy(table)))
+    def _programmed(self, ising: Ising, seed: int) -> Programmed:
+        """The problems in hardware units."""
+        return to_hardware_units(ising, self.betas, self.noise, seed)
 
     def _learnable(self) -> nn.Parameter:
         """The angles of the plan as a parameter."""
@@ -350,10 +390,10 @@ class DQASampler(AnnealCircuits):
         angles = np.stack((plan.field_angles, plan.coupling_angles, plan.mixer_angles))
         return nn.Parameter(torch.from_numpy(angles).to(torch.get_default_dtype()))
 
-    def _facts(self, betas: Betas) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         """Entries of ``info`` that do not depend on the problems."""
-        kept = self._kept_facts
-        if kept is None or kept["programmed_with"] != betas or self.schedule_angles is not None:
+        kept, betas = self._kept_facts, self.betas
+        if kept is None or self.schedule_angles is not None:
             plan = self.plan
             predicted = self.anneal.betas if self.schedule_angles is None else plan_betas(plan)
             kept = self._kept_facts = {
@@ -362,7 +402,7 @@ class DQASampler(AnnealCircuits):
                 "schedule": self.anneal.name,
                 "annealing_time_ns": self.anneal.annealing_time_ns,
                 "steps": plan.steps,
-                "calibration": "given" if self._given is not None else self.calibration,
+                "calibration": self.calibration,
                 # First-order inverse temperatures of the anneal, and those by which h and J were divided.
                 "beta_h": predicted.beta_h,
                 "beta_J": predicted.beta_J,
@@ -374,8 +414,8 @@ class DQASampler(AnnealCircuits):
                 kept |= {"field_noise": self.noise.fields, "coupling_noise": self.noise.couplings}
         return dict(kept)
 
-    def _info(self, betas: Betas, programmed: Programmed, seed: int) -> dict[str, Any]:
-        facts, allowed = self._facts(betas), self._range(programmed)
+    def _info(self, programmed: Programmed, seed: int) -> dict[str, Any]:
+        facts, allowed = self._facts(), self._range(programmed)
         if self.noise.present:
             facts["seed"] = seed
         if allowed is not None:
@@ -405,3 +445,15 @@ class DQASampler(AnnealCircuits):
             self._warned = True
             warnings.warn(beyond(self.anneal, allowed, share), OutOfRangeWarning, stacklevel=5)
         return share
+
+
+def _divided(ising: Ising, betas: Betas) -> tuple[np.ndarray, np.ndarray]:
+    """Fields [*batch, n] and couplings [*batch, n, n], float64, divided by the inverse temperatures."""
+    shape = (*ising.fields.shape, ising.num_spins)
+    J = np.zeros(shape) if ising.couplings is None else _numpy(ising.couplings.double())
+    return _numpy(ising.fields.double()) / betas.beta_h, np.broadcast_to(J, shape) / betas.beta_J
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.detach().cpu().numpy()
+    return array

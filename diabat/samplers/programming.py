@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -17,6 +17,20 @@ from diabat.circuits.problem import check_finite, check_stack
 from diabat.circuits.schedules import FloatArray
 from diabat.ising import Ising
 from diabat.samplers.flat import Flat, flat
+
+Calibration = Literal["predicted", "none"]
+
+
+def check_betas(betas: tuple[float, float] | None, calibration: str | None) -> Betas | None:
+    """Check ``betas`` of the backend: two positive numbers, which replace a calibration."""
+    if betas is None:
+        return None
+    if calibration is not None:
+        raise ArgumentError("calibration", f"cannot be combined with betas, got {calibration!r}.")
+    values = tuple(betas) if isinstance(betas, (tuple, list)) else ()
+    if len(values) != 2 or not all(is_number(b) and 0 < b < float("inf") for b in values):
+        raise ArgumentError("betas", f"expected two positive numbers (beta_h, beta_J), got {betas!r}.")
+    return Betas(float(values[0]), float(values[1]))
 
 
 class Programmed(NamedTuple):

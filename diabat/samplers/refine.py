@@ -13,7 +13,6 @@ from diabat.samplers.answers import Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import FROM_READS, Capabilities
 from diabat.samplers.diagnostics import Watched
-from diabat.samplers.known_errors import measured_error
 from diabat.samplers.registry import build_base
 from diabat.samplers.seeds import child_seed
 from diabat.samplers.tempering.batch import Batch, Kept, require_single_precision
@@ -78,20 +77,6 @@ class RefineSampler(Sampler):
     def watched(self) -> tuple[Watched, ...]:
         """The watched facts of the base."""
         return tuple(fact.below("base", self.base.name) for fact in self.base.watched)
-
-    @property
-    def expected_error(self) -> str | None:
-        """The error of the base after the sweeps."""
-        return self.expected_error_of(None)
-
-    def expected_error_of(self, ising: Ising | None) -> str | None:
-        """As in the base class."""
-        if self.base.capabilities.law == "boltzmann":
-            return self.base.expected_error_of(ising)
-        return (
-            f"that of '{self.base.name}', reduced by {self.sweeps} heat-bath sweeps towards the Boltzmann law; "
-            f"4 sweeps after a 5 ns anneal: {measured_error('sweeps', ising)} (docs/dqa.md)"
-        )
 
     def _require(self, ising: Ising) -> None:
         super()._require(ising)

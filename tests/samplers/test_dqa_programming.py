@@ -195,9 +195,9 @@ def loss(sampler: DQASampler, ising: Ising, v: Tensor, seed: int = 0) -> Tensor:
     return (v * sampler.moments(ising, seed=seed).probability).sum()
 
 
-@pytest.mark.parametrize("options", [{}, {"calibration": "fitted"}, {"betas": (7.0, 13.0)}, {"calibration": "none"},
+@pytest.mark.parametrize("options", [{}, {"betas": (7.0, 13.0)}, {"calibration": "none"},
                                      {"field_noise": 0.05, "coupling_noise": 0.05}],
-                         ids=["predicted", "fitted", "given", "none", "noise"])  # fmt: skip
+                         ids=["predicted", "given", "none", "noise"])  # fmt: skip
 @pytest.mark.parametrize("lead", ["none", "shared", "heads", "per_problem"])
 def test_adjoint_equals_differences_of_the_moments(lead: Any, options: dict[str, Any]) -> None:
     """Inverse temperatures and noise are held constant; every place of J holds half of its pair's derivative."""

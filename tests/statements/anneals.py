@@ -101,25 +101,6 @@ def separate_angles() -> None:
 
 
 @says
-def calibration_of_a_batch() -> None:
-    """dqa: - `per_batch`: 64 extra reads of each problem.
-    dqa: the programmed values of a problem depend on its batch.
-    limitations: **`calibration="per_batch"`** makes the answer to one problem depend on the others of its
-    batch."""
-    problems = drawn(4)
-    backend = sampler("dqa", calibration="per_batch")
-    assert not torch.equal(
-        backend.moments(problems, seed=0).probability[:2],
-        backend.moments(Ising(problems.fields[:2], problems.couplings), seed=0).probability,
-    )
-    plain = sampler("dqa")
-    assert torch.equal(
-        plain.moments(problems).probability[:2],
-        plain.moments(Ising(problems.fields[:2], problems.couplings)).probability,
-    )
-
-
-@says
 def second_order() -> None:
     """dqa: hardly depend on schedule holds within the fast protocol. The standard protocol has .51 and .67.
     backends: A field acting through a neighbour has 42 % of its Boltzmann effect, and a correlation through

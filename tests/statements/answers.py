@@ -186,17 +186,3 @@ def beta_of_ocean() -> None:
         reads = OceanSampler(name).sample(model, num_reads=20_000, beta=2.0, seed=1)
         want = sampler(name).moments(problem).magnetization
         assert reads.record.sample.mean(0).tolist() == pytest.approx(want.tolist(), abs=0.03)  # 4 errors
-
-
-@says
-def parts_of_a_call() -> None:
-    """executor: A base that estimates from a whole batch (`calibration="per_batch"` of `dqa`) estimates from
-    each chunk."""
-    problem = drawn(3)
-    whole, single = (
-        sampler("distributed", options={"calibration": "per_batch"}, workers=0, chunk=chunk)
-        for chunk in (3, 1)
-    )
-    assert not torch.equal(
-        whole.moments(problem, seed=1).probability, single.moments(problem, seed=1).probability
-    )

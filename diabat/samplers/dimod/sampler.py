@@ -17,7 +17,6 @@ from diabat.circuits import Betas
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
 from diabat.samplers.base import Sampler, require_room
-from diabat.samplers.calibrated import reference_problems
 from diabat.samplers.capabilities import Capabilities
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.dimod.budget import Budget, BudgetError, access_time
@@ -44,6 +43,7 @@ from diabat.samplers.dimod.temperature import (
     check_held,
     estimate,
     fit_report,
+    reference_problems,
     refuse_optimisers,
 )
 
@@ -225,13 +225,6 @@ class DimodSampler(Sampler):
     def watched(self) -> tuple[Watched, ...]:
         """Chains and ancillas that do not hold, and temperatures that are not those asked for."""
         return WATCHED
-
-    @property
-    def expected_error(self) -> str | None:
-        """Unknown: the law is only declared."""
-        return f"unknown; the law is declared to be '{self._law}'" + (
-            ", at the inverse temperature given by beta" if self._law == "boltzmann" else ""
-        )
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         if self._unknown:

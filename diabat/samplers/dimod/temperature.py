@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from diabat.checks import ArgumentError, is_positive
 from diabat.circuits import Betas
-from diabat.ising import Ising
+from diabat.ising import Ising, pack_couplings
 from diabat.samplers.answers import Samples
 from diabat.samplers.dimod.target import accepted_parameters, device_properties, family
 from diabat.samplers.pseudolikelihood import calibration_error, fit_betas, log_pseudolikelihood
@@ -110,6 +111,15 @@ def refuse_optimisers(sampler: Any) -> None:
                 f"expected None, got 'boltzmann' for {type(member).__name__}, whose answers follow no "
                 "Boltzmann law at any temperature.",
             )
+
+
+def reference_problems(spins: int) -> Ising:
+    """16 Sherrington-Kirkpatrick problems of strength 0.5 from a fixed seed, each with its J, float64 [16, n]."""
+    generator = torch.Generator().manual_seed(0)
+    n, instances = spins, 16
+    h = 0.5 * torch.randn(instances, n, generator=generator, dtype=torch.float64)
+    J = 0.5 / n**0.5 * torch.randn(instances, n * (n - 1) // 2, generator=generator, dtype=torch.float64)
+    return Ising(h, pack_couplings(J, n))
 
 
 def estimate(draw: Callable[[Ising, Betas, int], Samples], problems: Ising) -> Betas:

@@ -19,7 +19,6 @@ from diabat.samplers.answers import Moments, Solution
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import FROM_MARGINALS, Capabilities, UnsupportedError
 from diabat.samplers.diagnostics import Watched
-from diabat.samplers.known_errors import measured_error
 from diabat.samplers.mean_field.compiled import is_compiled
 from diabat.samplers.mean_field.iteration import local_field, symmetrised
 from diabat.samplers.mean_field.rules import Rules
@@ -82,16 +81,6 @@ class MeanFieldSampler(Sampler):
             Watched("iterations", "iterations"),
             Watched("residual", "residual", most=self.tolerance, advice="the point is not a fixed point"),
         )
-
-    @property
-    def expected_error(self) -> str:
-        """The mean of docs/dqa.md, n = 8."""
-        return self.expected_error_of(None)
-
-    def expected_error_of(self, ising: Ising | None) -> str:
-        """As in the base class."""
-        measured = measured_error(self.name, ising)
-        return f"{measured}; without bound in single problems with strong couplings (docs/dqa.md)"
 
     def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
         """As in the base class, for batches that compiled code solves."""

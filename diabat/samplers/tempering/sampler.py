@@ -164,13 +164,6 @@ class TemperingSampler(Sampler):
         )
 
     @property
-    def expected_error(self) -> str:
-        """The error of the average, if the chains have mixed; that of annealed reads."""
-        if self.schedule is not None:
-            return "reads are annealed to low energies, no samples of the law; more burn_in finds lower ones"
-        return "the standard error, if the diagnostics are good"
-
-    @property
     def chains(self) -> Tensor | None:
         """Spins of the kept chains by rung, a copy, int8 ±1 [num_chains, num_replicas, *batch, n], or None.
 
