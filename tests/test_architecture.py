@@ -207,7 +207,7 @@ DESCRIBED = {
     "training": {"diabat.training.options"},
 }
 # Are imported by those who ask for a subclass of a dimod.Sampler: one converts by diabat.ising, the other takes arrays.
-EDGES = {"samplers/ocean.py", "testing/strict_qpu.py"}
+EDGES = {"samplers/ocean.py", "samplers/dimod/tiled.py", "testing/strict_qpu.py"}
 # Hands arrays that diabat.ising made to dimod, and takes reads.
 CARRIERS = {"samplers/dimod/submit.py"}
 # Knows what a dimod sampler is, and no model.

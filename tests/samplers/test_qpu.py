@@ -7,6 +7,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import dimod
 import numpy as np
 import problems
 import pytest
@@ -22,7 +23,7 @@ from diabat.ising import Ising
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.dimod import BudgetError, DimodSampler
 from diabat.samplers.dimod.options import QPU
-from diabat.samplers.dimod.packing import Packed, Problem, logical_spins, program
+from diabat.samplers.dimod.packing import Packed, Problem, logical_spins, pack_plain, program
 from diabat.samplers.dimod.qpu_packing import chain_strength, pack_tiles
 from diabat.samplers.dimod.qpu_tiles import Tiling, find_tiling, logical_graph
 from diabat.samplers.dqa import DQASampler
@@ -431,3 +432,23 @@ def test_uniform_torque_is_that_of_ocean() -> None:
     bqm = dimod.BQM({}, {(i, j): J[0, i, j] for i, j in combinations(range(4), 2) if J[0, i, j]}, "SPIN")
     theirs = uniform_torque_compensation(bqm)
     assert chain_strength(J, QPU(chain_strength="uniform_torque"), None) == pytest.approx(theirs)
+
+
+def test_the_composite_places_as_the_options_do() -> None:
+    """The same tiles, and the same values on the same qubits in one submission."""
+    from diabat.samplers.dimod.tiled import TiledComposite
+
+    tiled, ising = TiledComposite(chip(), 4, fields="ancilla"), causal_problem(4, seed=1)
+    old = find_tiling(chip().to_networkx_graph(), logical_graph(4, 3, True))
+    assert [chain for tile in tiled.tiles for chain in tile] == [
+        tuple(sorted(chain)) for tile in chains_of(old) for chain in tile
+    ]
+    (packed,) = pack_tiles(program(ising, Betas(2.0, 3.0)), old, QPU(), 2.0, len(ZEPHYR))
+    (plain,) = pack_plain(program(ising, Betas(2.0, 3.0)), 4)
+    terms = plain.fields, (*plain.pairs.T, plain.couplings), 0.0
+    bqm = dimod.BinaryQuadraticModel.from_numpy_vectors(*terms, "SPIN", variable_order=plain.labels.tolist())
+    found = tiled.programmed(bqm)
+    assert tiled.batches(bqm) == [list(range(10))]
+    assert (len(found.fields), found.longest_chain) == (len(packed.labels), packed.lengths.max())
+    for values in (found.scaled(1.0), packed.scaled(1.0)):
+        assert np.sort(values[1]) == pytest.approx(np.sort(packed.scaled(1.0)[1]))

@@ -88,6 +88,33 @@ def _array(values: Tensor) -> FloatArray:
 
 
 @dataclass(frozen=True, eq=False)
+class Biases:
+    """Biases of a minimised energy.
+
+    Attributes:
+        fields: Linear biases, float64 [V].
+        pairs: int64 [E, 2], coupled variables as positions in ``fields``.
+        couplings: Quadratic biases that belong to the problems, float64 [E].
+        chains: Quadratic biases that hold the qubits of one spin together, float64 [E]; no scale applies to them.
+        longest_chain: Largest number of qubits of one spin.
+    """
+
+    fields: FloatArray
+    pairs: IntArray
+    couplings: FloatArray
+    chains: FloatArray
+    longest_chain: int = 1
+
+    def scaled(self, factor: float) -> tuple[FloatArray, FloatArray]:
+        """Programmed linear [V] and quadratic [E] biases."""
+        return factor * self.fields, factor * self.couplings + self.chains
+
+    def totals(self, values: FloatArray) -> FloatArray:
+        """Sum of the values [E] of the pairs of each variable, float64 [V]."""
+        return coupling_totals(self.pairs, values, len(self.fields))
+
+
+@dataclass(frozen=True, eq=False)
 class Packed:
     """Problems packed into one quadratic model, with the mapping from its variables to their spins.
 

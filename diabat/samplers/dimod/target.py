@@ -24,23 +24,25 @@ class DimodLike(Protocol):
         """Sample a binary quadratic model; returns a sample set."""
 
 
-def resolve(sampler: str | DimodLike, options: Mapping[str, Any] | None) -> DimodLike:
+def resolve(sampler: str | DimodLike, options: Mapping[str, Any] | None, name: str = "sampler") -> DimodLike:
     """Build a sampler from ``module:name`` and options, or return a sampler object.
 
-    Importing a module executes it.  The named object is called only if it is a class of dimod samplers.
+    Importing a module executes it.  The named object is called only if it is a class of dimod samplers.  ``name`` is
+    that of the argument, for messages.
 
     Raises:
         ValueError: If the name does not exist, the package is not installed, or importing or building it fails.
         TypeError: If it is not a dimod sampler, or the name is not that of a class of dimod samplers.
     """
+    of_options = "options" if name == "sampler" else f"{name}_options"
     if isinstance(sampler, str):
-        refuse_secrets("options", options or {})
-        sampler = _build(sampler, dict(options or {}))
+        refuse_secrets(of_options, options or {})
+        sampler = _build(sampler, dict(options or {}), name)
     elif options is not None:
-        raise ArgumentError("options", f"cannot be combined with a sampler object, got {sorted(options)}.")
+        raise ArgumentError(of_options, f"cannot be combined with a sampler object, got {sorted(options)}.")
     if isinstance(sampler, type) or not isinstance(sampler, DimodLike):
         raise ArgumentTypeError(
-            "sampler", f"expected a dimod sampler or its name 'module:name', got {_kind(sampler)}."
+            name, f"expected a dimod sampler or its name 'module:name', got {_kind(sampler)}."
         )
     return sampler
 
@@ -49,35 +51,33 @@ def _kind(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
-def _build(name: str, options: dict[str, Any]) -> Any:
-    module, _, attribute = name.partition(":")
+def _build(text: str, options: dict[str, Any], name: str) -> Any:
+    module, _, attribute = text.partition(":")
     if not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise ArgumentError(
-            "sampler",
+            name,
             "expected a dimod sampler or its name 'module:name', such as "
-            f"'dwave.samplers:SimulatedAnnealingSampler', got {name!r}.",
+            f"'dwave.samplers:SimulatedAnnealingSampler', got {text!r}.",
         )
     try:
         found = getattr(importlib.import_module(module), attribute)
     except ImportError as error:
-        raise ValueError(missing_package(error, f"sampler: '{name}'")) from None
+        raise ValueError(missing_package(error, f"{name}: '{text}'")) from None
     except AttributeError:
-        raise ArgumentError(
-            "sampler", f"expected a name in the module {module}, got '{attribute}'."
-        ) from None
+        raise ArgumentError(name, f"expected a name in the module {module}, got '{attribute}'.") from None
     except Exception as error:  # importing a module can raise any type
-        raise ArgumentError("sampler", f"'{name}' cannot be imported: {safe_message(error)}") from None
+        raise ArgumentError(name, f"'{text}' cannot be imported: {safe_message(error)}") from None
     import dimod
 
     # Functions, and classes that are not dimod samplers, must not be called.
     if not (isinstance(found, type) and issubclass(found, dimod.Sampler)):
         raise ArgumentTypeError(
-            "sampler", f"expected the name of a class of dimod samplers, got '{name}', {_kind(found)}."
+            name, f"expected the name of a class of dimod samplers, got '{text}', {_kind(found)}."
         )
     try:
         return found(**options)
     except Exception as error:  # constructors can raise any type, and the message may contain a token
-        raise ArgumentError("sampler", f"'{name}' cannot be built: {safe_message(error)}") from None
+        raise ArgumentError(name, f"'{text}' cannot be built: {safe_message(error)}") from None
 
 
 def missing_package(error: ImportError, what: str) -> str:
