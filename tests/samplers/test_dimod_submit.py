@@ -198,9 +198,9 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "columns": (save(TEN | {"bits": BITS[:5].copy()}), r"\[5, 1\], got uint8 \[5, 2\]"),
     "rows": (save(TEN | {"bits": BITS[:, :1].copy()}), r"\[1000, 1\], got uint8 \[1001, 1\]"),
     "dtype": (save(TEN | {"bits": np.zeros((10, 1))}), r"bits as uint8 \[10, 1\], got float64 \[10, 1\]"),
-    "chain breaks": (save(TEN | {"chain_breaks": np.zeros(9)}), r"float64 \[10\], got float64 \[9\]"),
+    "chain breaks": (save(TEN | {"chain_break_fraction": np.zeros(9)}), r"float64 \[10\], got float64 \[9\]"),
     "no reads": (save(TEN | {"bits": BITS[:0, :1].copy()}), "expected reads, got none"),
-    "too large": (save(TEN | {"more": np.zeros(10**5)}), "more than 13096 bytes"),
+    "too large": (save(TEN | {"more": np.zeros(10**5)}), "more than 21096 bytes"),
 }
 
 

@@ -21,6 +21,7 @@ from diabat.ising import Ising, IsingError, pack_couplings
 from diabat.samplers import UnsupportedError
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.dimod import DimodSampler
+from diabat.samplers.dimod.tiled import TiledComposite
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.exact import ExactSampler
 from diabat.samplers.ocean import OceanSampler
@@ -322,7 +323,7 @@ CHAINS = "chains: expected int8 spins of -1 and +1, [num_chains, 3, *batch, n], 
 SPINS, RATIO = torch.ones(5, 2, 3, dtype=torch.int8), torch.full((5, 2), 0.2)
 FAR = Ising(torch.zeros(10), diabat.Edges([(3, 4), (9, 5), (7, 2), (2, 6), (2, 3)], [0.5] * 5))
 RANGED = DimodSampler(dimod.TrackingComposite(plain(h_range=[-1.0, 1.0])), beta=1.0)
-EMBEDDED = DimodSampler(EmbeddingComposite(chip()), beta=10.0, parameters={"fast_anneal": True})
+TILED = DimodSampler(TiledComposite(chip(), 3), beta=10.0, parameters={"fast_anneal": True})
 ONES, FLAT = torch.ones(2, 3), Ising(torch.zeros(2, 3))
 CUBIC_REFUSED = "accepts fields and couplings only"
 
@@ -421,8 +422,8 @@ CALLS: list[tuple[Callable[[], Any], Any, str]] = [
     (lambda: DimodSampler(plain("annealing_time", "fast_anneal",
      "flux_biases"), beta=1.0, qpu={}).sample(ONE, 1), ValueError,
      "qpu: expected a structured sampler such as DWaveSampler"),
-    (lambda: EMBEDDED.sample(make_problem((1,), 3, seed=1), 5), ValueError,
-     "fields: expected 0 with fast_anneal, which has no h"),
+    (lambda: TILED.sample(make_problem((1,), 3, seed=1), 5), ValueError,
+     "fields: expected 0 with fast_anneal, which has no h, got other values; use TiledComposite(..., fields='anc"),
     (lambda: DimodSampler(chip(), beta=10.0, qpu={"spins": 3}).sample(make_problem((1,), 4), 1), UnsupportedError,
      "accepts at most 3 visible spins, got 4"),
     (lambda: DimodSampler(chip(), beta=10.0, qpu={}).sample(make_problem((1,), 40), 1), UnsupportedError,

@@ -81,7 +81,7 @@ def of_table(page: str) -> dict[str, str]:
 @says
 def tables_of_options() -> None:
     """tempering: | `num_replicas` | 8 | replicas R of each Markov chain
-    hardware: | `together` | 1 | problems of a submission, without `qpu` |"""
+    hardware: | `together` | None | problems of a submission; None is 1, or as many as a `TiledComposite` holds |"""
     for page, name in (("tempering", "tempering"), ("hardware", "dimod")):
         told, parameters = of_table(page), inspect.signature(type(sampler(name)).__init__).parameters
         given = {

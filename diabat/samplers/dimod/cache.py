@@ -14,7 +14,7 @@ import numpy as np
 
 from diabat.checks import ArgumentError, ArgumentTypeError, escaped
 from diabat.files import create_file, read_file, replacing
-from diabat.samplers.dimod.packing import Packed, Reads, most_reads
+from diabat.samplers.dimod.packing import FRACTIONS, Packed, Reads, most_reads
 
 # Size of a file besides its reads: names, shapes and key.
 _OVERHEAD_BYTES = 1 << 12
@@ -116,7 +116,7 @@ class AnswerCache:
             return None
         path, most = self._path(key), most_reads(asked)
         try:
-            return _decode(read_file(path, _OVERHEAD_BYTES + most * (columns // 8 + 9)), key, columns, most)
+            return _decode(read_file(path, _OVERHEAD_BYTES + most * (columns // 8 + 17)), key, columns, most)
         except Exception as error:  # damaged files raise many types
             if not quiet:
                 warnings.warn(
@@ -145,9 +145,8 @@ def _encode(reads: Reads, key: str) -> bytes:
     arrays: dict[str, np.ndarray] = {
         "key": np.frombuffer(bytes.fromhex(key), np.uint8),
         "bits": np.packbits(reads.spins > 0, axis=1),
+        **reads.fractions,
     }
-    if reads.chain_breaks is not None:
-        arrays["chain_breaks"] = reads.chain_breaks
     if reads.access_us is not None:
         arrays["access_us"] = np.array([reads.access_us])
     return save(arrays)
@@ -163,8 +162,8 @@ def _decode(content: bytes, key: str, columns: int, most: int) -> Reads:
     expected = {
         "key": (np.uint8, (32,)),
         "bits": (np.uint8, (min(rows, most), -(-columns // 8))),
-        "chain_breaks": (np.float64, (rows,)),
         "access_us": (np.float64, (1,)),
+        **dict.fromkeys(FRACTIONS, (np.float64, (rows,))),
     }
     for name, array in arrays.items():
         dtype, shape = expected[name]
@@ -176,6 +175,5 @@ def _decode(content: bytes, key: str, columns: int, most: int) -> Reads:
         raise ValueError(f"expected the answer of this key, got that of {found[:16]}")
     bits = np.unpackbits(arrays["bits"], axis=1, count=columns)
     access = arrays.get("access_us")
-    return Reads(
-        2 * bits.astype(np.int8) - 1, arrays.get("chain_breaks"), None if access is None else float(access[0])
-    )
+    told = {name: arrays[name] for name in FRACTIONS if name in arrays}
+    return Reads(2 * bits.astype(np.int8) - 1, told, None if access is None else float(access[0]))

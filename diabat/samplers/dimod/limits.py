@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diabat.checks import ArgumentError
-from diabat.samplers.dimod.packing import FloatArray, Packed
+from diabat.samplers.dimod.packing import Biases, FloatArray
 
 # Values of ±range/beta may exceed the range by a rounding error after multiplication and division.
 _ROUNDING = 1e-9
@@ -45,14 +45,14 @@ class Ranges:
     sums: Range | None = None
     J_name: str = "j_range"
 
-    def check(self, packed: Packed, factor: float) -> None:
+    def check(self, chip: Biases, factor: float) -> None:
         """Refuse values outside the ranges.
 
         Raises:
             ValueError: The message names the value, the range and a fix.
         """
-        h, J = packed.scaled(factor)
-        sums = packed.totals(J)
+        h, J = chip.scaled(factor)
+        sums = chip.totals(J)
         for name, values, allowed, of, what in (
             ("fields", h, self.h, "h_range", "a value"),
             ("couplings", J, self.J, self.J_name, "a value"),
@@ -65,17 +65,23 @@ class Ranges:
                     f"got {what} {max(outside, key=abs):.4g}; {FIX}.",
                 )
 
-    def fitting(self, packed: Sequence[Packed]) -> float:
+    def fitting(self, chips: Sequence[Biases | None]) -> float:
         """Largest factor of the problems' biases that keeps a whole call in range; 1 if nothing is programmed.
 
         Raises:
-            ValueError: Without ranges, or if qubit chains leave no range.
+            ValueError: Without ranges, or if qubit chains leave no range.  Also if a composite does not tell what it
+                programs.
         """
         if (self.h, self.J, self.sums) == (None, None, None):
             raise ArgumentError(
                 "scale", "'fit' needs a sampler that reports h_range or j_range, got one that does not."
             )
-        factor = min((self._largest_factor(one) for one in packed), default=math.inf)
+        if None in chips:
+            raise ArgumentError(
+                "scale",
+                "'fit' needs values on the chip, got a composite that does not tell what it programs.",
+            )
+        factor = min((self._largest_factor(chip) for chip in chips if chip is not None), default=math.inf)
         if factor <= 0:
             raise ArgumentError(
                 "scale",
@@ -83,12 +89,12 @@ class Ranges:
             )
         return factor if math.isfinite(factor) else 1.0
 
-    def _largest_factor(self, packed: Packed) -> float:
+    def _largest_factor(self, chip: Biases) -> float:
         """Largest factor that keeps one submission in range; inf if all biases are 0."""
         return min(
-            room(packed.fields, 0.0, self.h),
-            room(packed.couplings, packed.chains, self.J),
-            room(packed.totals(packed.couplings), packed.totals(packed.chains), self.sums),
+            room(chip.fields, 0.0, self.h),
+            room(chip.couplings, chip.chains, self.J),
+            room(chip.totals(chip.couplings), chip.totals(chip.chains), self.sums),
         )
 
 

@@ -132,6 +132,8 @@ class Packed:
         starts: int64 [C], first variable of each chain, C >= L; chains follow each other.
         gauges: int64 [L], chain by which a logical spin is multiplied; None without gauge spins.
         parameters: Keywords of this submission only, such as flux biases.
+        first: Number that identifies the random numbers of the submission; None for its first problem.
+        chip: What is programmed on the device; None where a composite does not tell.
     """
 
     labels: IntArray
@@ -144,11 +146,34 @@ class Packed:
     starts: IntArray
     gauges: IntArray | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    first: int | None = None
+    chip: Biases | None = None
 
     @property
-    def first_row(self) -> int:
-        """First problem of the submission; it identifies the random numbers of the submission."""
-        return int(self.rows[0])
+    def number(self) -> int:
+        """``first``, or the first problem of the submission."""
+        return int(self.rows[0]) if self.first is None else self.first
+
+    @property
+    def biases(self) -> Biases:
+        """The biases of the model."""
+        return Biases(self.fields, self.pairs, self.couplings, self.chains, int(self.lengths.max()))
+
+    def part(self, variables: IntArray) -> Packed:
+        """The model of some variables, which are coupled to no others."""
+        place = np.full(len(self.labels), -1, dtype=np.int64)
+        place[variables] = np.arange(len(variables))
+        kept = place[self.pairs[:, 0]] >= 0
+        return Packed(
+            labels=np.arange(len(variables)),
+            fields=self.fields[variables],
+            pairs=place[self.pairs[kept]],
+            couplings=self.couplings[kept],
+            chains=self.chains[kept],
+            rows=self.rows[variables],
+            spins=self.spins[variables],
+            starts=np.arange(len(variables)),
+        )
 
     @property
     def lengths(self) -> IntArray:
@@ -158,10 +183,6 @@ class Packed:
     def scaled(self, factor: float) -> tuple[FloatArray, FloatArray]:
         """Programmed linear [V] and quadratic [E] biases."""
         return factor * self.fields, factor * self.couplings + self.chains
-
-    def totals(self, values: FloatArray) -> FloatArray:
-        """Sum of the values [E] of the pairs of each variable, float64 [V]."""
-        return coupling_totals(self.pairs, values, len(self.labels))
 
 
 def coupling_totals(pairs: IntArray, values: FloatArray, count: int) -> FloatArray:
@@ -193,6 +214,9 @@ def _plain(problems: Sequence[Problem]) -> Packed:
 
 Spins = NDArray[np.int8]
 
+FRACTIONS = ("chain_break_fraction", "ancilla_flips")
+"""Fields of a sample set: the fractions of broken chains, and of ancillas read as -1."""
+
 
 @dataclass(frozen=True, eq=False)
 class Reads:
@@ -200,13 +224,20 @@ class Reads:
 
     Attributes:
         spins: ±1, int8 [R, V], columns in the order of the submitted variables.
-        chain_breaks: Fraction of broken chains of each read, float64 [R], if the sampler reports it.
+        fractions: Of each read, float64 [R], those of ``FRACTIONS`` that the sampler reports.
         access_us: Access time reported by the answer, in microseconds; None if it is missing or invalid.
+        answered: Reads that were answered, with those that were not kept; None for as many as there are.
     """
 
     spins: Spins
-    chain_breaks: FloatArray | None = None
+    fractions: Mapping[str, FloatArray] = field(default_factory=dict)
     access_us: float | None = None
+    answered: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Reads that were answered."""
+        return len(self.spins) if self.answered is None else self.answered
 
 
 def most_reads(asked: int) -> int:
@@ -242,11 +273,11 @@ def expand(sampleset: Any, labels: list[int], random: np.random.Generator, asked
     rows = np.repeat(np.arange(len(values)), counts)
     if (counts != 1).any():
         rows = random.permutation(rows)
-    broken = record["chain_break_fraction"] if "chain_break_fraction" in record.dtype.names else None
+    told = [name for name in FRACTIONS if name in record.dtype.names]
     timing = sampleset.info.get("timing")
     return Reads(
         values[rows],
-        None if broken is None else np.asarray(broken, dtype=np.float64)[rows],
+        {name: np.asarray(record[name], dtype=np.float64)[rows] for name in told},
         valid_time(timing.get("qpu_access_time")) if isinstance(timing, Mapping) else None,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diabat.samplers.diagnostics import Watched
-from diabat.samplers.dimod.packing import FloatArray, Logical, Reads
+from diabat.samplers.dimod.packing import FRACTIONS, FloatArray, Logical, Reads
 from diabat.samplers.dimod.submit import Submitter, Work
 
 WATCHED = (
@@ -29,45 +29,53 @@ WATCHED = (
 
 @dataclass
 class Tally:
-    """Submissions, chains and access time of one call."""
+    """Submissions, chains and access time of one call; chains are known unless a composite does not tell."""
 
+    known: bool = True
     submissions: int = 0
     cached: int = 0
     qubits: int = 0
     longest_chain: int = 0
+    answered: int = 0
+    kept: int = 0
     access_us: float | None = None
-    breaks: list[FloatArray] = field(default_factory=list)
-    flipped: list[float] = field(default_factory=list)
+    fractions: dict[str, list[FloatArray]] = field(default_factory=lambda: {name: [] for name in FRACTIONS})
 
     def add(self, work: Work, reads: Reads, logical: Logical, cached: bool) -> None:
         """Count one answer."""
         self.submissions += 1
         self.cached += cached
-        self.qubits = max(self.qubits, len(work.packed.labels))
-        self.longest_chain = max(self.longest_chain, int(work.packed.lengths.max()))
+        self.answered += reads.rows
+        self.kept += work.reads
+        if (chip := work.packed.chip) is None:
+            self.known = False
+        else:
+            self.qubits = max(self.qubits, len(chip.fields))
+            self.longest_chain = max(self.longest_chain, chip.longest_chain)
         if reads.access_us is not None and not cached:
             self.access_us = (self.access_us or 0.0) + reads.access_us
-        if reads.chain_breaks is not None:
-            self.breaks.append(reads.chain_breaks)
-        elif self.longest_chain > 1:
-            self.breaks.append(logical.broken)
-        if logical.flipped is not None:
-            self.flipped.append(logical.flipped)
+        own = {} if work.packed.lengths.max() == 1 else {FRACTIONS[0]: logical.broken}
+        own |= {} if logical.flipped is None else {FRACTIONS[1]: np.array([logical.flipped])}
+        for name, values in (own | dict(reads.fractions)).items():
+            self.fractions[name].append(values)
 
     def info(self) -> dict[str, Any]:
         """Entries of ``info``; chain breaks and ancilla flips only if there are chains and ancillas."""
         facts: dict[str, Any] = {
             "submissions": self.submissions,
             "cached_submissions": self.cached,
-            "qubits": self.qubits,
-            "longest_chain": self.longest_chain,
+            "reads_answered": self.answered,
+            "reads_kept": self.kept,
+            "qubits": self.qubits if self.known else None,
+            "longest_chain": self.longest_chain if self.known else None,
             "qpu_access_s": None if self.access_us is None else self.access_us / 1e6,
         }
-        if self.breaks:
-            fractions = np.concatenate(self.breaks)
-            facts["chain_break_fraction"] = {"mean": float(fractions.mean()), "max": float(fractions.max())}
-        if self.flipped:
-            facts["ancilla_flips"] = float(np.mean(self.flipped))
+        breaks, flips = (self.fractions[name] for name in FRACTIONS)
+        if breaks:
+            broken = np.concatenate(breaks)
+            facts["chain_break_fraction"] = {"mean": float(broken.mean()), "max": float(broken.max())}
+        if flips:
+            facts["ancilla_flips"] = float(np.concatenate(flips).mean())
         return facts
 
 
@@ -84,7 +92,8 @@ class DryRun:
         qubits: Largest number of variables (on a chip: qubits) of one submission; None if a composite chooses qubits.
         longest_chain: Largest number of qubits of one spin; None likewise.
         scale: Factor of the programmed values; None for ``fit`` before the temperature is estimated.
-        access_s: Estimated access time in seconds of submissions not in the cache; None if there is no estimate.
+        access_s: Estimated access time in seconds of submissions not in the cache; None if there is no estimate.  If a
+            composite chooses qubits, it is that of one submission of the whole chip for each call.
         reads_left: Remaining reads of ``max_reads`` before the call; None without this option.
         seconds_left: Remaining seconds of ``max_qpu_seconds`` before the call; None without this option.
         estimate_submissions: Submissions among these that estimate the temperature first.  Then no value was compared
@@ -115,6 +124,9 @@ class DryRun:
             f"scale of the programmed values: {'unknown' if self.scale is None else f'{self.scale:g}'}",
             "access time: unknown" if self.access_s is None else f"access time: about {self.access_s:.4g} s",
         ]
+        if self.qubits is None:
+            whole = "; the time is that of all qubits, read once" if self.access_s is not None else ""
+            lines.append(f"what the composite submits is not known{whole}: the timing of its answers counts")
         if self.estimate_submissions:
             first = f"{self.estimate_submissions} of the submissions estimate beta first"
             lines.append(f"{first}; values are compared with ranges after that")
@@ -131,16 +143,17 @@ def dry_run(
     """Sum the cost of the submissions that are not in the cache; after rounds of an estimate none is."""
     new = [*rounds, *works] if rounds else submitter.missing(works)
     works = [*rounds, *works]
-    packed = [] if submitter.embeds else [work.packed for work in works]
-    budget, unplaced = submitter.budget, None if submitter.embeds else 0
+    chips = [work.packed.chip for work in works]
+    told, budget = [chip for chip in chips if chip is not None], submitter.budget
+    known = len(told) == len(chips)
     return DryRun(
         problems=problems,
         submissions=len(works),
         cached=len(works) - len(new),
         reads=sum(work.reads for work in new),
         logical_variables=max((len(work.packed.rows) for work in works), default=0),
-        qubits=max((len(one.labels) for one in packed), default=unplaced),
-        longest_chain=max((int(one.lengths.max()) for one in packed), default=unplaced),
+        qubits=max((len(chip.fields) for chip in told), default=0) if known else None,
+        longest_chain=max((chip.longest_chain for chip in told), default=0) if known else None,
         scale=scale,
         access_s=submitter.seconds(new),
         reads_left=None if budget.max_reads is None else budget.max_reads - budget.reads,

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from diabat.checks import ArgumentError, check_count, check_number
@@ -31,11 +32,17 @@ from diabat.samplers.dimod.options import (
     qpu_options,
     refuse_beside_default,
 )
-from diabat.samplers.dimod.packing import logical_spins, pack_plain, program
+from diabat.samplers.dimod.packing import Packed, Problem, logical_spins, pack_plain, program
 from diabat.samplers.dimod.qpu_packing import Placement
 from diabat.samplers.dimod.report import WATCHED, DryRun, Tally, dry_run
-from diabat.samplers.dimod.submit import Submitter, Work, split_reads
-from diabat.samplers.dimod.target import DimodLike, check_parameters, device_properties, resolve
+from diabat.samplers.dimod.submit import Submitter, Work, model, split_reads
+from diabat.samplers.dimod.target import (
+    DimodLike,
+    Placing,
+    check_parameters,
+    device_properties,
+    resolve,
+)
 from diabat.samplers.dimod.temperature import (
     ESTIMATE_READS,
     ROUNDS,
@@ -77,7 +84,8 @@ class DimodSampler(Sampler):
             largest that keeps the values of a call in range.
         num_reads: Reads behind ``moments``.
         reads_per_call: Largest number of reads of one submission; None uses the limit that the sampler reports.
-        together: Problems in one submission, as independent parts of one model.
+        together: Problems in one submission, as independent parts of one model; None is 1, or with a
+            :class:`diabat.samplers.dimod.tiled.TiledComposite` as many as its tiles hold.
         qpu: How problems are placed on a D-Wave chip; see :class:`diabat.samplers.dimod.QPU`.  None submits the model
             without an embedding, to a sampler or composite that accepts any model.
         cache_dir: Folder for answers; the same call with the same seed is then answered from it.
@@ -110,7 +118,7 @@ class DimodSampler(Sampler):
         scale: Literal["fit"] | float | None = None,
         num_reads: int = 1000,
         reads_per_call: int | None = None,
-        together: int = 1,
+        together: int | None = None,
         qpu: dict[str, Any] | QPU | None = None,
         cache_dir: str | Path | None = None,
         max_reads: int | None = None,
@@ -121,8 +129,8 @@ class DimodSampler(Sampler):
         if sampler is None:
             refuse_beside_default(options=options, parameters=parameters, beta=beta, qpu=qpu)
             sampler, parameters, beta, law = DEFAULT_SAMPLER, _DEFAULT_PARAMETERS, 1.0, "boltzmann"
-        for name, count in (("num_reads", num_reads), ("together", together)):
-            check_count(name, count)
+        check_count("num_reads", num_reads)
+        check_count("together", together, optional=True)
         check_count("reads_per_call", reads_per_call, optional=True)
         check_count("max_reads", max_reads, least=0, optional=True)
         check_count("retries", retries, least=0)
@@ -134,7 +142,7 @@ class DimodSampler(Sampler):
         self.qpu, self._beta, self._scale = qpu_options(qpu), check_beta(beta), check_scale(scale)
         check_law(law, self._scale, self._beta == "estimate")
         self._law: Literal["boltzmann", "diabatic"] = law or "diabatic"
-        if self.qpu is not None and together != 1:
+        if self.qpu is not None and together is not None:
             raise ArgumentError(
                 "together", f"cannot be combined with qpu, which tiles the chip, got {together}."
             )
@@ -154,13 +162,19 @@ class DimodSampler(Sampler):
     @property
     def capabilities(self) -> Capabilities:
         """Fields and couplings with the declared law; reads only."""
-        limit = None if self.qpu is None else self.qpu.spins
+        limit = self._tiled.spins if self._tiled else None if self.qpu is None else self.qpu.spins
         return Capabilities(law=self._law, edges=True, max_spins=limit)
 
     @property
     def target(self) -> DimodLike:
         """The dimod sampler."""
         return self._submitter.sampler
+
+    @property
+    def _tiled(self) -> Placing | None:
+        """The sampler, if it is a composite that tells what it programs."""
+        named_only = self._given[0] is DEFAULT_SAMPLER  # which is imported on first use
+        return None if named_only or not isinstance(self.target, Placing) else self.target
 
     @cached_property
     def betas(self) -> Betas:
@@ -191,7 +205,7 @@ class DimodSampler(Sampler):
     @property
     def _references(self) -> Ising:
         """Problems of the estimate, in tiles of the problems' size: longer chains anneal more slowly."""
-        return reference_problems(spins=max(2, (self.qpu and self.qpu.spins) or 6))
+        return reference_problems(spins=max(2, self.capabilities.max_spins or 6))
 
     def _round(self) -> list[Work]:
         """Submissions of one round of the estimate, with values that are not known yet."""
@@ -247,38 +261,53 @@ class DimodSampler(Sampler):
             tally.add(work, reads, logical, cached)
         out = out.reshape(num_reads, *ising.fields.shape).to(ising.fields.device)
         facts = tally.info() | self._facts(betas, works[0].factor if works else 1.0)
-        if self._submitter.embeds:
-            facts |= dict.fromkeys(("qubits", "longest_chain"))
         return Samples(out, ising.visible_mask), facts
 
     def _works(self, ising: Ising, betas: Betas | None, num_reads: int, seed: int) -> list[Work]:
         """Program, pack, scale and check; nothing is submitted.  Without betas only the values are wrong."""
         problems = program(ising, betas or Betas(1.0, 1.0))
         if self.qpu is None:
-            packed = pack_plain(problems, self.together)
+            packed = self._packed(problems)
         else:
-            packed = self._placement.pack(problems, None if ising.edges is None else ising.edges.bandwidth)
+            band = None if ising.edges is None else ising.edges.bandwidth
+            packed = [replace(one, chip=one.biases) for one in self._placement.pack(problems, band)]
         parameters, properties = self._submitter.parameters, device_properties(self.target)
         ranges = stated_ranges(properties)
-        factor = self._scale if not isinstance(self._scale, str) else ranges.fitting(packed)
+        factor = (
+            self._scale if not isinstance(self._scale, str) else ranges.fitting([one.chip for one in packed])
+        )
         for one in packed:
+            if one.chip is None:  # what a composite programs is checked by the device
+                continue
             if betas is not None:
-                ranges.check(one, factor)
+                ranges.check(one.chip, factor)
             if self._beta == "predicted" and (longest := int(one.lengths.max())) > 1:
                 raise ArgumentError(
                     "beta",
                     "'predicted' holds for spins of one qubit each, got qubit chains of up to "
                     f"{longest}, which anneal more slowly; use 'estimate', or give a measured value.",
                 )
-            if parameters.get("fast_anneal") and one.fields.any():
+            if parameters.get("fast_anneal") and one.chip.fields.any():
                 raise ArgumentError(
                     "fields",
-                    "expected 0 with fast_anneal, which has no h, got other values; use qpu={'fields': 'ancilla'} "
-                    "or 'gauge'.",
+                    "expected 0 with fast_anneal, which has no h, got other values; use TiledComposite(..., "
+                    "fields='ancilla').",
                 )
         limits = (self._reads_per_call, longest_run(parameters, properties))
         most = min((limit for limit in limits if limit is not None), default=None)
         return split_reads(packed, factor, num_reads, seed, most)
+
+    def _packed(self, problems: Sequence[Problem]) -> list[Packed]:
+        """Models of several problems, with what they program where that is known."""
+        if self._tiled is None:
+            packed = pack_plain(problems, self.together or 1)
+            return packed if self._submitter.embeds else [replace(one, chip=one.biases) for one in packed]
+        joined = pack_plain(problems, self.together or max(1, len(problems)))
+        parts = [one.part(np.array(batch)) for one in joined for batch in self._tiled.batches(model(one))]
+        chips = [self._tiled.programmed(model(part)) for part in parts]
+        return [
+            replace(part, first=n, chip=chip) for n, (part, chip) in enumerate(zip(parts, chips, strict=True))
+        ]
 
     @cached_property
     def _placement(self) -> Placement:

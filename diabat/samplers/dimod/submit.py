@@ -14,8 +14,8 @@ import numpy as np
 from diabat.checks import ArgumentError
 from diabat.samplers.dimod.budget import AccessTime, Budget, BudgetError, Held
 from diabat.samplers.dimod.cache import AnswerCache, submission_key
-from diabat.samplers.dimod.packing import Packed, Reads, expand, valid_time
-from diabat.samplers.dimod.target import DimodLike, accepted_parameters, family, identity
+from diabat.samplers.dimod.packing import FRACTIONS, Packed, Reads, expand, valid_time
+from diabat.samplers.dimod.target import DimodLike, accepted_parameters, device_properties, family, identity
 from diabat.scrubbing import safe_message
 
 T = TypeVar("T")
@@ -94,23 +94,23 @@ class Work:
     part: int
 
     def stream(self, *kind: int) -> np.random.SeedSequence:
-        """Seed sequence of this submission, from the seed, the first problem and the part."""
-        return np.random.SeedSequence(self.seed, spawn_key=(self.packed.first_row, self.part, *kind))
+        """Seed sequence of this submission, from the seed, the number of the model and the part."""
+        return np.random.SeedSequence(self.seed, spawn_key=(self.packed.number, self.part, *kind))
 
     def generator(self, *kind: int) -> np.random.Generator:
         """Generator of that sequence."""
         return np.random.Generator(np.random.PCG64(self.stream(*kind)))
 
-    def model(self) -> Any:
-        """The dimod model, with the variables in the order of ``packed.labels``."""
-        import dimod
 
-        h, J = self.packed.scaled(self.factor)
-        first, second = self.packed.pairs.T
-        labels = self.packed.labels.tolist()
-        return dimod.BinaryQuadraticModel.from_numpy_vectors(
-            h, (first, second, J), 0.0, "SPIN", variable_order=labels
-        )
+def model(packed: Packed, factor: float = 1.0) -> Any:
+    """The dimod model, with the variables in the order of ``packed.labels``."""
+    import dimod
+
+    h, J = packed.scaled(factor)
+    terms = h, (*packed.pairs.T, J), 0.0
+    return dimod.BinaryQuadraticModel.from_numpy_vectors(
+        *terms, "SPIN", variable_order=packed.labels.tolist()
+    )
 
 
 def split_reads(
@@ -215,7 +215,7 @@ class Submitter:
         if self.access is None:
             return None
         try:
-            given: Any = self.access(len(packed.labels), self._keywords(packed, reads))
+            given: Any = self.access(self._qubits(packed), self._keywords(packed, reads))
         except Exception as error:  # invalid timing data raises many types
             given = safe_message(error)
         told = valid_time(given)
@@ -226,6 +226,12 @@ class Submitter:
                 f"{given!r:.200} from {type(self.sampler).__name__}.",
             )
         return None if told is None else told / 1e6
+
+    def _qubits(self, packed: Packed) -> int:
+        """Qubits that are read; all of the chip where a composite does not tell."""
+        if packed.chip is not None:
+            return len(packed.chip.fields)
+        return int(device_properties(self.sampler).get("num_qubits", len(packed.labels)))
 
     def answer(self, work: Work) -> tuple[Reads, bool]:
         """Return exactly the requested reads of one piece of work, and whether all came from the cache.
@@ -278,7 +284,7 @@ class Submitter:
         def submit() -> tuple[Any, Held]:
             held = self.budget.hold(reads, seconds)
             try:
-                sampleset = self.sampler.sample(work.model(), **keywords)
+                sampleset = self.sampler.sample(model(work.packed, work.factor), **keywords)
                 sampleset.resolve()  # remote samplers answer asynchronously; errors are raised here
             except Exception as error:
                 if not is_transient(error, _TIMEOUTS):
@@ -296,17 +302,21 @@ class Submitter:
         return {**self.parameters, **packed.parameters, "num_reads": reads}
 
     def _key(self, work: Work, reads: int, part: int) -> str:
-        place = {"seed": work.seed, "row": work.packed.first_row, "part": [work.part, part]}
+        place = {"seed": work.seed, "row": work.packed.number, "part": [work.part, part]}
         keywords = self._keywords(work.packed, reads)
         return submission_key(work.packed, work.factor, keywords, self._identity | place)
 
 
 def _joined(parts: list[Reads], reads: int) -> Reads:
     """The first ``reads`` reads of all parts."""
-    breaks = [part.chain_breaks for part in parts if part.chain_breaks is not None]
     times = [part.access_us for part in parts if part.access_us is not None]
     return Reads(
         np.concatenate([part.spins for part in parts])[:reads],
-        np.concatenate(breaks)[:reads] if len(breaks) == len(parts) else None,
+        {
+            name: np.concatenate([part.fractions[name] for part in parts])[:reads]
+            for name in FRACTIONS
+            if all(name in part.fractions for part in parts)
+        },
         sum(times) if times else None,
+        sum(part.rows for part in parts),
     )

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from diabat.checks import ArgumentError, ArgumentTypeError, did_you_mean
+from diabat.samplers.dimod.packing import Biases
 from diabat.scrubbing import refuse_secrets, safe_message
 
 
@@ -22,6 +23,19 @@ class DimodLike(Protocol):
 
     def sample(self, bqm: Any, **parameters: Any) -> Any:
         """Sample a binary quadratic model; returns a sample set."""
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """The used part of ``TiledComposite``: a composite that tells what it programs."""
+
+    spins: int
+
+    def batches(self, bqm: Any) -> list[list[int]]:
+        """Variables of the submissions that a model needs."""
+
+    def programmed(self, bqm: Any) -> Biases:
+        """What is programmed on the chip for a model of one submission."""
 
 
 def resolve(sampler: str | DimodLike, options: Mapping[str, Any] | None, name: str = "sampler") -> DimodLike:
