@@ -12,6 +12,7 @@ import torch
 
 import diabat
 from diabat.samplers.dimod import DimodSampler
+from diabat.samplers.dimod.tiled import TiledComposite
 from diabat.samplers.ocean import OceanSampler, to_sampleset
 from diabat.testing.strict_qpu import StrictMockQPU
 
@@ -25,10 +26,10 @@ def main() -> None:
 
     # On hardware: dwave.system.DWaveSampler(), with the token in Ocean's configuration.
     chip = StrictMockQPU(topology_type="zephyr", topology_shape=[4, 4], beta=10.0, sweeps=32, tied_below=-1.5)
-    qpu: dict[str, Any] = {"annealing_time_ns": 5.0, "fields": "ancilla"}
-    sampler = DimodSampler(
-        chip, qpu=qpu, beta=10.0, law="boltzmann", num_reads=100, max_reads=100_000, max_qpu_seconds=2.0
-    )
+    tiled = TiledComposite(chip, spins=6, fields="ancilla")
+    fast: dict[str, Any] = {"fast_anneal": True, "annealing_time": 0.005}  # microseconds
+    limits: dict[str, Any] = {"max_reads": 100_000, "max_qpu_seconds": 2.0}
+    sampler = DimodSampler(tiled, parameters=fast, beta=10.0, law="boltzmann", num_reads=100, **limits)
     print(sampler.dry_run(problem, num_reads=500))
     samples = sampler.sample(problem, num_reads=500, seed=1)
     sampleset = to_sampleset(samples, labels)  # ±1, with the energies of the problem
@@ -43,7 +44,7 @@ def main() -> None:
     cold = OceanSampler("tempering", schedule="auto", track_lowest=True).sample(bqm, num_reads=10, seed=1)
     assert abs(cold.first.energy - lowest) < 1e-5  # as an optimiser, which a sampler is not
 
-    unknown = DimodSampler(chip, qpu=qpu | {"spins": 6}, beta="estimate")
+    unknown = DimodSampler(tiled, parameters=fast, beta="estimate")
     weak = diabat.Ising(0.5 * torch.randn(10, 6), diabat.ising.pack_couplings(0.2 * torch.randn(15), 6))
     beta_h, beta_J = unknown.sample(weak, num_reads=200, seed=1).info["programmed_with"]
     print(f"estimated beta_h = {beta_h:.2f}, beta_J = {beta_J:.2f}; the mock has 10")

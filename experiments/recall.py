@@ -87,11 +87,15 @@ SAMPLERS: dict[str, Row] = {
 }  # fmt: skip
 
 STAND_IN: Row = {
-    "backend": "dimod", "sampler": "diabat.testing.strict_qpu:StrictMockQPU",
+    "backend": "dimod", "sampler": "diabat.samplers.dimod.tiled:TiledComposite",
     "options": {
-        "topology_type": "zephyr", "topology_shape": [12, 4], "beta": 10.0, "sweeps": 32, "tied_below": -1.5,
+        "child": "diabat.testing.strict_qpu:StrictMockQPU",
+        "child_options": {
+            "topology_type": "zephyr", "topology_shape": [12, 4], "beta": 10.0, "sweeps": 32, "tied_below": -1.5,
+        },
+        "spins": 5, "fields": "ancilla",
     },
-    "qpu": {"annealing_time_ns": 5.0, "fields": "ancilla", "spins": 5},
+    "parameters": {"fast_anneal": True, "annealing_time": 0.005},
     "beta": 10.0, "law": "boltzmann", "gradient": "covariance", "num_reads": 100,
 }  # fmt: skip
 """2 pairs and a query: tiles of 5 spins and an ancilla."""

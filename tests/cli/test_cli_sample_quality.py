@@ -94,11 +94,12 @@ def test_estimated_temperatures_are_printed(problem: str) -> None:
     chip = ("topology_type=zephyr", "topology_shape=[2,4]", "beta=10")
     words = [
         "backend=dimod",
-        "sampler=diabat.testing.strict_qpu:StrictMockQPU",
+        "sampler=diabat.samplers.dimod.tiled:TiledComposite",
+        "options.child=diabat.testing.strict_qpu:StrictMockQPU",
+        "options.spins=5",
         "beta=estimate",
-        "qpu.spins=5",
     ]
-    words += [f"options.{option}" for option in chip]
+    words += [f"options.child_options.{option}" for option in chip]
     text = run("sample", problem, "--num-reads", "50", *(f"sampler.{word}" for word in words)).stdout
     (line,) = (
         line for line in text.splitlines() if line.startswith("Estimated beta_h, beta_J of the device: ")

@@ -120,7 +120,7 @@ def test_predicted_temperatures_come_from_the_schedule_and_do_not_hold_for_chain
 def annealer(**options: Any) -> Any:
     """A stand-in that simulates the anneal instead of answering with Boltzmann reads."""
     shape = {"topology_type": "zephyr", "topology_shape": [2, 4]}
-    return StrictMockQPU(**shape, law="anneal", schedule=SCHEDULE, **options)
+    return StrictMockQPU(**shape, schedule=SCHEDULE, **options)
 
 
 def through_a_gauge_spin(ising: Ising) -> Ising:
