@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,7 +77,12 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
             chains; None is -8/beta.  Flipped alone (-inf), they freeze below about -3/beta.
         fail_at: Numbers, from 1, of the calls that fail with a ConnectionError.
         properties: Properties that replace those of the mock.
-        **chip: Arguments of ``MockDWaveSampler``, such as topology_type and topology_shape.
+        topology_type: ``chimera``, ``pegasus`` or ``zephyr``; of ``MockDWaveSampler``, as what follows.
+        topology_shape: Its sizes, such as [12, 4] of a Zephyr graph.
+        nodelist: The qubits; None for all.
+        edgelist: The couplers; None for all.
+        broken_nodes: Qubits that do not work.
+        broken_edges: Couplers that do not work.
 
     Attributes:
         calls: Calls of ``sample`` so far.
@@ -95,7 +100,12 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
         tied_below: float | None = None,
         fail_at: Iterable[int] = (),
         properties: dict[str, Any] | None = None,
-        **chip: Any,
+        topology_type: str | None = None,
+        topology_shape: Sequence[int] | None = None,
+        nodelist: Sequence[int] | None = None,
+        edgelist: Sequence[tuple[int, int]] | None = None,
+        broken_nodes: Sequence[int] | None = None,
+        broken_edges: Sequence[tuple[int, int]] | None = None,
     ) -> None:
         check_positive("beta", beta)
         if schedule is not None:
@@ -110,7 +120,12 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
             properties=stated | (properties or {}),
             substitute_sampler=SimulatedAnnealingSampler(),
             substitute_kwargs={"beta_schedule_type": "custom", "beta_schedule": [beta] * sweeps},
-            **chip,
+            topology_type=topology_type,
+            topology_shape=topology_shape,
+            nodelist=nodelist,
+            edgelist=edgelist,
+            broken_nodes=broken_nodes,
+            broken_edges=broken_edges,
         )
         self.parameters["max_answers"] = ["parameters"]
         self.schedule, self.fail_at = schedule, frozenset(fail_at)

@@ -270,6 +270,12 @@ def test_a_bad_beta_is_refused() -> None:
         chip(beta=0.0)
 
 
+def test_options_that_it_does_not_have_are_refused() -> None:
+    """Ocean's mock takes any name without a word."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'law'"):
+        chip(law="anneal")
+
+
 def annealer(**options: Any) -> Any:
     return chip(schedule="Advantage2_system1", **options)
 
