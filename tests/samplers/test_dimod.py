@@ -19,7 +19,7 @@ from diabat.config import make_config
 from diabat.ising import Ising
 from diabat.runs import build_sampler
 from diabat.samplers.dimod import DimodSampler
-from diabat.samplers.dimod.packing import Packed, expand, logical_spins
+from diabat.samplers.dimod.packing import expand
 from diabat.samplers.dimod.submit import SubmissionError
 from diabat.samplers.ocean import OceanSampler
 from diabat.testing import brute_force
@@ -229,42 +229,6 @@ def test_one_read_has_no_covariance_and_says_so() -> None:
         ).sum().backward()
 
 
-def chains(*lengths: int, logical: int, gauges: Any = None) -> Packed:
-    size = sum(lengths)
-    nothing = np.zeros(0)
-    return Packed(
-        labels=np.arange(size),
-        fields=np.zeros(size),
-        pairs=np.zeros((0, 2), dtype=np.int64),
-        couplings=nothing,
-        chains=nothing,
-        rows=np.zeros(logical, dtype=np.int64),
-        spins=np.arange(logical),
-        starts=np.cumsum([0, *lengths[:-1]]),
-        gauges=gauges,
-    )
-
-
-def test_chains_are_read_by_majority_and_multiplied_by_their_gauge() -> None:
-    """An ancilla is watched."""
-    spins = np.array([[1, 1, -1, -1], [-1, 1, -1, -1]], dtype=np.int8)
-    read = logical_spins(spins, chains(3, 1, logical=2), rng())
-    assert read.spins.tolist() == [[1, -1], [-1, -1]]
-    assert read.broken.tolist() == [0.5, 0.5]
-    spins = np.array([[1, -1, 1], [1, -1, -1]], dtype=np.int8)
-    gauge = logical_spins(spins, chains(1, 1, 1, logical=2, gauges=np.array([2, 2])), rng())
-    assert gauge.spins.tolist() == [[1, -1], [-1, 1]]
-    ancilla = logical_spins(spins, chains(1, 1, 1, logical=2), rng())
-    assert ancilla.spins.tolist() == [[1, -1], [1, -1]]
-    assert ancilla.flipped == 0.5
-
-
-def test_ties_are_broken_evenly() -> None:
-    """N = 10,000; alpha = 1e-6 is 4.9 standard errors, 0.049."""
-    spins = np.tile(np.array([1, -1], dtype=np.int8), (10_000, 1))
-    assert abs(logical_spins(spins, chains(2, logical=1), rng()).spins.mean()) < 0.049
-
-
 class Device(SimulatedAnnealingSampler):  # type: ignore[misc]  # dimod has no stubs
     """An annealer at a temperature that nobody is told, with a seed."""
 
@@ -355,13 +319,17 @@ def test_the_law_is_that_of_the_sampler() -> None:
 def test_a_configuration_names_the_sampler() -> None:
     section = {
         "backend": "dimod",
-        "sampler": "diabat.testing.strict_qpu:StrictMockQPU",
-        "options": {"topology_type": "zephyr", "topology_shape": [2, 4]},
-        "qpu": {"annealing_time_ns": 7},
+        "sampler": "diabat.samplers.dimod.tiled:TiledComposite",
+        "options": {
+            "child": "diabat.testing.strict_qpu:StrictMockQPU",
+            "child_options": {"topology_type": "zephyr", "topology_shape": [2, 4]},
+            "spins": 4,
+        },
+        "parameters": {"annealing_time": 7},
         "beta": [2.0, 3.0],
     }
     sampler = build_sampler(make_config({"sampler": section}).sampler)
     assert isinstance(sampler, DimodSampler)
-    assert type(sampler.target).__name__ == "StrictMockQPU"
+    assert type(sampler.target).__name__ == "TiledComposite"
+    assert sampler.capabilities.max_spins == 4
     assert sampler.betas == (2.0, 3.0)
-    assert sampler.qpu.parameters == {"fast_anneal": True, "annealing_time": 0.007}

@@ -176,7 +176,7 @@ NO_TOKEN = "options: expected no token or password in"
 OF_DIMOD: list[tuple[dict[str, Any], str]] = [
     ({"sampler": plain(), "beta": None}, "beta: expected the inverse temperature .* got None"),
     *(({"sampler": plain(), "beta": x}, "beta: expected a positive number") for x in (0.0, True, (1.0, 1.0, 1.0), NAN)),
-    ({"sampler": plain(), "beta": "predicted"}, "beta: .*qpu.schedule"),
+    ({"sampler": plain(), "beta": "predicted"}, "beta: expected a positive number, two of them or 'estimate', got"),
     # Of samplers that may choose the temperature themselves.
     ({"sampler": SA}, "parameters: expected .*beta_schedule.* may otherwise choose the temperature"),
     ({"sampler": plain("beta")}, "parameters: expected beta, .* got none; beta=1.0 keeps it at 1"),
@@ -226,46 +226,72 @@ def chip() -> Any:
     return StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4], beta=10.0)
 
 
-# Options of tiles on a processor, and parameters beside them.
-OF_QPU: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"fields": "direct"}, {}, "qpu.fields: expected 'ancilla' or 'gauge' with a fast anneal"),
-    ({"field": "gauge"}, {}, "qpu: expected known options, got 'field'. Did you mean 'fields'"),
-    ({"annealing_time_ns": 2.0}, {}, "annealing_time: expected 0.005 to 2000 microseconds"),
-    ({"protocol": "standard", "annealing_time_ns": 5.0}, {}, "annealing_time: expected 0.5 to 2000"),
-    *(({}, {name: x}, f"parameters: '{name}' cannot be combined with qpu, which sets {sets}.")
-      for name, x, sets in [("annealing_time", 0.005, "it"), ("flux_biases", [], "it"),
-                            ("anneal_schedule", [], "annealing_time")]),
-    ({}, {"auto_scale": True}, "auto_scale: expected False, got True"),
-    ({}, {"initial_state": {}}, "initial_state: cannot be combined with fast_anneal"),
-    ({}, {"h_gain_schedule": [[0, 0]]}, "h_gain_schedule: cannot be combined with fast_anneal"),
-    ({"annealing_time_ns": 0}, {}, "qpu.annealing_time_ns: expected a positive finite number"),
-    ({"protocol": "slow"}, {}, "qpu.protocol: expected one of fast, standard"),
-    ({"schedule": "Advantage3"}, {}, "schedule: expected one of .*, got 'Advantage3'"),
-    ({"embedding_seed": 2**32}, {}, "qpu.embedding_seed: expected at most 4294967295"),
-    ({"tiles": 0}, {}, "qpu.tiles: expected an integer >= 1"),
-    ({"chain_strength": -1.0}, {}, "qpu.chain_strength: expected a positive"),
-    ({"token": "x"}, {}, "qpu: expected no 'token'"),
-]  # fmt: skip
+class Graph(Scripted):
+    """A graph without ranges and flux biases."""
+
+    def __init__(self) -> None:
+        super().__init__(all_up)
+
+    def to_networkx_graph(self) -> Any:
+        return chip().to_networkx_graph()
+
+
+# Options of tiles.
+OF_TILES: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"spins": 0}, ValueError, "spins: expected an integer >= 1"),
+    ({"bandwidth": -1}, ValueError, "bandwidth: expected an integer >= 0"),
+    ({"fields": "gauge"}, ValueError, "fields: expected one of direct, ancilla, got 'gauge'"),
+    ({"chain_strength": -1.0}, ValueError, "chain_strength: expected a positive"),
+    ({"chain_strength": "uniform_torque"}, ValueError, "chain_strength: expected a positive"),
+    ({"flux_bias": 0.0}, ValueError, "flux_bias: expected a positive"),
+    ({"seed": 2**32}, ValueError, "seed: expected at most 4294967295"),
+    (
+        {"child": plain()},
+        ValueError,
+        "child: expected a structured sampler such as DWaveSampler, got Scripted",
+    ),
+    ({"child": 5}, TypeError, "child: expected a dimod sampler or its name 'module:name', got a int"),
+    ({"child_options": {}}, ValueError, "child_options: cannot be combined with a sampler object, got []"),
+    (
+        {"child": "os:system"},
+        TypeError,
+        "child: expected the name of a class of dimod samplers, got 'os:system'",
+    ),
+    ({"child": SA, "child_options": {"token": "x"}}, ValueError, "child_options: expected no 'token'"),
+    (
+        {"child": Graph()},
+        ValueError,
+        "chain_strength: expected a number for a child without a j_range, got None",
+    ),
+    (
+        {"child": Graph(), "fields": "ancilla"},
+        ValueError,
+        "fields: 'ancilla' needs flux_biases, which Graph does not",
+    ),
+]
+
+
 OF_COMPOSITES: list[tuple[dict[str, Any], str]] = [
     (
         {"anneal_schedule": [[0, 0], [1, 1]], "annealing_time": 1.0},
         "anneal_schedule: cannot be combined with",
     ),
     ({"anneal_schedule": [[0, 0], [1, 0.5], [2, 1]]}, "anneal_schedule: expected two points"),
-    ({"annealing_time": 0.001}, "annealing_time: expected 0.005"),
+    ({"annealing_time": 0.001}, "annealing_time: expected 0.005 to 2000 microseconds"),
+    ({"auto_scale": True}, "auto_scale: expected False, got True"),
+    ({"h_gain_schedule": [[0, 0]]}, "h_gain_schedule: cannot be combined with fast_anneal"),
 ]
 OPTIONS: list[Row] = [
     *OF_EXACT, *OF_TEMPERING, *OF_REFINE, *REGISTRY,
     *(("dqa", ANNEAL | options, message) for options, message in OF_DQA),
     *(("dimod", {"beta": 1.0} | options, message) for options, message in OF_DIMOD),
-    *(("dimod", {"sampler": chip(), "beta": 10.0, "qpu": qpu,
-     "parameters": given}, message) for qpu, given, message in OF_QPU),
-    ("dimod", {"sampler": chip(), "beta": 10.0, "qpu": {}, "together": 2}, "together: cannot be combined with qpu"),
-    ("dimod", {"sampler": plain(), "beta": 1.0, "qpu": {}},
-     "qpu: expected a sampler that accepts fast_anneal, got Scripted"),
-    *(("dimod", {"sampler": EmbeddingComposite(chip()), "beta": 10.0,
-     "parameters": {"fast_anneal": True, **given}}, message)
-      for given, message in OF_COMPOSITES),
+    *(("dimod", {"sampler": composite, "beta": 10.0, "parameters": {"fast_anneal": True, **given}}, message)
+      for composite in (EmbeddingComposite(chip()), TiledComposite(chip(), 4)) for given, message in OF_COMPOSITES),
+    ("dimod", {"sampler": TiledComposite(chip(), 4, fields="ancilla"), "beta": 10.0,
+     "parameters": {"flux_biases": []}}, "TiledComposite has no parameter 'flux_biases'"),
+    ("dimod", {"sampler": TiledComposite(chip(), 4), "beta": 10.0, "parameters": {"initial_state": {}}},
+     "TiledComposite has no parameter 'initial_state'"),
+    ("dimod", {"sampler": chip(), "beta": 10.0, "qpu": {}}, "sampler 'dimod' has no option 'qpu'"),
 ]  # fmt: skip
 
 
@@ -419,15 +445,14 @@ CALLS: list[tuple[Callable[[], Any], Any, str]] = [
      "h_range"),
     (lambda: DimodSampler(plain(), beta="estimate").sample(PAIR, 5), ValueError,
      "beta: expected answers that some positive temperature explains"),
-    (lambda: DimodSampler(plain("annealing_time", "fast_anneal",
-     "flux_biases"), beta=1.0, qpu={}).sample(ONE, 1), ValueError,
-     "qpu: expected a structured sampler such as DWaveSampler"),
     (lambda: TILED.sample(make_problem((1,), 3, seed=1), 5), ValueError,
      "fields: expected 0 with fast_anneal, which has no h, got other values; use TiledComposite(..., fields='anc"),
-    (lambda: DimodSampler(chip(), beta=10.0, qpu={"spins": 3}).sample(make_problem((1,), 4), 1), UnsupportedError,
+    (lambda: DimodSampler(TiledComposite(chip(), 3), beta=10.0).sample(make_problem((1,), 4), 1), UnsupportedError,
      "accepts at most 3 visible spins, got 4"),
-    (lambda: DimodSampler(chip(), beta=10.0, qpu={}).sample(make_problem((1,), 40), 1), UnsupportedError,
-     r"qpu\.spins: expected problems that fit on the chip"),
+    (lambda: DimodSampler(TiledComposite(chip(), 40), beta=10.0).sample(make_problem((1,), 40), 1), UnsupportedError,
+     "spins: expected tiles that fit on the chip, got 40 spins"),
+    (lambda: TiledComposite(chip(), 4).sample(dimod.BQM({v: 0.1 for v in range(500)}, {}, "SPIN")), ValueError,
+     "bqm: expected parts that fit into the "),
     # a backend as a dimod sampler
     (lambda: OceanSampler("mean_field"), ValueError, "expected a backend that draws samples, got 'mean_field'"),
     (lambda: OceanSampler("exat"), ValueError, "Did you mean 'exact'?"),
@@ -469,6 +494,11 @@ CALLS: list[tuple[Callable[[], Any], Any, str]] = [
 @pytest.mark.parametrize(("call", "error", "message"), CALLS, ids=range(len(CALLS)))
 def test_bad_calls(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     refuses(message, error, call)
+
+
+@pytest.mark.parametrize(("options", "error", "message"), OF_TILES, ids=range(len(OF_TILES)))
+def test_bad_options_of_tiles(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    refuses(message, error, lambda: TiledComposite(**{"child": chip(), "spins": 4, **options}))
 
 
 OF_OCEAN: list[tuple[dict[str, Any], str]] = [

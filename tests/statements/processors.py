@@ -18,22 +18,36 @@ from typer.testing import CliRunner
 import diabat
 from diabat import Ising, Samples, sampler
 from diabat.cli import app
-from diabat.samplers.dimod.budget import BudgetError
-from diabat.samplers.dimod.options import QPU, call_keywords
+from diabat.samplers.dimod.budget import BudgetError, estimated_access_us
+from diabat.samplers.dimod.options import call_keywords
+from diabat.samplers.dimod.tiled import TiledComposite
 from diabat.samplers.pseudolikelihood import calibration_error, fit_betas
-from diabat.testing.strict_qpu import StrictMockQPU
+from diabat.testing.strict_qpu import TIMING, StrictMockQPU
 from statements.table import F64, drawn, refused, says
 
 
+def tiled(chip: StrictMockQPU, **options: Any) -> dict[str, Any]:
+    """Options of the backend for fast anneals of small problems."""
+    composite = TiledComposite(chip, **{"spins": 3, "fields": "ancilla"} | options)
+    return {"sampler": composite, "parameters": {"fast_anneal": True, "annealing_time": 0.005}}
+
+
 @says
-def annealing_times() -> None:
-    """hardware: By default 5 with `fast`, 20,000 with `standard` |"""
-    chip = StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4], beta=10.0, sweeps=2)
-    for qpu, time in (({}, 0.005), ({"protocol": "standard", "fields": "direct"}, 20.0)):
-        assert QPU(**qpu).parameters["annealing_time"] == time
-        found = sampler("dimod", sampler=chip, beta=10.0, qpu=qpu).sample(Ising(torch.ones(2, 3)), 5, seed=1)
-        assert found.spins.shape == (5, 2, 3)
-    assert QPU(protocol="standard", annealing_time_ns=500).parameters == {"annealing_time": 0.5}
+def tiles_of_a_training_step() -> None:
+    """hardware: A Zephyr chip of 4800 qubits has 353 tiles of six spins with an ancilla and takes the step in one
+    submission: 2,691 qubits, at most 3 for one spin, .0406 s of access time for 100 reads.
+    hardware: `dry_run` and `max_qpu_seconds` count one submission of the whole chip for each call"""
+    chip = StrictMockQPU(topology_type="zephyr", topology_shape=[12, 4], beta=10.0)
+    options = tiled(chip, spins=6)
+    windows = drawn(64, 6)
+    visible = torch.ones(6, 6).tril().bool().expand(64, 6, 6)
+    step = Ising(windows.fields, windows.couplings, visible=visible)
+    report = sampler("dimod", **options, beta=10.0).dry_run(step, 100)
+    assert (chip.properties["num_qubits"], len(options["sampler"].tiles)) == (4800, 353)
+    assert (report.submissions, report.qubits, report.longest_chain) == (1, 2691, 3)
+    assert report.access_s == pytest.approx(0.0406, abs=5e-5)
+    other = sampler("dimod", sampler=EmbeddingComposite(chip), beta=10.0).dry_run(drawn(2, n=3), 100)
+    assert other.access_s == pytest.approx(2 * estimated_access_us(TIMING, 4800, {"num_reads": 100}) / 1e6)
 
 
 @says
@@ -84,32 +98,36 @@ def declared_temperatures() -> None:
     ):
         with refused(message):
             sampler("dimod", **options)
-    assert call_keywords(chip, {}, None)["auto_scale"] is False
+    assert call_keywords(chip, {})["auto_scale"] is False
 
 
 @says
 def ways_of_the_mock() -> None:
     """hardware: Without it only the reported law changes, to `diabatic`
     hardware: A flux bias that is too weak to hold a qubit is simulated without `schedule`, and refused with one.
-    hardware: Pauses and reverse anneals go through such a composite, by `anneal_schedule` and `initial_state`
-    in `parameters`. With `qpu` they are refused."""
+    hardware: Pauses are `anneal_schedule` in `parameters`. Reverse anneals, with `initial_state`, go through another
+    composite: `TiledComposite` refuses them."""
     shape: dict[str, Any] = {"topology_type": "zephyr", "topology_shape": [2, 4]}
     chip, problem = StrictMockQPU(**shape, beta=10.0, sweeps=10), drawn(2, n=3)
-    one, other = (sampler("dimod", sampler=chip, beta=10.0, qpu={}, law=law) for law in (None, "boltzmann"))
+    one, other = (sampler("dimod", **tiled(chip), beta=10.0, law=law) for law in (None, "boltzmann"))
     assert replace(one.capabilities, law="boltzmann") == other.capabilities
-    weak: dict[str, Any] = {"qpu": {"flux_bias": 1e-5}, "retries": 0}
-    assert sampler("dimod", sampler=chip, beta=10.0, **weak).sample(problem, 50).info["ancilla_flips"] > 0
+    weak = sampler("dimod", **tiled(chip, flux_bias=1e-5), beta=10.0).sample(problem, 50)
+    assert weak.info["ancilla_flips"] > 0
     anneal = StrictMockQPU(**shape, schedule="Advantage2_system1")
     with refused("flux_biases: expected 0 or enough", Exception):
-        sampler("dimod", sampler=anneal, beta=(10.0, 11.0), **weak).sample(problem, 5)
+        sampler("dimod", **tiled(anneal, flux_bias=1e-5), beta=(10.0, 11.0), retries=0).sample(problem, 5)
     pause = {"anneal_schedule": [[0, 0], [10, 0.5], [20, 0.5], [30, 1]]}
     back = {"anneal_schedule": [[0, 1], [10, 0.5], [20, 1]], "initial_state": {0: 1, 1: 1, 2: -1}}
     for parameters in (pause, back):
         options: dict[str, Any] = {"beta": 10.0, "parameters": parameters}
         found = sampler("dimod", sampler=EmbeddingComposite(chip), **options).sample(problem, 5)
         assert found.spins.shape == (5, 2, 3)
-        with refused("parameters: 'anneal_schedule' cannot be combined with qpu"):
-            sampler("dimod", sampler=chip, qpu={}, **options)
+        plain = TiledComposite(chip, 3)
+        if parameters is pause:
+            assert sampler("dimod", sampler=plain, **options).sample(problem, 5).num_reads == 5
+            continue
+        with refused("parameters: TiledComposite has no parameter 'initial_state'", TypeError):
+            sampler("dimod", sampler=plain, **options)
 
 
 @says
@@ -124,9 +142,8 @@ def paid_answers() -> None:
     problem = drawn(2, n=3)
 
     def reads(seed: int, **options: Any) -> Samples:
-        return sampler("dimod", sampler=chip, beta=10.0, qpu={}, max_reads=15, **options).sample(
-            problem, 10, seed=seed
-        )
+        paid = sampler("dimod", **tiled(chip), beta=10.0, max_reads=15, **options)
+        return paid.sample(problem, 10, seed=seed)
 
     assert [reads(seed).info["seed"] for seed in (1, 1)] == [None, None]
     with TemporaryDirectory() as folder, chdir(folder):
@@ -148,13 +165,15 @@ def parts_of_the_mock() -> None:
     """limitations: or simulates a noiseless anneal of parts of up to 16 qubits."""
     options: dict[str, Any] = {"schedule": "Advantage2_system1"}
     chip = StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4], **options)
-    backend = sampler("dimod", sampler=chip, beta=(10.0, 11.0), qpu={"fields": "gauge"}, retries=0)
-    for n in (15, 16):  # and one free spin
+    for n in (16, 17):
+        backend = sampler(
+            "dimod", **tiled(chip, spins=n, bandwidth=1, fields="direct"), beta=(10.0, 11.0), retries=0
+        )
         chain = Ising(
             torch.zeros(n), diabat.Edges([(j, j + 1) for j in range(n - 1)], torch.full((n - 1,), 0.1))
         )
-        if n == 15:
-            assert backend.sample(chain, 2, seed=1).spins.shape == (2, 15)
+        if n == 16:
+            assert backend.sample(chain, 2, seed=1).spins.shape == (2, 16)
         else:
             with refused("parts of at most 16 coupled qubits", Exception):
                 backend.sample(chain, 2, seed=1)

@@ -26,13 +26,13 @@ def submission_key(
     """sha256 of everything that an answer depends on.
 
     Args:
-        packed: Labels and couplings.
+        packed: The model.
         factor: Scale of the problems' biases.
         parameters: All keywords of the call.
         identity: The sampler, its options, the given seed and the number of the submission.
     """
     total = hashlib.sha256()
-    for array in (packed.labels, packed.pairs, *packed.scaled(factor)):
+    for array in (packed.biases.pairs, *packed.biases.scaled(factor)):
         total.update(f"{array.dtype.str}{array.shape}".encode())
         total.update(np.ascontiguousarray(array).tobytes())
     facts = {"parameters": dict(parameters), "identity": dict(identity)}

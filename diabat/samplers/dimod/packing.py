@@ -38,14 +38,6 @@ class Problem:
     pairs: IntArray
     couplings: FloatArray
 
-    @property
-    def matrix(self) -> FloatArray:
-        """The couplings as a symmetric matrix, float64 [m, m]."""
-        J = np.zeros((len(self.spins), len(self.spins)))
-        first, second = self.pairs.T
-        J[first, second] = J[second, first] = self.couplings
-        return J
-
 
 def program(ising: Ising, betas: Betas) -> list[Problem]:
     """Divide by the inverse temperatures of the device; problems without visible spins are omitted.
@@ -116,73 +108,31 @@ class Biases:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Problems packed into one quadratic model, with the mapping from its variables to their spins.
-
-    A logical spin is a chain of one or more variables; its value is that of the majority.  The last chains may be
-    gauge or ancilla spins, which belong to no problem.
+    """Problems packed into one quadratic model of the variables 0, 1, ..., one for each of their spins.
 
     Attributes:
-        labels: int64 [V], labels of the variables (qubits, on a chip).
-        fields: Linear biases, float64 [V].
-        pairs: int64 [E, 2], positions of coupled variables in ``labels``.
-        couplings: Quadratic biases that belong to the problems, float64 [E].
-        chains: Quadratic biases that hold chains together, float64 [E]; no scale applies to them.
-        rows: int64 [L], problem of each logical spin.
-        spins: int64 [L], spin of each logical spin within its problem.
-        starts: int64 [C], first variable of each chain, C >= L; chains follow each other.
-        gauges: int64 [L], chain by which a logical spin is multiplied; None without gauge spins.
-        parameters: Keywords of this submission only, such as flux biases.
-        first: Number that identifies the random numbers of the submission; None for its first problem.
+        biases: The model.
+        rows: int64 [V], problem of each variable.
+        spins: int64 [V], spin of each variable within its problem.
+        number: Identifies the random numbers of the submission.
         chip: What is programmed on the device; None where a composite does not tell.
     """
 
-    labels: IntArray
-    fields: FloatArray
-    pairs: IntArray
-    couplings: FloatArray
-    chains: FloatArray
+    biases: Biases
     rows: IntArray
     spins: IntArray
-    starts: IntArray
-    gauges: IntArray | None = None
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    first: int | None = None
+    number: int
     chip: Biases | None = None
 
-    @property
-    def number(self) -> int:
-        """``first``, or the first problem of the submission."""
-        return int(self.rows[0]) if self.first is None else self.first
-
-    @property
-    def biases(self) -> Biases:
-        """The biases of the model."""
-        return Biases(self.fields, self.pairs, self.couplings, self.chains, int(self.lengths.max()))
-
-    def part(self, variables: IntArray) -> Packed:
+    def part(self, variables: IntArray, number: int) -> Packed:
         """The model of some variables, which are coupled to no others."""
-        place = np.full(len(self.labels), -1, dtype=np.int64)
+        place = np.full(len(self.rows), -1, dtype=np.int64)
         place[variables] = np.arange(len(variables))
-        kept = place[self.pairs[:, 0]] >= 0
-        return Packed(
-            labels=np.arange(len(variables)),
-            fields=self.fields[variables],
-            pairs=place[self.pairs[kept]],
-            couplings=self.couplings[kept],
-            chains=self.chains[kept],
-            rows=self.rows[variables],
-            spins=self.spins[variables],
-            starts=np.arange(len(variables)),
+        whole, kept = self.biases, place[self.biases.pairs[:, 0]] >= 0
+        biases = Biases(
+            whole.fields[variables], place[whole.pairs[kept]], whole.couplings[kept], whole.chains[kept]
         )
-
-    @property
-    def lengths(self) -> IntArray:
-        """Number of variables of each chain, int64 [C]."""
-        return np.diff(self.starts, append=len(self.labels))
-
-    def scaled(self, factor: float) -> tuple[FloatArray, FloatArray]:
-        """Programmed linear [V] and quadratic [E] biases."""
-        return factor * self.fields, factor * self.couplings + self.chains
+        return Packed(biases, self.rows[variables], self.spins[variables], number)
 
 
 def coupling_totals(pairs: IntArray, values: FloatArray, count: int) -> FloatArray:
@@ -190,26 +140,23 @@ def coupling_totals(pairs: IntArray, values: FloatArray, count: int) -> FloatArr
     return np.bincount(pairs.reshape(-1), np.repeat(values, 2), minlength=count).astype(np.float64)
 
 
-def pack_plain(problems: Sequence[Problem], together: int) -> list[Packed]:
-    """Pack problems without an embedding, at most ``together`` per model; variables are 0, 1, ..."""
-    return [_plain(problems[i : i + together]) for i in range(0, len(problems), together)]
+def pack(problems: Sequence[Problem], together: int) -> list[Packed]:
+    """Pack at most ``together`` problems into a model; the first numbers the model."""
+    return [_joined(problems[i : i + together]) for i in range(0, len(problems), together)]
 
 
-def _plain(problems: Sequence[Problem]) -> Packed:
+def _joined(problems: Sequence[Problem]) -> Packed:
     sizes = [len(problem.spins) for problem in problems]
     starts = np.cumsum([0, *sizes])
     couplings = np.concatenate([problem.couplings for problem in problems])
-    places = np.arange(starts[-1])
-    return Packed(
-        labels=places,
+    biases = Biases(
         fields=np.concatenate([problem.fields for problem in problems]),
         pairs=np.concatenate([one.pairs + start for one, start in zip(problems, starts, strict=False)]),
         couplings=couplings,
         chains=np.zeros_like(couplings),
-        rows=np.repeat([problem.row for problem in problems], sizes),
-        spins=np.concatenate([problem.spins for problem in problems]),
-        starts=places,
     )
+    rows = np.repeat([problem.row for problem in problems], sizes)
+    return Packed(biases, rows, np.concatenate([problem.spins for problem in problems]), problems[0].row)
 
 
 Spins = NDArray[np.int8]
@@ -300,39 +247,3 @@ def _columns(sampleset: Any, labels: list[int]) -> Spins:
     if low is None or not np.isin(values, (low, 1)).all():
         raise ArgumentError("answer", f"expected spins or bits, got values of type {sampleset.vartype.name}.")
     return (values if low else 2 * values - 1).astype(np.int8)
-
-
-@dataclass(frozen=True, eq=False)
-class Logical:
-    """Spins of the problems, decoded from chains.
-
-    Attributes:
-        spins: ±1, int8 [R, L].
-        broken: Fraction of the chains of each read whose variables disagree, float64 [R].
-        flipped: Fraction of reads in which an ancilla is -1, which inverts the fields; None without ancillas.
-    """
-
-    spins: Spins
-    broken: FloatArray
-    flipped: float | None = None
-
-
-def logical_spins(spins: Spins, packed: Packed, random: np.random.Generator) -> Logical:
-    """Majority of each chain, with ties broken at random, times the gauge spin if there is one.
-
-    Args:
-        spins: int8 [R, V].
-        packed: The submission.
-        random: Generator for ties.
-    """
-    if len(packed.labels) == len(packed.rows):
-        return Logical(spins, np.zeros(len(spins)))
-    sums = np.add.reduceat(spins, packed.starts, axis=1, dtype=np.int64)
-    broken = (np.abs(sums) != packed.lengths).mean(axis=1)
-    tied = np.flatnonzero(sums == 0)
-    sums.reshape(-1)[tied] = 2 * random.integers(0, 2, len(tied)) - 1
-    values = np.where(sums > 0, 1, -1).astype(np.int8)
-    logical, others = values[:, : len(packed.rows)], values[:, len(packed.rows) :]
-    if packed.gauges is not None:
-        return Logical(logical * values[:, packed.gauges], broken)
-    return Logical(logical, broken, float((others < 0).mean()) if others.size else None)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diabat.samplers.diagnostics import Watched
-from diabat.samplers.dimod.packing import FRACTIONS, FloatArray, Logical, Reads
+from diabat.samplers.dimod.packing import FRACTIONS, FloatArray, Reads
 from diabat.samplers.dimod.submit import Submitter, Work
 
 WATCHED = (
@@ -17,10 +17,10 @@ WATCHED = (
         "chain_break_fraction.mean",
         "chain breaks, mean",
         most=0.05,
-        advice="use stronger qubit chains (qpu.chain_strength), or shorter ones",
+        advice="use stronger qubit chains (chain_strength), or shorter ones",
     ),
     Watched("chain_break_fraction.max", "chain breaks, most broken chain"),
-    Watched("ancilla_flips", "ancilla flips", most=0.05, advice="use a stronger qpu.flux_bias"),
+    Watched("ancilla_flips", "ancilla flips", most=0.05, advice="use a stronger flux_bias"),
     Watched("beta_fit.beta_h", "fitted beta of the fields", 0.7, 1.4, "declare or estimate beta anew"),
     Watched("beta_fit.beta_J", "fitted beta of couplings", 0.7, 1.4, "declare or estimate beta anew"),
 )
@@ -41,7 +41,7 @@ class Tally:
     access_us: float | None = None
     fractions: dict[str, list[FloatArray]] = field(default_factory=lambda: {name: [] for name in FRACTIONS})
 
-    def add(self, work: Work, reads: Reads, logical: Logical, cached: bool) -> None:
+    def add(self, work: Work, reads: Reads, cached: bool) -> None:
         """Count one answer."""
         self.submissions += 1
         self.cached += cached
@@ -54,9 +54,7 @@ class Tally:
             self.longest_chain = max(self.longest_chain, chip.longest_chain)
         if reads.access_us is not None and not cached:
             self.access_us = (self.access_us or 0.0) + reads.access_us
-        own = {} if work.packed.lengths.max() == 1 else {FRACTIONS[0]: logical.broken}
-        own |= {} if logical.flipped is None else {FRACTIONS[1]: np.array([logical.flipped])}
-        for name, values in (own | dict(reads.fractions)).items():
+        for name, values in reads.fractions.items():
             self.fractions[name].append(values)
 
     def info(self) -> dict[str, Any]:

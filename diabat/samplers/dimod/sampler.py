@@ -25,15 +25,12 @@ from diabat.samplers.dimod.cache import AnswerCache, check_plain
 from diabat.samplers.dimod.ledger import FileLedger, Ledger
 from diabat.samplers.dimod.limits import check_anneal, longest_run, stated_ranges
 from diabat.samplers.dimod.options import (
-    QPU,
     call_keywords,
     check_law,
     check_scale,
-    qpu_options,
     refuse_beside_default,
 )
-from diabat.samplers.dimod.packing import Packed, Problem, logical_spins, pack_plain, program
-from diabat.samplers.dimod.qpu_packing import Placement
+from diabat.samplers.dimod.packing import Packed, Problem, pack, program
 from diabat.samplers.dimod.report import WATCHED, DryRun, Tally, dry_run
 from diabat.samplers.dimod.submit import Submitter, Work, model, split_reads
 from diabat.samplers.dimod.target import (
@@ -66,8 +63,9 @@ class DimodSampler(Sampler):
     The law is Boltzmann only if you declare it (``law``); otherwise it is ``diabatic``, and only first-order agreement
     is expected.
 
-    Problems are submitted one after the other; with ``together``, or tiled over a chip (``qpu``), many at a time.  This
-    is the only backend with a Python loop over problems.  Rows with ``num_occurrences`` are expanded: there is one row
+    Problems are submitted one after the other; with ``together``, or tiled over a chip by a
+    :class:`diabat.samplers.dimod.tiled.TiledComposite`, many at a time.  This is the only backend with a Python loop
+    over problems.  Rows with ``num_occurrences`` are expanded: there is one row
     per read, and exactly the requested number of reads.
 
     Args:
@@ -75,9 +73,9 @@ class DimodSampler(Sampler):
             beta = 1 for 100 sweeps, with law ``boltzmann``.
         options: Keywords of its constructor, if ``sampler`` is a name; no tokens.
         parameters: Keywords of its ``sample``.
-        beta: Inverse temperature at which it samples programmed values: a number, (beta_h, beta_J), ``estimate`` (by
-            maximum pseudo-likelihood on 16 problems of ``qpu.spins`` spins, by default 6, before the first answer;
-            also fits every answer), or ``predicted`` (from ``qpu.schedule``, for spins of one qubit each).
+        beta: Inverse temperature at which it samples programmed values: a number, (beta_h, beta_J), or ``estimate``
+            (by maximum pseudo-likelihood on 16 problems of the spins of a tile, or of 6, before the first answer; also
+            fits every answer).
         law: ``boltzmann`` if the answers follow it at that temperature; None for another or unknown law, such as that
             of an optimiser.
         scale: Factor of the programmed values, which changes the effective temperature: None is 1, ``fit`` the
@@ -86,8 +84,6 @@ class DimodSampler(Sampler):
         reads_per_call: Largest number of reads of one submission; None uses the limit that the sampler reports.
         together: Problems in one submission, as independent parts of one model; None is 1, or with a
             :class:`diabat.samplers.dimod.tiled.TiledComposite` as many as its tiles hold.
-        qpu: How problems are placed on a D-Wave chip; see :class:`diabat.samplers.dimod.QPU`.  None submits the model
-            without an embedding, to a sampler or composite that accepts any model.
         cache_dir: Folder for answers; the same call with the same seed is then answered from it.
         max_reads: Largest total number of submitted reads: of this object, or with a ``cache_dir`` of all runs and
             processes that use that folder, counted in its ``spent.sqlite``.  Submissions that timed out, or were
@@ -113,13 +109,12 @@ class DimodSampler(Sampler):
         *,
         options: dict[str, Any] | None = None,
         parameters: dict[str, Any] | None = None,
-        beta: Literal["estimate", "predicted"] | float | tuple[float, float] | None = None,
+        beta: Literal["estimate"] | float | tuple[float, float] | None = None,
         law: Literal["boltzmann"] | None = None,
         scale: Literal["fit"] | float | None = None,
         num_reads: int = 1000,
         reads_per_call: int | None = None,
         together: int | None = None,
-        qpu: dict[str, Any] | QPU | None = None,
         cache_dir: str | Path | None = None,
         max_reads: int | None = None,
         max_qpu_seconds: float | None = None,
@@ -127,7 +122,7 @@ class DimodSampler(Sampler):
         retry_wait_s: float = 1.0,
     ) -> None:
         if sampler is None:
-            refuse_beside_default(options=options, parameters=parameters, beta=beta, qpu=qpu)
+            refuse_beside_default(options=options, parameters=parameters, beta=beta)
             sampler, parameters, beta, law = DEFAULT_SAMPLER, _DEFAULT_PARAMETERS, 1.0, "boltzmann"
         check_count("num_reads", num_reads)
         check_count("together", together, optional=True)
@@ -139,17 +134,9 @@ class DimodSampler(Sampler):
         if cache_dir is not None and not isinstance(cache_dir, str | Path):
             raise ArgumentError("cache_dir", f"expected a path or None, got {cache_dir!r}.")
         self.num_reads, self.together, self._reads_per_call = num_reads, together, reads_per_call
-        self.qpu, self._beta, self._scale = qpu_options(qpu), check_beta(beta), check_scale(scale)
+        self._beta, self._scale = check_beta(beta), check_scale(scale)
         check_law(law, self._scale, self._beta == "estimate")
         self._law: Literal["boltzmann", "diabatic"] = law or "diabatic"
-        if self.qpu is not None and together is not None:
-            raise ArgumentError(
-                "together", f"cannot be combined with qpu, which tiles the chip, got {together}."
-            )
-        if self.qpu is None and self._beta == "predicted":
-            raise ArgumentError(
-                "beta", "'predicted' needs qpu.schedule, the schedule of the solver, got no qpu."
-            )
         folder = None if cache_dir is None else Path(cache_dir)
         self._cache = None if folder is None else AnswerCache(folder)
         ledger = Ledger() if folder is None else FileLedger(folder / "spent.sqlite")
@@ -162,7 +149,7 @@ class DimodSampler(Sampler):
     @property
     def capabilities(self) -> Capabilities:
         """Fields and couplings with the declared law; reads only."""
-        limit = self._tiled.spins if self._tiled else None if self.qpu is None else self.qpu.spins
+        limit = self._tiled.spins if self._tiled else None
         return Capabilities(law=self._law, edges=True, max_spins=limit)
 
     @property
@@ -184,18 +171,13 @@ class DimodSampler(Sampler):
     def _find_betas(self, call: Sequence[Work]) -> Betas:
         """Find ``betas``; the budget must hold an estimate together with the call that it is for."""
         if isinstance(self._beta, Betas):
-            found = self._beta
-        elif self._beta == "predicted":
-            assert self.qpu is not None
-            found = self.qpu.predicted()
-        else:
-            one = self._round()
+            return self._beta
+        one = self._round()
 
-            def draw(problems: Ising, betas: Betas, left: int) -> Samples:
-                return self._draw(problems, betas, ESTIMATE_READS, 0, [*one * left, *call])[0]
+        def draw(problems: Ising, betas: Betas, left: int) -> Samples:
+            return self._draw(problems, betas, ESTIMATE_READS, 0, [*one * left, *call])[0]
 
-            found = estimate(draw, self._references)
-        return found if self.qpu is None else self.qpu.programmed(found)
+        return estimate(draw, self._references)
 
     @property
     def _unknown(self) -> bool:
@@ -255,10 +237,9 @@ class DimodSampler(Sampler):
         spins, tally = out.numpy(), Tally()
         works = self._works(ising, betas, num_reads, seed)
         for work, reads, cached in self._submitter.answers(works, later):
-            logical = logical_spins(reads.spins, work.packed, work.generator(0, 2))
             start = work.part * works[0].reads
-            spins[start : start + work.reads, work.packed.rows, work.packed.spins] = logical.spins
-            tally.add(work, reads, logical, cached)
+            spins[start : start + work.reads, work.packed.rows, work.packed.spins] = reads.spins
+            tally.add(work, reads, cached)
         out = out.reshape(num_reads, *ising.fields.shape).to(ising.fields.device)
         facts = tally.info() | self._facts(betas, works[0].factor if works else 1.0)
         return Samples(out, ising.visible_mask), facts
@@ -266,11 +247,7 @@ class DimodSampler(Sampler):
     def _works(self, ising: Ising, betas: Betas | None, num_reads: int, seed: int) -> list[Work]:
         """Program, pack, scale and check; nothing is submitted.  Without betas only the values are wrong."""
         problems = program(ising, betas or Betas(1.0, 1.0))
-        if self.qpu is None:
-            packed = self._packed(problems)
-        else:
-            band = None if ising.edges is None else ising.edges.bandwidth
-            packed = [replace(one, chip=one.biases) for one in self._placement.pack(problems, band)]
+        packed = self._packed(problems)
         parameters, properties = self._submitter.parameters, device_properties(self.target)
         ranges = stated_ranges(properties)
         factor = (
@@ -281,12 +258,6 @@ class DimodSampler(Sampler):
                 continue
             if betas is not None:
                 ranges.check(one.chip, factor)
-            if self._beta == "predicted" and (longest := int(one.lengths.max())) > 1:
-                raise ArgumentError(
-                    "beta",
-                    "'predicted' holds for spins of one qubit each, got qubit chains of up to "
-                    f"{longest}, which anneal more slowly; use 'estimate', or give a measured value.",
-                )
             if parameters.get("fast_anneal") and one.chip.fields.any():
                 raise ArgumentError(
                     "fields",
@@ -299,20 +270,14 @@ class DimodSampler(Sampler):
 
     def _packed(self, problems: Sequence[Problem]) -> list[Packed]:
         """Models of several problems, with what they program where that is known."""
-        if self._tiled is None:
-            packed = pack_plain(problems, self.together or 1)
+        tiled = self._tiled
+        if tiled is None:
+            packed = pack(problems, self.together or 1)
             return packed if self._submitter.embeds else [replace(one, chip=one.biases) for one in packed]
-        joined = pack_plain(problems, self.together or max(1, len(problems)))
-        parts = [one.part(np.array(batch)) for one in joined for batch in self._tiled.batches(model(one))]
-        chips = [self._tiled.programmed(model(part)) for part in parts]
-        return [
-            replace(part, first=n, chip=chip) for n, (part, chip) in enumerate(zip(parts, chips, strict=True))
-        ]
-
-    @cached_property
-    def _placement(self) -> Placement:
-        assert self.qpu is not None
-        return Placement(self.qpu, self.target)
+        joined = pack(problems, self.together or max(1, len(problems)))
+        batches = [(one, np.array(batch)) for one in joined for batch in tiled.batches(model(one))]
+        parts = [one.part(batch, number) for number, (one, batch) in enumerate(batches)]
+        return [replace(part, chip=tiled.programmed(model(part))) for part in parts]
 
     @cached_property
     def _submitter(self) -> Submitter:
@@ -327,7 +292,7 @@ class DimodSampler(Sampler):
         check_held(target, parameters, self._beta)
         if self._law == "boltzmann":
             refuse_optimisers(target)
-        keywords = call_keywords(target, parameters, self.qpu)
+        keywords = call_keywords(target, parameters)
         check_anneal(keywords, device_properties(target))
         access = access_time(target)
         if self.budget.max_seconds is not None and access is None:

@@ -103,14 +103,12 @@ class Work:
 
 
 def model(packed: Packed, factor: float = 1.0) -> Any:
-    """The dimod model, with the variables in the order of ``packed.labels``."""
+    """The dimod model."""
     import dimod
 
-    h, J = packed.scaled(factor)
-    terms = h, (*packed.pairs.T, J), 0.0
-    return dimod.BinaryQuadraticModel.from_numpy_vectors(
-        *terms, "SPIN", variable_order=packed.labels.tolist()
-    )
+    h, J = packed.biases.scaled(factor)
+    terms = h, (*packed.biases.pairs.T, J), 0.0
+    return dimod.BinaryQuadraticModel.from_numpy_vectors(*terms, "SPIN", variable_order=range(len(h)))
 
 
 def split_reads(
@@ -177,7 +175,7 @@ class Submitter:
     ) -> Iterator[tuple[Work, Reads, bool]]:
         """Answer all work in order; **this is the only Python loop over problems in this package**.
 
-        dimod accepts one model at a time; ``together`` and tiling combine many problems in one model.
+        dimod accepts one model at a time; ``together`` and tiles combine many problems in one model.
 
         Args:
             works: What is answered.
@@ -215,7 +213,7 @@ class Submitter:
         if self.access is None:
             return None
         try:
-            given: Any = self.access(self._qubits(packed), self._keywords(packed, reads))
+            given: Any = self.access(self._qubits(packed), self._keywords(reads))
         except Exception as error:  # invalid timing data raises many types
             given = safe_message(error)
         told = valid_time(given)
@@ -231,7 +229,7 @@ class Submitter:
         """Qubits that are read; all of the chip where a composite does not tell."""
         if packed.chip is not None:
             return len(packed.chip.fields)
-        return int(device_properties(self.sampler).get("num_qubits", len(packed.labels)))
+        return int(device_properties(self.sampler).get("num_qubits", len(packed.rows)))
 
     def answer(self, work: Work) -> tuple[Reads, bool]:
         """Return exactly the requested reads of one piece of work, and whether all came from the cache.
@@ -262,7 +260,7 @@ class Submitter:
     def _call(self, work: Work, reads: int, part: int) -> tuple[Reads, bool]:
         if self.cache is None:
             return self._asked(work, reads, part), False
-        key, size = self._key(work, reads, part), (len(work.packed.labels), reads)
+        key, size = self._key(work, reads, part), (len(work.packed.rows), reads)
         if (stored := self.cache.load(key, *size, quiet=True)) is not None:
             return stored, True
         with self.cache.asking(key):
@@ -275,9 +273,9 @@ class Submitter:
 
     def _asked(self, work: Work, reads: int, part: int) -> Reads:
         """Submit; the answer may have fewer reads."""
-        labels = work.packed.labels.tolist()
+        labels = list(range(len(work.packed.rows)))
         seconds = self._seconds(work.packed, reads)
-        keywords = self._keywords(work.packed, reads)
+        keywords = self._keywords(reads)
         if self.seeded:  # below 2^31, as samplers in C expect
             keywords["seed"] = int(work.stream(part).generate_state(1)[0] >> 1)
 
@@ -298,13 +296,12 @@ class Submitter:
         held.settle(len(found.spins), None if found.access_us is None else found.access_us / 1e6)
         return found
 
-    def _keywords(self, packed: Packed, reads: int) -> dict[str, Any]:
-        return {**self.parameters, **packed.parameters, "num_reads": reads}
+    def _keywords(self, reads: int) -> dict[str, Any]:
+        return {**self.parameters, "num_reads": reads}
 
     def _key(self, work: Work, reads: int, part: int) -> str:
         place = {"seed": work.seed, "row": work.packed.number, "part": [work.part, part]}
-        keywords = self._keywords(work.packed, reads)
-        return submission_key(work.packed, work.factor, keywords, self._identity | place)
+        return submission_key(work.packed, work.factor, self._keywords(reads), self._identity | place)
 
 
 def _joined(parts: list[Reads], reads: int) -> Reads:

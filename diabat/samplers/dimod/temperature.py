@@ -1,4 +1,4 @@
-"""The temperature of a device: declared, predicted or estimated."""
+"""The temperature of a device: declared or estimated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from diabat.samplers.answers import Samples
 from diabat.samplers.dimod.target import accepted_parameters, device_properties, family
 from diabat.samplers.pseudolikelihood import calibration_error, fit_betas, log_pseudolikelihood
 
-Mode = Literal["estimate", "predicted"]
+Mode = Literal["estimate"]
 Beta = Mode | float | tuple[float, float]
 
 # The first guess of an estimate: reference problems programmed at 1/16 of their strength are weak on any device
@@ -47,7 +47,7 @@ _NO_LAW = (
 
 
 def check_beta(beta: Beta | None) -> Mode | Betas:
-    """Check ``beta``: inverse temperatures, or the method to find them.
+    """Check ``beta``: inverse temperatures, or ``estimate``.
 
     Raises:
         ValueError: If it is neither.
@@ -56,19 +56,17 @@ def check_beta(beta: Beta | None) -> Mode | Betas:
         raise ArgumentError(
             "beta",
             "expected the inverse temperature at which the sampler answers programmed values (a number, or two "
-            "for fields and couplings), 'estimate', or 'predicted' with qpu.schedule, got None; the temperature of an "
-            "annealer is not that of the problem.",
+            "for fields and couplings) or 'estimate', got None; the temperature of an annealer is not that of the "
+            "problem.",
         )
     if isinstance(beta, str):
-        if beta in ("estimate", "predicted"):
+        if beta == "estimate":
             return beta
     else:
         values = tuple(beta) if isinstance(beta, (tuple, list)) else (beta, beta)
         if len(values) == 2 and all(is_positive(value) for value in values):
             return Betas(float(values[0]), float(values[1]))
-    raise ArgumentError(
-        "beta", f"expected a positive number, two of them, 'estimate' or 'predicted', got {beta!r}."
-    )
+    raise ArgumentError("beta", f"expected a positive number, two of them or 'estimate', got {beta!r}.")
 
 
 def check_held(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Betas) -> None:
