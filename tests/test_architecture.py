@@ -367,7 +367,6 @@ OWN_READS = {
     ("config/keys.py", "read_text"): "sources of the package, perhaps in an archive",
     ("circuits/schedules.py", "open"): "schedules of the package, perhaps in an archive",
     ("circuits/schedules.py", "load"): "the same",
-    ("samplers/dimod/ledger.py", "connect"): "SQLite opens files by their name; checked before",
     ("huggingface/loading.py", "safe_open"): "names of tensors of an adapter that was checked and loaded",
     ("config/yaml_files.py", "read_bytes"): "calls read_file",
     ("problem_files/__init__.py", "read_bytes"): "that one",

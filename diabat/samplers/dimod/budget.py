@@ -127,6 +127,8 @@ def _naming_the_file() -> Iterator[None]:
         raise BudgetError(
             "cache_dir", f"cannot write '{error.filename}' ({error.strerror}); nothing was submitted."
         ) from error
+    except ArgumentError as error:  # damaged, or cannot be locked
+        raise BudgetError("cache_dir", error.reason) from error
 
 
 @dataclass(frozen=True)

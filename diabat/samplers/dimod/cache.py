@@ -6,7 +6,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from diabat.checks import ArgumentError, ArgumentTypeError, escaped
 from diabat.files import create_file, read_file, replacing
+from diabat.samplers.dimod.ledger import locked
 from diabat.samplers.dimod.packing import FRACTIONS, Packed, Reads, most_reads
 
 # Size of a file besides its reads: names, shapes and key.
@@ -63,7 +64,7 @@ def check_plain(name: str, values: Mapping[str, Any]) -> None:
 
 
 class AnswerCache:
-    """Files ``<key>.safetensors`` in one folder, written atomically, and up to 256 empty files for locks.
+    """Files ``<key>.safetensors`` in one folder, written atomically, and up to 257 empty files for locks.
 
     Args:
         folder: Created when the first answer is stored.
@@ -87,21 +88,8 @@ class AnswerCache:
         Raises:
             ValueError: If the folder or its lock cannot be written, before anything is paid for.
         """
-        from filelock import FileLock
-
-        path = self.folder / f".{key[:2]}.lock"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(path)
-            lock.acquire()
-        except (OSError, NotImplementedError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise ArgumentError("cache_dir", f"cannot lock '{path}' ({reason}).") from error
-        try:
+        with locked(self.folder / f".{key[:2]}.lock"):
             yield
-        finally:
-            with suppress(OSError):  # the lock ends with the process
-                lock.release()
 
     def load(self, key: str, columns: int, asked: int, *, quiet: bool = False) -> Reads | None:
         """Return a stored answer; None if there is none, or, with a warning, if its file is damaged.

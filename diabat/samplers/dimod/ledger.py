@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import math
-import sqlite3
-import stat
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, check_number, is_integer
+from diabat.files import parse_json, read_file, replace_file, to_json
 
 # A module-level lock: samplers are copied and sent to other processes, which a lock of an object prevents.
 _LOCK = threading.Lock()
-_LONGEST_WAIT_S = 60.0
-_TABLE = "CREATE TABLE spent (reads INTEGER, seconds REAL)"
-_BESIDE = ("", "-journal", "-wal", "-shm")  # what SQLite adds to the name of a file
-_MOST_BYTES = 1 << 20  # a ledger has some pages of 4 KiB
-_MOST_READS = 1 << 62  # of 63 bits that SQLite has
-# Errors of SQLite for files that are not a ledger, or are damaged.
-_DAMAGED = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_MOST_BYTES = 1 << 12
 
 
 class Spent(NamedTuple):
@@ -37,7 +28,7 @@ class Spent(NamedTuple):
 
 
 class Ledger:
-    """A ledger in memory."""
+    """The record of what was used, in memory."""
 
     def __init__(self) -> None:
         self._spent = Spent()
@@ -54,17 +45,16 @@ class Ledger:
 
 
 class FileLedger(Ledger):
-    """A ledger in an SQLite file; every change is a separate transaction.
+    """The record in a JSON file, for all runs and processes that use it.
 
-    An entry is on disk before its submission, and the sum includes all earlier entries: of two processes that add an
-    entry at the same time, one sees the entry of the other.  (Network file systems may not guarantee this.)
+    An entry is on disk before its submission, and entries are made one after the other: of two processes that add one
+    at the same time, the second sees that of the first.  (Network file systems may not guarantee this.)
 
     Args:
-        path: The file; the first entry creates it with its folder.
+        path: The file; the first entry creates it with its folder, and beside it an empty file for a lock.
 
     Raises:
-        ValueError: If the file is no ledger: it has other tables, views or triggers, which SQLite would run, more than
-            1 MiB, or values that are no counts.
+        ValueError: If the file holds anything else than two counts, or cannot be locked.
         OSError: If the file cannot be written, or is a link; the error names the file.
     """
 
@@ -73,81 +63,49 @@ class FileLedger(Ledger):
 
     def total(self) -> Spent:
         """The sum of all entries in the file."""
-        if not self._exists():
+        try:
+            found = parse_json(read_file(self.path, _MOST_BYTES))
+            if set(found) != {"reads", "seconds"}:
+                raise ValueError("other entries")
+            if not is_integer(found["reads"]) or found["reads"] < 0:
+                raise ValueError(f"{found['reads']!r:.60} reads")
+            check_number("seconds", found["seconds"], "[0, inf)")
+        except FileNotFoundError:
             return Spent()
-        with self._transaction("BEGIN") as database:
-            return self._sum(database)
+        except (ValueError, TypeError) as error:
+            raise ArgumentError(
+                "cache_dir",
+                f"expected reads and seconds in '{self.path}', got a damaged file ({error}); restore a copy of it, or "
+                "delete it to count from zero.",
+            ) from None
+        return Spent(found["reads"], float(found["seconds"]))
 
     def add(self, reads: int, seconds: float) -> Spent:
-        """Add to the sum in one transaction, which is on disk when this returns."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._exists()
-        with self._transaction("BEGIN IMMEDIATE") as database:
-            spent = self._sum(database).plus(reads, seconds)
-            if spent.reads > _MOST_READS or spent.seconds == math.inf:
-                raise self._damage(f"{tuple(spent)}")
-            database.execute(_TABLE.replace("TABLE", "TABLE IF NOT EXISTS"))
-            database.execute("DELETE FROM spent")
-            database.execute("INSERT INTO spent VALUES (?, ?)", spent)
+        """Add to the sum, which is on disk when this returns."""
+        with locked(self.path.with_name(f".{self.path.name}.lock")):
+            spent = self.total().plus(reads, seconds)
+            replace_file(self.path, to_json(spent._asdict()))
         return spent
 
-    def _exists(self) -> bool:
-        """Whether the file exists; refuses a link, also in the place of a file that SQLite opens with it.
 
-        The file is not opened: closing a file releases all locks of the process on it, also those of other threads.
-        """
-        there = []
-        for path in (self.path.with_name(self.path.name + more) for more in _BESIDE):
-            try:
-                found = path.lstat()
-            except FileNotFoundError:
-                continue
-            if stat.S_ISLNK(found.st_mode):
-                raise OSError(errno.ELOOP, "a symbolic link, which is not followed", str(path))
-            if not stat.S_ISREG(found.st_mode):
-                raise OSError(errno.EINVAL, "no regular file", str(path))
-            if found.st_size > _MOST_BYTES:
-                raise self._damage(f"{found.st_size} bytes in {path.name}")
-            there.append(path)
-        return self.path in there
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock, whose file is made with its folder; wait for others that hold it.
 
-    @contextmanager
-    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
-        """Run one transaction on a new connection, because samplers are copied, forked and used by threads."""
-        try:
-            with closing(
-                sqlite3.connect(self.path, timeout=_LONGEST_WAIT_S, isolation_level=None)
-            ) as database:
-                database.text_factory = bytes
-                database.execute("PRAGMA trusted_schema = OFF")
-                database.execute("PRAGMA synchronous = FULL")
-                database.execute(begin)
-                yield database
-                database.execute("COMMIT")
-        except sqlite3.Error as error:
-            if error.sqlite_errorcode & 0xFF in _DAMAGED:
-                raise self._damage(str(error)) from None
-            code = errno.ENOSPC if error.sqlite_errorcode == sqlite3.SQLITE_FULL else errno.EIO
-            raise OSError(code, str(error), str(self.path)) from error
+    Raises:
+        ValueError: If the folder or its lock cannot be written.
+    """
+    from filelock import FileLock
 
-    def _sum(self, database: sqlite3.Connection) -> Spent:
-        schema = database.execute("SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 2").fetchall()
-        if not schema:
-            return Spent()  # created, but still empty
-        # Before anything is asked: a view in the place of the table, or a trigger, is code.
-        if schema != [(b"table", b"spent", b"spent", _TABLE.encode())]:
-            raise self._damage(f"one with {b', '.join(b' '.join(entry[:2]) for entry in schema)!r:.60}")
-        rows = database.execute("SELECT reads, seconds FROM spent LIMIT 2").fetchall()
-        if len(rows) != 1 or [type(value) for value in rows[0]] != [int, float]:
-            raise self._damage(f"{rows!r:.60}")
-        spent = Spent(*rows[0])
-        if not (0 <= spent.reads <= _MOST_READS and 0 <= spent.seconds < math.inf):
-            raise self._damage(f"{tuple(spent)}")
-        return spent
-
-    def _damage(self, got: str) -> ArgumentError:
-        return ArgumentError(
-            "cache_dir",
-            f"expected a ledger of reads and seconds in '{self.path}', got {got}; restore a copy of it, or "
-            "delete it to count from zero.",
-        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
+        lock.acquire(poll_interval=0.01)
+    except (OSError, NotImplementedError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ArgumentError("cache_dir", f"cannot lock '{path}' ({reason}).") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the lock ends with the process
+            lock.release()

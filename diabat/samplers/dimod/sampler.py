@@ -86,7 +86,7 @@ class DimodSampler(Sampler):
             :class:`diabat.samplers.dimod.tiled.TiledComposite` as many as its tiles hold.
         cache_dir: Folder for answers; the same call with the same seed is then answered from it.
         max_reads: Largest total number of submitted reads: of this object, or with a ``cache_dir`` of all runs and
-            processes that use that folder, counted in its ``spent.sqlite``.  Submissions that timed out, or were
+            processes that use that folder, counted in its ``spent.json``.  Submissions that timed out, or were
             running when a run ended, count with their estimate, because they may have been answered.
         max_qpu_seconds: Largest total processor access time, estimated before and counted after each submission.
         retries: Further attempts after a network failure.
@@ -139,7 +139,7 @@ class DimodSampler(Sampler):
         self._law: Literal["boltzmann", "diabatic"] = law or "diabatic"
         folder = None if cache_dir is None else Path(cache_dir)
         self._cache = None if folder is None else AnswerCache(folder)
-        ledger = Ledger() if folder is None else FileLedger(folder / "spent.sqlite")
+        ledger = Ledger() if folder is None else FileLedger(folder / "spent.json")
         self.budget = Budget(max_reads, max_qpu_seconds, ledger)
         self._attempts = (retries, retry_wait_s)
         self._given = (sampler, options, parameters or {})
