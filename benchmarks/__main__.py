@@ -2,7 +2,6 @@
 
 python -m benchmarks                                    # all of them, about 15 minutes
 python -m benchmarks --only exact '^tempering/one'      # cases whose names match one of these regular expressions
-python -m benchmarks --only growth --figures docs/images
 python -m benchmarks --only llama --against ../before   # the same cases with diabat of that checkout, in turn
 
 CPU time of one thread, median of five rounds in which a case and its peers take turns; a time is of one unit of work.
@@ -28,7 +27,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before OpenJij is loaded
 
 import torch
 
-from benchmarks import figures, report
+from benchmarks import report
 from benchmarks.case import Case
 from benchmarks.children import compare, run
 from benchmarks.runner import EFFORTS, OURS, Row, measure
@@ -37,7 +36,7 @@ from diabat.progress import new_bar
 
 def load_cases() -> dict[str, Case]:
     """Return all cases by name."""
-    names = "computed tempering sparse anneals layers gpt games huggingface startup growth"
+    names = "computed tempering sparse anneals layers gpt games huggingface startup"
     subjects = [import_module(f"benchmarks.{name}") for name in names.split()]
     cases = [case for subject in subjects for case in subject.cases()]
     return {case.name: case for case in cases}
@@ -64,14 +63,13 @@ def prepare() -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure, print and draw; 1 if a case failed."""
+    """Measure and print; 1 if a case failed."""
     as_it_is = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__, formatter_class=as_it_is)
     parser.add_argument("--only", nargs="+", metavar="PATTERN", default=[""], help="cases that match one")
     parser.add_argument("--quick", action="store_true", help="half of the sizes, three short rounds")
     parser.add_argument("--against", type=Path, metavar="PATH", help="another checkout in place of the peers")
     parser.add_argument("--json", action="store_true", help="one JSON document in place of tables")
-    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="draw growth-FIGURE.png there")
     options = parser.parse_args(words)
     cases = load_cases()
     chosen = [case for name, case in cases.items() if any(re.search(p, name) for p in options.only)]
@@ -93,8 +91,6 @@ def main(words: Sequence[str] | None = None) -> int:
             rows += found
             if not options.json:
                 report.show(subject, cases, found)
-    if options.figures:
-        figures.draw(cases, rows, options.figures)
     print(report.as_json(rows) if options.json else report.summary(cases, rows))
     return int(any(OURS in row.errors for row in rows))
 

@@ -61,7 +61,7 @@ class Case:
     """One row of the report for each size.
 
     Attributes:
-        name: SUBJECT/WHAT; growth/FIGURE/LINE is drawn as well.
+        name: SUBJECT/WHAT.
         build: What is timed.
         sizes: Increasing numbers, or names.
         label: What the sizes are.

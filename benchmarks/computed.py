@@ -79,7 +79,9 @@ def exact() -> list[Case]:
     }
     by_autograd = {"half-split": Peer(lambda n: peers.half_split_gradients(batch(n)))}
     sizes = (4, 8, 12, 16, 20)
+    alone = {"softmax": Peer(lambda n: peers.enumeration(problem(n)), last=20)}
     return [
+        Case("exact/one problem", lambda n: moments("exact", problem(n)), (*sizes, 24), "n", "query", alone),
         Case("exact/batch", lambda n: moments("exact", batch(n)), sizes, "n", "query", both),
         Case("exact/gradients", lambda n: gradients("exact", batch(n)), sizes[:4], "n", "query", by_autograd),
         Case("exact/large", large, (24, 30), "n", "query", fresh=True),

@@ -14,7 +14,6 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 import diabat
 from benchmarks import peers
 from benchmarks.case import Call, Case, Peer, Work
-from benchmarks.growth import layer, step
 from diabat.models import Transformer, TransformerOptions
 
 SYMBOLS, BATCH, LENGTH, FEATURES, HEADS = 61, 64, 512, 64, 8
@@ -29,7 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def cases() -> list[Case]:
     """All of them."""
-    parts = (one_layer, training, compiled, mapped, long_sequences, padded, decoding)
+    parts = (one_layer, windows, training, compiled, mapped, long_sequences, padded, decoding)
     return [case for part in parts for case in part()]
 
 
@@ -65,6 +64,37 @@ def one_layer() -> list[Case]:
         Case("layer/mode softmax", softmax, sizes, "T", peers={"SDPA in the same layer": sdpa}),
         Case("layer/one J of 20 in one head", strong, ("odds", "far odds"), "", peers={"J of 0.3": weak}),
     ]
+
+
+def windows() -> list[Case]:
+    """A layer forward and backward: 64 sequences, one head, width 64, projections included."""
+    sizes = range(4, 17, 2)
+    short = {4: 1 / 0.8, 6: 1 / 0.9, 8: 1.0} | dict.fromkeys(sizes[3:], 0.5)
+    softmax = Peer(lambda T: step(peers.Softmax(FEATURES), T), {4: 1.5, 6: 1.5, 8: 1.5, 16: 3.0})
+    compared = {
+        "short torch layer": Peer(lambda T: step(peers.ShortLayer(FEATURES, T), T), short),
+        "scaled_dot_product_attention": softmax,
+    }
+    return [
+        Case("layer/window, exact", lambda T: step(layer("exact", T), T), sizes, "T", "step", compared),
+        Case("layer/window, mean_field", lambda T: step(layer("mean_field", T), T), sizes, "T", "step"),
+    ]
+
+
+def layer(
+    backend: str, window: int, width: int = FEATURES, heads: int = 1, **options: Any
+) -> diabat.BoltzmannAttention:
+    """A layer with couplings that are not zero."""
+    made = diabat.BoltzmannAttention(width, heads, window, sampler=backend, **options)
+    if made.couplings.pairs is not None:
+        nn.init.normal_(made.couplings.pairs, std=0.3)
+    return made
+
+
+def step(attention: nn.Module, window: int, sequences: int = BATCH, width: int = FEATURES) -> Call:
+    """Forward and backward of random sequences."""
+    x = torch.randn(sequences, window, width, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    return lambda: attention(x).sum().backward()
 
 
 def model(mode: str, window: int, sampler: str = "exact", **options: Any) -> tuple[nn.Module, Tensor, Tensor]:

@@ -218,51 +218,16 @@ ANNEALERS: dict[str, tuple[Annealing, str]] = {
 }
 
 
-def annealers(build: Callable[..., Work], target: Target = None, last: float = math.inf) -> dict[str, Peer]:
+def annealers(build: Callable[..., Work], target: Target = None) -> dict[str, Peer]:
     """Simulated annealing of other programs; ``build(size, run=...)`` is timed."""
-    return {
-        name: Peer(partial(build, run=run), target, module, last) for name, (run, module) in ANNEALERS.items()
-    }
+    return {name: Peer(partial(build, run=run), target, module) for name, (run, module) in ANNEALERS.items()}
 
 
-def annealed(annealing: Annealing, ising: Ising, reads: int = 16, sweeps: int = 32) -> Work:
+def annealed(annealing: Annealing, ising: Ising, reads: int, sweeps: int) -> Work:
     """Reads at beta = 1 of one problem after another, from models that are built; a unit is a problem."""
     h = ising.fields.reshape(-1, ising.num_spins)
     models = [to_bqm(Ising(row, ising.held_couplings)) for row in h]
     return Work(lambda: [annealing(model, reads, [1.0] * sweeps) for model in models], len(models))
-
-
-def thrml(ising: Ising, reads: int = 16, sweeps: int = 32) -> Call:
-    """THRML's block Gibbs sampling: one colour of the graph at a time, compiled by jax before the clock starts."""
-    import jax
-    import networkx as nx
-    from thrml import Block, SamplingSchedule, SpinNode, sample_states
-    from thrml.models import IsingEBM, IsingSamplingProgram, hinton_init
-
-    edges = ising.edges
-    assert edges is not None
-    graph = nx.Graph()
-    graph.add_nodes_from(range(ising.num_spins))
-    graph.add_edges_from(edges.index.tolist())
-    colour = nx.coloring.greedy_color(graph)
-    nodes = [SpinNode() for _ in range(ising.num_spins)]
-    groups: list[list[Any]] = [[] for _ in range(1 + max(colour.values()))]
-    for spin, node in enumerate(nodes):
-        groups[colour[spin]].append(node)
-    blocks = [Block(group) for group in groups]
-    pairs = [(nodes[j], nodes[k]) for j, k in edges.index.tolist()]
-    h, J = (jax.numpy.asarray(tensor.numpy()) for tensor in (ising.fields, edges.values))
-    model = IsingEBM(nodes, pairs, h, J, jax.numpy.asarray(1.0))
-    program = IsingSamplingProgram(model, blocks, clamped_blocks=[])
-    schedule = SamplingSchedule(n_warmup=sweeps - 1, n_samples=1, steps_per_sample=1)
-
-    def run(key: Any) -> Any:
-        start = hinton_init(key, model, blocks, (reads,))
-        keys = jax.random.split(key, reads)
-        return jax.vmap(lambda k, s: sample_states(k, program, schedule, s, [], [Block(nodes)]))(keys, start)
-
-    compiled = jax.jit(run)
-    return lambda: jax.block_until_ready(compiled(jax.random.key(1)))
 
 
 def plugin_layer(ising: Ising, queries: int) -> Work:

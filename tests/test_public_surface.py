@@ -28,15 +28,15 @@ def test_import_loads_nothing_heavy_and_no_torch(name: str) -> None:
     assert loaded_by(f"import {name}") == set()
 
 
-def test_small_problems_are_solved_without_heavy_libraries() -> None:
-    """They wait for the first problem that needs them; torch.broadcast_shapes, for one, loads sympy."""
+def test_heavy_libraries_wait_for_the_first_answer() -> None:
+    """Then numba is loaded, and nothing else; torch.broadcast_shapes, for one, loads sympy."""
     code = (
         "import torch, diabat\n"
         "[diabat.sampler(name) for name in ('exact', 'mean_field', 'dqa')]\n"
         "problem = diabat.Ising(torch.zeros(4, 6), torch.zeros(6, 6), torch.ones(6, dtype=bool))\n"
-        "diabat.sampler('exact').moments(problem)"
     )
     assert loaded_by(code) == {"torch"}
+    assert loaded_by(f"{code}diabat.sampler('exact').moments(problem)") == {"torch", "numba"}
 
 
 def test_layers_train_without_the_compiler_of_torch() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import children, figures, report, runner
+from benchmarks import children, report, runner
 from benchmarks.case import Build, Case, Peer, Work
 from benchmarks.runner import EFFORTS, OURS, Effort, Row, measure
 
@@ -112,8 +111,8 @@ def test_what_fails_is_named_and_the_rest_is_measured(clock: Clock) -> None:
 @pytest.fixture
 def table(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> dict[str, Case]:
     """A table of three cases in place of the real one."""
-    drawn = Case("growth/figure/line", lambda _: clock.spend("", 1e-3))
-    made = {one.name: one for one in (case(clock), Case("other/fails", failing), drawn)}
+    short = Case("third/line", lambda _: clock.spend("", 1e-3))
+    made = {one.name: one for one in (case(clock), Case("other/fails", failing), short)}
     monkeypatch.setattr(command, "load_cases", lambda: made)
     return made
 
@@ -132,7 +131,7 @@ def test_only_chooses_by_names_and_quick_by_sizes(run: Any) -> None:
     status, out = run("--only", "^some", "line$", "--quick", "--json")
     assert status == 0
     assert [(row["case"], row["size"]) for row in json.loads(out)["rows"]] == [
-        ("some/linear", 1), ("some/linear", 100), ("growth/figure/line", ""),
+        ("some/linear", 1), ("some/linear", 100), ("third/line", ""),
     ]  # fmt: skip
 
 
@@ -193,7 +192,7 @@ def test_names_of_the_table_are_different_and_its_targets_are_of_sizes() -> None
     for one in cases.values():
         for target in (one.target, *(peer.target for peer in one.peers.values())):
             assert not isinstance(target, dict) or set(target) <= set(one.sizes), one.name
-        assert one.name.count("/") == 1 + one.name.startswith(figures.GROWTH)
+        assert one.name.count("/") == 1
         json.dumps(list(one.sizes))  # for children
 
 
@@ -204,20 +203,3 @@ RATIOS = {0.0052: "1/192", 0.05: "1/20.0", 0.5: "0.50", 12.3: "12"}
 def test_durations_have_three_digits_and_ratios_far_below_one_are_fractions() -> None:
     assert {seconds: report.duration(seconds) for seconds in DURATIONS} == DURATIONS
     assert {ratio: report.factor(ratio) for ratio in RATIOS} == RATIOS
-
-
-def test_figures_label_every_line(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = ("square", "as slow", "slow too")
-    peers = {name: Peer(clock.line(name, lambda n: 1e-3 * n * n)) for name in slow}
-    drawn = Case("growth/some/linear", clock.line("linear", lambda n: 1e-3 * n), (1, 10), peers=peers)
-    saved: list[Any] = []
-    monkeypatch.setattr(figures, "save_figure", lambda figure, path: saved.append((figure, path)))
-    figures.draw({drawn.name: drawn}, list(measure(drawn, drawn.sizes, EFFORT)), tmp_path)
-    ((figure, path),) = saved
-    (axis,) = figure.axes
-    assert path == tmp_path / "growth-some.png"
-    labels = {text.get_text(): text.xyann[1] for text in axis.texts}
-    assert set(labels) == {"linear", *peers}
-    heights = sorted(labels.values())
-    assert heights[-1] <= 1
-    assert all(above - below > 0.05 for below, above in pairwise(heights))
