@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import unittest
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import dimod
+import dimod.testing
 import numpy as np
 from dwave.samplers import SimulatedAnnealingSampler
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +19,15 @@ from diabat.samplers.tempering import TemperingSampler
 
 HELD = {"beta_schedule_type": "custom", "beta_schedule": [1.0] * 50}
 """Keywords that hold dwave's simulated annealer at beta = 1."""
+
+
+def assert_takes_models_of_dimod(factory: Callable[[], Any]) -> None:
+    """Run dimod's own tests of sizes, types and labels of models."""
+    case = dimod.testing.load_sampler_bqm_tests(factory)(type("Case", (unittest.TestCase,), {}))
+    suite, result = unittest.defaultTestLoader.loadTestsFromTestCase(case), unittest.TestResult()
+    suite.run(result)
+    assert result.testsRun == 32
+    assert [text for _, text in (*result.failures, *result.errors)] == []
 
 
 class Scripted(dimod.Sampler):  # type: ignore[misc]  # dimod has no stubs

@@ -170,8 +170,9 @@ def test_values_are_compared_with_ranges_on_the_chip() -> None:
     )
     assert (fixed.sample(ising, 5, seed=0).spins == 1).all()
     tiled, calls = placed(mock, 5, fields="direct"), mock.calls
+    target: Any = tiled.target
     coupled = pack_couplings(torch.full((10,), 0.1), 5)
-    chains = [len(chain) for chain in tiled.target.tiles[0]]
+    chains = [len(chain) for chain in target.tiles[0]]
     assert {1, 2} <= set(chains)
     within = Ising(torch.tensor([50.0 if length > 1 else 1.0 for length in chains]), coupled)
     assert tiled.sample(within, 5, seed=0).spins.shape == (5, 5)
@@ -188,9 +189,14 @@ def test_values_are_compared_with_ranges_on_the_chip() -> None:
 def test_scale_fit_is_that_of_the_values_on_the_chip() -> None:
     """Fields fill the range of qubits, and chains keep their strength; a composite of others does not tell."""
     mock = chip()
-    sampler, sent = placed(mock, 4, fields="direct", scale="fit"), []
-    original = mock.sample
-    mock.sample = lambda bqm, **given: sent.append(bqm) or original(bqm, **given)
+    sampler = placed(mock, 4, fields="direct", scale="fit")
+    sent, original = [], mock.sample
+
+    def recorded(bqm: Any, **given: Any) -> Any:
+        sent.append(bqm)
+        return original(bqm, **given)
+
+    mock.sample = recorded
     info = sampler.sample(make_problem((3,), 4, seed=1), 5, seed=0).info
     h, (_, _, J), _ = sent[0].to_numpy_vectors()
     full = [abs(h).max() / 4, J.max() / 1, J[J > -2].min() / -2]

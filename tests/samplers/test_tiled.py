@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from itertools import combinations
 from typing import Any
-from unittest import TestCase
 
 import dimod
 import numpy as np
 import pytest
-from dimod.testing import asserts, load_sampler_bqm_tests
+from dimod.testing import asserts
 
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.dimod.tiled import TiledComposite
 from diabat.testing.strict_qpu import StrictMockQPU
+
+from .fakes import assert_takes_models_of_dimod
 
 FAST = {"fast_anneal": True, "annealing_time": 0.005}
 RAW = {"auto_scale": False, "answer_mode": "raw"}
@@ -138,11 +139,11 @@ def test_small_parts_share_tiles_and_ancillas() -> None:
     _, slots, ancillas = tiled._source(parts(1, 2, 3, 4))
     assert len(slots) == 10
     assert len(ancillas) == 3
-    sent = []
+    sent: list[Any] = []
     tiled.child.sample = keeping(tiled.child.sample, sent)
     tiled.sample(parts(1, 2, 3, 4), **FAST, **RAW)
     ((model, keywords),) = sent
-    biases, (qubits) = np.array(keywords["flux_biases"]), [tiled._fixed.embedding[v] for v in ancillas]
+    biases, qubits = np.array(keywords["flux_biases"]), [tiled._fixed.embedding[v] for v in ancillas]
     assert sorted(np.flatnonzero(biases)) == sorted(qubit for chain in qubits for qubit in chain)
     assert set(biases[biases != 0]) == {0.005}
     assert len(model) == sum(len(tiled._fixed.embedding[v]) for v in slots + ancillas)
@@ -227,9 +228,9 @@ def test_it_is_a_composite_of_dimod() -> None:
     assert "flux_biases" not in TiledComposite(chip(), 4, fields="ancilla").parameters
 
 
-@load_sampler_bqm_tests(TiledComposite(chip(), 16))  # type: ignore[untyped-decorator]  # dimod has no stubs
-class TestModels(TestCase):
-    """Sizes, types and labels of dimod's own suite."""
+def test_dimods_own_tests() -> None:
+    composite = TiledComposite(chip(), 16)
+    assert_takes_models_of_dimod(lambda: composite)
 
 
 def test_missing_graphs_ranges_and_room_are_refused() -> None:
