@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diabat.checks import ArgumentError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -107,6 +109,23 @@ def read_file(
             if len(content) <= most:
                 return content
         raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
+
+
+def read_text(path: Path, most: int, what: str) -> str:
+    """Read a file in UTF-8 that a user names, with or without a byte order mark.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ArgumentError: It cannot be read, is too large, or is no text.
+    """
+    try:
+        return read_file(path, most, follow=True).decode("utf-8-sig")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path}: no such file, expected {what}") from None
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"{path}: expected {what} in UTF-8, got byte {error.start}, no text") from None
+    except OSError as error:
+        raise ArgumentError(f"{path}: expected {what}, got {error.strerror}") from None
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import numpy as np
 from diabat.checks import ArgumentError, check_choice
 from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.files import create_file, parse_json, read_file, replacing
+from diabat.files import create_file, parse_json, read_text, replacing
 
 FORMAT = "diabat-plan"
 VERSION = 1
@@ -64,20 +64,7 @@ def load_plan(path: str | Path) -> tuple[TrotterPlan, dict[str, Any]]:
         FileNotFoundError: There is no such file.
         ValueError: The file is not a plan; the message names file, key, expected and got.
     """
-    path = Path(path)
-    try:
-        text = read_file(path, _MAX_BYTES, follow=True).decode(
-            "utf-8-sig"
-        )  # some editors write a byte order mark
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file, expected a plan in JSON") from None
-    except UnicodeDecodeError as error:
-        raise ArgumentError(
-            f"{path}: expected JSON in UTF-8, got byte {error.start} that is not text"
-        ) from None
-    except OSError as error:
-        raise ArgumentError(f"{path}: expected a readable plan file, got {error.strerror}") from None
-    return _parse(str(path), text)
+    return _parse(str(path), read_text(Path(path), _MAX_BYTES, "a plan in JSON"))
 
 
 def available_plans() -> tuple[str, ...]:

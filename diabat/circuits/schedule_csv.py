@@ -11,11 +11,11 @@ import numpy as np
 
 from diabat.checks import ArgumentError
 from diabat.circuits.schedules import LEAST_STEP, MAX_GHZ, OWN, AnnealingSchedule, FloatArray, span_hint
-from diabat.files import read_file
+from diabat.files import read_text
 
 COLUMNS = ("s", "A_GHz", "B_GHz")
 
-_MAX_BYTES = 1 << 26
+_MAX_BYTES, _WHAT = 1 << 26, f"a CSV with columns {', '.join(COLUMNS)}"
 
 # A coarser linear interpolation does not resolve the window s = 0.45 to 0.65, which determines the samples.
 MIN_POINTS = 11
@@ -89,41 +89,26 @@ def _check_unit(path: Path, table: FloatArray) -> None:
 
 def _read(path: Path) -> list[tuple[int, Row]]:
     """All rows with their line numbers, comments skipped, checked for missing columns."""
-    try:
-        # Spreadsheets write UTF-8 with a byte order mark.
-        lines = read_file(path, _MAX_BYTES, follow=True).decode("utf-8-sig").splitlines()
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{path}: no such file, expected a CSV with columns {', '.join(COLUMNS)}"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise ArgumentError(
-            f"{path}: expected a CSV in UTF-8, got byte {error.start} that is not text"
-        ) from None
-    except OSError as error:
-        raise ArgumentError(f"{path}: expected a readable CSV file, got {error.strerror}") from None
-    numbered = [(i, text) for i, text in enumerate(lines, 1) if text.strip() and text.lstrip()[0] != "#"]
-    if not numbered:
+    rows: list[tuple[int, Row]] = []
+    header: list[str] = []
+    for line, text in enumerate(read_text(path, _MAX_BYTES, _WHAT).splitlines(), 1):
+        if not text.strip() or text.lstrip()[0] == "#":
+            continue
+        where = f"{path}, line {line}"
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([text]))]
+        except csv.Error as error:  # a cell of more than 131,072 characters
+            raise ArgumentError(f"{where}: expected cells between commas, got {error}") from None
+        if not header:
+            header = [_NAMES.get(_MARKS.sub("", key.lower()), key) for key in cells]
+            _check_header(where, header)
+        elif len(cells) != len(header):
+            raise ArgumentError(f"{where}: expected {len(header)} values, got {len(cells)} (truncated?)")
+        else:
+            rows.append((line, dict(zip(header, cells, strict=True))))
+    if not header:
         raise ArgumentError(f"{path}: expected a header line with {', '.join(COLUMNS)}, got an empty file")
-    cells = _cells(f"{path}, line {numbered[0][0]}", numbered[0][1])
-    header = [_NAMES.get(_MARKS.sub("", key.lower()), key.strip()) for key in cells]
-    _check_header(f"{path}, line {numbered[0][0]}", header)
-    rows = []
-    for line, text in numbered[1:]:
-        cells = _cells(f"{path}, line {line}", text)
-        if len(cells) != len(header):
-            raise ArgumentError(
-                f"{path}, line {line}: expected {len(header)} values, got {len(cells)} (truncated?)"
-            )
-        rows.append((line, {key: cell.strip() for key, cell in zip(header, cells, strict=True)}))
     return rows
-
-
-def _cells(where: str, text: str) -> list[str]:
-    try:
-        return next(csv.reader([text]))
-    except csv.Error as error:  # a cell of more than 131,072 characters
-        raise ArgumentError(f"{where}: expected cells between commas, got {error}") from None
 
 
 def _check_header(where: str, header: list[str]) -> None:

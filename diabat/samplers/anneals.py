@@ -165,21 +165,6 @@ WATCHED = (
 """Entries of ``info`` that measure the quality of an anneal."""
 
 
-def find_schedule(value: Any, protocol: Protocol | None = None) -> AnnealingSchedule | TrotterPlan:
-    """Find the schedule or plan given as ``schedule`` of :func:`resolve_anneal`.
-
-    Args:
-        value: A name, a path, a schedule or a plan.
-        protocol: Protocol of a built-in schedule (None for ``fast``), or of a CSV file that contains several.
-
-    Raises:
-        ValueError: If the name is unknown, the schedule has no such protocol, or a protocol is given with a schedule
-            object.
-        FileNotFoundError: If the file does not exist.
-    """
-    return _find(value, protocol)[0]
-
-
 def _find(
     value: Any, protocol: Protocol | None
 ) -> tuple[AnnealingSchedule, Mapping[str, Any]] | tuple[TrotterPlan, Mapping[str, Any]]:

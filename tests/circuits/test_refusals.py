@@ -342,20 +342,19 @@ def test_a_bad_file_of_a_plan_is_refused(tmp_path: Path, content: Any, message: 
 
 
 @pytest.mark.parametrize(
-    ("read", "what", "folder", "bad", "sentence"),
+    ("read", "what", "bad", "byte"),
     [
-        (from_csv, "a CSV with columns s, A_GHz, B_GHz", "CSV", b"s,A_GHz,B_GHz\n\xff\xfe\x00",
-         "a CSV in UTF-8, got byte 14"),
-        (load_plan, "a plan in JSON", "plan", b"{\xff", "JSON in UTF-8, got byte 1"),
+        (from_csv, "a CSV with columns s, A_GHz, B_GHz", b"s,A_GHz,B_GHz\n\xff\xfe\x00", 14),
+        (load_plan, "a plan in JSON", b"{\xff", 1),
     ],
 )  # fmt: skip
 def test_missing_files_folders_and_binary_files_are_refused(
-    tmp_path: Path, read: Callable[[Path], Any], what: str, folder: str, bad: bytes, sentence: str
+    tmp_path: Path, read: Callable[[Path], Any], what: str, bad: bytes, byte: int
 ) -> None:
     with pytest.raises(FileNotFoundError, match=rf"none\.x: no such file, expected {what}"):
         read(tmp_path / "none.x")
-    with pytest.raises(ValueError, match=f"expected a readable {folder} file"):
+    with pytest.raises(ValueError, match=f"expected {what}, got "):
         read(tmp_path)
     (tmp_path / "bad.x").write_bytes(bad)
-    with pytest.raises(ValueError, match=rf"bad\.x: expected {sentence}"):
+    with pytest.raises(ValueError, match=rf"bad\.x: expected {what} in UTF-8, got byte {byte},"):
         read(tmp_path / "bad.x")

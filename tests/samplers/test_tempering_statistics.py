@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from diabat.samplers.tempering.chain_statistics import (
     autocorrelation_time,
-    effective_sample_size,
     rhat,
     split_rhat,
 )
@@ -99,7 +98,6 @@ def test_autocorrelation_time_of_an_autoregression(phi: float) -> None:
     x = autoregressive(phi, 8000, 16, seed=1)
     tau = (1 + phi) / (1 - phi)
     assert float(autocorrelation_time(x)) == pytest.approx(tau, rel=0.2 if phi > 0 else 0.05)
-    assert float(effective_sample_size(x)) == pytest.approx(8000 * 16 / tau, rel=0.2)
 
 
 def test_the_time_predicts_the_error_of_averages() -> None:

@@ -45,12 +45,6 @@ def autocorrelation_time(series: Array) -> Array:
     return np.where(still, 1.0, np.maximum(2 * monotone.sum(0) - 1, 1 / steps))
 
 
-def effective_sample_size(series: Array) -> Array:
-    """Number T C/τ of independent draws that are as accurate as C chains of T steps, [T, C, ...]; float64 [...]."""
-    x = _series(series)
-    return x.shape[0] * x.shape[1] / autocorrelation_time(x)
-
-
 def split_rhat(series: Array) -> Array:
     """Potential scale reduction of chains [T, C, ...] cut in halves; float64 [...].
 
