@@ -35,7 +35,6 @@ def lines() -> Iterator[tuple[str, Sequence[float], Callable[[Any], Call]]]:
 
 
 def usual(name: str, n: int, queries: int) -> Call:
-    """Moments of some problems."""
     return moments(name, problem(n, queries), **FEW if name == "tempering" else {}).call
 
 
@@ -45,7 +44,6 @@ def strong(way: Callable[..., Work], n: int, factor: float) -> Call:
 
 
 def one(way: Callable[..., Work], size: float) -> Call:
-    """One strong field."""
     ising = problem(8, 1024)
     ising.fields[77, 3] = size
     return way("exact", ising).call
