@@ -34,8 +34,8 @@ def tiled(chip: StrictMockQPU, **options: Any) -> dict[str, Any]:
 
 @says
 def tiles_of_a_training_step() -> None:
-    """hardware: A Zephyr chip of 4800 qubits has 353 tiles of six spins with an ancilla and takes the step in one
-    submission: 2,691 qubits, at most 3 for one spin, .0406 s of access time for 100 reads.
+    """hardware: A Zephyr chip of 4800 qubits has 353 tiles of six spins with an ancilla and takes the step in
+    one submission: 2,691 qubits, at most 3 for one spin, .0406 s of access time for 100 reads.
     hardware: `dry_run` and `max_qpu_seconds` count one submission of the whole chip for each call"""
     chip = StrictMockQPU(topology_type="zephyr", topology_shape=[12, 4], beta=10.0)
     options = tiled(chip, spins=6)
@@ -105,8 +105,8 @@ def declared_temperatures() -> None:
 def ways_of_the_mock() -> None:
     """hardware: Without it only the reported law changes, to `diabatic`
     hardware: A flux bias that is too weak to hold a qubit is simulated without `schedule`, and refused with one.
-    hardware: Pauses are `anneal_schedule` in `parameters`. Reverse anneals, with `initial_state`, go through another
-    composite: `TiledComposite` refuses them."""
+    hardware: Pauses are `anneal_schedule` in `parameters`. Reverse anneals, with `initial_state`, go through
+    another composite: `TiledComposite` refuses them."""
     shape: dict[str, Any] = {"topology_type": "zephyr", "topology_shape": [2, 4]}
     chip, problem = StrictMockQPU(**shape, beta=10.0, sweeps=10), drawn(2, n=3)
     one, other = (sampler("dimod", **tiled(chip), beta=10.0, law=law) for law in (None, "boltzmann"))
