@@ -111,7 +111,7 @@ def read_file(
         raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
 
 
-def read_text(path: Path, most: int, what: str) -> str:
+def text_of_file(path: Path, most: int, what: str) -> str:
     """Read a file in UTF-8 that a user names, with or without a byte order mark.
 
     Raises:

@@ -21,7 +21,7 @@ import numpy as np
 from diabat.checks import ArgumentError, check_choice
 from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.files import create_file, parse_json, read_text, replacing
+from diabat.files import create_file, parse_json, replacing, text_of_file
 
 FORMAT = "diabat-plan"
 VERSION = 1
@@ -64,7 +64,7 @@ def load_plan(path: str | Path) -> tuple[TrotterPlan, dict[str, Any]]:
         FileNotFoundError: There is no such file.
         ValueError: The file is not a plan; the message names file, key, expected and got.
     """
-    return _parse(str(path), read_text(Path(path), _MAX_BYTES, "a plan in JSON"))
+    return _parse(str(path), text_of_file(Path(path), _MAX_BYTES, "a plan in JSON"))
 
 
 def available_plans() -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def builtin_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
     """
     check_choice("plan", name, available_plans())
     file = next(entry for entry in _shipped() if entry.name == f"{name}.json")
-    return _parse(f"{name}.json", file.read_text(encoding="utf-8"))
+    return _parse(f"{name}.json", file.text_of_file(encoding="utf-8"))
 
 
 def _shipped() -> list[Traversable]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from diabat.checks import ArgumentError
 from diabat.circuits.schedules import LEAST_STEP, MAX_GHZ, OWN, AnnealingSchedule, FloatArray, span_hint
-from diabat.files import read_text
+from diabat.files import text_of_file
 
 COLUMNS = ("s", "A_GHz", "B_GHz")
 
@@ -91,7 +91,7 @@ def _read(path: Path) -> list[tuple[int, Row]]:
     """All rows with their line numbers, comments skipped, checked for missing columns."""
     rows: list[tuple[int, Row]] = []
     header: list[str] = []
-    for line, text in enumerate(read_text(path, _MAX_BYTES, _WHAT).splitlines(), 1):
+    for line, text in enumerate(text_of_file(path, _MAX_BYTES, _WHAT).splitlines(), 1):
         if not text.strip() or text.lstrip()[0] == "#":
             continue
         where = f"{path}, line {line}"

@@ -245,8 +245,8 @@ def _defaults(function: Any) -> list[tuple[str, Any]]:
 def inside_an_encoder() -> None:
     """conventions: `nn.TransformerEncoder` warns of that unless it is built with `enable_nested_tensor=False`. |
     conventions: - `forward` takes torch's arguments, in the same order and with the same defaults
-    conventions: The constructor takes torch's arguments in the same order, and needs one more by name: `window`
-    or `couplings`. `add_bias_kv` and `add_zero_attn` must be False.
+    conventions: The constructor takes torch's arguments in the same order, and needs one more by name: `window`.
+    `add_bias_kv` and `add_zero_attn` must be False.
     conventions: Its parameters have torch's names. Those of `couplings` are added.
     questions: `add_bias_kv` and `add_zero_attn` are refused."""
     ours = diabat.BoltzmannMultiheadAttention(16, 4, batch_first=True, window=6)
@@ -256,8 +256,7 @@ def inside_an_encoder() -> None:
     assert _defaults(type(ours).forward) == _defaults(nn.MultiheadAttention.forward)
     constructor = _defaults(nn.MultiheadAttention)
     assert _defaults(type(ours))[: len(constructor)] == constructor
-    with refused("window: expected a number of keys, or couplings"):
-        diabat.BoltzmannMultiheadAttention(16, 4)
+    assert inspect.signature(type(ours)).parameters["window"].default is inspect.Parameter.empty
     for name in ("add_bias_kv", "add_zero_attn"):
         with refused(f"{name}: expected False"):
             diabat.BoltzmannMultiheadAttention(16, 4, window=6, **{name: True})
