@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diabat.compute.kept import kept
 from diabat.ising import Ising
 
 Array = NDArray[Any]
@@ -326,11 +327,11 @@ def flat(ising: Ising) -> Flat:
     """The problems of a batch; kept for the shapes and masks of recent batches."""
     shape, lead, visible = ising.fields.shape, ising.lead, ising.visible
     if visible is None:
-        return _kept(None, None, shape, lead)
+        return _shared(None, None, shape, lead)
     mask = visible.cpu()
     if mask.numel() <= _CACHED_MASK_ELEMENTS:
         # The key is the content: attention masks are small and the same at every step.
-        return _kept(mask.numpy().tobytes(), mask.shape, shape, lead)
+        return _shared(mask.numpy().tobytes(), mask.shape, shape, lead)
     return _built(mask.numpy(), shape, lead)
 
 
@@ -351,8 +352,8 @@ def flat_interactions(ising: Ising) -> tuple[Tensor | None, Tensor | None]:
     )
 
 
-@lru_cache(maxsize=64)
-def _kept(mask: bytes | None, mask_shape: torch.Size | None, shape: torch.Size, lead: torch.Size) -> Flat:
+@kept(lambda mask, mask_shape, shape, lead: 8 * shape[:-1].numel() * (8 + shape[-1]))
+def _shared(mask: bytes | None, mask_shape: torch.Size | None, shape: torch.Size, lead: torch.Size) -> Flat:
     if mask is None or mask_shape is None:
         return _built(np.ones(shape[-1], np.bool_), shape, lead)
     return _built(np.frombuffer(mask, np.bool_).reshape(mask_shape), shape, lead)

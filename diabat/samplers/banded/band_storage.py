@@ -8,21 +8,18 @@ stays a band), and the pattern gets a separate band.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from diabat.compute.kept import kept
 from diabat.edges import Edges
 from diabat.ising import Ising, pair_indices
 from diabat.samplers.banded.native import BandProblems, Rows
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.flat import Flat, Integers, flat, flat_fields
-
-# Layouts of at most so many spins times width, and edges, are kept for the next batch.
-_KEPT = 1 << 21
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,15 +84,17 @@ class Layout:
 def band_layout(ising: Ising, width: int, count: int) -> Layout:
     """The layout of a batch with ``count`` different J; couplings at distances above ``width`` are ignored."""
     edges = None if ising.edges is None else np.ascontiguousarray(ising.edges.index.numpy(force=True))
-    size, h = 0 if edges is None else edges.size, ising.fields
-    with torch.inference_mode(False):  # kept for calls outside it
-        if h.numel() * max(1, width) + size > _KEPT:
-            return _layout(flat(ising), count, width, h.device, edges)
-        return _kept(flat(ising), count, width, h.device, None if edges is None else edges.tobytes())
+    device = ising.fields.device
+    return _shared(flat(ising), count, width, device, None if edges is None else edges.tobytes())
 
 
-@lru_cache(maxsize=16)
-def _kept(problems: Flat, count: int, width: int, device: torch.device, edges: bytes | None) -> Layout:
+def _bytes(problems: Flat, count: int, width: int, device: torch.device, edges: bytes | None) -> int:
+    spins, kinds = problems.shape.numel(), count * len(problems.counts)
+    return 40 * spins + 17 * kinds * problems.shape[-1] * max(1, width) + len(edges or b"")
+
+
+@kept(_bytes)
+def _shared(problems: Flat, count: int, width: int, device: torch.device, edges: bytes | None) -> Layout:
     index = None if edges is None else np.frombuffer(edges, np.int64).reshape(-1, 2)
     return _layout(problems, count, width, device, index)
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diabat.compute.kept import kept
 from diabat.compute.loading import loaded
 from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
@@ -140,7 +141,7 @@ class Plan:
             collect(first, end, problems, sums, out)
 
 
-@lru_cache(maxsize=64)
+@kept(lambda found, dtype: sum(16 * len(b.rows) * (4 + b.num_spins) for b in found))
 def _plan(found: tuple[Bucket, ...], dtype: Any) -> Plan:
     """The plan of the problems of some buckets."""
     n, most = found[0].n, max(_LEAST_SPINS, *(bucket.num_spins for bucket in found))
@@ -150,7 +151,7 @@ def _plan(found: tuple[Bucket, ...], dtype: Any) -> Plan:
     return Plan(rows, couplings, np.concatenate(members), n, dtype)
 
 
-@lru_cache(maxsize=8)
+@kept(lambda plan, which, strong: 16 * len(plan.rows) * (4 + plan.n))
 def _part(plan: Plan, which: bytes, strong: bool) -> Plan:
     """The plan in float64 of some of its problems, bool [P] as bytes, for their h alone."""
     chosen = np.frombuffer(which, bool)
@@ -297,6 +298,7 @@ class KernelSolution(Solution):
 
     def smooth(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result and log Z by differentiable operations, in float64."""
+        J = None if J is None else J.double()
         ising = Ising(fields.double(), J, self._visible, check=False)
         found = _smooth(ising, self._buckets)
         assert found.log_partition is not None

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
 from itertools import permutations
 
 import torch
 from torch import Tensor
 
+from diabat.compute.kept import kept
+
 
 class HalfTables:
-    """Constants of one half of ``spins`` spins, built when they are first needed.
+    """Constants of one half of ``spins`` spins.
 
     Attributes:
         bits_and_one: 0/1 states with a column of ones, which sums the weights, [2^spins, spins + 1]; bit j of the row
             index is spin j.
         signs: ±1 states, [2^spins, spins].
+        upper: Pairs j < k, int64 [2, spins(spins-1)/2].
+        pairs: Products s_j s_k for j < k, [2^spins, spins(spins-1)/2].
     """
 
     def __init__(self, spins: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -25,24 +28,16 @@ class HalfTables:
         bits = index >> torch.arange(spins, device=device) & 1
         self.bits_and_one = torch.cat((bits, torch.ones_like(index)), 1).to(dtype)
         self.signs = 2 * self.bits_and_one[:, :-1] - 1
-
-    @cached_property
-    def upper(self) -> Tensor:
-        """Pairs j < k, int64 [2, spins(spins-1)/2]."""
-        return torch.triu_indices(self.spins, self.spins, offset=1, device=self.signs.device)
-
-    @cached_property
-    def pairs(self) -> Tensor:
-        """Products s_j s_k for j < k, [2^spins, spins(spins-1)/2]."""
+        self.upper = torch.triu_indices(spins, spins, offset=1, device=device)
         j, k = self.upper
-        return self.signs[:, j] * self.signs[:, k]
+        self.pairs = self.signs[:, j] * self.signs[:, k]
 
     def features(self, three_body: bool) -> Tensor:
         """Spins of the half, followed by their pair products if three-body terms cross the cut."""
         return torch.cat((self.signs, self.pairs), 1) if three_body else self.signs
 
 
-@lru_cache(maxsize=128)
+@kept(lambda spins, device, dtype=torch.float64: dtype.itemsize * (spins * (spins + 3) // 2 + 1) << spins)
 def half_tables(spins: int, device: torch.device, dtype: torch.dtype = torch.float64) -> HalfTables:
     """Tables of one half, shared by all calls."""
     return HalfTables(spins, device, dtype)
