@@ -7,6 +7,7 @@ number of functions and of their variants; LLVM optimises a function that Python
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache, singledispatch
@@ -80,8 +81,12 @@ def jit(function: F, **options: Any) -> F:
         function: The function to compile.
         options: Further options of ``numba.njit``.
     """
-    compiled: F = numba.njit(cache=True, **_OPTIONS, **options)(function)
-    return compiled
+    compiled: Any = numba.njit(**_OPTIONS, **options)(function)
+    try:
+        compiled.enable_caching()
+    except RuntimeError:  # numba finds no folder that can be written
+        _warn_without_cache()
+    return cast("F", compiled)
 
 
 def inner(function: F, **options: Any) -> F:
@@ -109,6 +114,15 @@ def by_type(function: Callable[..., T]) -> _SingleDispatchCallable[T]:
         return chosen.dispatch(state.instance_class)
 
     return chosen
+
+
+@cache
+def _warn_without_cache() -> None:
+    warnings.warn(
+        "NUMBA_CACHE_DIR: expected a folder for compiled kernels, since neither the package nor the home directory can "
+        "be written; every process compiles them again until the variable names one.",
+        stacklevel=2,
+    )
 
 
 @cache

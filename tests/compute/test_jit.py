@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
+import pytest
 from numba.core.registry import cpu_target
 
 from diabat.compute.jit import by_type, inner
@@ -72,3 +77,34 @@ def test_an_inner_function_is_compiled_once_for_all_integers() -> None:
 
     assert called(0.5, 3) == 7.5
     assert len(plus.overloads) == 1  # type: ignore[attr-defined]  # a dispatcher
+
+
+SMALL = (
+    "import warnings\n"
+    "with warnings.catch_warnings(record=True) as told:\n"
+    "    warnings.simplefilter('always')\n"
+    "    import torch, diabat\n"
+    "    p = diabat.sampler('exact').moments(diabat.Ising(torch.zeros(64, 9))).probability\n"
+    "assert (p == 0.5).all()\n"
+    "assert sum(str(w.message).startswith('NUMBA_CACHE_DIR: ') for w in told) == 1\n"
+)
+
+
+@pytest.mark.slow
+def test_without_a_folder_for_the_cache_kernels_compile_in_memory(tmp_path: Path) -> None:
+    """Numba finds none, as in a container; one warning names the variable."""
+    blind = "from numba.core import caching\ncaching.CacheImpl._locator_classes = []\n"
+    subprocess.run([sys.executable, "-c", blind + SMALL], check=True, cwd=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="another user is needed")
+def test_a_user_without_a_home_computes_with_a_package_of_root(tmp_path: Path) -> None:
+    """Nobody, who writes neither to the package nor to a home: as in a read-only container."""
+    nobody: Any = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/"}
+    try:
+        subprocess.run([sys.executable, "-c", "import diabat"], check=True, capture_output=True, **nobody)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("that user cannot read this installation")
+    env = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"HOME": "/nonexistent"}
+    subprocess.run([sys.executable, "-c", SMALL], check=True, env=env, **nobody)
