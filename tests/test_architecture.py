@@ -374,6 +374,18 @@ OWN_READS = {
 }
 
 
+def test_saved_tensors_are_read_once() -> None:
+    """Checkpointing computes them at the first reading, and has none at a second."""
+    readings = [
+        (file, function.name, [n for n in ast.walk(function) if getattr(n, "attr", "") == "saved_tensors"])
+        for file in FILES
+        for function in nodes(file)
+        if isinstance(function, ast.FunctionDef)
+    ]
+    assert any(found for _, _, found in readings)
+    assert [(file, name) for file, name, found in readings if len(found) > 1] == []
+
+
 def test_files_are_read_in_one_place() -> None:
     found = set()
     for file in FILES:

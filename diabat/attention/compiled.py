@@ -194,8 +194,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, cotangent: Tensor, of_seed: Tensor | None) -> tuple[Any, ...]:
-    *terms, seed = ctx.saved_tensors[:5]
-    parameters = list(ctx.saved_tensors[5:])
+    saved = ctx.saved_tensors
+    *terms, seed = saved[:5]
+    parameters = list(saved[5:])
     found = iter(
         torch.ops.diabat.probabilities_backward(cotangent, seed, *terms, parameters, ctx.bridge, ctx.wanted)
     )

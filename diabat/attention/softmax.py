@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 from diabat.attention.head_axis import repeated
 from diabat.attention.visible import Visible
-from diabat.samplers.folding import is_traced, refuse_batched_cotangent, transformed
+from diabat.samplers.folding import differentiated_again, is_traced, refuse_batched_cotangent
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -44,9 +43,8 @@ def attend(
         if visible.bias is not None:
             mask = visible.bias.to(q.dtype).masked_fill(~mask, -math.inf)
     if is_traced():
-        forward_mode = not torch.compiler.is_compiling() and transformed()
-        given = [t for t in (q, k, v, mask) if t is not None] if forward_mode else []
-        if any(unpack_dual(t).tangent is not None for t in given):
+        given = [] if torch.compiler.is_compiling() else [t for t in (q, k, v, mask) if t is not None]
+        if given and differentiated_again(*given):
             return _by_operators(q, k, v, mask, options)
         return F.scaled_dot_product_attention(q, k, v, mask, **options)
     differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))

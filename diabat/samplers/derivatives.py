@@ -77,6 +77,13 @@ class _Kept:
     leaves: Gradients = ()
     results: Gradients = ()
 
+    def follows(self, wanted: Sequence[bool]) -> bool:
+        """Whether the graph reaches the wanted terms; a transform of torch.func hides that an outer one wants them."""
+        if not self.results:
+            return False
+        both = zip(self.leaves, wanted, strict=True)
+        return all(leaf is None or leaf.requires_grad or not want for leaf, want in both)
+
 
 def differentiated(ising: Ising) -> bool:
     """Whether autograd follows a call with this problem, backward or forward."""
@@ -204,8 +211,8 @@ class _Moments(_Opaque):
 
     @staticmethod
     def backward(ctx: Any, v: Tensor, u: Tensor | None, *rest: Any) -> Gradients:
-        kept = ctx.kept if ctx.kept.results else None
-        solver = replace(ctx.solver, wanted=tuple(ctx.needs_input_grad[:3]), kept=kept)
+        wanted = tuple(ctx.needs_input_grad[:3])
+        solver = replace(ctx.solver, wanted=wanted, kept=ctx.kept if ctx.kept.follows(wanted) else None)
         found: Any = _Gradient.apply(*ctx.saved_tensors, v, u, solver)
         return *found, None, None
 

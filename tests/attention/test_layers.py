@@ -16,6 +16,7 @@ from layers import LAYERS, answer, arguments, coupled, tokens
 from left_behind import left_behind
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
+from torch.utils.checkpoint import checkpoint
 
 import diabat
 from diabat.attention.coupled import recording
@@ -60,6 +61,19 @@ def test_equal_inputs_have_equal_outputs_in_evaluation(kind: str) -> None:
     assert not torch.equal(answer(layer, x), first)
     layer.eval_seed = None
     assert not torch.equal(answer(layer, x), answer(layer, x))
+
+
+@pytest.mark.parametrize("kind", ["attention", "multihead", "neurogame"])
+@pytest.mark.parametrize("gradient", ["straight_through", "covariance"])
+def test_checkpointing_computes_reads_again(kind: str, gradient: str) -> None:
+    """torch's default form of it, which hands out each saved tensor once; the same seed, so the same gradient."""
+    layer, found = built(kind, sampler=tempering(), gradient=gradient), []
+    for again in (False, True):
+        x = inputs().requires_grad_()
+        torch.manual_seed(3)
+        y = checkpoint(answer, layer, x, use_reentrant=False) if again else answer(layer, x)
+        found.append(torch.autograd.grad(y.square().sum(), x)[0])
+    assert torch.equal(*found)
 
 
 def test_chains_that_continue_draw_in_evaluation() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad, grad
 
 import diabat
-from diabat.attention import games
+from diabat.attention import WindowCouplings, games
 from diabat.heads.calibration.mathematics import Calibration, calibrate
 from diabat.heads.lora import losses
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
@@ -120,6 +120,10 @@ def neurogame(**options: Any) -> Entry:
     return of_layer(lambda: diabat.NeuroGameAttention(4, 2, **options), tokens=3)
 
 
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return diabat.boltzmann_attention(q, k, v, is_causal=True)
+
+
 def hugging_face(**options: Any) -> Entry:
     return of_layer(lambda: BoltzmannHeads(1, BoltzmannOptions(**options)))
 
@@ -160,6 +164,8 @@ RIGHT: dict[str, Entry] = {
         for mode in ("softmax", "h", "h+J", "J", "h+J+K", "J-self")
     },
     "attention absolute": attention(window=4, relative=False),
+    "attention softmax of all keys": attention(mode="softmax", window=4, relative=False),
+    "function without couplings": lambda: (causal, tuple(random(1, 2, 3, 2, seed=i) for i in range(3))),
     "attention odds": attention(readout="odds"),
     "attention h odds": attention(mode="h", readout="odds"),
     "attention of mean_field": attention(sampler=converged()),
@@ -332,7 +338,12 @@ USUAL = (
         "attention h+J",
         "attention J-self",
     ),
-    *("attention odds", "attention independent odds", "attention of mean_field"),
+    *(
+        "attention odds",
+        "attention independent odds",
+        "attention of mean_field",
+        "function without couplings",
+    ),
     *(
         "multihead",
         "hugging face independent",
@@ -364,6 +375,43 @@ def test_every_way_is_right(name: str, nonlinear: bool) -> None:
             continue
         for got, want in zip(way(loss, leaves, along), wanted, strict=True):
             assert (got - want).abs().max() < 1e-6 * (1 + want.abs().max()), way.__name__
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "attention h+J",
+        "attention odds",
+        "attention banded",
+        "attention of mean_field",
+        "probabilities banded",
+    ],
+)
+def test_parameters_that_are_no_arguments_need_a_gradient_as_well(name: str) -> None:
+    """As in a layer that trains: derivatives by its input, beside couplings that require one."""
+    function, (x, *others) = RIGHT[name]()
+    held = [t.clone().requires_grad_() for t in others]
+    loss = first(lambda x: function(x, *held), (x,), nonlinear=True)
+    along = (random(*x.shape, seed=9),)
+    [want] = by_differences(loss, (x,), along)
+    for way in (by_create_graph, by_reverse_of_reverse, by_forward_of_reverse, by_func_hessian):
+        [got] = way(loss, (x,), along)
+        assert (got - want).abs().max() < 1e-6 * (1 + want.abs().max()), way.__name__
+
+
+@pytest.mark.parametrize("strength", [1, 40, 300])
+def test_a_penalty_on_the_gradient_of_strong_scores(strength: float) -> None:
+    """In float32, where fields beyond its range are solved in float64; within 1e-4 of float64."""
+    found = []
+    for dtype in (torch.float32, F64):
+        q, k, v = (random(1, 1, 4, 3, seed=i).to(dtype) for i in range(3))
+        couplings = WindowCouplings(1, 3, init=0.4, dtype=dtype)
+        x = (strength * q).requires_grad_()
+        y = diabat.boltzmann_attention(x, k, v, couplings, is_causal=True)
+        [slope] = grad(y.square().sum(), x, create_graph=True)
+        found.append(grad(slope.square().sum(), [x, couplings.pairs]))
+    for got, want in zip(*found, strict=True):
+        assert (got - want).abs().max() <= 1e-4 * (1e-3 + want.abs().max())
 
 
 @pytest.mark.filterwarnings("ignore:schedule")  # the anneal is not trained for these fields
