@@ -14,6 +14,7 @@ from diabat.checks import ArgumentError, check_count
 from diabat.extras import extra
 from diabat.ising import Ising
 from diabat.samplers.answer_forms import Labels, SavedAnswer, row_index, spin_index
+from diabat.samplers.diagnostics import chains_of
 
 LEAST_ERROR = 2 / 3  # of independent reads: chains cannot measure modes that they never visited
 
@@ -243,14 +244,15 @@ class Samples(SavedAnswer):
     def moments(self, *, correlations: bool = False, dtype: torch.dtype = torch.float32) -> Moments:
         """Averages over N reads; the standard error sqrt(P(1 - P)/N), with P smoothed, treats them as independent.
 
-        Where a chain gave several reads (``thin`` of ``tempering``) the error is that of independent chains, or of at
-        least 16 segments of a single chain, but at least two thirds of that of N independent reads.
+        Where a chain gave several reads (``thin`` of ``tempering``, also below a composite) the error is that of
+        independent chains, or of at least 16 segments of a single chain, but at least two thirds of that of N
+        independent reads.
         """
         reads = self.num_reads
         probability = (self.spins > 0).sum(0).double() / reads
         smooth = (reads * probability + 0.5) / (reads + 1)
         error = (smooth * (1 - smooth) / reads).sqrt()
-        chains = self.info.get("num_chains", reads)
+        chains = chains_of(self.info) or reads
         if (length := reads // chains) > 1:
             error = torch.maximum(LEAST_ERROR * error, _spread(self.spins[: length * chains] > 0, chains))
         correlation = None
@@ -274,14 +276,14 @@ class Samples(SavedAnswer):
 
         Args:
             labels: One per spin, as :meth:`Ising.from_dict` and ``from_bqm`` return them; None for 0 .. n - 1.
-            chains: Number of chains; None for ``info["num_chains"]`` of ``tempering``, else 1.  Without ``thin`` each
-                read of ``tempering`` is a chain.  Composites do not report the chains of a base with ``thin``.
+            chains: Number of chains; None for ``info["num_chains"]`` of ``tempering``, also as the base of a composite,
+                else 1.  Without ``thin`` each read of ``tempering`` is a chain.
 
         Raises:
             ImportError: If pandas is missing; the message contains the command that installs it.
             ValueError: If the reads cannot be divided by the chains, or labels are not one different one per spin.
         """
-        count = self.info.get("num_chains", 1) if chains is None else chains
+        count = chains_of(self.info) or 1 if chains is None else chains
         check_count("chains", count)
         if self.num_reads % count:
             raise ArgumentError("chains", f"expected a divisor of the {self.num_reads} reads, got {count}.")

@@ -32,6 +32,7 @@ class Later(NamedTuple):
 class Info(Mapping[str, Any]):
     """Facts of a result, of which those that are a :class:`Later` are computed once, when they are first read.
 
+    A tensor that was computed is a copy of its own, also where several facts follow from one.
     ``info | other`` and ``other | info`` compute nothing.  Copies and pickles are dictionaries of all values.
     """
 
@@ -43,7 +44,8 @@ class Info(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         fact = self._facts[key]
         if isinstance(fact, Later):
-            fact = self._facts[key] = fact.compute()
+            found = fact.compute()
+            fact = self._facts[key] = found.clone() if isinstance(found, torch.Tensor) else found
         return fact
 
     def __iter__(self) -> Iterator[str]:
@@ -148,6 +150,16 @@ def _numbers(value: Any) -> Iterable[float | bool]:
     elif isinstance(value, Mapping | Sequence) and not isinstance(value, str):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _numbers(item)
+
+
+def chains_of(info: Mapping[str, Any]) -> int | None:
+    """Number of chains behind reads: read r is of chain r mod chains; of a composite, those of its base."""
+    while "num_chains" not in info:
+        info = info.get("base", ())
+        if not isinstance(info, Mapping):
+            return None
+    chains: int = info["num_chains"]
+    return chains
 
 
 def plain(value: Any) -> Any:

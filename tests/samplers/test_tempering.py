@@ -21,7 +21,7 @@ from diabat.config import ConfigError, make_config
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import Ising, pack_couplings
 from diabat.runs import build_sampler
-from diabat.samplers import UnsupportedError
+from diabat.samplers import Moments, Samples, UnsupportedError
 from diabat.samplers.tempering import TemperingSampler
 from diabat.samplers.tempering.averages import Spread
 from diabat.samplers.tempering.chain_statistics import split_rhat
@@ -180,6 +180,37 @@ def test_thinned_reads_report_rhat() -> None:
     assert samples.info["rhat_max"] == float(samples.info["rhat"].max()) > 1
     for options in ({}, {"thin": 1, "num_chains": 1}, {"thin": 1, "num_chains": 200}):
         assert "rhat" not in TemperingSampler(**options).sample(ising, 400, seed=3).info
+
+
+@pytest.mark.parametrize("thinned", [False, True])
+def test_facts_belong_to_the_result(thinned: bool) -> None:
+    """What a caller does to reads, or to a fact that was handed out, changes no other fact."""
+    ising = make_problem((3,), 4, seed=10)
+    sampler = TemperingSampler(num_replicas=2, num_chains=4, thin=1)
+
+    def draw() -> Samples | Moments:
+        return sampler.sample(ising, 400, seed=3) if thinned else sampler.moments(ising, seed=3)
+
+    wanted, found = dict(draw().info), draw()
+    other = found.info | {}
+    (found.spins if isinstance(found, Samples) else found.probability).fill_(1)
+    found.visible.fill_(1)
+    for key, value in wanted.items():
+        for info in (found.info, other):
+            if isinstance(value, Tensor):
+                torch.testing.assert_close(info[key], value, rtol=0, atol=0, equal_nan=True)
+                info[key].fill_(-1)
+            else:
+                assert info[key] == value or key == "wall_s"
+
+
+def test_chains_that_agree_to_the_last_bit_are_no_evidence() -> None:
+    """All chains start in the mode of the field and stay there: the error that they measure is 0, and R-hat below 1."""
+    ising = Ising(torch.full((1, 6), 0.01), 4 * (torch.ones(6, 6) - torch.eye(6)))
+    info = TemperingSampler(num_replicas=1, num_chains=2, burn_in=1).moments(ising, seed=0).info
+    assert info["rhat_max"] <= 1
+    assert info["measured_error"].max() == 0
+    assert info["effective_sample_size"].isnan().all()
 
 
 def test_errors_hold_where_modes_are_deep() -> None:

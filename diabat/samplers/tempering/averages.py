@@ -71,14 +71,14 @@ class Spread:
     def effective_reads(self, seen: Array) -> Array:
         """Number of independent reads with the same squared error, summed over the spins ``seen`` [P, m]; [P].
 
-        NaN for one chain, whose segments agree in a mode that it does not leave.
+        NaN for one chain, whose segments agree in a mode that it does not leave, and where all chains agree to the last
+        bit, which is no evidence that they would find another mode.
         """
         p = self.probability
         if self.chains == 1:
             return np.full(len(p), np.nan)
         variance, squared = (np.where(seen, v, 0).sum(-1) for v in (p * (1 - p), self.error**2))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(variance > 0, variance / squared, np.inf)
+        return np.where(squared > 0, variance / np.where(squared > 0, squared, 1), np.nan)
 
     def autocorrelation_time(self, seen: Array) -> Array:
         """τ in sweeps, [P]: T · (variance of block averages)/(variance of a spin), both summed over the spins."""

@@ -64,26 +64,26 @@ def diagnostics(joined: Joined, spreads: Sequence[Spread]) -> dict[str, Any]:
         "rhat_max": Later(lambda: float(split().max())),
         "effective_sample_size": Later(lambda: each(Spread.effective_reads)),
         "autocorrelation_time": Later(lambda: each(Spread.autocorrelation_time)),
-        "measured_error": Later(lambda: joined.per_spin([spread.error.copy() for spread in spreads])),
+        "measured_error": Later(lambda: joined.per_spin([spread.error for spread in spreads])),
     }
 
 
-def rhat_of_reads(spins: Tensor, visible: Tensor, chains: int) -> dict[str, Any]:
+def rhat_of_reads(spins: Tensor, chains: int) -> dict[str, Any]:
     """Entries of ``info`` of thinned reads, int8 [T·chains, *batch, n]: split R-hat, if chains are several, T >= 4.
 
-    From sums of halves: in float64, as ``split_rhat`` takes them, the reads would need eight times their memory.
+    From sums of halves, which are taken now, because the reads are the caller's; an invisible spin stands still, at 1.
+    In float64, as ``split_rhat`` takes them, the reads would need eight times their memory.
     """
     half = len(spins) // chains // 2
+    if chains < 2 or half < 2:
+        return {}
+    sums = spins[: 2 * half * chains].unflatten(0, (2, half, chains)).sum(1, dtype=torch.int32)
 
     @cache
     def largest() -> Tensor:
-        halves = spins[: 2 * half * chains].unflatten(0, (2, half, chains)).transpose(0, 1)
-        m = halves.sum(0).flatten(0, 1).double().cpu().numpy() / half
-        values = rhat(m, (1 - m * m) * half / (half - 1), half)
-        return torch.from_numpy(np.where(visible.cpu(), values, 1.0).max(-1, keepdims=True)[..., 0])
+        m = sums.flatten(0, 1).double().cpu().numpy() / half
+        return torch.from_numpy(np.asarray(rhat(m, (1 - m * m) * half / (half - 1), half).max(-1)))
 
-    if chains < 2 or half < 2:
-        return {}
     return {"rhat": Later(largest), "rhat_max": Later(lambda: float(largest().max()))}
 
 

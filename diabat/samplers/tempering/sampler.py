@@ -229,7 +229,7 @@ class TemperingSampler(Sampler):
         spins = batch.joined.reads(found, num_reads).to(ising.fields.device)
         info = self._ended(batch, chains, sweeps, rates)
         if thin:
-            info |= rhat_of_reads(spins, ising.visible_mask, chains)
+            info |= rhat_of_reads(spins, chains)
         tracked = batch.lowest() if self.track_lowest else None
         return Samples(spins, ising.visible_mask, info=Info(info), tracked=tracked)
 
