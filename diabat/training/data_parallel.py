@@ -60,6 +60,8 @@ class Processes:
         used = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8, device=self._device)
         distributed.all_reduce(used, op=distributed.ReduceOp.MAX)
         chosen = [p for p, use in zip(trained, used.tolist(), strict=True) if use]
+        if not chosen:  # a batch without a counted target
+            return
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in chosen])
         distributed.all_reduce(flat)
         for parameter, part in zip(chosen, flat.split([p.numel() for p in chosen]), strict=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from safetensors.torch import load_file
 
 from diabat.models import Transformer, TransformerOptions
 from diabat.tasks import Task
+from diabat.tasks.base import IGNORED, Split
 from diabat.training import load_model
 from fuzz.tiny import tiny_task, tiny_train
 
@@ -23,9 +26,9 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
-from test_data_parallel import still_model
-from fuzz.tiny import tiny_task, tiny_train
-task = tiny_task()
+from test_data_parallel import TASK, still_model
+from fuzz.tiny import tiny_train
+task = TASK()
 tiny_train(Path(sys.argv[1]), task=task, model=still_model(task), accumulation=2)
 """
 
@@ -65,11 +68,20 @@ def torchrun(content: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.slow
-def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
+def few_targets() -> Task:
+    """One sequence of 40 has targets: two of three batches count none."""
     task = tiny_task()
+    targets = task.train.targets.clone()
+    targets[1:] = IGNORED
+    return replace(task, train=Split(task.train.inputs, targets))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [tiny_task, few_targets])
+def test_two_processes_train_what_one_does(made: Callable[[], Task], tmp_path: Path) -> None:
+    task = made()
     tiny_train(tmp_path / "one", task=task, model=still_model(task), accumulation=2)
-    torchrun(SCRIPT, tmp_path)
+    torchrun(SCRIPT.replace("TASK", made.__name__), tmp_path)
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     assert len(one) == len(two)
     for a, b in zip(one, two, strict=True):
