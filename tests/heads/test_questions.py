@@ -131,7 +131,9 @@ def test_a_checksum_tells_samples_apart() -> None:
     base = {"input_ids": [1, 2], "choices": [3, 4], "answer": 3}
     others = [base | {"input_ids": [1, 3]}, base | {"choices": [4, 3]}, base | {"answer": 4}]
     assert len({digest(read(sample)) for sample in (base, *others)}) == 4
-    assert digest(read(base)) == digest(read(base | {"note": "unread"}))
+    (noted,) = tokenised([base | {"note": "unread"}], None, VOCABULARY, more=True)
+    assert digest(read(base)) == digest([noted])
+    assert noted.given["note"] == "unread"
 
 
 IDS = {"input_ids": [1]}
@@ -140,6 +142,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "nothing": ({"choices": [1]}, "samples[0]: expected one of prompt, messages and input_ids, got 'choices'."),
     "line": ({"\nprompt": "a"}, "samples[0]: expected one of prompt, messages and input_ids, got '\\nprompt'."),
     "both": ({"prompt": "a", "input_ids": [1]}, "samples[0]: expected one of prompt, messages and input_ids, got "),
+    "unread": (IDS | {"pixel_values": [[0.5]]}, "samples[0]: expected keys among prompt, messages, input_ids, choices, "
+               "answer, corrupted, got 'pixel_values'."),
+    "mistyped": (IDS | {"choises": [3, 4], "answer": 3}, "samples[0]: expected keys among prompt, messages, input_ids, "
+                 "choices, answer, corrupted, got 'choises'. Did you mean 'choices'?"),
     "no text": ({"prompt": 3}, "samples[0].prompt: expected a text, got int."),
     "no chat": ({"messages": "hello"}, "samples[0].messages: expected a list of messages, got 'hello'."),
     "no role": ({"messages": [{"content": "x"}]}, "samples[0].messages: expected role and content, got {'content': "),

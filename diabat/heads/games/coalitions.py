@@ -99,8 +99,8 @@ class HeadCoalitions(FunctionGame):
                 "dividends), or pass dtype=None.",
             )
         self._play(player_groups(self._replay.attention, layer, players, heads_per_player))
-        corrupted = ablation == "corrupted"
-        self.samples = tokenised(samples, tokenizer, self._replay.vocabulary, corrupted=corrupted)
+        kept = {"corrupted": ablation == "corrupted", "more": not isinstance(value, str)}
+        self.samples = tokenised(samples, tokenizer, self._replay.vocabulary, **kept)
         self._value_of_sample = value_of(value)
         for index, sample in enumerate(self.samples):
             self._value_of_sample.check(sample, f"samples[{index}]", self._replay.positions)

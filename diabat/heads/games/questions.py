@@ -7,7 +7,7 @@ A question is a dict, a line of a JSON lines file, with one of
     input_ids    token ids
 
 and optionally ``choices`` (texts or token ids) with ``answer`` (a choice or its position).  ``corrupted``, in the form
-of the prompt, is a counterfactual one of as many tokens.  Other keys are kept for values that know them.
+of the prompt, is a counterfactual one of as many tokens.  Other keys are refused, but for a value that is a function.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError, is_integer
+from diabat.checks import ArgumentError, did_you_mean, is_integer
 from diabat.files import parse_json, read_file
 
 KINDS = ("prompt", "messages", "input_ids")
+_KEYS = (*KINDS, "choices", "answer", "corrupted")
 _MAX_BYTES = 1 << 30
 
 
@@ -81,7 +82,12 @@ def read_questions(path: Path, count: int | None = None, seed: int = 0) -> dict[
 
 
 def tokenised(
-    questions: Iterable[Mapping[str, Any]], tokenizer: Any, vocabulary: int, *, corrupted: bool = False
+    questions: Iterable[Mapping[str, Any]],
+    tokenizer: Any,
+    vocabulary: int,
+    *,
+    corrupted: bool = False,
+    more: bool = False,
 ) -> tuple[Sample, ...]:
     """Questions as token ids; see the module.
 
@@ -94,6 +100,7 @@ def tokenised(
         tokenizer: Of Hugging Face; needed for whatever is a text.
         vocabulary: Number of tokens that the model knows.
         corrupted: Every question needs a counterfactual prompt, which is read as well.
+        more: Questions may have other keys.
 
     Raises:
         ValueError: If one is no question; the message says which, counted from 0.
@@ -104,7 +111,7 @@ def tokenised(
     ):
         raise ArgumentError("samples", f"expected a sequence of dicts, got {type(questions).__name__}.")
     found = tuple(
-        _tokenised(given, tokenizer, vocabulary, f"samples[{k}]", corrupted)
+        _tokenised(given, tokenizer, vocabulary, f"samples[{k}]", corrupted, more)
         for k, given in enumerate(questions)
     )
     if not found:
@@ -123,8 +130,10 @@ def digest(samples: Iterable[Sample]) -> str:
     return content.hexdigest()
 
 
-def check_question(given: Any, name: str) -> int | None:
+def check_question(given: Any, name: str, *, more: bool = False) -> int | None:
     """Check what can be checked without a tokenizer; the position of the answer, None without choices.
+
+    Keys that are not known are refused, unless there may be ``more``.
 
     Raises:
         ArgumentError: If it is no question; ``name`` is what the message calls it.
@@ -134,6 +143,10 @@ def check_question(given: Any, name: str) -> int | None:
     if sum(kind in given for kind in KINDS) != 1:
         got = ", ".join(map(repr, given))[:200] or "no key"
         raise ArgumentError(name, f"expected one of prompt, messages and input_ids, got {got}.")
+    for key in () if more else given:
+        if key not in _KEYS:
+            expected = f"expected keys among {', '.join(_KEYS)}"
+            raise ArgumentError(name, f"{expected}, got {key!r:.60}.{did_you_mean(key, _KEYS)}")
     if "prompt" in given:
         _check_text(given["prompt"], f"{name}.prompt")
     elif "messages" in given:
@@ -155,8 +168,10 @@ def check_question(given: Any, name: str) -> int | None:
     return _position(choices, given.get("answer"), f"{name}.answer") if len(choices) else None
 
 
-def _tokenised(given: Any, tokenizer: Any, vocabulary: int, name: str, corrupted: bool) -> Sample:
-    answer = check_question(given, name)
+def _tokenised(
+    given: Any, tokenizer: Any, vocabulary: int, name: str, corrupted: bool, more: bool
+) -> Sample:
+    answer = check_question(given, name, more=more)
     kind, choices = next(kind for kind in KINDS if kind in given), given.get("choices", ())
     written = {k: choice for k, choice in enumerate(choices) if isinstance(choice, str)}
     if tokenizer is None and (written or kind != "input_ids"):
@@ -179,7 +194,7 @@ def _tokenised(given: Any, tokenizer: Any, vocabulary: int, name: str, corrupted
     name, count = f"{name}.corrupted", len(ids[0])
     if "corrupted" not in given:
         raise ArgumentError(name, "expected a prompt for ablation=corrupted, got none.")
-    other = _tokenised({**given, kind: given["corrupted"]}, tokenizer, vocabulary, name, False).tokens
+    other = _tokenised({**given, kind: given["corrupted"]}, tokenizer, vocabulary, name, False, more).tokens
     if len(other) != count:
         raise ArgumentError(name, f"expected {count} tokens, as many as the {kind}, got {len(other)}.")
     return replace(sample, corrupted=other)
