@@ -13,7 +13,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from diabat.checks import ArgumentError
+from diabat.cli.failures import sentence
 from diabat.files import replace_file
+from diabat.tasks.data import DataError
+from diabat.training import TrainingError
 
 R = TypeVar("R")
 Row = dict[str, Any]
@@ -36,6 +40,14 @@ def parser(
         said = f"{', '.join(names)}; else all"
         made.add_argument("sections", nargs="*", metavar="SECTION", default=names, help=said)
     return made
+
+
+def run_script(main: Callable[[], object]) -> None:
+    """Run a script; what it refuses is one sentence, not a traceback, and so is a file that is missing."""
+    try:
+        main()
+    except (ArgumentError, DataError, TrainingError, OSError) as error:
+        raise SystemExit(sentence(error)) from None
 
 
 def add_choice(made: argparse.ArgumentParser, option: str, names: Iterable[str], said: str = "") -> None:

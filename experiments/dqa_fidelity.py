@@ -30,7 +30,7 @@ from diabat.studies.ensembles import sk
 from diabat.studies.learned.problems import error_table, wide_problems
 from diabat.studies.states import mean_deviation, states_of, states_of_marginals
 from diabat.studies.states import total_variation as distance_of
-from experiments.common import Row, Titled, parser, run_sections
+from experiments.common import Row, Titled, parser, run_script, run_sections
 
 SOLVER = "Advantage2_system1"
 LEARNED = tuple(name for name in circuits.available_plans() if name.startswith("boltzmann-"))
@@ -347,4 +347,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -30,7 +30,7 @@ from diabat.heads.commands.calibration import CalibrationOptions, salient_groups
 from diabat.heads.games.questions import read_questions
 from diabat.huggingface.loading import load_decoder
 from diabat.plots import Panel, lines
-from experiments.common import Row, Titled, keep, kept, parser, print_tables, same_settings
+from experiments.common import Row, Titled, keep, kept, parser, print_tables, run_script, same_settings
 from experiments.heads.sets import SETS, Questions, answers, batches
 
 ALPHAS, BETAS, GROUPS = (0.1, 0.2, 0.3), (0.1, 0.5, 0.9), 3
@@ -219,4 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

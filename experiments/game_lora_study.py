@@ -39,6 +39,7 @@ from experiments.common import (
     kept,
     parser,
     print_tables,
+    run_script,
     same_settings,
 )
 from experiments.facts import World, deviations, documents, renamed
@@ -320,4 +321,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

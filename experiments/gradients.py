@@ -31,7 +31,7 @@ from diabat.runs.studies import compared
 from diabat.samplers import Sampler, sampler
 from diabat.samplers.capabilities import Estimator
 from diabat.studies.ensembles import Ensemble, compare, is_analytic
-from experiments.common import Row, parser, report
+from experiments.common import Row, parser, report, run_script
 
 SECTION: dict[str, Any] = {
     "backends": {
@@ -172,4 +172,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -30,7 +30,7 @@ from diabat.heads.games.decoder import Head
 from diabat.heads.games.dividends import standard_error
 from diabat.huggingface import load_decoder
 from diabat.plots import COLOURS, REFERENCE, Line, Panel, draw_panel, new_figure, save_figure
-from experiments.common import Row, Titled, keep, kept, parser, print_tables, same_settings
+from experiments.common import Row, Titled, keep, kept, parser, print_tables, run_script, same_settings
 from experiments.heads.sets import WORDS
 from experiments.models import smollm2
 
@@ -337,4 +337,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

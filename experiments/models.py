@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from diabat.huggingface import load_decoder
+from experiments.common import run_script
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -55,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -30,7 +30,7 @@ from diabat.models.transformer import Transformer, TransformerOptions
 from diabat.tasks import RecallOptions, Task
 from diabat.training.evaluate import evaluate
 from diabat.training.optimizer import token_loss
-from experiments.common import Row, add_choice, every_seed, parser, report, same_settings
+from experiments.common import Row, add_choice, every_seed, parser, report, run_script, same_settings
 
 BATCH, EVERY, SOLVED = 128, 25, 0.995
 NEIGHBOURS, BOUND = CouplingInit(mean=0.5, max_distance=1), CouplingInit(mean=1.0, max_distance=1)
@@ -310,4 +310,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

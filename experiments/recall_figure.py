@@ -16,7 +16,7 @@ from diabat.models.explanation import explain_decoder
 from diabat.models.transformer import Transformer
 from diabat.plots import COLOURS, Line, Panel, draw_panel, new_figure, save_figure, tidy
 from diabat.runs.finished import Run, load_run
-from experiments.common import parser
+from experiments.common import parser, run_script
 
 TEXT = "aGcAdFbBd"
 RUNS = {"softmax": "softmax", "exact": "h + J, exact", "dqa": "h + J, 5 ns anneal"}
@@ -83,4 +83,4 @@ def _draw_weights(axis: Any, found: dict[str, Tensor]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

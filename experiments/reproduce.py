@@ -38,8 +38,8 @@ from scipy.stats import ttest_ind
 from diabat.config import Config, ConfigError, load_config, make_config, to_plain
 from diabat.runs import run_training
 from diabat.runs.build import require_same_run
-from diabat.training import TrainingError, TrainingInterrupted, is_finished
-from experiments.common import Row, calls, parser, report
+from diabat.training import TrainingInterrupted, is_finished
+from experiments.common import Row, calls, parser, report, run_script
 
 HERE = Path(__file__).parent
 FEWEST = 5
@@ -271,9 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         show(known[options.name], options)
     except (KeyboardInterrupt, TrainingInterrupted):
         command.exit(130, "Stopped; repeat the command to continue.\n")
-    except (ConfigError, TrainingError) as error:
-        command.exit(1, f"{error}\n")
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -33,7 +33,7 @@ from diabat.attention import WindowCouplings
 from diabat.attention.head_axis import split_heads
 from diabat.config.loading import apply_overrides
 from diabat.ising import without_autocast
-from experiments.common import Row, keep, kept, parser, report, same_settings
+from experiments.common import Row, keep, kept, parser, report, run_script, same_settings
 
 CONFIG = Path(__file__).parent / "pairs" / "sick.yaml"
 POOLINGS = ("neurogame", "boltzmann", "softmax", "mean", "neurogame-h", "neurogame-uniform", "projected_mean")
@@ -139,6 +139,9 @@ def sick(path: Path) -> dict[str, Any]:
     """The sets of SICK by name, each a ``datasets.Dataset`` with two sentences and a label."""
     from datasets import Dataset
 
+    if not path.exists():
+        expected = f"expected a folder with {path.name} of zenodo.org/records/2787612"
+        raise SystemExit(f"DIABAT_DATA: {expected}, got '{path.parent}' without it.")
     content = path.read_bytes()
     if (got := hashlib.sha256(content).hexdigest()) != SHA256:
         raise SystemExit(f"DIABAT_DATA: expected SICK.txt with sha256 {SHA256}, got {path} with {got}.")
@@ -193,6 +196,13 @@ def encoder_of(config: Row, sentences: Sequence[str]) -> tuple[Any, Any]:
     return transformers.BertModel(bert, add_pooling_layer=False), tokenizer
 
 
+def try_longest(model: PairClassifier, lengths: Sequence[int]) -> None:
+    """Pool a batch of these ascending lengths once: what the sampler refuses, it refuses before the first step."""
+    hidden = torch.arange(lengths[-1]) >= torch.tensor(lengths)[:, None]
+    with torch.no_grad(), torch.random.fork_rng():
+        model.pooling(torch.randn(*hidden.shape, model.config.hidden_size), hidden)
+
+
 def optimizer_of(model: PairClassifier, config: Row) -> torch.optim.AdamW:
     """AdamW with rates of their own for the encoder, for pooling and classifier, and for couplings."""
     rates = (
@@ -229,6 +239,9 @@ def run(config: Row, seed: int, folder: Path, sets: dict[str, Any]) -> Row:
 
     disable_progress_bars()
     there = {name: part.map(tokens, batched=True) for name, part in {**sets, "train": train}.items()}
+    for name, part in there.items():
+        size = config["trainer"].get(f"per_device_{'train' if name == 'train' else 'eval'}_batch_size", 8)
+        try_longest(model, sorted(map(len, part["input_ids"]))[-size:])
     arguments = transformers.TrainingArguments(
         str(folder), seed=seed, eval_strategy="epoch", save_strategy="epoch", save_total_limit=1, report_to="none",
         load_best_model_at_end=True, metric_for_best_model="eval_loss", logging_strategy="epoch", disable_tqdm=True,
@@ -286,4 +299,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -18,7 +18,7 @@ from torch import Tensor
 import diabat
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers.answers import Moments
-from experiments.common import Row, Titled, parser, print_tables
+from experiments.common import Row, Titled, parser, print_tables, run_script
 
 OFF, SMALL_RHAT = 0.1, 1.05
 CHAINS: dict[str, Row] = {
@@ -86,4 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.common import Row, parser, report
+from experiments.common import Row, parser, report, run_script
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,4 +224,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -18,7 +18,7 @@ from torch import Tensor
 from diabat.heads import HeadInteractions
 from diabat.huggingface.loading import load_adapter, load_decoder
 from diabat.plots import new_figure, save_figure
-from experiments.common import Row, parser, report
+from experiments.common import Row, parser, report, run_script
 
 MATRICES = ("omega", "rho", "G", "written", "reachable")
 
@@ -105,4 +105,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -23,7 +23,7 @@ from diabat.heads import Calibration, disable_gac, enable_gac
 from diabat.heads.games.questions import tokenised
 from diabat.heads.games.values import value_of
 from diabat.huggingface.loading import load_decoder
-from experiments.common import Row, parser, report
+from experiments.common import Row, parser, report, run_script
 
 NAMES = """John Mary Tom Anna James Kate Sarah Peter Paul Emma David Laura Mark Alice Robert Susan Michael Lisa
     Daniel Jane Henry Helen George Rachel Simon Julia Jack Lucy Adam Ruth"""
@@ -153,4 +153,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -25,6 +25,7 @@ from diabat.config.loading import apply_overrides
 from diabat.config.yaml_files import read_mapping
 from diabat.heads import GameOptions, GameTrainer
 from diabat.huggingface.loading import load_decoder
+from experiments.common import run_script
 
 
 class PackedTexts(IterableDataset):
@@ -93,4 +94,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

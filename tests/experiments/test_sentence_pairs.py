@@ -14,6 +14,7 @@ from torch.testing import assert_close
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
 import diabat
+from diabat.samplers import UnsupportedError
 from experiments import sentence_pairs
 from experiments.sentence_pairs import (
     CONFIG,
@@ -27,6 +28,7 @@ from experiments.sentence_pairs import (
     encoder_of,
     main,
     optimizer_of,
+    run,
     sick,
 )
 
@@ -137,3 +139,26 @@ def test_keys_of_a_configuration_are_checked() -> None:
         config("poolin=mean")
     with pytest.raises(SystemExit, match="expected the package; pip install no-such-package"):
         encoder_of(config("encoder=package:no_such_package/x"), WORDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["neurogame", "boltzmann"])
+def test_pairs_that_the_sampler_refuses_are_refused_before_the_first_step(
+    pooling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the last of the training pairs is too long."""
+    import transformers
+
+    sets = small_sets(tmp_path)
+    long = sets["train"].add_item({"first": "a man is " * 9, "second": "a dog no", "label": 2})
+    changes = ["max_length=40", "num_train=25", "sampler.backend=dqa", f"pooling={pooling}"]
+    monkeypatch.setattr(transformers, "Trainer", lambda *_, **__: pytest.fail("begins"))
+    with pytest.raises(UnsupportedError, match=r"'dqa' accepts at most \d+ (tokens|spins), got "):
+        run(config(*changes), 0, tmp_path, {**sets, "train": long})
+
+
+def test_a_folder_without_the_pairs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        SystemExit, match=r"DIABAT_DATA: expected a folder with SICK.txt of zenodo.*got '.*' without it"
+    ):
+        sick(tmp_path / "SICK.txt")
