@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +37,16 @@ NAMES = {"model": "MODEL", "name": "MODEL", "data": "DATA", "layer": "layers", "
          "salient": "calibration", "store": "--output", "output": "--output"}  # fmt: skip
 
 
+def _refuse_mistyped(kind: str, options: Iterable[str] | None, data: Path | None = None) -> None:
+    """Refuse an unknown key, and data that are not there, before torch and transformers are imported."""
+    from diabat.config.loading import read_overrides
+
+    module, _, name = kind.partition(":")
+    read_overrides((f"diabat.heads.commands.{module}", name), options or ())
+    if data is not None:
+        data.stat()
+
+
 def analyse_heads(
     model: ModelArgument,
     data: DataArgument,
@@ -49,6 +59,7 @@ def analyse_heads(
 
     The folder keeps every value: repeat the command to continue an interrupted analysis, or to see a finished one.
     """
+    _refuse_mistyped("analysis:AnalysisOptions", options, data)
     from diabat.heads.commands.analysis import AnalysisOptions, analyse, read_options
     from diabat.heads.commands.report import HeadsReport, plot_dividends
 
@@ -73,6 +84,7 @@ def attribute_heads(
 
     The folder keeps every value, as that of 'diabat heads analyse' does: repeat the command to continue.
     """
+    _refuse_mistyped("attribution:AttributionOptions", options, data)
     from diabat.heads.commands.analysis import read_options
     from diabat.heads.commands.attribution import AttributionOptions, attribute, plot_scores
 
@@ -127,16 +139,23 @@ def calibrate_heads(
     path = output or (analysis if analysis.is_dir() else analysis.parent)
     path = path / "gac.json" if path.is_dir() or not path.suffix else path
     require_writable(path, "output", (".json",), new=not force)
+    _refuse_mistyped("calibration:CalibrationOptions", options)
     from diabat.config.errors import of_section
     from diabat.heads.calibration.file import write_gac
     from diabat.heads.commands.analysis import read_analysis, read_options
-    from diabat.heads.commands.calibration import CalibrationOptions, calibration_of, salient_groups
-    from diabat.heads.commands.report import GroupsReport
+    from diabat.heads.commands.calibration import (
+        CalibrationOptions,
+        calibration_of,
+        salient_groups,
+        without_calibration,
+    )
+    from diabat.heads.commands.report import GroupsReport, shown_layers
 
     chosen = read_options(CalibrationOptions, options or ())
     with of_section("", {"analysis": "ANALYSIS"}):
         found = read_analysis(analysis)
         groups = salient_groups(found, chosen)
+        idle = without_calibration(found, groups)
         calibration = calibration_of(groups, chosen)
     write_gac(path, calibration, found.about.digest)
     if as_json:
@@ -144,4 +163,6 @@ def calibrate_heads(
         return
     rows = [dataclasses.asdict(group) for group in groups]
     print_report(GroupsReport(rows, model=found.about.model, method=chosen.method))
+    if idle:
+        say(f"Layer {shown_layers(idle)}: all heads are salient, none is calibrated.")
     say(f"Calibration: {path}")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diabat.checks import did_you_mean
-from diabat.config.errors import ConfigError, cut, explain, shown
-from diabat.config.keys import check_keys, valid_keys
+from diabat.config.errors import ConfigError, cut, explain, shown, unknown_key
+from diabat.config.keys import Named, check_keys, options_of, valid_keys
 from diabat.config.trust import RUN_CONFIG, refuse_stored_secrets, refuse_untrusted
 from diabat.config.yaml_files import dump_yaml, parse_yaml, read_mapping
 from diabat.scrubbing import without_secrets
@@ -175,3 +175,12 @@ def apply_overrides(document: dict[str, Any], overrides: Iterable[str]) -> dict[
             section.clear()
         section[key] = value
     return result
+
+
+def read_overrides(named: Named, overrides: Iterable[str]) -> dict[str, Any]:
+    """``key=value`` for the dataclass of a module and name, which is not imported; an unknown key is a ConfigError."""
+    given, known = apply_overrides({}, overrides), options_of(named)
+    for key in given:
+        if key not in known:
+            raise unknown_key(key, known)
+    return given

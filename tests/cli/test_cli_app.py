@@ -41,6 +41,9 @@ sample problem.yaml sampler.backend
 fidelity fidelity.backends.t.backend=tempering fidelity.backends.t.sweep=3
 evaluate nowhere
 explain nowhere (a)
+heads analyse model questions.jsonl layer=[1]
+heads attribute model questions.jsonl permutation=4
+heads calibrate analysis min_siz=2
 nonsense
 """
 

@@ -27,7 +27,7 @@ from diabat.heads import (
     save_gac,
 )
 from diabat.heads.commands.analysis import AnalysedGame, read_analysis
-from diabat.heads.commands.attribution import SCORES
+from diabat.heads.commands.attribution import SCORES, AttributionOptions
 from diabat.heads.commands.report import shown_dividend
 from diabat.heads.games.attribution import (
     leave_one_out,
@@ -320,6 +320,8 @@ LINES: dict[str, tuple[bytes, str]] = {
     "a list": (b"[1]", "line 1: expected a dict, got list."),
     "twice": (b'{"prompt": "a", "prompt": "b"}', "line 1: expected a JSON object, got the key 'prompt' is"),
     "nothing": (b"\n \n", "DATA: expected questions in "),
+    "mistyped": (b'{"prompt": "a", "choises": ["b"]}', "line 1: expected keys among prompt, messages, input_ids, "
+                 "choices, answer, corrupted, got 'choises'. Did you mean 'choices'?"),
     "latin": (b'{"prompt": "\xe9"}', "DATA: expected UTF-8 text in "),
     "surrogate": (b'{"prompt": "\\ud800"}', "line 1.prompt: expected text without surrogates"),
     "alike": (b'{"prompt": "a film ", "choices": ["good film", "good book"], "answer": 0}', "line 1.choices: expected "
@@ -396,7 +398,9 @@ def test_layers_of_a_joint_game_may_be_left_out(place: Path, tmp_path: Path) -> 
 def test_uncertain_groups_are_marked_and_files_replaced_with_force_only(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = "– With fewer than 8 questions a bootstrap frequency looks certain and is not; use more questions."
+    few = (
+        "– With fewer than 8 questions, or a single candidate, a bootstrap frequency looks certain and is not"
+    )
     for often in (0.4, 0.6, None):
         monkeypatch.setattr(AnalysedGame, "frequency", lambda *_, often=often: often)
         shown = run("calibrate", place / "done", "--output", tmp_path / "y.json", "--force").stdout
@@ -415,6 +419,38 @@ def test_uncertain_groups_are_marked_and_files_replaced_with_force_only(
     assert "--force to replace it" in again.stderr
     assert run("calibrate", place / "done", "--output", tmp_path, "beta=0.5", "--force").exit_code == 0
     assert (tmp_path / "gac.json").read_bytes() != before
+
+
+def test_a_layer_whose_heads_are_all_salient_is_named_and_so_is_a_single_candidate(
+    place: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "q.jsonl", [*QUESTIONS, *QUESTIONS])  # enough for a bootstrap
+    for name, layers in (("one", "[1]"), ("two", "[1,2]")):
+        given = ("--output", tmp_path / name, f"layers={layers}", "heads_per_player=8")
+        assert run("analyse", place / "model", tmp_path / "q.jsonl", *given).exit_code == 0
+    shown = run("analyse", place / "model", tmp_path / "q.jsonl", *given, "--json")
+    assert [row["selection_frequency"] for row in json.loads(shown.stdout)["rows"]] == [None, None]
+    result = run("calibrate", tmp_path / "one", "--output", tmp_path / "x.json")
+    assert (result.exit_code, result.stdout, (tmp_path / "x.json").exists()) == (2, "", False)
+    assert "ANALYSIS: expected heads outside the salient groups" in result.stderr
+    given = (
+        "--output",
+        tmp_path / "three",
+        "players=[[[1,0],[1,1]],[[2,0],[2,1],[2,2],[2,3],[2,4],[2,5],[2,6],[2,7]]]",
+    )
+    assert run("analyse", place / "model", tmp_path / "q.jsonl", *given).exit_code == 0
+    result = run("calibrate", tmp_path / "three", "min_size=2", "--output", tmp_path / "x.json")
+    assert result.exit_code == 0, result.stderr
+    assert "Layer 2: all heads are salient, none is calibrated." in result.stdout
+
+
+def test_scores_see_every_question(tmp_path: Path) -> None:
+    assert AttributionOptions().with_draws(5) == AttributionOptions(
+        permutations=32, coalitions=32, contexts=64
+    )
+    assert AttributionOptions(coalitions=0).with_draws(40) == AttributionOptions(
+        permutations=80, coalitions=0, contexts=80
+    )
 
 
 WRONG: dict[str, tuple[list[str], str]] = {

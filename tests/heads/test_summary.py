@@ -39,7 +39,7 @@ def analysed(dividends: Tensor, max_size: int | None = None, layer: int = 0) -> 
 def report(*found: AnalysedGame) -> tuple[Analysis, HeadsReport]:
     players = tuple(game.players for game in found)
     about = About("m", {}, "q", "log_odds", found[0].options, {}, players)
-    analysis = Analysis(about, found)
+    analysis = Analysis(about, found, set())
     return analysis, HeadsReport.of(analysis)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
@@ -18,13 +19,13 @@ from torch import Tensor
 
 import diabat
 from diabat.checks import ArgumentError
-from diabat.config.errors import explain, unknown_key
-from diabat.config.loading import apply_overrides
+from diabat.config.errors import explain
+from diabat.config.loading import read_overrides
 from diabat.extras import extra
 from diabat.heads.calibration.file import load_gac, stored_calibration
 from diabat.heads.games.ablation import Kind
 from diabat.heads.games.coalitions import HeadCoalitions
-from diabat.heads.games.decoder import Groups, layers_of
+from diabat.heads.games.decoder import Groups, Head, layers_of
 from diabat.heads.games.dividends import Dividends, finite, small_coalitions, standard_error
 from diabat.heads.games.questions import read_questions
 from diabat.heads.games.store import ValueStore
@@ -100,13 +101,11 @@ Options = TypeVar("Options")
 
 def read_options(kind: type[Options], overrides: Iterable[str]) -> Options:
     """Options from ``key=value``, values in YAML; a ConfigError names a key that is unknown or has a bad value."""
-    given, known = apply_overrides({}, overrides), get_type_hints(kind)
-    if unknown := [key for key in given if key not in known]:
-        raise unknown_key(unknown[0], known)
+    given = read_overrides((kind.__module__, kind.__name__), overrides)
     try:
         return TypeAdapter(kind).validate_json(json.dumps(given))
     except ValidationError as error:
-        raise explain(error, known) from error
+        raise explain(error, get_type_hints(kind)) from error
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -147,9 +146,9 @@ class AnalysedGame:
     def frequency(self, position: int, min_size: int = 1) -> float | None:
         """Share of bootstrap resamples in which a coalition has the largest dividend of those of ``min_size`` players.
 
-        None with fewer than :data:`LEAST_SAMPLES` samples.
+        None with fewer than :data:`LEAST_SAMPLES` samples, or if there is no other coalition.
         """
-        if len(self.values) < LEAST_SAMPLES:
+        if len(self.values) < LEAST_SAMPLES or int((self.dividends.sizes >= min_size).sum()) == 1:
             return None
         resamples, seed = self.options.resamples, self.options.seed
         found = self.dividends.selection_frequency(min_size=min_size, resamples=resamples, seed=seed)
@@ -179,10 +178,11 @@ class About:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Analysis:
-    """What was analysed, and the games."""
+    """What was analysed, the games, and all heads (layer, head) of the model."""
 
     about: About
     games: tuple[AnalysedGame, ...]
+    heads: AbstractSet[Head]
 
     @property
     def heading(self) -> str:
@@ -244,7 +244,7 @@ def analyse(
     )  # fmt: skip
     found = tuple(_evaluated(games, options, progress))
     game.store.note(TypeAdapter(About).dump_python(about, mode="json"))
-    return Analysis(about, found)
+    return Analysis(about, found, game.store.heads)
 
 
 def open_game(model: str, data: Path, folder: Path, options: GameOptions) -> tuple[Any, HeadCoalitions, str]:
@@ -303,7 +303,7 @@ def read_analysis(path: Path) -> Analysis:
         raise ArgumentError(
             "analysis", f"{reason if str(file) in reason else f'{reason} in {file}'}."
         ) from None
-    return Analysis(about, games)
+    return Analysis(about, games, store.heads)
 
 
 def _stored(store: ValueStore, players: Groups, options: AnalysisOptions) -> AnalysedGame:

@@ -58,7 +58,7 @@ _SHOWN_PAIRS = 8
 class AttributionOptions(GameOptions):
     """How the n heads of ``layers`` are scored, in one game of all of them; draws of 0 leave a score out.
 
-    Each pair of draws is evaluated on one question.
+    Each pair of draws is evaluated on one question; None draws a pair for each question, but at least 32 (64 contexts).
 
     Attributes:
         permutations: Behind the Shapley values, in pairs with their reverses; each takes n + 1 evaluations.
@@ -68,10 +68,16 @@ class AttributionOptions(GameOptions):
         contexts: Coalitions behind these, in pairs with their complements; each takes 1 + m (m + 1)/2 evaluations.
     """
 
-    permutations: Even = 32
-    coalitions: Even = 32
+    permutations: Even | None = None
+    coalitions: Even | None = None
     pairs: Annotated[int, Field(ge=2)] = 10
-    contexts: Even = 64
+    contexts: Even | None = None
+
+    def with_draws(self, samples: int) -> AttributionOptions:
+        """The same with draws for so many questions where there is None."""
+        least = {"permutations": 32, "coalitions": 32, "contexts": 64}
+        drawn = {name: max(2 * samples, few) for name, few in least.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **drawn)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,6 +154,7 @@ def attribute(
     _, every, value = open_game(model, data, folder, options)
     game = every.of(options.layers, heads_per_player=1)
     folder.mkdir(parents=True, exist_ok=True)
+    options = options.with_draws(len(game.samples))
     ends, scores, pairs = _evaluate(game, options, progress)
     rows, groups = [], _groups(folder)
     for player, (head,) in enumerate(game.groups):

@@ -65,8 +65,8 @@ class SalientGroup:
     """The salient group of one game: its layers that are calibrated, its players and their heads (layer, head) there.
 
     dividend w with its standard error, and v, are those of the group; None where the analysis does not have them.
-    selection_frequency, of ``max_dividend`` only and with eight questions or more, is the share of bootstrap resamples
-    in which w is the largest.
+    selection_frequency, of ``max_dividend`` only, with eight questions or more and another candidate, is the share of
+    bootstrap resamples in which w is the largest.
     """
 
     layers: tuple[int, ...]
@@ -95,6 +95,21 @@ def calibration_of(groups: Sequence[SalientGroup], options: CalibrationOptions) 
         layer: [head for at, head in group.heads if at == layer] for group in groups for layer in group.layers
     }
     return Calibration(salient, options.alpha, options.beta, options.rows, options.redistribution)
+
+
+def without_calibration(analysis: Analysis, groups: Sequence[SalientGroup]) -> list[int]:
+    """Layers of which all heads are salient, so that none is calibrated; ArgumentError if there is no other layer."""
+    salient = {head for group in groups for head in group.heads}
+    left = {layer for layer, head in analysis.heads - salient}
+    layers = [layer for group in groups for layer in group.layers]
+    idle = sorted(layer for layer in layers if layer not in left)
+    if len(idle) == len(layers):
+        raise ArgumentError(
+            "analysis",
+            f"expected heads outside the salient groups, which are calibrated, got all heads of layers {idle} in them; "
+            "take a smaller min_size, or analyse with fewer heads_per_player.",
+        )
+    return idle
 
 
 def _players(game: AnalysedGame, options: CalibrationOptions) -> tuple[int, ...]:

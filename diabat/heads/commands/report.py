@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FEW = (
-    f"{MISSING} With fewer than {LEAST_SAMPLES} questions a bootstrap frequency looks certain and is not; use more "
-    "questions."
+    f"{MISSING} With fewer than {LEAST_SAMPLES} questions, or a single candidate, a bootstrap frequency looks certain "
+    "and is not; use more questions, or more players."
 )
 """Why there is no bootstrap frequency."""
 _COLUMNS = 4
@@ -63,7 +63,7 @@ class HeadsReport(Report):
         Column("heads", "their heads", "heads"),
         *with_error("dividend", "their dividend w(S) of the mean over samples", "w"),
         Column("selection_frequency", "share of bootstrap resamples of the samples in which this coalition has the "
-               f"largest dividend, null with fewer than {LEAST_SAMPLES} samples; ? marks less than half",
+               f"largest dividend, null with fewer than {LEAST_SAMPLES} samples or no other; ? marks less than half",
                "bootstrap\nfrequency", lambda row: shown_frequency(row["selection_frequency"])),
     )  # fmt: skip
 

@@ -168,9 +168,7 @@ def check_question(given: Any, name: str, *, more: bool = False) -> int | None:
     return _position(choices, given.get("answer"), f"{name}.answer") if len(choices) else None
 
 
-def _tokenised(
-    given: Any, tokenizer: Any, vocabulary: int, name: str, corrupted: bool, more: bool
-) -> Sample:
+def _tokenised(given: Any, tokenizer: Any, vocabulary: int, name: str, corrupted: bool, more: bool) -> Sample:
     answer = check_question(given, name, more=more)
     kind, choices = next(kind for kind in KINDS if kind in given), given.get("choices", ())
     written = {k: choice for k, choice in enumerate(choices) if isinstance(choice, str)}
