@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import sys
 import unicodedata
 from collections.abc import Iterable
 from numbers import Real
@@ -62,6 +61,19 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def as_float(value: Any) -> float:
+    """The float of a number, infinite for integers beyond; they have no bound."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value is a number, and finite as a float."""
+    return is_number(value) and math.isfinite(as_float(value))
+
+
 def is_integer(value: Any) -> bool:
     """Whether a value is an integer of Python; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)
@@ -74,11 +86,18 @@ def check_count(
     if optional and value is None:
         return
     if not is_integer(value) or value < least:
-        raise ArgumentError(name, f"expected an integer >= {least}{' or None' * optional}, got {value!r}.")
+        raise ArgumentError(
+            name, f"expected an integer >= {least}{' or None' * optional}, got {number_text(value)}."
+        )
     most = _LARGEST_COUNT if most is None else most
     if value > most:
-        got = value if value < 10 * _LARGEST_COUNT else f"about 1e{math.log10(value):.0f}"
-        raise ArgumentError(name, f"expected at most {most}, got {got}.")
+        raise ArgumentError(name, f"expected at most {most}, got {number_text(value)}.")
+
+
+def number_text(value: Any) -> str:
+    """The value in a message; Python refuses to write thousands of digits."""
+    large = is_integer(value) and abs(value) >= 10 * _LARGEST_COUNT
+    return f"about {'-' * (value < 0)}1e{math.log10(abs(value)):.0f}" if large else repr(value)
 
 
 def check_number(name: str, value: Any, interval: str, *, optional: bool = False) -> None:
@@ -86,21 +105,21 @@ def check_number(name: str, value: Any, interval: str, *, optional: bool = False
     if optional and value is None:
         return
     low, high = (float(end) for end in interval[1:-1].split(","))
-    fits = is_number(value) and low <= value <= high
+    fits = is_number(value) and low <= value <= high and (is_finite(value) or value in (low, high))
     if not fits or (value == low and interval[0] == "(") or (value == high and interval[-1] == ")"):
-        raise ArgumentError(name, f"expected a number in {interval}{' or None' * optional}, got {value!r}.")
+        expected = f"a number in {interval}{' or None' * optional}"
+        raise ArgumentError(name, f"expected {expected}, got {number_text(value)}.")
 
 
 def is_positive(value: Any) -> bool:
     """Whether a value is a finite number above 0."""
-    beyond = isinstance(value, int) and value > sys.float_info.max  # integers of Python have no bound
-    return is_number(value) and not beyond and bool(0 < value < math.inf)
+    return is_finite(value) and bool(value > 0)
 
 
 def check_positive(name: str, value: Any) -> None:
     """Raise ArgumentError unless a value is a finite number above 0."""
     if not is_positive(value):
-        raise ArgumentError(name, f"expected a positive finite number, got {value!r}.")
+        raise ArgumentError(name, f"expected a positive finite number, got {number_text(value)}.")
 
 
 def check_choice(name: str, value: Any, known: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.checks import did_you_mean, is_number
+from diabat.checks import as_float, did_you_mean, is_number
 from diabat.ising_checks import (
     DTYPES,
     IsingError,
@@ -106,7 +106,7 @@ def read_offset(value: Any, fields: Tensor, name: str = "offset") -> Tensor | No
     """An offset, which broadcasts to the batch."""
     if value is None:
         return None
-    value = fields.new_tensor(float(value)) if is_number(value) else _numbers(name, value, fields)
+    value = fields.new_tensor(as_float(value)) if is_number(value) else _numbers(name, value, fields)
     check_tensor(name, value, "a number or a tensor")
     _check_like(name, value, fields)
     _check_lead(name, value.shape, fields)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import dimod
+import numpy as np
 import pytest
 
 import diabat
+from diabat.attention.coupling_init import CouplingInit
 from diabat.checks import (
     ArgumentError,
     ArgumentTypeError,
     check_choice,
     check_count,
     check_flag,
+    check_number,
     check_positive,
 )
 from diabat.config.errors import refused
+from diabat.ising import Ising, from_bqm, from_qubo
 
 
 def test_an_error_has_its_argument_in_attribute_and_message() -> None:
@@ -95,3 +104,44 @@ def test_no_layer_reads_an_argument_out_of_a_sentence() -> None:
             r're.match(r"\w+: "',
         ):
             assert trick not in source, f"{path.name} parses a message"
+
+
+@pytest.mark.parametrize(
+    "value", [2**2000, -(2**2000), 10**5000, Fraction(10**400)], ids=str.split("a b c d")
+)
+def test_numbers_that_no_float_holds_are_refused_in_a_sentence(value: Any) -> None:
+    """Raw, they raise OverflowError where they are used, and ValueError where they are written."""
+    refused: list[Callable[[], object]] = [
+        lambda: check_number("x", value, "(-inf, inf)"),
+        lambda: check_number("x", value, "[-inf, inf]"),
+        lambda: check_positive("x", value),
+        lambda: Ising([1.0], offset=value),
+        lambda: Ising.from_dict({"a": value}),
+        lambda: Ising.from_dict({"a": 1.0}, {("a", "b"): value}),
+        lambda: from_qubo({("a", "a"): value}),
+        lambda: from_qubo({("a", "a"): 1.0}, offset=value),
+        lambda: from_bqm(dimod.BinaryQuadraticModel({"a": 1.0}, {}, 0.0, "SPIN"), beta=value),
+        lambda: CouplingInit.of(value),
+    ]
+    for vartype, linear, quadratic, offset in (
+        ("SPIN", value, 0, 0),
+        ("BINARY", value, 0, 0),
+        ("SPIN", 0, value, 0),
+        ("BINARY", 0, value, 0),
+        ("SPIN", 0, 0, value),
+    ):
+        bqm = dimod.BinaryQuadraticModel(
+            {"a": linear}, {("a", "b"): quadratic}, offset, vartype, dtype=object
+        )
+        refused.append(partial(from_bqm, bqm))
+    for call in refused:
+        with pytest.raises(ArgumentError, match="expected") as caught:
+            call()
+        assert len(str(caught.value)) < 700
+
+
+def test_numbers_of_numpy_are_compared_without_a_warning() -> None:
+    for kind in (np.float16, np.float32):
+        check_number("x", kind(0.5), "[0, 1)")
+        check_positive("x", kind(0.5))
+        assert from_qubo({("a", "a"): kind(0.5)})[0].fields.tolist() == [-0.25]

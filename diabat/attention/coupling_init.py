@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentTypeError, check_count, check_number, is_number
+from diabat.checks import ArgumentTypeError, as_float, check_count, check_number, is_number
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class CouplingInit:
         if init is None or isinstance(init, cls):
             return init
         if isinstance(init, int | float) and is_number(init):
-            return cls(float(init))
+            return cls(as_float(init))
         raise ArgumentTypeError(
             "coupling_init", f"expected a CouplingInit, a number or None, got {type(init).__name__}."
         )

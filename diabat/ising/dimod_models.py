@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from diabat.checks import check_number, is_number
+from diabat.checks import check_number, is_finite, number_text
 from diabat.edges import Edges, best_form, no_edges, pairs_of
 from diabat.inputs import read_matrix
 from diabat.ising.model import Ising
@@ -35,12 +35,22 @@ def from_bqm(bqm: Any, *, beta: float = 1.0) -> tuple[Ising, list[Hashable]]:
 
     if not isinstance(bqm, dimod.BinaryQuadraticModel):
         raise IsingError("bqm", f"expected a dimod.BinaryQuadraticModel, got {type(bqm).__name__}.")
+    check_number("beta", beta, "(-inf, inf)")
+    for name, bias in _objects(bqm):
+        if not is_finite(bias):
+            raise IsingError(f"bqm[{name!r}]", f"expected a finite number, got {number_text(bias)}.")
     spin = bqm.change_vartype("SPIN", inplace=False)
     labels = list(spin.variables)
     linear, (rows, columns, biases), offset = spin.to_numpy_vectors(variable_order=labels)
     edges = Edges(np.stack((rows, columns), axis=1), -beta * biases.astype(float))
     constant = -beta * float(offset) if offset else None
     return Ising(-beta * linear.astype(float), best_form(edges, len(labels)), offset=constant), labels
+
+
+def _objects(bqm: Any) -> Iterator[tuple[Any, Any]]:
+    """The biases of a model that holds objects of Python, which may be of any size or kind."""
+    if bqm.dtype == object:
+        yield from chain(bqm.linear.items(), bqm.quadratic.items(), [("offset", bqm.offset)])
 
 
 def from_qubo(Q: Any, *, offset: float = 0.0, beta: float = 1.0) -> tuple[Ising, list[Hashable]]:
@@ -66,8 +76,8 @@ def from_qubo(Q: Any, *, offset: float = 0.0, beta: float = 1.0) -> tuple[Ising,
         for pair, value in Q.items():
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise IsingError("Q", f"expected pairs (a, b) as keys, got {pair!r}.")
-            if not is_number(value) or not abs(value) <= sys.float_info.max:
-                raise IsingError(f"Q[{pair!r}]", f"expected a finite number, got {value!r}.")
+            if not is_finite(value):
+                raise IsingError(f"Q[{pair!r}]", f"expected a finite number, got {number_text(value)}.")
         bqm = dimod.BinaryQuadraticModel.from_qubo(Q, float(offset))
     elif isinstance(Q, tuple) and len(Q) == 2 and isinstance(Q[0], Mapping):
         raise IsingError(
@@ -110,7 +120,12 @@ def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
         got = "invisible spins; drop them first" if ising.clamped is None else "spins that clamp() has fixed"
         raise IsingError("visible", f"expected every spin visible, got {got}.")
     names: list[Hashable] = list(range(ising.num_spins)) if labels is None else list(labels)
-    if len(set(names)) != len(names) or len(names) != ising.num_spins:
+    try:
+        different = len(set(names)) == len(dimod.variables.Variables(names)) == len(names) == ising.num_spins
+    except (TypeError, ValueError, OverflowError) as error:
+        expected = "hashable labels, numbers among them finite and below 2^63"
+        raise IsingError("labels", f"expected {expected}, got others ({error}).") from error
+    if not different:
         raise IsingError("labels", f"expected {ising.num_spins} different labels, got {names}.")
     pairs, values = coupled_pairs(ising)
     return dimod.BinaryQuadraticModel.from_numpy_vectors(

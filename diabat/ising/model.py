@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.checks import is_number
+from diabat.checks import as_float, is_number
 from diabat.compute.memory import require_file_memory
 from diabat.edges import DENSE_SPINS, Edges, best_form, edges_of, no_edges
 from diabat.files import read_file, reading, replace_file
@@ -150,8 +150,8 @@ class Ising:
         if not labels:
             raise IsingError("fields", "expected at least one spin, got none.")
         place = {label: j for j, label in enumerate(labels)}
-        h = torch.tensor([float(fields.get(label, 0)) for label in labels], dtype=torch.float64)
-        edges = Edges([(place[a], place[b]) for a, b in couplings], [float(J) for J in couplings.values()])
+        h = torch.tensor([as_float(fields.get(label, 0)) for label in labels], dtype=torch.float64)
+        edges = Edges([(place[a], place[b]) for a, b in couplings], [as_float(J) for J in couplings.values()])
         return cls(h, best_form(edges, len(labels))), labels
 
     def save(self, path: str | Path, labels: Sequence[Hashable] | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from diabat.checks import ArgumentError, is_number
+from diabat.checks import ArgumentError, is_positive
 from diabat.circuits import Batch, Betas
 from diabat.circuits.engines.engine import Strength
 from diabat.circuits.problem import check_finite, check_stack
@@ -28,7 +28,7 @@ def check_betas(betas: tuple[float, float] | None, calibration: str | None) -> B
     if calibration is not None:
         raise ArgumentError("calibration", f"cannot be combined with betas, got {calibration!r}.")
     values = tuple(betas) if isinstance(betas, (tuple, list)) else ()
-    if len(values) != 2 or not all(is_number(b) and 0 < b < float("inf") for b in values):
+    if len(values) != 2 or not all(map(is_positive, values)):
         raise ArgumentError("betas", f"expected two positive numbers (beta_h, beta_J), got {betas!r}.")
     return Betas(float(values[0]), float(values[1]))
 

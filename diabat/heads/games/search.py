@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention.games.draws import sized_coalitions
-from diabat.checks import ArgumentError, ArgumentTypeError, check_count, is_number
+from diabat.checks import ArgumentError, ArgumentTypeError, check_count, is_finite, number_text
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers.base import Sampler
 from diabat.samplers.seeds import draw_seed
@@ -122,8 +122,8 @@ def surrogate(
     """
     if not callable(value):
         raise ArgumentTypeError("value", f"expected a function of masks, got {type(value).__name__}.")
-    if not is_number(penalty) or not 0 <= penalty < float("inf"):
-        raise ArgumentError("penalty", f"expected a number >= 0, got {penalty!r}.")
+    if not is_finite(penalty) or penalty < 0:
+        raise ArgumentError("penalty", f"expected a number >= 0, got {number_text(penalty)}.")
     for name, count in (("num_players", num_players), ("rounds", rounds), ("num_reads", num_reads)):
         check_count(name, count)
     check_count("evaluations", evaluations, least=8)
