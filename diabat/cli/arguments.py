@@ -29,7 +29,7 @@ RunArgument = Annotated[
 ProblemArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="PROBLEM", help="JSON, YAML, COO text, .bqm or Ising.save; - reads standard input."
+        metavar="PROBLEM", help="JSON, YAML, COO, .bqm, qbsolv, G-set or Ising.save; - reads standard input."
     ),
 ]
 BetaOption = Annotated[float | None, typer.Option(help="Inverse temperature beta of the law exp(-beta E).")]

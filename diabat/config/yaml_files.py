@@ -95,8 +95,8 @@ def _check_events(text: str) -> None:
             raise _refused(wrong, event.start_mark)
 
 
-def parse_yaml(text: str, name: str) -> Any:
-    """Parse one YAML document.
+def parse_yaml(text: str, name: str, *, build: bool = True) -> Any:
+    """Parse one YAML document, or without ``build`` only see that it is within the limits of size.
 
     Raises:
         ConfigError: If it is not valid YAML, or beyond a limit of size; the message names ``name``, usually the file,
@@ -106,7 +106,7 @@ def parse_yaml(text: str, name: str) -> Any:
         raise ConfigError(name, f"expected at most {MAX_BYTES} bytes of YAML, got more.")
     try:
         _check_events(text)
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=_Loader) if build else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ConfigError(

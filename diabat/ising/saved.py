@@ -65,11 +65,12 @@ def _problem(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> tuple[I
     check_flag("check", facts["check"])
     labels = facts.get("labels")
     if labels is not None:
-        _check_labels(labels, found.num_spins)
+        check_labels(labels, found.num_spins)
     return found._replaced(**given, check=facts["check"]), labels
 
 
-def _check_labels(labels: Any, n: int) -> None:
+def check_labels(labels: Any, n: int) -> None:
+    """Raise IsingError unless labels are a list of n different strings or integers."""
     simple = isinstance(labels, list) and all(isinstance(x, str) or is_integer(x) for x in labels)
     if not simple or len(labels) != n or len(set(labels)) != n:
         raise IsingError("labels", f"expected {n} different strings or integers, got {labels!r:.60}.")

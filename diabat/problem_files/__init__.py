@@ -1,8 +1,9 @@
 """Read one Ising problem from a file, or write it, in a format that its content tells.
 
-Models of dimod (JSON, binary, COO text) and dictionaries of a QUBO, of h and J or of linear and quadratic biases are
-energies to be minimised; the sign flips in :func:`diabat.ising.from_bqm`.  The YAML or JSON with the key ``fields``
-(:mod:`diabat.problem_files.yaml_format`) and files of :meth:`diabat.Ising.save` have the sign of the law.
+Models of dimod (JSON, binary, COO text), files of qbsolv and of the G-set, and dictionaries of a QUBO, of h and J or of
+linear and quadratic biases are energies to be minimised; the sign flips in :func:`diabat.ising.from_bqm`.  The YAML or
+JSON with the key ``fields`` (:mod:`diabat.problem_files.yaml_format`) and files of :meth:`diabat.Ising.save` have the
+sign of the law.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from diabat.checks import ArgumentError, is_positive
 from diabat.config.errors import ConfigError, shown
-from diabat.config.yaml_files import parse_yaml, read_bytes
+from diabat.config.yaml_files import MAX_VALUES, parse_yaml, read_bytes
 from diabat.files import is_tensor_file, parse_json, parsing, replace_file
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["Problem", "ProblemFileError", "read_problem", "write_problem"]
 
 _MAX_BYTES = 1 << 31
-COO_HEADER = re.compile(r"#.*?\bvartype[:=][ \t]*([A-Za-z]+)")
+_COO_HEADER = re.compile(r"#.*?\bvartype\s*[:=]", re.IGNORECASE)
 _COO_LINE = re.compile(r"\d+[ \t]+\d+[ \t]")
+_GRAPH = re.compile(r"\d{1,18}[ \t]+\d{1,18}")
+_QBSOLV = re.compile(r"[cp]([ \t]|$)")
 DICTIONARIES = (("qubo",), ("h", "J"), ("linear", "quadratic"))
 _KEYS = ("fields", *(name for form in DICTIONARIES for name in form))
 _YAML = re.compile(rf"""(.*\n)?["']?({"|".join(_KEYS)})["']?[ \t]*:""", re.DOTALL)
@@ -67,14 +70,18 @@ def is_problem(path: str | Path) -> bool:
     if str(path) == "-" or not os.path.isfile(path):  # False for names that are no paths, as too long ones
         return str(path) == "-"
     data = read_bytes(Path(path), _MAX_BYTES)
-    text = data.decode("utf-8-sig", "replace").lstrip()
-    if text.startswith("{"):
+    if data.startswith(b"DIMOD") or is_tensor_file(data):
+        return True
+    text = data.decode("utf-8-sig", "replace")
+    form, _ = _form(text)
+    if form == "json":
         with suppress(ValueError):
             document = parse_json(text)
-            return document.get("type") == "BinaryQuadraticModel" or not document.keys().isdisjoint(_KEYS)
+            return "variable_domain" in document or (
+                document.get("type") == "BinaryQuadraticModel" or not document.keys().isdisjoint(_KEYS)
+            )
         return '"BinaryQuadraticModel"' in text
-    binary = data.startswith(b"DIMOD") or is_tensor_file(data)
-    return binary or any(form.match(text) for form in (COO_HEADER, _COO_LINE, _YAML))
+    return form != "yaml" or _YAML.match(text) is not None
 
 
 def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
@@ -130,15 +137,26 @@ def _parse(text: str, name: str, beta: float | None) -> Problem:
     """Read a text, whose refusals name the place in it."""
     from diabat.problem_files.dictionaries import dictionary_bqm
     from diabat.problem_files.dimod_formats import as_json, coo_bqm, json_bqm
+    from diabat.problem_files.lists import graph_bqm, qbsolv_bqm
+    from diabat.problem_files.other_formats import KNOWN, like_yaml, other_format, refuse_bqpjson
     from diabat.problem_files.yaml_format import yaml_problem
 
-    first = next((s for line in text.splitlines() if (s := line.strip())), "")
-    if not first:
+    if not text.strip():
         raise ArgumentError("the file is empty")
-    if COO_HEADER.match(first) or _COO_LINE.match(first):
-        return _minimised(coo_bqm(text), 1.0 if beta is None else beta)
-    document = as_json(text) if first.startswith("{") else parse_yaml(text, f"'{name}'")
+    form, first = _form(text)
+    lists = {"coo": coo_bqm, "graph": graph_bqm, "qbsolv": qbsolv_bqm}
+    if form in lists:
+        return _minimised(lists[form](text), 1.0 if beta is None else beta)
+    if (refusal := other_format(first)) is not None:
+        raise refusal
+    try:
+        document = as_json(text) if form == "json" else parse_yaml(text, f"'{name}'")
+    except ConfigError as error:
+        if like_yaml(text):
+            raise
+        raise ArgumentError(f"expected {KNOWN}, got '{first[:60]}'") from error
     keys = document if isinstance(document, dict) else {}
+    refuse_bqpjson(keys)
     scale = keys.get("beta", 1.0) if beta is None else beta
     if not is_positive(scale):
         raise ArgumentError(f"beta: expected a finite number > 0, got {shown(scale)}")
@@ -147,8 +165,28 @@ def _parse(text: str, name: str, beta: float | None) -> Problem:
         return _minimised(json_bqm(keys), scale)
     if not keys.keys().isdisjoint(_KEYS[1:]):
         return _minimised(dictionary_bqm(keys), scale)
-    ising = yaml_problem(document, scale)
-    return Problem(ising, list(range(ising.num_spins)), scale)
+    return Problem(*yaml_problem(document, scale), scale)
+
+
+def _form(text: str) -> tuple[str, str]:
+    """The format of a text, and its first line that is neither empty nor a comment."""
+    from diabat.problem_files.other_formats import other_format
+
+    header = False
+    for line in map(str.strip, text.splitlines()):
+        if line and not line.startswith("#"):
+            break
+        header = header or _COO_HEADER.match(line) is not None
+    else:
+        line = ""
+    kinds = {
+        "json": line.startswith("{"),
+        "coo": _COO_LINE.match(line) or (header and ":" not in line),
+        "graph": _GRAPH.fullmatch(line),
+        "qbsolv": _QBSOLV.match(line),
+        "other": other_format(line),
+    }
+    return next((kind for kind, found in kinds.items() if found), "yaml"), line
 
 
 def _minimised(bqm: Any, beta: float) -> Problem:
@@ -167,19 +205,20 @@ def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None 
 
     ``.json`` and ``.bqm`` are dimod's JSON and binary file, ``.coo`` COO text without offset, all with the biases that
     dimod minimises at beta = 1; ``.yaml`` has the sign of the law.  It and :meth:`diabat.Ising.save` alone hold
-    three-body terms and invisible spins.
+    three-body terms and invisible spins.  Spins keep their order.
 
     Args:
         path: The file, whose suffix names the format.
         ising: One problem, fields [n].
-        labels: The name of each spin; None for 0 .. n - 1, the only names that YAML has.  COO takes integers >= 0.
+        labels: The name of each spin; None for 0 .. n - 1.  YAML takes strings and integers, COO integers >= 0, the
+            others also numbers and tuples.
 
     Raises:
         ArgumentError: If the suffix is unknown, or the format cannot hold the problem or its labels.
         OSError: If the file cannot be written.
     """
     from diabat.ising import to_bqm
-    from diabat.problem_files.dimod_formats import coo_lines
+    from diabat.problem_files.dimod_formats import coo_lines, json_labels
     from diabat.problem_files.yaml_format import yaml_lines
 
     path = Path(path)
@@ -190,11 +229,17 @@ def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None 
         )
     if ising.fields.ndim != 1:
         raise ArgumentError("fields", f"expected one problem [n], got a batch {list(ising.fields.shape)}.")
-    if suffix == ".bqm":
-        with to_bqm(ising, labels).to_file() as file:
-            content = file.read()
-    elif suffix == ".json":
-        content = json.dumps(to_bqm(ising, labels).to_serializable()).encode()
+    if suffix in (".bqm", ".json"):
+        bqm = to_bqm(ising, labels)
+        names = json_labels(list(bqm.variables), suffix)
+        if suffix == ".bqm":
+            with bqm.to_file() as file:
+                content = file.read()
+        else:  # dimod would sort labels
+            content = json.dumps(to_bqm(ising).to_serializable() | {"variable_labels": names}).encode()
     else:
-        content = "".join((coo_lines if suffix == ".coo" else yaml_lines)(ising, labels)).encode()
+        text = "".join((coo_lines if suffix == ".coo" else yaml_lines)(ising, labels))
+        if suffix != ".coo" and len(text) > MAX_VALUES:
+            parse_yaml(text, f"'{path}'", build=False)
+        content = text.encode()
     replace_file(path, content)

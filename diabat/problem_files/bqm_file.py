@@ -6,16 +6,16 @@ dimod's own reader takes types and sizes as the header says them; here each is o
 from __future__ import annotations
 
 from collections.abc import Hashable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.problem_files.dimod_formats import as_json, check_integer
+from diabat.problem_files.dimod_formats import as_json, labels_of
 
 PREFIX = b"DIMOD"
-_TYPES = {"dtype": ("float32", "float64"), "ntype": ("int32", "int64"), "itype": ("int32", "int64")}
+_INTEGERS = ("int32", "int64", "uint32", "uint64")  # the last two in files of dimod 0.9
+_TYPES = {"dtype": ("float32", "float64"), "ntype": _INTEGERS, "itype": _INTEGERS}
 
 
 def file_bqm(data: bytes) -> Any:
@@ -94,19 +94,8 @@ def _pairs(starts: np.ndarray, others: np.ndarray, biases: np.ndarray) -> tuple[
 
 def _labels(given: Any, rest: bytes, n: int) -> list[Hashable]:
     """Names of the variables: of the header in version 1, behind the numbers in version 2 if it says so."""
-    from dimod.variables import iter_deserialize_variables
-
     if given is False and not rest:
         return list(range(n))
     if given is True and rest[:4] == b"VARS":
         given = as_json(rest[8 : 8 + int.from_bytes(rest[4:8], "little")])
-    if not isinstance(given, list) or len(given) != n:
-        raise ArgumentError(f"variables: expected {n} labels, got {given!r:.60}")
-    for place, label in enumerate(given):
-        check_integer(f"variables[{place}]", label)
-    labels: list[Hashable] = []
-    with suppress(RecursionError):
-        labels = list(iter_deserialize_variables(given))
-    if len(set(labels)) != n:
-        raise ArgumentError(f"variables: expected {n} different labels, got {given[:3]!s:.60}")
-    return labels
+    return labels_of("variables", given, n)

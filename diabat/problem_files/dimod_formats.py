@@ -7,20 +7,23 @@ import re
 from collections.abc import Hashable, Iterator
 from typing import Any
 
-from diabat.checks import ArgumentError, is_integer
+from diabat.checks import ArgumentError, is_finite, is_integer
 from diabat.files import parse_json
 from diabat.ising import Ising, coupled_pairs, to_bqm, to_minimised
-from diabat.problem_files import COO_HEADER
 
 _SCHEMAS = ("2.0.0", "3.0.0")
 """Versions of dimod's JSON that hold numbers, not bytes, and mean the same."""
 
 _MAX_LABEL = 2**63 - 1
 # What Python reads besides, 1_0 or digits of other scripts, is most likely a mistake.
-_LINE = re.compile(
-    r"(-?[0-9]+)\s+(-?[0-9]+)\s+([-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|nan|inf))",
+_NUMBER = r"[-+]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|nan|inf)"
+_LINE = re.compile(rf"(-?[0-9]+)\s+(-?[0-9]+)\s+({_NUMBER})", re.IGNORECASE)
+# What a comment may say of the numbers: "offset=2", "vartype: SPIN", any other "name=value" or "name: 3".
+_SAID = re.compile(
+    rf"(?<![?&\w])(?:(vartype|offset)\s*[:=]\s*([^\s,;]*)|(\w+\s*(?:=\s*[^\s=][^\s,;]*|:\s*{_NUMBER}(?![^\s,;]))))",
     re.IGNORECASE,
 )
+_MEANT = re.compile(r"\b(vartype|offset|constant|scale|beta)\b", re.IGNORECASE)
 _NO_HEADER = "expected the header '# vartype=SPIN' or '# vartype=BINARY' before the biases"
 
 
@@ -55,8 +58,11 @@ def json_bqm(document: dict[str, Any]) -> Any:
     if document.get("use_bytes", False) is not False:
         raise ArgumentError(f"use_bytes: expected false, got {document['use_bytes']!r:.60}")
     _check_vectors(document)
+    labels = labels_of("variable_labels", document["variable_labels"], document["num_variables"])
     try:
-        return dimod.BinaryQuadraticModel.from_serializable(document)
+        bqm = dimod.BinaryQuadraticModel.from_serializable(document | {"variable_labels": range(len(labels))})
+        bqm.relabel_variables(dict(enumerate(labels)))
+        return bqm
     except Exception as error:
         raise ArgumentError(f"corrupt dimod JSON ({' '.join(str(error).split())[:120]})") from error
 
@@ -85,52 +91,116 @@ def _check_vectors(document: dict[str, Any]) -> None:
         if frozenset(pair) in seen:
             raise ArgumentError(f"quadratic_head[{place}]: the variables {sorted(pair)} are given twice")
         seen.add(frozenset(pair))
-    for place, label in enumerate(document["variable_labels"]):
-        check_integer(f"variable_labels[{place}]", label)
 
 
 def check_integer(where: str, label: Any) -> None:
-    """Refuse an integer, or a list with one, that dimod has no place for."""
-    for part in label if isinstance(label, list) else [label]:
-        if isinstance(part, int) and not -_MAX_LABEL <= part <= _MAX_LABEL:
-            raise ArgumentError(f"{where}: expected integers below 2^63, got {part!s:.40}")
+    """Refuse an integer that dimod has no place for."""
+    if isinstance(label, int) and not -_MAX_LABEL <= label <= _MAX_LABEL:
+        raise ArgumentError(f"{where}: expected integers below 2^63, got {label!s:.40}")
+
+
+def labels_of(name: str, given: Any, n: int) -> list[Hashable]:
+    """The labels of a JSON of dimod, whose lists are tuples.
+
+    Raises:
+        ArgumentError: If they are not n different ones.
+    """
+    if not isinstance(given, list) or len(given) != n:
+        raise ArgumentError(f"{name}: expected {n} labels, got {given!r:.60}")
+    try:
+        labels = [_label(f"{name}[{place}]", label) for place, label in enumerate(given)]
+    except RecursionError:
+        raise ArgumentError(f"{name}: nested too deeply") from None
+    if len(set(labels)) != n:
+        raise ArgumentError(f"{name}: expected {n} different labels, got {given[:3]!s:.60}")
+    return labels
+
+
+def _label(where: str, given: Any) -> Hashable:
+    if isinstance(given, dict):
+        raise ArgumentError(f"{where}: expected a string, a number or a list of them, got a mapping")
+    check_integer(where, given)
+    return tuple(_label(where, part) for part in given) if isinstance(given, list) else given
+
+
+def json_labels(labels: list[Hashable], suffix: str) -> list[Any]:
+    """The labels as JSON.
+
+    Raises:
+        ArgumentError: If they are not read back equal.
+    """
+    from dimod.variables import serialize_variable
+
+    found = []
+    for place, label in enumerate(labels):
+        try:
+            plain = json.loads(json.dumps(serialize_variable(label), allow_nan=False))
+            equal = _label(f"labels[{place}]", plain) == label
+        except (ValueError, TypeError, RecursionError):
+            equal = False
+        if not equal:
+            expected = f"strings, numbers below 2^63, or tuples of them for {suffix}"
+            raise ArgumentError(f"labels[{place}]", f"expected {expected}, got {label!r:.60}.")
+        found.append(plain)
+    return found
 
 
 def coo_bqm(text: str) -> Any:
-    """Read COO text: a header ``# vartype=SPIN`` or ``BINARY``, then lines ``i j bias``.
+    """Read COO text: a header ``# vartype=SPIN`` or ``BINARY``, lines ``i j bias``; a comment may say ``offset=2``.
 
-    dimod's own reader skips every line it does not understand, ``0 1 1e-3`` among them; here such a line is
-    either read or refused.
+    dimod's own reader skips every line it does not understand, ``0 1 1e-3`` among them, and what a comment says; here
+    it is either read or refused.
 
     Raises:
         ArgumentError: If the header is missing, or a line is not two labels and a number or names a pair again.
     """
     import dimod
 
-    bqm, seen = None, set[frozenset[int]]()
+    bqm, remarks, seen = None, dict[str, Any](), set[frozenset[int]]()
     for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
-        if header := COO_HEADER.match(line):
-            if header[1] not in ("SPIN", "BINARY"):
-                raise ArgumentError(f"line {number}: expected vartype SPIN or BINARY, got '{header[1]}'")
-            if bqm is not None:
-                raise ArgumentError(f"line {number}: the header is given twice")
-            bqm = dimod.BinaryQuadraticModel(header[1])
-        elif line and not line.startswith("#"):
-            if bqm is None:
+        if line.startswith("#"):
+            read_remark(line, number, remarks, ("vartype", "offset"))
+        elif line:
+            if "vartype" not in remarks:
                 raise ArgumentError(_NO_HEADER)
-            u, v, bias = _entry(line, number)
-            if (pair := frozenset((u, v))) in seen:
-                raise ArgumentError(f"line {number}: the bias of {u} {v} is given twice")
-            seen.add(pair)
+            if bqm is None:
+                bqm = dimod.BinaryQuadraticModel(remarks["vartype"])
+            u, v, bias = read_entry(line, number, seen)
             if u == v:
                 bqm.add_linear(u, bias)
             else:
                 bqm.add_quadratic(u, v, bias)
+    if bqm is not None:
+        bqm.offset = remarks.get("offset", 0.0)
     return bqm
 
 
-def _entry(line: str, number: int) -> tuple[int, int, float]:
-    """Two labels, the same for the bias of one variable, and the bias."""
+def read_remark(line: str, number: int, found: dict[str, Any], known: tuple[str, ...]) -> None:
+    """Add what a comment says, of the known names; ArgumentError for what it says of others, or in another form."""
+    for name, value, other in _SAID.findall(line):
+        name = name.lower()
+        if other or name not in known:
+            expected = f"nothing but {' and '.join(f'{key}=..' for key in known)} in a comment"
+            raise ArgumentError(
+                f"line {number}: expected {expected}, got '{(other or name)[:60]}'; remove it"
+            )
+        if name in found:
+            raise ArgumentError(f"line {number}: the {name} is given twice")
+        if name == "vartype" and value not in ("SPIN", "BINARY"):
+            raise ArgumentError(f"line {number}: expected vartype SPIN or BINARY, got '{value[:60]}'")
+        if name == "offset":
+            if not re.fullmatch(_NUMBER, value, re.IGNORECASE) or not is_finite(float(value)):
+                raise ArgumentError(f"line {number}: expected a finite offset, got '{value[:60]}'")
+            value = float(value)
+        found[name] = value
+    if meant := _MEANT.search(_SAID.sub("", line)):
+        raise ArgumentError(
+            f"line {number}: expected 'offset=2' or no such word in a comment, got '{meant[1]}'"
+        )
+
+
+def read_entry(line: str, number: int, seen: set[frozenset[int]]) -> tuple[int, int, float]:
+    """Two labels, the same for the bias of one variable, and the bias; ArgumentError for a pair that was seen."""
     found = _LINE.fullmatch(line)
     if found is None:
         raise ArgumentError(f"line {number}: expected 'i j bias', got '{line[:60]}'")
@@ -141,6 +211,9 @@ def _entry(line: str, number: int) -> tuple[int, int, float]:
     u, v = (int(label) if len(label) < 20 else _MAX_LABEL + 1 for label in labels)
     if max(u, v) > _MAX_LABEL:
         raise ArgumentError(f"line {number}: expected labels below 2^63, got '{line[:60]}'")
+    if (pair := frozenset((u, v))) in seen:
+        raise ArgumentError(f"line {number}: the bias of {u} {v} is given twice")
+    seen.add(pair)
     return u, v, float(found[3])
 
 

@@ -12,12 +12,13 @@ import torch
 from hypothesis import strategies as st
 
 import diabat
+from diabat.checks import ArgumentError
 from diabat.circuits import available_plans, builtin_plan
 from diabat.circuits.plan_file import save_plan
 from diabat.config.loading import load_config, make_config, shipped_configs, to_plain, to_yaml
 from diabat.config.yaml_files import parse_yaml
 from diabat.ising import to_bqm
-from diabat.problem_files import read_problem
+from diabat.problem_files import read_problem, write_problem
 from diabat.testing.problems import make_problem
 from fuzz.calls.laws import in_range
 from fuzz.files.answers import saved_problem
@@ -30,10 +31,16 @@ YAML = (
     "fields: [1e-3, 2, 3]\ncouplings: [[0, 1, 2], [1, 0, 3], [2, 3, 0]]\n",
     "# a comment\nfields:\n  - 0.1\n  - 0.2\n  - 0.3\n  - 0.4\nthree_body:\n  - [0, 1, 2, 0.1]\n  - [1, 2, 3, -0.5]\n",
     '{fields: [0.5], beta: 2.0}\n',
+    "labels: [b, 7, 'a c']\nfields: [0.1, 0.2, 0.3]\ncouplings: [[b, 7, 1], ['a c', b, 2]]\n",
 )  # fmt: skip
 COO = (
     "# vartype=SPIN\n0 0 -1.000000\n0 1 0.500000\n1 1 0.250000\n1 2 -0.750000\n2 2 0.500000\n",
     "# vartype=BINARY\n0 0 1e-3\n0 7 +2.5E-1\n3 7 -1\n",
+    "# by me\n# vartype=SPIN, offset=42\n0 0 1\n0 1 1\n",
+)
+LISTS = (
+    "c offset=0.25\np qubo 0 4 2 2\n0 0 0.5\n3 3 -1.5\n0 3 2.0\n1 3 1e-1\n",
+    "4 3\n1 2 1\n2 3 -1\n1 4 2.5\n",
 )
 
 
@@ -75,7 +82,7 @@ def _binaries() -> Sequence[bytes]:
 @holds
 def problem_file(draw: st.DrawFn, folder: Path) -> None:
     """A problem of any format: moments in range, and the energies of dimod, offset included; or its name."""
-    lines, problem = [text.encode() for text in (*YAML, *COO)], saved_problem()
+    lines, problem = [text.encode() for text in (*YAML, *COO, *LISTS)], saved_problem()
     texts = damaged(lines) | damaged(_texts(), is_json=True)
     content = draw(texts | damaged(_binaries()) | damaged([problem]) | other_tensors(problem))
     path = folder / "some.problem"
@@ -91,6 +98,24 @@ def problem_file(draw: st.DrawFn, folder: Path) -> None:
         spins = torch.ones(ising.num_spins, dtype=torch.int8)
         want, energy = to_bqm(ising).energy(dict(enumerate(spins.tolist()))), float(ising.energy(spins))
         demand(abs(energy - want) <= 1e-9 * (1 + abs(want)), f"energy: expected {want}, got {energy}")
+
+
+@holds
+def written_problem(draw: st.DrawFn, folder: Path) -> None:
+    """A problem with names is read back as it was written, in the order of its spins; or its labels are refused."""
+    plain = st.text(max_size=5) | st.integers(-(2**65), 2**65) | st.integers(0, 9) | st.floats() | st.none()
+    names = st.recursive(plain, lambda part: st.tuples(part, part), max_leaves=4) | st.binary(max_size=2)
+    labels = draw(st.lists(names, min_size=1, max_size=5))
+    suffix = draw(st.sampled_from([".json", ".bqm", ".coo", ".yaml"]))
+    ising, path = make_problem((), len(labels), seed=draw(st.integers(0, 9))), folder / f"p{suffix}"
+    try:
+        write_problem(path, ising, labels)
+    except ArgumentError as error:
+        demand(error.argument is not None and error.argument.startswith("labels"), f"labels: got {error}")
+        return
+    found = read_problem(path)
+    demand(found.labels == labels, f"labels: expected {labels}, got {found.labels}")
+    demand(found.ising.fields.equal(ising.fields), "fields: expected the same numbers")
 
 
 @cache

@@ -3,6 +3,7 @@ import itertools
 import json
 import math
 import pickle
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from typing import Any
 
 import dimod
 import numpy as np
+import pandas
 import pytest
 import torch
 import yaml
@@ -19,7 +21,7 @@ from dimod.serialization import coo
 import diabat
 from diabat.checks import ArgumentError
 from diabat.ising import Ising, from_qubo
-from diabat.problem_files import ProblemFileError, read_problem, write_problem
+from diabat.problem_files import ProblemFileError, is_problem, read_problem, write_problem
 from diabat.testing.problems import make_problem, with_visible
 
 
@@ -168,6 +170,211 @@ def test_coo_lines_that_dimod_would_skip_are_read(tmp_path: Path) -> None:
     assert ising.couplings.tolist() == [[0, -0.25], [-0.25, 0]]
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "# vartype=SPIN, offset=42",
+        "# vartype: SPIN\n# offset = +4.2e1 (of the cut)",
+        "# made by hand\n\n# offset: 42; VARTYPE=SPIN",
+    ],
+)
+def test_coo_offsets_in_a_comment_count(tmp_path: Path, header: str) -> None:
+    problem = read_problem(
+        write(tmp_path / "p", f"{header}\n0 0 1\n0 1 1\n# from https://some.where/a?b=1, by me: no number\n")
+    )
+    assert problem.energy(torch.tensor([1, 1])) == 44
+    assert problem.labels == [0, 1]
+
+
+def unsigned(data: bytes) -> bytes:
+    """The file of version 1 as dimod 0.9 wrote it: neighbours begin at numbers of 64 bits, all without a sign."""
+    size = int.from_bytes(data[10:14], "little")
+    header = json.loads(data[14 : 14 + size])
+    n = header["shape"][0]
+    bias = np.dtype(header["dtype"])
+    linear = np.frombuffer(data, [("n", "<i4"), ("bias", bias)], n, 14 + size + bias.itemsize)
+    wide = linear.astype([("n", "<u8"), ("bias", bias)])
+    text = json.dumps(header | {"itype": "uint32", "ntype": "uint64", "type": "AdjVectorBQM"}).encode()
+    begin = 14 + size + bias.itemsize
+    head = data[:10] + len(text).to_bytes(4, "little") + text
+    return head + data[14 + size : begin] + wide.tobytes() + data[begin + linear.nbytes :]
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_files_of_older_releases_of_dimod_are_read(tmp_path: Path, kind: Any) -> None:
+    bqm = dimod.BinaryQuadraticModel(
+        a_bqm().relabel_variables({0: "a", 1: ("b", 2)}, inplace=False), dtype=kind
+    )
+    content = unsigned(as_file(bqm, version=1))
+    assert dimod.BinaryQuadraticModel.from_file(content) == bqm
+    problem, (ising, labels) = read_problem(write(tmp_path / "p", content)), diabat.ising.from_bqm(bqm)
+    assert problem.labels == labels
+    assert torch.equal(problem.ising.fields, ising.fields)
+    assert problem.ising.couplings is not None
+    assert ising.couplings is not None
+    assert torch.equal(problem.ising.couplings, ising.couplings)
+
+
+def test_a_file_of_qbsolv_is_minimised(tmp_path: Path) -> None:
+    """Nodes of couplers need no line of their own; comments stand anywhere, and may hold the constant."""
+    text = "c offset=0.25\np qubo 0 10 2 3\nc a, b\n7 7 -1.5\n0 0 1\n0 1 -1.5\n1 7 4\nc\n9 0 1e-1\n"
+    problem = read_problem(write(tmp_path / "p", text))
+    assert (problem.labels, problem.binary) == ([7, 0, 1, 9], True)
+    for x in itertools.product((0, 1), repeat=4):
+        bits = dict(zip(problem.labels, x, strict=True))
+        energy = (
+            0.25
+            - 1.5 * bits[7]
+            + bits[0]
+            - 1.5 * bits[0] * bits[1]
+            + 4 * bits[1] * bits[7]
+            + 0.1 * bits[9] * bits[0]
+        )
+        assert float(problem.energy(2 * torch.tensor(x) - 1)) == pytest.approx(energy)
+
+
+def test_the_energy_of_a_graph_is_minus_its_cut(tmp_path: Path) -> None:
+    """Vertices without an edge are spins, too."""
+    edges = {(1, 2): 1.0, (4, 2): -1.0, (1, 4): 2.5}
+    text = "5 3 \n" + "".join(f"{i} {j} {w:g} \n" for (i, j), w in edges.items()) + "\n"
+    path = write(tmp_path / "p", text)
+    problem = read_problem(path)
+    assert (problem.labels, problem.binary) == ([1, 2, 3, 4, 5], False)
+    for s in itertools.product((-1, 1), repeat=5):
+        cut = sum(w for (i, j), w in edges.items() if s[i - 1] != s[j - 1])
+        assert float(problem.energy(torch.tensor(s))) == -cut
+    assert run_json("sample", str(path), "--lowest", "seed=1")["energy"] == -3.5
+
+
+@pytest.mark.parametrize("names", [["a", "b", "c"], [5, 2, 9], ["1", 1, 0]])
+def test_spins_of_yaml_have_names(tmp_path: Path, names: list[Any]) -> None:
+    a, b, c = map(json.dumps, names)
+    text = f"labels: [{a}, {b}, {c}]\nfields: [1, 2, 3]\ncouplings: [[{c}, {a}, 0.5], [{b}, {c}, 4], [{a}, {b}, 2]]\n"
+    text += f"three_body: [[{b}, {c}, {a}, 8]]\n"
+    problem = read_problem(write(tmp_path / "p", text))
+    assert problem.labels == names
+    assert problem.ising.couplings is not None
+    assert problem.ising.couplings.tolist() == [[0, 2, 0.5], [2, 0, 4], [0.5, 4, 0]]
+    write_problem(tmp_path / "q.yaml", problem.ising, problem.labels)
+    again = read_problem(tmp_path / "q.yaml")
+    assert again.labels == names
+    for name in ("fields", "couplings", "three_body"):
+        assert torch.equal(getattr(again.ising, name), getattr(problem.ising, name))
+
+
+def test_labels_keep_the_order_of_columns_or_of_their_first_appearance(tmp_path: Path) -> None:
+    frame = pandas.DataFrame([[1.0, 2.0], [0.0, 3.0]], columns=["z", "a"])
+    assert from_qubo(frame)[1] == ["z", "a"]
+    assert from_qubo({("z", "b"): 1.0, ("a", "a"): 1.0, ("b", "c"): 1.0})[1] == ["z", "b", "a", "c"]
+    assert Ising.from_dict({"z": 1.0, "b": 0.0}, {("c", "a"): 1.0, ("z", "d"): 1.0})[1] == [
+        "z",
+        "b",
+        "c",
+        "a",
+        "d",
+    ]
+    for text, labels in (
+        ('{"qubo": {"z,b": 1, "a,a": 1, "b,c": 1}}', ["z", "b", "a", "c"]),
+        ('{"J": {"c,a": 1, "z,d": 1}, "h": {"z": 1, "b": 0}}', ["z", "b", "c", "a", "d"]),
+        ('{"quadratic": [["c", "a", 1]], "linear": {"z": 1}, "vartype": "SPIN"}', ["z", "c", "a"]),
+        ("# vartype=SPIN\n5 2 1\n9 9 1\n0 5 1\n", [5, 2, 9, 0]),
+        ("p qubo 0 9 1 2\n5 2 1\n8 8 1\n0 5 1\n", [5, 2, 8, 0]),
+    ):
+        assert read_problem(write(tmp_path / "p", text)).labels == labels
+
+
+def linked(bqm: Any) -> dict[str, Any]:
+    """A document of bqpjson, with a scale of 0.5."""
+    pairs = [{"id_tail": a, "id_head": b, "coeff": 2 * w} for (a, b), w in bqm.quadratic.items()]
+    return {
+        "version": "1.0.0",
+        "id": 1,
+        "metadata": {},
+        "variable_ids": list(bqm.variables),
+        "variable_domain": "spin" if bqm.vartype.name == "SPIN" else "boolean",
+        "scale": 0.5,
+        "offset": 2 * bqm.offset,
+        "linear_terms": [{"id": v, "coeff": 2 * w} for v, w in bqm.linear.items() if w],
+        "quadratic_terms": pairs,
+    }
+
+
+@pytest.mark.parametrize("vartype", ["SPIN", "BINARY"])
+@pytest.mark.parametrize("kind", ["LP", "bqpjson"])
+def test_the_lines_that_convert_other_formats_are_right(tmp_path: Path, kind: str, vartype: str) -> None:
+    """They stand in the refusal, and are run here."""
+    bqm = dimod.BinaryQuadraticModel({4: 1.0, 2: 0.0, 7: -2.0}, {(2, 4): 0.5}, 1.25, vartype)
+    if kind == "bqpjson":
+        content = json.dumps(linked(bqm))
+    else:
+        bqm = bqm.change_vartype("BINARY").relabel_variables({v: f"x{v}" for v in (2, 4, 7)})
+        content = dimod.lp.dumps(dimod.CQM.from_bqm(bqm))
+    path = write(tmp_path / "p", content)
+    with pytest.raises(ProblemFileError, match=f"got (an )?{kind}( file)?: ") as caught:
+        read_problem(path)
+    code = str(caught.value).split(kind)[1].partition(": ")[2].rstrip(".")
+    names: dict[str, Any] = {
+        "FILE": str(path),
+        "dimod": dimod,
+        "json": json,
+        "diabat": diabat,
+        "open": io.open,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        exec(code, names)
+    ising, labels = names["problem"], names["labels"]
+    assert set(labels) == set(bqm.variables)
+    for s in itertools.product((-1, 1), repeat=3):
+        values = s if bqm.vartype.name == "SPIN" else [(x + 1) // 2 for x in s]
+        assert float(ising.energy(s)) == pytest.approx(bqm.energy(dict(zip(labels, values, strict=True))))
+
+
+def test_tables_are_read_as_their_refusal_says(tmp_path: Path) -> None:
+    square = write(tmp_path / "a.csv", ",a,b\na,1,-2\nb,0,0.5\n")
+    rows = write(tmp_path / "b.csv", "i,j,value\na,a,1\na,b,-2\nb,b,0.5\n")
+    one = from_qubo(pandas.read_csv(square, index_col=0))
+    two = from_qubo(pandas.read_csv(rows).set_index(["i", "j"])["value"].to_dict())
+    assert one[1] == two[1] == ["a", "b"]
+    assert torch.equal(one[0].fields, two[0].fields)
+
+
+@pytest.mark.parametrize(
+    "line", ["Minimize\n obj: x\nEnd", "\\ a comment\nMaximize obj: x\nEnd", "min\n x0 + x1\nEnd"]
+)
+def test_lp_is_recognised(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ProblemFileError, match="got an LP file"):
+        read_problem(write(tmp_path / "p", line))
+
+
+def test_what_is_a_problem_and_what_a_configuration(tmp_path: Path) -> None:
+    """Formats of others are problems, so that they are refused as such."""
+    problems = [
+        "# a\n# vartype=SPIN\n0 0 1\n",
+        "3 1\n1 2 1\n",
+        "c\np qubo 0 1 1 0\n0 0 1\n",
+        "Minimize\n x\nEnd\n",
+        "i,j,value\n",
+    ]
+    problems += [
+        json.dumps(linked(a_bqm())),
+        json.dumps(as_json(a_bqm())),
+        "labels: [a]\nfields: [1]\n",
+        '{"h": {}}',
+    ]
+    for text in problems:
+        assert is_problem(write(tmp_path / "p", text)), text
+    for text in (
+        "fidelity:\n  sizes: [4, 5]\n",
+        "# vartype=SPIN\nseed: 1\n",
+        '{"seed": 1}',
+        "- a, b\n",
+        "{}",
+        "a: 1, 2\n",
+    ):
+        assert not is_problem(write(tmp_path / "p", text)), text
+
+
 YAML = """
 fields: [0.5, -1, 0]
 couplings: [[0, 1, 0.8], [2, 1, -0.3]]
@@ -255,10 +462,11 @@ BODY = 8 + 3 * 12
 TWICE = {20: 3, 32: 7, BODY + 12: 1, BODY + 24: 2, BODY + 36: 1}
 TWICE |= {BODY + 12 * k + 4 + at: byte for k in (2, 3) for at, byte in ((6, 0x08), (7, 0x80))}
 BAD_BQM: list[tuple[bytes, str]] = [
+    (other_bqm(1, variables=["a", "b", {}]), r"variables\[2\]: expected a string, a number .*, got a mapping"),
     (other_bqm(dtype="object"), r"dtype: expected float32 or float64, got 'object'"),
     (other_bqm(dtype="O"), r"dtype: expected float32 or float64, got 'O'"),
     (other_bqm(itype=["<i4"]), r"itype: expected int32 or int64"),
-    (other_bqm(ntype="int8"), "ntype: expected int32 or int64, got 'int8'"),
+    (other_bqm(ntype="int8"), "ntype: expected int32 or int64 or uint32 or uint64, got 'int8'"),
     (other_bqm(vartype="INTEGER"), "vartype: expected SPIN or BINARY, got 'INTEGER'"),
     (other_bqm(shape=[3]), r"shape: expected numbers of variables and interactions, got \[3\]"),
     (other_bqm(shape=[-1, 2]), r"shape: expected .*, got \[-1, 2\]"),
@@ -269,7 +477,7 @@ BAD_BQM: list[tuple[bytes, str]] = [
     (other_bqm(variables=False), "variables: expected 3 labels, got False"),
     (other_bqm(1, variables=["a", "b"]), r"variables: expected 3 labels, got \['a', 'b'\]"),
     (other_bqm(1, variables=["a", "b", "a"]), r"variables: expected 3 different labels"),
-    (other_bqm(1, variables=["a", "b", json.loads("[" * 700 + "]" * 700)]), r"variables: expected 3 different labels"),
+    (other_bqm(1, variables=["a", "b", json.loads("[" * 700 + "]" * 700)]), r"variables: nested too deeply"),
     (other_bqm(1, variables=["a", "b", 2**63]), r"variables\[2\]: expected integers below 2\^63"),
     (other_bqm(flips={8: 1}), "expected neighbours of every variable one after the other"),
     (other_bqm(flips={8 + 12: 8}), "expected neighbours of every variable one after the other"),
@@ -376,13 +584,25 @@ def test_labels_three_body_terms_and_visibility_are_written(tmp_path: Path) -> N
         assert torch.equal(getattr(back, name), getattr(ising, name))
     plain = make_problem((), 3, seed=1)
     names: list[tuple[str, list[Any]]] = [
-        (".json", ["a", 7, (1, 2)]),
-        (".bqm", ["a", 7, (1, 2)]),
-        (".coo", [5, 0, 7]),
+        *((suffix, ["a", 7, (1, 2)]) for suffix in (".json", ".bqm")),
+        *((suffix, [("a", (1, (2.5, "b"))), (1, 2), None]) for suffix in (".json", ".bqm")),
+        *((suffix, [5, 2, 9]) for suffix in (".json", ".bqm", ".coo", ".yaml")),
+        *((suffix, [1, 0, 2]) for suffix in (".json", ".bqm", ".coo", ".yaml")),
+        *((suffix, ["b", 7, "7"]) for suffix in (".json", ".bqm", ".yaml")),
+        *(
+            (suffix, ["\u2028 \x85\x7f", "\U0001f600 \U000e0001", "a: 'b', \"c\" #\\\n"])
+            for suffix in (".json", ".bqm", ".yaml")
+        ),
+        *((suffix, list(np.arange(3)[::-1])) for suffix in (".json", ".bqm", ".yaml")),
     ]
     for suffix, labels in names:
         write_problem(tmp_path / f"p{suffix}", plain, labels)
-        assert set(read_problem(tmp_path / f"p{suffix}").labels) == set(labels)
+        found = read_problem(tmp_path / f"p{suffix}")
+        assert found.labels == labels
+        assert torch.equal(found.ising.fields, plain.fields)
+        assert plain.couplings is not None
+        assert found.ising.couplings is not None
+        assert torch.equal(found.ising.couplings, plain.couplings)
     write_problem(tmp_path / "p.yaml", make_problem((), 3, seed=1, lead="none"))
     assert read_problem(tmp_path / "p.yaml").ising.num_spins == 3
 
@@ -398,7 +618,30 @@ def test_labels_three_body_terms_and_visibility_are_written(tmp_path: Path) -> N
             None,
             r"offset: expected None for COO text, got 2\.5; use \.json",
         ),
-        ("p.yaml", make_problem((), 3), [1, 2, 3], r"labels: expected None or 0 \.\. n - 1 for YAML"),
+        ("p.yaml", make_problem((), 3), [1, 2, (3, 4)], "labels: expected 3 different strings or integers"),
+        ("p.yaml", make_problem((), 2), ["\ud800", "a"], "labels: expected whole characters for YAML, got"),
+        ("p.yaml", make_problem((), 2), [2**63, "a"], r"labels: expected integers below 2\^63"),
+        ("p.yaml", Ising(torch.zeros(1_000_001)), None, "expected at most 1,000,000 values, got more"),
+        (
+            "p.json",
+            make_problem((), 2),
+            [("a", 2**63), "a"],
+            r"labels\[0\]: expected strings, numbers below 2\^63, or tuples",
+        ),
+        (
+            "p.bqm",
+            make_problem((), 2),
+            ["a", frozenset("ab")],
+            r"labels\[1\]: expected strings, .* for \.bqm, got frozenset",
+        ),
+        ("p.json", make_problem((), 2), ["a", b"b"], r"labels\[1\]: expected strings"),
+        (
+            "p.json",
+            make_problem((), 2),
+            ["a", math.nan],
+            "labels: expected hashable labels, numbers among them finite",
+        ),
+        ("p.json", make_problem((), 2), ["a", (math.nan,)], r"labels\[1\]: expected strings"),
         ("p.json", make_problem((2,), 3), None, r"fields: expected one problem \[n\], got a batch \[2, 3\]"),
         ("p.json", make_problem((), 3, three_body=0.1), None, "three_body: expected None"),
     ],
