@@ -67,10 +67,10 @@ def sample_problem(
 
     The section sampler chooses the backend (see 'diabat backends'); without it the backend is exact.  Another seed
     (seed=N) gives other reads.
-    Files of dimod (JSON, .bqm, COO) and dictionaries with a key qubo, h, J, linear or quadratic are energies to be
-    minimised, P ~ exp(-beta E).  With the key fields, and in files of Ising.save, positive fields favour +1 and
-    positive couplings favour agreement.  Energies are those of the file, whatever beta is; log Z is that of the law
-    at beta.  Variables of a QUBO or a BINARY model are 0 and 1.
+    Files of dimod (JSON, .bqm, COO), of qbsolv and of the G-set, and dictionaries with a key qubo, h, J, linear or
+    quadratic are energies to be minimised, P ~ exp(-beta E).  With the key fields, and in files of Ising.save, positive
+    fields favour +1 and positive couplings favour agreement.  Energies are those of the file, whatever beta is; log Z
+    is that of the law at beta.  Variables of a QUBO or a BINARY model are 0 and 1.
     """
     asked = {"lowest": lowest, "dry_run": dry_run, "samples": samples}
     given = [name for name, kind in asked.items() if kind]
@@ -89,10 +89,12 @@ def sample_problem(
         _report_dry_run(backend, ising, reads, seed, as_json)
         return
     if lowest or samples:
-        if lowest and backend.name == "tempering":
-            backend = sampler("tempering", **_searching(backend.options))
+        if lowest and "track_lowest" in backend.options:
+            backend = sampler(backend.name, **_searching(backend.options))
         drawn = backend.sample(ising, reads, seed=seed)
-        _report(loaded, backend, drawn, (_lowest if lowest else _reads)(loaded, drawn), as_json)
+        tracks = backend.options.get("track_lowest", False)
+        found = _lowest(loaded, drawn, tracks) if lowest else _reads(loaded, drawn)
+        _report(loaded, backend, drawn, found, as_json)
         return
     other = None if compare is None else _moments_of(compare, ising, seed)  # first: it may refuse
     log_z = num_reads is None and backend.capabilities.log_partition
@@ -190,22 +192,21 @@ def _reads(problem: Problem, samples: Samples) -> Found:
     lines = [f"{more} more states; --json prints every read."] if more else []
     document = {"states": problem.states(samples.spins), "energy": problem.energy(samples.spins)}
     headings = ("energy", "reads", "share")
-    return document | {"weights": None}, [_states(problem, "Reads", headings, rows)], lines
+    return document, [_states(problem, "Reads", headings, rows)], lines
 
 
 def _searching(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of ``tempering`` that keep the lowest state, and anneal unless they say how the chains run."""
+    """Options that keep the lowest state, and anneal unless they say how the chains run."""
     ways = ("schedule", "num_replicas", "betas", "thin", "persistent")
-    given = any(options[name] for name in ways)
+    given = "schedule" not in options or any(options.get(name) for name in ways)
     return options | {"track_lowest": True} | ({} if given else {"schedule": "auto"})
 
 
-def _lowest(problem: Problem, samples: Samples) -> Found:
+def _lowest(problem: Problem, samples: Samples, tracks: bool) -> Found:
     """The state of lowest energy, and where it was found."""
     spins = samples.lowest().spins
     energy = float(problem.energy(spins))
-    tracked = samples.tracked is not None or samples.info.get("backend") == "tempering"
-    place = "sweeps" if tracked else "reads"
+    place = "sweeps" if tracks or samples.tracked is not None else "reads"
     rows = [(spins.tolist(), f"{energy:.9g}", place)]
     table = _states(problem, "Lowest energy", ("energy", "of all"), rows)
     return {"state": problem.states(spins), "energy": energy, "of": place}, [table], []

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from diabat.checks import ArgumentError, is_positive
+from diabat.checks import ArgumentError, is_number, is_positive
 from diabat.circuits import Batch, Betas
 from diabat.circuits.engines.engine import Strength
 from diabat.circuits.problem import check_finite, check_stack

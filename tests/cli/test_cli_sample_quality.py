@@ -1,14 +1,22 @@
 """What ``diabat sample`` says of the quality of its answers."""
 
 import json
+import math
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
+import dimod
 import pytest
 from cli_runs import run, run_json
 from typer.testing import CliRunner
 
 from diabat.cli import app
+from diabat.ising import Ising, from_bqm
+from diabat.problem_files import write_problem
+from diabat.samplers import Samples
+from diabat.samplers.tempering.sampler import TemperingSampler
 
 PROBLEM = """
 fields: [0.5, -1.0, 0.3, 0.2, -0.1]
@@ -56,6 +64,89 @@ def test_a_bad_diagnostic_is_marked(problem: str) -> None:
     assert "  effective samples: unavailable" in lines
     facts = {fact["key"]: fact for fact in run_json("sample", problem, *alone)["diagnostics"]}
     assert (facts["rhat_max"]["value"], facts["rhat_max"]["ok"]) == (None, False)
+
+
+LABELS = ["c", 7, "a", 2]
+FIELDS = dict(zip(LABELS, (0.4, -1.1, 0.9, -0.2), strict=True))
+PAIRS = {("c", 7): 0.7, (7, "a"): -0.5, ("a", 2): 1.2}
+
+
+def _expected(value: Callable[[dict[str | int, int]], float]) -> float:
+    """The mean of a function of {label: spin} in the law of minimised energies."""
+    states = [dict(zip(LABELS, s, strict=True)) for s in product((-1, 1), repeat=4)]
+    weights = [math.exp(-_energy(s)) for s in states]
+    return sum(w * value(s) for w, s in zip(weights, states, strict=True)) / sum(weights)
+
+
+def _energy(s: dict[str | int, int]) -> float:
+    return sum(h * s[a] for a, h in FIELDS.items()) + sum(J * s[a] * s[b] for (a, b), J in PAIRS.items())
+
+
+@pytest.fixture(params=["json", "yaml", "qubo"])
+def named(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """One problem whose spins all have other marginals, and names in no order, in three formats."""
+    path = tmp_path / f"p.{request.param}"
+    if request.param == "json":
+        bqm = dimod.BinaryQuadraticModel(FIELDS, {}, 0.0, "SPIN")
+        bqm.add_quadratic_from(PAIRS)
+        write_problem(path, *from_bqm(bqm))
+    elif request.param == "yaml":
+        couplings = [[a, b, -J] for (a, b), J in PAIRS.items()]
+        fields = [-h for h in FIELDS.values()]
+        path.write_text(json.dumps({"labels": LABELS, "fields": fields, "couplings": couplings}))
+    else:
+        bqm = dimod.BinaryQuadraticModel.from_ising(FIELDS, PAIRS)
+        Q, offset = bqm.to_qubo()
+        path.write_text(json.dumps({"qubo": [[*pair, value] for pair, value in Q.items()], "offset": offset}))
+    return str(path)
+
+
+def test_every_number_goes_with_its_label(named: str) -> None:
+    """Marginals, comparison, correlations, reads and the lowest state, in the document and in the tables."""
+    binary = named.endswith("qubo")
+    answer = run_json("sample", named, "--correlations")
+    labels = answer["labels"]
+    assert sorted(map(str, labels)) == sorted(map(str, LABELS))
+    assert binary or labels == LABELS
+    want = {label: (1 + _expected(lambda s, at=label: s[at])) / 2 for label in LABELS}  # type: ignore[misc]
+    assert len({round(p, 2) for p in want.values()}) == len(LABELS)
+    assert dict(zip(labels, answer["probability"], strict=True)) == pytest.approx(want)
+    for row, a in zip(answer["correlation"], labels, strict=True):
+        for got, b in zip(row, labels, strict=True):
+            found = (lambda s: (s[a] + 1) * (s[b] + 1) / 4) if binary else (lambda s: s[a] * s[b])  # noqa: B023
+            assert got == pytest.approx(_expected(found))
+    beside = run_json("sample", named, "sampler.backend=mean_field", "--compare", "exact")
+    assert dict(zip(labels, beside["comparison"]["probability"], strict=True)) == pytest.approx(want)
+    text = run("sample", named).stdout
+    shown = [
+        line.split()[:2]
+        for line in text.splitlines()
+        if line.split()[:1] and line.split()[0] in map(str, LABELS)
+    ]
+    assert {label: float(p) for label, p in shown} == pytest.approx(
+        {str(a): p for a, p in want.items()}, abs=1e-5
+    )
+
+    reads = run_json("sample", named, "--samples", "--num-reads", "50", "seed=1")
+    assert "weights" not in reads
+    low = 0 if binary else -1
+    for state, energy in zip(reads["states"], reads["energy"], strict=True):
+        s = {a: 1 if value == 1 else -1 for a, value in zip(reads["labels"], state, strict=True)}
+        assert set(state) <= {low, 1}
+        assert energy == pytest.approx(_energy(s), abs=1e-6)
+    best = min((dict(zip(LABELS, s, strict=True)) for s in product((-1, 1), repeat=4)), key=_energy)
+    lowest = run_json("sample", named, "--lowest", "seed=1")
+    assert dict(zip(lowest["labels"], lowest["state"], strict=True)) == {
+        a: max(s, low) for a, s in best.items()
+    }
+    lines = run("sample", named, "--lowest", "seed=1").stdout.splitlines()
+    order = next(line.split(": ")[1].split() for line in lines if " in order: " in line)
+    (state,) = {
+        word for line in lines for word in line.split()[:1] if len(word) == 4 and set(word) <= set("01-+")
+    }
+    assert {a: c in "1+" for a, c in zip(order, state, strict=True)} == {
+        str(a): s > 0 for a, s in best.items()
+    }
 
 
 def test_reads_come_with_their_diagnostics(problem: str) -> None:
@@ -123,6 +214,25 @@ def test_lowest_anneals_unless_told_how_the_chains_run(problem: str) -> None:
     given = run_json(*asked, "sampler.schedule=[0.1,1.0,10.0]")
     assert given["info"]["schedule"] == [0.1, 1.0, 10.0]
     assert annealed["state"] == tempered["state"] == given["state"]
+
+
+def test_any_backend_that_tracks_the_lowest_state_is_asked_to(
+    problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It need not be called tempering, nor anneal."""
+    seen: list[dict[str, Any]] = []
+
+    class Searching(TemperingSampler):
+        name = "searching"
+
+        def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+            seen.append(self.options)
+            return super()._sample(ising, num_reads, seed)
+
+    monkeypatch.setattr("diabat.samplers.registry.sampler", lambda name, **options: Searching(**options))
+    monkeypatch.setattr("diabat.runs.build.sampler", lambda name, **options: Searching(**options))
+    report = run_json("sample", problem, "--lowest", "sampler.backend=tempering")
+    assert (seen[0]["track_lowest"], seen[0]["schedule"], report["of"]) == (True, "auto", "sweeps")
 
 
 @pytest.mark.parametrize(("backend", "place"), [("tempering", "sweeps"), ("exact", "reads")])
