@@ -7,6 +7,7 @@ number of functions and of their variants; LLVM optimises a function that Python
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -36,8 +37,8 @@ T = TypeVar("T")
 REORDERED = {"reassoc", "contract", "nsz"}
 """``fastmath`` of sums in any order, so that they become vectors; it does not depend on the number of threads."""
 NOTICE = (
-    "diabat compiles its kernels at the first use of each backend, in about 2 to 6 s, and keeps them on disk; "
-    "'diabat warm-up' compiles all of them in advance."
+    "diabat compiles {} at its first use, as it does every kernel, and keeps it on disk; 'diabat warm-up' compiles all "
+    "of them in advance."
 )
 
 
@@ -125,24 +126,40 @@ def _warn_without_cache() -> None:
     )
 
 
-@cache
-def _notice() -> None:
-    # Logged to stderr, unless the application has configured a handler.
-    logging.getLogger("diabat").warning(NOTICE)
-
-
 class _Compilations(event.Listener):  # type: ignore[misc]  # numba has no stubs
-    """Counts compiled functions of diabat (not those loaded from disk), and shows that they are compiled."""
+    """Counts compiled functions of diabat (not those loaded from disk), shows that they are compiled, and times them.
+
+    What Python calls is compiled together with all that it calls; only the first of these is told and timed.
+    """
 
     count = 0
 
+    def __init__(self) -> None:
+        self._begun: list[float] = []
+        self._told = False
+
     def on_start(self, event: Any) -> None:
-        if event.data["dispatcher"].py_func.__module__.startswith("diabat."):
-            self.count += 1
-            (_notice if preparing.display is None else preparing.show)()
+        self._begun.append(time.perf_counter())
+        if not (name := _name(event)):
+            return
+        self.count += 1
+        if preparing.display is not None:
+            preparing.show()
+        elif not self._told:
+            # Logged to stderr, unless the application has configured a handler.
+            logging.getLogger("diabat").warning(NOTICE.format(name))
+            self._told = True
 
     def on_end(self, event: Any) -> None:
-        pass
+        began = self._begun.pop()
+        if not self._begun and preparing.display is None and (name := _name(event)):
+            logging.getLogger("diabat").warning(f"compiled {name} in {time.perf_counter() - began:.1f} s")
+
+
+def _name(event: Any) -> str:
+    """The function that is compiled, with its module; empty if it is not of diabat."""
+    function = event.data["dispatcher"].py_func
+    return f"{function.__module__}.{function.__name__}" * function.__module__.startswith("diabat.")
 
 
 class _Preparing(event.Listener):  # type: ignore[misc]  # numba has no stubs
