@@ -84,7 +84,7 @@ def builtin_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
     """
     check_choice("plan", name, available_plans())
     file = next(entry for entry in _shipped() if entry.name == f"{name}.json")
-    return _parse(f"{name}.json", file.text_of_file(encoding="utf-8"))
+    return _parse(f"{name}.json", file.read_text(encoding="utf-8"))
 
 
 def _shipped() -> list[Traversable]:
