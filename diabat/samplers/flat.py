@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diabat.compute.kept import kept
 from diabat.ising import Ising
+from diabat.samplers.kept import kept
 
 Array = NDArray[Any]
 Integers = NDArray[np.int64]

@@ -89,7 +89,8 @@ def test_few_samples_have_no_frequency(tmp_path: Path, drawn: list[Any]) -> None
     cell = next(column for column in HeadsReport.columns if column.key == "selection_frequency")
     assert [cell.cell(row) for row in both.rows[:2]] == ["–", "1.00"]
     sentence = (
-        "– With fewer than 8 questions a bootstrap frequency looks certain and is not; use more questions."
+        "– With fewer than 8 questions, or a single candidate, a bootstrap frequency looks certain and is not; "
+        "use more questions, or more players."
     )
     assert both.summary() == sentence
     assert report(enough)[1].summary() == ""

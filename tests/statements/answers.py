@@ -23,14 +23,12 @@ from statements.table import F64, drawn, refused, says
 
 @says
 def chains_of_composites() -> None:
-    """statistics: Reads of `distributed` and `refine` count as one chain, because `info` does not have the
-    number of chains of the base. If the base has `thin`, give it yourself: `to_pandas(chains=8)`."""
+    """statistics: Reads of `distributed` and `refine` have the chains of their base."""
     base, problem = {"num_chains": 8, "thin": 1}, drawn(2)
     for name in ("distributed", "refine"):
         options = {"workers": 0} if name == "distributed" else {}
         reads = sampler(name, sampler="tempering", options=base, **options).sample(problem, 16, seed=0)
-        assert reads.to_pandas().index.levshape == (1, 16, 2)
-        assert reads.to_pandas(chains=8).index.levshape == (8, 2, 2)
+        assert reads.to_pandas().index.levshape == (8, 2, 2)
     reads = sampler("tempering", **base).sample(problem, 16, seed=0)
     assert reads.to_pandas().index.levshape == (8, 2, 2)
 

@@ -21,7 +21,7 @@ def one_chain() -> None:
     """limitations: **R-hat of `tempering`** is unavailable with one Markov chain (NaN, as is the effective sample
     size)
     tempering: with one chain it is unavailable (NaN) |
-    tempering: summed over spins; NaN with one chain |"""
+    tempering: summed over spins; NaN with one chain, and where all chains agree"""
     modes = Ising(torch.zeros(2, 12), all_to_all(12, 1.0))  # P is 1/2, and a chain stays at 0 or 1
     backend = sampler("tempering", num_chains=1, num_replicas=1)
     for seed in range(3):

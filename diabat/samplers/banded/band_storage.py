@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.compute.kept import kept
 from diabat.edges import Edges
 from diabat.ising import Ising, pair_indices
 from diabat.samplers.banded.native import BandProblems, Rows
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.flat import Flat, Integers, flat, flat_fields
+from diabat.samplers.kept import kept
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diabat.compute.kept import kept
 from diabat.compute.loading import loaded
 from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
@@ -28,6 +27,7 @@ from diabat.samplers.exact.half_split import smooth_moments
 from diabat.samplers.exact.half_tables import HalfEnergies, split_energies
 from diabat.samplers.flat import Bucket, enumeration_cost, flat, flat_fields, flat_interactions
 from diabat.samplers.folding import refuse_batched_cotangent
+from diabat.samplers.kept import kept
 from diabat.samplers.odds import analytic_log_odds
 
 Array = NDArray[Any]

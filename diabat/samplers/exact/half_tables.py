@@ -8,7 +8,7 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from diabat.compute.kept import kept
+from diabat.samplers.kept import kept
 
 
 class HalfTables:

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 import diabat
-from diabat.compute import kept
+from diabat.samplers import kept
 
 
 @pytest.fixture
