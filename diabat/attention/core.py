@@ -33,7 +33,7 @@ from diabat.attention.bridge import GradientBridge
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.head_axis import head_products
 from diabat.attention.layer import is_plain
-from diabat.attention.readout import log_odds, odds_fields, slot_weights
+from diabat.attention.readout import is_odds, log_odds, odds_fields, slot_weights
 from diabat.attention.streaming import FarKeys, far_sums, far_weights
 from diabat.attention.visible import Visible, Windows
 from diabat.checks import check_choice, check_positive
@@ -87,7 +87,7 @@ class Law:
     @property
     def odds(self) -> bool:
         """Whether weights are odds."""
-        return self.readout == "odds"
+        return is_odds(self.readout)
 
     def scores(self, products: Tensor) -> Tensor:
         """Scores of products of scaled queries with keys."""
@@ -226,7 +226,7 @@ def _window_once(call: Attention, couplings: WindowCouplings) -> Tensor | None:
     if J is None or not (only_J and couplings.relative and exact and plain):
         return None
     slots = min(couplings.window, visible.keys)
-    given, far = fused.FusedLaw(None, law.readout, law.factor(q)), law.far == "independent"
+    given, far = fused.FusedLaw(None, law.odds, law.factor(q)), law.far == "independent"
     found = fused.attend_once(given, q, call.k, call.v, J.to(q.dtype), couplings.numbers(slots), far=far)
     if found is not None and call.record is not None:
         problem = partial(_problem_of_query, law, slots, far=far)
@@ -298,7 +298,7 @@ def _fused(
     pairs = couplings.values()
     if pairs is not None and pairs.dtype != q.dtype:
         pairs = pairs.to(q.dtype)
-    given = fused.FusedLaw(law.bridge if pairs is not None else None, law.readout, law.factor(q))
+    given = fused.FusedLaw(law.bridge if pairs is not None else None, law.odds, law.factor(q))
     numbers = None if pairs is None else couplings.numbers(windows.filled.shape[-1])
     record = None
     if call.record is not None:

@@ -67,7 +67,7 @@ class CoupledLayer(IsingLayer):
         self.use_sampler("exact" if sampler is None else sampler, gradient=gradient, num_reads=num_reads)
         everything = not couplings.relative or self._law.far == "independent"
         plain = self._law.bridge is None and couplings.offset_bias is None
-        self._is_softmax = plain and self._law.odds and everything
+        self._is_softmax = self._law.odds and plain and everything
 
     def _bind(self, bridge: LayerBridge) -> None:
         super()._bind(bridge)

@@ -39,24 +39,23 @@ class FusedLaw(NamedTuple):
 
     Attributes:
         bridge: Sampler and estimator; None without couplings, where P(s = +1) = sigmoid(2h).
-        readout: ``odds`` or ``probability``.
+        odds: Weights are odds, else probabilities.
         scale: Factor of q·k.
     """
 
     bridge: GradientBridge | None
-    readout: str
+    odds: bool
     scale: float
 
     def solution(self, fields: Tensor, J: Tensor | None, visible: Tensor) -> Solution | None:
         """The solution of the backend; None if it has none for these problems."""
-        odds = self.readout == "odds"
         if self.bridge is None:
-            return _Independent(fields, odds)
-        return self.bridge.sampler.solution(Ising(fields, J, visible, check=False), odds=odds)
+            return _Independent(fields, self.odds)
+        return self.bridge.sampler.solution(Ising(fields, J, visible, check=False), odds=self.odds)
 
     def solve(self, J: Tensor | None, visible: Tensor, fields: Tensor) -> Tensor:
         """The same result by operators."""
-        if self.readout == "odds":
+        if self.odds:
             return 2 * fields if self.bridge is None else log_odds(self.bridge, fields, J, visible)
         return torch.sigmoid(2 * fields) if self.bridge is None else self.bridge(fields, J, visible)
 
@@ -169,7 +168,7 @@ def _window(law: FusedLaw, dtype: torch.dtype, far: bool, *sizes: int) -> Any:
     real, (heads, groups, size, features, width) = np.float32 if dtype == torch.float32 else np.float64, sizes
     kind = np.dtype(real)
     return loaded("diabat.attention.window_step").Window(
-        real(law.scale), law.readout == "odds", float(np.finfo(real).tiny) ** 0.75, far, heads, groups, size,
+        real(law.scale), law.odds, float(np.finfo(real).tiny) ** 0.75, far, heads, groups, size,
         lanes_of(kind), features, width,
     )  # fmt: skip
 
@@ -201,9 +200,7 @@ class _Call(CompiledPasses):
             filled = filled[None, None]
         size, group = filled.shape[3], heads // k.shape[1]
         self._shape = batch, heads, queries, size
-        self._slots = kernels.Slots(
-            filled, windows.moves, windows.first, group, law.scale, law.readout == "odds"
-        )
+        self._slots = kernels.Slots(filled, windows.moves, windows.first, group, law.scale, law.odds)
         threads = 1 + batch * heads * queries * size * features // _WORK_PER_THREAD
         self._threads = threads if threads == 1 else min(torch.get_num_threads(), threads)
 
@@ -293,7 +290,7 @@ class _Call(CompiledPasses):
         J = None if pairs is None else F.pad(pairs, (0, 1))[:, None, self._numbers]
         scores = windows.scores(q * law.scale, k)
         solve = partial(law.solve, J, windows.filled)
-        weights = slot_weights(law.readout == "odds", scores, windows.filled, mass, solve)
+        weights = slot_weights(law.odds, scores, windows.filled, mass, solve)
         weights = self._dropped(weights)
         if mean is None:
             return windows.mixed(weights, v), weights

@@ -18,7 +18,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diabat.attention.bridge import GradientBridge
+from diabat.checks import ArgumentError
 from diabat.edges import Edges
+
+
+def is_odds(readout: str) -> bool:
+    """Whether weights are odds, else probabilities; the only place that compares a readout.
+
+    Raises:
+        ValueError: If it is neither, which no path computes.
+    """
+    if readout not in ("odds", "probability"):
+        raise ArgumentError(
+            "readout", f"expected 'odds' or 'probability', which are computed, got {readout!r}."
+        )
+    return readout == "odds"
 
 
 def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:

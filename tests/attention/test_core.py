@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from layers import attention, tokens
 
 import diabat
-from diabat.attention import core
+from diabat.attention import WindowCouplings, core, coupled
 from diabat.attention.core import Law, LawOptions
 
 PATHS: list[tuple[dict[str, Any], str]] = [
@@ -40,6 +42,38 @@ def test_a_layer_says_which_path_it_took(options: dict[str, Any], path: str) -> 
         assert layer.last_path() == path
     with pytest.raises(RuntimeError, match="forward passes are not recorded"):
         layer.last_path()
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_readout_that_no_path_computes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, shown: bool
+) -> None:
+    """Whatever `READOUTS` says, by layers and by the function; nothing else compares a readout."""
+    for module in (core, coupled):
+        monkeypatch.setattr(module, "READOUTS", (*core.READOUTS, "other"))
+    couplings, q = None if window is None else WindowCouplings(1, window, init=0.4), torch.randn(1, 1, 4, 2)
+    sentence = r"^readout: expected 'odds' or 'probability', which are computed, got 'other'\.$"
+    for queries, far in ((q, "none"), (q, "independent"), (q[:, :, :1], "none")):
+        with torch.no_grad(), pytest.raises(ValueError, match=sentence):
+            diabat.boltzmann_attention(
+                queries, q, q, couplings, readout="other", far=far, need_weights=shown
+            )  # fmt: skip
+    with pytest.raises(ValueError, match=sentence):
+        diabat.BoltzmannAttention(4, 2, window=3, readout="other")
+    assert compared() == ["attention/readout.py"]
+
+
+def compared() -> list[str]:
+    """Files that compare the name of a readout, among those that know readouts."""
+    root, found = Path(diabat.__file__).parent, []
+    units = ("attention", "models", "huggingface")
+    for path in (path for unit in units for path in sorted((root / unit).rglob("*.py"))):
+        nodes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Compare)]
+        constants = (c.value for n in nodes for c in ast.walk(n) if isinstance(c, ast.Constant))
+        if {"odds", *core.READOUTS[1:]} & {c for c in constants if isinstance(c, str)}:
+            found.append(path.relative_to(root).as_posix())
+    return found
 
 
 def test_options_of_attention_are_the_same_in_all_lists() -> None:

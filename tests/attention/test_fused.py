@@ -178,7 +178,7 @@ def attended(
 ) -> tuple[Tensor, Tensor]:
     """In one function; far keys as one."""
     q, k, v = terms
-    odds = law.readout == "odds"
+    odds = law.odds
     far = None
     if windows.far is not None:
         far = far_sums(q * law.scale, k, v, windows.far, odds=odds, dropout=options.get("dropout", 0.0))
@@ -207,7 +207,7 @@ def with_all_keys(
     slot = (torch.arange(keys) == at[..., None]).to(q)  # [Q, T, S]
     near = torch.einsum("bhqs,qts->bhqt", scores, slot)
     J = None if pairs is None else F.pad(pairs[0], (0, 1))[:, None, pairs[1]]
-    filled, odds = windows.filled, law.readout == "odds"
+    filled, odds = windows.filled, law.odds
     if odds:
         logits = scores.masked_fill(~seen, -1e30).log_softmax(-1).masked_fill(~seen, 0)
         h = torch.einsum("bhqs,qts->bhqt", logits, slot).masked_fill(~filled, 0) / 2
@@ -252,7 +252,7 @@ def test_heads_in_groups_windows_and_far_keys(call: str, coupled: bool, readout:
     queries, keys, causal, relative = CALLS[call]
     is_far, cpu = "far" in call, torch.device("cpu")
     place, number = torch.arange(keys), torch.tensor([[keys], [2]])
-    law = fused.FusedLaw(GradientBridge(sampler("exact")) if coupled else None, readout, 0.7)
+    law = fused.FusedLaw(GradientBridge(sampler("exact")) if coupled else None, readout == "odds", 0.7)
     for mask, by_token in itertools.product((None, place >= keys - number, place < number), (True, False)):
         visible = Visible(queries, keys, causal, mask)
         windows = visible.windows(WINDOW, cpu, far=is_far) if relative else visible.absolute(cpu)
@@ -274,7 +274,7 @@ def test_second_derivatives_of_far_keys(readout: str) -> None:
     windows = Visible(4, 4, True, torch.tensor([[False, True, True, True], [True] * 4])).windows(
         2, torch.device("cpu"), far=True
     )
-    law = fused.FusedLaw(GradientBridge(sampler("exact")), readout, 0.7)
+    law = fused.FusedLaw(GradientBridge(sampler("exact")), readout == "odds", 0.7)
     pairs = torch.tensor([[0.4], [-0.3], [0.0], [0.7]], dtype=F64, requires_grad=True)
     terms = [t[..., :2].detach().requires_grad_() for t in states(4, 4)]
 
@@ -291,7 +291,7 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPat
     """Also where heads share keys."""
     monkeypatch.setattr(fused, "_WORK_PER_THREAD", 1)
     windows = Visible(40, 40, True).windows(WINDOW, torch.device("cpu"), far=True)
-    law = fused.FusedLaw(GradientBridge(sampler("exact")), "odds", 0.7)
+    law = fused.FusedLaw(GradientBridge(sampler("exact")), True, 0.7)
     terms, pairs = states(40, 40, torch.float32), couplings(torch.float32)
     found = []
     for number in (1, 3):
@@ -304,7 +304,7 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPat
 
 def test_windows_that_are_no_rule_are_not_served() -> None:
     visible = Visible.of(torch.rand(1, 1, 9, 9) < 0.5)
-    law = fused.FusedLaw(None, "odds", 0.7)
+    law = fused.FusedLaw(None, True, 0.7)
     windows = visible.windows(WINDOW, torch.device("cpu"), far=False)
     q, k, v = states(9, 9)
     assert fused.attend(law, q, k, v, None, None, windows, None) is None

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from diabat.attention.couplings import pair_bytes
+from diabat.attention.readout import is_odds
 from diabat.checks import ArgumentError, ArgumentTypeError, refuse_unknown
 from diabat.compute.memory import require_memory
 from diabat.extras import extra
@@ -104,7 +105,7 @@ def convert(
             )
     backend = cast(Sampler, chosen.sampler)
     analytic = "exact" in backend.capabilities.gradients and chosen.num_reads is None
-    if chosen.readout == "odds" and not analytic:
+    if is_odds(chosen.readout) and not analytic:
         warnings.warn(
             f"sampler {backend.name!r} does not return sigmoid(2h) exactly at J = 0, so that the converted model "
             "computes only approximately what it did before; 'exact', 'banded' and 'mean_field' do.",
