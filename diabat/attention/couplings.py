@@ -8,7 +8,7 @@ over the slots of a window.  The slots are the last keys that a query sees (*rel
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -19,12 +19,15 @@ from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.layer import Limits
 from diabat.checks import ArgumentError, check_count, check_flag, check_number, is_integer
 from diabat.compute.memory import require_memory
+from diabat.compute.precision import InFloat32
 from diabat.edges import Edges
 from diabat.ising import pack_couplings, pack_three_body, pair_indices
 
 
-class WindowCouplings(nn.Module):
+class WindowCouplings(InFloat32):
     """J and K over T slots of H heads, zero at first; parts of J can be held.
+
+    ``half`` and ``to`` leave them at float32 or more, because steps of an optimiser are lost in half precision.
 
     Args:
         num_heads: H.
@@ -35,7 +38,7 @@ class WindowCouplings(nn.Module):
         offset_bias: A learned number of every head and slot, added to the scores; needs ``relative``.
         init: Initial J: a :class:`diabat.attention.CouplingInit`, a number for all of J, or None for 0.
         device: Device of the parameters.
-        dtype: Dtype of the parameters.
+        dtype: Dtype of the parameters; None for that of torch, or float32 if it is half precision.
 
     Attributes:
         pairs: J_jk for j < k, [H, Σ_{d=1..w} (T-d)], in row-major order; None without J.
@@ -83,6 +86,7 @@ class WindowCouplings(nn.Module):
             f"couplings of window = {window} and {num_heads} heads",
             "window",
         )
+        dtype = dtype or torch.promote_types(torch.get_default_dtype(), torch.float32)
         zeros = partial(torch.zeros, device=device, dtype=dtype)
         number = _pair_count(window, self.bandwidth)
         self.pairs = nn.Parameter(zeros(num_heads, number)) if "J" in terms else None
@@ -114,7 +118,8 @@ class WindowCouplings(nn.Module):
     ) -> None:
         """Keep J of some heads and distances as it is, or at a value, whatever an optimiser does; 0 ablates it.
 
-        The value is written to the parameter as well, now and when it is saved.  Files do not say what was held.
+        The value is written to the parameter as well, now and when it is saved.  Files do not say what was held, and
+        ``load_state_dict`` gives what is held its value.
 
         Args:
             value: J; None for what it is now.
@@ -122,11 +127,15 @@ class WindowCouplings(nn.Module):
             distances: Distances of two coupled keys, 1 .. w; None for all.
 
         Raises:
-            ValueError: If there is no such head or distance, the value is not finite, or there is no J.
+            ValueError: If there is no such head or distance, the value is not finite, there is no J, or it is no
+                parameter with values (parametrised, pruned, on ``meta``).
         """
         now, (_, distance) = self.values(), self.by_pair()
         if now is None:
             raise ArgumentError("couplings", "expected couplings with J, got none.")
+        self._require_parameter()
+        if now.is_meta:
+            raise ArgumentError("couplings", "expected J in memory, got it on 'meta'; load it before.")
         if value is not None:
             check_number("value", value, "(-inf, inf)")
         all_heads = torch.arange(self.num_heads)
@@ -145,12 +154,37 @@ class WindowCouplings(nn.Module):
     @torch.no_grad()
     def _write_held(self) -> None:
         now = self.values()
-        if self.pairs is not None and now is not None:
+        if self.held is not None and self.pairs is not None and now is not None:
+            self._require_parameter()
             self.pairs.copy_(now)
+
+    def _require_parameter(self) -> None:
+        """Refuse J that a value cannot be written to."""
+        if "pairs" not in self._parameters:
+            raise ArgumentError(
+                "couplings",
+                "expected J as a parameter where it is held, got one that is computed; call "
+                "torch.nn.utils.parametrize.remove_parametrizations(couplings, 'pairs') before.",
+            )
 
     def _save_to_state_dict(self, *given: Any, **options: Any) -> None:
         self._write_held()  # decay has moved it
         super()._save_to_state_dict(*given, **options)
+
+    def _load_from_state_dict(self, *given: Any, **options: Any) -> None:
+        self._write_held()  # for a file without J
+        super()._load_from_state_dict(*given, **options)
+        if self.held is not None and self.pairs is not None:
+            held = self.held.to(self.pairs)
+            self.held = torch.where(held.isnan(), held, self.pairs.detach())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        held = self.held
+        super()._apply(fn, recurse)
+        if held is not None and self.held is not None:
+            # to_empty has made it memory without values, and meta has none.
+            self.held = held if self.held.is_meta else held.to(self.held)
+        return self
 
     def initialise(self, functions: Any) -> None:
         """Set J = 0 by functions of the names and arguments of ``torch.nn.init``."""
@@ -163,7 +197,8 @@ class WindowCouplings(nn.Module):
         pairs = self.pairs  # looked up by modules, which takes time
         if pairs is None or self.held is None:
             return pairs
-        return torch.where(self.held.isnan(), pairs, self.held)
+        held = self.held.to(pairs)
+        return torch.where(held.isnan(), pairs, held)
 
     def matrix(self, length: int | None = None) -> Tensor | None:
         """Symmetric J over the first ``length`` positions, or the last slots, [H, 1, T, T]; None without J."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from diabat.checks import ArgumentTypeError, check_count
 from diabat.compute.loading import preparing
 from diabat.compute.memory import require_memory
+from diabat.compute.precision import InFloat32
 from diabat.edges import DENSE_SPINS
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import AdjointGradient, Moments, Samples, Solution
@@ -32,7 +33,7 @@ from diabat.samplers.seeds import as_int, draw_seed
 LARGEST = 1e9
 
 
-class Sampler(WithOptions, nn.Module, ABC):
+class Sampler(WithOptions, InFloat32, ABC):
     """Base class of all backends.
 
     A backend sets ``name`` and ``capabilities`` (an attribute or a property) and implements ``_moments`` (analytic

@@ -9,9 +9,11 @@ import pytest
 import torch
 from layers import LAYERS, answer, attention, padded, reloaded, tokens
 from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
 import diabat
 from diabat.attention import CouplingInit, WindowCouplings, coupling_parameters, couplings_of
+from diabat.samplers.state import sampler_parameters
 
 MADE: dict[str, Callable[..., Any]] = {
     "window": lambda: attention(4, relative=True, readout="odds"),
@@ -102,8 +104,67 @@ def test_what_is_held_moves_and_is_copied_with_the_layer() -> None:
     layer.couplings.hold(0.25)
     low = layer.to(torch.float32)
     assert low.couplings.held.dtype == torch.float32
-    trained_layer = low.to("meta")
-    assert trained_layer.couplings.held.device.type == "meta"
+    J = low.to("meta").to_empty(device="cpu").couplings.values()  # not memory without values
+    assert torch.equal(J, torch.full_like(J, 0.25))
+
+
+def test_a_load_gives_what_is_held_its_value() -> None:
+    """Also after ``to_empty``; a file without J changes nothing."""
+    for emptied in (False, True):
+        couplings = WindowCouplings(1, 3, init=0.4)
+        couplings.hold(0.1, distances=[1])
+        if emptied:
+            couplings.to("meta").to_empty(device="cpu")
+        couplings.load_state_dict(WindowCouplings(1, 3, init=0.7).state_dict())
+        nn.init.zeros_(couplings.pairs)
+        couplings.load_state_dict({}, strict=False)
+        assert couplings.values().tolist() == couplings.pairs.tolist() == [pytest.approx([0.7, 0.0, 0.7])]
+
+
+class Halved(nn.Module):
+    def forward(self, J: Tensor) -> Tensor:
+        return J / 2
+
+
+def test_j_that_is_computed_or_has_no_values_is_not_held() -> None:
+    """Neither now nor, where it became so since, in a file."""
+    couplings, sentence = (
+        WindowCouplings(1, 3, init=0.4),
+        r"^couplings: expected J as a parameter where it is held, ",
+    )
+    parametrize.register_parametrization(couplings, "pairs", Halved())
+    with pytest.raises(ValueError, match=sentence):
+        couplings.hold(0.1)
+    parametrize.remove_parametrizations(couplings, "pairs")
+    couplings.hold(0.1)
+    parametrize.register_parametrization(couplings, "pairs", Halved())
+    for call in (
+        couplings.state_dict,
+        lambda: couplings.load_state_dict({}, strict=False),
+        couplings.release,
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            call()
+    pruned = prune.l1_unstructured(WindowCouplings(1, 3, init=0.4), "pairs", 1)
+    with pytest.raises(ValueError, match=sentence):
+        pruned.hold(0.1)
+    with pytest.raises(
+        ValueError, match=r"^couplings: expected J in memory, got it on 'meta'; load it before\.$"
+    ):
+        WindowCouplings(1, 3, device="meta").hold(0.1)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_half_precision_leaves_what_is_learned_of_the_law_in_float32(kind: str) -> None:
+    """Steps of an optimiser would be lost: in J, K and biases, and in parameters of a backend."""
+    layer = nn.Sequential(LAYERS[kind]()).bfloat16().half().to(torch.bfloat16)
+    learned = [*coupling_parameters(layer), *sampler_parameters(layer)]
+    assert {p.dtype for p in learned} <= {torch.float32, torch.float64}
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert WindowCouplings(1, 3).pairs.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize(

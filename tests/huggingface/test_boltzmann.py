@@ -511,3 +511,20 @@ def test_held_couplings_are_ablated_trained_and_saved(tmp_path: Path) -> None:
     stored = load_file(tmp_path / "couplings.safetensors")
     assert stored
     assert all(torch.equal(J, loaded.state_dict()[key]) for key, J in stored.items())
+
+
+@pytest.mark.parametrize("shared", ["module", "parameter", "memory"])
+def test_couplings_that_layers_share_are_not_saved(shared: str, tmp_path: Path) -> None:
+    """Files have one of every layer; each form of a file is refused in a sentence."""
+    model = convert(decoder("qwen2"), 3)
+    first, second = list(couplings_of(model).values())[:2]
+    if shared == "module":
+        model.model.layers[1].self_attn.boltzmann.couplings = first
+    elif shared == "parameter":
+        second.pairs = first.pairs
+    else:
+        second.pairs.data = first.pairs.data
+    for save in (lambda: save_couplings(model, tmp_path), lambda: model.save_pretrained(tmp_path)):
+        with pytest.raises(UnsupportedError, match=r"^model: expected couplings of its own in every layer"):
+            save()
+    assert not list(tmp_path.iterdir())

@@ -17,7 +17,13 @@ from torch import Tensor
 from diabat.checks import ArgumentError
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import NAME
-from diabat.huggingface.boltzmann.model import SETTINGS, couple, kind_of, require_couplings
+from diabat.huggingface.boltzmann.model import (
+    SETTINGS,
+    couple,
+    kind_of,
+    require_couplings,
+    require_own_couplings,
+)
 from diabat.huggingface.hub import json_of
 from diabat.huggingface.model_digest import ROUNDED, differences, model_digest
 from diabat.samplers.base import Sampler
@@ -32,10 +38,11 @@ def save_couplings(model: Any, folder: str | Path) -> Path:
 
     Raises:
         ArgumentError: The model has no couplings.
-        UnsupportedError: It has adapters of peft.
+        UnsupportedError: It has adapters of peft, or layers share couplings.
         CheckpointError: The file cannot be written.
     """
     require_couplings(model)
+    require_own_couplings(model)
     identity = model_digest(model, ("weights", *ROUNDED), without=NAME)
     path, settings = Path(folder) / FILE, cast(Any, model).config.boltzmann
     path.parent.mkdir(parents=True, exist_ok=True)

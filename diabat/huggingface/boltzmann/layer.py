@@ -39,8 +39,6 @@ class _Window(WindowCouplings):
 class BoltzmannHeads(CoupledLayer):
     """Couplings of the keys of one attention module, per query head, in float32 or float64.
 
-    ``half`` and ``to`` leave them at float32 or more, because steps of an optimiser are lost in half precision.
-
     Attributes:
         couplings: J over the last keys of a query, 0 at first.
 
@@ -99,17 +97,6 @@ class BoltzmannHeads(CoupledLayer):
 
         found: tuple[Tensor, Tensor | None] = self.couplings(attended)
         return found
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Move parameters, but do not convert them to half precision."""
-
-        def moved(tensor: Tensor) -> Tensor:
-            new = fn(tensor)
-            if tensor.is_floating_point() and new.is_floating_point() and new.itemsize < 4:
-                return tensor.to(new.device)
-            return new
-
-        return super()._apply(moved, recurse)
 
 
 def boltzmann_attention(

@@ -197,7 +197,12 @@ class BoltzmannMixin:
         return (model, info) if output_loading_info else model
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save as transformers does, with a card README.md that says how to load it; a card that is there stays."""
+        """Save as transformers does, with a card README.md that says how to load it; a card that is there stays.
+
+        Raises:
+            UnsupportedError: If layers share couplings.
+        """
+        require_own_couplings(cast(nn.Module, self))
         cast(Any, super()).save_pretrained(save_directory, *args, **kwargs)
         card = Path(save_directory) / "README.md"
         if kwargs.get("is_main_process", True) and not card.exists():
@@ -383,6 +388,19 @@ def require_couplings(model: Any) -> None:
     _refuse_adapters(model, "take them off before (merge_and_unload or unload)")
     if not isinstance(model, BoltzmannMixin):
         raise ArgumentError("model", f"expected a model with couplings, got {type(model).__name__}.")
+
+
+def require_own_couplings(model: nn.Module) -> None:
+    """Refuse to write couplings that layers share: a file would not say so, and safetensors takes none."""
+    names: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first = names.setdefault(parameter.data_ptr() or id(parameter), name)
+        if first != name and NAME in name.split("."):
+            raise UnsupportedError(
+                "model",
+                f"expected couplings of its own in every layer that is saved, got {first} and {name}, which are one; "
+                "give each layer a copy (copy.deepcopy).",
+            )
 
 
 def _refuse_adapters(model: Any, fix: str) -> None:
