@@ -12,7 +12,7 @@ from torch import Tensor
 from diabat.attention.compiled import LayerBridge
 from diabat.attention.core import Attention, Law, attend
 from diabat.attention.couplings import WindowCouplings
-from diabat.attention.layer import Limits, check_tokens, fitted
+from diabat.attention.layer import Limits, check_tokens, fitted, warn_of_causal
 from diabat.attention.visible import Visible
 from diabat.checks import ArgumentError, ArgumentTypeError, check_number
 from diabat.samplers.base import Sampler
@@ -115,6 +115,7 @@ def _visible(mask: Tensor | None, is_causal: bool, shape: tuple[int, ...], devic
     if mask is None and (not is_causal or queries == keys):
         return Visible(queries, keys, is_causal)
     if mask is None:
+        warn_of_causal(queries, keys)
         seen = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=device)
         return Visible(queries, keys, mask=seen.tril())
     if mask.ndim > 3 and len(shape) > 4:
@@ -131,8 +132,9 @@ def _check_couplings(couplings: Any, heads: int, keys: int) -> None:
     if couplings is None:
         return
     if not isinstance(couplings, WindowCouplings):
+        fix = "; a mask goes to attn_mask=" if isinstance(couplings, Tensor) else ""
         raise ArgumentTypeError(
-            "couplings", f"expected WindowCouplings or None, got {type(couplings).__name__}."
+            "couplings", f"expected WindowCouplings or None, got {type(couplings).__name__}{fix}."
         )
     if couplings.num_heads != heads:
         raise ArgumentError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -101,9 +102,38 @@ def fitted(sampler: Sampler, limits: Limits) -> Sampler:
     if limits.window is not None and able.max_spins is not None and limits.window > able.max_spins:
         raise UnsupportedError(
             "window",
-            f"sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {limits.window}.",
+            f"sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {limits.window}; {_fix(limits)}.",
         )
     return sampler
+
+
+def _fix(limits: Limits) -> str:
+    """What to do about a window that a backend does not support."""
+    able = [repr(name) for name in ("banded", "mean_field", "tempering") if _fits(name, limits)]
+    return f"use {' or '.join(able)}, or a smaller window" if able else "use a smaller window"
+
+
+def _fits(name: str, limits: Limits) -> bool:
+    able = as_sampler(name).capabilities
+    if able.max_spins is not None or (limits.three_body and not able.three_body):
+        return False
+    try:
+        fitted(as_sampler(name), limits)
+    except UnsupportedError:
+        return False
+    return True
+
+
+def warn_of_causal(queries: int, keys: int) -> None:
+    """Warn where ``is_causal`` counts a few queries from the first key: those of a cache are the last ones."""
+    if queries < keys and not is_traced():
+        warnings.warn(
+            "is_causal: there are fewer queries than keys, and query i sees the keys j <= i counted from the first, as "
+            "in torch; if the queries are the last ones give "
+            "attn_mask=torch.ones(L, S, dtype=torch.bool).tril(S - L) instead.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def is_plain(first: Tensor, *others: Tensor) -> bool:

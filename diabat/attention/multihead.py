@@ -17,7 +17,7 @@ from diabat.attention.coupled import CoupledLayer, check_mode
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.head_axis import merged_heads, split_heads
-from diabat.attention.layer import check_heads, check_tokens
+from diabat.attention.layer import check_heads, check_tokens, warn_of_causal
 from diabat.attention.visible import Visible
 from diabat.checks import ArgumentError
 
@@ -233,6 +233,8 @@ def visible_keys(
     elif (not is_causal or L == S) and (padding is None or padding.dtype == torch.bool):
         return Visible(L, S, is_causal, None if padding is None else ~padding)
     else:
+        if is_causal:
+            warn_of_causal(L, S)
         hidden = torch.ones(1, 1, L, S, dtype=torch.bool, device=device)
         mask = hidden.triu(1) if is_causal else ~hidden
     seen, added = _split(mask)

@@ -22,6 +22,7 @@ from diabat.testing import brute_force
 
 # What torch says of itself where it has no forward derivative or batching rule.
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:is_causal:UserWarning"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented"),
 ]
@@ -470,3 +471,21 @@ def test_samplers_are_bound_once() -> None:
     for _ in range(65):
         ours(q, q, q, windows(3), sampler=diabat.sampler("mean_field"))
     assert len(functional._NAMES) <= 64
+
+
+def test_a_causal_query_of_a_cache_is_warned_of() -> None:
+    """It would see the first key only; the mask of the warning gives the row of the whole sequence."""
+    q, couplings = noise(1, 1, 5, E, seed=3), WindowCouplings(1, 3, init=0.4)
+    layer = diabat.BoltzmannMultiheadAttention(4, 2, window=5)
+    x = torch.zeros(5, 1, 4)
+    for call in (
+        lambda: ours(q[:, :, 3:], q, q, couplings, is_causal=True),
+        lambda: layer(x[3:], x, x, is_causal=True),
+    ):
+        with pytest.warns(
+            UserWarning, match=r"^is_causal: .* attn_mask=torch\.ones\(L, S, .*\.tril\(S - L\)"
+        ):
+            call()
+    mask = torch.ones(2, 5, dtype=torch.bool).tril(5 - 2)
+    whole = ours(q, q, q, couplings, is_causal=True)
+    assert_close(ours(q[:, :, 3:], q, q, couplings, mask), whole[:, :, 3:])
