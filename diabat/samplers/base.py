@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from diabat.checks import ArgumentTypeError, check_count
 from diabat.compute.loading import preparing
 from diabat.compute.memory import require_memory
-from diabat.compute.precision import InFloat32
 from diabat.edges import DENSE_SPINS
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import AdjointGradient, Moments, Samples, Solution
@@ -27,6 +26,7 @@ from diabat.samplers.diagnostics import Watched
 from diabat.samplers.folding import transformed
 from diabat.samplers.odds import analytic_log_odds
 from diabat.samplers.options import WithOptions
+from diabat.samplers.precision import InFloat32
 from diabat.samplers.seeds import as_int, draw_seed
 
 # Analytic backends form sums of exponents in float64: in a sum of this size a term of size 1 keeps seven digits.
