@@ -182,9 +182,20 @@ CIRCUITS = of("circuits")
 PLANS = [f for f in CIRCUITS if f != "circuits/__init__.py"]
 FOLDERS = ("experiments", "benchmarks", "tests", "examples", "fuzz", "scripts")
 # What attention may know of samplers: the interface, what is asked and answered, and backends by their name.
-INTERFACE = set(
-    ["answers", "base", "capabilities", "derivatives", "folding", "odds", "registry", "seeds", "state"]
-)
+INTERFACE = {
+    *(
+        "answers",
+        "base",
+        "capabilities",
+        "derivatives",
+        "folding",
+        "odds",
+        "precision",
+        "registry",
+        "seeds",
+        "state",
+    )
+}
 NO_PROBLEM = [
     *("diabat.ising", "diabat.samplers.base", "diabat.samplers.exact.sampler", "diabat.samplers.flat")
 ]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from numbers import Integral
 from typing import Any
 
@@ -138,7 +138,8 @@ def _entries(name: str, rows: Any, names: list[Hashable], *, order: int) -> tupl
 def yaml_lines(ising: Ising, labels: list[Hashable] | None) -> Iterator[str]:
     """The problem in this format; ArgumentError if a label is no string or integer, or YAML cannot hold so much."""
     n = ising.num_spins
-    plain = list(range(n)) if labels is None else [int(x) if isinstance(x, Integral) else x for x in labels]
+    given: Iterable[Any] = range(n) if labels is None else labels
+    plain = [int(x) if isinstance(x, Integral) else x for x in given]
     check_labels(plain, n)
     names = [_scalar(label) for label in plain]
     if plain != list(range(n)):

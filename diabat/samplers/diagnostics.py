@@ -154,12 +154,12 @@ def _numbers(value: Any) -> Iterable[float | bool]:
 
 def chains_of(info: Mapping[str, Any]) -> int | None:
     """Number of chains behind reads: read r is of chain r mod chains; of a composite, those of its base."""
-    while "num_chains" not in info:
-        info = info.get("base", ())
-        if not isinstance(info, Mapping):
-            return None
-    chains: int = info["num_chains"]
-    return chains
+    found: Any = info
+    while isinstance(found, Mapping):
+        if "num_chains" in found:
+            return int(found["num_chains"])
+        found = found.get("base")
+    return None
 
 
 def plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import dimod
 import torch
@@ -105,7 +106,7 @@ def written_problem(draw: st.DrawFn, folder: Path) -> None:
     """A problem with names is read back as it was written, in the order of its spins; or its labels are refused."""
     plain = st.text(max_size=5) | st.integers(-(2**65), 2**65) | st.integers(0, 9) | st.floats() | st.none()
     names = st.recursive(plain, lambda part: st.tuples(part, part), max_leaves=4) | st.binary(max_size=2)
-    labels = draw(st.lists(names, min_size=1, max_size=5))
+    labels: Any = draw(st.lists(names, min_size=1, max_size=5))
     suffix = draw(st.sampled_from([".json", ".bqm", ".coo", ".yaml"]))
     ising, path = make_problem((), len(labels), seed=draw(st.integers(0, 9))), folder / f"p{suffix}"
     try:

@@ -121,7 +121,9 @@ def neurogame(**options: Any) -> Entry:
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return diabat.boltzmann_attention(q, k, v, is_causal=True)
+    found = diabat.boltzmann_attention(q, k, v, is_causal=True)
+    assert isinstance(found, Tensor)
+    return found
 
 
 def hugging_face(**options: Any) -> Entry:

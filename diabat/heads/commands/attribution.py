@@ -76,7 +76,9 @@ class AttributionOptions(GameOptions):
     def with_draws(self, samples: int) -> AttributionOptions:
         """The same with draws for so many questions where there is None."""
         least = {"permutations": 32, "coalitions": 32, "contexts": 64}
-        drawn = {name: max(2 * samples, few) for name, few in least.items() if getattr(self, name) is None}
+        drawn: dict[str, Any] = {
+            name: max(2 * samples, few) for name, few in least.items() if getattr(self, name) is None
+        }
         return dataclasses.replace(self, **drawn)
 
 
