@@ -121,7 +121,9 @@ def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
         raise IsingError("visible", f"expected every spin visible, got {got}.")
     names: list[Hashable] = list(range(ising.num_spins)) if labels is None else list(labels)
     try:
-        different = len(set(names)) == len(dimod.variables.Variables(names)) == len(names) == ising.num_spins
+        different = len(set(names)) == len(names) == ising.num_spins
+        if labels is not None:
+            dimod.variables.Variables(names)
     except (TypeError, ValueError, OverflowError) as error:
         expected = "hashable labels, numbers among them finite and below 2^63"
         raise IsingError("labels", f"expected {expected}, got others ({error}).") from error

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from diabat.checks import ArgumentError, is_positive
 from diabat.config.errors import ConfigError, shown
-from diabat.config.yaml_files import MAX_VALUES, parse_yaml, read_bytes
+from diabat.config.yaml_files import MAX_BYTES, MAX_VALUES, parse_yaml, read_bytes
 from diabat.files import is_tensor_file, parse_json, parsing, replace_file
 
 if TYPE_CHECKING:
@@ -239,7 +239,8 @@ def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None 
             content = json.dumps(to_bqm(ising).to_serializable() | {"variable_labels": names}).encode()
     else:
         text = "".join((coo_lines if suffix == ".coo" else yaml_lines)(ising, labels))
-        if suffix != ".coo" and len(text) > MAX_VALUES:
+        most = 20 + 3 * text.count("[") + text.count(",")  # values, as the limit counts them
+        if suffix != ".coo" and (most > MAX_VALUES or len(text) > MAX_BYTES):
             parse_yaml(text, f"'{path}'", build=False)
         content = text.encode()
     replace_file(path, content)

@@ -60,9 +60,7 @@ def json_bqm(document: dict[str, Any]) -> Any:
     _check_vectors(document)
     labels = labels_of("variable_labels", document["variable_labels"], document["num_variables"])
     try:
-        bqm = dimod.BinaryQuadraticModel.from_serializable(document | {"variable_labels": range(len(labels))})
-        bqm.relabel_variables(dict(enumerate(labels)))
-        return bqm
+        return dimod.BinaryQuadraticModel.from_serializable(document | {"variable_labels": labels})
     except Exception as error:
         raise ArgumentError(f"corrupt dimod JSON ({' '.join(str(error).split())[:120]})") from error
 
@@ -133,6 +131,9 @@ def json_labels(labels: list[Hashable], suffix: str) -> list[Any]:
 
     found = []
     for place, label in enumerate(labels):
+        if type(label) is str or (type(label) is int and abs(label) <= _MAX_LABEL):
+            found.append(label)
+            continue
         try:
             plain = json.loads(json.dumps(serialize_variable(label), allow_nan=False))
             equal = _label(f"labels[{place}]", plain) == label
@@ -159,11 +160,11 @@ def coo_bqm(text: str) -> Any:
     bqm, remarks, seen = None, dict[str, Any](), set[frozenset[int]]()
     for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
         if line.startswith("#"):
-            read_remark(line, number, remarks, ("vartype", "offset"))
+            read_remark(line, number, remarks, ("vartype", "offset"), strict=True)
         elif line:
-            if "vartype" not in remarks:
-                raise ArgumentError(_NO_HEADER)
             if bqm is None:
+                if "vartype" not in remarks:
+                    raise ArgumentError(_NO_HEADER)
                 bqm = dimod.BinaryQuadraticModel(remarks["vartype"])
             u, v, bias = read_entry(line, number, seen)
             if u == v:
@@ -175,10 +176,17 @@ def coo_bqm(text: str) -> Any:
     return bqm
 
 
-def read_remark(line: str, number: int, found: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Add what a comment says, of the known names; ArgumentError for what it says of others, or in another form."""
+def read_remark(
+    line: str, number: int, found: dict[str, Any], known: tuple[str, ...], *, strict: bool
+) -> None:
+    """Add what a comment says, of the known names; ArgumentError for what it says in another form.
+
+    Names that mean something for a problem are refused if they are not known, if ``strict`` any other as well.
+    """
     for name, value, other in _SAID.findall(line):
         name = name.lower()
+        if other and not strict and not _MEANT.match(other):
+            continue
         if other or name not in known:
             expected = f"nothing but {' and '.join(f'{key}=..' for key in known)} in a comment"
             raise ArgumentError(

@@ -39,7 +39,7 @@ def qbsolv_bqm(text: str) -> Any:
     head, remarks, found = None, dict[str, Any](), _Entries()
     for number, line in _lines(text):
         if line.startswith("c"):
-            read_remark(line, number, remarks, ("offset",))
+            read_remark(line, number, remarks, ("offset",), strict=False)
         elif head is not None:
             found.read(line, number, range(int(head[1])))
         elif (head := _PROGRAM.fullmatch(line)) is None:

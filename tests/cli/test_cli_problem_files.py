@@ -217,7 +217,7 @@ def test_files_of_older_releases_of_dimod_are_read(tmp_path: Path, kind: Any) ->
 
 def test_a_file_of_qbsolv_is_minimised(tmp_path: Path) -> None:
     """Nodes of couplers need no line of their own; comments stand anywhere, and may hold the constant."""
-    text = "c offset=0.25\np qubo 0 10 2 3\nc a, b\n7 7 -1.5\n0 0 1\n0 1 -1.5\n1 7 4\nc\n9 0 1e-1\n"
+    text = "c offset=0.25\nc seed=3, id: 7\np qubo 0 10 2 3\nc a, b\n7 7 -1.5\n0 0 1\n0 1 -1.5\n1 7 4\nc\n9 0 1e-1\n"
     problem = read_problem(write(tmp_path / "p", text))
     assert (problem.labels, problem.binary) == ([7, 0, 1, 9], True)
     for x in itertools.product((0, 1), repeat=4):
