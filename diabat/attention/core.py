@@ -36,7 +36,7 @@ from diabat.attention.layer import is_plain
 from diabat.attention.readout import is_odds, log_odds, odds_fields, slot_weights
 from diabat.attention.streaming import FarKeys, far_sums, far_weights
 from diabat.attention.visible import Visible, Windows
-from diabat.checks import check_choice, check_positive
+from diabat.checks import check_choice, check_number, check_positive
 from diabat.edges import Edges
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.base import Sampler, refuse_trace
@@ -75,9 +75,9 @@ class Law:
     def __post_init__(self) -> None:
         check_choice("readout", self.readout, READOUTS)
         check_choice("far", self.far, FAR)
-        for name in ("softcap", "scale"):
-            if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name))
+        if self.softcap is not None:
+            check_positive("softcap", self.softcap)
+        check_number("scale", self.scale, "(-inf, inf)", optional=True)
         bridge, solved = self.bridge, True
         if bridge is not None:
             analytic = bridge.estimator == "exact" and not bridge.draws

@@ -38,6 +38,8 @@ def attend(
     if visible.is_rule and visible.key_mask is None and (not visible.causal or queries in (1, k.shape[2])):
         if visible.causal and queries > 1:  # a comparison in a graph is no bool before it is asked
             options["is_causal"] = True
+            if scale is not None and scale <= 0:  # kernels of torch scale what they have hidden, and find NaN
+                q, options["scale"] = q * scale, 1.0
     else:
         mask = visible.rows(q.device)
         if visible.bias is not None:
