@@ -158,7 +158,8 @@ def check_within(name: str, value: Tensor, limit: float) -> None:
         raise IsingError(
             name,
             f"expected numbers up to {limit:g}, so that float64 still resolves smaller ones, got "
-            f"{value[index].item():.3g} at index {index}; hide spins with visible rather than by large fields.",
+            f"{value[index].item():.3g} at index {index}; hide spins with visible, and keys with a bool mask, rather "
+            "than by large fields.",
         )
 
 

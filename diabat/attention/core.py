@@ -176,7 +176,7 @@ def _seen_by_softmax(call: Attention, couplings: WindowCouplings | None) -> Visi
         return None
     plain = is_plain(call.q, call.k, call.v) and not call.dropout and couplings.offset_bias is None
     wide = couplings.relative and visible.keys <= _WIDE * couplings.window
-    if not (plain and wide and visible.is_rule and visible.causal):
+    if not (plain and wide and visible.is_rule and visible.causal and visible.ends is None):
         return None
     call.note("softmax", partial(_problem_of_scores, law, visible, couplings.window), call.q, call.k)
     return visible.last(couplings.window, call.q.device)

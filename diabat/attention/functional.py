@@ -13,7 +13,7 @@ from diabat.attention.compiled import LayerBridge
 from diabat.attention.core import Attention, Law, attend
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.layer import Limits, check_tokens, fitted, warn_of_causal
-from diabat.attention.visible import Visible
+from diabat.attention.visible import Visible, read_mask
 from diabat.checks import ArgumentError, ArgumentTypeError, check_number
 from diabat.samplers.base import Sampler
 from diabat.samplers.registry import as_sampler
@@ -57,7 +57,7 @@ def boltzmann_attention(
         couplings: :class:`diabat.attention.WindowCouplings`, between the last visible keys of a query or between
             absolute positions; None for independent spins.
         attn_mask: Broadcastable to [*, H, L, S]: bool, True where a key is visible, or floating, added to the scores;
-            -inf hides a key.
+            -inf hides a key, and so does the lowest number of its dtype, or of one that it was cast from.
         dropout_p: Probability of dropout of the normalised weights.
         is_causal: Query i sees the keys j <= i; not together with ``attn_mask``.
         scale: Factor of q·k; None for 1/√E.
@@ -121,10 +121,8 @@ def _visible(mask: Tensor | None, is_causal: bool, shape: tuple[int, ...], devic
     if mask.ndim > 3 and len(shape) > 4:
         mask = mask.expand(*shape[:-3], *mask.shape[-3:]).flatten(0, -4)
     mask = mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape).expand(-1, -1, -1, keys)
-    if mask.dtype == torch.bool:
-        return Visible.of(mask.expand(-1, -1, queries, -1))
-    seen = mask != -math.inf
-    return Visible.of(seen.expand(-1, -1, queries, -1), torch.where(seen, mask, 0))
+    seen, added = read_mask("attn_mask", mask)
+    return Visible.of(seen.expand(-1, -1, queries, -1), added)
 
 
 def _check_couplings(couplings: Any, heads: int, keys: int) -> None:

@@ -97,7 +97,7 @@ def attend(
         v: [B, H_kv, S, E_v].
         pairs: J of pairs of slots, [H, P]; None without couplings.
         numbers: Which of the pairs is at j, k of J, as `couplings.pair_numbers`; None without couplings.
-        windows: Slots by a rule: they move with the query, or start at one key.
+        windows: Slots by a rule: keys that stand together, from one of each query on.
         far: Mean value and mass of the keys before the window; None for none.
         dropout: Probability of dropout of the weights of slots; it draws the numbers that torch's dropout draws.
         need_weights: Also return the weights.
@@ -108,7 +108,8 @@ def attend(
         before them; or None if the windows are no rule, there are no numbers, or the backend has no solution for these
         problems.
     """
-    if windows.at is not None or windows.bias is not None or not (q.numel() and v.numel()):
+    by_rule = windows.at is None or windows.starts is not None
+    if not by_rule or windows.bias is not None or not (q.numel() and v.numel()):
         return None
     if q.is_inference() or (pairs is not None and pairs.is_inference()):
         refuse_inference(q, pairs)
@@ -200,7 +201,12 @@ class _Call(CompiledPasses):
             filled = filled[None, None]
         size, group = filled.shape[3], heads // k.shape[1]
         self._shape = batch, heads, queries, size
-        self._slots = kernels.Slots(filled, windows.moves, windows.first, group, law.scale, law.odds)
+        first = np.full((1, 1), windows.first, np.int64)
+        if windows.starts is not None:
+            first = windows.starts.numpy()
+        elif windows.moves:
+            first = np.arange(1 - size, queries + 1 - size, dtype=np.int64)[None]
+        self._slots = kernels.Slots(filled, first, group, law.scale, law.odds)
         threads = 1 + batch * heads * queries * size * features // _WORK_PER_THREAD
         self._threads = threads if threads == 1 else min(torch.get_num_threads(), threads)
 

@@ -1,8 +1,8 @@
 """Compiled scores, weights and mixing of small windows with their derivative; imported on first use.
 
-Slots are [B, H, Q, T]: slot t of query i is the key ``first`` + t, or with windows that move with the query
-i - T + 1 + t.  A call computes the pairs ``begin`` .. ``end`` - 1 of a sequence and a head, pair p being those of index
-p in [B, H]; pairs whose heads share keys are in one call, and all others are independent of each other.
+Slots are [B, H, Q, T]: slot t of a query is the key ``first`` + t, with a first key of its own.  A call computes the
+pairs ``begin`` .. ``end`` - 1 of a sequence and a head, pair p being those of index p in [B, H]; pairs whose heads
+share keys are in one call, and all others are independent of each other.
 
 Keys before a window, if there are any, are one more of its weights: for odds ``far`` is their logit, the mass less the
 norm of the scores, -∞ without such keys; for probabilities their mass.
@@ -39,15 +39,13 @@ class Slots(NamedTuple):
 
     Attributes:
         filled: bool, broadcastable to [B, H, Q, T].
-        moves: Windows move with the query.
-        first: The key in the first slot, if they do not.
+        first: The key in the first slot of each query, int64, broadcastable to [B, Q].
         group: Number of query heads that share keys and values.
         scale: Factor of q·k.
         odds: Fields and weights are those of odds.
     """
 
     filled: Any
-    moves: Any
     first: Any
     group: Any
     scale: Any
@@ -64,12 +62,12 @@ def scores(
     """
     (heads, queries, window), features = fields.shape[1:], q.at.shape[1]
     zero = q.at.dtype.type(0.0)
-    masks, of_heads, rows, _ = slots.filled.shape
+    (masks, of_heads, rows, _), (starts, of_rows) = slots.filled.shape, slots.first.shape
     for p in range(begin, end):
         b, h = p // heads, p % heads
         of_keys = b * k.batch + h // slots.group * k.head
         for i in range(queries):
-            start = i - window + 1 if slots.moves else slots.first
+            start = slots.first[min(b, starts - 1), min(i, of_rows - 1)]
             row = b * q.batch + h * q.head + i * q.token
             seen = slots.filled[min(b, masks - 1), min(h, of_heads - 1), min(i, rows - 1)]
             largest = -np.inf
@@ -114,12 +112,12 @@ def mixed(
     dropout, [B, H, Q, T], or [0, 0, 0, 0].
     """
     (heads, queries, window), features = found.shape[1:], v.at.shape[1]
-    masks, of_heads, rows, _ = slots.filled.shape
+    (masks, of_heads, rows, _), (starts, of_rows) = slots.filled.shape, slots.first.shape
     for p in range(begin, end):
         b, h = p // heads, p % heads
         of_keys = b * v.batch + h // slots.group * v.head
         for i in range(queries):
-            start = i - window + 1 if slots.moves else slots.first
+            start = slots.first[min(b, starts - 1), min(i, of_rows - 1)]
             seen = slots.filled[min(b, masks - 1), min(h, of_heads - 1), min(i, rows - 1)]
             largest, total = -np.inf, 0.0
             for t in range(window):
@@ -172,13 +170,13 @@ def mixed_backward(
     """
     (heads, queries, window), features = found.shape[1:], v.at.shape[1]
     zero = v.at.dtype.type(0.0)
-    masks, of_heads, rows, _ = slots.filled.shape
+    (masks, of_heads, rows, _), (starts, of_rows) = slots.filled.shape, slots.first.shape
     for p in range(begin, end):
         b, h = p // heads, p % heads
         shared = h // slots.group
         of_keys = b * v.batch + shared * v.head
         for i in range(queries):
-            start = i - window + 1 if slots.moves else slots.first
+            start = slots.first[min(b, starts - 1), min(i, of_rows - 1)]
             seen = slots.filled[min(b, masks - 1), min(h, of_heads - 1), min(i, rows - 1)]
             row = b * g.batch + h * g.head + i * g.token
             common, norm, of_far = 0.0, 0.0, 0.0
@@ -232,7 +230,7 @@ def scores_backward(
     """
     (heads, queries, window), features = fields.shape[1:], q.at.shape[1]
     zero = q.at.dtype.type(0.0)
-    masks, of_heads, rows, _ = slots.filled.shape
+    (masks, of_heads, rows, _), (starts, of_rows) = slots.filled.shape, slots.first.shape
     for p in range(begin, end):
         b, h = p // heads, p % heads
         shared = h // slots.group
@@ -241,7 +239,7 @@ def scores_backward(
             row = b * q.batch + h * q.head + i * q.token
             for c in range(features):
                 dq[b, i, h, c] = zero
-            start = i - window + 1 if slots.moves else slots.first
+            start = slots.first[min(b, starts - 1), min(i, of_rows - 1)]
             seen = slots.filled[min(b, masks - 1), min(h, of_heads - 1), min(i, rows - 1)]
             if slots.odds:
                 total = 0.0

@@ -18,7 +18,7 @@ from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.layer import check_heads, check_tokens, warn_of_causal
-from diabat.attention.visible import Visible
+from diabat.attention.visible import Visible, read_mask
 from diabat.checks import ArgumentError
 
 
@@ -115,7 +115,8 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
             key: [S, B, kdim], [B, S, kdim] or [S, kdim], S <= window.
             value: [S, B, vdim], [B, S, vdim] or [S, vdim].
             key_padding_mask: [B, S] or [S]; True hides a key.  A float mask is added to the scores, which are the
-                fields of ``probability``; -inf (or the lowest number of its dtype) hides the key.
+                fields of ``probability``; -inf hides the key, and so does the lowest number of its dtype, or of one
+                that it was cast from.
             need_weights: Also return the normalised weights.
             attn_mask: [L, S] or [B·H, L, S], as ``key_padding_mask``.
             average_attn_weights: Average the weights over heads.
@@ -237,22 +238,18 @@ def visible_keys(
             warn_of_causal(L, S)
         hidden = torch.ones(1, 1, L, S, dtype=torch.bool, device=device)
         mask = hidden.triu(1) if is_causal else ~hidden
-    seen, added = _split(mask)
+    seen, added = _split("attn_mask", mask)
     if padding is not None:
-        of_keys, bias = _split(padding[:, None, None, :])
+        of_keys, bias = _split("key_padding_mask", padding[:, None, None, :])
         seen = seen & of_keys
         if bias is not None:
             added = bias if added is None else added + bias
     return Visible(L, S, mask=seen, bias=added)
 
 
-def _split(mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Split a mask into visible positions and the values that it adds there."""
-    if mask.dtype == torch.bool:
-        return ~mask, None
-    # Some libraries use the lowest number instead of -inf to hide a key.
-    visible = ~(mask <= torch.finfo(mask.dtype).min)  # NaN stays visible, so that it is reported
-    return visible, torch.where(visible, mask, 0)
+def _split(name: str, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Split a mask, whose True hides, into visible positions and the values that it adds there."""
+    return read_mask(name, ~mask if mask.dtype == torch.bool else mask)
 
 
 def _check(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:

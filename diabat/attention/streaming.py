@@ -211,7 +211,7 @@ def _scores(
         capped = torch.tanh(s / settings.softcap)
         s, slope = settings.softcap * capped, 1 - capped * capped
     if bias is not None:
-        s = s + _part(bias, block)
+        s = s + _part(bias, block).to(s)
     least = torch.finfo(s.dtype).min
     if first is not None:
         near = first[..., start:stop, None] <= torch.arange(low, high, device=s.device)

@@ -6,14 +6,16 @@ last Q of S keys.  A rule is kept as a rule, so that kernels need no matrix [Q, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from diabat.attention.head_axis import head_products, repeated
 from diabat.attention.streaming import FarKeys
@@ -25,7 +27,57 @@ from diabat.attention.windows import (
     window_mix,
     window_scores,
 )
+from diabat.samplers.kept import kept
 from diabat.samplers.folding import is_traced
+
+_KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_LEAST = torch.tensor([torch.finfo(kind).min for kind in _KINDS], dtype=torch.float64, device="cpu")
+# By dtype of a mask, rising: -inf, and the lowest numbers of its dtype and of those that it may have been cast from.
+_HIDING = {kind: sorted({-math.inf, *_LEAST.to(kind).tolist()}) for kind in _KINDS}
+_DOUBTFUL = -1e4
+"""Numbers below it are written to hide a key, which they do not."""
+
+
+def visible_in(mask: Tensor) -> Tensor:
+    """The keys that a mask leaves visible, bool in its shape: the one rule for all masks.
+
+    The mask is bool, True where a key is visible, or floating.  Then -inf and the lowest number of its dtype, or of
+    float16, bfloat16, float32 or float64, from which it may have been cast, hide a key.
+    """
+    if mask.dtype == torch.bool:
+        return mask
+    numbers = _HIDING[mask.dtype]
+    if mask.is_cpu and mask.numel() and not is_traced():
+        # Most masks have one such number, which is seen by its size in a third of the time.
+        values, low = mask.detach(), mask <= numbers[-1]
+        if (least := float(values.min())) in numbers and least == float(values.where(low, -math.inf).max()):
+            return ~low
+    hidden = mask == numbers[0]
+    for number in numbers[1:]:
+        hidden = hidden | (mask == number)  # not of NaN, so that it is reported
+    return ~hidden
+
+
+def read_mask(name: str, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The keys that a mask leaves visible, see `visible_in`, and what it adds to scores, 0 at other keys, or None.
+
+    A number that is added but was hardly meant so is named in a warning; not in graphs and transforms.
+    """
+    seen = visible_in(mask)
+    if seen is mask:
+        return mask, None
+    added = torch.where(seen, mask, 0)
+    if is_traced() or not added.numel():
+        return seen, added
+    least, most = float(added.detach().min()), float(added.detach().max())
+    if least < _DOUBTFUL:
+        warnings.warn(
+            f"{name}: {least:g} is added to scores and hides no key, whose spin still acts on coupled ones; use bool "
+            "or -inf to hide it.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return seen, None if least == most == 0 and not added.requires_grad else added
 
 
 class Visible(NamedTuple):
@@ -37,6 +89,8 @@ class Visible(NamedTuple):
         key_mask: Keys that are not padding, bool [B or 1, S]; None for all.
         mask: Visible keys, bool, broadcastable to [B, H, Q, S], in place of ``causal`` and ``key_mask``; or None.
         bias: Added to scores, likewise; or None.
+        ends: With ``causal`` and ``key_mask``, the last key of each sequence, int64 [B]: the windows of later queries
+            end there, as those of a mask do; None if they end at the query.
     """
 
     queries: int
@@ -45,27 +99,26 @@ class Visible(NamedTuple):
     key_mask: Tensor | None = None
     mask: Tensor | None = None
     bias: Tensor | None = None
+    ends: Tensor | None = None
 
     @classmethod
     def of(cls, mask: Tensor, bias: Tensor | None = None) -> Visible:
         """From visible keys, bool [B or 1, H or 1, Q, S], and what is added to scores, likewise, 0 at other keys.
 
-        A causal mask with padding on the left that adds nothing becomes the rule, of all queries also with padding on
-        the right; not in graphs and transforms.
+        A causal mask with padding on the left that adds nothing becomes the rule by which it is faster, of all queries
+        also with padding on the right; not in graphs and transforms.
         """
         queries, keys = mask.shape[-2:]
         if is_traced():
             return cls(queries, keys, mask=mask, bias=bias)
-        if bias is not None and not bias.requires_grad and not bool(bias.any()):
-            bias = None
         if queries and keys and bias is None:
             last = mask[:, 0, -1]
-            full = bool(last.all())
+            full, left = bool(last.all()), bool(last[:, -1].all())
             rule = cls(queries, keys, True, None if full else last.clone())
-            ends = full or ((queries == keys or bool(last[:, -1].all())) and _has_no_holes(last))
+            together = full or ((queries == keys or left) and _has_no_holes(last))
             one = queries == mask.shape[1] == 1
-            if ends and (one or torch.equal(rule.rows(mask.device).expand(mask.shape), mask)):
-                return rule
+            if together and (one or torch.equal(rule.rows(mask.device).expand(mask.shape), mask)):
+                return rule if left else rule._replace(ends=keys - 1 - last.flip(-1).int().argmax(-1))
         return cls(queries, keys, mask=mask, bias=bias)
 
     @property
@@ -96,7 +149,7 @@ class Visible(NamedTuple):
     def windows(self, size: int, device: torch.device, *, far: bool) -> Windows:
         """The last T visible keys of every query, T = min(size, S), as slots; with ``far`` also those before them.
 
-        Of a rule slots are positions, and padding leaves its slots empty.
+        Of a rule slots are positions up to the query, or to ``ends``, and padding leaves its slots empty.
         """
         queries, keys = self.queries, self.keys
         # Exported graphs are of any length: their slots before the first key are empty.
@@ -104,12 +157,14 @@ class Visible(NamedTuple):
         if not self.is_rule or not (self.causal or queries == 1):
             return self._of_mask(size, device, far=far)
         seen = None if self.key_mask is None else self.key_mask[:, None, None]
+        if self.ends is not None:
+            return self._to_ends(size, self.ends, far=far)
         if queries == keys:
             before = FarKeys(1 - size, seen) if far else None
             return Windows(None, _filled(keys, size, self.key_mask, device), True, 0, before)
         before = FarKeys(keys - queries + 1 - size, seen) if far else None
         if queries == 1:
-            own = _filled_without_padding(1, size, size, device) if seen is None else seen[..., keys - size :]
+            own = _slots(1, size, size, device) if seen is None else seen[..., keys - size :]
             return Windows(None, own, False, keys - size, before)
         places = slot_keys(queries, keys, size, device)
         filled = places >= 0
@@ -117,6 +172,17 @@ class Visible(NamedTuple):
         if self.key_mask is not None:
             filled = (filled & self.key_mask[:, at])[:, None]
         return Windows(at[None, None], filled, False, 0, before)
+
+    def _to_ends(self, size: int, ends: Tensor, *, far: bool) -> Windows:
+        """Windows of a rule that end at the query, or at the last key of its sequence."""
+        assert self.key_mask is not None
+        place = torch.arange(self.keys, device=ends.device)
+        first = torch.minimum(place[self.keys - self.queries :], ends[:, None]) + 1 - size
+        places = first[..., None] + place[:size]
+        at = places.clamp_min(0)
+        filled = (places >= 0) & self.key_mask[torch.arange(len(ends), device=ends.device)[:, None, None], at]
+        before = FarKeys(first[:, None], self.key_mask[:, None, None]) if far else None
+        return Windows(at[:, None], filled[:, None], False, 0, before, None, first)
 
     def _of_mask(self, size: int, device: torch.device, *, far: bool) -> Windows:
         seen = self.rows(device)
@@ -140,6 +206,8 @@ class Windows(NamedTuple):
         first: The key in the first slot.
         far: Visible keys before the window that count; None for none.
         bias: Added to scores of keys, broadcastable to [B, H, Q, S]; or None.
+        starts: With ``at`` whose keys stand together, the first of each query, int64 [B, Q], negative before the first
+            key; or None.
     """
 
     at: Tensor | None
@@ -148,6 +216,7 @@ class Windows(NamedTuple):
     first: int
     far: FarKeys | None = None
     bias: Tensor | None = None
+    starts: Tensor | None = None
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """Products of queries [B, H, Q, E] with the keys of their slots, of [B, H_kv, S, E]; [B, H, Q, T]."""
@@ -190,21 +259,33 @@ class Windows(NamedTuple):
         return gathered(repeated(states, rows.shape[1] // states.shape[1]) if own else states, at)
 
 
-# By mask, while it lives: its version, and what it shows, without the mask itself, which would keep it alive.
-_SEEN: Any = WeakTensorKeyDictionary()
+# What was found in this forward pass of a model, by mask; None outside of one.
+_PASS: ContextVar[dict[Any, tuple[Tensor, Visible]] | None] = ContextVar("pass", default=None)
+
+
+@contextmanager
+def one_pass() -> Iterator[None]:
+    """A forward pass of a model, in which `seen_once` reads a mask once for all layers; one inside is a part of it."""
+    if _PASS.get() is not None:
+        yield
+        return
+    token = _PASS.set({})
+    try:
+        yield
+    finally:
+        _PASS.reset(token)
 
 
 def seen_once(mask: Tensor, find: Callable[[Tensor], Visible]) -> Visible:
-    """What ``find`` makes of a mask, once for all layers of a pass, which get the same one; until the mask changes."""
-    if is_traced() or torch.is_inference_mode_enabled() or mask.is_inference() or mask.requires_grad:
-        return find(mask)  # an inference tensor has no version, by which a change shows
-    kept: tuple[int, Visible, bool] | None = _SEEN.get(mask)
-    if kept is None or kept[0] != mask._version:
-        visible = find(mask)
-        is_own = visible.mask is mask
-        kept = mask._version, visible._replace(mask=None) if is_own else visible, is_own
-        _SEEN[mask] = kept
-    return kept[1]._replace(mask=mask) if kept[2] else kept[1]
+    """What ``find`` makes of a mask, once for all layers of `one_pass`, and at every call outside of it."""
+    found = None if is_traced() or mask.requires_grad else _PASS.get()
+    if found is None:
+        return find(mask)
+    version = None if mask.is_inference() else mask._version  # a layer may change it
+    key = id(mask), version, torch.is_inference_mode_enabled()
+    if key not in found:
+        found[key] = mask, find(mask)  # the mask as well, so that no other one gets its number
+    return found[key][1]
 
 
 def _has_no_holes(last: Tensor) -> bool:
@@ -216,21 +297,14 @@ def _has_no_holes(last: Tensor) -> bool:
 def _filled(keys: int, size: int, key_mask: Tensor | None, device: torch.device) -> Tensor:
     """Which slots of moving windows hold a visible key: bool [S, T], or [B, 1, S, T]."""
     if key_mask is None:
-        return _filled_without_padding(keys, keys, size, device)
+        return _slots(keys, keys, size, device)
     return F.pad(key_mask, (size - 1, 0)).unfold(-1, size, 1)[:, None]
 
 
-def _slots_of(queries: int, keys: int, size: int, device: torch.device) -> Tensor:
+@kept(lambda queries, keys, size, device: queries * size)
+def _slots(queries: int, keys: int, size: int, device: torch.device) -> Tensor:
+    """Which slots of windows without padding hold a key, bool [Q, T]."""
     return slot_keys(queries, keys, size, device) >= 0
-
-
-_cached_slots = lru_cache(maxsize=64)(_slots_of)
-
-
-def _filled_without_padding(queries: int, keys: int, size: int, device: torch.device) -> Tensor:
-    if is_traced() or torch.is_inference_mode_enabled():
-        return _slots_of(queries, keys, size, device)
-    return _cached_slots(queries, keys, size, device)
 
 
 def _taken(bias: Tensor, at: Tensor) -> Tensor:

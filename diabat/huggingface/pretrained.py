@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from diabat.checks import ArgumentError
 from diabat.extras import extra
@@ -20,8 +20,6 @@ GAC = "gac"
 """Name of the attention of :func:`diabat.heads.enable_gac`."""
 # Arguments of other attentions; ignoring one would change the model silently.
 _OTHERS = ("s_aux", "sinks", "position_bias", "indices", "block_indices")
-# Masks hold 0 or the least number of their dtype; some people write -1e4.
-_HIDDEN = -1e4
 
 
 def pretrained_model(model: nn.Module) -> Any:
@@ -97,11 +95,6 @@ def switch_attention(model: nn.Module, name: str) -> dict[str, Any]:
         base.set_attn_implementation(former)
         raise _no_interface(base)
     return former
-
-
-def visible_keys(mask: Tensor) -> Tensor:
-    """Which keys a mask leaves visible, bool in its shape; the mask is bool, True where visible, or added to scores."""
-    return mask if not mask.is_floating_point() else mask > _HIDDEN
 
 
 def refuse_others(implementation: str, arguments: Mapping[str, Any]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import accelerate
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -20,11 +21,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
 from diabat.attention import couplings_of, streaming, visible
-from diabat.attention.visible import Visible
+from diabat.attention.visible import Visible, visible_in
 from diabat.huggingface import convert, parameter_groups, revert, save_couplings
-from diabat.huggingface.boltzmann import BoltzmannHeads, BoltzmannOptions
+from diabat.huggingface.boltzmann import BoltzmannHeads, BoltzmannOptions, layer
 from diabat.huggingface.boltzmann.layer import boltzmann_attention
-from diabat.huggingface.pretrained import visible_keys
 from diabat.samplers.capabilities import UnsupportedError
 
 from .methods import (
@@ -153,7 +153,7 @@ MASKS = {
     "right padding": PLAIN & (torch.arange(9) < torch.tensor([9, 5]).view(2, 1, 1, 1)),
     "last rows": PLAIN[:, :, 5:],
     "of each head": PLAIN & HOLES,
-    "bias": torch.where(PLAIN & HOLES, torch.linspace(-1, 1, 9).double(), -1e9),
+    "bias": torch.where(PLAIN & HOLES, torch.linspace(-1, 1, 9).double(), torch.finfo(torch.float32).min),
 }
 
 
@@ -173,7 +173,7 @@ def test_a_stream_is_what_weights_give(readout: str, far: str, name: str, softca
         out, given = boltzmann_attention(module, q, k, v, mask, output_attentions=shown, softcap=softcap)
         assert (given is None) != shown
         # The output of a query without visible keys is a constant; sums of weights give it a slope by rounding.
-        seen = visible_keys(mask).any(-1)[..., None].transpose(1, 2)
+        seen = visible_in(mask).any(-1)[..., None].transpose(1, 2)
         slopes = torch.autograd.grad((out * seen).sin().sum(), leaves, create_graph=True)
         found.append((out, *slopes))
         if (
@@ -418,29 +418,54 @@ def test_what_a_floating_mask_adds_is_added_to_the_scores(queries: int, far: str
         assert not torch.allclose(found, heads(q, k, v, visible, scale=1.0)[0])
 
 
+CHANGES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "in place": lambda mask, new: mask.copy_(new),
+    "data": lambda mask, new: mask.data.copy_(new),
+    "numpy": lambda mask, new: np.copyto(mask.numpy(), new.numpy()),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("floating", [False, True])
-def test_a_mask_is_read_again_where_it_changes(floating: bool) -> None:
-    """What layers remember of the mask of one query ends with its version, and with the mask."""
-    q, k, v = (torch.randn(2, h, n, 4, dtype=torch.float64) for h, n in ((4, 1), (2, 9), (2, 9)))
-    heads = randomised(BoltzmannHeads(4, BoltzmannOptions(COUPLED), dtype=torch.float64)).eval()
+@pytest.mark.parametrize("way", CHANGES)
+def test_a_mask_is_read_again_in_every_pass(way: str, floating: bool, inference: bool) -> None:
+    """However it was changed; layers of one pass share what the first one found."""
+    model, ids = coupled(), prompts((0,))["input_ids"]
 
     def made(hidden: int) -> Tensor:
-        mask = (torch.arange(9) != hidden).expand(2, 1, 1, 9).clone()
-        return torch.where(mask, 0.0, -torch.inf).double() if floating else mask
+        mask = torch.ones(14, 14, dtype=torch.bool).tril() & (torch.arange(14) != hidden)
+        return (torch.where(mask, 0.0, -torch.inf) if floating else mask)[None, None].clone()
 
-    gc.collect()
+    with torch.inference_mode(inference):
+        mask = made(8)
+        first = model(ids, attention_mask=mask).logits
+        CHANGES[way](mask, made(6))
+        expected = model(ids, attention_mask=made(6)).logits
+        assert torch.equal(model(ids, attention_mask=mask).logits, expected)
+        assert not torch.allclose(first, expected)
+
+
+def test_a_mask_is_read_once_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a model inside of another, but not outside of a pass; what was found ends with it, and with an error."""
+    model, batch, read = convert(decoder("llama"), COUPLED, layers=[0, 2]), prompts(), []
+    monkeypatch.setattr(layer, "read_mask", lambda *given: read.append(0) or visible.read_mask(*given))
+    for number in range(1, 3):
+        logits(model, batch)
+        assert len(read) == number
+    read.clear()
+    head = transformers.LlamaForSequenceClassification(decoder("llama").config)
     with torch.no_grad():
-        known, mask = len(visible._SEEN), made(8)
-        first = heads(q, k, v, mask)[0]
-        assert len(visible._SEEN) == known + 1
-        torch.testing.assert_close(heads(q, k, v, mask)[0], first, rtol=0, atol=0)
-        mask.copy_(made(6))
-        expected = heads(q, k, v, made(6))[0]
-        torch.testing.assert_close(heads(q, k, v, mask)[0], expected, rtol=0, atol=0)
-        assert not torch.allclose(expected, first)
-        del mask
-        gc.collect()
-        assert len(visible._SEEN) == known
+        convert(head.eval(), COUPLED)(**batch)
+    assert len(read) == 1
+    assert visible._PASS.get() is None
+    heads, mask = model.model.layers[0].self_attn.boltzmann, torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
+    q, k = torch.randn(1, 8, 9, 4), torch.randn(1, 4, 9, 4)
+    for number in range(2, 4):
+        heads(q, k, k, mask)
+        assert len(read) == number
+    with pytest.raises(ValueError, match="attention_mask"), visible.one_pass():
+        layer.boltzmann_attention(model.model.layers[0].self_attn, q, k, k, None)
+    assert visible._PASS.get() is None
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
@@ -477,9 +502,9 @@ def test_couplings_of_some_layers_are_a_part_of_one_model() -> None:
     with torch.no_grad():
         ours, theirs = (m(**batch, output_hidden_states=True).hidden_states for m in (model, plain))
     seen = batch["attention_mask"].bool()
-    for layer, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+    for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         far = (a - b)[seen].abs().max()
-        assert far < 1e-5 if layer < 2 else far > 0.01
+        assert far < 1e-5 if number < 2 else far > 0.01
 
 
 def test_held_couplings_are_ablated_trained_and_saved(tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
 import diabat
 from diabat import Ising, sampler
-from diabat.attention import BoltzmannAttention, couplings_of
+from diabat.attention import BoltzmannAttention, WindowCouplings, couplings_of
 from diabat.models import Transformer, TransformerOptions
 from statements.table import F64, refused, says
 
@@ -40,11 +41,38 @@ def arguments() -> None:
     q, k, v = torch.randn(2, 4, 5, 8), *torch.randn(2, 2, 2, 7, 8)
     mask = torch.rand(2, 1, 5, 7) > 0.5
     mask[1, 0, 2] = False
-    options: dict[str, Any] = {"scale": 0.7, "enable_gqa": True}
-    found = diabat.boltzmann_attention(q, k, v, None, mask, **options)
-    assert isinstance(found, Tensor)
-    assert torch.equal(found, softmax(q, k, v, mask, **options))
-    assert not found[1, :, 2].any()
+    for scale in (0.7, 0.0, -1.0):
+        options: dict[str, Any] = {"scale": scale, "enable_gqa": True}
+        found = diabat.boltzmann_attention(q, k, v, None, mask, **options)
+        assert isinstance(found, Tensor)
+        assert torch.equal(found, softmax(q, k, v, mask, **options))
+        assert not found[1, :, 2].any()
+
+
+@says
+def float_masks() -> None:
+    """attention: - -inf hides a key. So does the lowest number of the mask's dtype, or of the dtype that it was cast
+    from (float16, bfloat16, float32 or float64).
+    attention: - Any other number is added to the scores, also in a dtype other than that of the queries.
+    attention: - A number below -1e4 that hides no key gets a warning that names it. Its spin still acts on coupled
+    keys.
+    attention: - A mask gives the same answer as bool and as float, and for a sequence alone and in a batch: rows of
+    padding too."""
+    q, k, v, J = *torch.randn(3, 2, 4, 6, 8), WindowCouplings(4, 3, init=0.8)
+    seen = (torch.ones(6, 6, dtype=torch.bool).tril() & (torch.arange(6) < torch.tensor([[[3]], [[6]]])))[
+        :, None
+    ]
+    expected = diabat.boltzmann_attention(q, k, v, J, seen)
+    assert isinstance(expected, Tensor)
+    for kind in (torch.float16, torch.bfloat16, torch.float32):
+        for dtype in (kind, torch.float32, torch.float64):
+            mask = torch.zeros(seen.shape, dtype=kind).masked_fill(~seen, torch.finfo(kind).min).to(dtype)
+            assert torch.equal(diabat.boltzmann_attention(q, k, v, J, mask), expected)
+    alone = diabat.boltzmann_attention(q[:1], k[:1], v[:1], J, seen[:1])
+    assert torch.allclose(alone, expected[:1], atol=1e-6)
+    with pytest.warns(UserWarning, match="^attn_mask: -20000 is added"):
+        added = diabat.boltzmann_attention(q, k, v, J, torch.zeros(seen.shape).masked_fill(~seen, -2e4))
+    assert not torch.allclose(added, expected)
 
 
 @says

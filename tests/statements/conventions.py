@@ -106,7 +106,7 @@ def against_torch() -> None:
     conventions: | `is_causal=True` | Works without a mask. |
     conventions: | `mode="softmax"` | torch's own attention, up to rounding. |
     conventions: With `readout="probability"` scores are fields, and it changes the odds of a spin by $e^{2m}$. -inf and
-    the lowest number of a dtype hide a key. |
+    the lowest number of its dtype, or of one that it was [cast from](attention.md#masks), hide a key. |
     conventions: With one visible position the normalised weight is exactly 1; with none every weight is 0.
     """
     ours = diabat.BoltzmannMultiheadAttention(8, 2, batch_first=True, window=5, sampler="exact").eval()
@@ -128,7 +128,10 @@ def against_torch() -> None:
     )
     nn.init.zeros_(free.in_proj_weight)  # fields 0: odds 1
     z, mask = torch.randn(1, 2, 4, dtype=F64), torch.zeros(2, 2, dtype=F64)
-    for m, alpha in ((-0.7, 1 / (1 + math.exp(1.4))), (-math.inf, 0.0), (torch.finfo(F64).min, 0.0)):
+    for m, alpha in (
+        (-0.7, 1 / (1 + math.exp(1.4))),
+        *((low, 0.0) for low in (-math.inf, torch.finfo(F64).min, torch.finfo(torch.float16).min)),
+    ):
         mask[:, 0] = m
         weights = free(z, z, z, attn_mask=mask)[1][0, 0]
         assert weights.tolist() == pytest.approx([alpha / (alpha + 0.5), 0.5 / (alpha + 0.5)])
@@ -139,7 +142,7 @@ def float_masks() -> None:
     """conventions: A mask m is added to the scores, also in modes without h. With `readout="odds"` it multiplies a
     weight by $e^m$ at J = 0, as in torch.
     conventions: | -1e4 or -1e9 in a float mask | They hide no key: its spin is pinned to -1 and still acts on coupled
-    keys. Use bool or -inf. |
+    keys. Use bool or -inf. One below -1e4 gets a warning. |
     conventions: - `key_padding_mask` is bool, and True hides a key. Only `BoltzmannMultiheadAttention` takes float
     masks too."""
     torchs, x = nn.MultiheadAttention(8, 2, batch_first=True, dtype=F64), torch.randn(2, 5, 8, dtype=F64)
@@ -163,8 +166,9 @@ def float_masks() -> None:
 
     hidden = ours(x, x, x, last)[0]
     assert torch.allclose(out(-math.inf), hidden)
-    for low in (-1e4, -1e9):
-        assert (out(low) - hidden).abs().max() > 0.01
+    assert (out(-1e4) - hidden).abs().max() > 0.01
+    with pytest.warns(UserWarning, match="key_padding_mask: -1e.09 is added to scores and hides no key"):
+        assert (out(-1e9) - hidden).abs().max() > 0.01
     for layer in (
         diabat.BoltzmannAttention(8, 2, 5),
         diabat.NeuroGameAttention(8, 2),

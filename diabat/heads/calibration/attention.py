@@ -20,7 +20,7 @@ from diabat.attention.streaming import block_rows
 from diabat.extras import extra
 from diabat.heads.calibration.mathematics import CALIBRATED, Calibration, ColumnSums, calibrate
 from diabat.heads.games.ablation import eager
-from diabat.huggingface.pretrained import GAC, refuse_others, visible_keys
+from diabat.huggingface.pretrained import GAC, refuse_others
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.folding import is_traced
 
@@ -137,7 +137,7 @@ def _over_blocks(
         out, past = _recomputed(lambda *given: form(*given)[:2], *given, past)
         found.append(out)
     # A row that sees nothing is uniform over all columns, but in a block over those so far.
-    seen = visible_keys(mask).any(-1, keepdim=True)
+    seen = _attended(mask).any(-1, keepdim=True)
     assert past is not None
     return torch.cat(found, 2).where(seen, values.mean(2, keepdim=True)), past, None
 
@@ -155,7 +155,7 @@ def _rows_of_block(calibration: Calibration, mask: Tensor, numbers: int) -> int:
     block = block_rows(numbers, mask.device)
     if rows <= max(block, _SHORT) or calibration.rows == "prompt":
         return rows
-    later = visible_keys(mask).triu(1 + columns - rows)
+    later = _attended(mask).triu(1 + columns - rows)
     return rows if bool(later.any()) else block
 
 
@@ -194,12 +194,17 @@ def reorder_cache(former: Callable[[Any, Tensor], Any] | None, cache: Any, index
     return cache
 
 
+def _attended(mask: Tensor) -> Tensor:
+    """Which keys a floating mask leaves a weight of softmax, bool: -1e4 takes all of it."""
+    return mask > -1e4
+
+
 def _calibrated(
     state: CalibratedHeads, weights: Tensor, mask: Tensor, past: ColumnSums | None
 ) -> tuple[Tensor, ColumnSums]:
     """Calibrate the heads outside the salient group, float32 [B, H, R, K]."""
     heads = weights.shape[1]
-    visible = visible_keys(mask).expand(len(weights), -1, -1, -1)
+    visible = _attended(mask).expand(len(weights), -1, -1, -1)
     part, at = weights, torch.tensor(state.heads, device=weights.device)
     some = len(at) < heads
     if some:

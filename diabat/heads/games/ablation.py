@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.evaluating import evaluating
+from diabat.attention.visible import visible_in
 from diabat.checks import check_choice
 from diabat.extras import extra
 from diabat.huggingface.pretrained import ABLATION as NAME
@@ -102,10 +103,8 @@ def mean_of_visible(query: Tensor, value: Tensor, mask: Tensor | None) -> Tensor
     length = value.shape[-2]
     if mask is None:
         visible = torch.ones(1, 1, query.shape[-2], length, dtype=torch.bool, device=value.device)
-    elif mask.dtype == torch.bool:
-        visible = mask[..., :length]
     else:
-        visible = mask[..., :length] > torch.finfo(mask.dtype).min / 2
+        visible = visible_in(mask[..., :length])
     counted = torch.promote_types(value.dtype, torch.float32)  # half precision does not count beyond 256
     visible = (visible | ~visible.any(-1, keepdim=True)).to(counted)
     heads = (visible / visible.sum(-1, keepdim=True)).to(value.dtype) @ value  # [B, G, Q, D]

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from diabat.attention.core import Attention, Law, attend
 from diabat.attention.coupled import CoupledLayer, coupling_parameters
 from diabat.attention.couplings import WindowCouplings
-from diabat.attention.visible import Visible, seen_once
+from diabat.attention.visible import Visible, read_mask, seen_once
 from diabat.checks import ArgumentError, check_number, check_positive
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
-from diabat.huggingface.pretrained import refuse_others, visible_keys
+from diabat.huggingface.pretrained import refuse_others
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.state import sampler_parameters
 
@@ -154,8 +154,7 @@ def boltzmann_attention(
 
 def _visible(mask: Tensor) -> Visible:
     """What a mask of transformers shows, and adds to scores."""
-    seen = visible_keys(mask)
-    return Visible.of(seen, torch.where(seen, mask, 0) if mask.is_floating_point() else None)
+    return Visible.of(*read_mask("attention_mask", mask))
 
 
 def parameter_groups(

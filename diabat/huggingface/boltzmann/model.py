@@ -7,9 +7,10 @@ and a loaded model never runs another attention than ``boltzmann``.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextvars import ContextVar
 from copy import copy
-from functools import cache, partial
+from functools import cache, partial, wraps
 from inspect import signature
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,7 @@ from torch import nn
 
 from diabat.attention.couplings import pair_bytes
 from diabat.attention.readout import is_odds
+from diabat.attention.visible import one_pass
 from diabat.checks import ArgumentError, ArgumentTypeError, refuse_unknown
 from diabat.compute.memory import require_memory
 from diabat.extras import extra
@@ -350,8 +352,22 @@ def _kind(auto: Any, plain: Any, config: Any) -> Any:
         "config_class": config,
         "_plain": plain,
         "_auto": auto,
+        "forward": _reading_masks_once(plain.forward),
     }
     return type(f"Boltzmann{plain.__name__}", (BoltzmannMixin, plain), own)
+
+
+def _reading_masks_once(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward pass in which all layers share what one found in a mask; graphs read it in every layer."""
+
+    @wraps(forward)
+    def shared(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return forward(*args, **kwargs)
+        with one_pass():
+            return forward(*args, **kwargs)
+
+    return shared
 
 
 def kind_of(model: Any) -> Any:
