@@ -406,6 +406,64 @@ def test_files_are_read_in_one_place() -> None:
     assert found == set(OWN_READS)
 
 
+# Functions whose results functools keeps: they hold no tensor.  Tables of tensors, which inference mode and the default
+# device would spoil, and which grow with a batch, are kept by diabat.samplers.kept within a limit in bytes.
+MEMORY = ("cache", "lru_cache")
+MEMORIES = {
+    ("attention/compiled.py", "_rebuilt"): "a backend without parameters",
+    ("attention/compiled.py", "_usual_dispatch"): "keys of torch",
+    ("attention/fused.py", "_window"): "numbers",
+    ("circuits/engines/native/kernel_inputs.py", "native_plan"): "arrays of a plan",
+    ("circuits/engines/native/kernel_inputs.py", "pair_cells"): "arrays of at most all pairs",
+    ("circuits/engines/native/kernel_inputs.py", "job_table"): "a row for each block of problems",
+    ("circuits/engines/native/kernel_inputs.py", "scratch_of"): "numbers",
+    ("circuits/schedules.py", "schedule"): "schedules of the package",
+    ("compute/jit.py", "_warn_without_cache"): "a warning that was given",
+    ("compute/jit.py", "_notice"): "a notice that was given",
+    ("compute/loading.py", "loaded"): "modules",
+    ("compute/threads.py", "_pool"): "threads",
+    ("config/keys.py", "_definitions"): "names in the package",
+    ("config/schema.py", "options_model"): "classes",
+    ("heads/lora/trainer.py", "game_trainer"): "a class",
+    ("huggingface/boltzmann/model.py", "kinds"): "classes",
+    ("progress.py", "stderr_console"): "the console",
+    ("samplers/banded/native.py", "_kept_scratch"): "scratch of a thread, up to a limit",
+    ("samplers/banded/native.py", "scratch_vectors"): "a number",
+    ("samplers/banded/native.py", "segment_of"): "a number",
+    ("samplers/exact/compiled.py", "_rows"): "a number",
+    ("samplers/exact/compiled.py", "_kept_memory"): "scratch of a thread, up to a limit",
+    ("samplers/exact/states.py", "_table"): "the states of few spins",
+    ("samplers/mean_field/rules.py", "probe"): "an array of n numbers",
+    ("samplers/mean_field/sampler.py", "_below"): "a number",
+    ("samplers/tempering/results.py", "split"): "of one answer, and ends with it",
+    ("samplers/tempering/results.py", "largest"): "the same",
+}
+
+
+def remembered(file: str) -> list[str]:
+    """Names of what ``cache`` and ``lru_cache`` are called on or decorate, "?" for any other use of them."""
+
+    def uses(node: ast.AST) -> int:
+        kinds = (ast.Name, ast.Attribute)
+        return sum(isinstance(n, kinds) and ast.unparse(n).split(".")[-1] in MEMORY for n in ast.walk(node))
+
+    found = []
+    for node in nodes(file):
+        if isinstance(node, ast.FunctionDef):
+            found += [node.name for decorator in node.decorator_list if uses(decorator)]
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and uses(node.value.func):
+            found.append(ast.unparse(node.targets[0]))
+    known = sum(uses(node) for node in nodes(file) if isinstance(node, ast.Name | ast.Attribute))
+    return found + ["?"] * (known - len(found))
+
+
+def test_tables_of_tensors_are_kept_in_one_place() -> None:
+    names = [f"functools.{name}" for name in MEMORY]
+    users = [f for f in FILES if any_of(*names)(f) or any(name in text(f) for name in names)]
+    found = [(file, name) for file in users for name in remembered(file)]
+    assert sorted(found) == sorted(MEMORIES)
+
+
 def test_every_module_imports_and_is_documented() -> None:
     """All but ``__main__``, which runs the command line when it is imported."""
     silent = [f for f in FILES if f != "__main__.py" and not importlib.import_module(module(f)).__doc__]

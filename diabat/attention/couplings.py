@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.layer import Limits
 from diabat.checks import ArgumentError, check_count, check_flag, check_number, is_integer
+from diabat.samplers.kept import kept
 from diabat.compute.memory import require_memory
 from diabat.edges import Edges
 from diabat.ising import pack_couplings, pack_three_body, pair_indices
@@ -225,8 +226,9 @@ class WindowCouplings(InFloat32):
 
     def numbers(self, length: int) -> Tensor:
         """Which of the P pairs is at j, k of J of ``length`` keys, int64 [T, T]; P where there is none."""
+        assert self.pairs is not None
         first, end, _ = self.part(length).indices(self.window)
-        return pair_numbers(self.window, self.bandwidth, first, end)
+        return pair_numbers(self.window, self.bandwidth, first, end, self.pairs.device)
 
     def part(self, length: int | None) -> slice:
         """The slots of ``length`` keys."""
@@ -260,10 +262,10 @@ def pair_bytes(heads: int, window: int, bandwidth: int | None, *, copies: int = 
     return 16 * copies * heads * pairs, 12 * heads * window**2
 
 
-@lru_cache(maxsize=64)
-def pair_numbers(window: int, bandwidth: int | None, first: int, end: int) -> Tensor:
+@kept(lambda window, bandwidth, first, end, device: 8 * (end - first) ** 2)
+def pair_numbers(window: int, bandwidth: int | None, first: int, end: int, device: torch.device) -> Tensor:
     """Which of the P pairs of a window is at j, k of J of its slots first .. end - 1, int64; P where there is none."""
-    j, k = pair_indices(window, bandwidth)
-    numbers = torch.full((window, window), len(j))
-    numbers[j, k] = numbers[k, j] = torch.arange(len(j))
+    j, k = pair_indices(window, bandwidth, device)
+    numbers = torch.full((window, window), len(j), device=device)
+    numbers[j, k] = numbers[k, j] = torch.arange(len(j), device=device)
     return numbers[first:end, first:end].contiguous()

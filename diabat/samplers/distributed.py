@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count, check_flag
+from diabat.samplers.kept import kept
 from diabat.ising import Ising, flat_index
 from diabat.progress import new_bar
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
@@ -293,7 +294,7 @@ def _run(sampler: Sampler | bytes, job: Job) -> Answer:
     return {k: _array(v) if isinstance(v, Tensor) else plain(v) for k, v in found.items() if v is not None}
 
 
-@lru_cache(maxsize=32)
+@kept(lambda packed, thread: len(packed))
 def _unpacked(packed: bytes, thread: int) -> Sampler:
     """The base of a sampler, as it sent it to its workers, once for each thread; never read from a file."""
     base: Sampler = pickle.loads(packed)

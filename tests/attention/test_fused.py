@@ -166,7 +166,7 @@ def states(
 def couplings(dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
     torch.manual_seed(6)
     pairs = torch.randn(HEADS, WINDOW * (WINDOW - 1) // 2, dtype=dtype, requires_grad=True)
-    return pairs, pair_numbers(WINDOW, None, 0, WINDOW)
+    return pairs, pair_numbers(WINDOW, None, 0, WINDOW, torch.device("cpu"))
 
 
 def attended(
@@ -281,7 +281,9 @@ def test_second_derivatives_of_far_keys(readout: str) -> None:
     def function(*given: Tensor) -> Tensor:
         torch.manual_seed(3)
         *heads, J = given
-        return attended(law, heads, (J, pair_numbers(2, None, 0, 2)), windows, dropout=0.3)[0]
+        return attended(
+            law, heads, (J, pair_numbers(2, None, 0, 2, torch.device("cpu"))), windows, dropout=0.3
+        )[0]
 
     assert torch.autograd.gradcheck(function, (*terms, pairs))
     assert torch.autograd.gradgradcheck(function, (*terms, pairs), atol=1e-4)

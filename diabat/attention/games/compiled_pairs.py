@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from diabat.attention.games.pair_tile import Coalitions, Values
+from diabat.samplers.kept import kept
 from diabat.compute.scratch import Scratch, lanes_of
 from diabat.compute.threads import ranges_of_equal_work, run_parts
 
@@ -168,7 +168,7 @@ class CompiledPairs:
         return torch.from_numpy(vectors).flatten(-2)[..., : self.shape[-1]]
 
 
-@lru_cache(maxsize=16)
+@kept(lambda problems, n, lanes: 32 * problems * max(1, n // _PLAYERS_PER_RANGE))
 def _items(problems: int, n: int, lanes: int) -> tuple[Any, Any]:
     """Problem and range of columns of each item, int64 [items, 3], and the work of each."""
     per_vector = n - lanes * np.arange(-(-n // lanes))
