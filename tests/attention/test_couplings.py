@@ -235,3 +235,22 @@ def test_couplings_of_a_model_by_their_names() -> None:
     assert list(found) == ["attention.couplings", "multihead.couplings"]
     assert [type(part) for part in found.values()] == [WindowCouplings, WindowCouplings]
     assert {id(p) for p in coupling_parameters(model)} == {id(part.by_pair()[0]) for part in found.values()}
+
+
+def test_tables_of_a_pass_in_inference_mode_serve_training() -> None:
+    """A window of a size that no other test has; its tables are made where its parameters are."""
+    window = WindowCouplings(2, 19, bandwidth=3, init=0.3, dtype=torch.float64)
+    q = torch.randn(1, 2, 23, 4, dtype=torch.float64)
+    with torch.inference_mode(), torch.device("meta"):
+        numbers = window.numbers(19)
+    assert numbers.device.type == "cpu"
+    assert not numbers.is_inference()
+    assert window.numbers(19) is numbers
+    with torch.inference_mode():
+        diabat.boltzmann_attention(q, q, q, window, is_causal=True, sampler="banded")
+    q.requires_grad_()
+    out = diabat.boltzmann_attention(q, q, q, window, is_causal=True, sampler="banded")
+    (slope,) = torch.autograd.grad(out.sin().sum(), q, create_graph=True)
+    slope.square().sum().backward()
+    assert q.grad is not None
+    assert window.pairs.grad is not None
