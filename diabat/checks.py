@@ -7,7 +7,7 @@ import json
 import math
 import unicodedata
 from collections.abc import Iterable
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, overload
 
 _LARGEST_COUNT = 2**63 - 1
@@ -75,16 +75,20 @@ def is_finite(value: Any) -> bool:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value is an integer of Python; True and False are not."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Whether a value is an integer, of Python or numpy; True and False are not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_count(
     name: str, value: Any, *, least: int = 1, most: int | None = None, optional: bool = False
-) -> None:
-    """Raise ArgumentError unless a value is an integer in ``least`` .. ``most`` (2^63 - 1), or None if optional."""
+) -> Any:
+    """Raise ArgumentError unless a value is an integer in ``least`` .. ``most`` (2^63 - 1), or None if optional.
+
+    Returns:
+        It, as an int of Python: small integers of numpy overflow, and JSON has none.
+    """
     if optional and value is None:
-        return
+        return None
     if not is_integer(value) or value < least:
         raise ArgumentError(
             name, f"expected an integer >= {least}{' or None' * optional}, got {number_text(value)}."
@@ -92,6 +96,12 @@ def check_count(
     most = _LARGEST_COUNT if most is None else most
     if value > most:
         raise ArgumentError(name, f"expected at most {most}, got {number_text(value)}.")
+    return int(value)
+
+
+def keep_count(owner: Any, name: str, **limits: Any) -> None:
+    """Check an attribute as :func:`check_count` does, and keep what it returns, also in a frozen dataclass."""
+    object.__setattr__(owner, name, check_count(name, getattr(owner, name), **limits))
 
 
 def number_text(value: Any) -> str:

@@ -111,8 +111,8 @@ def fit(
             not take all its values, so that the maximum is at infinity; a warning tells of standard errors above 3.
         UnsupportedError: If the sampler reports neither log Z nor correlations.
     """
-    check_count("hidden", hidden, least=0)
-    check_count("steps", steps, optional=True)
+    hidden = check_count("hidden", hidden, least=0)
+    steps = check_count("steps", steps, optional=True)
     check_positive("rate", rate)
     check_positive("tolerance", tolerance)
     check_number("l2", l2, "[0, inf)")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from collections.abc import Callable
+from dataclasses import fields
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import dimod
 import numpy as np
 import pytest
+import torch
 
 import diabat
 from diabat.attention.coupling_init import CouplingInit
@@ -26,7 +29,13 @@ from diabat.checks import (
     check_positive,
 )
 from diabat.config.errors import refused
+from diabat.heads import GameOptions
+from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.ising import Ising, from_bqm, from_qubo
+from diabat.models import TransformerOptions
+from diabat.problem_files import read_problem, write_problem
+from diabat.tasks import BracketOptions, RecallOptions
+from diabat.training import TrainOptions
 
 
 def test_an_error_has_its_argument_in_attribute_and_message() -> None:
@@ -145,3 +154,52 @@ def test_numbers_of_numpy_are_compared_without_a_warning() -> None:
         check_number("x", kind(0.5), "[0, 1)")
         check_positive("x", kind(0.5))
         assert from_qubo({("a", "a"): kind(0.5)})[0].fields.tolist() == [-0.25]
+
+
+def numpy_integers(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: np.int64(value) if type(value) is int else value for name, value in options.items()}
+
+
+@pytest.mark.parametrize("name", diabat.available_backends())
+def test_backends_take_integers_of_numpy_and_keep_those_of_python(name: str) -> None:
+    plain = diabat.sampler(name)
+    built = diabat.sampler(name, **numpy_integers(plain.options))
+    assert built.options == plain.options
+    assert not [value for value in (built.options | vars(built)).values() if isinstance(value, np.generic)]
+
+
+@pytest.mark.parametrize(
+    "kind", [TrainOptions, RecallOptions, BracketOptions, TransformerOptions, BoltzmannOptions, GameOptions]
+)
+def test_options_take_integers_of_numpy_and_keep_those_of_python(kind: type[Any]) -> None:
+    given: dict[str, Any] = {"window": 4} if kind in (BracketOptions, BoltzmannOptions) else {}
+    plain = kind(**given)
+    values = {f.name: getattr(plain, f.name) for f in fields(plain) if f.init and f.name != "sampler"}
+    made = kind(**numpy_integers(values))
+    for name, value in values.items():
+        assert (type(getattr(made, name)), getattr(made, name)) == (type(value), value)
+
+
+def test_small_integers_of_numpy_do_not_overflow() -> None:
+    ising = diabat.Ising(torch.zeros(3, 50))
+    options = {"num_replicas": np.int8(2), "num_chains": np.int8(100), "thin": np.int8(1), "betas": None}
+    sampler = diabat.sampler("tempering", num_reads=np.int8(120), **options)
+    two: Any = np.int8(2)
+    assert sampler.moments(ising, seed=two).num_reads == 6400
+    assert sampler.sample(ising, 60 * two, seed=two).spins.shape == (120, 3, 50)
+    assert json.loads(json.dumps(sampler.options))["num_reads"] == 120
+    layer = diabat.BoltzmannAttention(32 * two, two, window=50 * two, bandwidth=two, sampler="banded")
+    assert [type(n) for n in (layer.embed_dim, layer.num_heads, layer.window)] == [int] * 3
+    assert layer(torch.zeros(1, 100, 64)).shape == (1, 100, 64)
+    pooling = diabat.NeuroGameAttention(32 * two, two, num_coalitions=7 * two)
+    assert pooling(torch.zeros(1, 3, 64)).shape == (1, 64)
+
+
+def test_labels_of_numpy_are_integers(tmp_path: Path) -> None:
+    """dimod reads labels of COO as they are in the file; those of an array are numpy's."""
+    ising, labels = diabat.Ising(torch.ones(2)), [*np.array([4, 7])]
+    for name in ("a.coo", "a.json"):
+        write_problem(tmp_path / name, ising, labels)
+        assert read_problem(tmp_path / name).labels == [4, 7]
+    ising.save(tmp_path / "a.safetensors", labels)
+    assert read_problem(tmp_path / "a.safetensors").labels == [4, 7]

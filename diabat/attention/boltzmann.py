@@ -89,7 +89,7 @@ class BoltzmannAttention(CoupledLayer):
     ) -> None:
         terms = check_mode(mode, SELF_MODES)
         super().__init__()
-        check_heads(embed_dim, num_heads)
+        embed_dim, num_heads = check_heads(embed_dim, num_heads)
         check_flag("causal", causal)
         check_flag("rotary", rotary)
         if rotary and embed_dim // num_heads % 2:
@@ -110,7 +110,7 @@ class BoltzmannAttention(CoupledLayer):
             raise ArgumentError(
                 "relative", "expected causal=True, since windows end at the query, got causal=False."
             )
-        self.window, self.relative = window, relative
+        self.window, self.relative = couplings.window, relative
         self._couple(couplings, mode, **law)
 
     def forward(

@@ -110,7 +110,7 @@ class GradientBridge:
         self.sampler, self.gradient, self.num_reads = sampler, gradient, num_reads
         self.estimator = choose_estimator(sampler, gradient)
         if num_reads is not None:
-            check_count("num_reads", num_reads)
+            num_reads = check_count("num_reads", num_reads)
             if self.estimator == "exact":
                 raise UnsupportedError(
                     "num_reads",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentTypeError, as_float, check_count, check_number, is_number
+from diabat.checks import ArgumentTypeError, as_float, check_number, is_number, keep_count
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class CouplingInit:
     def __post_init__(self) -> None:
         check_number("mean", self.mean, "(-inf, inf)")
         check_number("std", self.std, "[0, inf)")
-        check_count("max_distance", self.max_distance, optional=True)
+        keep_count(self, "max_distance", optional=True)
 
     @classmethod
     def of(cls, init: CouplingInit | float | None) -> CouplingInit | None:
@@ -44,8 +45,9 @@ class CouplingInit:
         """
         if init is None or isinstance(init, cls):
             return init
-        if isinstance(init, int | float) and is_number(init):
-            return cls(as_float(init))
+        number: Any = init
+        if is_number(number):
+            return cls(as_float(number))
         raise ArgumentTypeError(
             "coupling_init", f"expected a CouplingInit, a number or None, got {type(init).__name__}."
         )

@@ -69,9 +69,9 @@ class WindowCouplings(InFloat32):
     ) -> None:
         super().__init__()
         self.register_buffer("held", None, persistent=False)
-        check_count("num_heads", num_heads)
-        check_count("window", window)
-        check_count("bandwidth", bandwidth, optional=True)
+        num_heads = check_count("num_heads", num_heads)
+        window = check_count("window", window)
+        bandwidth = check_count("bandwidth", bandwidth, optional=True)
         if terms not in ("J", "K", "J+K", ""):
             raise ArgumentError("terms", f"expected J, K, J+K or an empty text, got {terms!r}.")
         check_flag("relative", relative)

@@ -182,18 +182,19 @@ def require_within_limits(sampler: Sampler, lengths: Tensor, heads: int, begin: 
         )
 
 
-def check_heads(embed_dim: int, num_heads: int) -> None:
-    """Refuse sizes that are no counts, do not divide, or whose projections do not fit into memory.
+def check_heads(embed_dim: int, num_heads: int) -> tuple[int, int]:
+    """Both sizes; refuse those that are no counts, do not divide, or whose projections do not fit into memory.
 
     Raises:
         ValueError: Names the argument.
     """
-    check_count("embed_dim", embed_dim)
-    check_count("num_heads", num_heads)
+    embed_dim = check_count("embed_dim", embed_dim)
+    num_heads = check_count("num_heads", num_heads)
     if embed_dim % num_heads:
         raise ArgumentError("embed_dim", f"expected a multiple of num_heads = {num_heads}, got {embed_dim}.")
     # float32: weights, gradients and both moments of an optimiser.
     require_memory(64 * embed_dim**2, f"weights of embed_dim = {embed_dim}", "embed_dim")
+    return embed_dim, num_heads
 
 
 def check_tokens(x: Any, weight: Tensor, name: str = "x", like: str = "the layer") -> None:

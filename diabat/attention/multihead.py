@@ -80,7 +80,7 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
         **law: Unpack[LawOptions],
     ) -> None:
         terms = check_mode(mode)
-        check_heads(embed_dim, num_heads)
+        embed_dim, num_heads = check_heads(embed_dim, num_heads)
         for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
             if value:
                 raise ArgumentError(name, f"expected False, since couplings are between keys, got {value!r}.")
@@ -90,11 +90,11 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
         )  # fmt: skip
         # torch's transformer layers read this before they use a fused softmax with the weights of this module.
         self._qkv_same_embed_dim = False
-        self.window = window
         couplings = WindowCouplings(
             num_heads, window, terms=terms, bandwidth=bandwidth, relative=False, init=coupling_init,
             device=device, dtype=dtype,
         )  # fmt: skip
+        self.window = couplings.window
         self._couple(couplings, mode, **law)
 
     def forward(

@@ -109,9 +109,9 @@ class NeuroGameAttention(IsingLayer):
         num_reads: int | None = None,
     ) -> None:
         super().__init__()
-        check_heads(embed_dim, num_heads)
-        for name, count in {"num_coalitions": num_coalitions, "eval_coalitions": eval_coalitions}.items():
-            check_count(name, count)
+        embed_dim, num_heads = check_heads(embed_dim, num_heads)
+        num_coalitions = check_count("num_coalitions", num_coalitions)
+        eval_coalitions = check_count("eval_coalitions", eval_coalitions)
         check_positive("temperature", temperature)
         for name, value, known in (
             ("weighting", weighting, ("gibbs", "uniform")),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_integer
 from diabat.circuits.schedules import AnnealingSchedule, FloatArray, check_annealing_time, named
 
 Grid = Literal["uniform", "adaptive"]
@@ -83,7 +83,7 @@ def default_steps(schedule: str | AnnealingSchedule, annealing_time_ns: float, g
 
 def check_steps(schedule: AnnealingSchedule, time: float, steps: Any, grid: Grid) -> int:
     """Return the number of steps as an int; refuse too small or too large numbers."""
-    if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)):
+    if not is_integer(steps):
         raise ArgumentError("steps", f"expected an integer, got {steps!r}.")
     if steps > MAX_STEPS:
         raise ArgumentError("steps", f"expected at most {MAX_STEPS}, got {steps}.")

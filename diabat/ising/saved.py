@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ def content_of(ising: Ising, labels: Sequence[Any] | None = None) -> bytes:
     for name, value in parts:
         check_tensor(name, value)
     tensors = {name: value.detach().clone() for name, value in parts}
-    names = None if labels is None else [int(x) if isinstance(x, Integral) else x for x in labels]
+    names = None if labels is None else [int(x) if is_integer(x) else x for x in labels]
     facts = {"check": ising.check, "labels": names}
     _problem(tensors, facts)
     return tensor_file(tensors, form_of(Ising) | facts)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from diabat.attention.boltzmann import BoltzmannAttention
 from diabat.attention.coupled import couplings_of
 from diabat.attention.coupling_init import CouplingInit
-from diabat.checks import ArgumentError, check_choice, check_count, check_number
+from diabat.checks import ArgumentError, check_choice, check_number, keep_count
 from diabat.compute.memory import require_memory
 from diabat.models.base import Model, ModelOptions
 from diabat.models.decoding import ModelState, check_state, check_symbols
@@ -72,9 +72,9 @@ class TransformerOptions(ModelOptions):
 
     def __post_init__(self) -> None:
         for name, least in (("embed_dim", 1), ("num_heads", 1), ("num_layers", 1), ("ffn_dim", 0)):
-            check_count(name, getattr(self, name), least=least)
+            keep_count(self, name, least=least)
         for name in ("bandwidth", "attention_window"):
-            check_count(name, getattr(self, name), optional=True)
+            keep_count(self, name, optional=True)
         if self.embed_dim % self.num_heads:
             expected = f"a multiple of num_heads = {self.num_heads}"
             raise ArgumentError("embed_dim", f"expected {expected}, got {self.embed_dim}.")

@@ -284,7 +284,7 @@ class Samples(SavedAnswer):
             ValueError: If the reads cannot be divided by the chains, or labels are not one different one per spin.
         """
         count = chains_of(self.info) or 1 if chains is None else chains
-        check_count("chains", count)
+        count = check_count("chains", count)
         if self.num_reads % count:
             raise ArgumentError("chains", f"expected a divisor of the {self.num_reads} reads, got {count}.")
         *batch, n = self.visible.shape

@@ -27,7 +27,7 @@ from diabat.samplers.folding import transformed
 from diabat.samplers.odds import analytic_log_odds
 from diabat.samplers.options import WithOptions
 from diabat.samplers.precision import InFloat32
-from diabat.samplers.seeds import as_int, draw_seed
+from diabat.samplers.seeds import draw_seed
 
 # Analytic backends form sums of exponents in float64: in a sum of this size a term of size 1 keeps seven digits.
 LARGEST = 1e9
@@ -110,8 +110,7 @@ class Sampler(WithOptions, InFloat32, ABC):
                 memory.
         """
         _require_call(ising)
-        num_reads = as_int(num_reads)
-        check_count("num_reads", num_reads)
+        num_reads = check_count("num_reads", num_reads)
         if not self.capabilities.samples:
             raise UnsupportedError(f"sampler '{self.name}' computes moments only and cannot draw samples.")
         self._require(ising)

@@ -92,8 +92,8 @@ class DistributedSampler(Sampler):
         executor: Executor | None = None,
         progress: bool = False,
     ) -> None:
-        check_count("chunk", chunk)
-        check_count("workers", workers, least=0, optional=True)
+        chunk = check_count("chunk", chunk)
+        workers = check_count("workers", workers, least=0, optional=True)
         check_flag("progress", progress)
         given: Any = executor
         if not isinstance(given, Executor | None):

@@ -135,7 +135,7 @@ class DQASampler(Sampler):
         self.calibration = calibration if given is None else "given"
         self._betas = given or (Betas(1.0, 1.0) if calibration == "none" else self.anneal.betas)
         if num_reads is not None:
-            check_count("num_reads", num_reads)
+            num_reads = check_count("num_reads", num_reads)
             self.num_reads = num_reads
         self.sampled = num_reads is not None or not self.engine.exact
         check_flag("learn_schedule", learn_schedule)

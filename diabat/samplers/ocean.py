@@ -24,7 +24,7 @@ from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.diagnostics import plain
 from diabat.samplers.registry import build_base
-from diabat.samplers.seeds import MAX_SEED, as_int, draw_seed
+from diabat.samplers.seeds import MAX_SEED, draw_seed
 
 
 class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
@@ -88,8 +88,7 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
             hint = "; use dimod.cqm_to_bqm" * isinstance(bqm, dimod.ConstrainedQuadraticModel)
             got = f"{type(bqm).__name__}{hint}"
             raise ArgumentTypeError("bqm", f"expected a dimod.BinaryQuadraticModel, got {got}.")
-        num_reads = as_int(num_reads)
-        check_count("num_reads", num_reads)
+        num_reads = check_count("num_reads", num_reads)
         check_number("beta", beta, "[0, inf)")
         beta = float(beta)
         if bqm.num_variables:

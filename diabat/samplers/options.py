@@ -62,17 +62,15 @@ class WithOptions:
 
 
 def _kept(value: Any) -> Any:
-    """Copy containers, which the caller may change later, without the entries named like a secret."""
+    """Copy containers, which the caller may change later, without the entries named like a secret; numpy's numbers."""
     if type(value) is dict:
         return {key: _kept(item) for key, item in value.items() if not SECRET_NAME.search(str(key))}
     if type(value) in (list, tuple):
         return type(value)(_kept(item) for item in value)
-    return value
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, np.generic):
-        value = value.item()
     if isinstance(value, str | PurePath):
         return repr(without_secrets(str(value)))
     if isinstance(value, Mapping):

@@ -57,10 +57,10 @@ class RefineSampler(Sampler):
         sweeps: int = 4,
         num_reads: int = 1000,
     ) -> None:
-        check_count("sweeps", sweeps, least=0)
+        sweeps = check_count("sweeps", sweeps, least=0)
         if sweeps >= 2**31:
             raise ArgumentError("sweeps", f"expected an integer below 2^31, got {sweeps}.")
-        check_count("num_reads", num_reads)
+        num_reads = check_count("num_reads", num_reads)
         self.base = build_base(sampler, options, not_learnable="because reads cannot train them")
         self.sweeps, self.num_reads = sweeps, num_reads
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from diabat.checks import ArgumentError, is_integer
 
 MAX_SEED = 2**63 - 1
-
-
-def as_int(value: Any) -> Any:
-    """Convert a numpy integer to a Python int; return anything else unchanged, to be checked later."""
-    return int(value) if isinstance(value, np.integer) else value
 
 
 def draw_seed(seed: int | None) -> int:
@@ -26,10 +19,9 @@ def draw_seed(seed: int | None) -> int:
     if seed is None:
         with torch._C._DisableFuncTorch():  # one seed for all that torch.func.vmap maps over
             return int(torch.randint(MAX_SEED, ()))
-    seed = as_int(seed)
     if not is_integer(seed) or not 0 <= seed <= MAX_SEED:
         raise ArgumentError("seed", f"expected an integer between 0 and 2^63 - 1, got {seed!r}.")
-    return seed
+    return int(seed)
 
 
 def child_seed(seed: int, *place: int) -> int:

@@ -81,8 +81,8 @@ def ferromagnet(
 
 def _checked(strengths: Sequence[float], n: int, instances: int, queries: int, seed: int) -> torch.Generator:
     """Refuse bad numbers and ensembles that do not fit into memory; otherwise the generator of the problems."""
-    for name, size in (("num_spins", n), ("instances", instances), ("queries", queries)):
-        check_count(name, size)
+    n, instances = check_count("num_spins", n), check_count("instances", instances)
+    queries = check_count("queries", queries)
     for g in strengths:
         if not (math.isfinite(g) and g >= 0):
             raise ArgumentError("strengths", f"expected finite values >= 0, got {g!r}.")

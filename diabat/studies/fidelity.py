@@ -150,7 +150,7 @@ def fidelity_report(
         ArgumentError: If an ensemble has no exact answer (raised before any backend runs), there is nothing to
             compare, or a number is out of range.
     """
-    check_count("num_reads", num_reads)
+    num_reads = check_count("num_reads", num_reads)
     seed = draw_seed(seed)
     reference = sampler("exact")
 

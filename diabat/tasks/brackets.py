@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError, check_count
+from diabat.checks import ArgumentError, keep_count
 from diabat.compute.memory import require_memory
 from diabat.tasks.base import IGNORED, Split, Task, TaskOptions, TextForm
 
@@ -54,7 +54,7 @@ class BracketOptions(TaskOptions):
     def __post_init__(self) -> None:
         limits = {"window": 4, "vocab_size": 3, "num_train": 1, "num_validation": 1, "seed": 0}
         for name, least in limits.items():
-            check_count(name, getattr(self, name), least=least)
+            keep_count(self, name, least=least)
 
     def build(self) -> Task:
         """Build the task: T classes (positions), accuracy over closing brackets.

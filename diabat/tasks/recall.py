@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError, check_choice, check_count
+from diabat.checks import ArgumentError, check_choice, keep_count
 from diabat.compute.memory import require_memory
 from diabat.tasks.base import IGNORED, Split, Task, TaskOptions, TextForm
 from diabat.tasks.brackets import hash_of_ten
@@ -66,13 +66,15 @@ class RecallOptions(TaskOptions):
 
     def __post_init__(self) -> None:
         for name, least in {"pairs": 1, "symbols": 1, "queries": 1, "filler": 0, "seed": 0}.items():
-            check_count(name, getattr(self, name), least=least)
+            keep_count(self, name, least=least)
         for name in ("num_train", "num_validation", "num_test"):
-            check_count(name, getattr(self, name))
-        check_count("min_pairs", self.min_pairs, optional=True)
-        check_count("test_pairs", self.test_pairs, optional=True)
+            keep_count(self, name)
+        keep_count(self, "min_pairs", optional=True)
+        keep_count(self, "test_pairs", optional=True)
         if self.distance not in DISTANCES:
             raise ArgumentError("distance", f"expected 1, 2 or 'mixed', got {self.distance!r}.")
+        if self.distance != "mixed":
+            keep_count(self, "distance")
         check_choice("query_order", self.query_order, ("random", "pairs"))
         bounds = (
             ("symbols", self.longest <= self.symbols, f"at least one key for each of {self.longest} pairs"),

@@ -8,7 +8,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError, check_count, check_number
+from diabat.checks import ArgumentError, check_number, keep_count
 from diabat.compute.memory import require_memory
 from diabat.tasks.base import IGNORED, Split, Task, TaskOptions, TextForm
 from diabat.tasks.data import DataError, fetch, read_data, text_of
@@ -42,8 +42,8 @@ class TextOptions(TaskOptions):
     symbols: str | None = None
 
     def __post_init__(self) -> None:
-        check_count("window", self.window)
-        check_count("characters", self.characters, optional=True)
+        keep_count(self, "window")
+        keep_count(self, "characters", optional=True)
         check_number("train_fraction", self.train_fraction, "(0, 1)", optional=True)
         if self.validation is not None and self.train_fraction is not None:
             got = f"got {self.train_fraction}"

@@ -44,7 +44,7 @@ def run_check(
     """
     check_choice("name", name, CHECKS)
     check_number("alpha", alpha, "(0, 1)")
-    check_count("num_reads", num_reads, least=_FEWEST_READS)
+    num_reads = check_count("num_reads", num_reads, least=_FEWEST_READS)
     CHECKS[name].run(Trial(sampler, alpha, num_reads, seed, law or sampler.capabilities.law))
 
 

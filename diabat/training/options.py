@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from diabat.checks import check_choice, check_count, check_number
+from diabat.checks import check_choice, check_number, keep_count
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -56,9 +56,9 @@ class TrainOptions:
             check_number(name, getattr(self, name), "[0, inf)")
         check_number("clip", self.clip, "(0, inf]")
         for name in ("batch_size", "accumulation", "max_epochs", "max_steps", "patience", "checkpoint_every"):
-            check_count(name, getattr(self, name), optional=name == "max_steps")
-        check_count("log_every", self.log_every, least=0)
-        check_count("seed", self.seed, least=0, most=2**31 - 1)
+            keep_count(self, name, optional=name == "max_steps")
+        keep_count(self, "log_every", least=0)
+        keep_count(self, "seed", least=0, most=2**31 - 1)
         check_choice("precision", self.precision, get_args(Precision))
 
 

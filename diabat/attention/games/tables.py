@@ -104,7 +104,7 @@ def all_coalitions(n: int, device: torch.device | str = "cpu") -> Tensor:
     """
     if not is_integer(n) or not 0 <= n <= MAX_PLAYERS:
         raise ArgumentError("n", f"expected an integer in 0 .. {MAX_PLAYERS}, got {n!r}.")
-    index = torch.arange(1 << n, device=device)
+    index = torch.arange(1 << int(n), device=device)
     return (index[:, None] >> torch.arange(n, device=device)) % 2 == 1
 
 

@@ -227,7 +227,7 @@ class FunctionGame:
     ) -> None:
         if not callable(value):
             raise ArgumentTypeError("value", f"expected a function of masks, got {type(value).__name__}.")
-        check_count("num_players", num_players)
+        num_players = check_count("num_players", num_players)
         self._value = value
         self.players = torch.ones(num_players, dtype=torch.bool, device=device)
 

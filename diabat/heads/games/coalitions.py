@@ -87,7 +87,7 @@ class HeadCoalitions(FunctionGame):
         store: str | PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        check_count("batch_size", batch_size)
+        batch_size = check_count("batch_size", batch_size)
         self._replay = Replay(model, ablation)
         kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
         if dtype is not None and kinds - {dtype}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -67,8 +68,8 @@ def player_groups(
             if value is not None:
                 raise ArgumentError(name, f"expected None with players, which say it, got {value!r}.")
         return _given_groups(attention, players)
-    chosen = [*attention] if layers is None else [layers] if isinstance(layers, int) else layers
-    check_count("heads_per_player", heads_per_player, optional=True)
+    chosen = [*attention] if layers is None else [layers] if isinstance(layers, Integral) else layers
+    heads_per_player = check_count("heads_per_player", heads_per_player, optional=True)
     groups: list[tuple[Head, ...]] = []
     for layer in check_layers("layer", chosen, attention):
         heads = query_heads(attention[layer])
@@ -103,7 +104,7 @@ def _given_groups(attention: Mapping[int, Any], players: Iterable[Iterable[Head]
                     f"{owner[layer, head]} and {player}.",
                 )
             owner[layer, head] = player
-    return groups
+    return tuple(tuple((int(layer), int(head)) for layer, head in group) for group in groups)
 
 
 def check_layers(argument: str, layers: Any, attention: Mapping[int, object]) -> list[int]:
@@ -117,4 +118,4 @@ def check_layers(argument: str, layers: Any, attention: Mapping[int, object]) ->
             raise ArgumentError(argument, f"expected a layer with attention, {among}, got {layer!r}.")
     if len(set(layers)) < len(layers):
         raise ArgumentError(argument, f"expected different layers, got {list(layers)}.")
-    return list(layers)
+    return [int(layer) for layer in layers]

@@ -101,7 +101,7 @@ class Dividends:
         Raises:
             ValueError: If an argument is out of range.
         """
-        check_count("resamples", resamples)
+        resamples = check_count("resamples", resamples)
         generator = torch.Generator().manual_seed(seed)
         samples, count = self.by_sample.shape
         frequency = torch.zeros(count, dtype=torch.float64)
@@ -115,7 +115,7 @@ class Dividends:
         return frequency
 
     def _at_least(self, min_size: int, values: Tensor) -> Tensor:
-        check_count("min_size", min_size, most=int(self.sizes.max()))
+        min_size = check_count("min_size", min_size, most=int(self.sizes.max()))
         return values.masked_fill(self.sizes < min_size, -torch.inf)
 
 
@@ -126,8 +126,8 @@ def small_coalitions(num_players: int, max_size: int | None = None) -> Tensor:
         ValueError: If the size is not in 1 .. n, there are more than 2^16 such coalitions, or more than 20 players and
             no size.
     """
-    check_count("num_players", num_players)
-    check_count("max_size", max_size, most=num_players, optional=True)
+    num_players = check_count("num_players", num_players)
+    max_size = check_count("max_size", max_size, most=num_players, optional=True)
     if max_size is None:
         if num_players > MAX_PLAYERS:
             raise ArgumentError(

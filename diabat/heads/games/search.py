@@ -124,9 +124,9 @@ def surrogate(
         raise ArgumentTypeError("value", f"expected a function of masks, got {type(value).__name__}.")
     if not is_finite(penalty) or penalty < 0:
         raise ArgumentError("penalty", f"expected a number >= 0, got {number_text(penalty)}.")
-    for name, count in (("num_players", num_players), ("rounds", rounds), ("num_reads", num_reads)):
-        check_count(name, count)
-    check_count("evaluations", evaluations, least=8)
+    num_players, rounds = check_count("num_players", num_players), check_count("rounds", rounds)
+    num_reads = check_count("num_reads", num_reads)
+    evaluations = check_count("evaluations", evaluations, least=8)
     start = draw_seed(seed)
     evaluations = min(evaluations, 1 << min(num_players, 62))
     known, everyone = _Evaluated(value, num_players), torch.ones(num_players, dtype=torch.bool)

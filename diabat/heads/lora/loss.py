@@ -79,7 +79,7 @@ class GameLoss:
     def __init__(self, model: nn.Module, options: GameOptions, total_steps: int) -> None:
         if not isinstance(options, GameOptions):
             raise ArgumentError("options", f"expected GameOptions, got {type(options).__name__}.")
-        check_count("total_steps", total_steps)
+        total_steps = check_count("total_steps", total_steps)
         self.model, self.options, self.total_steps = model, options, total_steps
         self._heads = HeadOutputs(model, options.measured())
         self._gradients, self._products = TaskGradients(model), HeadProducts()
@@ -151,7 +151,7 @@ class GameLoss:
             ArgumentError: No forward was captured since the last call, a loss is not finite, or the gradient of the
                 cross-entropy is zero.
         """
-        check_count("micro_batches", micro_batches)
+        micro_batches = check_count("micro_batches", micro_batches)
         check_flag("last", last)
         forward, self._forward = self._forward, None
         if forward is None:

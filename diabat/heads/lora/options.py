@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from diabat.checks import ArgumentError, check_choice, check_count, check_number, is_integer
+from diabat.checks import ArgumentError, check_choice, check_number, is_integer, keep_count
 from diabat.heads.lora.losses import Target, Weighting
 
 Loss = Literal["ldb", "abt", "disagreement", "entropy"]
@@ -80,7 +80,7 @@ class GameOptions:
                 check_number(name, getattr(self, name), interval)
         if self.warmup > self.cooldown:
             raise ArgumentError("warmup", f"expected at most cooldown = {self.cooldown}, got {self.warmup}.")
-        check_count("nash_every", self.nash_every)
+        keep_count(self, "nash_every")
         for name, kind in _CHOICES.items():
             check_choice(name, getattr(self, name), get_args(kind))
 
@@ -122,4 +122,4 @@ def _layers(name: str, value: object) -> tuple[int, ...]:
         raise ArgumentError(name, f"expected a list of layers, got {value!r}.")
     if not all(is_integer(layer) and layer >= 0 for layer in value) or len(set(value)) < len(value):
         raise ArgumentError(name, f"expected different integers >= 0, got {list(value)}.")
-    return tuple(value)
+    return tuple(map(int, value))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from diabat.attention.core import FAR, READOUTS
-from diabat.checks import ArgumentError, check_choice, check_count, is_integer
+from diabat.checks import ArgumentError, check_choice, is_integer, keep_count
 from diabat.samplers.base import Sampler
 from diabat.samplers.registry import as_sampler, sampler
 
@@ -46,7 +46,7 @@ class BoltzmannOptions:
 
     def __post_init__(self) -> None:
         for name in ("window", "bandwidth", "num_reads"):
-            check_count(name, getattr(self, name), optional=name != "window")
+            keep_count(self, name, optional=name != "window")
         check_choice("readout", self.readout, READOUTS)
         check_choice("far", self.far, FAR)
         widest = self.window - 1
@@ -57,7 +57,7 @@ class BoltzmannOptions:
                 raise ArgumentError(
                     "layers", f"expected different numbers of layers, got {self.layers!r:.60}."
                 )
-            self.layers = sorted(layers)
+            self.layers = sorted(map(int, layers))
         self.sampler = as_sampler("exact" if self.sampler is None else self.sampler)
 
     def law(self) -> dict[str, Any]:

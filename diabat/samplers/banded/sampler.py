@@ -59,7 +59,7 @@ class BandedSampler(Sampler):
         memory_budget_mb: float = 1024.0,
         max_seconds: float = 600.0,
     ) -> None:
-        check_count("bandwidth", bandwidth, least=0, optional=True)
+        bandwidth = check_count("bandwidth", bandwidth, least=0, optional=True)
         check_choice("engine", engine, ENGINES)
         check_positive("memory_budget_mb", memory_budget_mb)
         check_positive("max_seconds", max_seconds)

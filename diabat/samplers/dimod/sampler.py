@@ -124,11 +124,11 @@ class DimodSampler(Sampler):
         if sampler is None:
             refuse_beside_default(options=options, parameters=parameters, beta=beta)
             sampler, parameters, beta, law = DEFAULT_SAMPLER, _DEFAULT_PARAMETERS, 1.0, "boltzmann"
-        check_count("num_reads", num_reads)
-        check_count("together", together, optional=True)
-        check_count("reads_per_call", reads_per_call, optional=True)
-        check_count("max_reads", max_reads, least=0, optional=True)
-        check_count("retries", retries, least=0)
+        num_reads = check_count("num_reads", num_reads)
+        together = check_count("together", together, optional=True)
+        reads_per_call = check_count("reads_per_call", reads_per_call, optional=True)
+        max_reads = check_count("max_reads", max_reads, least=0, optional=True)
+        retries = check_count("retries", retries, least=0)
         check_number("max_qpu_seconds", max_qpu_seconds, "[0, inf)", optional=True)
         check_number("retry_wait_s", retry_wait_s, "[0, inf)")
         if cache_dir is not None and not isinstance(cache_dir, str | Path):
@@ -204,7 +204,7 @@ class DimodSampler(Sampler):
             num_reads: Reads per problem.
             seed: Seed of the call, which is part of the cache key.
         """
-        check_count("num_reads", num_reads)
+        num_reads = check_count("num_reads", num_reads)
         self._require(ising)
         require_room(ising, num_reads)
         if self._unknown and self._cache is not None:

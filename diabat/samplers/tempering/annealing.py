@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, is_number
 from diabat.samplers.tempering.simulation import ChainSimulation, Rules
 
 Array = NDArray[Any]
@@ -33,7 +33,7 @@ def check_schedule(schedule: Any, burn_in: int) -> Schedule | None:
     if schedule is None or (isinstance(schedule, str) and schedule == "auto"):
         return None if schedule is None else "auto"
     betas = list(schedule) if isinstance(schedule, list | tuple) else []
-    numbers = all(isinstance(b, int | float) and not isinstance(b, bool) and math.isfinite(b) for b in betas)
+    numbers = all(is_number(b) and math.isfinite(b) for b in betas)
     if not (betas and numbers and betas[0] >= 0 and all(a <= b for a, b in pairwise(betas))):
         raise ArgumentError(
             "schedule", f"expected 'auto' or ascending numbers from 0 or more, got {schedule!r}."

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diabat.checks import ArgumentError, check_choice, check_count, check_flag, is_integer
+from diabat.checks import ArgumentError, check_choice, check_count, check_flag, is_integer, is_number
 from diabat.ising import Ising
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Sampler
@@ -104,17 +104,18 @@ class TemperingSampler(Sampler):
         track_lowest: bool = False,
         threads: int | None = None,
     ) -> None:
-        for name, count in (("burn_in", burn_in), ("sweeps", sweeps), ("num_chains", num_chains)):
-            check_count(name, count, most=_MOST)
-        for name, optional in (("thin", thin), ("threads", threads)):
-            check_count(name, optional, most=_MOST, optional=True)
+        burn_in = check_count("burn_in", burn_in, most=_MOST)
+        sweeps = check_count("sweeps", sweeps, most=_MOST)
+        num_chains = check_count("num_chains", num_chains, most=_MOST)
+        thin = check_count("thin", thin, most=_MOST, optional=True)
+        threads = check_count("threads", threads, most=_MOST, optional=True)
         self.schedule = check_schedule(schedule, burn_in)
         if method is None:
             method = "heat_bath" if self.schedule is None else "metropolis"
         check_choice("method", method, get_args(Method))
         check_flag("persistent", persistent)
         check_flag("track_lowest", track_lowest)
-        check_count("num_reads", num_reads)
+        num_reads = check_count("num_reads", num_reads)
         if self.schedule is not None:
             _refuse_beside_schedule(num_replicas=num_replicas, betas=betas, thin=thin, persistent=persistent)
             num_replicas = 1
@@ -305,11 +306,11 @@ def _check_ladder(num_replicas: Any, betas: Any) -> Array:
                 "num_replicas",
                 f"expected an integer between 1 and {_MOST_REPLICAS}, got {num_replicas!r}.",
             )
-        return even_ladder(count)
+        return even_ladder(int(count))
     if num_replicas is not None:
         raise ArgumentError("num_replicas", f"cannot be combined with betas, got {num_replicas!r}.")
     rungs = list(betas) if isinstance(betas, list | tuple) else []
-    numbers = all(isinstance(b, int | float) and not isinstance(b, bool) and math.isfinite(b) for b in rungs)
+    numbers = all(is_number(b) and math.isfinite(b) for b in rungs)
     ascending = numbers and all(a < b for a, b in pairwise(rungs))
     if not (rungs and len(rungs) <= _MOST_REPLICAS and ascending and rungs[0] >= 0 and rungs[-1] == 1):
         raise ArgumentError(

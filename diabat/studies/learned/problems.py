@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from diabat.checks import ArgumentError, check_count
+from diabat.checks import ArgumentError, check_count, keep_count
 from diabat.circuits.engines.engine import Batch
 from diabat.circuits.grids import MAX_STEPS
 from diabat.circuits.plan import TrotterPlan
@@ -67,10 +67,10 @@ class AnnealOptions:
     held_out: int = 100
 
     def __post_init__(self) -> None:
-        check_count("steps", self.steps, most=MAX_STEPS)
+        keep_count(self, "steps", most=MAX_STEPS)
         for name in ("restarts", "iterations", "held_out", "instances"):
-            check_count(name, getattr(self, name))
-        check_count("polish", self.polish, least=0)
+            keep_count(self, name)
+        keep_count(self, "polish", least=0)
         for option in fields(self) if self.run is not None else ():
             if option.name in _RANDOM and (got := getattr(self, option.name)) != option.default:
                 wrong = f"cannot be combined with run, which provides the problems, got {got}."

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from diabat.checks import ArgumentError, is_integer
+from diabat.checks import ArgumentError, check_count
 from diabat.circuits.engines.engine import (
     MOST_PHASE,
     Batch,
@@ -77,9 +77,8 @@ class NativeEngine(Engine):
         """
         if precision not in ("double", "single"):
             raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
-        if not callable(threads) and (not is_integer(threads) or threads < 1):
-            raise ArgumentError("threads", f"expected an integer >= 1, got {threads!r}.")
-        self.precision, self.threads = precision, threads
+        self.precision = precision
+        self.threads = threads if callable(threads) else check_count("threads", threads)
         self._dtype: Any = np.float64 if precision == "double" else np.float32
         self._width = lanes_of(self._dtype)
         # For what is not wanted.

@@ -55,8 +55,7 @@ class AerEngine(Engine):
         """
         if precision not in ("double", "single"):
             raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
-        for key, value, least in (("threads", threads, 0), ("batch_size", batch_size, 1)):
-            check_count(key, value, least=least)
+        threads, batch_size = check_count("threads", threads, least=0), check_count("batch_size", batch_size)
         self.precision, self.threads, self.batch_size = precision, threads, batch_size
         self._last: tuple[TrotterPlan, FloatArray, ParameterisedCircuit] | None = None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from diabat.checks import ArgumentError, is_integer
+from diabat.checks import ArgumentError, check_count
 from diabat.circuits.engines.engine import Batch, BatchMoments, Engine, EngineError
 from diabat.circuits.engines.qiskit.circuit import IsingCircuit, coupled_pairs, ising_circuit
 from diabat.circuits.plan import TrotterPlan
@@ -78,8 +78,7 @@ class PrimitiveEngine(Engine):
                 got = type(primitive).__name__
                 raise ArgumentError("primitive", f"expected a qiskit.primitives.BaseSamplerV2, got {got}.")
         _check_compiler(backend, pass_manager, optimization_level)
-        if max_spins is not None and (not is_integer(max_spins) or max_spins < 1):
-            raise ArgumentError("max_spins", f"expected an integer >= 1, got {max_spins!r}.")
+        max_spins = check_count("max_spins", max_spins, optional=True)
         self.primitive, self.max_spins = primitive, max_spins or _MAX_SIMULATED
         self._pass_manager = pass_manager
         if backend is not None:
@@ -117,16 +116,13 @@ class PrimitiveEngine(Engine):
             ValueError: An invalid number of reads, or too many spins.
             RuntimeError: The primitive failed; the message includes the original one without anything like a token.
         """
-        if isinstance(num_reads, bool) or not isinstance(num_reads, (int, np.integer)) or num_reads < 1:
-            raise ArgumentError("num_reads", f"expected an integer >= 1, got {num_reads!r}.")
+        num_reads = check_count("num_reads", num_reads)
         spins = [np.empty((num_reads, *batch.fields.shape), dtype=np.int8) for batch in batches]
         filled = [i for i, batch in enumerate(batches) if batch.num_problems]
         works = []
         for i in filled:
             compiled, batch = self.circuit(plan, batches[i]), batches[i]
-            works.append(
-                Work(compiled.circuit, compiled.values(batch.fields, batch.couplings), int(num_reads))
-            )
+            works.append(Work(compiled.circuit, compiled.values(batch.fields, batch.couplings), num_reads))
         primitive = _built_in_sampler(random, works) if self.primitive is None else self.primitive
         found = run_job(primitive, works) if works else []
         for i, bits in zip(filled, found, strict=True):
