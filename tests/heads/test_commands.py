@@ -433,12 +433,9 @@ def test_a_layer_whose_heads_are_all_salient_is_named_and_so_is_a_single_candida
     result = run("calibrate", tmp_path / "one", "--output", tmp_path / "x.json")
     assert (result.exit_code, result.stdout, (tmp_path / "x.json").exists()) == (2, "", False)
     assert "ANALYSIS: expected heads outside the salient groups" in result.stderr
-    players = (
-        "--output",
-        tmp_path / "three",
-        "players=[[[1,0],[1,1]],[[2,0],[2,1],[2,2],[2,3],[2,4],[2,5],[2,6],[2,7]]]",
-    )
-    assert run("analyse", place / "model", tmp_path / "q.jsonl", *players).exit_code == 0
+    players = f"players={json.dumps([[[1, 0], [1, 1]], [[2, head] for head in range(8)]])}"
+    named = ("--output", tmp_path / "three", players)
+    assert run("analyse", place / "model", tmp_path / "q.jsonl", *named).exit_code == 0
     result = run("calibrate", tmp_path / "three", "min_size=2", "--output", tmp_path / "x.json")
     assert result.exit_code == 0, result.stderr
     assert "Layer 2: all heads are salient, none is calibrated." in result.stdout
