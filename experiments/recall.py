@@ -78,7 +78,7 @@ SAMPLERS: dict[str, Row] = {
     "anneal of 5 ns, adjoint": {**ANNEAL, "gradient": "adjoint"},
     "anneal of 5 ns, straight through": {**ANNEAL, "gradient": "straight_through"},
     "boltzmann-8": {"backend": "dqa", "engine": "native", "schedule": "boltzmann-8", "gradient": "adjoint"},
-    "100 reads of 5 ns": {**ANNEAL, "num_reads": 100},
+    "100 reads of 5 ns": {**ANNEAL, "gradient": "straight_through", "num_reads": 100},
     "refine of 5 ns, 100 reads": {"backend": "refine", "sampler": "dqa", "options": ANNEAL_OPTIONS, "num_reads": 100},
     "boltzmann-8, 1000 reads, covariance": {
         "backend": "dqa", "schedule": "boltzmann-8", "precision": "single", "gradient": "covariance", "num_reads": 1000,

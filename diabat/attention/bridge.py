@@ -227,5 +227,6 @@ def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
         if gradient in ("auto", estimator):
             return estimator
     raise UnsupportedError(
-        "gradient", f"sampler '{sampler.name}' supports {', '.join(supported) or 'none'}, got {gradient!r}."
+        "gradient",
+        f"sampler {sampler.described} supports {', '.join(supported) or 'none'}, got {gradient!r}.",
     )

@@ -14,7 +14,7 @@ from diabat.config.errors import ConfigError
 from diabat.config.loading import find_run, load_config
 from diabat.config.schema import Config
 from diabat.models import Transformer
-from diabat.runs.build import build_model, build_task, choose_device, use_threads
+from diabat.runs.build import build_model, build_sampler, build_task, choose_device, use_threads
 from diabat.samplers.state import reset_chains, weights_of
 from diabat.tasks import DataError, Task
 from diabat.training.checkpoint import copy_tensors, read_checkpoint
@@ -78,7 +78,10 @@ def load_run(path: str | Path, overrides: Iterable[str] = (), *, trust: bool = F
     except DataError as error:
         moved = "; if the data of the run have moved, give task.data=PATH" * ("task.data" not in str(error))
         raise DataError(f"{str(error).removesuffix('.')}{moved}.") from error
-    model = build_model(config, task)
+    backend = build_sampler(config.sampler)
+    # An evaluation takes no gradient, and other engines or reads may not have that of the training.
+    fits = config.gradient in backend.capabilities.gradients
+    model = build_model(config if fits else config.model_copy(update={"gradient": "auto"}), task, backend)
     copy_tensors(weights, weights_of(model), path)
     return Run(config, task, model.to(choose_device(config)).eval())
 

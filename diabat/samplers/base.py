@@ -77,6 +77,11 @@ class Sampler(WithOptions, InFloat32, ABC):
         """What this backend supports with its options."""
 
     @property
+    def described(self) -> str:
+        """The backend in a refusal: its name, and what else decides what it, or its base, supports."""
+        return f"'{self.name}'" + "".join(b.described.removeprefix(f"'{b.name}'") for b in self._bases)
+
+    @property
     def watched(self) -> tuple[Watched, ...]:
         """Entries of ``info`` that measure the quality of a result, with limits; see `diabat.samplers.diagnostics`."""
         return ()

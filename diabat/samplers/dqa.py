@@ -41,7 +41,7 @@ from diabat.samplers.anneals import (
 )
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
 from diabat.samplers.base import Sampler
-from diabat.samplers.capabilities import FROM_READS, Capabilities, Estimator, UnsupportedError
+from diabat.samplers.capabilities import Capabilities, Estimator, UnsupportedError
 from diabat.samplers.diagnostics import Watched, plain
 from diabat.samplers.programming import (
     Calibration,
@@ -145,11 +145,18 @@ class DQASampler(Sampler):
     def capabilities(self) -> Capabilities:
         """State-vector simulation; the law is diabatic, not Boltzmann."""
         adjoint: tuple[Estimator, ...] = ("adjoint",) if self.engine.differentiable else ()
+        # Straight-through does not learn to bind two neighbours, see docs/recall.md.
+        others: tuple[Estimator, ...] = ("linear_response", "straight_through", "covariance")
         return Capabilities(
             law="diabatic",
             max_spins=self.engine.max_spins,
-            gradients=adjoint if self.schedule_angles is not None else (*FROM_READS, *adjoint),
+            gradients=adjoint if self.schedule_angles is not None else (*adjoint, *others),
         )
+
+    @property
+    def described(self) -> str:
+        """With the engine, if that is why there is no adjoint gradient."""
+        return super().described + f" with engine '{self.engine.name}'" * (not self.engine.differentiable)
 
     @property
     def watched(self) -> tuple[Watched, ...]:

@@ -32,10 +32,10 @@ PLAN = TrotterPlan(*np.random.default_rng(3).normal(size=(3, 4)))
 BEST: dict[str, tuple[Sampler, str]] = {
     "exact": (ExactSampler(), "exact"),
     "mean_field": (MeanFieldSampler(), "exact"),
-    "dqa": (DQASampler(annealing_time_ns=2.0, steps=60), "straight_through"),
-    "dqa_reads": (DQASampler(annealing_time_ns=2.0, steps=60, num_reads=64), "straight_through"),
-    "dqa_aer": (DQASampler(annealing_time_ns=2.0, steps=60, engine="aer"), "straight_through"),
-    "dqa_primitive": (DQASampler(schedule=PLAN, engine="primitive", num_reads=64), "straight_through"),
+    "dqa": (DQASampler(annealing_time_ns=2.0, steps=60), "adjoint"),
+    "dqa_reads": (DQASampler(annealing_time_ns=2.0, steps=60, num_reads=64), "adjoint"),
+    "dqa_aer": (DQASampler(annealing_time_ns=2.0, steps=60, engine="aer"), "linear_response"),
+    "dqa_primitive": (DQASampler(schedule=PLAN, engine="primitive", num_reads=64), "linear_response"),
     "dqa_learned": (DQASampler(schedule=PLAN, learn_schedule=True), "adjoint"),
     "reference": (ReferenceSampler(num_reads=64), "straight_through"),
 }
@@ -92,7 +92,7 @@ def test_support_matrix(name: str, gradient: str) -> None:
     visible = torch.tensor([True, True, False, True])
     supported = sampler.capabilities.gradients
     if gradient not in supported:
-        sentence = f"gradient: sampler '{sampler.name}' supports {', '.join(supported)}, got '{gradient}'"
+        sentence = f"gradient: sampler {sampler.described} supports {', '.join(supported)}, got '{gradient}'"
         with pytest.raises(UnsupportedError, match=sentence):
             spin_probabilities(h, J, sampler, gradient=gradient)
         return

@@ -114,3 +114,24 @@ def test_an_interrupt_at_any_other_moment(
     result = train(folder)
     assert result.exit_code == 130
     assert ("--resume" if saved else "Nothing was saved yet.") in result.stderr
+
+
+def test_an_evaluation_needs_no_gradient(tmp_path: Path) -> None:
+    """Engines and reads without the gradient of the training answer; a training without it names the engine."""
+    anneal = ("sampler.backend=dqa", "sampler.schedule=boltzmann-4")
+    assert train(tmp_path / "run", *anneal, "gradient=adjoint").exit_code == 0
+    values = {
+        change: run_json("evaluate", str(tmp_path / "run"), change)["loss"]
+        for change in (
+            "sampler.engine=native",
+            "sampler.engine=aer",
+            "sampler.num_reads=20",
+            "sampler.backend=exact",
+        )
+    }
+    assert values["sampler.engine=aer"] == pytest.approx(values["sampler.engine=native"], abs=1e-5)
+    assert run("evaluate", str(tmp_path / "run"), "sampler.engine=primitive").exit_code == 0
+    refused = train(tmp_path / "aer", *anneal, "sampler.engine=aer", "gradient=adjoint")
+    sentence = "sampler 'dqa' with engine 'aer' supports linear_response, straight_through, covariance, got 'adjoint'"
+    assert (refused.exit_code, sentence in refused.stderr) == (2, True)
+    assert train(tmp_path / "aer", *anneal, "sampler.engine=aer").exit_code == 0

@@ -221,6 +221,11 @@ def test_capabilities_and_gradients() -> None:
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)
     with pytest.raises(UnsupportedError, match="gradient: sampler 'distributed' supports straight_through"):
         diabat.spin_probabilities(fields, J, distributed, gradient="exact")
+    anneal = DistributedSampler("refine", options={"options": {"engine": "aer"}}, workers=0)
+    with pytest.raises(
+        UnsupportedError, match="sampler 'distributed' with engine 'aer' supports straight_through"
+    ):
+        diabat.spin_probabilities(fields, J, anneal, gradient="adjoint")
     # Moments are detached rather than differentiated in part.
     assert not distributed.moments(Ising(fields, J)).probability.requires_grad
 

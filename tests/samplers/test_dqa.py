@@ -28,7 +28,6 @@ from diabat.circuits import (
 )
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers import UnsupportedError
-from diabat.samplers.capabilities import FROM_READS
 from diabat.samplers.dqa import DQASampler
 from diabat.testing import brute_force, brute_force_states, state_table
 from diabat.testing.problems import causal_problem, make_problem, with_visible
@@ -172,7 +171,8 @@ def test_the_default_engine_is_native_on_the_threads_of_torch() -> None:
 def test_estimators_follow_from_the_engine() -> None:
     for engine in ("native", "torch", "aer", "primitive"):
         own = ("adjoint",) if engine in ("native", "torch") else ()
-        assert quick(engine=engine).capabilities.gradients == (*FROM_READS, *own)
+        others = ("linear_response", "straight_through", "covariance")
+        assert quick(engine=engine).capabilities.gradients == (*own, *others)
     assert quick(learn_schedule=True).capabilities.gradients == ("adjoint",)
 
 

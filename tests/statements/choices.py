@@ -34,7 +34,7 @@ def capabilities() -> None:
     assert able["exact"].gradients == able["banded"].gradients == ("exact", *drawn_ones)
     assert able["mean_field"].gradients == ("exact", *drawn_ones[:2])
     assert able["tempering"].gradients == able["dimod"].gradients == able["refine"].gradients == drawn_ones
-    assert able["dqa"].gradients == (*drawn_ones, "adjoint")
+    assert able["dqa"].gradients == ("adjoint", "linear_response", "straight_through", "covariance")
     assert {"refine", "mean_field", "dqa", "dimod"}.isdisjoint(n for n in able if able[n].log_partition)
     for engine, most in (("native", 26), ("torch", 24), ("aer", 20)):
         assert sampler("dqa", engine=engine).capabilities.max_spins == most
