@@ -27,8 +27,8 @@ from diabat.attention.windows import (
     window_mix,
     window_scores,
 )
-from diabat.samplers.kept import kept
 from diabat.samplers.folding import is_traced
+from diabat.samplers.kept import kept
 
 _KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LEAST = torch.tensor([torch.finfo(kind).min for kind in _KINDS], dtype=torch.float64, device="cpu")

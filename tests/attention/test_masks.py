@@ -180,8 +180,8 @@ def results(
     couplings: WindowCouplings, law: dict[str, Any], mask: Tensor, rows: slice, count: int
 ) -> list[Tensor]:
     """Outputs, weights, and derivatives of two orders, of ``count`` of the sequences in ``rows``."""
-    terms = [noise(6, H, 9, E, seed=i)[rows].double().requires_grad_() for i in range(3)]
-    out, weights = boltzmann_attention(*terms, couplings, mask, **law, need_weights=True)
+    q, k, v = terms = [noise(6, H, 9, E, seed=i)[rows].double().requires_grad_() for i in range(3)]
+    out, weights = boltzmann_attention(q, k, v, couplings, mask, **law, need_weights=True)
     loss = out[:count].sin().sum() + weights[:count].square().sum()
     slopes = torch.autograd.grad(loss, [*terms, *couplings.parameters()], create_graph=True)
     second = torch.autograd.grad(slopes[0].square().sum(), terms)
@@ -222,12 +222,17 @@ def test_padding_on_the_right_is_still_a_rule() -> None:
 @pytest.mark.parametrize("shown", [False, True])
 @pytest.mark.parametrize("scale", [0.0, -0.8, 2])
 def test_a_scale_is_any_number_as_in_torch(scale: float, shown: bool) -> None:
-    leaves = [noise(2, H, S, E, seed=i).requires_grad_() for i in range(3)]
+    q, k, v = leaves = [noise(2, H, S, E, seed=i).requires_grad_() for i in range(3)]
     causal = torch.ones(S, S, dtype=torch.bool).tril()
     # With is_causal torch itself finds NaN here.
-    for given, mask in (({"is_causal": True}, causal), ({"attn_mask": SEEN}, SEEN), ({}, None)):
-        found = boltzmann_attention(*leaves, **given, scale=scale, need_weights=shown)
-        both = found[0] if shown else found, F.scaled_dot_product_attention(*leaves, mask, scale=scale)
+    cases: list[tuple[dict[str, Any], Tensor | None]] = [
+        ({"is_causal": True}, causal),
+        ({"attn_mask": SEEN}, SEEN),
+        ({}, None),
+    ]
+    for given, mask in cases:
+        found = boltzmann_attention(q, k, v, **given, scale=scale, need_weights=shown)
+        both = found[0] if shown else found, F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
         assert_close(*both, rtol=0, atol=1e-6)
         assert_close(*(torch.autograd.grad(y.sin().sum(), leaves) for y in both), rtol=0, atol=1e-6)
 
@@ -242,6 +247,7 @@ def test_a_scale_with_couplings_is_a_factor_of_the_queries(law: dict[str, Any], 
         given = {"couplings": WindowCouplings(H, 3, init=0.5), **mask, **law}
         ours = boltzmann_attention(q, k, v, **given, scale=scale)
         assert_close(ours, boltzmann_attention(q * scale, k, v, **given, scale=1.0), rtol=0, atol=1e-6)
-    for scale in (math.nan, math.inf, "1"):
+    wrong: list[Any] = [math.nan, math.inf, "1"]
+    for scale in wrong:
         with pytest.raises(ValueError, match=r"^scale: expected a number in \(-inf, inf\)"):
             boltzmann_attention(q, k, v, scale=scale)

@@ -447,8 +447,14 @@ def test_a_mask_is_read_again_in_every_pass(way: str, floating: bool, inference:
 
 def test_a_mask_is_read_once_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also by a model inside of another, but not outside of a pass; what was found ends with it, and with an error."""
-    model, batch, read = convert(decoder("llama"), COUPLED, layers=[0, 2]), prompts(), []
-    monkeypatch.setattr(layer, "read_mask", lambda *given: read.append(0) or visible.read_mask(*given))
+    model, batch = convert(decoder("llama"), COUPLED, layers=[0, 2]), prompts()
+    read: list[Any] = []
+
+    def noted(*given: Any) -> Any:
+        read.append(given)
+        return visible.read_mask(*given)
+
+    monkeypatch.setattr(layer, "read_mask", noted)
     for number in range(1, 3):
         logits(model, batch)
         assert len(read) == number

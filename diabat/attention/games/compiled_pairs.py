@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from diabat.attention.games.pair_tile import Coalitions, Values
-from diabat.samplers.kept import kept
 from diabat.compute.scratch import Scratch, lanes_of
 from diabat.compute.threads import ranges_of_equal_work, run_parts
+from diabat.samplers.kept import kept
 
 Work = TypeVar("Work")
 # From twice as many players on, several threads share a problem.
