@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -145,7 +146,7 @@ LAYOUTS: list[Row] = [
          r"options: expected some of sampler, gradient, .*, got 'coupling'\. Did you mean 'coupling_init'\?"),
         ({"couplings": "tokens"}, TypeError, "options: expected some of sampler, gradient, .*, got 'couplings'"),
         ({"softcap": 0.0}, "softcap: expected a positive finite number, got 0.0"),
-        ({"scale": -1.0}, "scale: expected a positive finite number, got -1.0"),
+        ({"scale": math.inf}, r"scale: expected a number in \(-inf, inf\) or None, got inf"),
     ),
     *options_of(
         partial(WindowCouplings, 2, 4),
@@ -218,7 +219,7 @@ CALLED: list[Row] = [
         ({"readout": "odd"}, "readout: expected one of odds, probability, got 'odd'"),
         ({"far": "all"}, "far: expected one of none, independent, got 'all'"),
         ({"softcap": 0.0}, "softcap: expected a positive finite number, got 0.0"),
-        ({"scale": NAN}, "scale: expected a positive finite number, got nan"),
+        ({"scale": NAN}, r"scale: expected a number in \(-inf, inf\) or None, got nan"),
         ({"couplings": 0.5}, TypeError, "couplings: expected WindowCouplings or None, got float"),
         ({"couplings": torch.ones(5, 5) > 0}, TypeError,
          "couplings: expected WindowCouplings or None, got Tensor; a mask goes to attn_mask="),

@@ -67,7 +67,7 @@ ENGINES: list[Row] = [
      "optimization_level: expected 0, 1, 2 or 3, got 4"),
     (lambda: PrimitiveEngine(optimization_level=True), "optimization_level: expected 0, 1, 2 or 3, got True"),
     (lambda: PrimitiveEngine(pass_manager=3), "pass_manager: expected an object with a run method, got int"),
-    (lambda: PrimitiveEngine(max_spins=0), "max_spins: expected an integer >= 1, got 0"),
+    (lambda: PrimitiveEngine(max_spins=0), "max_spins: expected an integer >= 1 or None, got 0"),
 ]  # fmt: skip
 
 
