@@ -107,16 +107,14 @@ class GradientBridge:
     """
 
     def __init__(self, sampler: Sampler, gradient: str = "auto", num_reads: int | None = None) -> None:
-        self.sampler, self.gradient, self.num_reads = sampler, gradient, num_reads
+        self.sampler, self.gradient = sampler, gradient
         self.estimator = choose_estimator(sampler, gradient)
-        if num_reads is not None:
-            num_reads = check_count("num_reads", num_reads)
-            if self.estimator == "exact":
-                raise UnsupportedError(
-                    "num_reads",
-                    "gradient 'exact' differentiates the sampler's own moments, "
-                    f"expected None, got {num_reads}.",
-                )
+        self.num_reads = num_reads = check_count("num_reads", num_reads, optional=True)
+        if num_reads is not None and self.estimator == "exact":
+            raise UnsupportedError(
+                "num_reads",
+                f"gradient 'exact' differentiates the sampler's own moments, expected None, got {num_reads}.",
+            )
         analytic = "exact" in sampler.capabilities.gradients
         uses_reads = self.estimator != "exact" and ESTIMATORS[self.estimator].uses_reads
         self.draws = num_reads is not None or uses_reads or not analytic
@@ -163,7 +161,7 @@ class GradientBridge:
         """Log-odds of a problem without validating it, for a bridge that does not draw; arguments as in a call."""
         ising = Ising(fields, couplings, visible, three_body, check=False)
         refuse_inference(*ising.terms)
-        if self.estimator == "exact" and not torch.compiler.is_compiling():
+        if self.estimator == "exact":
             refuse_trace()
             return self.sampler.differentiable_log_odds(ising)
         return flipped_log_odds(

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from diabat.attention.bridge import GradientBridge
 from diabat.edges import Edges
-from diabat.ising import Ising
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.folding import Terms
@@ -47,13 +46,38 @@ class LayerBridge(GradientBridge):
         three_body: Tensor | None = None,
         seed: int | None = None,
     ) -> Tensor:
-        """As in the base class; by the operator in code that is being traced.
+        """As in the base class; by the operator in code that is being traced."""
+        if not torch.compiler.is_compiling():
+            return super().__call__(fields, couplings, visible, three_body, seed)
+        return self._traced(fields, couplings, visible, three_body, seed, odds=False)
+
+    def log_odds(
+        self,
+        fields: Tensor,
+        couplings: Tensor | Edges | None,
+        visible: Tensor | None,
+        three_body: Tensor | None,
+    ) -> Tensor:
+        """As in the base class; by the operator in code that is being traced."""
+        if not torch.compiler.is_compiling():
+            return super().log_odds(fields, couplings, visible, three_body)
+        return self._traced(fields, couplings, visible, three_body, None, odds=True)
+
+    def _traced(
+        self,
+        fields: Tensor,
+        couplings: Tensor | Edges | None,
+        visible: Tensor | None,
+        three_body: Tensor | None,
+        seed: int | None,
+        *,
+        odds: bool,
+    ) -> Tensor:
+        """P(s = +1), or log-odds, by the operator.
 
         Raises:
             UnsupportedError: If the graph is exported and the backend cannot be rebuilt in another process.
         """
-        if not torch.compiler.is_compiling():
-            return super().__call__(fields, couplings, visible, three_body, seed)
         if torch.compiler.is_exporting() and not self._name.startswith("{"):
             raise UnsupportedError(
                 "torch.export",
@@ -64,11 +88,11 @@ class LayerBridge(GradientBridge):
         parameters = list(self.sampler.parameters())
         given = (fields, couplings, three_body, *parameters)
         wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in given]
-        probability: Tensor
-        probability, _ = torch.ops.diabat.probabilities(
-            fields, couplings, three_body, visible, parameters, self._name, wanted, seed
+        found: Tensor
+        found, _ = torch.ops.diabat.probabilities(
+            fields, couplings, three_body, visible, parameters, self._name, wanted, seed, odds
         )
-        return probability
+        return found
 
 
 def _description(bridge: GradientBridge) -> str | None:
@@ -103,7 +127,12 @@ class _Kept(NamedTuple):
 
 
 def _run(
-    terms: Terms, parameters: Sequence[Tensor], bridge: GradientBridge, wanted: Sequence[bool], seed: int
+    terms: Terms,
+    parameters: Sequence[Tensor],
+    bridge: GradientBridge,
+    wanted: Sequence[bool],
+    seed: int,
+    odds: bool,
 ) -> _Kept:
     """Run the bridge on new leaf tensors."""
     leaves = [
@@ -112,9 +141,9 @@ def _run(
     ]
     fields, couplings, three_body, *own = leaves
     assert fields is not None
-    problem = Ising(fields, couplings, terms.visible, three_body, check=False)
+    problem = fields, couplings, terms.visible, three_body
     with torch.set_grad_enabled(any(wanted)), in_place(bridge.sampler, [p for p in own if p is not None]):
-        result = bridge.probabilities(problem, seed)
+        result = bridge.log_odds(*problem) if odds else bridge(*problem, seed)
     return _Kept(tuple(leaves), result)
 
 
@@ -140,14 +169,14 @@ def _with_autograd() -> Any:
 @torch.library.custom_op("diabat::probabilities", mutates_args=())
 def _probabilities(
     fields: Tensor, couplings: Tensor | None, three_body: Tensor | None, visible: Tensor | None,
-    parameters: list[Tensor], bridge: str, wanted: list[bool], seed: int | None,
+    parameters: list[Tensor], bridge: str, wanted: list[bool], seed: int | None, odds: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """P(s = +1), and the seed as a tensor; the graph of this call is an attribute of that tensor."""
+    """P(s = +1) or log-odds, and the seed as a tensor; the graph of this call is an attribute of that tensor."""
     found = _find(bridge)
     used = draw_seed(seed) if found.draws else 0
     terms = Terms(fields, couplings, three_body, visible)
     with _with_autograd():
-        kept = _run(terms, parameters, found, wanted, used)
+        kept = _run(terms, parameters, found, wanted, used, odds)
     drawn = torch.tensor(used)
     if any(wanted):
         drawn.kept = kept  # type: ignore[attr-defined]  # an extra attribute, read in the backward pass
@@ -164,14 +193,14 @@ def _(fields: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("diabat::probabilities_backward", mutates_args=())
 def _probabilities_backward(
     cotangent: Tensor, seed: Tensor, fields: Tensor, couplings: Tensor | None, three_body: Tensor | None,
-    visible: Tensor | None, parameters: list[Tensor], bridge: str, wanted: list[bool],
+    visible: Tensor | None, parameters: list[Tensor], bridge: str, wanted: list[bool], odds: bool,
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the inputs that ``wanted`` selects, in order."""
     with _with_autograd():
         kept: _Kept | None = getattr(seed, "kept", None)
         if kept is None:  # the compiler passed a copy of the seed: compute the same result again
             terms = Terms(fields, couplings, three_body, visible)
-            kept = _run(terms, parameters, _find(bridge), wanted, int(seed))
+            kept = _run(terms, parameters, _find(bridge), wanted, int(seed), odds)
         chosen = [t for t, want in zip(kept.leaves, wanted, strict=True) if want and t is not None]
         found = torch.autograd.grad(kept.result, chosen, cotangent, retain_graph=True, materialize_grads=True)
         return [g.contiguous() for g in found]
@@ -179,7 +208,7 @@ def _probabilities_backward(
 
 @_probabilities_backward.register_fake
 def _(cotangent: Tensor, seed: Tensor, *given: Any) -> list[Tensor]:
-    *terms, _visible, parameters, _bridge, wanted = given
+    *terms, _visible, parameters, _bridge, wanted, _odds = given
     leaves = (*terms, *parameters)
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format)
@@ -189,7 +218,7 @@ def _(cotangent: Tensor, seed: Tensor, *given: Any) -> list[Tensor]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *terms, parameters, ctx.bridge, ctx.wanted, _ = inputs
+    *terms, parameters, ctx.bridge, ctx.wanted, _, ctx.odds = inputs
     ctx.save_for_backward(*terms, output[1], *parameters)
 
 
@@ -198,10 +227,12 @@ def _backward(ctx: Any, cotangent: Tensor, of_seed: Tensor | None) -> tuple[Any,
     *terms, seed = saved[:5]
     parameters = list(saved[5:])
     found = iter(
-        torch.ops.diabat.probabilities_backward(cotangent, seed, *terms, parameters, ctx.bridge, ctx.wanted)
+        torch.ops.diabat.probabilities_backward(
+            cotangent, seed, *terms, parameters, ctx.bridge, ctx.wanted, ctx.odds
+        )
     )
     h, J, K, *own = (next(found) if want else None for want in ctx.wanted)
-    return h, J, K, None, own, None, None, None
+    return h, J, K, None, own, None, None, None, None
 
 
 def _refuse_second(ctx: Any, *cotangents: Any) -> NoReturn:

@@ -278,7 +278,7 @@ def _uncoupled(call: Attention) -> Result:
     mixed, mass = far_sums(
         *scaled, v, everything, odds=law.odds, softcap=law.softcap, dropout=call.dropout
     )  # fmt: skip
-    sees_none = mass <= torch.finfo(mass.dtype).min  # of odds; probabilities are 0 there
+    sees_none = mass <= torch.finfo(mass.dtype).min
     return mixed.masked_fill(sees_none[..., None], 0), None
 
 
@@ -341,18 +341,18 @@ def _of_weights(call: Attention, weights: Tensor, v: Tensor) -> Result:
 def _solved(
     call: Attention, couplings: WindowCouplings, windows: Windows, fields: Tensor, *, zero: bool
 ) -> Tensor:
-    """P(s_j = +1) of slots, [B, H, Q, T], or the log-odds of it for odds."""
+    """Log-odds of slots, [B, H, Q, T]."""
     law, visible = call.law, windows.filled
     bridge, length = law.bridge, fields.shape[-1]
     if bridge is None:
         call.note("operators", _problem_of_window, windows, fields, None, None)
-        return 2 * fields if law.odds else torch.sigmoid(2 * fields)
+        return 2 * fields
     if zero and couplings.triples is None and not law.own_spin:
         assert couplings.pairs is not None
         call.note("operators")
         # The law does not change when all spins are flipped: every P is 1/2, whatever J is; the gradient 0 rather
         # than none, which some wrappers and optimisers treat differently.
-        return torch.full_like(fields, 0 if law.odds else 0.5) + 0 * couplings.pairs.sum()
+        return torch.zeros_like(fields) + 0 * couplings.pairs.sum()
     K = couplings.three_body(length)
     as_edges = K is None and bridge.takes_edges and couplings.bandwidth < couplings.window - 1
     J = couplings.edges(length) if as_edges else couplings.matrix(length)
@@ -361,13 +361,11 @@ def _solved(
         assert isinstance(J, Tensor)
         return _with_own_spin(call, J, fields, visible, last=couplings.relative)
     call.note("operators", _problem_of_window, windows, fields, J, K)
-    if law.odds:
-        return log_odds(bridge, fields, J, visible, K, call.seed)
-    return bridge(fields, J, visible, K, call.seed)
+    return log_odds(bridge, fields, J, visible, K, call.seed, odds=law.odds)
 
 
 def _with_own_spin(call: Attention, J: Tensor, fields: Tensor, visible: Tensor, *, last: bool) -> Tensor:
-    """P(s_j = +1 | s_own = +1) without fields; 1/2 in rows that do not see their own spin (mode ``J-self``).
+    """Log-odds given s_own = +1 without fields; 0 in rows that do not see their own spin (mode ``J-self``).
 
     The problem of the other spins is that of :meth:`diabat.Ising.clamp`: h_j = J_own,j.
     """
@@ -381,8 +379,8 @@ def _with_own_spin(call: Attention, J: Tensor, fields: Tensor, visible: Tensor, 
         "operators", _problem_of_window, Windows(None, others, False, 0), h.expand(fields.shape), J, None
     )
     assert call.law.bridge is not None
-    alpha = call.law.bridge(h, J, others, seed=call.seed)
-    return alpha.masked_fill(is_own, 1).expand(fields.shape)
+    found = log_odds(call.law.bridge, h, J, others, seed=call.seed)
+    return found.masked_fill(is_own, math.inf).expand(fields.shape)
 
 
 def _as(t: Tensor | Edges, like: Tensor) -> Any:

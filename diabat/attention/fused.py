@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from diabat.attention.bridge import GradientBridge, refuse_inference
 from diabat.attention.compiled_passes import CompiledPasses
-from diabat.attention.readout import log_odds, slot_weights
+from diabat.attention.readout import LEAST, log_odds, slot_weights
 from diabat.attention.visible import Windows
 from diabat.compute.loading import loaded
 from diabat.compute.scratch import lanes_of
@@ -38,7 +38,7 @@ class FusedLaw(NamedTuple):
     """What is computed, but for the tensors.
 
     Attributes:
-        bridge: Sampler and estimator; None without couplings, where P(s = +1) = sigmoid(2h).
+        bridge: Sampler and estimator; None without couplings, where log-odds are 2h.
         odds: Weights are odds, else probabilities.
         scale: Factor of q·k.
     """
@@ -48,16 +48,22 @@ class FusedLaw(NamedTuple):
     scale: float
 
     def solution(self, fields: Tensor, J: Tensor | None, visible: Tensor) -> Solution | None:
-        """The solution of the backend; None if it has none for these problems."""
+        """P(s = +1), or log-odds; None if the backend has no solution, or all P of a query are below `LEAST`."""
         if self.bridge is None:
-            return _Independent(fields, self.odds)
-        return self.bridge.sampler.solution(Ising(fields, J, visible, check=False), odds=self.odds)
+            found: Solution | None = _Independent(fields, self.odds)
+        else:
+            found = self.bridge.sampler.solution(Ising(fields, J, visible, check=False), odds=self.odds)
+        if found is None or self.odds:
+            return found
+        small = (found.result < LEAST) & visible
+        if not bool(small.any()):
+            return found
+        lost = (small | ~visible).all(-1) & visible.any(-1)
+        return None if bool(lost.any()) else found
 
     def solve(self, J: Tensor | None, visible: Tensor, fields: Tensor) -> Tensor:
-        """The same result by operators."""
-        if self.odds:
-            return 2 * fields if self.bridge is None else log_odds(self.bridge, fields, J, visible)
-        return torch.sigmoid(2 * fields) if self.bridge is None else self.bridge(fields, J, visible)
+        """Log-odds by operators."""
+        return 2 * fields if self.bridge is None else log_odds(self.bridge, fields, J, visible)
 
 
 class _Independent(Solution):
@@ -105,8 +111,8 @@ def attend(
 
     Returns:
         Mixed values [B, H, Q, E_v], and weights of slots [B, H, Q, T], or [B, H, Q, T + 1] with those of the keys
-        before them; or None if the windows are no rule, there are no numbers, or the backend has no solution for these
-        problems.
+        before them; or None if the windows are no rule, there are no numbers, or `FusedLaw.solution` has none for
+        these problems.
     """
     by_rule = windows.at is None or windows.starts is not None
     if not by_rule or windows.bias is not None or not (q.numel() and v.numel()):
@@ -169,9 +175,8 @@ def _window(law: FusedLaw, dtype: torch.dtype, far: bool, *sizes: int) -> Any:
     real, (heads, groups, size, features, width) = np.float32 if dtype == torch.float32 else np.float64, sizes
     kind = np.dtype(real)
     return loaded("diabat.attention.window_step").Window(
-        real(law.scale), law.odds, float(np.finfo(real).tiny) ** 0.75, far, heads, groups, size,
-        lanes_of(kind), features, width,
-    )  # fmt: skip
+        real(law.scale), law.odds, far, heads, groups, size, lanes_of(kind), features, width
+    )
 
 
 class _Call(CompiledPasses):
@@ -215,7 +220,7 @@ class _Call(CompiledPasses):
         kernels, rows = self._kernels, _rows(q)
         dtype = rows.at.dtype
         fields, masses = np.empty(self._shape, dtype), _array(mass, 3, dtype)
-        self.far = np.empty_like(masses) if self._slots.odds else masses
+        self.far = np.empty_like(masses)
         self._run(kernels.scores, torch.finfo(q.dtype).min / 2, rows, _rows(k), masses, fields, self.far)
         self.fields = torch.from_numpy(fields)
         if pairs is None or self._numbers is None:
@@ -239,17 +244,17 @@ class _Call(CompiledPasses):
         )
 
     def _mixing(self, v: Tensor, mean: Tensor | None) -> tuple[Any, ...]:
-        """What both directions of mixing need: the least weight, probabilities or log-odds, values and noise."""
-        found, tiny = self.solution.result.numpy(), torch.finfo(v.dtype).tiny ** 0.75
+        """What both directions of mixing need: probabilities or log-odds, values, keys before the windows, noise."""
+        found = self.solution.result.numpy()
         no_rows = self._kernels.Rows(np.empty((0, 0), found.dtype), 0, 0, 0)
         means = no_rows if mean is None else _rows(mean)
-        return tiny, found, _rows(v), self.far, means, _array(self.noise, 4, found.dtype)
+        return found, _rows(v), self.far, means, _array(self.noise, 4, found.dtype)
 
     def results(self, *terms: Any) -> tuple[Tensor, Tensor | None]:
         """Mixed values [B, H, Q, E_v]; and weights after dropout, [B, H, Q, T or T + 1], if they are needed."""
         _, _, v, _, mean, _ = terms
         given, (batch, heads, queries, size) = self._mixing(v, mean), self._shape
-        dtype = given[1].dtype
+        dtype = given[0].dtype
         self.weights = np.empty((batch, heads, queries, size + (mean is not None)), dtype)
         out = np.empty((batch, queries, heads, v.shape[3]), dtype)
         self._run(self._kernels.mixed, *given, self.weights, out)
@@ -267,7 +272,7 @@ class _Call(CompiledPasses):
         g, extra = cotangents
         q, k, v, pairs, mean, _ = terms
         kernels, given = self._kernels, self._mixing(v, mean)
-        found, dtype = given[1], given[1].dtype
+        found, dtype = given[0], given[0].dtype
         batch, heads, queries, _ = self._shape
         rows_g = _rows(v.new_zeros(batch, heads, queries, v.shape[3]) if g is None else g)
         slope, dv, dfar = np.empty_like(found), np.zeros(_by_token(v), dtype), np.empty_like(self.far)

@@ -4,8 +4,8 @@ Slots are [B, H, Q, T]: slot t of a query is the key ``first`` + t, with a first
 pairs ``begin`` .. ``end`` - 1 of a sequence and a head, pair p being those of index p in [B, H]; pairs whose heads
 share keys are in one call, and all others are independent of each other.
 
-Keys before a window, if there are any, are one more of its weights: for odds ``far`` is their logit, the mass less the
-norm of the scores, -∞ without such keys; for probabilities their mass.
+Keys before a window, if there are any, are one more of its weights, with the logit ``far``: their mass, for odds less
+the norm of the scores; -∞ without such keys.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Slots(NamedTuple):
 def scores(
     begin: int, end: int, slots: Slots, least: float, q: Rows, k: Rows, mass: Any, fields: Any, far: Any
 ) -> None:
-    """Fill the fields: q·k, or (q·k - norm) / 2 for odds with the norm log(Σ exp q·k + exp mass); and mass - norm.
+    """Fill the fields: q·k, or (q·k - norm) / 2 for odds with the norm log(Σ exp q·k + exp mass); and ``far``.
 
     Masses and ``far`` are [B, H, Q], or [0, 0, 0] without keys before the windows; one below ``least`` is none.
     """
@@ -70,7 +70,7 @@ def scores(
             start = slots.first[min(b, starts - 1), min(i, of_rows - 1)]
             row = b * q.batch + h * q.head + i * q.token
             seen = slots.filled[min(b, masks - 1), min(h, of_heads - 1), min(i, rows - 1)]
-            largest = -np.inf
+            largest, norm = -np.inf, 0.0
             for t in range(window):
                 total, visible = zero, seen[t]
                 # Scores of keys that are not visible are recorded only.
@@ -82,8 +82,8 @@ def scores(
                 if visible:
                     largest = max(largest, total)
                 fields[b, h, i, t] = total
+            with_far = len(mass) > 0 and mass[b, h, i] > least
             if slots.odds:
-                with_far = len(mass) > 0 and mass[b, h, i] > least
                 if with_far:
                     largest = max(largest, mass[b, h, i])
                 if largest > -np.inf:
@@ -97,13 +97,13 @@ def scores(
                     for t in range(window):
                         if seen[t]:
                             fields[b, h, i, t] = (fields[b, h, i, t] - norm) / 2
-                if len(mass) > 0:
-                    far[b, h, i] = mass[b, h, i] - norm if with_far else -np.inf
+            if len(mass) > 0:
+                far[b, h, i] = mass[b, h, i] - norm if with_far else -np.inf
 
 
 @fast
 def mixed(
-    begin: int, end: int, slots: Slots, tiny: float, found: Any, v: Rows, far: Any, mean: Rows, noise: Any,
+    begin: int, end: int, slots: Slots, found: Any, v: Rows, far: Any, mean: Rows, noise: Any,
     weights: Any, out: Any,
 ) -> None:  # fmt: skip
     """Fill normalised weights from probabilities or log-odds, and Σ_t weight_t noise_t v_t, [B, Q, H, d].
@@ -123,21 +123,18 @@ def mixed(
             for t in range(window):
                 if seen[t]:
                     largest = max(largest, found[b, h, i, t])
-            with_far = len(far) > 0 and far[b, h, i] > (-np.inf if slots.odds else 0.0)
+            with_far = len(far) > 0 and far[b, h, i] > -np.inf
             if with_far:
                 largest = max(largest, far[b, h, i])
+            top = largest if slots.odds else 0.0
             for t in range(window):
                 weights[b, h, i, t] = 0.0
                 if seen[t]:
-                    if slots.odds:
-                        weights[b, h, i, t] = np.exp(found[b, h, i, t] - largest)
-                    else:
-                        weights[b, h, i, t] = found[b, h, i, t] + tiny
+                    near = found[b, h, i, t]
+                    weights[b, h, i, t] = np.exp(near - top) if slots.odds else near
                     total += weights[b, h, i, t]
             if len(far) > 0:
-                weights[b, h, i, window] = 0.0
-            if with_far:
-                weights[b, h, i, window] = np.exp(far[b, h, i] - largest) if slots.odds else far[b, h, i]
+                weights[b, h, i, window] = np.exp(far[b, h, i] - top) if with_far else 0.0
                 total += weights[b, h, i, window]
             for c in range(features):
                 out[b, i, h, c] = 0.0
@@ -160,7 +157,7 @@ def mixed(
 
 @fast
 def mixed_backward(
-    begin: int, end: int, slots: Slots, tiny: float, found: Any, v: Rows, far: Any, mean: Rows, noise: Any,
+    begin: int, end: int, slots: Slots, found: Any, v: Rows, far: Any, mean: Rows, noise: Any,
     weights: Any, g: Rows, extra: Any, slope: Any, dv: Any, dfar: Any, dmean: Any,
 ) -> None:  # fmt: skip
     """Derivative of `mixed` by what was found (``slope``), by v, by ``far`` and by the mean.
@@ -197,7 +194,7 @@ def mixed_backward(
                         dv[b, start + t, shared, c] += share * g.at[row, c]
                     slope[b, h, i, t] = total
                     common += weight * total
-                    norm += found[b, h, i, t] + tiny
+                    norm += found[b, h, i, t]
             if len(far) > 0:
                 weight, total = weights[b, h, i, window], zero
                 at = b * mean.batch + h * mean.head + i * mean.token
@@ -208,10 +205,8 @@ def mixed_backward(
                     total += extra[b, h, i, window]
                 of_far = total
                 common += weight * total
-                norm += far[b, h, i]
-                dfar[b, h, i] = 0.0
-                if weight > 0:
-                    dfar[b, h, i] = (of_far - common) * (weight if slots.odds else 1 / norm)
+                norm += np.exp(far[b, h, i])
+                dfar[b, h, i] = (of_far - common) * weight if weight > 0 else 0.0
             for t in range(window):
                 if seen[t]:
                     factor = weights[b, h, i, t] if slots.odds else 1 / norm

@@ -1,7 +1,12 @@
 r"""Attention weights from scores: positive, and with the sum 1 over the visible keys of a query.
 
-Weights of *probabilities* are alpha_j / Σ_k alpha_k, alpha_j = P(s_j = +1), with the scores as fields.  Weights of
-*odds* are softmax with couplings: with the scores s of all visible keys,
+All weights are the softmax of logits over the visible keys of a query, so that none underflows.  Weights of
+*probabilities* are alpha_j / Σ_k alpha_k, alpha_j = P(s_j = +1), with the scores as fields: their logits are
+
+    log alpha_j = log sigmoid(l_j),         l_j = log P(s_j = +1) - log P(s_j = -1).
+
+Weights of *odds* have the log-odds l_j themselves.  They are softmax with couplings: with the scores s of all visible
+keys,
 
     h_j = (s_j - log Σ_k exp s_k) / 2,      weight_j ∝ P(s_j = +1) / P(s_j = -1).
 
@@ -20,6 +25,10 @@ from torch.nn import functional as F
 from diabat.attention.bridge import GradientBridge
 from diabat.checks import ArgumentError
 from diabat.edges import Edges
+from diabat.samplers.folding import is_traced
+
+LEAST = 1e-20
+"""Weights of probabilities that are all smaller need logarithms."""
 
 
 def is_odds(readout: str) -> bool:
@@ -41,14 +50,6 @@ def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
     return weights.masked_fill(~visible, 0)
 
 
-def normalised_weights(alpha: Tensor, visible: Tensor) -> Tensor:
-    """Alpha / Σ alpha; uniform over the visible keys where every alpha underflows, zero without visible keys."""
-    # Too small to change any significant alpha; its inverse does not overflow in the backward pass.
-    positive = (alpha + torch.finfo(alpha.dtype).tiny ** 0.75).masked_fill(~visible, 0)
-    total = positive.sum(-1, keepdim=True)
-    return positive / total.where(total > 0, 1)
-
-
 def odds_fields(scores: Tensor, visible: Tensor) -> Tensor:
     """Compute h_j = (s_j - log Σ_k exp s_k) / 2 over the visible keys, 0 elsewhere, in the shape of the scores."""
     hidden = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
@@ -62,6 +63,8 @@ def log_odds(
     visible: Tensor,
     three_body: Tensor | None = None,
     seed: int | None = None,
+    *,
+    odds: bool = True,
 ) -> Tensor:
     r"""Compute log P(s_j = +1) - log P(s_j = -1), [*batch, n].
 
@@ -75,11 +78,15 @@ def log_odds(
         visible: bool, broadcastable to [*batch, n].
         three_body: K, [*lead, n, n, n], or None.
         seed: Seed of a bridge that draws; None takes one from torch's global generator.
+        odds: Or only log P is needed, for which one solution with three-body terms is enough if no P is small.
     """
-    if not bridge.draws:
-        return bridge.log_odds(fields, couplings, visible, three_body)
-    limits = torch.finfo(fields.dtype)
-    up = bridge(fields, couplings, visible, three_body, seed).clamp(limits.tiny**0.75, 1 - limits.eps)
+    given = fields, couplings, visible, three_body
+    if not bridge.draws and (odds or three_body is None or is_traced()):
+        return bridge.log_odds(*given)
+    up, limits = bridge(*given, seed), torch.finfo(fields.dtype)
+    if not bridge.draws and bool(((up < LEAST) & visible).any()):
+        return bridge.log_odds(*given)
+    up = up.clamp(limits.tiny**0.75, 1 - limits.eps)
     return up.log() - (-up).log1p()
 
 
@@ -99,21 +106,18 @@ def slot_weights(
         near: Scores of the slots, [B, H, Q, T].
         filled: Whether a slot holds a visible key, bool, broadcastable to them.
         mass: That of the far keys, [B, H, Q] (:mod:`diabat.attention.streaming`); None for none.
-        solve: From fields to probabilities, or to log-odds.
+        solve: From fields to log-odds.
         zero: There are no fields, and the scores are 0.
     """
     if mass is None:
         if not odds:
-            return normalised_weights(solve(near), filled)
+            return masked_softmax(F.logsigmoid(solve(near)), filled)
         return masked_softmax(solve(near if zero else odds_fields(near, filled)), filled)
     near = near.masked_fill(~filled, 0)
     least = torch.finfo(mass.dtype).min
-    seen = (mass > (least / 2 if odds else 0))[..., None]
-    visible = torch.cat((filled.expand(near.shape), seen), -1)
+    visible = torch.cat((filled.expand(near.shape), mass[..., None] > least / 2), -1)
     if not odds:
-        # Far keys have what `normalised_weights` adds already, one by one.
-        summed = mass[..., None] - torch.finfo(mass.dtype).tiny ** 0.75
-        return normalised_weights(torch.cat((solve(near), summed), -1), visible)
+        return masked_softmax(torch.cat((F.logsigmoid(solve(near)), mass[..., None]), -1), visible)
     logits = torch.cat((near, mass[..., None]), -1).masked_fill(~visible, least).log_softmax(-1)
     h = logits[..., :-1].masked_fill(~filled, 0) * (0 if zero else 0.5)
     # Up to a constant of each query the logits are the scores, moved in the window by what couplings add.

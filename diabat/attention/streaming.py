@@ -2,8 +2,9 @@ r"""Keys before a window, in memory linear in their number: over blocks of queri
 
 With scores s_ij = q_i·k_j (soft-capped and biased if asked), over the visible keys j before the window of query i,
 
-    odds:          x_i = log Σ_j exp s_ij,       w_ij = exp(s_ij - x_i),
-    probability:   x_i = Σ_j sigmoid(2 s_ij),    w_ij = sigmoid(2 s_ij) / x_i,        y_i = Σ_j w_ij v_j.
+    x_i = log Σ_j exp z_ij,     w_ij = exp(z_ij - x_i),     y_i = Σ_j w_ij v_j,
+
+with z_ij = s_ij for odds, and z_ij = log sigmoid(2 s_ij) for probabilities.
 
 These spins have no couplings: x is all that the window has to know of them, and y what they add to the output.  The
 backward pass forms the scores of a block again, as FlashAttention does (arXiv:2205.14135).
@@ -57,7 +58,7 @@ def far_sums(
         q: [B, H, Q, D], float32 or float64.
         k: [B, H_kv, K, D], with H a multiple of H_kv.
         v: [B, H_kv, K, d].
-        far: The keys.  A query without any has the least number as x of odds, else 0.
+        far: The keys.  A query without any has the least number as x.
         odds: Or probability.
         softcap: c; scores become c tanh(s / c).
         dropout: Probability of dropout of w; x is not touched.
@@ -83,8 +84,7 @@ def far_weights(q: Tensor, k: Tensor, far: FarKeys, *, odds: bool, softcap: floa
     [block] = _blocks(far.first, q.shape[2], k.shape[2], _ALL)
     first = far.first if isinstance(far.first, Tensor) else None
     s, _ = _scores(_Settings(odds, softcap, 0.0, ()), block, q, k, first, far.visible, far.bias)
-    hidden = s <= torch.finfo(s.dtype).min
-    w = torch.softmax(s, -1).masked_fill(hidden, 0) if odds else _of_probabilities(s)[0]
+    w = torch.softmax(s, -1).masked_fill(s <= torch.finfo(s.dtype).min, 0)
     return F.pad(w, (0, k.shape[2] - w.shape[-1]))
 
 
@@ -145,11 +145,8 @@ class _FarSums(torch.autograd.Function):
         # The longest first: what one block returns to the allocator fits all others.
         for block in reversed(settings.blocks):
             s, _ = _scores(settings, block, q, k, *masks)
-            if settings.odds:
-                w = torch.softmax(s, -1)
-                x = s.amax(-1) - w.amax(-1).log()  # the largest weight is exp(max s - x)
-            else:
-                w, _, x = _of_probabilities(s)
+            w = torch.softmax(s, -1)
+            x = s.amax(-1) - w.amax(-1).log()  # the largest weight is exp(max s - x)
             if words is not None:
                 w = w * _dropout_factors(words[_rows(block)], settings.dropout, w, block.high)
             found.append((head_products(w, v[..., : block.high, :]), x))
@@ -173,16 +170,11 @@ class _FarSums(torch.autograd.Function):
             g = dy[rows]
             s, slope = _scores(settings, block, q, k, *masks)
             ds = head_products(g, v[..., : block.high, :].mT)
-            w, p = (torch.softmax(s, -1), None) if settings.odds else _of_probabilities(s)[:2]
-            kept = w
+            kept = w = torch.softmax(s, -1)
             if words is not None:
                 noise = _dropout_factors(words[rows], settings.dropout, w, block.high)
                 kept, ds = w * noise, ds * noise
-            # w (v·g - y·g + dx) for odds, else 2 (1 - p) (w (v·g - y·g) + p dx).
-            if p is None:
-                ds = ds.sub_(common[rows] - dx[rows]).mul_(w)
-            else:
-                ds = (ds.sub_(common[rows]).mul_(w) + p * dx[rows]).mul_(2 - 2 * p)
+            ds = ds.sub_(common[rows] - dx[rows]).mul_(w)
             if slope is not None:
                 ds = ds * slope
             dq.append(head_products(ds, k[..., : block.high, :]))
@@ -204,7 +196,7 @@ def _scores(
     visible: Tensor | None,
     bias: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Scores [B, H, R, n] of the first n keys, the least number where a key is not seen; derivative of a soft cap."""
+    """Find z [B, H, R, n] of the first n keys, the least number where one is not seen, and dz / d(q·k), None for 1."""
     start, stop, low, high, at = block
     s, slope = head_products(q[..., start:stop, :], k[..., :high, :].mT), None
     if settings.softcap is not None:
@@ -212,6 +204,9 @@ def _scores(
         s, slope = settings.softcap * capped, 1 - capped * capped
     if bias is not None:
         s = s + _part(bias, block).to(s)
+    if not settings.odds:
+        p = torch.sigmoid(-2 * s)
+        s, slope = F.logsigmoid(2 * s), 2 * p if slope is None else 2 * p * slope
     least = torch.finfo(s.dtype).min
     if first is not None:
         near = first[..., start:stop, None] <= torch.arange(low, high, device=s.device)
@@ -231,14 +226,6 @@ def _part(mask: Tensor, block: _Block) -> Tensor:
     """Rows and columns of a mask [*, Q or 1, K] for a block."""
     rows = mask if mask.shape[-2] == 1 else mask[..., block.start : block.stop, :]
     return rows[..., : block.high]
-
-
-def _of_probabilities(s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights w, probabilities sigmoid(2s), and x, to which each key adds a little, as in `normalised_weights`."""
-    p, limits = torch.sigmoid(2 * s), torch.finfo(s.dtype)
-    positive = (p + limits.tiny**0.75).masked_fill_(s <= limits.min, 0)
-    x = positive.sum(-1)
-    return positive / x.where(x > 0, 1)[..., None], p, x
 
 
 def _dropout_factors(words: Tensor, rate: float, like: Tensor, keys: int) -> Tensor:

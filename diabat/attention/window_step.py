@@ -53,7 +53,6 @@ class Window(NamedTuple):
     Attributes:
         scale: Factor of q·k.
         odds: Weights are odds, and fields (scores - log Σ exp scores)/2; else probabilities, and fields the scores.
-        least: Added to probabilities.
         far: Keys before the window count.
         heads, groups: H, and the number of heads that share keys and values.
         size: T, the number of slots.
@@ -63,7 +62,6 @@ class Window(NamedTuple):
 
     scale: Any
     odds: Any
-    least: Any
     far: Any
     heads: Any
     groups: Any
@@ -193,16 +191,19 @@ def _fields(window: Window, scores: Any, low: int, first: int, keys: int, x: Any
         score = np.float64(item(scores, first + t))
         x[t] = np.exp(score - top if window.odds else 2 * score)
         total += x[t]
-    one, least = constant(load(scores, 0), 1.0), constant(load(scores, 0), window.least)
+    one = constant(load(scores, 0), 1.0)
+    if (
+        not window.odds
+    ):  # relative to the largest probability up to a factor of two, so that not all underflow
+        log_scale = min(2 * np.float64(top), 0.0)
+        highest, scale = constant(one, log_scale), constant(one, np.exp(log_scale))
+        for row in range(_rows(window, low, first)):
+            s = load(scores, row)
+            store(scores, row, divide(one, add(scale, exponential(sub(highest, add(s, s))))))
+        return np.exp(-log_scale)
     highest = constant(one, top)
     for row in range(_rows(window, low, first)):
-        s = load(scores, row)
-        if window.odds:
-            store(scores, row, exponential(sub(s, highest)))
-        else:
-            store(scores, row, add(least, divide(one, add(one, exponential(sub(sub(one, one), add(s, s)))))))
-    if not window.odds:
-        return 1.0
+        store(scores, row, exponential(sub(load(scores, row), highest)))
     total += _sum(scores, low, first)
     for t in range(window.size):
         x[t] /= total
@@ -214,7 +215,7 @@ def _normalise(window: Window, weights: Any, low: int, first: int, norm: float, 
     """Weights of all keys, from odds of the slots and what the keys before them have."""
     total = _sum(weights, low, first) / norm
     for t in range(window.size):
-        x[t] = x[t] if window.odds else window.least + x[t] / (1 + x[t])
+        x[t] = x[t] if window.odds else x[t] / (1 + x[t])
         total += x[t]
     factor = constant(load(weights, 0), 1 / (norm * total))
     for row in range(_rows(window, low, first)):

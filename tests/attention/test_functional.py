@@ -489,3 +489,55 @@ def test_a_causal_query_of_a_cache_is_warned_of() -> None:
     mask = torch.ones(2, 5, dtype=torch.bool).tril(5 - 2)
     whole = ours(q, q, q, couplings, is_causal=True)
     assert_close(ours(q[:, :, 3:], q, q, couplings, mask), whole[:, :, 3:])
+
+
+def log_weights(scores: Tensor, size: int, couplings: WindowCouplings | None, far: str) -> Tensor:
+    """Logarithms of weights of probabilities of one query, [S], by sums over states of logarithms."""
+    near = scores[-size:]
+    spins = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=F64)] * size).reshape(-1, size)
+    exponents = spins @ near
+    if couplings is not None:
+        J, K = couplings.matrix(size), couplings.three_body(size)
+        exponents = exponents + 0.5 * ((spins @ J[0, 0]) * spins).sum(-1)
+        if K is not None:
+            exponents = exponents + torch.einsum("sj,sk,sl,jkl->s", spins, spins, spins, K[0, 0]) / 6
+    up = torch.stack([exponents[spins[:, j] > 0].logsumexp(0) for j in range(size)]) - exponents.logsumexp(0)
+    before = F.logsigmoid(2 * scores[:-size]) if far == "independent" else scores[:0]
+    return torch.cat((before, up)).log_softmax(-1)
+
+
+SMALL: dict[str, tuple[Callable[[], WindowCouplings | None], dict[str, Any]]] = {
+    "no couplings": (lambda: None, {}),
+    "exact": (lambda: windows(3, heads=1, std=0.4), {}),
+    "banded": (lambda: windows(3, heads=1, std=0.4, bandwidth=1), {"sampler": "banded"}),
+    "far keys": (lambda: windows(3, heads=1, std=0.4), {"far": "independent"}),
+    "no J": (lambda: windows(3, heads=1), {"far": "independent", "sampler": "mean_field"}),
+    "K": (lambda: windows(3, heads=1, std=0.3, terms="J+K"), {}),
+}
+
+
+@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("size", [30.0, 250.0])
+@pytest.mark.parametrize("name", SMALL)
+def test_weights_of_probabilities_below_the_range_of_numbers(name: str, size: float, shown: bool) -> None:
+    """Every P of the query may underflow in float32, and in float64; weights and two derivatives keep their digits."""
+    make, law = SMALL[name]
+    coupled = make()
+    far, window = law.get("far", "none"), 3 if coupled is not None else 5
+    below = torch.tensor([-0.5, 0.0, -1.0, -0.25, -1.5], dtype=F64)
+
+    def mixed(shift: Tensor, dtype: torch.dtype) -> Tensor:
+        k = (shift - size)[None, None, :, None].to(dtype)
+        one, v = torch.ones(1, 1, 1, 1, dtype=dtype), torch.eye(5, dtype=dtype)[None, None]
+        found = ours(one, k, v, coupled, **law, readout="probability", scale=1.0, need_weights=shown)
+        return (found[1] if shown else found[0]).flatten().double()
+
+    expected = torch.zeros(5, dtype=F64)
+    expected[-window if far == "none" else 0 :] = log_weights(below - size, window, coupled, far).exp()
+    for dtype, atol in ((torch.float32, 3e-5), (F64, 1e-11)):
+        assert_close(mixed(below, dtype), expected, rtol=0, atol=atol)
+        with torch.no_grad():  # one compiled call where it serves
+            assert_close(mixed(below, dtype), expected, rtol=0, atol=atol)
+    given = partial(mixed, dtype=F64), below.requires_grad_()
+    assert torch.autograd.gradcheck(*given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(*given, fast_mode=True)

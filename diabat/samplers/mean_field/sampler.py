@@ -82,6 +82,12 @@ class MeanFieldSampler(Sampler):
             Watched("residual", "residual", most=self.tolerance, advice="the point is not a fixed point"),
         )
 
+    def differentiable_log_odds(self, ising: Ising) -> Tensor:
+        """As in the base class: twice the local fields of one fixed point."""
+        m = 2 * self.differentiable_moments(ising, seed=0).probability - 1
+        visible = ising.visible_mask
+        return torch.where(visible, 2 * local_field(ising, torch.where(visible, m, 0)), 0)
+
     def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
         """As in the base class, for batches that compiled code solves."""
         if not is_compiled(ising):
