@@ -16,6 +16,7 @@ from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers.exact import ExactSampler, compiled, sampler
+from diabat.samplers.flat import enumeration_cost, flat
 from diabat.testing import brute_force
 from diabat.testing.problems import make_problem
 
@@ -446,6 +447,29 @@ def test_the_sums_of_pairs_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) 
     want = solve(ising)
     monkeypatch.setattr(compiled, "_PAIR_BYTES", 1)
     assert all(torch.equal(got, expected) for got, expected in zip(solve(ising), want, strict=True))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_memory_budget_holds_the_tables_of_all_threads(
+    monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """Problems of more than 22 spins go to the kernel if what its threads take fits, to the byte."""
+    taken: list[int] = []
+    rows = compiled.aligned_rows
+
+    def spy(*given: Any) -> Any:
+        memory = rows(*given)
+        taken.append(memory.nbytes)
+        return memory
+
+    monkeypatch.setattr(compiled, "aligned_rows", spy)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    ising = make_problem((16,), 23, lead="per_problem", seed=1)
+    (bucket,) = flat(ising).buckets(enumeration_cost)
+    compiled.KernelSolution(ising, (bucket,))
+    assert len(taken) == threads
+    assert compiled.suits_kernel(bucket, 8, sum(taken))
+    assert not compiled.suits_kernel(bucket, 8, sum(taken) - 1)
 
 
 def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,17 @@ def test_groups_are_labels() -> None:
         fit_state_betas(ising, law, groups=torch.arange(3))
 
 
+def test_errors_over_two_groups_by_hand() -> None:
+    """Means m of a spin in the same field: β = artanh of their mean, with the error of a mean of two."""
+    problem, m = Ising(torch.ones(4, 1, dtype=torch.float64)), torch.tensor([0.5, 0.7, 0.1, -0.1]).double()
+    fit = fit_state_betas(problem, torch.stack([1 - m, 1 + m], -1) / 2, groups=torch.tensor([3, 3, 8, 8]))
+    of_groups, mean = (0.6, 0.0), 0.3
+    beta, error = math.atanh(mean), (of_groups[0] - of_groups[1]) / 2 / (1 - mean**2)
+    assert (fit.field, fit.field_error) == pytest.approx((beta, error))
+    # Student's t with one degree of freedom, the law of Cauchy.
+    assert fit.interval("field", 0.5) == pytest.approx((beta - error, beta + error))
+
+
 def test_a_single_read_of_many_problems_has_an_error() -> None:
     # One read of each of 3000 problems at (0.8, 1.3): 4.9 standard errors, alpha 1e-6.
     problem = make_problem((3000,), 4, seed=8)
