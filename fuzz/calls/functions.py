@@ -14,7 +14,7 @@ import diabat
 from diabat.attention import WindowCouplings
 from diabat.testing.oracle import state_table
 from fuzz.calls.laws import close, finite
-from fuzz.problems import DTYPES, SEEDS, leads, mostly, normal, scales
+from fuzz.problems import DTYPES, SEEDS, float_masks, leads, mostly, normal, scales
 from fuzz.properties import demand, holds
 
 LEADS = ((1,), (2,), (4,), (2, 2), (1, 4), (3, 1), (2, 1, 2), ())
@@ -27,15 +27,12 @@ def functions(draw: st.DrawFn) -> None:
     q, k, v = _inputs(draw)
     lead, (queries, keys) = q.shape[:-2], (q.shape[-2], k.shape[-2])
     made, far, backend = _couplings(draw, q, k)
-    mask, causal = _mask(draw, (*lead, queries, keys))
-    if mask is not None and mask.is_floating_point():
-        mask = mask.to(q.dtype)
+    mask, causal, seen, bias = _mask(draw, (*lead, queries, keys))
     options: dict[str, Any] = {
         "readout": draw(st.sampled_from(["odds", "probability"])), "far": far, "sampler": backend,
         "softcap": draw(mostly(st.none(), scales(0.1, 100))), "scale": draw(mostly(st.none(), scales(0.01, 10))),
         "enable_gqa": k.shape[:-2] != lead, "seed": 1,
     }  # fmt: skip
-    seen, bias = _seen(mask, causal, (*lead, queries, keys))
     y, weights = diabat.boltzmann_attention(q, k, v, made, mask, 0.0, causal, need_weights=True, **options)
     alone = diabat.boltzmann_attention(q, k, v, made, mask, 0.0, causal, **options)
     assert isinstance(alone, Tensor)
@@ -55,7 +52,7 @@ def functions(draw: st.DrawFn) -> None:
             finite(tensor.grad, "gradient")
     if q.dtype == torch.float32:
         return
-    scores, compared = _scores(q, k, options["scale"], options["softcap"]), _compared(seen, made)
+    scores = _scores(q, k, options["scale"], options["softcap"])
     if made is None and options["readout"] == "odds":
         expected = (scores + bias).masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0)
     elif backend == "mean_field":
@@ -63,7 +60,7 @@ def functions(draw: st.DrawFn) -> None:
     else:
         h = (scores + bias).masked_fill(~seen, -math.inf)
         expected = _enumerated(h, _matrices(made, seen, far), seen, options["readout"])
-    close(shown[compared], expected[compared], 1e-5, "weights")
+    close(shown, expected, 1e-5, "weights")
 
 
 def _inputs(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,36 +100,25 @@ def _couplings(draw: st.DrawFn, q: Tensor, k: Tensor) -> tuple[Coupled, str, str
     return made, far, backend
 
 
-def _mask(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Tensor | None, bool]:
-    """A mask of any shape that broadcasts to [*, H, L, S], or a causal rule."""
-    kind, seed = draw(st.sampled_from(["none", "causal", "bool", "float", "padding"])), draw(SEEDS)
+def _mask(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Tensor | None, bool, Tensor, Tensor]:
+    """A mask of any shape that broadcasts to [*, H, L, S], or a causal rule; what is visible, and what is added."""
+    kind, seed = draw(st.sampled_from(["none", "causal", "padding", "any", "any"])), draw(SEEDS)
+    seen, bias = torch.ones(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.float64)
     if kind in ("none", "causal"):
-        return None, kind == "causal"
+        return None, kind == "causal", seen.tril() if kind == "causal" else seen, bias
     if kind == "padding":
         batch = (*shape[:-3], 1) if len(shape) > 2 else ()
         bounds = (normal(seed, *batch, 2, 1, 1).abs() * shape[-1] / 3).floor()
         place = torch.arange(shape[-1])
         left, right = bounds.unbind(-3)
-        seen = (place >= left) & (place < shape[-1] - right)
-        return seen & torch.ones(shape[-2:], dtype=torch.bool).tril(shape[-1] - shape[-2]), False
-    sizes = draw(leads(shape)) or (1,)
-    hidden = normal(seed, *sizes) > draw(st.sampled_from([0.5, 2.0, -1.0]))
-    if kind == "bool":
-        return ~hidden, False
-    added = draw(scales(0.01, 10)) * normal(seed + 1, *sizes)
-    return added.masked_fill(hidden, -math.inf), False
-
-
-def _seen(mask: Tensor | None, causal: bool, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Visible keys and what is added to scores, for weights of this shape."""
-    seen, bias = torch.ones(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.float64)
-    if causal:
-        seen = seen.tril()
-    if mask is None:
-        return seen, bias
-    if mask.dtype == torch.bool:
-        return seen & mask, bias
-    return seen & (mask != -math.inf), bias + torch.where(mask == -math.inf, 0, mask.double())
+        mask = (place >= left) & (place < shape[-1] - right)
+        mask = mask & torch.ones(shape[-2:], dtype=torch.bool).tril(shape[-1] - shape[-2])
+    else:
+        mask = normal(seed, *(draw(leads(shape)) or (1,))) < draw(st.sampled_from([0.5, 2.0, -1.0]))
+    if draw(st.booleans()):
+        return mask, False, seen & mask, bias
+    given = draw(float_masks(mask, draw(st.just(0.0) | scales(0.01, 10)) * normal(seed + 1, *mask.shape)))
+    return given, False, seen & mask, bias + torch.where(mask, given.double(), 0)
 
 
 def _scores(q: Tensor, k: Tensor, scale: float | None, softcap: float | None) -> Tensor:
@@ -180,11 +166,3 @@ def _enumerated(scores: Tensor, J: Tensor, seen: Tensor, readout: str) -> Tensor
     odds = next(parts) - next(parts)
     weights = odds if readout == "odds" else F.logsigmoid(odds)
     return weights.masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0)
-
-
-def _compared(seen: Tensor, made: Coupled) -> Tensor:
-    """Queries that are compared: of a moving window not those of padding on the right, which go by position."""
-    queries, keys = seen.shape[-2:]
-    if made is None or not made.relative or queries != keys:
-        return torch.ones(seen.shape[:-1], dtype=torch.bool)
-    return seen.diagonal(dim1=-2, dim2=-1) | seen[..., -1, :].all(-1, keepdim=True)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from itertools import product
 from typing import Any, get_args
 
 import torch
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, func, nn
+from torch.nn.utils.parametrize import register_parametrization
 
 import diabat
-from diabat.attention.coupled import SELF_MODES
+from diabat.attention.coupled import MODES, SELF_MODES
+from diabat.samplers import kept
 from diabat.samplers.capabilities import Estimator, UnsupportedError
 from diabat.testing.oracle import ReferenceSampler
 from fuzz.calls.laws import GRADIENT, TOLERANCE, close, finite, gradient_agrees, near_tie, total
-from fuzz.problems import DTYPES, SEEDS, mostly, normal, one_in, parts, problems, scales
+from fuzz.problems import DTYPES, SEEDS, float_masks, mostly, normal, one_in, parts, problems, scales
 from fuzz.properties import demand, holds
 
 BACKENDS: dict[str, dict[str, Any]] = {
@@ -24,7 +29,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "tempering": {"num_replicas": 2, "sweeps": 8, "burn_in": 8},
     "refine": {"sampler": "exact", "num_reads": 50},
 }
-ANALYTIC = st.sampled_from(["exact", "banded", "mean_field"])
+ANALYTIC = ("exact", "banded", "mean_field")
 
 
 @holds
@@ -53,14 +58,14 @@ def estimators(draw: st.DrawFn) -> None:
         gradient_agrees(p, ising, v, GRADIENT[dtype] + TOLERANCE[dtype] + 1e-14 * total(ising))
 
 
-def _layer(draw: st.DrawFn) -> tuple[dict[str, Any], Any]:
-    """Options of a layer, and the layer."""
+def _layer(draw: st.DrawFn, *others: str) -> tuple[dict[str, Any], Any]:
+    """Options of a layer with an analytic backend or another one, and the layer."""
     options: dict[str, Any] = {"readout": draw(st.sampled_from(["probability", "odds"]))}
     options |= {"rotary": draw(st.booleans()), "softcap": draw(mostly(st.none(), scales(0.1, 100)))}
     heads = draw(st.sampled_from([1, 2]))
     options |= {"mode": draw(st.sampled_from(SELF_MODES)), "window": draw(st.integers(1, 6))}
     if draw(st.booleans()):
-        options |= {"sampler": draw(ANALYTIC | st.just("dqa")), "causal": draw(st.booleans())}
+        options |= {"sampler": draw(st.sampled_from([*ANALYTIC, *others])), "causal": draw(st.booleans())}
     else:
         options |= {"sampler": draw(st.sampled_from(["exact", "exact", "mean_field"])), "relative": True}
         options["far"] = draw(st.sampled_from(["none", "independent"]))
@@ -73,9 +78,13 @@ def _layer(draw: st.DrawFn) -> tuple[dict[str, Any], Any]:
 @holds
 def attention(draw: st.DrawFn) -> None:
     """Weights of any mode sum to 1 or are 0; steps, a smaller batch and enumeration give the same output."""
-    (options, layer), length = _layer(draw), draw(st.integers(1, 12))
+    options, layer = _layer(draw, "dqa")
     heads = layer.num_heads
-    x, padding = _inputs(draw, layer, length if layer.relative else min(length, layer.window), draw(DTYPES))
+    x, padding = _inputs(draw, layer, 12, draw(DTYPES))
+    if inferred := draw(one_in(4)):
+        kept._STORE = kept.Store(kept.LIMIT)
+        with torch.inference_mode():
+            layer(x.detach(), key_padding_mask=padding)
     y, weights = layer(x, key_padding_mask=padding, need_weights=True)
     shape, sums = (2, heads, x.shape[1], x.shape[1]), weights.detach().double().sum(-1)
     demand(tuple(weights.shape) == shape, f"weights: expected {shape}, got {tuple(weights.shape)}")
@@ -91,6 +100,10 @@ def attention(draw: st.DrawFn) -> None:
     if x.dtype == torch.float32:
         return
     most = 1e-5 * (1 + float(y.detach().abs().max()))
+    if inferred and options["sampler"] != "dqa":
+        kept._STORE = kept.Store(kept.LIMIT)
+        (g,) = torch.autograd.grad(layer(x, key_padding_mask=padding).sum(), x)
+        close(x.grad, g, 1e-5 * (1 + float(g.abs().max())), "gradient after a pass in inference mode")
     if options["sampler"] != "dqa":  # its self-couplings take reads
         alone = layer(x[:1], key_padding_mask=None if padding is None else padding[:1])
         close(alone, y[:1], most, "the first sequence alone")
@@ -110,11 +123,107 @@ def attention(draw: st.DrawFn) -> None:
         close(other(x, key_padding_mask=padding), y, most, "output by enumeration")
 
 
-def _inputs(draw: st.DrawFn, layer: Any, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Scale the parameters of the layer; inputs of any strength, and perhaps padding."""
-    scale, strength, seed = draw(scales(0.1, 10)), draw(scales(1e-3, 1e2)), draw(SEEDS)
+def _inputs(
+    draw: st.DrawFn, layer: Any, longest: int, dtype: torch.dtype, most: float = 1e2
+) -> tuple[Tensor, Tensor | None]:
+    """Scale the parameters of the layer; inputs of any length and strength, and perhaps padding."""
+    scale, strength, seed = draw(scales(0.1, 10)), draw(scales(1e-3, most)), draw(SEEDS)
+    length = draw(st.integers(1, longest if layer.couplings.relative else min(longest, layer.window)))
     with torch.no_grad():
         for parameter in layer.to(dtype).parameters():
             parameter.mul_(scale).add_(0.1 * torch.randn_like(parameter))
     x = (strength * normal(seed, 2, length, layer.embed_dim)).to(dtype).requires_grad_()
     return x, normal(seed + 1, 2, length) > 0.3 if draw(one_in(3)) else None
+
+
+@holds
+def masks(draw: st.DrawFn) -> None:
+    """Of the drop-in layer every form of one mask, bool or float, gives the same, in a batch and alone."""
+    heads, readout = draw(st.sampled_from([1, 2])), draw(st.sampled_from(["probability", "odds"]))
+    layer = diabat.BoltzmannMultiheadAttention(
+        4 * heads, heads, batch_first=True, window=6, mode=draw(st.sampled_from(MODES)), readout=readout
+    )
+    x, padding = _inputs(draw, layer, 6, torch.float64)
+    n, causal = x.shape[1], draw(st.booleans())
+    if padding is None:  # on the right
+        padding = torch.arange(n) >= torch.tensor([[draw(st.integers(0, n))], [n]])
+    hidden = torch.ones(n, n).triu(1) > 0 if causal else torch.rand(n, n) < draw(st.sampled_from([0.0, 0.4]))
+    bias = draw(st.just(0.0) | scales(0.01, 10)) * torch.randn(n, n)
+    of_keys, of_pairs = draw(float_masks(~padding, torch.zeros(2, n))), draw(float_masks(~hidden, bias))
+    forms: list[dict[str, Any]] = [{"attn_mask": of_pairs}]
+    if not bool(bias.any()):
+        forms.append({"is_causal": True} if causal else {"attn_mask": hidden})
+    whole = of_pairs.masked_fill(hidden | padding[:, None], -torch.inf).repeat_interleave(heads, 0)
+    y = layer(x, x, x, attn_mask=whole)[0]
+    most = 1e-5 * (1 + float(y.detach().abs().max()))
+    for form, keys in product(forms, (of_keys, padding)):
+        close(layer(x, x, x, keys, **form)[0], y, most, "another form of the mask")
+        close(layer(*[x[:1]] * 3, keys[:1], **form)[0], y[:1], most, "the first sequence alone")
+
+
+@holds
+def second_derivatives(draw: st.DrawFn) -> None:
+    """Nested ``func.grad`` beside parameters that train is the double backward, without couplings ``hessian`` too."""
+    if draw(st.booleans()):
+        sampler, ising = diabat.sampler(draw(st.sampled_from(ANALYTIC))), draw(problems(spins=6, most=1.0))
+        x, J = ising.fields.detach().clone().requires_grad_(), ising.held_couplings
+        given: dict[str, Any] = {"visible": ising.visible, "three_body": ising.three_body}
+        plain = J is None and ising.three_body is None
+
+        def value(x: Tensor) -> Tensor:
+            return diabat.spin_probabilities(x, J, sampler, **given).square().sum() + x.square().sum()
+
+    else:
+        options, layer = _layer(draw)
+        x, padding = _inputs(draw, layer, 4, draw(DTYPES), 1.0)
+        plain = options["mode"] == "softmax"
+
+        def value(x: Tensor) -> Tensor:
+            return layer(x, key_padding_mask=padding).square().sum() + x.square().sum()
+
+    w = normal(draw(SEEDS), *x.shape).to(x.dtype)
+    (slope,) = torch.autograd.grad(value(x), x, create_graph=True)
+    (want,) = torch.autograd.grad((slope * w).sum(), x)
+    finite(want, "second derivative")
+    most = 10 * GRADIENT[x.dtype] * (1 + float(want.abs().max()))
+    nested = func.grad(lambda x: (func.grad(value)(x) * w).sum())(x.detach())
+    close(nested, want, most, "nested grad")
+    if plain:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # torch compiles by what it has deprecated
+            matrix = func.hessian(value)(x.detach())
+        close(torch.tensordot(matrix, w, w.ndim), want, most, "hessian")
+
+
+class _Doubled(nn.Module):
+    def forward(self, pairs: Tensor) -> Tensor:
+        return 2 * pairs
+
+
+@holds
+def held(draw: st.DrawFn) -> None:
+    """A layer whose J is held gives the same after it was saved, and so does any that loads it, or a sentence."""
+    options, layer = _layer(draw)
+    x, padding = _inputs(draw, layer, 6, torch.float64)
+    other = diabat.BoltzmannAttention(layer.embed_dim, layer.num_heads, **options).double()
+    values, heads = st.none() | st.floats(-3, 3), st.none() | st.just([0])
+    changes: dict[str, Callable[[Any], object]] = {
+        "hold": lambda part: part.hold(draw(values), heads=draw(heads)),
+        "hold more": lambda part: part.hold(draw(values), heads=draw(heads)),
+        "train": lambda part: [p.data.add_(torch.randn_like(p)) for p in part.parameters()],
+        "release": lambda part: part.release(),
+        "empty": lambda part: part.to_empty(device="cpu"),
+        "double": lambda part: register_parametrization(part, "pairs", _Doubled()),
+    }
+    of_layer = draw(st.permutations([*changes][:4] + ["double"] * (layer.couplings.pairs is not None)))
+    of_layer = of_layer[: draw(st.integers(0, 4))]
+    of_other = draw(st.lists(st.sampled_from([*changes][:5]), max_size=3)) + ["double"] * (
+        "double" in of_layer
+    )
+    for part, names in ((layer, of_layer), (other, of_other)):
+        for name in names:
+            changes[name](part.couplings)
+    y = layer(x, key_padding_mask=padding)
+    other.load_state_dict(layer.state_dict())
+    for again in (layer, other):
+        close(again(x, key_padding_mask=padding), y, 1e-9 * (1 + float(y.detach().abs().max())), "output")
