@@ -66,7 +66,8 @@ def functions(draw: st.DrawFn) -> None:
 def _inputs(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values, some with grouped heads, and in other layouts of the memory."""
     lead, dtype, seed = draw(st.sampled_from(LEADS)), draw(DTYPES), draw(SEEDS)
-    size, keys, features = draw(st.integers(1, 6)), draw(st.integers(1, 7)), draw(st.integers(1, 4))
+    size, features = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    keys = draw(st.just(size) | st.integers(1, 7))
     heads = lead[-1] if lead else 1
     groups = draw(st.sampled_from([n for n in (heads, heads, 1, 2) if heads % n == 0]))
     own = (*lead[:-1], groups) if lead else ()

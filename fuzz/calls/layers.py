@@ -81,8 +81,8 @@ def attention(draw: st.DrawFn) -> None:
     options, layer = _layer(draw, "dqa")
     heads = layer.num_heads
     x, padding = _inputs(draw, layer, 12, draw(DTYPES))
+    kept._STORE = kept.Store(kept.LIMIT)
     if inferred := draw(one_in(4)):
-        kept._STORE = kept.Store(kept.LIMIT)
         with torch.inference_mode():
             layer(x.detach(), key_padding_mask=padding)
     y, weights = layer(x, key_padding_mask=padding, need_weights=True)
@@ -215,11 +215,10 @@ def held(draw: st.DrawFn) -> None:
         "empty": lambda part: part.to_empty(device="cpu"),
         "double": lambda part: register_parametrization(part, "pairs", _Doubled()),
     }
-    of_layer = draw(st.permutations([*changes][:4] + ["double"] * (layer.couplings.pairs is not None)))
-    of_layer = of_layer[: draw(st.integers(0, 4))]
-    of_other = draw(st.lists(st.sampled_from([*changes][:5]), max_size=3)) + ["double"] * (
-        "double" in of_layer
-    )
+    more = ["hold more", "release", *["double"] * (layer.couplings.pairs is not None)]
+    of_layer = draw(st.permutations(["hold", "train", *draw(st.lists(st.sampled_from(more), unique=True))]))
+    of_other = draw(st.lists(st.sampled_from([*changes][:5]), max_size=3))
+    of_other += [name for name in of_layer if name == "double"]
     for part, names in ((layer, of_layer), (other, of_other)):
         for name in names:
             changes[name](part.couplings)
