@@ -484,6 +484,16 @@ def test_a_compiled_layer_has_no_second_derivative(power: int) -> None:
         grad(slope.sum(), x)
 
 
+def test_a_slope_of_func_grad_is_differentiated_by_tensors_behind_it() -> None:
+    """A gradient penalty without couplings, by keys that train: autograd outside of the transform."""
+    q, k, v = (random(1, 1, 4, 3, seed=i) for i in range(3))
+    k.requires_grad_()
+    (found,) = grad(torch.func.grad(lambda q: causal(q, k, v).square().sum())(q).square().sum(), k)
+    again = q.clone().requires_grad_()
+    (slope,) = grad(causal(again, k, v).square().sum(), again, create_graph=True)
+    torch.testing.assert_close(found, grad(slope.square().sum(), k)[0])
+
+
 def test_roots_of_second_derivatives_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """40 numbers for each pair and coalition: 4 x 512² x 16 x 8 x 40 bytes are 5 GiB."""
     monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 30)

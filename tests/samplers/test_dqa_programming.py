@@ -331,3 +331,9 @@ def test_copies_have_parameters_of_their_own() -> None:
     assert copies[1].plan.field_angles[0] == sampler.plan.field_angles[0] == PLAN.field_angles[0]
     fixed = quick()
     assert fixed.with_own_parameters() is fixed
+
+
+def test_asymmetric_couplings_that_nobody_checked_are_refused() -> None:
+    ising = Ising(torch.zeros(2, dtype=F64), torch.tensor([[0.0, 0.25], [0.0, 0.0]], dtype=F64), check=False)
+    with pytest.raises(ValueError, match="symmetric"):
+        to_hardware_units(ising, Betas(1.0, 1.0), ControlNoise(), 0)
