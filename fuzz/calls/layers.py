@@ -100,7 +100,7 @@ def attention(draw: st.DrawFn) -> None:
     if x.dtype == torch.float32:
         return
     most = 1e-5 * (1 + float(y.detach().abs().max()))
-    if inferred and options["sampler"] != "dqa":
+    if inferred and options["sampler"] != "dqa" and x.grad is not None:
         kept._STORE = kept.Store(kept.LIMIT)
         (g,) = torch.autograd.grad(layer(x, key_padding_mask=padding).sum(), x)
         close(x.grad, g, 1e-5 * (1 + float(g.abs().max())), "gradient after a pass in inference mode")

@@ -14,6 +14,7 @@ import torch
 from problems import naive, naive_log_odds, solved
 from torch import Tensor
 
+from diabat.compute.scratch import aligned_rows
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers.exact import ExactSampler, compiled, sampler
 from diabat.samplers.flat import enumeration_cost, flat
@@ -455,10 +456,9 @@ def test_the_memory_budget_holds_the_tables_of_all_threads(
 ) -> None:
     """Problems of more than 22 spins go to the kernel if what its threads take fits, to the byte."""
     taken: list[int] = []
-    rows = compiled.aligned_rows
 
     def spy(*given: Any) -> Any:
-        memory = rows(*given)
+        memory = aligned_rows(*given)
         taken.append(memory.nbytes)
         return memory
 
