@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from diabat.models import Transformer, TransformerOptions
+from diabat.samplers.base import Sampler
 from diabat.tasks import BracketOptions, Task
 from diabat.training import TrainOptions, TrainResult, train
 from diabat.training.folder import LATEST
@@ -27,11 +28,11 @@ def tiny_task(num_train: int = 40) -> Task:
     return BracketOptions(window=4, num_train=num_train, num_validation=16).build()
 
 
-def tiny_model(task: Task, mode: str = "h+J", seed: int = 0) -> Transformer:
-    """One layer of Boltzmann attention with exact marginals."""
+def tiny_model(task: Task, mode: str = "h+J", seed: int = 0, sampler: str | Sampler = "exact") -> Transformer:
+    """One layer of Boltzmann attention, with exact marginals if no sampler is given."""
     torch.manual_seed(seed)
     options = TransformerOptions(embed_dim=8, ffn_dim=8, dropout=0.1, mode=mode)
-    return Transformer(options, task.vocab_size, task.num_classes, task.window)
+    return Transformer(options, task.vocab_size, task.num_classes, task.window, sampler)
 
 
 def tiny_train(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diabat.cli import arguments
-from diabat.cli.output import print_json, print_report, print_table, require_writable
+from diabat.cli.output import print_json, print_report, print_table, require_writable, say
 
 if TYPE_CHECKING:
     from diabat.config import Config
@@ -32,9 +32,9 @@ def train_model(
     The run is written to the folder output, which is new or empty unless --resume.
     """
     resolved = arguments.load(config, overrides, trust=trust)
-    from diabat.config import to_plain
     from diabat.runs.build import require_same_run, run_training
     from diabat.training import OutputError, TrainingInterrupted
+    from diabat.training.folder import CONFIG, last_line
 
     if resume:
         require_same_run(resolved)
@@ -52,10 +52,15 @@ def train_model(
             "resume=True, or name another folder", "--resume, or name another by output=FOLDER"
         )
         raise OutputError(said) from error
+    facts = last_line(result.run_dir, "sampler")
     if as_json:
-        print_json({**vars(result), "task": resolved.task.name, "config": to_plain(resolved)})
+        stored = json.loads((result.run_dir / CONFIG).read_text("utf-8"))
+        given = {"task": resolved.task.name, "config": stored, "sampler": facts}
+        print_json({**vars(result), **given})
     else:
         _print_training(resolved, result)
+        if facts is not None:
+            say(_sampled_by(facts))
 
 
 def _print_training(config: Config, result: TrainResult) -> None:
@@ -69,6 +74,19 @@ def _print_training(config: Config, result: TrainResult) -> None:
         ("run folder", str(result.run_dir)),
     ]
     print_table("Training finished", ("", ""), rows)
+
+
+def _sampled_by(facts: dict[str, Any]) -> str:
+    """One sentence on the sampler of the last validation."""
+    from diabat.samplers.diagnostics import LAWS
+
+    engine = f" (engine {facts['engine']})" if facts["engine"] else ""
+    reads = f"{facts['num_reads']} reads" if facts["num_reads"] else "no reads"
+    doubtful = f"; doubtful: {', '.join(facts['doubtful'])}" if facts["doubtful"] else ""
+    return (
+        f"Sampled by {facts['backend']}{engine}: {LAWS[facts['law']]}, {reads}, gradient {facts['gradient']}, largest "
+        f"|h| {facts['largest_field']:.3g} and |J| {facts['largest_coupling']:.3g}{doubtful}."
+    )
 
 
 SplitOption = Annotated[

@@ -162,6 +162,7 @@ class Config(BaseModel):
         training: Options of the training loop.
         fidelity: Options of the comparison with exact marginals.
         anneal: Options of a learned anneal.
+        resolved: In the file of a run: what options that were left to it became, and the version of diabat; not read.
     """
 
     model_config = STRICT
@@ -177,6 +178,7 @@ class Config(BaseModel):
     training: TrainOptions = TrainOptions()
     fidelity: FidelityOptions = FidelityOptions()
     anneal: AnnealOptions = AnnealOptions()
+    resolved: Annotated[dict[str, Any], Field(exclude=True)] = {}
 
     @model_validator(mode="after")
     def _fitting_model(self) -> Config:

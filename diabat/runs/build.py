@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from diabat import __version__
 from diabat.config.errors import ConfigError, of_section, refused
 from diabat.config.loading import load_config, to_plain
 from diabat.config.schema import Config, SamplerChoice
@@ -99,8 +100,10 @@ def run_training(config: Config, *, resume: bool = False, progress: bool = True)
     task = build_task(config)
     model = build_model(config, task, backend).to(device)
     stored = to_plain(config.model_copy(update={"task": config.task.as_built(task)}))
+    used = {key: value for key, value in stored.items() if key not in ("fidelity", "anneal")}
+    used["resolved"] = {"diabat": __version__, **backend.resolved}
     options = {"resume": resume, "progress": progress}
-    return train(model, task, config.training, config.output, **options, extra_metadata=stored)
+    return train(model, task, config.training, config.output, **options, extra_metadata=used)
 
 
 def require_same_run(config: Config) -> None:

@@ -22,7 +22,7 @@ from diabat.ising import Ising, without_autocast
 from diabat.samplers.answers import AdjointGradient, Moments, Samples, Solution
 from diabat.samplers.capabilities import Capabilities, UnsupportedError
 from diabat.samplers.derivatives import analytic_moments, differentiated
-from diabat.samplers.diagnostics import Watched
+from diabat.samplers.diagnostics import Watched, note_answer
 from diabat.samplers.folding import transformed
 from diabat.samplers.odds import analytic_log_odds
 from diabat.samplers.options import WithOptions
@@ -82,6 +82,11 @@ class Sampler(WithOptions, InFloat32, ABC):
         return f"'{self.name}'" + "".join(b.described.removeprefix(f"'{b.name}'") for b in self._bases)
 
     @property
+    def resolved(self) -> dict[str, Any]:
+        """What options that were left to the backend, or to its base, became, as plain data for the record of a run."""
+        return {key: value for base in self._bases for key, value in base.resolved.items()}
+
+    @property
     def watched(self) -> tuple[Watched, ...]:
         """Entries of ``info`` that measure the quality of a result, with limits; see `diabat.samplers.diagnostics`."""
         return ()
@@ -127,6 +132,7 @@ class Sampler(WithOptions, InFloat32, ABC):
             samples = self._sample(self._taken(held.without_constants()), num_reads, drawn)
         known = {"backend": self.name, "seed": drawn, "wall_s": preparing.clock() - start}
         info = known | cast("Any", samples.info)  # so that entries of `Info` are not computed yet
+        note_answer(num_reads, info)
         found = Samples(samples.spins, samples.visible, info, held, samples.tracked)
         return found.with_clamped(held.clamped)
 
@@ -197,7 +203,9 @@ class Sampler(WithOptions, InFloat32, ABC):
         known = {"backend": self.name, "wall_s": preparing.clock() - start}
         if moments.num_reads is not None:
             known["seed"] = drawn
-        return moments.replaced(info=known | cast("Any", moments.info)).with_constants(given)
+        info = known | cast("Any", moments.info)
+        note_answer(moments.num_reads, info)
+        return moments.replaced(info=info).with_constants(given)
 
     def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
         """Moments differentiable in h, J and K, as from :meth:`moments` but without the ``info`` of the call."""

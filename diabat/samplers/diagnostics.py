@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -93,6 +95,34 @@ class Watched:
     def below(self, key: str, label: str) -> Watched:
         """The same entry if the ``info`` of the backend is nested at ``key`` in another one."""
         return replace(self, key=f"{key}.{self.key}", label=f"{label}: {self.label}")
+
+
+class Heard(NamedTuple):
+    """What an answer says of itself: number of reads, None for computed ones, and ``info``."""
+
+    num_reads: int | None
+    info: Mapping[str, Any]
+
+
+_HEARD: ContextVar[list[Heard] | None] = ContextVar("heard", default=None)
+
+
+@contextmanager
+def last_answer() -> Iterator[list[Heard]]:
+    """A list that holds what the last answer of any sampler in the block says of itself; empty if there is none."""
+    found: list[Heard] = []
+    token = _HEARD.set(found)
+    try:
+        yield found
+    finally:
+        _HEARD.reset(token)
+
+
+def note_answer(num_reads: int | None, info: Mapping[str, Any]) -> None:
+    """Note an answer for :func:`last_answer`; that of a composite comes after those of its base."""
+    found = _HEARD.get()
+    if found is not None:
+        found[:] = [Heard(num_reads, info)]
 
 
 class Diagnostic(NamedTuple):

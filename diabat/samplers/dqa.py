@@ -159,6 +159,11 @@ class DQASampler(Sampler):
         return super().described + f" with engine '{self.engine.name}'" * (not self.engine.differentiable)
 
     @property
+    def resolved(self) -> dict[str, Any]:
+        """The anneal in words: schedule or plan, time, steps, order and grid."""
+        return {"anneal": self.anneal.plan.label or self.anneal.name}
+
+    @property
     def watched(self) -> tuple[Watched, ...]:
         """Watched facts: the range of the plan, and the predicted inverse temperatures."""
         return WATCHED

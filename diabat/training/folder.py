@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from diabat.checks import escaped
 from diabat.files import TEMPORARY_PREFIX, open_file
@@ -112,8 +113,9 @@ def metrics_file(folder: Path) -> Iterator[BinaryIO]:
     """Open metrics.jsonl for appending, create it if missing; a link is not followed.
 
     Lines of event ``step`` hold the loss of one batch, lines of event ``epoch`` the mean training loss of an epoch, the
-    validation loss and the metric; both hold ``step`` (steps taken), ``epoch`` (epochs completed), ``wall_s`` and
-    ``cpu_s`` (wall-clock and processor time of the run so far).
+    validation loss and the metric, lines of event ``sampler`` what sampled this validation
+    (:func:`diabat.training.diagnostics.observed`); all hold ``step`` (steps taken), ``epoch`` (epochs completed),
+    ``wall_s`` and ``cpu_s`` (wall-clock and processor time of the run so far).
 
     Raises:
         OutputError: If the system refuses.
@@ -121,6 +123,12 @@ def metrics_file(folder: Path) -> Iterator[BinaryIO]:
     path = folder / METRICS
     with writing(path), os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
         yield file
+
+
+def last_line(folder: Path, event: str) -> dict[str, Any] | None:
+    """The last line of this event in metrics.jsonl; None if there is none."""
+    lines = (json.loads(line) for line in (folder / METRICS).read_text("utf-8").splitlines())
+    return next(iter(reversed([line for line in lines if line["event"] == event])), None)
 
 
 def cut_metrics(folder: Path, length: int) -> None:

@@ -35,7 +35,7 @@ from diabat.training.checkpoint import (
     save_checkpoint,
 )
 from diabat.training.data_parallel import Processes
-from diabat.training.diagnostics import numbers_in_range, require_finite
+from diabat.training.diagnostics import numbers_in_range, observed, require_finite
 from diabat.training.evaluate import epoch_order, evaluate, own_random_numbers
 from diabat.training.folder import (
     BEST,
@@ -305,7 +305,8 @@ class Trainer:
         how: dict[str, Any] = {"seed": options.seed, "precision": options.precision}
         again = partial(evaluate, model, self.validation, **how)
         with numbers_in_range(model, state, again):
-            loss, accuracy = again(processes=self.processes)
+            with observed(model) as facts:
+                loss, accuracy = again(processes=self.processes)
             require_finite(model, state, again, validation_loss=loss)
             metric = self.task.metric_value(loss, accuracy)
             if state.record_validation(loss, metric) and self.processes.is_main:
@@ -315,8 +316,10 @@ class Trainer:
             state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
             self._shuffle()
         self._log("epoch", **figures)
+        if facts:
+            self._log("sampler", **facts)
 
-    def _log(self, event: str, **figures: float) -> None:
+    def _log(self, event: str, **figures: Any) -> None:
         self._read_clocks()
         state = self.state
         times = {"wall_s": round(state.seconds, 3), "cpu_s": round(state.cpu_seconds, 3)}

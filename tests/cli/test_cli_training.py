@@ -135,3 +135,26 @@ def test_an_evaluation_needs_no_gradient(tmp_path: Path) -> None:
     sentence = "sampler 'dqa' with engine 'aer' supports linear_response, straight_through, covariance, got 'adjoint'"
     assert (refused.exit_code, sentence in refused.stderr) == (2, True)
     assert train(tmp_path / "aer", *anneal, "sampler.engine=aer").exit_code == 0
+
+
+def test_a_run_records_what_sampled_it(tmp_path: Path) -> None:
+    """In a sentence, and in its folder: the anneal that was resolved, and no section that a training does not read."""
+    anneal = ("sampler.backend=dqa", "sampler.annealing_time_ns=2.0", "sampler.num_reads=20")
+    said = train(tmp_path / "run", *anneal)
+    assert said.exit_code == 0, said.stderr
+    sentence = "Sampled by dqa (engine native): the law of the anneal, not the Boltzmann law, 20 reads, gradient "
+    assert sentence in " ".join(said.stdout.split())
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert not {"fidelity", "anneal"} & {*stored}
+    assert stored["resolved"]["diabat"] == diabat.__version__
+    assert stored["resolved"]["anneal"].startswith("Advantage2_system1 (fast), 2 ns, ")
+    assert (
+        run(
+            "evaluate",
+            str(tmp_path / "run"),
+            "sampler.schedule=boltzmann-4",
+            "sampler.annealing_time_ns=null",
+        ).exit_code
+        == 0
+    )
+    assert "Sampled by" not in train(tmp_path / "softmax", "model.mode=softmax").stdout

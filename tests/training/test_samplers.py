@@ -11,6 +11,7 @@ import pytest
 import torch
 from run_checks import assert_same_run, metrics
 
+from diabat.attention.coupled import coupling_parameters
 from diabat.circuits import TrotterPlan
 from diabat.models import Transformer, TransformerOptions
 from diabat.samplers import sampler
@@ -130,3 +131,50 @@ def test_the_weights_that_were_saved_are_those_that_sample(tmp_path: Path) -> No
     assert np.array_equal(
         layer.sampler.plan.field_angles, load_model(tmp_path / "run", "latest")[NAME][0].double()
     )
+
+
+OBSERVED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "exact": ({}, {"law": "boltzmann", "gradient": "exact", "num_reads": None, "watched": {}}),
+    "mean_field": ({}, {"law": "mean-field", "gradient": "exact", "num_reads": None}),
+    "tempering": (
+        {"num_reads": 64, "num_chains": 4, "num_replicas": 2},
+        {"law": "boltzmann", "gradient": "straight_through"},
+    ),
+    "dqa": (
+        {"schedule": "boltzmann-4", "num_reads": 50},
+        {"law": "diabatic", "engine": "native", "gradient": "adjoint", "num_reads": 50},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OBSERVED)
+def test_a_run_says_what_sampled_every_validation(tmp_path: Path, name: str) -> None:
+    options, expected = OBSERVED[name]
+    task = tiny_task()
+    model = tiny_model(task, sampler=sampler(name, **options))
+    tiny_train(tmp_path / "run", model=model, task=task, max_epochs=2)
+    lines = [line for line in metrics(tmp_path / "run") if line["event"] == "sampler"]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert {key: lines[-1][key] for key in expected} == expected
+    assert lines[-1]["backend"] == name
+    largest = max(float(p.detach().abs().max()) for p in coupling_parameters(model))
+    assert lines[-1]["largest_coupling"] == pytest.approx(largest)
+    # Quality of the answer is among what the backend watches, and all of it is plain.
+    watched = {"mean_field": "converged", "tempering": "rhat_max", "dqa": "effective_beta"}
+    if name in watched:
+        assert watched[name] in lines[-1]["watched"]
+
+
+def test_doubtful_answers_are_named(tmp_path: Path) -> None:
+    task = tiny_task()
+    model = tiny_model(task, sampler=sampler("mean_field", max_iterations=1))
+    tiny_train(tmp_path / "run", model=model, task=task, max_epochs=1)
+    (line,) = [line for line in metrics(tmp_path / "run") if line["event"] == "sampler"]
+    assert line["watched"]["converged"] is False
+    assert line["doubtful"] == ["converged", "residual"]
+
+
+def test_softmax_is_sampled_by_nothing(tmp_path: Path) -> None:
+    task = tiny_task()
+    tiny_train(tmp_path / "run", model=tiny_model(task, "softmax"), task=task, max_epochs=1)
+    assert {line["event"] for line in metrics(tmp_path / "run")} <= {"step", "epoch"}
