@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from inspect import signature
@@ -16,7 +16,6 @@ from diabat.attention.couplings import WindowCouplings
 from diabat.attention.layer import IsingLayer, Limits
 from diabat.attention.visible import Visible
 from diabat.checks import ArgumentError, check_choice, refuse_unknown
-from diabat.ising import Ising
 from diabat.samplers.base import Sampler
 
 MODES = ("softmax", "h+J", "h", "J", "h+K", "J+K", "h+J+K", "K")
@@ -35,8 +34,6 @@ class CoupledLayer(IsingLayer):
     mode: str = "h+J"
     """Terms of the exponent."""
     _law: Law
-    _last: list[tuple[str, Callable[[], Ising] | None]] | None = None
-    """Path and problem of the last pass, or nothing yet, while they are recorded; else None."""
 
     def _couple(
         self,
@@ -99,60 +96,6 @@ class CoupledLayer(IsingLayer):
         call = Attention(self._law, q, k, v, visible, dropout, need_weights, self._fixed_seed, record)
         return attend(call, None if self._is_softmax else couplings)
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Keep the tensors of the last forward pass inside, for :meth:`last_problem`, until the end.
-
-        A layer keeps no tensor of its batches otherwise.  Copies and files of a layer never contain them.
-        """
-        outer = self._last
-        self._last = [] if outer is None else outer
-        try:
-            yield
-        finally:
-            self._last = outer
-
-    def last_problem(self) -> Ising:
-        """The problems of all queries of the last forward pass of :meth:`recording`, detached.
-
-        Fields are [B, H, L, T], of T positions or slots.
-
-        Raises:
-            RuntimeError: Outside of a recording, before its first forward pass, or if it had no spins.
-        """
-        problem = self._recorded()[1]
-        if problem is None:
-            raise RuntimeError(
-                "the last forward pass solved no Ising problem: attention was softmax or uniform."
-            )
-        return problem()
-
-    def last_path(self) -> str:
-        """The path of the last forward pass of :meth:`recording`, see :mod:`diabat.attention.core`.
-
-        Raises:
-            RuntimeError: Outside of a recording, or before its first forward pass.
-        """
-        return self._recorded()[0]
-
-    def _recorded(self) -> tuple[str, Callable[[], Ising] | None]:
-        if self._last is None:
-            raise RuntimeError(
-                "forward passes are not recorded; call the layer, and ask for the last one, inside of "
-                "'with layer.recording():'."
-            )
-        if not self._last:
-            raise RuntimeError("no forward pass has been recorded yet; call the layer on an input first.")
-        return self._last[0]
-
-    def _record(self, path: str, problem: Callable[[], Ising] | None) -> None:
-        assert self._last is not None
-        self._last[:] = [(path, problem)]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state of copies and files, which record nothing."""
-        return self.__dict__ | {"_last": None}
-
     def extra_repr(self) -> str:
         """Show the options in ``repr``."""
         law = self._law
@@ -193,8 +136,8 @@ def check_mode(mode: str, modes: tuple[str, ...] = MODES) -> str:
 
 
 @contextmanager
-def recording(layers: Iterable[CoupledLayer]) -> Iterator[None]:
-    """:meth:`CoupledLayer.recording` of several layers."""
+def recording(layers: Iterable[IsingLayer]) -> Iterator[None]:
+    """:meth:`diabat.attention.layer.IsingLayer.recording` of several layers."""
     with ExitStack() as stack:
         for layer in layers:
             stack.enter_context(layer.recording())

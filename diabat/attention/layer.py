@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from diabat.attention.compiled import LayerBridge
 from diabat.checks import ArgumentError, check_count
 from diabat.compute.memory import require_memory
+from diabat.ising import Ising
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.folding import is_traced
@@ -43,6 +46,8 @@ class IsingLayer(nn.Module):
     """Seed of what is drawn in evaluation mode, so that equal inputs have equal outputs; None draws a seed from torch's
     global generator, as training does."""
     _limits = Limits()
+    _last: list[tuple[str, Callable[[], Ising] | None]] | None = None
+    """Path and problem of the last pass, or nothing yet, while they are recorded; else None."""
 
     def use_sampler(
         self, sampler: Sampler | str, *, gradient: str = "auto", num_reads: int | None = None
@@ -87,6 +92,60 @@ class IsingLayer(nn.Module):
         """Seed of this pass; None if one is to be drawn."""
         # Chains that continue with equal random numbers would correlate with themselves.
         return None if self.training or self.sampler.remembers else self.eval_seed
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Keep the tensors of the last forward pass inside, for :meth:`last_problem`, until the end.
+
+        A layer keeps no tensor of its batches otherwise.  Copies and files of a layer never contain them.
+        """
+        outer = self._last
+        self._last = [] if outer is None else outer
+        try:
+            yield
+        finally:
+            self._last = outer
+
+    def last_problem(self) -> Ising:
+        """The problems of all queries of the last forward pass of :meth:`recording`, detached.
+
+        Fields are [B, H, L, T], of T positions or slots.
+
+        Raises:
+            RuntimeError: Outside of a recording, before its first forward pass, or if it had no spins.
+        """
+        problem = self._recorded()[1]
+        if problem is None:
+            raise RuntimeError(
+                "the last forward pass solved no Ising problem: attention was softmax or uniform."
+            )
+        return problem()
+
+    def last_path(self) -> str:
+        """The path of the last forward pass of :meth:`recording`, see :mod:`diabat.attention.core`.
+
+        Raises:
+            RuntimeError: Outside of a recording, or before its first forward pass.
+        """
+        return self._recorded()[0]
+
+    def _recorded(self) -> tuple[str, Callable[[], Ising] | None]:
+        if self._last is None:
+            raise RuntimeError(
+                "forward passes are not recorded; call the layer, and ask for the last one, inside of "
+                "'with layer.recording():'."
+            )
+        if not self._last:
+            raise RuntimeError("no forward pass has been recorded yet; call the layer on an input first.")
+        return self._last[0]
+
+    def _record(self, path: str, problem: Callable[[], Ising] | None) -> None:
+        assert self._last is not None
+        self._last[:] = [(path, problem)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state of copies and files, which record nothing."""
+        return self.__dict__ | {"_last": None}
 
 
 def fitted(sampler: Sampler, limits: Limits) -> Sampler:

@@ -273,6 +273,9 @@ class NeuroGameAttention(IsingLayer):
         """α, [B, H, T]; 0 for padding."""
         if not bool(players.any()):
             return h * 0
+        if self._last is not None:  # one query of each head
+            one = (h[:, :, None], J[:, :, None], players[:, :, None])
+            self._record("game", lambda: Ising(*one, check=False).detach())
         if self.mode != "h+J":
             return torch.where(players, torch.sigmoid(2 * h), 0)
         ising = Ising(h, J, players, check=False)

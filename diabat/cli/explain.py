@@ -1,7 +1,8 @@
-"""``diabat explain``: explain a trained decoder over a text."""
+"""``diabat explain``: explain a trained decoder over a text, or a classifier over sentences."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 _NEXT = 3
 """Most probable classes that are listed for each position."""
 
-TextArgument = Annotated[str, typer.Argument(help="A text of the task, in quotation marks.")]
+TextArgument = Annotated[str, typer.Argument(help="A text or the first sentence, in quotation marks.")]
+SecondArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[SECOND] [KEY=VALUE]...", help="The second sentence, and dotted overrides."),
+]
 PositionOption = Annotated[
     int | None, typer.Option(min=0, help="Position of the query; default the last one.")
 ]
@@ -31,7 +36,7 @@ SizeOption = Annotated[float, typer.Option(min=0.0, help="Smallest |C_jk| of a p
 def explain_prediction(
     run: arguments.RunArgument,
     text: TextArgument,
-    overrides: arguments.OverridesArgument = None,
+    more: SecondArgument = None,
     position: PositionOption = None,
     layer: LayerOption = None,
     head: HeadOption = None,
@@ -41,19 +46,30 @@ def explain_prediction(
     trust: arguments.TrustOption = False,
     as_json: arguments.JsonOption = False,
 ) -> None:
-    """Explain a trained decoder over a text.
+    """Explain a trained decoder over a text, or a classifier over one or two sentences.
 
-    Shown are the attention of one query and the connected correlations of its spins.  For every position there are the
-    entropy of the weights, the effective number of positions, and what is predicted.
+    Of sentences shown are the prediction, and what the pooling makes of each token: weight, field, indices and gate of
+    the game, and the strongest couplings.
+
+    Of a text shown are the attention of one query and the connected correlations of its spins.  For every position
+    there are the entropy of the weights, the effective number of positions, and what is predicted.
     """
-    from diabat.config.loading import find_run
+    from diabat.config.keys import chosen
+    from diabat.config.loading import find_run, read_config
 
-    find_run(run)  # refuses a mistake before torch is imported
+    stored = find_run(run)  # refuses a mistake before torch is imported
+    require_writable(figure)
+    if chosen(read_config(stored, trust=True))["task"] == "pairs":
+        for name, value in {"position": position, "layer": layer}.items():
+            if value is not None:
+                expected = "expected none for sentences, whose pooling has one query in one layer"
+                raise ArgumentError(name, f"{expected}, got {value}.")
+        _explain_sentences(run, [text, *(more or ())], head, top, at_least, figure, trust, as_json)
+        return
     from diabat.models.figures import plot_decoder
     from diabat.runs import explain_decoder_run
 
-    require_writable(figure)
-    found = explain_decoder_run(run, text, overrides or (), position=position, trust=trust)
+    found = explain_decoder_run(run, text, more or (), position=position, trust=trust)
     layers, heads = found.attention.shape[:2]
     layer, head = _index("layer", layer, layers), _index("head", head, heads)
     if figure is not None:
@@ -62,6 +78,34 @@ def explain_prediction(
         print_json({**vars(found), "effective": found.effective})
         return
     _print_decoder(found, layer, head, top, at_least)
+    print_figure(figure)
+
+
+def _explain_sentences(
+    run: Path,
+    texts: list[str],
+    head: int | None,
+    top: int,
+    at_least: float,
+    figure: Path | None,
+    trust: bool,
+    as_json: bool,
+) -> None:
+    """Explain a classifier; the texts are its sentences, then overrides."""
+    from diabat.cli.explain_pair import print_pair
+    from diabat.config.loading import is_override
+    from diabat.models.pair_figure import plot_pair
+    from diabat.runs import explain_pair_run
+
+    count = next((i for i, text in enumerate(texts[1:], 1) if is_override(text)), len(texts))
+    found = explain_pair_run(run, *texts[:count], overrides=texts[count:], trust=trust)
+    head = _index("head", head, len(found.alpha))
+    if figure is not None:
+        plot_pair(found, figure, head=head, at_least=at_least)
+    if as_json:
+        print_json(vars(found))
+        return
+    print_pair(found, head, top, at_least)
     print_figure(figure)
 
 

@@ -66,8 +66,8 @@ def train_model(
 def _print_training(config: Config, result: TrainResult) -> None:
     backend = f" with {config.sampler.backend}" if config.model.uses_sampler else ""
     rows = [
-        ("task", f"{config.task.name}, T = {config.task.window}"),
-        ("attention", f"{config.model.mode}{backend}"),
+        ("task", config.task.name + (f", T = {window}" if (window := config.task.window) else "")),
+        ("attention", f"{config.model.described}{backend}"),
         (f"best validation {result.metric}", f"{result.best_metric:.4f} at step {result.best_step}"),
         ("best validation loss", f"{result.best_loss:.4f} nats"),
         ("trained", f"{result.epochs} epochs, {result.steps} steps, {result.seconds:.1f} s"),

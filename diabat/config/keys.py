@@ -64,7 +64,9 @@ def chosen(document: dict[str, Any]) -> dict[str, str]:
     """Names of the task and the model of a document, or their defaults; a ConfigError if there is no such one."""
     found: dict[str, str] = {}
     for section, known in (("task", [*table(*TASKS)]), ("model", [*table(*MODELS)])):
-        default = known[0] if section == "model" else DEFAULT_TASK
+        default = DEFAULT_TASK
+        if section == "model":
+            default = found["task"] if found["task"] in known else known[0]
         given, names = document.get(section), ", ".join(known)
         if isinstance(given, dict) and given.get("name", None if section == "task" else default) is None:
             raise ConfigError(f"{section}.name", f"this key is required; it is one of {names}.")

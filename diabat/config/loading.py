@@ -128,6 +128,12 @@ _LABELLED = ("fidelity", "backends")  # by labels that the user chooses; null om
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 
 
+def is_override(text: str) -> bool:
+    """Whether a text has the form ``a.b=value``."""
+    key, equals, _ = text.partition("=")
+    return bool(equals and _KEY.fullmatch(key))
+
+
 def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     """Split ``a.b=value`` into its key path and a YAML value, a scalar or a list; anything else is a ConfigError."""
     key, equals, value = text.partition("=")

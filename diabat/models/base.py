@@ -4,27 +4,39 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
+
+from diabat.tasks.base import Answers
 
 if TYPE_CHECKING:
-    from diabat.attention.coupled import CoupledLayer
+    from diabat.attention.layer import IsingLayer
     from diabat.samplers.base import Sampler
 
 
 class Model(nn.Module):
-    """Maps symbols [B, T] to logits [B, T, C]."""
+    """Maps symbols [B, T] to logits [B, T, C], or [B, 1, C] if its answers are of whole sequences."""
 
     options: ModelOptions
 
-    def attention_layers(self) -> Sequence[CoupledLayer]:
+    def attention_layers(self) -> Sequence[IsingLayer]:
         """Layers with fields and couplings, first one first."""
         return []
+
+    def check_lengths(self, symbols: Tensor, batch_size: int) -> None:
+        """Refuse sequences [N, T] whose batches the sampler would refuse, before the first step.
+
+        Raises:
+            UnsupportedError: If they are too long.
+        """
 
 
 class ModelOptions(ABC):
     """What the options of every model have: a frozen dataclass whose field ``name`` is the name of the model."""
+
+    answers: ClassVar[Answers] = "positions"
+    """What has logits."""
 
     @property
     @abstractmethod
@@ -35,6 +47,11 @@ class ModelOptions(ABC):
     @abstractmethod
     def mode(self) -> str:
         """Terms of the exponent, or a control without them."""
+
+    @property
+    def described(self) -> str:
+        """What the attention is, in reports."""
+        return self.mode
 
     @property
     @abstractmethod

@@ -56,7 +56,7 @@ def plot_decoder(
         for axis, of_head in zip(row, heads, strict=False):
             weights = explanation.attention[of_layer, of_head].numpy()
             image = axis.imshow(weights, cmap="Blues", vmin=0, vmax=1)
-            _frame(axis, -0.5, explanation.position - 0.5, width=length)
+            frame(axis, -0.5, explanation.position - 0.5, width=length)
             axis.set_title(f"layer {of_layer}, head {of_head}", fontsize=9)
             axis.set(xlabel="key", ylabel="query")
             _name_positions(axis, explanation, range(length))
@@ -81,7 +81,7 @@ def _correlation_map(
     least = _ROUNDING if explanation.num_reads is None else explanation.num_reads**-0.5
     first, last = explanation.coupled[0] - 0.5, explanation.coupled[-1] + 0.5
     extent = (first, last, last, first)  # the numbers of the axes are positions
-    _signed_map(figure, axis, values, least, pairs, "$C_{jk}$ of the query", extent)
+    signed_map(figure, axis, values, least, pairs, "$C_{jk}$ of the query", extent)
     axis.set_title(f"correlations, layer {layer}, {_heads(head)}", fontsize=9)
     _name_positions(axis, explanation, explanation.coupled)
     token = [shown(token) for token in explanation.tokens]
@@ -112,19 +112,20 @@ def _heads(head: int | None) -> str:
     return "mean over heads" if head is None else f"head {head}"
 
 
-def _signed_map(
+def signed_map(
     figure: Any, axis: Axes, values: Any, least: float, pairs: Any, label: str, extent: Any = None
 ) -> None:
     """Draw a symmetric matrix, blue negative and red positive over at least ±``least``, with pairs framed."""
     largest = max(least, float(np.abs(np.nan_to_num(values)).max()))
     image = axis.imshow(values, cmap="RdBu_r", vmin=-largest, vmax=largest, extent=extent)
     for j, k, _ in pairs:
-        _frame(axis, k - 0.5, j - 0.5)
-        _frame(axis, j - 0.5, k - 0.5)
+        frame(axis, k - 0.5, j - 0.5)
+        frame(axis, j - 0.5, k - 0.5)
     figure.colorbar(image, ax=axis, label=label, shrink=0.75)
 
 
-def _frame(axis: Axes, left: float, top: float, width: float = 1) -> None:
+def frame(axis: Axes, left: float, top: float, width: float = 1) -> None:
+    """Draw a rectangle of height 1 around cells of a map."""
     from matplotlib.patches import Rectangle
 
     axis.add_patch(Rectangle((left, top), width, 1, fill=False, edgecolor="black", clip_on=False))

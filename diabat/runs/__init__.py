@@ -1,7 +1,14 @@
 """What a configuration describes, built and run: training, evaluation, explanation."""
 
 from diabat.runs.build import build_model, build_sampler, build_task, run_training, use_threads
-from diabat.runs.finished import Evaluation, Run, evaluate_run, explain_decoder_run, load_run
+from diabat.runs.finished import (
+    Evaluation,
+    Run,
+    evaluate_run,
+    explain_decoder_run,
+    explain_pair_run,
+    load_run,
+)
 
 __all__ = [
     "Evaluation",
@@ -11,6 +18,7 @@ __all__ = [
     "build_task",
     "evaluate_run",
     "explain_decoder_run",
+    "explain_pair_run",
     "load_run",
     "run_training",
     "use_threads",

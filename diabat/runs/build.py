@@ -14,6 +14,7 @@ from diabat.config.loading import load_config, to_plain
 from diabat.config.schema import Config, SamplerChoice
 from diabat.samplers.registry import sampler
 from diabat.training import TrainResult, train
+from diabat.training.evaluate import BATCH
 from diabat.training.folder import CONFIG
 from diabat.training.train import FREE_ON_RESUME
 
@@ -81,6 +82,7 @@ def build_model(config: Config, task: Task, backend: Sampler | None = None) -> M
 
 
 _FREE = {"task.data", "task.symbols", *(f"training.{name}" for name in FREE_ON_RESUME)}
+_BUILT = {"task.words", "task.classes", "task.window"}  # which a run stores where they are left to the data
 _SECTIONS = ("seed", "task", "model", "sampler", "gradient", "training")
 
 
@@ -99,6 +101,9 @@ def run_training(config: Config, *, resume: bool = False, progress: bool = True)
     backend = build_sampler(config.sampler)  # first: it is quick and may refuse its options
     task = build_task(config)
     model = build_model(config, task, backend).to(device)
+    with of_section():
+        for name, split in task.sets.items():
+            model.check_lengths(split.inputs, config.training.batch_size if name == "train" else BATCH)
     stored = to_plain(config.model_copy(update={"task": config.task.as_built(task)}))
     used = {key: value for key, value in stored.items() if key not in ("fidelity", "anneal")}
     used["resolved"] = {"diabat": __version__, **backend.resolved}
@@ -122,6 +127,6 @@ def require_same_run(config: Config) -> None:
         if isinstance(old, dict):
             pairs = {f"{section}.{key}": (old.get(key), new.get(key)) for key in old | new}
         for place, (was, given) in pairs.items():
-            if was != given and place not in _FREE:
+            if was != given and place not in _FREE and not (given is None and place in _BUILT):
                 kept = f"got {given!r}; a resumed run keeps its configuration."
                 raise ConfigError(place, f"expected {was!r} as in the run in '{config.output}', {kept}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from diabat.checks import ArgumentError
 from diabat.config.errors import ConfigError
 from diabat.config.loading import find_run, load_config
 from diabat.config.schema import Config
-from diabat.models import Transformer
+from diabat.models import PairClassifier, Transformer
 from diabat.runs.build import build_model, build_sampler, build_task, choose_device, use_threads
 from diabat.samplers.state import reset_chains, weights_of
 from diabat.tasks import DataError, Task
@@ -25,6 +26,7 @@ from diabat.training.optimizer import autocast
 if TYPE_CHECKING:
     from diabat.models import Model
     from diabat.models.explanation import DecoderExplanation
+    from diabat.models.pair_explanation import PairExplanation
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,22 +108,51 @@ def explain_decoder_run(
     from diabat.models.explanation import explain_decoder
 
     run = load_run(path, overrides, trust=trust)
-    assert isinstance(run.model, Transformer)
-    form, training = run.task.text, run.config.training
+    form = run.task.text
     if form is None:
         got = f"got '{run.task.name}' with {run.task.vocab_size} symbols."
         raise ConfigError(f"'{path}'", f"expected a task whose symbols have characters, {got}")
+    assert isinstance(run.model, Transformer)
     symbols = form.encode(text)
     names = dict(enumerate(form.classes))  # without a name: targets that are ignored or beyond the classes
     targets = [names.get(target) for target in form.targets(symbols[None])[0].tolist()]
-    device = next(run.model.parameters()).device
-    # Random numbers and precision are those of the run's own evaluation.
+    with _as_evaluated(run):
+        return explain_decoder(run.model, symbols, text, form.classes, targets=targets, position=position)
+
+
+def explain_pair_run(
+    path: str | Path, *sentences: str, overrides: Iterable[str] = (), trust: bool = False
+) -> PairExplanation:
+    """Explain a trained classifier over two sentences, or one if its task has single ones.
+
+    ``training.seed`` is the seed of coalitions and reads.
+
+    Raises:
+        ConfigError: If the task has no sentences, and as :func:`load_run`.
+        ValueError: If there are more or fewer sentences, one has no word, or they are too long.
+    """
+    from diabat.models.pair_explanation import explain_pair
+
+    run = load_run(path, overrides, trust=trust)
+    form = run.task.sentences
+    if form is None:
+        raise ConfigError(f"'{path}'", f"expected a task of sentences, got '{run.task.name}'.")
+    assert isinstance(run.model, PairClassifier)
+    symbols = form.encode(*sentences)
+    with _as_evaluated(run):
+        return explain_pair(run.model, symbols, form.tokens(symbols), form.classes)
+
+
+@contextmanager
+def _as_evaluated(run: Run) -> Iterator[None]:
+    """Random numbers and precision of the run's own evaluation."""
+    training, device = run.config.training, next(run.model.parameters()).device
     with (
         own_random_numbers(run.model, training.seed),
         autocast(training.precision, device),
         reset_chains(run.model),
     ):
-        return explain_decoder(run.model, symbols, text, form.classes, targets=targets, position=position)
+        yield
 
 
 def evaluate_run(run: Run, split: str = "validation") -> Evaluation:

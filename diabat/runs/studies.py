@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from diabat.attention.coupled import CoupledLayer, recording
+from diabat.attention.coupled import recording
+from diabat.attention.layer import IsingLayer
 from diabat.config.errors import ConfigError, of_section
 from diabat.config.loading import load_config
 from diabat.config.schema import Config
-from diabat.models import Transformer
 from diabat.problem_files import read_problem
 from diabat.runs.build import build_sampler, use_threads
 from diabat.runs.finished import load_run
@@ -62,10 +62,9 @@ def attention_ensembles(
     if not stored.is_file():
         raise ConfigError(key, f"expected the folder of a run, got '{run_dir}' without {CONFIG}.")
     model = load_config(stored, trust=trust).model
-    if model.mode == "softmax":
-        raise ConfigError(key, f"expected a run with couplings, got '{run_dir}' with model.mode=softmax.")
+    if not model.uses_sampler:
+        raise ConfigError(key, f"expected a run with couplings, got '{run_dir}' with {model.described}.")
     run = load_run(run_dir, ["device=cpu"], trust=trust)
-    assert isinstance(run.model, Transformer)
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(run.task.validation), generator=generator)[:_WINDOWS]
     layers = run.model.attention_layers()
@@ -74,5 +73,5 @@ def attention_ensembles(
         return [_layer_ensemble(layer, f"layer {i}") for i, layer in enumerate(layers, start=1)]
 
 
-def _layer_ensemble(layer: CoupledLayer, name: str) -> Ensemble:
+def _layer_ensemble(layer: IsingLayer, name: str) -> Ensemble:
     return from_attention(layer.last_problem().to(torch.float64), name=f"trained, {name}")

@@ -1,16 +1,18 @@
-"""What the models are trained on: texts, bracket matching, recall."""
+"""What the models are trained on: texts, bracket matching, recall, sentences."""
 
 from collections.abc import Mapping
 
-from diabat.tasks.base import IGNORED, Split, Task, TaskOptions, TextForm
+from diabat.tasks.base import IGNORED, SentenceForm, Split, Task, TaskOptions, TextForm
 from diabat.tasks.brackets import BracketOptions
 from diabat.tasks.data import DataError, fetch
+from diabat.tasks.pairs import PairOptions
 from diabat.tasks.recall import RecallOptions
 from diabat.tasks.text import ShakespeareOptions, TextOptions
 
 TASKS: Mapping[str, type[TaskOptions]] = {
     "brackets": BracketOptions,
     "recall": RecallOptions,
+    "pairs": PairOptions,
     "text": TextOptions,
     "shakespeare": ShakespeareOptions,
 }
@@ -21,7 +23,9 @@ __all__ = [
     "TASKS",
     "BracketOptions",
     "DataError",
+    "PairOptions",
     "RecallOptions",
+    "SentenceForm",
     "ShakespeareOptions",
     "Split",
     "Task",

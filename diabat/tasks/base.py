@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -19,17 +21,24 @@ Metric = Literal["perplexity", "accuracy"]
 IGNORED = -100
 """Target of a position that is ignored by loss and metric (torch's convention)."""
 
+PADDING, SEPARATOR, UNKNOWN = 0, 1, 2
+"""Symbols of sentences that are no words; words begin behind them."""
+
+Answers = Literal["positions", "sequence"]
+"""What has a target and logits: every position, or the whole sequence."""
+_ANSWERS = {"positions": "every position", "sequence": "a whole sequence"}
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Sequences with one target per position.
+    """Sequences with one target per position, or one for each sequence.
 
     Args:
         inputs: Symbols, int64 [N, T].
-        targets: Classes, int64 [N, T]; :data:`IGNORED` where a position does not count.
+        targets: Classes, int64 [N, T], or [N, 1] of whole sequences; :data:`IGNORED` where one does not count.
 
     Raises:
-        ValueError: If the tensors are not int64 of one shape [N, T] with N >= 1, or every target is ignored.
+        ValueError: If the tensors are not int64 of these shapes with N >= 1, or every target is ignored.
     """
 
     inputs: Tensor
@@ -40,7 +49,7 @@ class Split:
             if value.dtype != torch.int64 or value.ndim != 2 or len(value) == 0:
                 got = f"{value.dtype} {list(value.shape)}"
                 raise ArgumentError(name, f"expected int64 [N, T] with N >= 1, got {got}.")
-        if self.inputs.shape != self.targets.shape:
+        if self.targets.shape not in (self.inputs.shape, (len(self.inputs), 1)):
             shapes = f"{list(self.inputs.shape)}, got {list(self.targets.shape)}"
             raise ArgumentError("targets", f"expected the shape of inputs {shapes}.")
         if not bool((self.targets != IGNORED).any()):
@@ -104,6 +113,58 @@ class TextForm:
         return torch.tensor([index[character] for character in text])
 
 
+@dataclass(frozen=True)
+class SentenceForm:
+    """How sentences become symbols: words in lower case and marks of punctuation, [UNK] for one that is not known.
+
+    Attributes:
+        words: Words of the symbols UNKNOWN + 1, ...
+        classes: Name of each class.
+        window: Largest number of tokens, the separator between two sentences included.
+        sentences: Sentences of a sequence, 1 or 2.
+    """
+
+    words: tuple[str, ...]
+    classes: tuple[str, ...]
+    window: int
+    sentences: int
+
+    @cached_property
+    def _symbols(self) -> dict[str, int]:
+        return {word: symbol for symbol, word in enumerate(self.words, UNKNOWN + 1)}
+
+    def encode(self, *sentences: str, truncate: bool = False) -> Tensor:
+        """Symbols of a sequence, int64 [n]: the words of one sentence, or of two with a separator between them.
+
+        ``truncate`` drops the last words of the longer one until they fit.
+
+        Raises:
+            ValueError: If there are more or fewer sentences, one has no word, or they are too long.
+        """
+        if len(sentences) != self.sentences:
+            raise ArgumentError("sentences", f"expected {self.sentences} sentences, got {len(sentences)}.")
+        parts = [words_of(sentence) for sentence in sentences]
+        for sentence, words in zip(sentences, parts, strict=True):
+            if not words:
+                raise ArgumentError("sentences", f"expected at least one word in each, got {sentence!r}.")
+        while truncate and sum(map(len, parts)) + len(parts) - 1 > self.window:
+            max(parts, key=len).pop()
+        symbols = [[self._symbols.get(word, UNKNOWN) for word in words] for words in parts]
+        found = [symbol for words in symbols for symbol in (SEPARATOR, *words)][1:]
+        if len(found) > self.window:
+            raise ArgumentError("sentences", f"expected at most {self.window} tokens, got {len(found)}.")
+        return torch.tensor(found)
+
+    def tokens(self, symbols: Tensor) -> list[str]:
+        """The text of each symbol."""
+        return [("[PAD]", "[SEP]", "[UNK]", *self.words)[symbol] for symbol in symbols.tolist()]
+
+
+def words_of(sentence: str) -> list[str]:
+    """Words in lower case, and marks of punctuation."""
+    return re.findall(r"\w+(?:['\u2019-]\w+)*|[^\w\s]", sentence.lower())
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
     """What a model is trained on.
@@ -119,6 +180,7 @@ class Task:
         validation: Validation sequences.
         test: Test sequences, or None.
         text: How texts become symbols; None if the symbols have no characters.
+        sentences: How sentences become symbols; None if the sequences are no sentences.
         parts: Splits a set into named parts whose metric is reported as well; None if there are none.
     """
 
@@ -131,6 +193,7 @@ class Task:
     validation: Split
     test: Split | None = None
     text: TextForm | None = None
+    sentences: SentenceForm | None = None
     parts: Callable[[Split], Mapping[str, Split]] | None = None
 
     @property
@@ -147,6 +210,9 @@ class Task:
 class TaskOptions(ABC):
     """What the options of every task have: a frozen dataclass whose field ``name`` is the name of the task."""
 
+    answers: ClassVar[Answers] = "positions"
+    """What has a target."""
+
     @property
     @abstractmethod
     def name(self) -> str:
@@ -154,15 +220,18 @@ class TaskOptions(ABC):
 
     @property
     @abstractmethod
-    def window(self) -> int:
-        """Largest length T of a sequence."""
+    def window(self) -> int | None:
+        """Largest length T of a sequence; None for that of the data."""
 
-    def check_model(self, model: Any) -> None:  # noqa: B027  # most tasks have nothing to refuse
-        """Refuse options of a model that cannot learn the task; by default any will do.
+    def check_model(self, model: Any) -> None:
+        """Refuse options of a model that cannot learn the task; by default one that answers something else.
 
         Raises:
             ValueError: Naming the option.
         """
+        if model.answers != self.answers:
+            expected = f"a model with one answer for {_ANSWERS[self.answers]}, as the task '{self.name}' asks"
+            raise ArgumentError("model.name", f"expected {expected}, got '{model.name}'.")
 
     def as_built(self, task: Task) -> Self:
         """The options that a run stores, which build this task again whatever its data become."""

@@ -112,6 +112,7 @@ class RecallOptions(TaskOptions):
         Raises:
             ValueError: Naming the option.
         """
+        super().check_model(model)
         reach = 1 if self.distance == 1 else 2
         if getattr(model, "bandwidth", None) is not None and model.bandwidth < reach:
             expected = f"at least {reach}, the distance from a key to its value"

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from diabat.attention.bridge import choose_estimator
-from diabat.attention.coupled import CoupledLayer, recording
+from diabat.attention.coupled import recording
+from diabat.attention.layer import IsingLayer
 from diabat.ising import Ising, IsingError
 from diabat.models import Model
 from diabat.samplers.capabilities import UnsupportedError
@@ -58,7 +59,7 @@ def observed(model: Model) -> Iterator[dict[str, Any]]:
             facts |= _facts(layers[-1], problems, heard)
 
 
-def _facts(layer: CoupledLayer, problems: Sequence[Ising], heard: Sequence[Heard]) -> dict[str, Any]:
+def _facts(layer: IsingLayer, problems: Sequence[Ising], heard: Sequence[Heard]) -> dict[str, Any]:
     backend = layer.sampler
     able, options = backend.capabilities, backend.options
     if not heard and backend.watched:  # compiled layers ask an analytic backend for its solution only
@@ -76,7 +77,7 @@ def _facts(layer: CoupledLayer, problems: Sequence[Ising], heard: Sequence[Heard
     }  # fmt: skip
 
 
-def _problems(layers: Sequence[CoupledLayer]) -> Iterator[Ising]:
+def _problems(layers: Sequence[IsingLayer]) -> Iterator[Ising]:
     """The problems of the last pass, of layers that it reached."""
     for layer in layers:
         with suppress(RuntimeError):
@@ -90,7 +91,7 @@ def _where(state: TrainState) -> str:
 def _largest(model: Model, again: Pass) -> str:
     layers = [layer for layer in model.attention_layers() if layer.mode != "softmax"]
     if not layers:
-        return f"attention: {model.options.mode}."
+        return f"attention: {model.options.described}."
     with torch.no_grad(), recording(layers):
         with suppress(IsingError, UnsupportedError):
             again()
