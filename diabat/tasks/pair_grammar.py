@@ -73,9 +73,9 @@ def generated(num_train: int, num_validation: int, seed: int) -> dict[str, list[
         ValueError: If the grammar has fewer pairs.
     """
     kinds: dict[Kind, list[tuple[bytes, str, str]]] = {}
-    for kind, *pair in (*_quantified(), *_events()):
-        place = hashlib.sha256(f"{seed} {pair}".encode()).digest()
-        kinds.setdefault(kind, []).append((place, *pair))
+    for kind, first, second in (*_quantified(), *_events()):
+        place = hashlib.sha256(f"{seed} {[first, second]}".encode()).digest()
+        kinds.setdefault(kind, []).append((place, first, second))
     drawn = {kind: iter(sorted(pairs)) for kind, pairs in kinds.items()}
     turns = {name: [kind for kind in drawn if kind[0] == name] for name in CLASSES}
     sets: dict[str, list[Labelled]] = {}

@@ -140,7 +140,16 @@ class PairOptions(TaskOptions):
             there = {name: targets for name, targets in found.items() if bool((targets != IGNORED).any())}
             return {name: Split(split.inputs, targets) for name, targets in there.items()}
 
-        return Task(self.name, *sizes, "accuracy", **splits, sentences=form, parts=by_class)
+        return Task(
+            self.name,
+            *sizes,
+            "accuracy",
+            splits["train"],
+            splits["validation"],
+            splits.get("test"),
+            sentences=form,
+            parts=by_class,
+        )
 
     def as_built(self, task: Task) -> Self:
         """The options with words, classes and length of the task, which are then the same on any file."""
