@@ -29,10 +29,9 @@ import yaml
 from torch import Tensor, nn
 
 import diabat
-from diabat.attention import WindowCouplings
-from diabat.attention.head_axis import split_heads
 from diabat.config.loading import apply_overrides
 from diabat.ising import without_autocast
+from diabat.models.pooling import MeanPooling, QueryPooling
 from experiments.common import Row, keep, kept, parser, report, run_script, same_settings
 
 CONFIG = Path(__file__).parent / "pairs" / "sick.yaml"
@@ -41,15 +40,6 @@ CLASSES = ("ENTAILMENT", "NEUTRAL", "CONTRADICTION")
 SHA256 = "3de6211d6cee83b1b444c1205da36bd18e6cabf5b4debfc24995b1510b796878"
 NUM_TRAIN, NUM_VALIDATION = 4_439, 495
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-
-
-class MeanPooling(nn.Module):
-    """Mean of the token states [B, T, D] that the mask, bool [B, T], leaves, [B, D]."""
-
-    def forward(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
-        """Pool."""
-        seen = (~key_padding_mask).to(x.dtype)
-        return ((seen / seen.sum(-1, keepdim=True))[:, None] @ x)[:, 0]
 
 
 class ProjectedMeanPooling(MeanPooling):
@@ -66,34 +56,6 @@ class ProjectedMeanPooling(MeanPooling):
         return pooled
 
 
-class QueryPooling(nn.Module):
-    """Attention with one learned query per head over the tokens: softmax, or Boltzmann with J between positions.
-
-    P(s) ∝ exp( Σ_i h_i s_i + Σ_{i<j} J_ij s_i s_j ), h_i = q · k_i / sqrt(d), and weights alpha_i / Σ_j alpha_j with
-    alpha_i = P(s_i = +1).
-    """
-
-    def __init__(self, width: int, num_heads: int, window: int | None = None, sampler: Any = None) -> None:
-        super().__init__()
-        self.query = nn.Parameter(torch.randn(num_heads, width // num_heads))
-        self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(3))
-        self.couplings, self.sampler = None, sampler
-        if window is not None:
-            self.couplings = WindowCouplings(num_heads, window, relative=False)
-
-    def forward(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
-        """Pool."""
-        query = self.query[None, :, None].expand(len(x), -1, -1, -1)
-        k, v = (split_heads(made(x), len(self.query)) for made in (self.key, self.value))
-        readout = "odds" if self.couplings is None else "probability"
-        pooled = diabat.boltzmann_attention(
-            query.to(k), k, v, self.couplings, ~key_padding_mask[:, None, None], readout=readout, sampler=self.sampler
-        )  # fmt: skip
-        assert isinstance(pooled, Tensor)
-        out: Tensor = self.output(pooled.flatten(1))
-        return out
-
-
 def pooling_of(config: Row, width: int) -> nn.Module:
     """The pooling that the configuration names, for token states of this width."""
     name, _, mode = config["pooling"].partition("-")
@@ -103,9 +65,9 @@ def pooling_of(config: Row, width: int) -> nn.Module:
     if name == "neurogame":
         return diabat.NeuroGameAttention(width, sampler=sampler, mode=mode or "h+J", **options)
     if name == "boltzmann":
-        return QueryPooling(width, options["num_heads"], config["max_length"], sampler)
+        return QueryPooling(width, options["num_heads"], config["max_length"], sampler=sampler)
     if name == "softmax":
-        return QueryPooling(width, options["num_heads"])
+        return QueryPooling(width, options["num_heads"], config["max_length"], mode="softmax")
     if name == "projected_mean":
         return ProjectedMeanPooling(width, options.get("temperature", 0.25) / (8 * math.sqrt(width)))
     return MeanPooling()

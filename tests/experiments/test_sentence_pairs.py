@@ -20,10 +20,8 @@ from experiments.sentence_pairs import (
     CONFIG,
     NUM_TRAIN,
     POOLINGS,
-    MeanPooling,
     PairClassifier,
     ProjectedMeanPooling,
-    QueryPooling,
     configured,
     encoder_of,
     main,
@@ -94,13 +92,8 @@ def test_logits_do_not_depend_on_padding(pooling: str) -> None:
     )
 
 
-def test_poolings_against_their_formulas() -> None:
+def test_the_projected_mean_against_the_game() -> None:
     x, hidden = torch.randn(2, 4, 6), torch.tensor([[False, True, False, False], [False] * 4])
-    assert_close(MeanPooling()(x, hidden), torch.stack([x[0, [0, 2, 3]].mean(0), x[1].mean(0)]))
-    heads, seen = QueryPooling(6, 2), x[0, [0, 2, 3]]
-    keys, values = heads.key(seen).view(3, 2, 3), heads.value(seen).view(3, 2, 3)
-    parts = [torch.softmax(keys[:, h] @ heads.query[h] / 3**0.5, 0) @ values[:, h] for h in range(2)]
-    assert_close(heads(x, hidden)[0], heads.output(torch.cat(parts)))
     mean = ProjectedMeanPooling(6, 0.1)
     game = diabat.NeuroGameAttention(
         6, 2, mode="uniform"
