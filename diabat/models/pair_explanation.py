@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,10 +112,10 @@ def explain_pair(
         logits = model.classifier(pooled)[0]
     if "J" not in options.mode:
         law.pop("couplings", None)
-    more = {}
+    more: dict[str, Any] = {name: value[0].float().cpu() for name, value in law.items()}
     if isinstance(pooling, NeuroGameAttention):
         estimates = {"shapley": why.shapley, "banzhaf": why.banzhaf, "pairs": why.pairs}
-        more = {
+        more |= {
             "temperature": why.temperature.float().cpu(),
             "effective": {name: float(made.effective_samples.mean()) for name, made in estimates.items()},
             "num_coalitions": why.num_coalitions,
@@ -125,6 +126,5 @@ def explain_pair(
         tokens=tuple(tokens),
         classes=tuple(classes),
         probabilities=logits.float().softmax(-1).cpu(),
-        **{name: value[0].float().cpu() for name, value in law.items()},
         **more,
     )

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from diabat.samplers.base import Sampler
 
 POOLINGS = ("neurogame", "boltzmann", "softmax", "mean")
+_OF_THE_GAME = (
+    *("mode", "temperature", "learn_temperature", "weighting"),
+    *("num_coalitions", "eval_coalitions", "f", "normalisation"),
+)
 Pooling = NeuroGameAttention | QueryPooling | MeanPooling
 
 
@@ -98,30 +102,24 @@ class PairClassifierOptions(ModelOptions):
     @property
     def encoder(self) -> TransformerOptions:
         """Options of the blocks of the encoder."""
-        sizes = {"embed_dim": self.embed_dim, "num_heads": self.num_heads, "ffn_dim": self.ffn_dim}
+        sizes: dict[str, Any] = {
+            "embed_dim": self.embed_dim,
+            "num_heads": self.num_heads,
+            "ffn_dim": self.ffn_dim,
+        }
         return TransformerOptions(**sizes, dropout=self.dropout, mode="softmax", causal=False)
 
     def pool(self, window: int, sampler: Sampler | str | None, gradient: str = "auto") -> Pooling:
         """Build the pooling of up to ``window`` tokens."""
-        sizes, law = (self.embed_dim, self.num_heads), {"sampler": sampler, "gradient": gradient}
+        width, heads = self.embed_dim, self.num_heads
+        options: dict[str, Any] = {"sampler": sampler, "gradient": gradient, "dropout": self.pooling_dropout}
         if self.pooling == "mean":
             return MeanPooling()
         if self.pooling == "neurogame":
-            names = (
-                "temperature",
-                "learn_temperature",
-                "weighting",
-                "num_coalitions",
-                "eval_coalitions",
-                "f",
-            )
-            options: dict[str, Any] = {
-                name: getattr(self, name) for name in (*names, "normalisation", "mode")
-            }
-            return NeuroGameAttention(*sizes, dropout=self.pooling_dropout, **options, **law)
+            options |= {name: getattr(self, name) for name in _OF_THE_GAME}
+            return NeuroGameAttention(width, heads, **options)
         mode = self.mode if self.pooling == "boltzmann" else "softmax"
-        options = {"mode": mode, "dropout": self.pooling_dropout, "coupling_init": self.coupling_init}
-        return QueryPooling(*sizes, window, **options, **law)
+        return QueryPooling(width, heads, window, mode=mode, coupling_init=self.coupling_init, **options)
 
     @property
     def described(self) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 import diabat
-from diabat.attention.coupled import recording
+from diabat.attention.coupled import couplings_of, recording
 from diabat.models import PairClassifier, PairClassifierOptions
 from diabat.models.pair_explanation import explain_pair
 from diabat.models.pairs import POOLINGS
@@ -79,7 +79,7 @@ def test_poolings_of_one_seed_start_with_the_same_other_weights() -> None:
 
 
 def test_options_reach_the_layer() -> None:
-    options = {
+    options: dict[str, Any] = {
         "temperature": 0.5,
         "weighting": "uniform",
         "num_coalitions": 3,
@@ -92,7 +92,7 @@ def test_options_reach_the_layer() -> None:
     assert found == ("uniform", 3, 4, "tanh", "none")
     assert_close(layer.temperature.detach(), torch.full((2,), 0.5))
     assert (layer.log_temperature.requires_grad, layer.dropout.p) == (True, 0.2)
-    J = model_of(pooling="boltzmann", coupling_init=0.3).pooling.attention.couplings  # type: ignore[union-attr]
+    (J,) = couplings_of(model_of(pooling="boltzmann", coupling_init=0.3).pooling).values()
     assert all(bool((p == 0.3).all()) for p in J.parameters())
 
 
