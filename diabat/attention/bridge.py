@@ -16,12 +16,14 @@ from diabat.edges import Edges
 from diabat.ising import Ising
 from diabat.samplers.base import Sampler, refuse_trace
 from diabat.samplers.capabilities import Estimator, UnsupportedError
+from diabat.samplers.folding import is_traced
 from diabat.samplers.odds import flipped_log_odds
 from diabat.samplers.registry import as_sampler
 from diabat.samplers.seeds import draw_seed
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_LEAST = 1e-20  # a smaller P may have lost digits in float32
 _outside: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
@@ -109,12 +111,14 @@ class GradientBridge:
     def __init__(self, sampler: Sampler, gradient: str = "auto", num_reads: int | None = None) -> None:
         self.sampler, self.gradient = sampler, gradient
         self.estimator = choose_estimator(sampler, gradient)
-        self.num_reads = num_reads = check_count("num_reads", num_reads, optional=True)
-        if num_reads is not None and self.estimator == "exact":
-            raise UnsupportedError(
-                "num_reads",
-                f"gradient 'exact' differentiates the sampler's own moments, expected None, got {num_reads}.",
-            )
+        self.num_reads = num_reads
+        if num_reads is not None:
+            self.num_reads = num_reads = check_count("num_reads", num_reads)
+            if self.estimator == "exact":
+                raise UnsupportedError(
+                    "num_reads",
+                    f"gradient 'exact' differentiates the sampler's own moments, expected None, got {num_reads}.",
+                )
         analytic = "exact" in sampler.capabilities.gradients
         uses_reads = self.estimator != "exact" and ESTIMATORS[self.estimator].uses_reads
         self.draws = num_reads is not None or uses_reads or not analytic
@@ -156,9 +160,33 @@ class GradientBridge:
         fields: Tensor,
         couplings: Tensor | Edges | None,
         visible: Tensor | None,
+        three_body: Tensor | None = None,
+        seed: int | None = None,
+        *,
+        odds: bool = True,
+    ) -> Tensor:
+        r"""Log P(s_j = +1) - log P(s_j = -1) of a problem without validating it, [*batch, n]; arguments as in a call.
+
+        Analytic backends compute both probabilities, never 1 - P, which would be 0 where P rounds to 1.  For backends
+        that draw it is the smoothed count of the same reads, 1 - P, which is never 0; and so it is if ``odds`` is False
+        and only log P is needed, but for problems whose P are all small.
+        """
+        given = fields, couplings, visible, three_body
+        if not self.draws and (odds or is_traced()):
+            return self._analytic_log_odds(*given)
+        up, limits = self(*given, seed), torch.finfo(fields.dtype)
+        if not self.draws and are_small(up, visible):
+            return self._analytic_log_odds(*given)
+        up = up.clamp(limits.tiny**0.75, 1 - limits.eps)
+        return up.log() - (-up).log1p()
+
+    def _analytic_log_odds(
+        self,
+        fields: Tensor,
+        couplings: Tensor | Edges | None,
+        visible: Tensor | None,
         three_body: Tensor | None,
     ) -> Tensor:
-        """Log-odds of a problem without validating it, for a bridge that does not draw; arguments as in a call."""
         ising = Ising(fields, couplings, visible, three_body, check=False)
         refuse_inference(*ising.terms)
         if self.estimator == "exact":
@@ -182,6 +210,13 @@ class GradientBridge:
         if estimator.uses_adjoint:
             seed = draw_seed(seed)  # forward and backward must use the same law
         return sampled_probabilities(ising, SampledCall(self.sampler, estimator, self.num_reads, seed))
+
+
+def are_small(probability: Tensor, visible: Tensor | None) -> bool:
+    """Whether every P(s_j = +1) of some problem is so small that weights of them need logarithms."""
+    seen = torch.ones_like(probability, dtype=torch.bool) if visible is None else visible
+    small = (probability < _LEAST) & seen
+    return bool(small.any()) and bool(((small | ~seen).all(-1) & seen.any(-1)).any())
 
 
 def refuse_inference(

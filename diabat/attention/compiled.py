@@ -49,19 +49,23 @@ class LayerBridge(GradientBridge):
         """As in the base class; by the operator in code that is being traced."""
         if not torch.compiler.is_compiling():
             return super().__call__(fields, couplings, visible, three_body, seed)
-        return self._traced(fields, couplings, visible, three_body, seed, odds=False)
+        return self._traced(fields, couplings, visible, three_body, seed)
 
     def log_odds(
         self,
         fields: Tensor,
         couplings: Tensor | Edges | None,
         visible: Tensor | None,
-        three_body: Tensor | None,
+        three_body: Tensor | None = None,
+        seed: int | None = None,
+        *,
+        odds: bool = True,
     ) -> Tensor:
         """As in the base class; by the operator in code that is being traced."""
-        if not torch.compiler.is_compiling():
-            return super().log_odds(fields, couplings, visible, three_body)
-        return self._traced(fields, couplings, visible, three_body, None, odds=True)
+        given = fields, couplings, visible, three_body, seed
+        if self.draws or not torch.compiler.is_compiling():
+            return super().log_odds(*given, odds=odds)
+        return self._traced(*given, odds)
 
     def _traced(
         self,
@@ -70,10 +74,9 @@ class LayerBridge(GradientBridge):
         visible: Tensor | None,
         three_body: Tensor | None,
         seed: int | None,
-        *,
-        odds: bool,
+        odds: bool | None = None,
     ) -> Tensor:
-        """P(s = +1), or log-odds, by the operator.
+        """P(s = +1), or log-odds if ``odds`` says which ones are needed, by the operator.
 
         Raises:
             UnsupportedError: If the graph is exported and the backend cannot be rebuilt in another process.
@@ -132,7 +135,7 @@ def _run(
     bridge: GradientBridge,
     wanted: Sequence[bool],
     seed: int,
-    odds: bool,
+    odds: bool | None,
 ) -> _Kept:
     """Run the bridge on new leaf tensors."""
     leaves = [
@@ -143,7 +146,7 @@ def _run(
     assert fields is not None
     problem = fields, couplings, terms.visible, three_body
     with torch.set_grad_enabled(any(wanted)), in_place(bridge.sampler, [p for p in own if p is not None]):
-        result = bridge.log_odds(*problem) if odds else bridge(*problem, seed)
+        result = bridge(*problem, seed) if odds is None else bridge.log_odds(*problem, odds=odds)
     return _Kept(tuple(leaves), result)
 
 
@@ -169,7 +172,7 @@ def _with_autograd() -> Any:
 @torch.library.custom_op("diabat::probabilities", mutates_args=())
 def _probabilities(
     fields: Tensor, couplings: Tensor | None, three_body: Tensor | None, visible: Tensor | None,
-    parameters: list[Tensor], bridge: str, wanted: list[bool], seed: int | None, odds: bool,
+    parameters: list[Tensor], bridge: str, wanted: list[bool], seed: int | None, odds: bool | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """P(s = +1) or log-odds, and the seed as a tensor; the graph of this call is an attribute of that tensor."""
     found = _find(bridge)
@@ -193,7 +196,7 @@ def _(fields: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("diabat::probabilities_backward", mutates_args=())
 def _probabilities_backward(
     cotangent: Tensor, seed: Tensor, fields: Tensor, couplings: Tensor | None, three_body: Tensor | None,
-    visible: Tensor | None, parameters: list[Tensor], bridge: str, wanted: list[bool], odds: bool,
+    visible: Tensor | None, parameters: list[Tensor], bridge: str, wanted: list[bool], odds: bool | None,
 ) -> list[Tensor]:  # fmt: skip
     """Gradients of the inputs that ``wanted`` selects, in order."""
     with _with_autograd():

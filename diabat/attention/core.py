@@ -33,7 +33,7 @@ from diabat.attention.bridge import GradientBridge
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.head_axis import head_products
 from diabat.attention.layer import is_plain
-from diabat.attention.readout import is_odds, log_odds, odds_fields, slot_weights
+from diabat.attention.readout import is_odds, odds_fields, slot_weights
 from diabat.attention.streaming import FarKeys, far_sums, far_weights
 from diabat.attention.visible import Visible, Windows
 from diabat.checks import check_choice, check_number, check_positive
@@ -361,7 +361,7 @@ def _solved(
         assert isinstance(J, Tensor)
         return _with_own_spin(call, J, fields, visible, last=couplings.relative)
     call.note("operators", _problem_of_window, windows, fields, J, K)
-    return log_odds(bridge, fields, J, visible, K, call.seed, odds=law.odds)
+    return bridge.log_odds(fields, J, visible, K, call.seed, odds=law.odds)
 
 
 def _with_own_spin(call: Attention, J: Tensor, fields: Tensor, visible: Tensor, *, last: bool) -> Tensor:
@@ -379,7 +379,7 @@ def _with_own_spin(call: Attention, J: Tensor, fields: Tensor, visible: Tensor, 
         "operators", _problem_of_window, Windows(None, others, False, 0), h.expand(fields.shape), J, None
     )
     assert call.law.bridge is not None
-    found = log_odds(call.law.bridge, h, J, others, seed=call.seed)
+    found = call.law.bridge.log_odds(h, J, others, seed=call.seed, odds=False)
     return found.masked_fill(is_own, math.inf).expand(fields.shape)
 
 

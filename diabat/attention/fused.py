@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from diabat.attention.bridge import GradientBridge, refuse_inference
+from diabat.attention.bridge import GradientBridge, are_small, refuse_inference
 from diabat.attention.compiled_passes import CompiledPasses
-from diabat.attention.readout import LEAST, log_odds, slot_weights
+from diabat.attention.readout import slot_weights
 from diabat.attention.visible import Windows
 from diabat.compute.loading import loaded
 from diabat.compute.scratch import lanes_of
@@ -48,22 +48,18 @@ class FusedLaw(NamedTuple):
     scale: float
 
     def solution(self, fields: Tensor, J: Tensor | None, visible: Tensor) -> Solution | None:
-        """P(s = +1), or log-odds; None if the backend has no solution, or all P of a query are below `LEAST`."""
+        """P(s = +1), or log-odds; None if the backend has no solution, or all P of a query are small."""
         if self.bridge is None:
             found: Solution | None = _Independent(fields, self.odds)
         else:
             found = self.bridge.sampler.solution(Ising(fields, J, visible, check=False), odds=self.odds)
         if found is None or self.odds:
             return found
-        small = (found.result < LEAST) & visible
-        if not bool(small.any()):
-            return found
-        lost = (small | ~visible).all(-1) & visible.any(-1)
-        return None if bool(lost.any()) else found
+        return None if are_small(found.result, visible) else found
 
     def solve(self, J: Tensor | None, visible: Tensor, fields: Tensor) -> Tensor:
         """Log-odds by operators."""
-        return 2 * fields if self.bridge is None else log_odds(self.bridge, fields, J, visible)
+        return 2 * fields if self.bridge is None else self.bridge.log_odds(fields, J, visible, odds=self.odds)
 
 
 class _Independent(Solution):

@@ -22,13 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diabat.attention.bridge import GradientBridge
 from diabat.checks import ArgumentError
-from diabat.edges import Edges
-from diabat.samplers.folding import is_traced
-
-LEAST = 1e-20
-"""Weights of probabilities that are all smaller need logarithms."""
 
 
 def is_odds(readout: str) -> bool:
@@ -54,40 +48,6 @@ def odds_fields(scores: Tensor, visible: Tensor) -> Tensor:
     """Compute h_j = (s_j - log Σ_k exp s_k) / 2 over the visible keys, 0 elsewhere, in the shape of the scores."""
     hidden = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     return hidden.log_softmax(-1).masked_fill(~visible, 0) / 2
-
-
-def log_odds(
-    bridge: GradientBridge,
-    fields: Tensor,
-    couplings: Tensor | Edges | None,
-    visible: Tensor,
-    three_body: Tensor | None = None,
-    seed: int | None = None,
-    *,
-    odds: bool = True,
-) -> Tensor:
-    r"""Compute log P(s_j = +1) - log P(s_j = -1), [*batch, n].
-
-    Analytic backends compute both probabilities, never 1 - P, which would be 0 where P rounds to 1.  For backends that
-    draw it is the smoothed count of the same reads, 1 - P, which is never 0.
-
-    Args:
-        bridge: Sampler and estimator.
-        fields: h, [*batch, n].
-        couplings: J, [*lead, n, n], edges, or None.
-        visible: bool, broadcastable to [*batch, n].
-        three_body: K, [*lead, n, n, n], or None.
-        seed: Seed of a bridge that draws; None takes one from torch's global generator.
-        odds: Or only log P is needed, for which one solution with three-body terms is enough if no P is small.
-    """
-    given = fields, couplings, visible, three_body
-    if not bridge.draws and (odds or three_body is None or is_traced()):
-        return bridge.log_odds(*given)
-    up, limits = bridge(*given, seed), torch.finfo(fields.dtype)
-    if not bridge.draws and bool(((up < LEAST) & visible).any()):
-        return bridge.log_odds(*given)
-    up = up.clamp(limits.tiny**0.75, 1 - limits.eps)
-    return up.log() - (-up).log1p()
 
 
 def slot_weights(

@@ -16,7 +16,6 @@ from torch import Tensor
 from diabat.attention import BoltzmannAttention, BoltzmannMultiheadAttention, CouplingInit
 from diabat.attention.bridge import GradientBridge
 from diabat.attention.coupled import MODES
-from diabat.attention.readout import log_odds
 from diabat.config import make_config
 from diabat.ising import Ising, pair_indices
 from diabat.samplers import UnsupportedError, sampler
@@ -291,7 +290,7 @@ def test_log_odds_against_enumeration(name: str, spins: int) -> None:
         random_couplings(spins, 0.5),
         torch.rand(6, spins, generator=torch.Generator().manual_seed(3)) > 0.2,
     )
-    found = log_odds(bridge(name), h, J, visible, None)
+    found = bridge(name).log_odds(h, J, visible)
     p = brute_force(Ising(h, J, visible)).probability
     assert (found - p.logit())[visible.expand(found.shape)].abs().max() < 1e-10
 
@@ -303,9 +302,9 @@ def test_probabilities_that_round_to_one(spins: int) -> None:
     J = random_couplings(spins, 0.3, torch.float32).requires_grad_()
     visible = torch.ones(spins, dtype=torch.bool)
     assert (bridge("exact")(h, J, visible) == 1).any()
-    found = log_odds(bridge("exact"), h, J, visible, None)
+    found = bridge("exact").log_odds(h, J, visible)
     wide = [t.detach().double().requires_grad_() for t in (h, J)]
-    want = log_odds(bridge("exact"), wide[0], wide[1], visible, None)
+    want = bridge("exact").log_odds(wide[0], wide[1], visible)
     assert ((found - want) / want.abs().clamp(min=1)).abs().max() < 3e-6
     slopes = torch.autograd.grad(found.sum(), (h, J)), torch.autograd.grad(want.sum(), wide)
     for a, b in zip(*slopes, strict=True):
@@ -319,7 +318,7 @@ def test_reads_give_smoothed_odds(name: str) -> None:
     gradient = "covariance" if name == "exact" else "auto"
     drawing = GradientBridge(sampler(name), gradient, num_reads=10)
     torch.manual_seed(0)
-    found = log_odds(drawing, h, None, torch.ones(3, dtype=torch.bool), None)
+    found = drawing.log_odds(h, None, torch.ones(3, dtype=torch.bool))
     ups = (torch.arange(11) + 0.5) / (10.5 - torch.arange(11))
     assert bool(((found[..., None] - ups.log()).abs().min(-1).values < 1e-5).all())
     if name != "dqa":

@@ -142,7 +142,9 @@ def test_a_run_records_what_sampled_it(tmp_path: Path) -> None:
     anneal = ("sampler.backend=dqa", "sampler.annealing_time_ns=2.0", "sampler.num_reads=20")
     said = train(tmp_path / "run", *anneal)
     assert said.exit_code == 0, said.stderr
-    sentence = "Sampled by dqa (engine native): the law of the anneal, not the Boltzmann law, 20 reads, gradient "
+    sentence = (
+        "Sampled by dqa (engine native): the law of the anneal, not the Boltzmann law, 20 reads, gradient "
+    )
     assert sentence in " ".join(said.stdout.split())
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert not {"fidelity", "anneal"} & {*stored}
