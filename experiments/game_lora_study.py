@@ -44,6 +44,7 @@ from experiments.common import (
 )
 from experiments.facts import World, deviations, documents, renamed
 from experiments.heads.sets import NAMES, WORDS, answers, batches, questions
+from experiments.verdicts import gap
 
 LAYERS, HEADS, GROUPS, WIDTH = 4, 8, 2, 128
 WORLD = World()
@@ -290,11 +291,11 @@ def _spread(runs: list[Row], name: str) -> str:
 
 
 def _difference(runs: list[Row], plain: list[Row], name: str) -> str:
-    from scipy.stats import t
-
-    changes = [run[name] - other[name] for run, other in zip(runs, plain, strict=True)]
-    half = float(t.ppf(0.975, len(changes) - 1)) * stdev(changes) / len(changes) ** 0.5
-    return f"{fmean(changes):+.3f} ± {half:.3f}{' *' if abs(fmean(changes)) > half else ''}"
+    found = gap(*([run[name] for run in those] for those in (runs, plain)), paired=True)
+    if found is None:  # alike with every seed
+        change = runs[0][name] - plain[0][name]
+        return f"{change:+.3f} ± 0.000{' *' if change else ''}"
+    return f"{found.difference:+.3f} ± {(found.high - found.low) / 2:.3f}{'' if found.holds(0) else ' *'}"
 
 
 def main() -> None:

@@ -33,13 +33,13 @@ from typing import Any
 import numpy as np
 import yaml
 from scipy.optimize import OptimizeWarning, curve_fit
-from scipy.stats import ttest_ind
 
 from diabat.config import Config, ConfigError, load_config, make_config, to_plain
 from diabat.runs import run_training
 from diabat.runs.build import require_same_run
 from diabat.training import TrainingInterrupted, is_finished
 from experiments.common import Row, calls, parser, report, run_script
+from experiments.verdicts import Gap, combined, gap, holm, power, seeds_needed, verdict, weighted
 
 HERE = Path(__file__).parent
 FEWEST = 5
@@ -163,30 +163,50 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[Row]:
     return found
 
 
-def gaps(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[Row]:
-    """Difference of two rows with p of Welch's t test, beside the published one and the sum of its two σ."""
-    found = []
+def gaps(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[list[Row], list[Row]]:
+    """A row for each pair that has runs: its gap beside the published one; and one for each pair of arms over windows.
+
+    Holm's p are of the windows of a pair of arms, or of all gaps of a table without windows.
+    """
+    families: dict[tuple[str, ...], list[tuple[Row, Gap | None]]] = {}
     for pair in experiment.gaps:
         ours, others = (metrics_of(row, outcomes) for row in pair)
         if ours and others:
             a, b = (experiment.entries[row] for row in pair)
-            difference = fmean(ours) - fmean(others)
             published = None if a.mean is None or b.mean is None else round(a.mean - b.mean, 6)
-            limit = None if a.deviation is None or b.deviation is None else a.deviation + b.deviation
-            found.append({
-                "gap": " - ".join(pair), "runs": f"{len(ours)} and {len(others)}", "difference": difference,
-                "p": welch(ours, others), "published": published,
-                "beyond its two σ": None if published is None or limit is None else abs(published) > limit,
-                "same winner": difference * published > 0 if published and difference else None,
-            })  # fmt: skip
-    return found
+            found = gap(ours, others)
+            row = {
+                "gap": " - ".join(pair), "runs": f"{len(ours)} and {len(others)}",
+                **compared(found, fmean(ours) - fmean(others), published), "Holm": None,
+                "power": None if published is None else power(ours, others, published),
+                "seeds for 80 %": None if published is None else seeds_needed(ours, others, published),
+            }  # fmt: skip
+            arms = () if a.window is None else (a.arm, b.arm)
+            families.setdefault(arms, []).append((row, found))
+    together = []
+    for arms, family in families.items():
+        known = [(row, found) for row, found in family if found is not None]
+        for (row, _), adjusted in zip(known, holm([found.p for _, found in known]), strict=True):
+            row["Holm"] = adjusted
+        if arms and len(known) > 1:
+            whole = combined([found for _, found in known])
+            told = [row["published"] for row, _ in known]
+            mean = None if None in told else weighted(told, [found for _, found in known])
+            windows = f"{len(known)} windows"
+            together.append(
+                {"gap": " - ".join(arms), "of": windows, **compared(whole, whole.difference, mean)}
+            )
+    return [row for family in families.values() for row, _ in family], together
 
 
-def welch(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Two-sided p for a difference of two means; None with fewer than two numbers on a side, or if neither varies."""
-    if min(len(first), len(second)) < 2 or len({*first}) == len({*second}) == 1:
-        return None
-    return float(ttest_ind(first, second, equal_var=False).pvalue)
+def compared(found: Gap | None, difference: float, published: float | None) -> Row:
+    """Difference, interval, p, published gap, and what they say."""
+    return {
+        "difference": difference, "95 % interval": None if found is None else [found.low, found.high],
+        "p": None if found is None else found.p, "published": published,
+        "inside": None if found is None or published is None else found.holds(published),
+        "verdict": verdict(found, published),
+    }  # fmt: skip
 
 
 def means_by_window(
@@ -238,8 +258,12 @@ def show(experiment: Experiment, options: argparse.Namespace) -> None:
     formats = {key: ".4f" for key in ("metric", "mean", "σ", "published", "published σ")}
     formats |= {"difference": "+.2%", "s/epoch": ".1f", "CPU s/epoch": ".1f"}
     report(experiment.title, summary(experiment, outcomes), as_json=options.json, formats=formats)
-    formats = {"difference": "+.4f", "p": ".2g", "published": "+.4f"}
-    report("Gaps, with Welch's t test", gaps(experiment, outcomes), as_json=options.json, formats=formats)
+    formats = dict.fromkeys(("difference", "95 % interval", "published"), "+.4f")
+    formats |= {"p": ".2g", "Holm": ".2g", "power": ".0%"}
+    for title, rows in zip(
+        ("Gaps, by Welch's t test", "Gaps over all windows"), gaps(experiment, outcomes), strict=True
+    ):
+        report(title, rows, as_json=options.json, formats=formats)
     fits = [
         {"arm": arm, "means": whose, **fit}
         for (arm, whose), values in means_by_window(experiment, outcomes).items()

@@ -4,8 +4,9 @@
     python -m experiments.sentence_pairs FOLDER encoder=tiny trainer.learning_rate=1e-3 trainer.bf16=false
 
 Trains every pooling with every seed, keeps the epoch with the lowest validation loss, and prints accuracies on the test
-set; finished ones are kept in FOLDER.  ``--config`` names another file like experiments/pairs/sick.yaml, KEY=VALUE
-changes one of its keys: ``sampler`` is a backend with its options, ``options`` are those of the pooling.
+set and, beside ``mean``, what the others are ahead of it; finished ones are kept in FOLDER.  ``--config`` names another
+file like experiments/pairs/sick.yaml, KEY=VALUE changes one of its keys: ``sampler`` is a backend with its options,
+``options`` are those of the pooling.
 
 SICK.txt (Marelli et al. 2014, zenodo.org/records/2787612, 9,927 pairs) lies in the folder that DIABAT_DATA names.  This
 edition has no split: its pairs are ordered by a hash of their pair_ID, 4,439 for training, 495 for validation, the rest
@@ -33,6 +34,7 @@ from diabat.config.loading import apply_overrides
 from diabat.ising import without_autocast
 from diabat.models.pooling import MeanPooling, QueryPooling
 from experiments.common import Row, keep, kept, parser, report, run_script, same_settings
+from experiments.verdicts import gap, verdict
 
 CONFIG = Path(__file__).parent / "pairs" / "sick.yaml"
 POOLINGS = ("neurogame", "boltzmann", "softmax", "mean", "neurogame-h", "neurogame-uniform", "projected_mean")
@@ -258,6 +260,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         })  # fmt: skip
     title = f"SICK by pooling, {config['encoder']}"
     report(title, rows, as_json=options.json, formats={"test accuracy / %": ".2f", "mean": ".2f", "σ": ".2f"})
+    formats = dict.fromkeys(("points", "95 % interval"), "+.2f") | {"p": ".2g"}
+    report("Ahead of mean pooling, by Welch's t test", gaps(rows), as_json=options.json, formats=formats)
+
+
+def gaps(rows: Sequence[Row]) -> list[Row]:
+    """What each pooling is ahead of the mean, in points, if that is there and both have two seeds."""
+    tests = {row["pooling"]: row["test accuracy / %"] for row in rows}
+    found = {name: gap(own, tests["mean"]) for name, own in tests.items() if "mean" in tests}
+    return [
+        {"pooling": name, "points": one.difference, "95 % interval": [one.low, one.high], "p": one.p,
+         "verdict": verdict(one, None)}
+        for name, one in found.items() if name != "mean" and one is not None
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ import pytest
 
 from diabat.config import load_config
 from diabat.training import TrainingInterrupted
-from experiments import reproduce
+from experiments import reproduce, verdicts
 from experiments.common import run_script
-from experiments.reproduce import HERE, Entry, Experiment, Outcome, fit_decay, gaps, load, main, plan, welch
+from experiments.reproduce import HERE, Entry, Experiment, Outcome, fit_decay, gaps, load, main, plan
 
 YAML = """\
 small:
@@ -141,18 +142,88 @@ def experiment(**entries: tuple[float | None, float | None]) -> Experiment:
     return Experiment("", "", "", made, [("a", "b")], "")
 
 
+def outcomes(**metrics: Sequence[float]) -> list[Outcome]:
+    return [
+        Outcome(row, k, Path(), m, 1, 1.0, 1.0) for row, own in metrics.items() for k, m in enumerate(own)
+    ]
+
+
 def test_gaps_by_hand() -> None:
-    runs = [Outcome("a", k, Path(), m, 1, 1.0, 1.0) for k, m in enumerate((1.0, 2.0, 3.0))]
-    runs += [Outcome("b", k, Path(), m, 1, 1.0, 1.0) for k, m in enumerate((3.0, 3.5))]
-    (row,) = gaps(experiment(a=(1.0, 0.2), b=(1.5, 0.2)), runs)
-    assert (row["difference"], row["published"]) == (-1.25, -0.5)
-    assert (row["beyond its two σ"], row["same winner"]) == (True, True)
+    runs = outcomes(a=(1.0, 2.0, 3.0), b=(3.0, 3.5))
+    (row,), together = gaps(experiment(a=(1.0, 0.2), b=(1.5, 0.2)), runs)
+    assert (row["difference"], row["published"], row["inside"], row["verdict"]) == (
+        -1.25,
+        -0.5,
+        True,
+        "compatible",
+    )
     # t = -1.25 / sqrt(1/3 + 0.125/2) = -1.987 at (0.3958²) / ((1/3)²/2 + 0.0625²/1) = 2.635 degrees of freedom.
-    assert row["p"] == pytest.approx(0.15369, abs=1e-5)
-    (row,) = gaps(experiment(a=(1.0, 0.2), b=(None, None)), runs[:3] + runs[3:4])
-    assert (row["p"], row["published"], row["beyond its two σ"], row["same winner"]) == (None,) * 4
-    assert gaps(experiment(a=(1.0, 0.2), b=(1.5, 0.2)), runs[:3]) == []
-    assert welch([1.0, 1.0], [2.0, 2.0]) is None
+    assert row["p"] == row["Holm"] == pytest.approx(0.15369, abs=1e-5)
+    assert together == []
+    ((row,), _) = gaps(experiment(a=(1.0, 0.2), b=(None, None)), runs[:4])
+    assert (row["p"], row["Holm"], row["published"], row["power"], row["verdict"]) == (None,) * 4 + (
+        "cannot tell",
+    )
+    assert gaps(experiment(a=(1.0, 0.2), b=(1.5, 0.2)), runs[:3]) == ([], [])
+
+
+def test_windows_of_two_arms_are_a_family() -> None:
+    entries = {
+        f"t{T}-{arm}": Entry(f"t{T}", arm, (), mean)
+        for T in (4, 6)
+        for arm, mean in (("a", T + 1.0), ("b", 4.0))
+    }
+    pairs = [("t4-a", "t4-b"), ("t6-a", "t6-b")]
+    runs = outcomes(**{"t4-a": (1, 2, 3), "t4-b": (0, 1, 2), "t6-a": (5, 6, 7), "t6-b": (0, 1, 2)})
+    rows, (together,) = gaps(Experiment("", "", "", entries, pairs, ""), runs)
+    assert [row["Holm"] for row in rows] == verdicts.holm([row["p"] for row in rows])
+    assert rows[1]["Holm"] == 2 * rows[1]["p"]
+    assert (together["gap"], together["of"]) == ("a - b", "2 windows")
+    assert (together["difference"], together["published"]) == pytest.approx(
+        (3, 2)
+    )  # of 1 and 5, of 1 and 3; equal σ
+
+
+PAGE = (HERE.parent / "docs/results-paper.md").read_text("utf-8")
+TABLES_OF = {"2": ("shakespeare", ""), "6": ("shakespeare", ""), "3": ("brackets", ""), "7": ("brackets", ""),
+             "5": ("brackets", ", table 5")}  # fmt: skip
+
+
+def shown(p: float) -> str:
+    """As on the page."""
+    return re.sub(r"e-0", "e-", f"{p:.2g}").removeprefix("0")
+
+
+@pytest.mark.parametrize("number", TABLES_OF)
+def test_verdicts_of_the_page_are_those_of_its_seeds(number: str) -> None:
+    """Intervals, p, power and words; and those of all windows."""
+    task, note = TABLES_OF[number]
+    table, scale, places = (
+        TABLES[f"table{number}-{task}"],
+        100 if task == "brackets" else 1,
+        2 if note or task == "brackets" else 4,
+    )
+    half = PAGE.split("`table3-brackets`")[task == "brackets"].split("**All windows")[0]
+    lines = [
+        [cell.strip() for cell in line.split("|")] for line in half.splitlines() if line.startswith("| ")
+    ]
+    cells = {f"t{c[1].removesuffix(note)}-{c[2]}": c for c in lines if c[1].removesuffix(note).isdigit()}
+    runs = outcomes(**{row: [float(m) / scale for m in c[3].split(",")] for row, c in cells.items()})
+    rows, together = gaps(table, runs)
+    whole = [line for line in PAGE.splitlines() if line.startswith(f"| `table{number}-{task}`")]
+    assert len(rows) == len(table.gaps)
+    for row in [row for row in rows + together if "K" in row["gap"] or number not in "67"]:
+        low, high = (f"{scale * end:+.{places}f}" for end in row["95 % interval"])
+        difference = f"{scale * row['difference']:+.{places}f}"
+        if "of" in row:
+            words = [row["gap"], row["of"].split()[0], difference, f"{low} to {high}", shown(row["p"])]
+            (line,) = [line for line in whole if f"| {row['gap']} |" in line]
+            assert " | ".join(words) in line
+            assert line.endswith(f"| {row['verdict']} |")
+        else:
+            c = cells[row["gap"].split(" - ")[0]]
+            assert c[6:9] == [difference, f"{low} to {high}", f"{shown(row['p'])}; {shown(row['Holm'])}"]
+            assert (c[10], c[11]) == (f"{row['power']:.0%}".replace("%", " %"), row["verdict"])
 
 
 def test_the_fit_of_the_published_means() -> None:
