@@ -9,6 +9,7 @@ from statements import (
     conventions,
     in_torch,
     limitations,
+    papers,
     processors,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "conventions",
     "in_torch",
     "limitations",
+    "papers",
     "processors",
 ]
