@@ -181,11 +181,11 @@ def gaps(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[list[Row]
                 "power": None if published is None else power(ours, others, published),
                 "seeds for 80 %": None if published is None else seeds_needed(ours, others, published),
             }  # fmt: skip
-            arms = () if a.window is None else (a.arm, b.arm)
-            families.setdefault(arms, []).append((row, found))
+            family = () if a.window is None else (a.arm, b.arm)
+            families.setdefault(family, []).append((row, found))
     together = []
-    for arms, family in families.items():
-        known = [(row, found) for row, found in family if found is not None]
+    for arms, members in families.items():
+        known = [(row, found) for row, found in members if found is not None]
         for (row, _), adjusted in zip(known, holm([found.p for _, found in known]), strict=True):
             row["Holm"] = adjusted
         if arms and len(known) > 1:
@@ -196,7 +196,7 @@ def gaps(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[list[Row]
             together.append(
                 {"gap": " - ".join(arms), "of": windows, **compared(whole, whole.difference, mean)}
             )
-    return [row for family in families.values() for row, _ in family], together
+    return [row for members in families.values() for row, _ in members], together
 
 
 def compared(found: Gap | None, difference: float, published: float | None) -> Row:

@@ -99,6 +99,19 @@ def test_diagonal_correlation_by_hand() -> None:
     assert float(found[0, 1]) == pytest.approx(float(expected))
 
 
+def test_differences_from_plain_lora_by_hand() -> None:
+    """t of two degrees of freedom: 4.3027 * .1 / sqrt(3) = .248 about .2, and .075 of a spread of .03."""
+    plain = [{"E": 0.5}, {"E": 0.25}, {"E": 1.0}]
+    for changes, told in (
+        ((0.1, 0.2, 0.3), "+0.200 ± 0.248"),
+        ((0.17, 0.2, 0.23), "+0.200 ± 0.075 *"),
+        ((0, 0, 0), "+0.000 ± 0.000"),
+        ((0.5, 0.5, 0.5), "+0.500 ± 0.000 *"),
+    ):
+        runs = [{"E": row["E"] + change} for row, change in zip(plain, changes, strict=True)]
+        assert study._difference(runs, plain, "E") == told
+
+
 @pytest.mark.filterwarnings("ignore")  # of libraries, as in the script
 @pytest.mark.slow
 def test_a_tiny_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
