@@ -188,6 +188,7 @@ INTERFACE = {
         "base",
         "capabilities",
         "derivatives",
+        "diagnostics",
         "folding",
         "kept",
         "odds",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,9 +33,9 @@ def train_model(
     The run is written to the folder output, which is new or empty unless --resume.
     """
     resolved = arguments.load(config, overrides, trust=trust)
+    from diabat.config import to_plain
     from diabat.runs.build import require_same_run, run_training
     from diabat.training import OutputError, TrainingInterrupted
-    from diabat.training.folder import CONFIG, last_line
 
     if resume:
         require_same_run(resolved)
@@ -52,15 +53,12 @@ def train_model(
             "resume=True, or name another folder", "--resume, or name another by output=FOLDER"
         )
         raise OutputError(said) from error
-    facts = last_line(result.run_dir, "sampler")
     if as_json:
-        stored = json.loads((result.run_dir / CONFIG).read_text("utf-8"))
-        given = {"task": resolved.task.name, "config": stored, "sampler": facts}
-        print_json({**vars(result), **given})
+        print_json({**vars(result), "task": resolved.task.name, "config": to_plain(resolved)})
     else:
         _print_training(resolved, result)
-        if facts is not None:
-            say(_sampled_by(facts))
+        if result.sampler:
+            say(_sampled_by(result.sampler))
 
 
 def _print_training(config: Config, result: TrainResult) -> None:
@@ -76,7 +74,7 @@ def _print_training(config: Config, result: TrainResult) -> None:
     print_table("Training finished", ("", ""), rows)
 
 
-def _sampled_by(facts: dict[str, Any]) -> str:
+def _sampled_by(facts: Mapping[str, Any]) -> str:
     """One sentence on the sampler of the last validation."""
     from diabat.samplers.diagnostics import LAWS
 

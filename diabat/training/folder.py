@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from diabat.checks import escaped
 from diabat.files import TEMPORARY_PREFIX, open_file
@@ -123,12 +122,6 @@ def metrics_file(folder: Path) -> Iterator[BinaryIO]:
     path = folder / METRICS
     with writing(path), os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
         yield file
-
-
-def last_line(folder: Path, event: str) -> dict[str, Any] | None:
-    """The last line of this event in metrics.jsonl; None if there is none."""
-    lines = (json.loads(line) for line in (folder / METRICS).read_text("utf-8").splitlines())
-    return next(iter(reversed([line for line in lines if line["event"] == event])), None)
 
 
 def cut_metrics(folder: Path, length: int) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -69,6 +69,7 @@ class TrainResult:
         seconds: Wall-clock time of all sessions of the run.
         cpu_seconds: Processor time of all sessions, user and system, all threads of this process.
         run_dir: Folder of the run.
+        sampler: What sampled the last validation of this session (:func:`diabat.training.diagnostics.observed`).
     """
 
     best_loss: float
@@ -80,6 +81,7 @@ class TrainResult:
     seconds: float
     cpu_seconds: float
     run_dir: Path
+    sampler: Mapping[str, Any] = field(default_factory=dict)
 
 
 def train(
@@ -129,7 +131,7 @@ def _result(trainer: Trainer) -> TrainResult:
         raise CheckpointError(f"checkpoint: {path} is damaged: expected a run with a validation, got none.")
     best, times = (state.best_metric, state.best_step), (state.seconds, state.cpu_seconds)
     counts = (state.epoch, state.step)
-    return TrainResult(state.best_loss, task.metric, *best, *counts, *times, trainer.folder)
+    return TrainResult(state.best_loss, task.metric, *best, *counts, *times, trainer.folder, trainer.sampled)
 
 
 @contextmanager
@@ -168,7 +170,7 @@ class Trainer:
         self.processes = Processes(self.device)
         self.pieces = options.accumulation * self.processes.count
         self.batches = -(-len(task.train) // options.batch_size)
-        self.state = TrainState()
+        self.state, self.sampled = TrainState(), dict[str, Any]()
         self._shuffle()
         self.model = model.train()
         self.fingerprint = task.train.fingerprint()
@@ -305,7 +307,7 @@ class Trainer:
         how: dict[str, Any] = {"seed": options.seed, "precision": options.precision}
         again = partial(evaluate, model, self.validation, **how)
         with numbers_in_range(model, state, again):
-            with observed(model) as facts:
+            with observed(model) as self.sampled:
                 loss, accuracy = again(processes=self.processes)
             require_finite(model, state, again, validation_loss=loss)
             metric = self.task.metric_value(loss, accuracy)
@@ -316,8 +318,8 @@ class Trainer:
             state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
             self._shuffle()
         self._log("epoch", **figures)
-        if facts:
-            self._log("sampler", **facts)
+        if self.sampled:
+            self._log("sampler", **self.sampled)
 
     def _log(self, event: str, **figures: Any) -> None:
         self._read_clocks()

@@ -19,7 +19,9 @@ def test_train_writes_the_resolved_configuration_and_reports(tmp_path: Path) -> 
     assert result.exit_code == 0, result.stderr
     report = json.loads(result.stdout)
     assert (report["steps"], report["run_dir"], report["task"]) == (2, str(folder), "brackets")
-    assert report["config"] == json.loads((folder / "config.json").read_text())
+    stored = json.loads((folder / "config.json").read_text())
+    assert stored.pop("resolved") == {"diabat": diabat.__version__}
+    assert {key: report["config"][key] for key in stored} == stored
     assert load_config(folder).output == folder
     again = train(folder)
     assert (again.exit_code, again.stdout) == (1, "")
