@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 
-# The palette of Okabe and Ito, for colour-blind readers; markers distinguish lines in grey print.
+# The palette of Okabe and Ito, for colour-blind readers; markers and hatches distinguish lines and bars in grey print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+HATCHES = ("", "///", "...", "xxx")
 REFERENCE: Mapping[str, Any] = {"color": "0.45", "marker": "", "linewidth": 1.3, "zorder": 2}
 """Style of a line to compare with."""
 
@@ -51,12 +53,14 @@ class Panel:
 
     Attributes:
         bars: Heights by name, in place of lines, with their values above them; None for no bar.
+        least: Lines and bars below are drawn at this height, and a bar has the label ``< least``.
         settings: Arguments of :meth:`matplotlib.axes.Axes.set`, e.g. title, xlabel, yscale.  Ticks are written as
             plain numbers, and replace those between them.
     """
 
     lines: Sequence[Line] = ()
     bars: Mapping[str, float | None] = field(default_factory=dict)
+    least: float = -math.inf
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -93,21 +97,23 @@ def lines(
 def draw_panel(axis: Axes, panel: Panel) -> None:
     """Draw lines and bars, and write ticks as plain numbers."""
     for line in panel.lines:
-        y = np.array(line.y, dtype=float)  # None is NaN
+        y = np.maximum(np.array(line.y, dtype=float), panel.least)  # None is NaN
         points = np.flatnonzero(~np.isnan(y))
         if len(points):
             errors = None if line.errors is None else np.array(line.errors)[points]
             style = {"yerr": errors, "label": line.label or "_", **line.style}
             draw_line(axis, np.array(line.x)[points], y[points], line.look, **style)
     if panel.bars:
-        colours = [COLOURS[look % len(COLOURS)] for look in range(len(panel.bars))]
-        heights = [float("nan") if height is None else height for height in panel.bars.values()]
-        drawn = axis.bar(range(len(heights)), heights, 0.7, color=colours, zorder=3)
+        looks = range(len(panel.bars))
+        heights = [math.nan if height is None else max(height, panel.least) for height in panel.bars.values()]
+        drawn = axis.bar(looks, heights, 0.7, color=[_colour(look) for look in looks], zorder=3)
+        for look, bar in enumerate(drawn):
+            bar.set(hatch=HATCHES[look // len(COLOURS) % len(HATCHES)], edgecolor="white", linewidth=0)
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-        names = ["" if height is None else f"{height:.2g}" for height in panel.bars.values()]
+        names = [_bar_label(height, panel.least) for height in panel.bars.values()]
         axis.bar_label(drawn, names, padding=2, fontsize="small", zorder=4, bbox=behind)
         turned: dict[str, Any] = dict(rotation=30, ha="right", rotation_mode="anchor", fontsize="small")
-        axis.set_xticks(range(len(colours)), list(panel.bars), **turned)
+        axis.set_xticks(looks, list(panel.bars), **turned)
     settings = dict(panel.settings)
     ticks = {name: settings.pop(f"{name}ticks") for name in "xy" if f"{name}ticks" in settings}
     axis.set(**settings)
@@ -117,10 +123,26 @@ def draw_panel(axis: Axes, panel: Panel) -> None:
     tidy(axis, "y" if panel.bars else "both")
 
 
+def _bar_label(height: float | None, least: float) -> str:
+    if height is None:
+        return ""
+    return f"< {least:.2g}" if height < least else f"{height:.2g}"
+
+
+def _colour(look: int) -> str:
+    return COLOURS[look % len(COLOURS)]
+
+
 def draw_line(axis: Axes, x: Any, y: Any, look: int, **options: Any) -> None:
-    """Draw a line by :meth:`matplotlib.axes.Axes.errorbar`; ``look`` is the index of its colour and marker."""
-    look %= len(COLOURS)
-    style = {"color": COLOURS[look], "marker": MARKERS[look], "markersize": 5, "linewidth": 1.6}
+    """Draw a line by :meth:`matplotlib.axes.Axes.errorbar`; ``look`` is the index of its colour and marker.
+
+    Colours repeat after seven looks, with other markers and dashes.
+    """
+    again = look // len(COLOURS)
+    style = {
+        "color": _colour(look), "marker": MARKERS[(look + again) % len(MARKERS)], "markersize": 5, "linewidth": 1.6,
+        "linestyle": ("-", "--", "-.", ":")[again % 4],
+    }  # fmt: skip
     axis.errorbar(x, y, **{**style, "capsize": 3, "clip_on": False, "zorder": 3, **options})
 
 

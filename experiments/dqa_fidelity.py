@@ -24,7 +24,7 @@ from diabat import circuits
 from diabat.circuits.problem import spin_table
 from diabat.circuits.schedules import PROTOCOLS
 from diabat.ising import Ising, pack_couplings
-from diabat.plots import COLOURS, Line, Panel, lines
+from diabat.plots import Line, Panel, lines
 from diabat.samplers.exact import ExactSampler
 from diabat.studies.ensembles import sk
 from diabat.studies.learned.problems import error_table, wide_problems
@@ -317,7 +317,7 @@ def draw(name: str, rows: list[Row], folder: Path) -> None:
         found = panels.setdefault(f"{panel} = {row[panel]}", [])
         if name == "refine" or row[label] in SHOWN:
             points = {float(k.removeprefix("g=")): y for k, y in row.items() if k not in (panel, label)}
-            style: Row = {"linestyle": "-" if len(found) < len(COLOURS) else "--", "clip_on": True}
+            style: Row = {"clip_on": True}
             if row[label] == READS:  # what lies below it cannot be seen in so many reads
                 style = {"color": "0.75", "linewidth": 4, "marker": ""}
             found.append(Line([*points], [*points.values()], row[label], len(found), style=style))

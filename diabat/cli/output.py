@@ -54,8 +54,8 @@ def print_report(report: Report, figure: Path | None = None, *, as_json: bool = 
         say(report.to_json())
         return
     _print(report.table())
-    if summary := report.summary():
-        say(f"\n{summary}")
+    for text in filter(None, (report.legend(), report.summary())):
+        say(f"\n{text}")
     print_figure(figure)
 
 

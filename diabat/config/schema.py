@@ -19,7 +19,7 @@ from diabat.config.keys import DEFAULT_TASK, chosen
 from diabat.models import MODELS, ModelOptions
 from diabat.samplers.capabilities import Estimator
 from diabat.samplers.registry import backend_factory
-from diabat.studies.ensembles import DEFAULT_STRENGTHS, Ensemble, ferromagnet, sk
+from diabat.studies.ensembles import DEFAULT_STRENGTHS, TOKEN_WEIGHTS, Ensemble, ferromagnet, sk, tokens
 from diabat.studies.learned.problems import AnnealOptions
 from diabat.tasks import TASKS, TaskOptions
 from diabat.training.options import PROTOCOLS, TrainOptions
@@ -99,10 +99,11 @@ class FidelityOptions:
 
     Attributes:
         ensembles: Families of random problems.
-        strengths: Coupling strengths g, dimensionless (divided by temperature).
+        strengths: Coupling strengths g of ``sk`` and ``ferromagnet``, dimensionless (divided by temperature).
+        token_weights: Value weights of ``tokens``, in units of those of a new NeuroGame layer.
         sizes: Numbers n of spins.
         instances: Different couplings per strength and size.
-        queries: Different fields per instance.
+        queries: Different fields per instance; every one of ``tokens`` also has a J of its own.
         num_reads: Reads per problem of backends that sample.
         backends: Backends by the label of their line in the table and the figure.
         problem: File of one problem, as of ``diabat sample``, in place of the random ones.
@@ -110,8 +111,9 @@ class FidelityOptions:
         checkpoint: Folder of a finished run; its fields and couplings are added to the comparison.
     """
 
-    ensembles: tuple[Literal["sk", "ferromagnet"], ...] = ("sk", "ferromagnet")
+    ensembles: tuple[Literal["sk", "ferromagnet", "tokens"], ...] = ("sk", "ferromagnet")
     strengths: tuple[float, ...] = DEFAULT_STRENGTHS
+    token_weights: tuple[float, ...] = TOKEN_WEIGHTS
     sizes: tuple[int, ...] = (8,)
     instances: int = 8
     queries: int = 4
@@ -139,8 +141,10 @@ class FidelityOptions:
             for family in self.ensembles:
                 if family == "sk":
                     made = sk(self.strengths, instances=self.instances, queries=self.queries, **drawn)
-                else:
+                elif family == "ferromagnet":
                     made = ferromagnet(self.strengths, queries=queries, **drawn)
+                else:
+                    made = tokens(self.token_weights, instances=queries, **drawn)
                 size = f" n={n}" * (len(self.sizes) > 1)
                 found += [dataclasses.replace(one, name=f"{one.name}{size}") for one in made]
         return found

@@ -33,7 +33,8 @@ def compared(config: Config, *, trust: bool = False) -> dict[str, Any]:
     options, named = config.fidelity, config.fidelity.backends.items()
     backends = {label: build_sampler(choice, f"fidelity.backends.{label}") for label, choice in named}
     if options.problem is None:
-        ensembles = options.problems(config.seed)
+        with of_section("fidelity", {"weights": "fidelity.token_weights"}):
+            ensembles = options.problems(config.seed)
     else:
         with of_section("fidelity", {None: "fidelity.problem"}):
             ising = read_problem(options.problem, beta=options.beta).ising

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from diabat.attention.neurogame import NeuroGameAttention, token_ising
 from diabat.checks import ArgumentError, check_count
 from diabat.compute.loading import preparing
 from diabat.compute.memory import require_memory
@@ -22,7 +23,9 @@ from diabat.studies.report import Row
 T = TypeVar("T")
 
 DEFAULT_STRENGTHS = (0.1, 0.3, 0.6, 1.0, 1.5)
+TOKEN_WEIGHTS = (1.0, 8.0)
 _ROWS = 4  # queries of a window of trained attention
+_WIDTH = 64  # of random tokens
 
 _REPEATS, _REPEAT_BELOW_S = 3, 0.5
 
@@ -31,7 +34,8 @@ _REPEATS, _REPEAT_BELOW_S = 3, 0.5
 class Ensemble:
     """One batch of problems with the name of its family, which members of different strength share.
 
-    ``strength`` is the g of the family; for recorded attention sqrt(n · mean J²), the g of an SK model of that size.
+    ``strength`` is the g of the family; for tokens and recorded attention sqrt(n · mean J²), the g of an SK model of
+    that size.
     """
 
     name: str
@@ -79,13 +83,50 @@ def ferromagnet(
     return [Ensemble("ferromagnet", float(g), Ising(g * h, g * J)) for g in strengths]
 
 
-def _checked(strengths: Sequence[float], n: int, instances: int, queries: int, seed: int) -> torch.Generator:
+def tokens(
+    weights: Sequence[float] = TOKEN_WEIGHTS, *, num_spins: int = 6, instances: int = 48, seed: int = 0
+) -> list[Ensemble]:
+    """Token games v(C) = ‖Σ_{i ∈ C} V_i‖ of random tokens x ~ N(0, 1), as a new NeuroGame layer makes them.
+
+    Fields and J of :class:`diabat.NeuroGameAttention` with one head of 64 dimensions, in evaluation mode: every problem
+    has a J of its own.  The same tokens and value weights W_v, multiplied by each of ``weights``, serve all of them.
+
+    Args:
+        weights: Factors of W_v; with 1 the layer is new.
+        num_spins: Number n of tokens.
+        instances: Number of sequences.
+        seed: Of tokens and parameters.
+
+    Returns:
+        One ensemble for each factor, float64: fields [instances, n], J [instances, n, n]; strength sqrt(n · mean J²).
+
+    Raises:
+        ValueError: If a size is below 1, or a factor is negative or not finite.
+    """
+    generator = _checked(weights, num_spins, instances, 1, seed, name="weights")
+    x = torch.randn(instances, num_spins, _WIDTH, generator=generator, dtype=torch.float64)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layer = NeuroGameAttention(_WIDTH, 1).double().eval()
+    found, new = [], layer.value.weight.detach().clone()
+    for factor in weights:
+        with torch.no_grad():
+            layer.value.weight.copy_(factor * new)
+        why = layer.explain(x)
+        h, J = (term[:, 0] for term in token_ising(why.fields, why.interactions, why.temperature))
+        found.append(Ensemble("tokens", coupling_strength(Ising(h, J)), Ising(h, J)))
+    return found
+
+
+def _checked(
+    strengths: Sequence[float], n: int, instances: int, queries: int, seed: int, name: str = "strengths"
+) -> torch.Generator:
     """Refuse bad numbers and ensembles that do not fit into memory; otherwise the generator of the problems."""
     n, instances = check_count("num_spins", n), check_count("instances", instances)
     queries = check_count("queries", queries)
     for g in strengths:
         if not (math.isfinite(g) and g >= 0):
-            raise ArgumentError("strengths", f"expected finite values >= 0, got {g!r}.")
+            raise ArgumentError(name, f"expected finite values >= 0, got {g!r}.")
     needed = 8 * (len(strengths) + 2) * instances * n * (n + queries)
     require_memory(needed, f"{instances} x {queries} problems of {n} spins", "instances")
     return torch.Generator().manual_seed(seed)

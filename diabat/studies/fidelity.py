@@ -20,10 +20,10 @@ from diabat.samplers.registry import sampler
 from diabat.samplers.seeds import draw_seed
 from diabat.studies import states
 from diabat.studies.ensembles import Ensemble, compare, is_analytic, timed
+from diabat.studies.read_noise import effective_reads, read_noise
 from diabat.studies.report import Column, Report, Row, formatted
 
-# Mean errors of reads of the exact law scatter by some percent about the floor.
-_NOISE = 1.25
+_ALPHA = 0.01  # of calling a correct sampler biased, over all rows of a backend
 _SMALLEST = 1e-6
 
 
@@ -36,13 +36,22 @@ class FidelityReport(Report):
 
     labels = (
         Column("ensemble", "family of the problems", "ensemble"),
-        Column("strength", "coupling strength g", "g"),
+        Column(
+            "strength", "coupling strength g; √(n · mean J²) of tokens, trained models and own problems", "g"
+        ),
         Column("backend", "what is compared", "backend"),
     )
     columns = (
         Column("num_reads", "reads per problem; null for backends that compute their moments"),
-        Column("marginal_mean", "mean |P(s=+1) - exact| over visible spins of all problems", "|ΔP|"),
-        Column("marginal_max", "largest of the same"),
+        Column("effective_reads", "independent reads that would have the standard errors of these"),
+        Column("marginal_mean", "mean |P(s=+1) - exact| over visible spins of all problems", "|ΔP|",
+               lambda row: formatted(row["marginal_mean"]) + ("" if row["marginal_p"] is None else
+               f" ({row['marginal_low']:.2g} to {row['marginal_high']:.2g})")),
+        Column("marginal_low", "lower end of the interval that holds marginal_mean of as many effective reads of the "
+               "exact law in 95 % of cases"),
+        Column("marginal_high", "its upper end"),
+        Column("marginal_p", "chance that reads of the exact law have this marginal_mean or a larger one"),
+        Column("marginal_max", "largest |P(s=+1) - exact|"),
         Column("marginal_floor", "marginal_mean that independent exact reads would show at this number of reads"),
         Column("pair_mean", "mean |<s_j s_k> - exact| over visible pairs"),
         Column("attention_mean", "mean error of the normalised attention weights"),
@@ -54,9 +63,9 @@ class FidelityReport(Report):
         Column("beta_J", "scale of the couplings, fitted together with beta_h; 1 is right", "β_J"),
         Column("beta_K", "scale of the three-body terms"),
         Column("independent_error", "marginal_mean of the J = 0 answer"),
-        Column("capture", "coupling capture 1 - marginal_mean/independent_error: 1 all, 0 none of the couplings' "
-               "effect", "capture"),
-        Column("us_per_query", "wall time of one call, without compilation, divided by its problems, in microseconds",
+        Column("capture", "share of the couplings' effect, 1 - |ΔP|/(|ΔP| of the J = 0 answer): 1 all, 0 none of it",
+               "capture"),
+        Column("us_per_query", "microseconds per problem: wall time of a call, without compilation, by its problems",
                "µs"),
     )  # fmt: skip
 
@@ -64,12 +73,20 @@ class FidelityReport(Report):
     def title(self) -> str:
         """Line above the table."""
         sampled = any(row.get("tv_floor") is not None for row in self.rows)
-        return "Fidelity against exact" + " (in brackets: exact reads)" * sampled
+        return "Fidelity against exact" + " (in brackets: exact reads, |ΔP| in 95 % of cases)" * sampled
+
+    def legend(self) -> str:
+        """Say what g, capture and µs are."""
+        explained = ("strength", "capture", "us_per_query")
+        columns = [column for column in (*self.labels, *self.columns) if column.key in explained]
+        return "\n".join(f"{column.title}: {column.meaning}." for column in columns)
 
     def summary(self) -> str:
-        """Rank the backends that answered every problem by mean error; name those within read noise.
+        """Rank the backends that answered every problem by mean error; name those whose reads may be exact.
 
-        A row of a sampled backend is within it if its mean error is at most 1.25 times that of as many exact reads.
+        A row of a sampled backend may be if reads of the exact law have its mean error or a larger one with a chance
+        above alpha divided by the rows of the backend (Bonferroni): a correct sampler fails in at most a share of
+        alpha = 0.01 of all reports.  Answers with and without read noise are ranked apart.
         """
         answered: dict[str, list[Row]] = {}
         for row in self.rows:
@@ -77,16 +94,19 @@ class FidelityReport(Report):
         refusing = [name for name, own in answered.items() if any(row["refused"] is not None for row in own)]
         ranked = {name: own for name, own in answered.items() if name not in refusing}
         errors = {name: sum(row["marginal_mean"] for row in own) / len(own) for name, own in ranked.items()}
-        best = [f"{name} ({errors[name]:.2g})" for name in sorted(errors, key=errors.__getitem__)]
-        noisy = []
-        for name, own in ranked.items():
-            if all(row["marginal_floor"] is not None for row in own):
-                count = sum(row["marginal_mean"] <= _NOISE * row["marginal_floor"] for row in own)
-                rows = "every row" if count == len(own) else f"{count} of {len(own)} rows"
-                noisy.append(f"{name} in {rows}")
+        best: dict[bool, list[str]] = {False: [], True: []}
+        agreeing = []
+        for name in sorted(errors, key=errors.__getitem__):
+            chances = [row["marginal_p"] for row in ranked[name] if row["marginal_p"] is not None]
+            best[bool(chances)].append(f"{name} ({errors[name]:.2g})")
+            if chances:
+                count = sum(p > _ALPHA / len(chances) for p in chances)
+                rows = "every row" if count == len(chances) else f"{count} of {len(chances)} rows"
+                agreeing.append(f"{name} in {rows}")
         parts = {
-            "Mean |ΔP| over all problems, best first": best,
-            "Within read noise": noisy,
+            "Mean |ΔP| over all problems, best first": best[False],
+            "The same from reads, read noise included": best[True],
+            f"Not to be told from exact reads (alpha = {_ALPHA} over the rows of a backend)": agreeing,
             "Not ranked, as they refused some problems": refusing,
         }
         return " ".join(f"{what}: {', '.join(names)}." for what, names in parts.items() if names)
@@ -94,7 +114,8 @@ class FidelityReport(Report):
     def plot(self, path: str | Path) -> Path:
         """Draw the mean error against coupling strength: a panel for each ensemble, a line (or bar) for each backend.
 
-        The dashed grey line is the J = 0 answer; the dotted one is the error that exact reads would show.  Errors below
+        The dashed grey line is the J = 0 answer; the dotted one is the error that exact reads would show.  Bars at
+        points of a sampled backend are as long as the interval that holds this error in 95 % of cases.  Errors below
         1e-6 are rounding and are drawn at 1e-6.  Raises ValueError if every backend refused every problem.
         """
         rows = [row for row in self.rows if row["refused"] is None]
@@ -104,7 +125,7 @@ class FidelityReport(Report):
         panels = {row["ensemble"]: [r for r in rows if r["ensemble"] == row["ensemble"]] for row in rows}
         drawn = [_panel(name, own, looks) for name, own in panels.items()]
         least = ", at least $10^{-6}$" * any(row["marginal_mean"] < _SMALLEST for row in rows)
-        first = {**drawn[0].settings, "ylabel": f"mean |error| of P(s = +1){least}"}
+        first = {**drawn[0].settings, "ylabel": f"mean |error| of P{least}"}
         return lines([[replace(drawn[0], settings=first), *drawn[1:]]], path)
 
 
@@ -114,16 +135,32 @@ def _panel(name: str, rows: list[Row], looks: Mapping[str, int]) -> Panel:
     alone, ends = len(strengths) == 1, (-0.6, len(looks) - 0.4)
     grey = []
     for key, label, dashes in (("independent_error", "J = 0", "--"), ("marginal_floor", "exact reads", ":")):
-        level = {row["strength"]: max(row[key], _SMALLEST) for row in rows if row[key] is not None}
+        level = {row["strength"]: row[key] for row in rows if row[key] is not None}
         x, at = (ends, strengths * 2) if alone else (strengths, strengths)
         grey.append(Line(x, [level.get(g) for g in at], label, style={**REFERENCE, "linestyle": dashes}))
-    errors = {(row["backend"], row["strength"]): max(row["marginal_mean"], _SMALLEST) for row in rows}
+    errors = {(row["backend"], row["strength"]): row["marginal_mean"] for row in rows}
     if alone:
         bars = {backend: errors.get((backend, strengths[0])) for backend in looks}
         title = f"{name}, g = {strengths[0]:.2g}"
-        return Panel(grey, bars, {"title": title, "yscale": "log", "xlim": ends})
-    own = [Line(strengths, [errors.get((b, g)) for g in strengths], b, look) for b, look in looks.items()]
-    return Panel([*own, *grey], settings={"title": name, "yscale": "log", "xlabel": "coupling strength g"})
+        return Panel(grey, bars, _SMALLEST, {"title": title, "yscale": "log", "xlim": ends})
+    own = [
+        Line(strengths, [errors.get((b, g)) for g in strengths], b, look, _half_intervals(b, rows, strengths))
+        for b, look in looks.items()
+    ]
+    settings = {"title": name, "yscale": "log", "xlabel": "coupling strength g"}
+    return Panel([*own, *grey], least=_SMALLEST, settings=settings)
+
+
+def _half_intervals(backend: str, rows: list[Row], strengths: list[float]) -> list[float] | None:
+    """Half the interval of exact reads at each strength; None if the backend computes its answers."""
+    ends = {
+        row["strength"]: (row["marginal_low"], row["marginal_high"])
+        for row in rows
+        if row["backend"] == backend
+    }
+    if any(low is None for low, _ in ends.values()):
+        return None
+    return [(ends[g][1] - ends[g][0]) / 2 if g in ends else 0.0 for g in strengths]
 
 
 def fidelity_report(
@@ -205,8 +242,13 @@ def _score(backend: Sampler, ising: Ising, truth: _Truth, num_reads: int, seed: 
     # Couplings without any effect (no J, or no field) have no share that could be captured.
     row["capture"] = None if alone < 1e-12 else 1 - row["marginal_mean"] / alone
     row["attention_mean"] = _errors(_attention(got), _attention(exact), mask)[0]
-    row |= dict.fromkeys(("marginal_floor", "pair_mean", "tv", "tv_floor"))
+    noise = ("effective_reads", "marginal_low", "marginal_high", "marginal_p", "marginal_floor")
+    row |= dict.fromkeys((*noise, "pair_mean", "tv", "tv_floor"))
     if reads is not None:
+        row["effective_reads"] = effective_reads(got)
+        allowed = read_noise(exact, row["effective_reads"])
+        row["marginal_low"], row["marginal_high"] = allowed.interval()
+        row["marginal_p"] = allowed.tail(row["marginal_mean"])
         row["marginal_floor"] = _mean(states.mean_deviation(exact.probability, reads)[mask])
     if got.correlation is not None and exact.correlation is not None:
         pairs = (mask[..., :, None] & mask[..., None, :]).triu(1)

@@ -94,6 +94,10 @@ class Report(ABC):
     def title(self) -> str:
         """Line or lines above the table."""
 
+    def legend(self) -> str:
+        """What headings of the table mean, for the line below it; empty for none."""
+        return ""
+
     def summary(self) -> str:
         """Sentences below the table; empty for none."""
         return ""

@@ -91,7 +91,7 @@ def total_variation(q: Tensor, p: Tensor) -> Tensor:
     return (q - p).abs().sum(-1) / 2
 
 
-def mean_deviation(p: Tensor, num_reads: int) -> Tensor:
+def mean_deviation(p: Tensor, num_reads: float) -> Tensor:
     """E|q - p| of the frequency q of an event of probability p in N independent reads, float64.
 
     2 ν/N · C(N, ν) p^ν (1 - p)^(N - ν + 1) with ν = floor(N p) + 1 (De Moivre 1730).  Half its sum over states is the

@@ -16,6 +16,7 @@ QUICK = [
     "fidelity.backends.dqa-5ns=null",
     "fidelity.backends.boltzmann-8=null",
     "fidelity.strengths=[0.5]",
+    "fidelity.token_weights=[1]",
     "fidelity.sizes=[3]",
     "fidelity.instances=2",
 ]
@@ -28,10 +29,11 @@ def fidelity(*arguments: str) -> Result:
 def test_fidelity_reports_rows_as_json_and_as_a_table() -> None:
     rows = json.loads(fidelity("--json").stdout)["rows"]
     names = [(row["ensemble"], row["backend"]) for row in rows]
-    assert names == [("SK", "mean_field"), ("ferromagnet", "mean_field")]
-    assert [row["queries"] for row in rows] == [8, 8]
+    assert names == [(family, "mean_field") for family in ("SK", "ferromagnet", "tokens")]
+    assert [row["queries"] for row in rows] == [8, 8, 8]
     text = fidelity().stdout
     assert "capture" in text
+    assert "\nµs: microseconds per problem" in text
     assert re.fullmatch(
         r"Mean \|ΔP\| over all problems, best first: mean_field \(\S+\)\.", text.splitlines()[-1]
     )
@@ -47,8 +49,8 @@ def test_fidelity_on_a_trained_checkpoint_with_a_figure(tmp_path: Path) -> None:
     result = fidelity(f"fidelity.checkpoint={tmp_path / 'run'}", "--json", "--figure", str(figure))
     assert result.exit_code == 0, result.stderr
     rows = json.loads(result.stdout)["rows"]
-    assert [row["ensemble"] for row in rows[2:]] == ["trained, layer 1", "trained, layer 2"]
-    assert all(row["num_spins"] == 4 for row in rows[2:])
+    assert [row["ensemble"] for row in rows[3:]] == ["trained, layer 1", "trained, layer 2"]
+    assert all(row["num_spins"] == 4 for row in rows[3:])
     assert figure.read_text().startswith("<?xml")
 
 
@@ -66,16 +68,16 @@ def test_nothing_of_the_table_is_cut_at_any_width(
         "fidelity.backends.mean_field=null", f"fidelity.backends.{backend}.backend=mean_field"
     )  # fmt: skip
     rows = json.loads(fidelity(*renamed, "--json").stdout)["rows"]
-    text = fidelity(*renamed).stdout.partition("\nMean |ΔP|")[0]  # what follows is a sentence
+    text = fidelity(*renamed).stdout.partition("\ng: ")[0]  # what follows are sentences
     lines = text.splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in text
-    assert len(rows) == 2
+    assert len(rows) == 3
     for row in rows:
         for key in ("marginal_mean", "tv", "beta_h", "capture"):
             assert formatted(row[key]) in text
     # A folded name goes on below itself.
-    assert "".join(word for word in text.split() if word in backend).count(backend) == 2
+    assert "".join(word for word in text.split() if word in backend).count(backend) == 3
 
 
 PROBLEM = "fields: [0.5, -1.0, 0.3]\ncouplings: [[0, 1, 0.8], [1, 2, -1.3]]\nbeta: 2\n"

@@ -10,14 +10,14 @@ import torch
 from scipy.stats import binom
 
 import diabat
-from diabat import BoltzmannAttention
+from diabat import BoltzmannAttention, NeuroGameAttention
 from diabat.ising import Ising, pack_couplings
 from diabat.runs.studies import _layer_ensemble
 from diabat.samplers.answers import Samples
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.exact import ExactSampler
 from diabat.studies import states
-from diabat.studies.ensembles import coupling_strength, ferromagnet, from_attention, sk
+from diabat.studies.ensembles import coupling_strength, ferromagnet, from_attention, sk, tokens
 from diabat.testing import ReferenceSampler, brute_force_states
 from diabat.testing.problems import causal_problem, make_problem
 
@@ -44,6 +44,27 @@ def test_ferromagnet_couplings_are_g_over_n() -> None:
     assert torch.allclose(one.ising.couplings, expected)
 
 
+def test_tokens_are_the_problems_of_a_neurogame_layer() -> None:
+    """The layer that is drawn by the same seed has the marginals of the problems, each of which has a J of its own."""
+    before = torch.random.get_rng_state()
+    weak, strong = tokens(num_spins=5, instances=3, seed=4)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    x = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    torch.manual_seed(4)
+    layer = NeuroGameAttention(64, 1, "exact").double().eval()
+    for ensemble, factor in ((weak, 1), (strong, 8)):
+        h, J = ensemble.ising.fields, ensemble.ising.couplings
+        assert J is not None
+        assert (ensemble.name, h.shape, J.shape) == ("tokens", (3, 5), (3, 5, 5))
+        assert ensemble.strength == coupling_strength(ensemble.ising)
+        with torch.no_grad():
+            layer.value.weight *= factor
+        torch.testing.assert_close(
+            diabat.sampler("exact").moments(ensemble.ising).probability, layer.explain(x).alpha[:, 0]
+        )
+    assert strong.strength > 4 * weak.strength
+
+
 def test_from_attention_takes_the_last_rows() -> None:
     h = torch.arange(7 * 2 * 6 * 6, dtype=torch.float32).reshape(7, 2, 6, 6)
     J = pack_couplings(torch.randn(2, 1, 15, generator=torch.Generator().manual_seed(0)), 6)
@@ -65,6 +86,7 @@ def test_from_attention_takes_the_last_rows() -> None:
     ("call", "message"),
     [
         (lambda: sk([0.1], num_spins=0), "num_spins: expected an integer >= 1, got 0"),
+        (lambda: tokens([1.0, -1.0]), "weights: expected finite values >= 0, got -1.0"),
         (lambda: sk([math.nan]), "strengths: expected finite values >= 0, got nan"),
         (lambda: from_attention(Ising(torch.zeros(4, 4))), r"fields: expected shape .* got \[4, 4\]"),
     ],
@@ -74,14 +96,14 @@ def test_bad_arguments(call: Any, message: str) -> None:
         call()
 
 
-@pytest.mark.parametrize("sizes", [{"queries": 10**9}, {"num_spins": 10**6, "queries": 1}])
+@pytest.mark.parametrize(("num_spins", "count"), [(6, 10**9), (10**6, 1)])
 def test_ensembles_that_fit_into_no_memory_are_refused(
-    sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    num_spins: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 33)
-    for family in (sk, ferromagnet):
+    for family, name in ((sk, "queries"), (ferromagnet, "queries"), (tokens, "instances")):
         with pytest.raises(ValueError, match=r"^instances: .* spins need .* GiB of memory, got 8 GiB"):
-            family(**sizes)
+            family(num_spins=num_spins, **{name: count})  # type: ignore[operator]  # mypy joins them to a function
 
 
 @pytest.mark.parametrize("relative", [False, True])

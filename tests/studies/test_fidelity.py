@@ -14,8 +14,9 @@ from mutants import Mutant, mutants
 from diabat.config.schema import FidelityOptions
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers import Capabilities, Sampler, sampler
-from diabat.studies.ensembles import Ensemble, ferromagnet, from_attention, sk
+from diabat.studies.ensembles import Ensemble, ferromagnet, from_attention, sk, tokens
 from diabat.studies.fidelity import FidelityReport, fidelity_report
+from diabat.studies.report import formatted
 from diabat.testing import ReferenceSampler
 
 REFERENCE = ReferenceSampler(analytic=True)
@@ -179,6 +180,9 @@ def test_options_describe_the_problems() -> None:
     (same,) = sk([0.2], num_spins=3, instances=2, queries=5, seed=7)
     assert torch.equal(found[0].ising.fields, same.ising.fields)
     assert FidelityOptions(ensembles=("sk",), strengths=(1.0,)).problems(0)[0].name == "SK"
+    games = FidelityOptions(ensembles=("tokens",), token_weights=(2.0,), sizes=(3,), instances=2, queries=5)
+    (game,), (alone,) = games.problems(seed=7), tokens([2.0], num_spins=3, instances=10, seed=7)
+    assert torch.equal(game.ising.fields, alone.ising.fields)
 
 
 @pytest.fixture(scope="module")
@@ -211,20 +215,67 @@ def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> 
     assert "r on SK, g = 0.2" in err
 
 
-def sentence_row(name: str, error: float | None, floor: float | None = None) -> dict[str, Any]:
+def sentence_row(name: str, error: float | None, chance: float | None = None) -> dict[str, Any]:
     refused = "too large." if error is None else None
-    return {"backend": name, "marginal_mean": error, "marginal_floor": floor, "refused": refused}
+    return {"backend": name, "marginal_mean": error, "marginal_p": chance, "refused": refused}
 
 
-def test_the_summary_ranks_by_error_and_names_read_noise() -> None:
+def test_the_summary_ranks_answers_and_reads_apart() -> None:
     rows = [
-        *(sentence_row("good", 0.01), sentence_row("reads", 0.012, 0.010), sentence_row("bad", 0.1)),
-        *(sentence_row("small", 0.001), sentence_row("good", 0.03), sentence_row("reads", 0.013, 0.010)),
-        *(sentence_row("bad", 0.3), sentence_row("small", None)),
+        *(sentence_row("good", 0.01), sentence_row("reads", 0.012, 0.0051), sentence_row("bad", 0.1)),
+        *(sentence_row("small", 0.001), sentence_row("good", 0.03), sentence_row("reads", 0.013, 0.0049)),
+        *(sentence_row("bad", 0.3), sentence_row("small", None), sentence_row("right", 0.02, 0.3)),
     ]
     assert FidelityReport(rows, 1, 0).summary() == (
-        "Mean |ΔP| over all problems, best first: reads (0.013), good (0.02), bad (0.2). "
-        "Within read noise: reads in 1 of 2 rows. Not ranked, as they refused some problems: small."
+        "Mean |ΔP| over all problems, best first: good (0.02), bad (0.2). "
+        "The same from reads, read noise included: reads (0.013), right (0.02). "
+        "Not to be told from exact reads (alpha = 0.01 over the rows of a backend): "
+        "reads in 1 of 2 rows, right in every row. Not ranked, as they refused some problems: small."
     )
-    exact = FidelityReport([sentence_row("reads", 0.01, 0.01)], 1, 0).summary()
-    assert exact.endswith("Within read noise: reads in every row.")
+
+
+def test_a_correct_sampler_is_told_from_a_biased_one() -> None:
+    """Alpha 0.01 over the rows: of 30 reports of a correct sampler at most 3 may differ (chance 2e-4).
+
+    On three spins exact reads often show an error far above the mean of their errors; on 160 problems a bias of 5 % of
+    beta is certain (p = 3e-8) where the error is only a quarter above it.
+    """
+    right, warm = (
+        ReferenceSampler(),
+        Mutant(ReferenceSampler(), "5 %", problem=lambda i: scaled(i, 1.05, 1.05)),
+    )
+    alone = Ensemble("own", 1.0, Ising([0.5, -1.0, 0.3], 0.8 * (1 - torch.eye(3))).to(torch.float64))
+    backends, above, missed = {"right": right, "J = 0": independent(right)}, 0, 0
+    for seed in range(30):
+        report = fidelity_report(backends, [alone], num_reads=500, seed=seed)
+        above += report.rows[0]["marginal_mean"] > 1.25 * report.rows[0]["marginal_floor"]
+        missed += "right in every row" not in report.summary()
+        assert "J = 0 in 0 of 1 rows" in report.summary()
+    assert above > 3 >= missed
+    many = sk([0.6, 1.0], num_spins=6, instances=10, queries=8)
+    report = fidelity_report({"right": right, "5 %": warm}, many, num_reads=1000)
+    assert "right in every row, 5 % in 0 of 2 rows." in report.summary()
+    assert all(row["marginal_mean"] < 1.25 * row["marginal_floor"] for row in report.rows)
+
+
+def test_an_error_from_reads_has_the_interval_of_exact_reads(report: FidelityReport) -> None:
+    shown = {
+        row["backend"]: column.cell(row)
+        for row in report.rows
+        for column in report.shown()
+        if column.title == "|ΔP|"
+    }
+    assert shown["exact"] == formatted(report.rows[-3]["marginal_mean"])
+    row = next(row for row in report.rows[::-1] if row["backend"] == "reads")
+    assert row["marginal_low"] < row["marginal_floor"] < row["marginal_high"]
+    assert (
+        shown["reads"]
+        == f"{formatted(row['marginal_mean'])} ({row['marginal_low']:.2g} to {row['marginal_high']:.2g})"
+    )
+    assert row["effective_reads"] == pytest.approx(200)
+
+
+def test_the_legend_says_what_headings_mean(report: FidelityReport) -> None:
+    lines = report.legend().splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["g", "capture", "µs"]
+    assert "1 - |ΔP|/(|ΔP| of the J = 0 answer)" in lines[1]
