@@ -78,6 +78,7 @@ def sample_problem(
     if len(given) > 1 and given[0] in asked:
         raise ArgumentError(given[0], f"cannot be combined with --{given[1].replace('_', '-')}.")
     resolved = arguments.load(config, overrides, trust=trust)
+    from diabat.edges import DENSE_SPINS
     from diabat.problem_files import read_problem
     from diabat.runs.build import build_sampler
     from diabat.samplers.registry import sampler
@@ -85,6 +86,7 @@ def sample_problem(
     backend, seed = build_sampler(resolved.sampler), resolved.seed
     loaded = read_problem(problem, beta=beta)
     ising, reads = loaded.ising, num_reads or backend.num_reads
+    dense = ising.edges is None or ising.num_spins <= DENSE_SPINS
     if dry_run:
         _report_dry_run(backend, ising, reads, seed, as_json)
         return
@@ -93,15 +95,26 @@ def sample_problem(
             backend = sampler(backend.name, **_searching(backend.options))
         drawn = backend.sample(ising, reads, seed=seed)
         tracks = backend.options.get("track_lowest", False)
-        found = _lowest(loaded, drawn, tracks) if lowest else _reads(loaded, drawn)
+        found = (
+            _lowest(loaded, drawn, tracks)
+            if lowest
+            else _with_betas(_reads(loaded, drawn), ising, drawn if dense else None)
+        )
         _report(loaded, backend, drawn, found, as_json)
         return
     other = None if compare is None else _moments_of(compare, ising, seed)  # first: it may refuse
-    log_z = num_reads is None and backend.capabilities.log_partition
-    options: dict[str, Any] = {"log_partition": log_z, "num_reads": num_reads, "seed": seed}
-    moments = backend.moments(ising, correlations=correlations, **options)
+    drawn = None
+    asks = num_reads is not None and backend.capabilities.samples
+    if dense and (asks or backend.averages_reads):
+        drawn = backend.sample(ising, reads, seed=seed)
+        moments = drawn.moments(correlations=correlations, dtype=ising.fields.dtype).with_constants(ising)
+    else:
+        log_z = num_reads is None and backend.capabilities.log_partition
+        options: dict[str, Any] = {"log_partition": log_z, "num_reads": num_reads, "seed": seed}
+        moments = backend.moments(ising, correlations=correlations, **options)
     beside = None if other is None else _compared(moments, *other)
-    _report(loaded, backend, moments, _marginals(loaded, moments, beside), as_json)
+    found = _with_betas(_marginals(loaded, moments, beside), ising, drawn)
+    _report(loaded, backend, moments, found, as_json)
     if beside is not None and not as_json:
         say(_against(beside))
 
@@ -193,6 +206,25 @@ def _reads(problem: Problem, samples: Samples) -> Found:
     document = {"states": problem.states(samples.spins), "energy": problem.energy(samples.spins)}
     headings = ("energy", "reads", "share")
     return document, [_states(problem, "Reads", headings, rows)], lines
+
+
+def _with_betas(found: Found, ising: Ising, samples: Samples | None) -> Found:
+    """Add the inverse temperatures of reads, relative to the law, with standard errors; None without reads or a fit."""
+    from diabat.samplers.pseudolikelihood import fit_betas
+
+    document, tables, lines = found
+    if samples is None:
+        return document | {"betas": None}, tables, lines
+    fit = fit_betas(ising, samples.spins)
+    if not fit.exists:
+        return document | {"betas": None}, tables, lines
+    terms = {"beta_h": "field", "beta_J": "coupling", "beta_K": "three_body"}
+    values = {name: (getattr(fit, term), getattr(fit, f"{term}_error")) for name, term in terms.items()}
+    texts = [f"{name} {beta:.3f} ± {error:.2g}" for name, (beta, error) in values.items() if beta is not None]
+    document["betas"] = {
+        name: {"value": beta, "standard_error": error} for name, (beta, error) in values.items()
+    }
+    return document, tables, [*lines, f"Betas of the reads, 1 is the law: {', '.join(texts)}."]
 
 
 def _searching(options: dict[str, Any]) -> dict[str, Any]:

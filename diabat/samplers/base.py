@@ -92,6 +92,11 @@ class Sampler(WithOptions, InFloat32, ABC):
         return ()
 
     @property
+    def averages_reads(self) -> bool:
+        """Whether ``moments`` has no method of its own and averages ``num_reads`` reads of ``sample``."""
+        return type(self)._moments is Sampler._moments
+
+    @property
     def remembers(self) -> bool:
         """Whether a result depends on earlier calls; for composites, whether that of the base does."""
         return any(base.remembers for base in self._bases)

@@ -9,13 +9,15 @@ from typing import Any
 
 import dimod
 import pytest
+import torch
 from cli_runs import run, run_json
 from typer.testing import CliRunner
 
 from diabat.cli import app
 from diabat.ising import Ising, from_bqm
-from diabat.problem_files import write_problem
-from diabat.samplers import Samples
+from diabat.problem_files import read_problem, write_problem
+from diabat.samplers import Samples, sampler
+from diabat.samplers.pseudolikelihood import fit_betas
 from diabat.samplers.tempering.sampler import TemperingSampler
 
 PROBLEM = """
@@ -153,6 +155,55 @@ def test_reads_come_with_their_diagnostics(problem: str) -> None:
     arguments = ("sample", problem, "--samples", "--num-reads", "8", "sampler.backend=tempering")
     assert "swap rate, smallest" in run(*arguments).stdout
     assert [fact["key"] for fact in run_json(*arguments)["diagnostics"]] == ["swap_rates"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--samples",),
+        ("--num-reads", "1000", "--correlations"),
+        ("sampler.backend=refine", "sampler.sampler=exact", "sampler.sweeps=1"),
+    ],
+)
+def test_reads_come_with_their_betas(problem: str, words: tuple[str, ...]) -> None:
+    """1000 reads of the law at beta = 2: 1 within 4.5 errors (alpha 1e-5)."""
+    betas = run_json("sample", problem, "--beta", "2", *words)["betas"]
+    assert list(betas) == ["beta_h", "beta_J", "beta_K"]
+    assert betas["beta_K"] == {"value": None, "standard_error": None}
+    for name in ("beta_h", "beta_J"):
+        assert 0 < betas[name]["standard_error"] < 0.3
+        assert betas[name]["value"] == pytest.approx(1, abs=4.5 * betas[name]["standard_error"])
+    (line,) = (
+        line for line in run("sample", problem, "--beta", "2", *words).stdout.splitlines() if "Betas" in line
+    )
+    texts = [f"{k} {betas[k]['value']:.3f} ± {betas[k]['standard_error']:.2g}" for k in ("beta_h", "beta_J")]
+    assert line == f"Betas of the reads, 1 is the law: {', '.join(texts)}."
+
+
+def test_the_betas_are_those_of_the_reads_that_are_printed(problem: str) -> None:
+    words = ("sampler.backend=dqa", "--num-reads", "300", "seed=4")
+    reads, marginals = run_json("sample", problem, "--samples", *words), run_json("sample", problem, *words)
+    fit = fit_betas(read_problem(problem).ising, torch.tensor(reads["states"]))
+    assert reads["betas"] == marginals["betas"]
+    found = [reads["betas"]["beta_h"][key] for key in ("value", "standard_error")]
+    assert found == pytest.approx([fit.field, fit.field_error])
+    assert reads["betas"]["beta_J"]["value"] == pytest.approx(fit.coupling)
+    drawn = sampler("dqa").moments(read_problem(problem).ising, num_reads=300, seed=4)
+    assert marginals["probability"] == pytest.approx(drawn.probability.tolist())
+
+
+def test_what_has_no_reads_or_no_fit_has_no_betas(problem: str, tmp_path: Path) -> None:
+    for words in ((), ("sampler.backend=tempering",)):  # which averages over sweeps
+        assert run_json("sample", problem, *words)["betas"] is None
+        assert "Betas" not in run("sample", problem, *words).stdout
+    path = tmp_path / "free.yaml"
+    path.write_text("fields: [0.0, 0.0]\n")
+    assert run_json("sample", str(path), "--num-reads", "9")["betas"] is None
+    J = torch.diag(torch.tensor([0.5, 0.7, 0.6]), 1)
+    held = Ising([0.4, 0.0, -0.2, 0.3], J + J.T).clamp([0, 1, 0, 0])
+    held.save(tmp_path / "held.safetensors")
+    fit = run_json("sample", str(tmp_path / "held.safetensors"), "--num-reads", "4000")["betas"]["beta_h"]
+    assert fit["value"] == pytest.approx(1, abs=4.5 * fit["standard_error"])
 
 
 def test_compare_shows_another_backend_with_the_answer(problem: str) -> None:
