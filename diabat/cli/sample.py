@@ -103,17 +103,17 @@ def sample_problem(
         _report(loaded, backend, drawn, found, as_json)
         return
     other = None if compare is None else _moments_of(compare, ising, seed)  # first: it may refuse
-    drawn = None
+    read: Samples | None = None
     asks = num_reads is not None and backend.capabilities.samples
     if dense and (asks or backend.averages_reads):
-        drawn = backend.sample(ising, reads, seed=seed)
-        moments = drawn.moments(correlations=correlations, dtype=ising.fields.dtype).with_constants(ising)
+        read = backend.sample(ising, reads, seed=seed)
+        moments = read.moments(correlations=correlations, dtype=ising.fields.dtype).with_constants(ising)
     else:
         log_z = num_reads is None and backend.capabilities.log_partition
         options: dict[str, Any] = {"log_partition": log_z, "num_reads": num_reads, "seed": seed}
         moments = backend.moments(ising, correlations=correlations, **options)
     beside = None if other is None else _compared(moments, *other)
-    found = _with_betas(_marginals(loaded, moments, beside), ising, drawn)
+    found = _with_betas(_marginals(loaded, moments, beside), ising, read)
     _report(loaded, backend, moments, found, as_json)
     if beside is not None and not as_json:
         say(_against(beside))

@@ -62,9 +62,9 @@ def effective_reads(moments: Moments) -> float:
     assert moments.num_reads is not None
     assert moments.standard_error is not None
     p, reads = moments.smoothed_probability.double()[moments.visible], moments.num_reads
-    variance = moments.standard_error.double()[moments.visible].square().sum()
-    independent = (p * (1 - p)).sum() / reads
-    return float(reads * min(1, independent / variance)) if variance > 0 else float(reads)
+    variance = float(moments.standard_error.double()[moments.visible].square().sum())
+    independent = float((p * (1 - p)).sum()) / reads
+    return reads * min(1.0, independent / variance) if variance > 0 else float(reads)
 
 
 def read_noise(exact: Moments, num_reads: float) -> ReadNoise:

@@ -101,9 +101,10 @@ def test_ensembles_that_fit_into_no_memory_are_refused(
     num_spins: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 33)
-    for family, name in ((sk, "queries"), (ferromagnet, "queries"), (tokens, "instances")):
+    families: list[tuple[Any, str]] = [(sk, "queries"), (ferromagnet, "queries"), (tokens, "instances")]
+    for family, name in families:
         with pytest.raises(ValueError, match=r"^instances: .* spins need .* GiB of memory, got 8 GiB"):
-            family(num_spins=num_spins, **{name: count})  # type: ignore[operator]  # mypy joins them to a function
+            family(num_spins=num_spins, **{name: count})
 
 
 @pytest.mark.parametrize("relative", [False, True])
