@@ -64,7 +64,9 @@ def attention_ensembles(
         raise ConfigError(key, f"expected the folder of a run, got '{run_dir}' without {CONFIG}.")
     model = load_config(stored, trust=trust).model
     if not model.uses_sampler:
-        raise ConfigError(key, f"expected a run with couplings, got '{run_dir}' with {model.described}.")
+        raise ConfigError(
+            key, f"expected a run with couplings, got '{run_dir}' whose attention is {model.described}."
+        )
     run = load_run(run_dir, ["device=cpu"], trust=trust)
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(run.task.validation), generator=generator)[:_WINDOWS]

@@ -81,7 +81,7 @@ class TrainResult:
     seconds: float
     cpu_seconds: float
     run_dir: Path
-    sampler: Mapping[str, Any] = field(default_factory=dict)
+    sampler: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 def train(

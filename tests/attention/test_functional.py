@@ -538,6 +538,8 @@ def test_weights_of_probabilities_below_the_range_of_numbers(name: str, size: fl
         assert_close(mixed(below, dtype), expected, rtol=0, atol=atol)
         with torch.no_grad():  # one compiled call where it serves
             assert_close(mixed(below, dtype), expected, rtol=0, atol=atol)
+    if shown:
+        return
     given = partial(mixed, dtype=F64), below.requires_grad_()
     assert torch.autograd.gradcheck(*given, fast_mode=True)
     assert torch.autograd.gradgradcheck(*given, fast_mode=True)
