@@ -82,7 +82,10 @@ def test_two_processes_train_what_one_does(made: Callable[[], Task], tmp_path: P
     task = made()
     tiny_train(tmp_path / "one", task=task, model=still_model(task), accumulation=2)
     torchrun(SCRIPT.replace("TASK", made.__name__), tmp_path)
-    one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    # The largest numbers of a validation are those of the share of the first process.
+    one, two = (
+        [line for line in metrics(tmp_path / name) if line["event"] != "sampler"] for name in ("one", "two")
+    )
     assert len(one) == len(two)
     for a, b in zip(one, two, strict=True):
         assert a.pop("event") == b.pop("event")
