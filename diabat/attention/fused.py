@@ -47,15 +47,17 @@ class FusedLaw(NamedTuple):
     odds: bool
     scale: float
 
-    def solution(self, fields: Tensor, J: Tensor | None, visible: Tensor) -> Solution | None:
-        """P(s = +1), or log-odds; None if the backend has no solution, or all P of a query are small."""
+    def solution(self, fields: Tensor, J: Tensor | None, visible: Tensor) -> tuple[Solution | None, bool]:
+        """P(s = +1), or log-odds where True: of odds, or if all P of a query are small; None from some backends."""
+        found = self._solution(fields, J, visible, self.odds)
+        if found is None or self.odds or not are_small(found.result, visible):
+            return found, self.odds
+        return self._solution(fields, J, visible, True), True
+
+    def _solution(self, fields: Tensor, J: Tensor | None, visible: Tensor, odds: bool) -> Solution | None:
         if self.bridge is None:
-            found: Solution | None = _Independent(fields, self.odds)
-        else:
-            found = self.bridge.sampler.solution(Ising(fields, J, visible, check=False), odds=self.odds)
-        if found is None or self.odds:
-            return found
-        return None if are_small(found.result, visible) else found
+            return _Independent(fields, odds)
+        return self.bridge.sampler.solution(Ising(fields, J, visible, check=False), odds=odds)
 
     def solve(self, J: Tensor | None, visible: Tensor, fields: Tensor) -> Tensor:
         """Log-odds by operators."""
@@ -107,7 +109,7 @@ def attend(
 
     Returns:
         Mixed values [B, H, Q, E_v], and weights of slots [B, H, Q, T], or [B, H, Q, T + 1] with those of the keys
-        before them; or None if the windows are no rule, there are no numbers, or `FusedLaw.solution` has none for
+        before them; or None if the windows are no rule, there are no numbers, or the backend has no solution for
         these problems.
     """
     by_rule = windows.at is None or windows.starts is not None
@@ -120,10 +122,10 @@ def attend(
     J = call.fill(q, k, pairs, mass)
     if record is not None:
         record(call.fields, J)
-    solution = law.solution(call.fields, J, windows.filled)
+    solution, logits = law.solution(call.fields, J, windows.filled)
     if solution is None:
         return None
-    call.solution, call.need_weights = solution, need_weights
+    call.solution, call.need_weights, call.slots = solution, need_weights, call.slots._replace(logits=logits)
     if dropout > 0:
         call.noise = F.dropout(torch.ones_like(call.fields), dropout)
     found: tuple[Tensor, Tensor | None] = call(q, k, v, pairs, mean, mass)
@@ -182,6 +184,7 @@ class _Call(CompiledPasses):
         fields: [B, H, Q, T].
         far: What kernels call so, [B, H, Q] or [0, 0, 0].
         solution: That of the fields.
+        slots: What kernels know of slots.
         noise: Factors of dropout, [B, H, Q, T], or None.
         weights: Before dropout, [B, H, Q, T or T + 1].
     """
@@ -189,6 +192,7 @@ class _Call(CompiledPasses):
     fields: Tensor
     far: Array
     solution: Solution
+    slots: Any
     noise: Tensor | None = None
     weights: Array
     need_weights: bool
@@ -207,7 +211,7 @@ class _Call(CompiledPasses):
             first = windows.starts.numpy()
         elif windows.moves:
             first = np.arange(1 - size, queries + 1 - size, dtype=np.int64)[None]
-        self._slots = kernels.Slots(filled, first, group, law.scale, law.odds)
+        self.slots = kernels.Slots(filled, first, group, law.scale, law.odds, law.odds)
         threads = 1 + batch * heads * queries * size * features // _WORK_PER_THREAD
         self._threads = threads if threads == 1 else min(torch.get_num_threads(), threads)
 
@@ -229,14 +233,14 @@ class _Call(CompiledPasses):
 
     def _run(self, kernel: Any, *arrays: Any) -> None:
         """Run a kernel on all pairs of a sequence and a head; heads that share keys are in one part."""
-        number, group = self._shape[0] * self._shape[1], self._slots.group
+        number, group = self._shape[0] * self._shape[1], self.slots.group
         if self._threads == 1:
-            kernel(0, number, self._slots, *arrays)
+            kernel(0, number, self.slots, *arrays)
             return
         run_parts(
             equal_ranges(number // group, self._threads),
             lambda part: None,
-            lambda part, none: kernel(part.start * group, part.stop * group, self._slots, *arrays),
+            lambda part, none: kernel(part.start * group, part.stop * group, self.slots, *arrays),
         )
 
     def _mixing(self, v: Tensor, mean: Tensor | None) -> tuple[Any, ...]:

@@ -43,6 +43,7 @@ class Slots(NamedTuple):
         group: Number of query heads that share keys and values.
         scale: Factor of q·k.
         odds: Fields and weights are those of odds.
+        logits: What was found are log-odds, else probabilities.
     """
 
     filled: Any
@@ -50,6 +51,7 @@ class Slots(NamedTuple):
     group: Any
     scale: Any
     odds: Any
+    logits: Any
 
 
 @fast
@@ -123,15 +125,21 @@ def mixed(
             for t in range(window):
                 if seen[t]:
                     largest = max(largest, found[b, h, i, t])
+            if not slots.odds:  # log P is at most the log-odds, and at most 0
+                largest = min(largest, 0.0)
             with_far = len(far) > 0 and far[b, h, i] > -np.inf
             if with_far:
                 largest = max(largest, far[b, h, i])
-            top = largest if slots.odds else 0.0
+            top = largest if slots.logits else 0.0
             for t in range(window):
                 weights[b, h, i, t] = 0.0
                 if seen[t]:
                     near = found[b, h, i, t]
-                    weights[b, h, i, t] = np.exp(near - top) if slots.odds else near
+                    if slots.odds:
+                        near = np.exp(near - top)
+                    elif slots.logits:
+                        near = 1 / (np.exp(top) + np.exp(top - near))
+                    weights[b, h, i, t] = near
                     total += weights[b, h, i, t]
             if len(far) > 0:
                 weights[b, h, i, window] = np.exp(far[b, h, i] - top) if with_far else 0.0
@@ -209,7 +217,11 @@ def mixed_backward(
                 dfar[b, h, i] = (of_far - common) * weight if weight > 0 else 0.0
             for t in range(window):
                 if seen[t]:
-                    factor = weights[b, h, i, t] if slots.odds else 1 / norm
+                    factor = weights[b, h, i, t]
+                    if not slots.logits:
+                        factor = 1 / norm
+                    elif not slots.odds:  # d log sigmoid(x) = sigmoid(-x) dx
+                        factor /= 1 + np.exp(found[b, h, i, t])
                     slope[b, h, i, t] = (slope[b, h, i, t] - common) * factor
 
 

@@ -331,7 +331,7 @@ def test_problems_beyond_float64_take_the_same_pass(
     passes: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The results and derivatives of the operators."""
-    layer, found = built(readout="odds"), []
+    layer, found = built(), []
     with torch.no_grad():
         layer.query.weight.mul_(3e4)
         layer.couplings.pairs.mul_(3e4)
@@ -342,4 +342,4 @@ def test_problems_beyond_float64_take_the_same_pass(
         monkeypatch.setattr(fused, "attend", lambda *args, **options: None)
     for got, want in zip(*found, strict=True):
         assert torch.isfinite(got).all()
-        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9 * float(want.abs().max()))
