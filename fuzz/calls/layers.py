@@ -13,6 +13,7 @@ from torch import Tensor, func, nn
 from torch.nn.utils.parametrize import register_parametrization
 
 import diabat
+from diabat.attention.bridge import are_small
 from diabat.attention.coupled import MODES, SELF_MODES
 from diabat.samplers import kept
 from diabat.samplers.capabilities import Estimator, UnsupportedError
@@ -120,6 +121,8 @@ def attention(draw: st.DrawFn) -> None:
         except UnsupportedError:  # this mode needs what only backends have
             return
         other.load_state_dict(layer.state_dict())
+        if other.readout == "probability" and _underflows(other, x, padding):
+            return
         close(other(x, key_padding_mask=padding), y, most, "output by enumeration")
 
 
@@ -226,3 +229,14 @@ def held(draw: st.DrawFn) -> None:
     other.load_state_dict(layer.state_dict())
     for again in (layer, other):
         close(again(x, key_padding_mask=padding), y, 1e-9 * (1 + float(y.detach().abs().max())), "output")
+
+
+def _underflows(layer: diabat.BoltzmannAttention, x: Tensor, padding: Tensor | None) -> bool:
+    """Whether an enumeration has no digits left: every P of a query is small."""
+    with torch.no_grad(), layer.recording():
+        layer(x, key_padding_mask=padding)
+        try:
+            problem = layer.last_problem()
+        except RuntimeError:  # uniform attention has none
+            return False
+    return are_small(layer.sampler.moments(problem).probability, problem.visible)
