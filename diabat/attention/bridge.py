@@ -109,11 +109,10 @@ class GradientBridge:
     """
 
     def __init__(self, sampler: Sampler, gradient: str = "auto", num_reads: int | None = None) -> None:
-        self.sampler, self.gradient = sampler, gradient
+        self.sampler, self.gradient, self.num_reads = sampler, gradient, num_reads
         self.estimator = choose_estimator(sampler, gradient)
-        self.num_reads = num_reads
         if num_reads is not None:
-            self.num_reads = num_reads = check_count("num_reads", num_reads)
+            self.num_reads = check_count("num_reads", num_reads)
             if self.estimator == "exact":
                 raise UnsupportedError(
                     "num_reads",
@@ -173,21 +172,14 @@ class GradientBridge:
         """
         given = fields, couplings, visible, three_body
         if not self.draws and (odds or is_traced()):
-            return self._analytic_log_odds(*given)
+            return self._analytic_log_odds(Ising(*given, check=False))
         up, limits = self(*given, seed), torch.finfo(fields.dtype)
         if not self.draws and are_small(up, visible):
-            return self._analytic_log_odds(*given)
+            return self._analytic_log_odds(Ising(*given, check=False))
         up = up.clamp(limits.tiny**0.75, 1 - limits.eps)
         return up.log() - (-up).log1p()
 
-    def _analytic_log_odds(
-        self,
-        fields: Tensor,
-        couplings: Tensor | Edges | None,
-        visible: Tensor | None,
-        three_body: Tensor | None,
-    ) -> Tensor:
-        ising = Ising(fields, couplings, visible, three_body, check=False)
+    def _analytic_log_odds(self, ising: Ising) -> Tensor:
         refuse_inference(*ising.terms)
         if self.estimator == "exact":
             refuse_trace()
@@ -214,9 +206,13 @@ class GradientBridge:
 
 def are_small(probability: Tensor, visible: Tensor | None) -> bool:
     """Whether every P(s_j = +1) of some problem is so small that weights of them need logarithms."""
-    seen = torch.ones_like(probability, dtype=torch.bool) if visible is None else visible
-    small = (probability < _LEAST) & seen
-    return bool(small.any()) and bool(((small | ~seen).all(-1) & seen.any(-1)).any())
+    if not probability.numel():
+        return False
+    hidden = torch.zeros((), dtype=torch.bool, device=probability.device) if visible is None else ~visible
+    shown = probability.detach() + hidden  # at least 1 where a spin is invisible
+    if float(shown.amin()) >= _LEAST:
+        return False
+    return bool((((shown < _LEAST) | hidden).all(-1) & ~hidden.expand(shown.shape).all(-1)).any())
 
 
 def refuse_inference(

@@ -49,7 +49,7 @@ class LayerBridge(GradientBridge):
         """As in the base class; by the operator in code that is being traced."""
         if not torch.compiler.is_compiling():
             return super().__call__(fields, couplings, visible, three_body, seed)
-        return self._traced(fields, couplings, visible, three_body, seed)
+        return self._traced(None, fields, couplings, visible, three_body, seed)
 
     def log_odds(
         self,
@@ -65,18 +65,10 @@ class LayerBridge(GradientBridge):
         given = fields, couplings, visible, three_body, seed
         if self.draws or not torch.compiler.is_compiling():
             return super().log_odds(*given, odds=odds)
-        return self._traced(*given, odds)
+        return self._traced(odds, *given)
 
-    def _traced(
-        self,
-        fields: Tensor,
-        couplings: Tensor | Edges | None,
-        visible: Tensor | None,
-        three_body: Tensor | None,
-        seed: int | None,
-        odds: bool | None = None,
-    ) -> Tensor:
-        """P(s = +1), or log-odds if ``odds`` says which ones are needed, by the operator.
+    def _traced(self, odds: bool | None, *given: Any) -> Tensor:
+        """What a call, for None, or `log_odds` gives, by the operator; other arguments as there.
 
         Raises:
             UnsupportedError: If the graph is exported and the backend cannot be rebuilt in another process.
@@ -87,10 +79,11 @@ class LayerBridge(GradientBridge):
                 "expected a registered sampler with the estimator 'exact' (exact, banded or mean_field), "
                 "got one that draws or is not registered.",
             )
+        fields, couplings, visible, three_body, seed = given
         assert not isinstance(couplings, Edges)
         parameters = list(self.sampler.parameters())
-        given = (fields, couplings, three_body, *parameters)
-        wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in given]
+        terms = (fields, couplings, three_body, *parameters)
+        wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in terms]
         found: Tensor
         found, _ = torch.ops.diabat.probabilities(
             fields, couplings, three_body, visible, parameters, self._name, wanted, seed, odds

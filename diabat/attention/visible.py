@@ -72,8 +72,8 @@ def read_mask(name: str, mask: Tensor) -> tuple[Tensor, Tensor | None]:
     least, most = float(added.detach().min()), float(added.detach().max())
     if least < _DOUBTFUL:
         warnings.warn(
-            f"{name}: {least:g} is added to scores and hides no key, whose spin still acts on coupled ones; use bool "
-            "or -inf to hide it.",
+            f"{name}: {least:g} is added to scores and hides no key: its spin still acts on those coupled to it; use "
+            "bool or -inf to hide it.",
             UserWarning,
             stacklevel=2,
         )

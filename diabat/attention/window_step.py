@@ -192,9 +192,8 @@ def _fields(window: Window, scores: Any, low: int, first: int, keys: int, x: Any
         x[t] = np.exp(score - top if window.odds else 2 * score)
         total += x[t]
     one = constant(load(scores, 0), 1.0)
-    if (
-        not window.odds
-    ):  # relative to the largest probability up to a factor of two, so that not all underflow
+    if not window.odds:
+        # Relative to the largest probability up to a factor of two, so that not all underflow.
         log_scale = min(2 * np.float64(top), 0.0)
         highest, scale = constant(one, log_scale), constant(one, np.exp(log_scale))
         for row in range(_rows(window, low, first)):

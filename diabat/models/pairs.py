@@ -81,21 +81,15 @@ class PairClassifierOptions(ModelOptions):
     coupling_init: CouplingInit | float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in {
-            "embed_dim": 1,
-            "num_heads": 1,
-            "num_layers": 0,
-            "ffn_dim": 0,
-            "hidden": 1,
-        }.items():
-            keep_count(self, name, least=least)
+        for name in ("embed_dim", "num_heads", "hidden"):
+            keep_count(self, name)
+        for name in ("num_layers", "ffn_dim"):
+            keep_count(self, name, least=0)
         for name in ("dropout", "pooling_dropout"):
             check_number(name, getattr(self, name), "[0, 1)")
         check_choice("pooling", self.pooling, POOLINGS)
-        with (
-            torch.random.fork_rng(devices=[]),
-            torch.device("meta"),
-        ):  # the options of the pooling are refused now
+        # The pooling refuses its options now.
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
             self.pool(1, None)
         _ = self.encoder
 

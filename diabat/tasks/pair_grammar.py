@@ -15,21 +15,23 @@ from diabat.tasks.pair_files import Labelled
 
 CLASSES = ("entailment", "neutral", "contradiction")
 _NOUNS = ("dogs", "cats", "birds", "boys", "girls", "cooks", "kings", "bakers")
-_VERBS = (
-    "ran",
-    "slept",
-    "sang",
-    "danced",
-    "jumped",
-    "smiled",
-    "ate",
-    "cried",
-    "swam",
-    "read",
-    "wrote",
-    "played",
-    "worked",
-    "left",
+_VERBS = tuple(
+    [
+        "ran",
+        "slept",
+        "sang",
+        "danced",
+        "jumped",
+        "smiled",
+        "ate",
+        "cried",
+        "swam",
+        "read",
+        "wrote",
+        "played",
+        "worked",
+        "left",
+    ]
 )
 _NAMES = ("ann", "bob", "eve", "tom", "mia", "max", "joe", "zoe")
 _DEEDS = ("called", "helped", "saw", "paid", "thanked", "blamed")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import diabat
 from diabat import BoltzmannAttention, NeuroGameAttention
+from diabat.attention import WindowCouplings
 
 # What torch's compiler says of torch, and hides from users.
 pytestmark = [
@@ -254,3 +255,23 @@ def test_another_backend_in_place() -> None:
     after = compiled(x)
     assert_same_sums(after, net(x))
     assert not torch.allclose(after, before, atol=1e-5)
+
+
+@pytest.mark.parametrize("far", ["none", "independent"])
+def test_probabilities_that_underflow_keep_their_weights_in_a_graph(far: str) -> None:
+    """Scores near -60, where P is 0 in float32: the weights are those of float64 without a compiler."""
+    couplings = WindowCouplings(1, 3, init=0.3)
+    below = torch.tensor([-0.5, 0.0, -1.0, -0.25, -1.5])
+
+    def weights(of: Any, k: Tensor) -> Tensor:
+        one, v = torch.ones(1, 1, 1, 1, dtype=k.dtype), torch.eye(5, dtype=k.dtype)[None, None]
+        made = copy.deepcopy(couplings).to(k.dtype)
+        found: Tensor = of(
+            one, (k - 60)[None, None, :, None], v, made, readout="probability", scale=1.0, far=far
+        )
+        return found.detach()
+
+    compiled = torch.compile(diabat.boltzmann_attention, backend="aot_eager", fullgraph=True)
+    expected = weights(diabat.boltzmann_attention, below.double())
+    assert float(expected.max()) < 0.9
+    torch.testing.assert_close(weights(compiled, below).double(), expected, rtol=0, atol=3e-5)
