@@ -48,7 +48,7 @@ class TransformerOptions(ModelOptions):
             attention layer; or ``none``.
         offset_bias: With ``relative``, a learned bias on the scores of the last keys, by head and offset.
         coupling_init: Initial couplings: ``mean`` and ``std`` of J_jk for abs(j - k) <= ``max_distance``, or a number;
-            None for 0.
+            None for 0.  At a rate of 3e-5, that of the paper, J hardly moves from them.
     """
 
     name: Literal["transformer"] = field(default="transformer", kw_only=True)
