@@ -4,7 +4,10 @@
     python -m experiments.sentence_pairs FOLDER encoder=tiny trainer.learning_rate=1e-3 trainer.bf16=false
 
 Trains every pooling with every seed, keeps the epoch with the lowest validation loss, and prints accuracies on the test
-set and, beside ``mean``, what the others are ahead of it; finished ones are kept in FOLDER.  ``--config`` names another
+set and, beside ``mean``, what the others are ahead of it: by Welch's test of the seeds' accuracies, and by McNemar's of
+the test pairs.  The row "all" of that counts a pair for the pooling of which more seeds are right: pairs are independent,
+seeds on one pair are not.  It says what these models do on other pairs, Welch's test what other seeds do.  Finished ones
+are kept in FOLDER, with a 1 for each test pair that is right.  ``--config`` names another
 file like experiments/pairs/sick.yaml, KEY=VALUE changes one of its keys: ``sampler`` is a backend with its options,
 ``options`` are those of the pooling.
 
@@ -34,7 +37,7 @@ from diabat.config.loading import apply_overrides
 from diabat.ising import without_autocast
 from diabat.models.pooling import MeanPooling, QueryPooling
 from experiments.common import Row, keep, kept, parser, report, run_script, same_settings
-from experiments.verdicts import gap, verdict
+from experiments.verdicts import gap, mcnemar, power, seeds_needed, verdict
 
 CONFIG = Path(__file__).parent / "pairs" / "sick.yaml"
 POOLINGS = ("neurogame", "boltzmann", "softmax", "mean", "neurogame-h", "neurogame-uniform", "projected_mean")
@@ -183,7 +186,7 @@ def optimizer_of(model: PairClassifier, config: Row) -> torch.optim.AdamW:
 
 
 def run(config: Row, seed: int, folder: Path, sets: dict[str, Any]) -> Row:
-    """Train one model; accuracies on validation and test set of the epoch with the lowest validation loss."""
+    """Train one model; accuracies of the epoch with the lowest validation loss, and which test pairs are right."""
     import transformers
     from datasets import disable_progress_bars
 
@@ -217,8 +220,12 @@ def run(config: Row, seed: int, folder: Path, sets: dict[str, Any]) -> Row:
     )  # fmt: skip
     trainer.remove_callback(transformers.PrinterCallback)
     seconds = trainer.train().metrics["train_runtime"]
-    found = {name: trainer.evaluate(there[name])["eval_accuracy"] for name in ("validation", "test")}
-    return {"pooling": config["pooling"], "seed": seed, **found, "seconds": seconds}
+    validation = trainer.evaluate(there["validation"])["eval_accuracy"]
+    arguments.train_sampling_strategy = "random"  # by length it shuffles what is predicted, too
+    tested = trainer.predict(there["test"])
+    right = tested.predictions.argmax(-1) == tested.label_ids
+    return {"pooling": config["pooling"], "seed": seed, "validation": validation, "test": float(right.mean()),
+            "right": "".join(map(str, right.astype(int))), "seconds": seconds}  # fmt: skip
 
 
 def configured(path: Path, changes: Sequence[str]) -> Row:
@@ -241,6 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     poolings = options.pooling or [config.pop("pooling")]
     same_settings(options.folder, {**config, "pooling": None})
     sets, rows = sick(Path(os.environ.get("DIABAT_DATA", ".")) / "SICK.txt"), []
+    right: dict[str, list[list[int]]] = {}
     for pooling in poolings:
         found = []
         for seed in range(options.seeds):
@@ -252,6 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 )
             found.append(kept(path))
         tests = [100 * row["test"] for row in found]
+        right[pooling] = [[*map(int, row["right"])] for row in found]
         rows.append({
             "pooling": pooling, "test accuracy / %": tests, "mean": fmean(tests),
             "σ": stdev(tests) if len(tests) > 1 else None,
@@ -262,6 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report(title, rows, as_json=options.json, formats={"test accuracy / %": ".2f", "mean": ".2f", "σ": ".2f"})
     formats = dict.fromkeys(("points", "95 % interval"), "+.2f") | {"p": ".2g"}
     report("Ahead of mean pooling, by Welch's t test", gaps(rows), as_json=options.json, formats=formats)
+    report("Against mean pooling, by McNemar's test", discordant(right), as_json=options.json, formats=formats)
 
 
 def gaps(rows: Sequence[Row]) -> list[Row]:
@@ -270,9 +280,24 @@ def gaps(rows: Sequence[Row]) -> list[Row]:
     found = {name: gap(own, tests["mean"]) for name, own in tests.items() if "mean" in tests}
     return [
         {"pooling": name, "points": one.difference, "95 % interval": [one.low, one.high], "p": one.p,
-         "verdict": verdict(one, None)}
+         "verdict": verdict(one, None), "power for a point": power(tests[name], tests["mean"], 1.0),
+         "seeds for 80 %": seeds_needed(tests[name], tests["mean"], 1.0)}
         for name, one in found.items() if name != "mean" and one is not None
     ]  # fmt: skip
+
+
+def discordant(right: dict[str, list[list[int]]]) -> list[Row]:
+    """McNemar's test of each pooling against the mean, of every seed and of all: ``right[pooling][seed][pair]``."""
+    rows, means = [], right.get("mean", [])
+    for name, own in right.items():
+        pairs: dict[str, Any] = {str(seed): both for seed, both in enumerate(zip(own, means, strict=False))}
+        if name == "mean" or not pairs:
+            continue
+        pairs["all"] = [[sum(seeds) for seeds in zip(*arm, strict=True)] for arm in (own, means)]
+        for seed, both in pairs.items():
+            better, worse, p = mcnemar(*both)
+            rows.append({"pooling": name, "seed": seed, "right alone": better, "mean alone": worse, "p": p})
+    return rows
 
 
 if __name__ == "__main__":

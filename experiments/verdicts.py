@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, variance
 
-from scipy.stats import nct, norm, t
+from scipy.stats import binomtest, nct, norm, t
 
 ALPHA, POWER = 0.05, 0.8
 """Two-sided error rate of tests, one minus it that of intervals; and the power that is asked for."""
@@ -68,6 +68,17 @@ def seeds_needed(first: Sequence[float], second: Sequence[float], true: float) -
         return None
     found = bisect_left(range(MOST), POWER, lo=2, key=lambda n: power(first, second, true, n) or 0.0)
     return found if found < MOST else None
+
+
+def mcnemar(first: Sequence[int], second: Sequence[int]) -> tuple[int, int, float]:
+    """Cases that only, or more often, ``first`` has right, those of ``second``, and the exact two-sided p.
+
+    Of right (1) and wrong (0) of the same cases, or of how often each was right: if neither is better, the side of a
+    case that differs is a fair coin (McNemar 1947, Psychometrika 12, 153; with counts the sign test).
+    """
+    better, worse = (sum(a > b for a, b in zip(*both, strict=True)) for both in ((first, second), (second, first)))
+    p = float(binomtest(better, better + worse).pvalue) if better + worse else 1.0
+    return better, worse, p
 
 
 def holm(p: Sequence[float]) -> list[float]:

@@ -23,6 +23,7 @@ from experiments.sentence_pairs import (
     PairClassifier,
     ProjectedMeanPooling,
     configured,
+    discordant,
     encoder_of,
     gaps,
     main,
@@ -64,8 +65,10 @@ def test_a_few_steps_are_trained_and_kept(
     chosen = ["neurogame", "mean", "boltzmann"]
     command = [str(tmp_path), "--seeds", "1", "--json", *(f"--pooling={name}" for name in chosen)]
     main([*command, *SMALL, *rates])
-    rows = json.loads(capsys.readouterr().out.splitlines()[0])["rows"]
+    first, _, last = capsys.readouterr().out.splitlines()
+    rows = json.loads(first)["rows"]
     assert [row["pooling"] for row in rows] == chosen
+    assert all(row["right alone"] + row["mean alone"] <= 24 for row in json.loads(last)["rows"])
     assert all(row["mean"] > 60 for row in rows), rows  # guessing has 33
     monkeypatch.setattr(sentence_pairs, "run", lambda *_: pytest.fail("is kept"))
     main([*command, *SMALL, *rates])
@@ -111,7 +114,28 @@ def test_poolings_are_compared_with_the_mean() -> None:
     (found,) = gaps(rows)
     assert (found["pooling"], found["verdict"]) == ("neurogame", "cannot tell")
     assert [found["points"], *found["95 % interval"]] == pytest.approx([0.07, -0.80, 0.95], abs=5e-3)
+    assert (round(found["power for a point"], 2), found["seeds for 80 %"]) == (0.67, 4)
     assert gaps(rows[:1]) == []
+
+
+def test_mcnemar_counts_pairs_once_for_all_seeds() -> None:
+    """By hand: 2 of 2 discordant pairs have p = 2/4, 3 of 3 have 2/8, and a pair with equal counts is left out."""
+    own, mean = [[1, 1, 0, 1], [1, 0, 1, 1]], [[0, 0, 0, 1], [0, 0, 1, 0]]
+    rows = discordant({"mean": mean, "neurogame": own})
+    found = [[row["seed"], row["right alone"], row["mean alone"], row["p"]] for row in rows]
+    assert found == [["0", 2, 0, 0.5], ["1", 2, 0, 0.5], ["all", 3, 0, 0.25]]
+    assert discordant({"neurogame": own}) == []
+
+
+@pytest.mark.slow
+def test_the_pairs_that_are_right_stand_in_the_order_of_the_set(tmp_path: Path) -> None:
+    """By length the sampler of transformers shuffles: then the set backwards would not have the answers backwards."""
+    sets = small_sets(tmp_path)
+    longer = sets["test"].map(lambda row, i: {"second": row["second"] + " a" * (i // 6)}, with_indices=True)
+    still = ["trainer.learning_rate=0", "head_learning_rate=0", "trainer.num_train_epochs=1", "pooling=mean"]
+    tests = (longer, longer.select(range(23, -1, -1)))
+    right = [run(config(*still), 0, tmp_path, {**sets, "test": test})["right"] for test in tests]
+    assert right[0] == right[1][::-1] != right[1]
 
 
 def test_rates_are_those_of_encoder_head_and_couplings() -> None:
