@@ -3,7 +3,8 @@
     python -m experiments.game_lora_study FOLDER [--seeds 3] [--steps 300] [--base-steps 4000] [--workers 2] [--json]
     python -m experiments.game_lora_study FOLDER --model MODEL --steps 40 --workers 1 [--arms plain ...]
 
-The decoder is trained here on half of the facts.  A pretrained one knows none of them; the share of right capitals and
+The last table regresses each error on Γ over the arms; ``--figure`` draws Γ over the steps, and G before and after.  The
+decoder is trained here on half of the facts.  A pretrained one knows none of them; the share of right capitals and
 their log-odds then say what is left of the facts that it knew.  Goes on where it stopped.
 """
 
@@ -16,6 +17,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean, stdev
 from time import process_time
@@ -24,11 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from scipy.stats import kendalltau, pearsonr
 from torch import Tensor
 
 from benchmarks.runner import peak_memory
 from diabat.heads import HeadInteractions
 from diabat.huggingface.loading import load_decoder
+from diabat.plots import Line, Panel, draw_panel, new_figure, save_figure
 from experiments.common import (
     Row,
     Titled,
@@ -183,7 +187,7 @@ def fine_tune(study: Study, arm: str, seed: int) -> str:
         arguments = TrainingArguments(
             scratch, max_steps=study.steps, per_device_train_batch_size=size, learning_rate=rate, weight_decay=0.1,
             lr_scheduler_type="cosine", warmup_steps=0.02, save_strategy="no", report_to=[], use_cpu=True,
-            logging_strategy="no", disable_tqdm=True, seed=seed,
+            logging_steps=max(1, study.steps // 60), disable_tqdm=True, seed=seed,
         )  # fmt: skip
         trainer = GameTrainer(
             model, arguments, train_dataset=study.documents(size * study.steps, 2_000_000 + seed),
@@ -195,7 +199,8 @@ def fine_tune(study: Study, arm: str, seed: int) -> str:
         before = process_time()
         trainer.train()
         cost = {"seconds": (process_time() - before) / study.steps, "MB": peak_memory()}
-    keep(study.path(arm, seed), scores(study, model) | cost)
+    curve = [[row["step"], row["game/gamma"]] for row in trainer.state.log_history if "game/gamma" in row]
+    keep(study.path(arm, seed), scores(study, model) | cost | {"curve": curve})
     return f"{arm}, seed {seed}"
 
 
@@ -267,7 +272,7 @@ def of_pairs(matrix: Tensor) -> list[float]:
 
 
 def tables(study: Study, seeds: int, arms: Collection[str]) -> Titled:
-    """Every arm, mean over seeds ± σ, and less plain LoRA of the same seed, ± half of the 95 % t interval."""
+    """Every arm, mean over seeds ± σ; less plain LoRA of the same seed, ± half of the 95 % t interval; errors on Γ."""
     results = {arm: [kept(study.path(arm, seed)) for seed in range(seeds)] for arm in arms}
     before = kept(study.folder / "before.json")
     # Without more different tokens than features of all heads the total correlation is infinite.
@@ -283,6 +288,56 @@ def tables(study: Study, seeds: int, arms: Collection[str]) -> Titled:
             if seeds > 1 and arm != "plain":
                 row = {name: _difference(runs, results["plain"], name) for name in names}
                 yield f"{title} less plain LoRA, * if the interval excludes 0", {"arm": arm, **row}
+    for row in against_gamma(results, [name for name in truth if name.startswith("E ")]):
+        yield "Error against Γ, over arms", row
+
+
+def against_gamma(runs: Mapping[str, list[Row]], errors: Collection[str]) -> list[Row]:
+    """Pearson's r of each error with Γ, and the share of pairs of arms in which the smaller Γ has the smaller error.
+
+    A point is an arm, its mean over seeds: Γ is set by the losses of the arm, so that its seeds are no points of their
+    own.  Intervals by Fisher's z, p of the share by Kendall's τ; arms that share a loss are not independent either, so
+    both are too small.  Empty with fewer than four arms.
+    """
+    if len(runs) < 4:
+        return []
+    gammas, *columns = ([fmean(run[name] for run in arm) for arm in runs.values()] for name in ("Γ", *errors))
+    rows = []
+    for name, column in zip(errors, columns, strict=True):
+        line, ranks = pearsonr(gammas, column), kendalltau(gammas, column)
+        pairs = combinations(zip(gammas, column, strict=True), 2)
+        rises = [(b[0] - a[0]) * (b[1] - a[1]) > 0 for a, b in pairs]
+        rows.append({
+            "error": name, "arms": len(runs), "r": float(line.statistic),
+            "95 % interval": [*map(float, line.confidence_interval())], "p": float(line.pvalue),
+            "rising pairs": f"{sum(rises)} of {len(rises)}", "τ": float(ranks.statistic), "p of τ": float(ranks.pvalue),
+        })  # fmt: skip
+    return rows
+
+
+def draw(study: Study, seeds: int, arms: Collection[str], path: Path) -> Path:
+    """Γ of the training batches over the steps, and G of held-out text before and after; means over the seeds."""
+    results = {arm: [kept(study.path(arm, seed)) for seed in range(seeds)] for arm in arms}
+    found = {"before": kept(study.folder / "before.json")["pairs"]}
+    found |= {arm: np.mean([run["pairs"] for run in runs], 0) for arm, runs in results.items()}
+    figure = new_figure(4 + 2.4 * len(found), 3.2)
+    first, *others = figure.subplots(1, 1 + len(found), width_ratios=(1.6, *(1 for _ in found)))
+    curves = []
+    for look, (arm, runs) in enumerate(results.items()):
+        steps, gammas = np.mean([run["curve"] for run in runs], 0).T
+        curves.append(Line(steps, gammas, arm, look, style={"marker": ""}))
+    draw_panel(first, Panel(curves, settings={"xlabel": "step", "ylabel": "Γ", "title": "Γ over training"}))
+    first.legend(frameon=False)
+    most = max(np.abs(pairs).max() for pairs in found.values())
+    for axis, (name, pairs) in zip(others, found.items(), strict=True):
+        heads = (1 + math.isqrt(1 + 8 * len(pairs))) // 2
+        G = np.full((heads, heads), np.nan)
+        G[np.triu_indices(heads, 1)] = pairs
+        G.T[np.triu_indices(heads, 1)] = pairs
+        image = axis.imshow(G, cmap="RdBu_r", vmin=-most, vmax=most)
+        axis.set(title=f"G, {name}", xlabel="head", xticks=range(heads), yticks=range(heads))
+    figure.colorbar(image, ax=others, label="$G_{ij}$", shrink=0.8)
+    return save_figure(figure, path)
 
 
 def _spread(runs: list[Row], name: str) -> str:
@@ -305,6 +360,7 @@ def main() -> None:
     command.add_argument("--base-steps", type=int, default=4000, help="of the training of the base")
     command.add_argument("--model", help="a pretrained one, in place of the base")
     command.add_argument("--arms", nargs="+", choices=ARMS, default=[*ARMS], metavar="ARM")
+    command.add_argument("--figure", type=Path, help="of Γ and G of all arms that are chosen")
     options = command.parse_args()
     study = Study(options.folder, options.steps, options.model)
     torch.set_num_threads(1)
@@ -319,6 +375,8 @@ def main() -> None:
     for done in calls(fine_tune, [run for run in runs if not study.path(*run[1:]).exists()], options.workers):
         print(done, file=sys.stderr)
     print_tables(tables(study, options.seeds, options.arms), as_json=options.json)
+    if options.figure is not None:
+        print(f"Figure: {draw(study, options.seeds, options.arms, options.figure)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -112,6 +112,23 @@ def test_differences_from_plain_lora_by_hand() -> None:
         assert study._difference(runs, plain, "E") == told
 
 
+def test_errors_against_gamma_by_hand() -> None:
+    """Means Γ 1 2 3 4 and E 2 1 4 3: r = 3/5; 4 of 6 pairs rise; Fisher's z .693 ± 1.960 with 4 arms."""
+    seeds = ((-0.5, 0.25), (0.5, -0.25))
+    runs = {
+        str(gamma): [{"Γ": gamma + a, "E new": error + b} for a, b in seeds]
+        for gamma, error in ((1, 2), (2, 1), (3, 4), (4, 3))
+    }
+    (row,) = study.against_gamma(runs, ["E new"])
+    assert (row["arms"], row["rising pairs"]) == (4, "4 of 6")
+    assert [row["r"], row["τ"], row["p"]] == pytest.approx([0.6, 1 / 3, 0.4])
+    ends = [math.tanh(math.atanh(0.6) + side * 1.959964) for side in (-1, 1)]
+    assert row["95 % interval"] == pytest.approx(ends)
+    assert row["p of τ"] == pytest.approx(18 / 24)  # of the 24 orders, 6 have 3 rising pairs
+    runs.pop("4")
+    assert study.against_gamma(runs, ["E new"]) == []
+
+
 @pytest.mark.filterwarnings("ignore")  # of libraries, as in the script
 @pytest.mark.slow
 def test_a_tiny_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +148,9 @@ def test_a_tiny_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert difference["Γ"].startswith(f"{mean:+.3f}")
     before = kept(tmp_path / "before.json")
     assert 0.5 < before["E old"] <= 1
+    assert [step for step, _ in runs[0][0]["curve"]] == [1, 2]
+    drawn = study.draw(place, 2, arms, tmp_path / "figure.png")
+    assert drawn.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_model_with_other_tokens_has_the_same_loss_and_deviations() -> None:
