@@ -182,7 +182,7 @@ def optimizer_of(model: PairClassifier, config: Row) -> torch.optim.AdamW:
         if parameter.requires_grad:
             groups[2 if "coupling" in name else 1 - name.startswith("encoder.")].append(parameter)
     chosen = [{"params": own, "lr": rate} for own, rate in zip(groups, rates, strict=True) if own]
-    return torch.optim.AdamW(chosen, weight_decay=config["trainer"]["weight_decay"])
+    return torch.optim.AdamW(chosen, weight_decay=config["trainer"]["weight_decay"], fused=True)
 
 
 def run(config: Row, seed: int, folder: Path, sets: dict[str, Any]) -> Row:

@@ -1,6 +1,6 @@
-r"""Theory of GAME-LoRA: theorem 2.2 in quadratic games, a bound that holds, and the fit of hallucination against Γ.
+r"""Theory of GAME-LoRA: theorem 2.2 in quadratic games, corollary 2.1 where its error is exact, the fit against Γ.
 
-    python -m experiments.theory [games | fit] [--games 8000] [--json]
+    python -m experiments.theory [games | chain | fit] [--games 8000] [--json]
 
 H heads with fixed outputs h_i(x) in R^d are read out by slices W_i, [out, d], under squared error:
 
@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.common import Row, parser, report, run_script
+from experiments import bit_game
+from experiments.common import Row, Titled, parser, print_tables, report, run_script
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +170,50 @@ def _row(name: str, count: int, admitted: list[QuadraticGame]) -> Row:
     }  # fmt: skip
 
 
+def chain(flip: float, ridge: float, delta: float, *, oracle: bool) -> list[Row]:
+    """Links of corollary 2.1 in the game of two bits, each with both sides: left <= right is claimed.
+
+    The truth y* is the class, or with ``oracle`` False what the read bits tell of it, which is the optimum.  E is the
+    total variation of the prediction from y*, H_δ the event E >= δ.  Heads draw nothing and β_R = β_C = 0, so that both
+    sides are equal in (63) and (64), and C* is D.  Here G = I at equilibrium and optimum, (40) has zeros on both sides,
+    and the price of theorem 2.2 is 1.  The excess (20) is defined if Pr(H_δ) > 0 at the optimum.
+    """
+    weights, optimum = bit_game.chances(flip), bit_game.optimum(flip)
+    known = bit_game.log_probabilities(optimum).exp()
+    truth = torch.eye(4, dtype=torch.float64)[bit_game.LABEL] if oracle else known
+
+    def tail(W: Tensor) -> tuple[float, float, float]:  # Pr(H_δ), E E²/δ², E KL/(2 δ²)
+        logs = bit_game.log_probabilities(W)
+        errors = 0.5 * (logs.exp() - truth).abs().sum(1)
+        divergence = (torch.xlogy(truth, truth) - truth * logs).sum(1)
+        means = torch.stack((errors >= delta, errors.square() / delta**2, divergence / (2 * delta**2))) @ weights
+        return tuple(means.tolist())
+
+    W = bit_game.equilibrium(flip, ridge)
+    at_rest, least = (float(bit_game.distortion(of, flip)) / (2 * delta**2) for of in (W, optimum))
+    (chance, square, divergence), (best, *_) = tail(W), tail(optimum)
+    links = [
+        ("Markov (58)", chance, square), ("Pinsker (60)", square, divergence),
+        ("entropy (61)", divergence, at_rest), ("all of them (57)", chance, at_rest),
+    ]  # fmt: skip
+    if best > 0:
+        links += [("excess (20), measured price", chance / best, at_rest / best),
+                  ("excess (20), price of theorem 2.2", chance / best, least / best)]  # fmt: skip
+    return [
+        {"link": name, "left": left, "right": right, "right / left": right / left if left else math.inf,
+         "holds": left <= right * (1 + 1e-9)}
+        for name, left, right in links
+    ]  # fmt: skip
+
+
+def chains() -> Titled:
+    """Links of the games of docs/heads-interaction.md at δ = .5, and of one where the truth is what can be known."""
+    for flip, ridge, oracle in ((0.01, 0.05, True), (0.05, 0.05, True), (0.01, 0.5, True), (0.01, 0.5, False)):
+        truth = "the class" if oracle else "its law given the read bits"
+        for row in chain(flip, ridge, 0.5, oracle=oracle):
+            yield f"p = {flip}, α = {ridge}, truth: {truth}", row
+
+
 def fit_hallucination(gamma: Tensor, excess: Tensor) -> Row:
     """Fit ΔH = a - λ/(1 - c Γ) (figure 3 of the paper), written as b + k Γ/(1 - c Γ), which is a line at c = 0.
 
@@ -212,13 +257,15 @@ def noisy_fits() -> list[Row]:
 def main() -> None:
     """Print the tables."""
     command = parser(__doc__)
-    command.add_argument("part", nargs="?", choices=("games", "fit"))
+    command.add_argument("part", nargs="?", choices=("games", "chain", "fit"))
     command.add_argument("--games", type=int, default=8000)
     options = command.parse_args()
     torch.set_num_threads(1)
-    if options.part != "fit":
+    if options.part in (None, "games"):
         report("Theorem 2.2 in quadratic games, β_R = β_C = 0", games(options.games), as_json=options.json)
-    if options.part != "games":
+    if options.part in (None, "chain"):
+        print_tables(chains(), as_json=options.json, prefix="Corollary 2.1, two bits, ")
+    if options.part in (None, "fit"):
         title = "Fit of 20 points of a - λ/(1 - c Γ): c and its 95 % interval"
         report(title, noisy_fits(), as_json=options.json)
 

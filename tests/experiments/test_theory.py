@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.optimize import brentq
 
-from experiments.theory import fit_hallucination, games, random_game
+from experiments.theory import chain, fit_hallucination, games, random_game
 
 
 def test_random_games_violate_the_theorem_and_never_the_bound() -> None:
@@ -71,3 +72,31 @@ def test_the_interval_ends_where_the_likelihood_has_fallen_by_half_of_chi_square
         )  # 95 %, one degree of freedom; ends are points of a grid
     total = float((excess - excess.mean()).square().sum())
     assert found["R²"] == pytest.approx(1 - squares(found["c"]) / total)
+
+
+@pytest.mark.parametrize("ridge", [0.05, 0.5])
+def test_the_chain_of_two_bits_by_hand(ridge: float) -> None:
+    """Both bits alike: a bit is right with chance q = σ(2w), where 4 (q - 1 + p) + 16 α w = 0 at the equilibrium."""
+    p, delta = 0.01, 0.5
+    w = float(brentq(lambda w: 4 * (1 / (1 + math.exp(-2 * w)) - 1 + p) + 16 * ridge * w, 0, 9))
+    q = 1 / (1 + math.exp(-2 * w))
+    given = [((1 - p) ** 2, q * q), (2 * p * (1 - p), q * (1 - q)), (p * p, (1 - q) ** 2)]  # none, one, two flipped
+    chance = sum(share for share, right in given if 1 - right >= delta)
+    square = sum(share * (1 - right) ** 2 for share, right in given) / delta**2
+    paid = -sum(share * math.log(right) for share, right in given) / (2 * delta**2)
+    least = -2 * (p * math.log(p) + (1 - p) * math.log(1 - p)) / (2 * delta**2)
+    best = 1 - (1 - p) ** 2  # the optimum is sure of a pair of which a bit is flipped
+    expected = [(chance, square), (square, paid), (paid, paid), (chance, paid), (chance / best, paid / best),
+                (chance / best, least / best)]  # fmt: skip
+    found = chain(p, ridge, delta, oracle=True)
+    for row, (left, right) in zip(found, expected, strict=True):
+        assert (row["left"], row["right"], row["right / left"]) == pytest.approx((left, right, right / left))
+        assert row["holds"] == (left <= right * (1 + 1e-9))
+    assert [row["holds"] for row in found] == [True] * 5 + [ridge < 0.1]
+
+
+def test_without_an_oracle_the_entropy_is_a_link_and_the_optimum_is_right() -> None:
+    links = chain(0.01, 0.5, 0.5, oracle=False)
+    assert len(links) == 4
+    entropy = -2 * (0.01 * math.log(0.01) + 0.99 * math.log(0.99))
+    assert links[2]["right"] - links[2]["left"] == pytest.approx(entropy / 0.5)
