@@ -3,8 +3,8 @@
     python -m experiments.game_lora_study FOLDER [--seeds 3] [--steps 300] [--base-steps 4000] [--workers 2] [--json]
     python -m experiments.game_lora_study FOLDER --model MODEL --steps 40 --workers 1 [--arms plain ...]
 
-The last table regresses each error on Γ over the arms; ``--figure`` draws Γ over the steps, and G before and after.  The
-decoder is trained here on half of the facts.  A pretrained one knows none of them; the share of right capitals and
+The last table sets each error against Γ over the arms; ``--figure`` draws Γ over the steps, and G before and after.
+The decoder is trained here on half of the facts.  A pretrained one knows none of them; the share of right capitals and
 their log-odds then say what is left of the facts that it knew.  Goes on where it stopped.
 """
 
@@ -32,7 +32,7 @@ from torch import Tensor
 from benchmarks.runner import peak_memory
 from diabat.heads import HeadInteractions
 from diabat.huggingface.loading import load_decoder
-from diabat.plots import Line, Panel, draw_panel, new_figure, save_figure
+from diabat.plots import Line, Panel, draw_panel, legend_below, new_figure, save_figure
 from experiments.common import (
     Row,
     Titled,
@@ -293,11 +293,11 @@ def tables(study: Study, seeds: int, arms: Collection[str]) -> Titled:
 
 
 def against_gamma(runs: Mapping[str, list[Row]], errors: Collection[str]) -> list[Row]:
-    """Pearson's r of each error with Γ, and the share of pairs of arms in which the smaller Γ has the smaller error.
+    """Pearson's r of each error with Γ, and in how many pairs of arms the smaller Γ has the smaller error.
 
-    A point is an arm, its mean over seeds: Γ is set by the losses of the arm, so that its seeds are no points of their
-    own.  Intervals by Fisher's z, p of the share by Kendall's τ; arms that share a loss are not independent either, so
-    both are too small.  Empty with fewer than four arms.
+    Pairs with equal values are left out.  A point is an arm, its mean over seeds: Γ is set by the losses of the arm, so
+    that its seeds are no points of their own.  Intervals by Fisher's z, p of the share by Kendall's τ; arms that share
+    a loss are not independent either, so that intervals and p are too small.  Empty with fewer than four arms.
     """
     if len(runs) < 4:
         return []
@@ -306,7 +306,7 @@ def against_gamma(runs: Mapping[str, list[Row]], errors: Collection[str]) -> lis
     for name, column in zip(errors, columns, strict=True):
         line, ranks = pearsonr(gammas, column), kendalltau(gammas, column)
         pairs = combinations(zip(gammas, column, strict=True), 2)
-        rises = [(b[0] - a[0]) * (b[1] - a[1]) > 0 for a, b in pairs]
+        rises = [rise > 0 for a, b in pairs if (rise := (b[0] - a[0]) * (b[1] - a[1]))]
         rows.append({
             "error": name, "arms": len(runs), "r": float(line.statistic),
             "95 % interval": [*map(float, line.confidence_interval())], "p": float(line.pvalue),
@@ -320,14 +320,14 @@ def draw(study: Study, seeds: int, arms: Collection[str], path: Path) -> Path:
     results = {arm: [kept(study.path(arm, seed)) for seed in range(seeds)] for arm in arms}
     found = {"before": kept(study.folder / "before.json")["pairs"]}
     found |= {arm: np.mean([run["pairs"] for run in runs], 0) for arm, runs in results.items()}
-    figure = new_figure(4 + 2.4 * len(found), 3.2)
+    figure = new_figure(4 + 2.4 * len(found), 3.4)
     first, *others = figure.subplots(1, 1 + len(found), width_ratios=(1.6, *(1 for _ in found)))
     curves = []
     for look, (arm, runs) in enumerate(results.items()):
         steps, gammas = np.mean([run["curve"] for run in runs], 0).T
         curves.append(Line(steps, gammas, arm, look, style={"marker": ""}))
     draw_panel(first, Panel(curves, settings={"xlabel": "step", "ylabel": "Γ", "title": "Γ over training"}))
-    first.legend(frameon=False)
+    legend_below(figure, [first], len(curves))
     most = max(np.abs(pairs).max() for pairs in found.values())
     for axis, (name, pairs) in zip(others, found.items(), strict=True):
         heads = (1 + math.isqrt(1 + 8 * len(pairs))) // 2

@@ -4,12 +4,13 @@
     python -m experiments.sentence_pairs FOLDER encoder=tiny trainer.learning_rate=1e-3 trainer.bf16=false
 
 Trains every pooling with every seed, keeps the epoch with the lowest validation loss, and prints accuracies on the test
-set and, beside ``mean``, what the others are ahead of it: by Welch's test of the seeds' accuracies, and by McNemar's of
-the test pairs.  The row "all" of that counts a pair for the pooling of which more seeds are right: pairs are independent,
-seeds on one pair are not.  It says what these models do on other pairs, Welch's test what other seeds do.  Finished ones
-are kept in FOLDER, with a 1 for each test pair that is right.  ``--config`` names another
-file like experiments/pairs/sick.yaml, KEY=VALUE changes one of its keys: ``sampler`` is a backend with its options,
-``options`` are those of the pooling.
+set and, beside ``mean``, what the others are ahead of it.  Finished ones are kept in FOLDER, with a 1 for each right
+test pair.  ``--config`` names another file like experiments/pairs/sick.yaml, KEY=VALUE changes one of its keys:
+``sampler`` is a backend with its options, ``options`` are those of the pooling.
+
+Welch's test says whether other seeds of a pooling would be ahead, McNemar's whether these models would on other pairs.
+Pairs are independent, answers of several seeds to one pair are not; the row "all" therefore counts each pair once, for
+the pooling of which more seeds are right.
 
 SICK.txt (Marelli et al. 2014, zenodo.org/records/2787612, 9,927 pairs) lies in the folder that DIABAT_DATA names.  This
 edition has no split: its pairs are ordered by a hash of their pair_ID, 4,439 for training, 495 for validation, the rest
@@ -271,7 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report(title, rows, as_json=options.json, formats={"test accuracy / %": ".2f", "mean": ".2f", "σ": ".2f"})
     formats = dict.fromkeys(("points", "95 % interval"), "+.2f") | {"p": ".2g"}
     report("Ahead of mean pooling, by Welch's t test", gaps(rows), as_json=options.json, formats=formats)
-    report("Against mean pooling, by McNemar's test", discordant(right), as_json=options.json, formats=formats)
+    title = "Against mean pooling, by McNemar's test"
+    report(title, discordant(right), as_json=options.json, formats=formats)
 
 
 def gaps(rows: Sequence[Row]) -> list[Row]:

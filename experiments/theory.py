@@ -186,8 +186,8 @@ def chain(flip: float, ridge: float, delta: float, *, oracle: bool) -> list[Row]
         logs = bit_game.log_probabilities(W)
         errors = 0.5 * (logs.exp() - truth).abs().sum(1)
         divergence = (torch.xlogy(truth, truth) - truth * logs).sum(1)
-        means = torch.stack((errors >= delta, errors.square() / delta**2, divergence / (2 * delta**2))) @ weights
-        return tuple(means.tolist())
+        parts = (errors >= delta, errors.square() / delta**2, divergence / (2 * delta**2))
+        return tuple((torch.stack(parts) @ weights).tolist())
 
     W = bit_game.equilibrium(flip, ridge)
     at_rest, least = (float(bit_game.distortion(of, flip)) / (2 * delta**2) for of in (W, optimum))
@@ -208,7 +208,8 @@ def chain(flip: float, ridge: float, delta: float, *, oracle: bool) -> list[Row]
 
 def chains() -> Titled:
     """Links of the games of docs/heads-interaction.md at δ = .5, and of one where the truth is what can be known."""
-    for flip, ridge, oracle in ((0.01, 0.05, True), (0.05, 0.05, True), (0.01, 0.5, True), (0.01, 0.5, False)):
+    games = ((0.01, 0.05, True), (0.05, 0.05, True), (0.01, 0.5, True), (0.01, 0.5, False))
+    for flip, ridge, oracle in games:
         truth = "the class" if oracle else "its law given the read bits"
         for row in chain(flip, ridge, 0.5, oracle=oracle):
             yield f"p = {flip}, α = {ridge}, truth: {truth}", row

@@ -76,7 +76,8 @@ def mcnemar(first: Sequence[int], second: Sequence[int]) -> tuple[int, int, floa
     Of right (1) and wrong (0) of the same cases, or of how often each was right: if neither is better, the side of a
     case that differs is a fair coin (McNemar 1947, Psychometrika 12, 153; with counts the sign test).
     """
-    better, worse = (sum(a > b for a, b in zip(*both, strict=True)) for both in ((first, second), (second, first)))
+    better = sum(a > b for a, b in zip(first, second, strict=True))
+    worse = sum(a < b for a, b in zip(first, second, strict=True))
     p = float(binomtest(better, better + worse).pvalue) if better + worse else 1.0
     return better, worse, p
 

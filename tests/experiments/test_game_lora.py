@@ -14,6 +14,7 @@ from experiments import game_lora_study as study
 from experiments.common import keep, kept
 from experiments.facts import BEGIN, KINDS, NOTE, PAD, World, deviations, documents, probes, renamed
 
+DOCS = Path(__file__).parents[2] / "docs"
 WORLD = World(entities=6, relations=3, values=4, facts=3)
 
 
@@ -125,8 +126,28 @@ def test_errors_against_gamma_by_hand() -> None:
     ends = [math.tanh(math.atanh(0.6) + side * 1.959964) for side in (-1, 1)]
     assert row["95 % interval"] == pytest.approx(ends)
     assert row["p of τ"] == pytest.approx(18 / 24)  # of the 24 orders, 6 have 3 rising pairs
+    runs["4"] = runs["3"]  # both are equal, and no pair
+    assert study.against_gamma(runs, ["E new"])[0]["rising pairs"] == "4 of 5"
     runs.pop("4")
     assert study.against_gamma(runs, ["E new"]) == []
+
+
+def test_the_page_has_what_follows_from_its_table() -> None:
+    """docs/heads-results.md: r, its interval and the rising pairs of every error, from the means that it prints."""
+    section = (DOCS / "heads-results.md").read_text(encoding="utf-8").split("\n## GAME-LoRA\n")[1]
+    table = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line[:1] == "|"
+    ]
+    at = [row[0] for row in table].index("error")
+    (_, *names), _, _, *arms = table[:at]
+    columns = dict(zip(names, zip(*(row[1:] for row in arms), strict=True), strict=True))
+    chosen = {"Γ": columns[r"$\Gamma$"], **{name: columns[name] for name in names if name.startswith("E ")}}
+    means = {name: [float(cell.split()[0]) for cell in cells] for name, cells in chosen.items()}
+    runs = {arm[0]: [{name: values[k] for name, values in means.items()}] for k, arm in enumerate(arms)}
+    for row, told in zip(study.against_gamma(runs, [*means][1:]), table[at + 2 :], strict=True):
+        low, high = row["95 % interval"]
+        assert told == [row["error"], f"{row['r']:.2f}", f"{low:.2f} to {high:.2f}", f"{row['p']:.2f}",
+                        row["rising pairs"], f"{row['p of τ']:.2f}"]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")  # of libraries, as in the script

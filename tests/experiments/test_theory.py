@@ -80,7 +80,11 @@ def test_the_chain_of_two_bits_by_hand(ridge: float) -> None:
     p, delta = 0.01, 0.5
     w = float(brentq(lambda w: 4 * (1 / (1 + math.exp(-2 * w)) - 1 + p) + 16 * ridge * w, 0, 9))
     q = 1 / (1 + math.exp(-2 * w))
-    given = [((1 - p) ** 2, q * q), (2 * p * (1 - p), q * (1 - q)), (p * p, (1 - q) ** 2)]  # none, one, two flipped
+    given = [
+        ((1 - p) ** 2, q * q),
+        (2 * p * (1 - p), q * (1 - q)),
+        (p * p, (1 - q) ** 2),
+    ]  # none, one, two flipped
     chance = sum(share for share, right in given if 1 - right >= delta)
     square = sum(share * (1 - right) ** 2 for share, right in given) / delta**2
     paid = -sum(share * math.log(right) for share, right in given) / (2 * delta**2)

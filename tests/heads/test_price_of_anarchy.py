@@ -14,7 +14,6 @@ from diabat.heads.lora.couplings import gradient_coupling, interaction, weight_c
 from experiments.bit_game import (
     F64,
     LABEL,
-    SEEN,
     SHARE,
     chances,
     distortion,
@@ -23,6 +22,7 @@ from experiments.bit_game import (
     optimum,
     potential,
 )
+
 
 def cost(W: Tensor, player: int, flip: float, ridge: float) -> Tensor:
     return SHARE * distortion(W, flip) + ridge / 2 * W[player].square().sum()
