@@ -223,7 +223,7 @@ def run(config: Row, seed: int, folder: Path, sets: dict[str, Any]) -> Row:
     seconds = trainer.train().metrics["train_runtime"]
     validation = trainer.evaluate(there["validation"])["eval_accuracy"]
     arguments.train_sampling_strategy = "random"  # by length it shuffles what is predicted, too
-    tested = trainer.predict(there["test"])
+    tested: Any = trainer.predict(there["test"])
     right = tested.predictions.argmax(-1) == tested.label_ids
     return {"pooling": config["pooling"], "seed": seed, "validation": validation, "test": float(right.mean()),
             "right": "".join(map(str, right.astype(int))), "seconds": seconds}  # fmt: skip
