@@ -1,4 +1,4 @@
-"""``diabat explain``: explain a trained decoder over a text, or a classifier over sentences."""
+"""``diabat explain``: explain a decoder over a text or a classifier over sentences, or show learned couplings."""
 
 from __future__ import annotations
 
@@ -14,33 +14,45 @@ from diabat.cli.output import print_figure, print_json, print_table, require_wri
 if TYPE_CHECKING:
     from diabat.models.explanation import DecoderExplanation
 
-_NEXT = 3
-"""Most probable classes that are listed for each position."""
+_NEXT, _TOP = 3, 8
+"""Most probable classes that are listed for each position; keys and correlations that are."""
 
-TextArgument = Annotated[str, typer.Argument(help="A text or the first sentence, in quotation marks.")]
+TextArgument = Annotated[
+    str | None,
+    typer.Argument(help="A text or the first sentence, in quotation marks; with --couplings none."),
+]
 SecondArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[SECOND] [KEY=VALUE]...", help="The second sentence, and dotted overrides."),
+]
+CouplingsOption = Annotated[
+    bool,
+    typer.Option(
+        "--couplings", help="Show the learned J by distance, of this run and others that follow it."
+    ),
 ]
 PositionOption = Annotated[
     int | None, typer.Option(min=0, help="Position of the query; default the last one.")
 ]
 LayerOption = Annotated[
-    int | None, typer.Option(min=0, help="Show this layer instead of the mean over layers.")
+    int | None, typer.Option(min=0, help="Show this layer instead of the mean over layers, or of all.")
 ]
-HeadOption = Annotated[int | None, typer.Option(min=0, help="Show this head instead of the mean over heads.")]
+HeadOption = Annotated[
+    int | None, typer.Option(min=0, help="Show this head instead of the mean over heads, or of all.")
+]
 TopOption = Annotated[int, typer.Option(min=0, help="Keys and correlations listed at most.")]
 SizeOption = Annotated[float, typer.Option(min=0.0, help="Smallest |C_jk| of a pair that is named.")]
 
 
 def explain_prediction(
     run: arguments.RunArgument,
-    text: TextArgument,
+    text: TextArgument = None,
     more: SecondArgument = None,
+    couplings: CouplingsOption = False,
     position: PositionOption = None,
     layer: LayerOption = None,
     head: HeadOption = None,
-    top: TopOption = 8,
+    top: TopOption = _TOP,
     at_least: SizeOption = 0.0,
     figure: arguments.FigureOption = None,
     trust: arguments.TrustOption = False,
@@ -53,18 +65,34 @@ def explain_prediction(
 
     Of a text shown are the attention of one query and the connected correlations of its spins.  For every position
     there are the entropy of the weights, the effective number of positions, and what is predicted.
+
+    With --couplings shown is J against the distance of two keys, in place of a text: mean, standard deviations over
+    pairs and runs, and the share of negative J.
     """
     from diabat.config.keys import chosen
     from diabat.config.loading import find_run, read_config
 
     stored = find_run(run)  # refuses a mistake before torch is imported
     require_writable(figure)
+    texts = [*([] if text is None else [text]), *(more or ())]
+    if couplings:
+        for name, value, unset in (
+            ("position", position, None),
+            ("top", top, _TOP),
+            ("at_least", at_least, 0),
+        ):
+            if value != unset:
+                raise ArgumentError(name, f"cannot be combined with --couplings, got {value}.")
+        _explain_couplings(run, texts, layer, head, figure, trust, as_json)
+        return
+    if text is None:
+        raise ArgumentError("text", "expected a text or sentences, or --couplings without one, got neither.")
     if chosen(read_config(stored, trust=True))["task"] == "pairs":
         for name, value in {"position": position, "layer": layer}.items():
             if value is not None:
                 expected = "expected none for sentences, whose pooling has one query in one layer"
                 raise ArgumentError(name, f"{expected}, got {value}.")
-        _explain_sentences(run, [text, *(more or ())], head, top, at_least, figure, trust, as_json)
+        _explain_sentences(run, texts, head, top, at_least, figure, trust, as_json)
         return
     from diabat.models.figures import plot_decoder
     from diabat.runs import explain_decoder_run
@@ -81,6 +109,34 @@ def explain_prediction(
     print_figure(figure)
 
 
+def _explain_couplings(
+    run: Path,
+    more: list[str],
+    layer: int | None,
+    head: int | None,
+    figure: Path | None,
+    trust: bool,
+    as_json: bool,
+) -> None:
+    """Show learned couplings; ``more`` are further runs, then overrides."""
+    from diabat.cli.explain_couplings import print_couplings
+    from diabat.models.learned_couplings import PANEL, coupling_panels
+    from diabat.plots import lines
+    from diabat.runs import learned_couplings
+
+    runs, overrides = _split(more)
+    found = learned_couplings(run, *runs, overrides=overrides, trust=trust)
+    layers, heads = found.couplings.shape[1:3]
+    layer, head = _index("layer", layer, layers), _index("head", head, heads)
+    if figure is not None:
+        lines([coupling_panels(found, layer=layer, head=head)], figure, size=PANEL, shared=False)
+    if as_json:
+        print_json({**vars(found), "by_distance": [vars(row) for row in found.by_distance(layer, head)]})
+        return
+    print_couplings(found, layer, head)
+    print_figure(figure)
+
+
 def _explain_sentences(
     run: Path,
     texts: list[str],
@@ -93,12 +149,11 @@ def _explain_sentences(
 ) -> None:
     """Explain a classifier; the texts are its sentences, then overrides."""
     from diabat.cli.explain_pair import print_pair
-    from diabat.config.loading import is_override
     from diabat.models.pair_figure import plot_pair
     from diabat.runs import explain_pair_run
 
-    count = next((i for i, text in enumerate(texts[1:], 1) if is_override(text)), len(texts))
-    found = explain_pair_run(run, *texts[:count], overrides=texts[count:], trust=trust)
+    sentences, overrides = _split(texts[1:])
+    found = explain_pair_run(run, texts[0], *sentences, overrides=overrides, trust=trust)
     head = _index("head", head, len(found.alpha))
     if figure is not None:
         plot_pair(found, figure, head=head, at_least=at_least)
@@ -107,6 +162,14 @@ def _explain_sentences(
         return
     print_pair(found, head, top, at_least)
     print_figure(figure)
+
+
+def _split(texts: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before the first override, and all from it on."""
+    from diabat.config.loading import is_override
+
+    count = next((i for i, text in enumerate(texts) if is_override(text)), len(texts))
+    return texts[:count], texts[count:]
 
 
 def _index(name: str, index: int | None, count: int) -> int | None:

@@ -7,6 +7,7 @@ from diabat.runs.finished import (
     evaluate_run,
     explain_decoder_run,
     explain_pair_run,
+    learned_couplings,
     load_run,
 )
 
@@ -19,6 +20,7 @@ __all__ = [
     "evaluate_run",
     "explain_decoder_run",
     "explain_pair_run",
+    "learned_couplings",
     "load_run",
     "run_training",
     "use_threads",

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from diabat.attention.coupled import couplings_of
 from diabat.checks import ArgumentError
 from diabat.config.errors import ConfigError
 from diabat.config.loading import find_run, load_config
 from diabat.config.schema import Config
 from diabat.models import PairClassifier, Transformer
+from diabat.models.learned_couplings import LearnedCouplings
 from diabat.runs.build import build_model, build_sampler, build_task, choose_device, use_threads
 from diabat.samplers.state import reset_chains, weights_of
 from diabat.tasks import DataError, Task
@@ -141,6 +143,34 @@ def explain_pair_run(
     symbols = form.encode(*sentences)
     with _as_evaluated(run):
         return explain_pair(run.model, symbols, form.tokens(symbols), form.classes)
+
+
+def learned_couplings(
+    *paths: str | Path, overrides: Iterable[str] = (), trust: bool = False
+) -> LearnedCouplings:
+    """J of a trained model, or of several that are alike, as of a few seeds.  What is held has its value.
+
+    Raises:
+        ConfigError: If a model learns no J between positions, or one unlike that of the first, and as
+            :func:`load_run`.
+    """
+    found: list[LearnedCouplings] = []
+    for path in paths:
+        run = load_run(path, overrides, trust=trust)
+        attention, parts = run.config.model.described, couplings_of(run.model).values()
+        J = [J.detach().float().cpu() for part in parts if (J := part.values()) is not None]
+        # In mode J weights are uniform, whatever J is; a window of one key has no pairs.
+        if not J or not J[0].numel() or run.config.model.mode == "J":
+            raise ConfigError(
+                f"'{path}'", f"expected a run that learns J of positions, got one with attention {attention}."
+            )
+        distance = next(iter(parts)).by_pair()[1]
+        found.append(LearnedCouplings(attention, distance, torch.stack(J)[None]))
+        if found[0].layout != found[-1].layout:
+            expected = f"{found[0].layout}, as in '{paths[0]}'"
+            raise ConfigError(f"'{path}'", f"expected {expected}, got {found[-1].layout}.")
+    J_of_all = torch.cat([one.couplings for one in found])
+    return LearnedCouplings(found[0].attention, found[0].distance, J_of_all)
 
 
 @contextmanager

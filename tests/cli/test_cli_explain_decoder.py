@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_runs import run, run_json, train
+from torch.testing import assert_close
+
+from diabat.attention import couplings_of
+from diabat.runs import load_run
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +75,53 @@ def test_reads_repeat_with_the_seed(tmp_path: Path) -> None:
     assert reads > 1
     assert first["correlations"] != other["correlations"]
     assert f"Estimated from {reads} reads" in run("explain", str(tmp_path / "run"), "(ab)").stdout
+
+
+LAYOUTS: dict[str, list[str]] = {
+    "all": [],
+    "banded": ["model.bandwidth=2"],
+    "relative": ["model.relative=true", "model.attention_window=4", "model.mode=J-self"],
+    "triples": ["model.mode=h+J+K"],
+}
+START = [
+    "model.num_layers=2",
+    "model.num_heads=2",
+    "model.coupling_init.std=0.3",
+    "task.window=6",
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_couplings_of_a_run_by_distance(layout: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert train(folder, *START, *LAYOUTS[layout]).exit_code == 0
+    found: dict[str, Any] = run_json("explain", str(folder), "--couplings", "--layer", "1", "--head", "0")
+    _, J = [part.matrix() for part in couplings_of(load_run(folder).model).values()]
+    assert J is not None
+    reach, window = {"banded": (2, 6), "relative": (3, 4)}.get(layout, (5, 6))
+    assert [row["distance"] for row in found["by_distance"]] == [*range(1, reach + 1)]
+    for row in found["by_distance"]:
+        diagonal = J[0, 0].detach().diagonal(row["distance"])
+        assert row["pairs"] == len(diagonal) == window - row["distance"]
+        assert row["mean"] == pytest.approx(float(diagonal.mean()), abs=1e-7)
+        assert row["negative"] == pytest.approx(float((diagonal < 0).double().mean()))
+    assert "Learned J by distance, all layers, all heads" in run("explain", str(folder), "--couplings").stdout
+
+
+def test_couplings_of_several_runs_have_a_spread(tmp_path: Path) -> None:
+    folders = [str(tmp_path / f"run{seed}") for seed in range(3)]
+    for seed, folder in enumerate(folders):
+        assert train(Path(folder), *START, f"seed={seed}").exit_code == 0
+    figure = tmp_path / "J.png"
+    shown = run("explain", *folders, "training.seed=3", "--couplings", "--figure", str(figure))
+    assert shown.exit_code == 0, shown.stderr
+    assert "Attention h+J, 3 runs" in shown.stdout
+    assert figure.stat().st_size > 10_000
+    of_each = [run_json("explain", folder, "--couplings")["couplings"][0] for folder in folders]
+    found = run_json("explain", *folders, "--couplings")
+    assert_close(found["couplings"], of_each)
+    assert all(row["deviation_of_runs"] > 0 for row in found["by_distance"])
+    assert train(tmp_path / "other", *START, "model.bandwidth=2").exit_code == 0
+    refused = run("explain", folders[0], str(tmp_path / "other"), "--couplings")
+    assert "expected h+J with 2 x 2 heads of 15 pairs, as in" in refused.stderr
+    assert "got h+J with 2 x 2 heads of 9 pairs." in refused.stderr

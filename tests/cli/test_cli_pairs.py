@@ -82,6 +82,7 @@ def test_explain_prints_tokens_and_couplings_and_draws_them(trained: Path, tmp_p
     ([PAIR[0], " "], "sentences: expected at least one word in each, got ' '."),
     (["all " * 9, "a"], "sentences: expected at most 9 tokens, got 11."),
     ([*PAIR, "--layer", "0"], "layer: expected none for sentences, whose pooling has one query in one layer, got 0."),
+    (["--couplings"], "expected a run that learns J of positions, got one with attention neurogame h+J."),
     ([*PAIR, "--head", "2"], "head: expected a head in 0 .. 1, got 2."),
 ])  # fmt: skip
 def test_what_cannot_be_explained_is_refused(trained: Path, arguments: list[str], message: str) -> None:
@@ -107,6 +108,8 @@ def test_other_poolings_train_and_explain(pooling: str, tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.stderr
     assert figure.exists()
     assert ("Strongest couplings" in shown.stdout) == (pooling == "boltzmann")
+    couplings = run("explain", str(tmp_path / "run"), "--couplings")
+    assert (couplings.exit_code == 0) == (pooling == "boltzmann"), couplings.stderr
 
 
 def test_fidelity_takes_the_problems_of_a_run(trained: Path, tmp_path: Path) -> None:

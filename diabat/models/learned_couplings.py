@@ -1,0 +1,106 @@
+"""Learned couplings J of one run, or of several that differ in their seed, by the distance of the coupled keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from diabat.plots import Line, Panel
+
+PANEL = (4.6, 3.5)
+"""Width and height of a panel in inches."""
+
+
+@dataclass(frozen=True)
+class CouplingsAtDistance:
+    """What J is at one distance.
+
+    Attributes:
+        distance: d = abs(j - k).
+        pairs: Numbers J of a run: those at this distance, of each chosen layer and head.
+        mean: Mean over pairs and runs.
+        deviation_of_pairs: Standard deviation over pairs of the mean over runs; None for one pair.
+        deviation_of_runs: Standard deviation over runs of the mean over pairs; None for one run.
+        negative: Share of J < 0 among all pairs and runs.
+        largest: Largest abs(J) among them.
+    """
+
+    distance: int
+    pairs: int
+    mean: float
+    deviation_of_pairs: float | None
+    deviation_of_runs: float | None
+    negative: float
+    largest: float
+
+
+@dataclass(frozen=True, eq=False)
+class LearnedCouplings:
+    """J of R runs; L layers, H heads, P pairs of slots j < k.
+
+    Attributes:
+        attention: What the attention is, with its mode.
+        distance: abs(j - k) of each pair, int64 [P].
+        couplings: J_jk, float32 [R, L, H, P].
+    """
+
+    attention: str
+    distance: Tensor
+    couplings: Tensor
+
+    @property
+    def layout(self) -> str:
+        """What runs that are compared share."""
+        _, layers, heads, pairs = self.couplings.shape
+        return f"{self.attention} with {layers} x {heads} heads of {pairs} pairs"
+
+    def by_distance(self, layer: int | None = None, head: int | None = None) -> list[CouplingsAtDistance]:
+        """J at each distance, nearest first; ``layer`` or ``head`` None takes those of all."""
+        return [
+            _at(d, J[..., self.distance == d].flatten(1))
+            for J in [self.chosen(layer, head).double()]
+            for d in self.distance.unique().tolist()
+        ]
+
+    def chosen(self, layer: int | None = None, head: int | None = None) -> Tensor:
+        """J of one layer and head, or of all, [R, L, H, P] with 1 for what is chosen."""
+        layers, heads = (slice(None) if i is None else slice(i, i + 1) for i in (layer, head))
+        return self.couplings[:, layers, heads]
+
+
+def _at(distance: int, J: Tensor) -> CouplingsAtDistance:
+    """J of a distance, float64 [R, N]."""
+    of_runs, of_pairs = J.mean(1), J.mean(0)
+    deviations = [float(values.std()) if len(values) > 1 else None for values in (of_pairs, of_runs)]
+    negative, largest = float((J < 0).double().mean()), float(J.abs().max())
+    return CouplingsAtDistance(distance, J.shape[1], float(J.mean()), *deviations, negative, largest)
+
+
+def coupling_panels(
+    found: LearnedCouplings, *, layer: int | None = None, head: int | None = None
+) -> list[Panel]:
+    """J against distance, a panel for each layer and a line for each head; ``layer`` or ``head`` None shows all.
+
+    A dot is one pair, as the mean over runs; a line is the mean over pairs, with σ over runs as error bars.
+    """
+    _, layers, heads, _ = found.couplings.shape
+    panels = []
+    for i in range(layers) if layer is None else [layer]:
+        drawn = []
+        for look, h in enumerate(range(heads) if head is None else [head]):
+            rows = found.by_distance(i, h)
+            x, y = [float(row.distance) for row in rows], [row.mean for row in rows]
+            spread = [row.deviation_of_runs for row in rows]
+            bars = [value for value in spread if value is not None] or None
+            dots = {"linestyle": "", "marker": ".", "markersize": 4, "alpha": 0.45, "zorder": 2.5}
+            pairs = found.couplings[:, i, h].mean(0)
+            drawn += [
+                Line(found.distance.numpy(), pairs.numpy(), look=look, style=dots),
+                Line(x, y, f"head {h}" if heads > 1 else "", look, bars),
+            ]
+        ends = [1.0, float(found.distance.max())]
+        zero = Line(ends, [0, 0], style={"color": "0.5", "marker": "", "linewidth": 0.9, "zorder": 2})
+        settings = {"xlabel": "distance |j - k|", "ylabel": "$J_{jk}$", "title": f"layer {i}"}
+        panels.append(Panel([zero, *drawn], settings=settings))
+    return panels
