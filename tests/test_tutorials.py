@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 REAL = ("induction",)  # of six minutes, on the pretrained decoder only
-SLOW = ("scale-out", "gpt", "huggingface", "recall", "recall_by_hand")
+SLOW = ("scale-out", "gpt", "huggingface", "recall", "neurogame", "game-lora", "recall_by_hand")
 MARKS: dict[str, Any] = dict.fromkeys(REAL, real) | dict.fromkeys(SLOW, pytest.mark.slow)
 each = pytest.mark.parametrize("path", TUTORIALS, ids=[path.stem for path in TUTORIALS])
 
