@@ -51,9 +51,10 @@ class LearnedCouplings:
 
     @property
     def layout(self) -> str:
-        """What runs that are compared share."""
+        """What runs that are compared share; pairs and the largest distance determine the window."""
         _, layers, heads, pairs = self.couplings.shape
-        return f"{self.attention} with {layers} x {heads} heads of {pairs} pairs"
+        reach = int(self.distance.max())
+        return f"{self.attention}, {layers} x {heads} heads of {pairs} pairs within distance {reach}"
 
     def by_distance(self, layer: int | None = None, head: int | None = None) -> list[CouplingsAtDistance]:
         """J at each distance, nearest first; ``layer`` or ``head`` None takes those of all."""
@@ -71,10 +72,19 @@ class LearnedCouplings:
 
 def _at(distance: int, J: Tensor) -> CouplingsAtDistance:
     """J of a distance, float64 [R, N]."""
-    of_runs, of_pairs = J.mean(1), J.mean(0)
-    deviations = [float(values.std()) if len(values) > 1 else None for values in (of_pairs, of_runs)]
-    negative, largest = float((J < 0).double().mean()), float(J.abs().max())
-    return CouplingsAtDistance(distance, J.shape[1], float(J.mean()), *deviations, negative, largest)
+    return CouplingsAtDistance(
+        distance=distance,
+        pairs=J.shape[1],
+        mean=float(J.mean()),
+        deviation_of_pairs=_deviation(J.mean(0)),
+        deviation_of_runs=_deviation(J.mean(1)),
+        negative=float((J < 0).double().mean()),
+        largest=float(J.abs().max()),
+    )
+
+
+def _deviation(values: Tensor) -> float | None:
+    return float(values.std()) if len(values) > 1 else None
 
 
 def coupling_panels(

@@ -123,5 +123,5 @@ def test_couplings_of_several_runs_have_a_spread(tmp_path: Path) -> None:
     assert all(row["deviation_of_runs"] > 0 for row in found["by_distance"])
     assert train(tmp_path / "other", *START, "model.bandwidth=2").exit_code == 0
     refused = run("explain", folders[0], str(tmp_path / "other"), "--couplings")
-    assert "expected h+J with 2 x 2 heads of 15 pairs, as in" in refused.stderr
-    assert "got h+J with 2 x 2 heads of 9 pairs." in refused.stderr
+    assert "expected h+J, 2 x 2 heads of 15 pairs within distance 5, as in" in refused.stderr
+    assert "got h+J, 2 x 2 heads of 9 pairs within distance 2." in refused.stderr
