@@ -13,6 +13,7 @@ from diabat.cli.output import print_figure, print_json, print_table, require_wri
 
 if TYPE_CHECKING:
     from diabat.models.explanation import DecoderExplanation
+    from diabat.models.learned_couplings import LearnedCouplings
 
 _NEXT, _TOP = 3, 8
 """Most probable classes that are listed for each position; keys and correlations that are."""
@@ -119,7 +120,6 @@ def _explain_couplings(
     as_json: bool,
 ) -> None:
     """Show learned couplings; ``more`` are further runs, then overrides."""
-    from diabat.cli.explain_couplings import print_couplings
     from diabat.models.learned_couplings import PANEL, coupling_panels
     from diabat.plots import lines
     from diabat.runs import learned_couplings
@@ -133,8 +133,25 @@ def _explain_couplings(
     if as_json:
         print_json({**vars(found), "by_distance": [vars(row) for row in found.by_distance(layer, head)]})
         return
-    print_couplings(found, layer, head)
+    _print_couplings(found, layer, head)
     print_figure(figure)
+
+
+def _print_couplings(found: LearnedCouplings, layer: int | None, head: int | None) -> None:
+    """Print J at each distance, of one layer and head or, for None, of all."""
+    from diabat.studies.report import formatted
+
+    runs = len(found.couplings)
+    chosen = {"layer": layer, "head": head}
+    which = ", ".join(f"all {name}s" if i is None else f"{name} {i}" for name, i in chosen.items())
+    say(f"Attention {found.attention}{f', {runs} runs' if runs > 1 else ''}\n")
+    columns = ["|j - k|", "pairs", "mean J", "σ of pairs", "σ of runs", "J < 0", "largest |J|"]
+    rows = [
+        [str(row.distance), str(row.pairs), formatted(row.mean, "+.4f"), formatted(row.deviation_of_pairs, ".4f"),
+         formatted(row.deviation_of_runs, ".4f"), f"{row.negative:.0%}", formatted(row.largest, ".4f")]
+        for row in found.by_distance(layer, head)
+    ]  # fmt: skip
+    print_table(f"Learned J by distance, {which}", columns, rows)
 
 
 def _explain_sentences(

@@ -57,17 +57,10 @@ class LearnedCouplings:
         return f"{self.attention}, {layers} x {heads} heads of {pairs} pairs within distance {reach}"
 
     def by_distance(self, layer: int | None = None, head: int | None = None) -> list[CouplingsAtDistance]:
-        """J at each distance, nearest first; ``layer`` or ``head`` None takes those of all."""
-        return [
-            _at(d, J[..., self.distance == d].flatten(1))
-            for J in [self.chosen(layer, head).double()]
-            for d in self.distance.unique().tolist()
-        ]
-
-    def chosen(self, layer: int | None = None, head: int | None = None) -> Tensor:
-        """J of one layer and head, or of all, [R, L, H, P] with 1 for what is chosen."""
+        """J at each distance, nearest first, of one layer and head, or of all for None."""
         layers, heads = (slice(None) if i is None else slice(i, i + 1) for i in (layer, head))
-        return self.couplings[:, layers, heads]
+        J = self.couplings[:, layers, heads].double()
+        return [_at(d, J[..., self.distance == d].flatten(1)) for d in self.distance.unique().tolist()]
 
 
 def _at(distance: int, J: Tensor) -> CouplingsAtDistance:

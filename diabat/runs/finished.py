@@ -148,7 +148,7 @@ def explain_pair_run(
 def learned_couplings(
     *paths: str | Path, overrides: Iterable[str] = (), trust: bool = False
 ) -> LearnedCouplings:
-    """J of a trained model, or of several that are alike, as of a few seeds.  What is held has its value.
+    """J of a trained model, or of several that differ in their seed.  What is held has its value.
 
     Raises:
         ConfigError: If a model learns no J between positions, or one unlike that of the first, and as

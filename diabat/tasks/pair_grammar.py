@@ -15,24 +15,10 @@ from diabat.tasks.pair_files import Labelled
 
 CLASSES = ("entailment", "neutral", "contradiction")
 _NOUNS = ("dogs", "cats", "birds", "boys", "girls", "cooks", "kings", "bakers")
-_VERBS = tuple(
-    [
-        "ran",
-        "slept",
-        "sang",
-        "danced",
-        "jumped",
-        "smiled",
-        "ate",
-        "cried",
-        "swam",
-        "read",
-        "wrote",
-        "played",
-        "worked",
-        "left",
-    ]
-)
+_VERBS = (
+    "ran", "slept", "sang", "danced", "jumped", "smiled", "ate", "cried", "swam", "read", "wrote",
+    "played", "worked", "left",
+)  # fmt: skip
 _NAMES = ("ann", "bob", "eve", "tom", "mia", "max", "joe", "zoe")
 _DEEDS = ("called", "helped", "saw", "paid", "thanked", "blamed")
 _QUANTIFIED = {
