@@ -74,19 +74,19 @@ def greedy_token(gpt: GPT) -> Call:
 
 def attention(kind: str, width: int) -> nn.Module:
     """The attention of a kind."""
-    window: dict[str, Any] = {"window": WINDOW, "relative": True, "readout": "odds"}
+    window: dict[str, Any] = {"window": WINDOW, "relative": True}
     match kind:
         case "window":
-            return diabat.BoltzmannAttention(width, HEADS, far="independent", **window)
-        case "window without far keys":
             return diabat.BoltzmannAttention(width, HEADS, **window)
+        case "window without far keys":
+            return diabat.BoltzmannAttention(width, HEADS, far="none", **window)
         case "mode softmax":
-            whole: dict[str, Any] = {"window": LENGTH, "relative": True, "far": "independent"}
+            whole: dict[str, Any] = {"window": LENGTH, "relative": True}
             return diabat.BoltzmannAttention(width, HEADS, mode="softmax", **whole)
         case "function alone":
             return OwnAttention(width, diabat.boltzmann_attention)
         case "window by the function":
-            made = OwnAttention(width, diabat.boltzmann_attention, far="independent")
+            made = OwnAttention(width, diabat.boltzmann_attention)
             made.options["couplings"] = made.couplings = WindowCouplings(HEADS, WINDOW, relative=True)
             return made
     return OwnAttention(width, F.scaled_dot_product_attention)

@@ -18,11 +18,11 @@ from diabat.models import Transformer, TransformerOptions
 
 SYMBOLS, BATCH, LENGTH, FEATURES, HEADS = 61, 64, 512, 64, 8
 KINDS: dict[str, dict[str, Any]] = {
-    "probability": {},
-    "odds": {"readout": "odds"},
-    "far probability": {"far": "independent"},
+    "probability": {"readout": "probability", "far": "none"},
+    "odds": {"readout": "odds", "far": "none"},
+    "far probability": {"readout": "probability", "far": "independent"},
     "far odds": {"readout": "odds", "far": "independent"},
-    "fields and mixing": {"mode": "h"},
+    "fields and mixing": {"mode": "h", "readout": "probability", "far": "none"},
 }
 
 
@@ -38,8 +38,8 @@ def one_layer() -> list[Case]:
     def softmax(size: str, sdpa: bool = False) -> Call:
         T, kind = int(size.partition(",")[0]), size.partition(", ")[2]
         kinds: dict[str, dict[str, Any]] = {
-            "far keys": {"window": 8, "relative": True, "far": "independent"},
-            "window of 64": {"window": 64, "relative": True},
+            "far keys": {"window": 8, "relative": True},
+            "window of 64": {"window": 64, "relative": True, "far": "none"},
         }
         options = kinds.get(kind, {"window": T})
         ours = diabat.BoltzmannAttention(FEATURES, 4, mode="softmax", **options)
@@ -84,8 +84,8 @@ def windows() -> list[Case]:
 def layer(
     backend: str, window: int, width: int = FEATURES, heads: int = 1, **options: Any
 ) -> diabat.BoltzmannAttention:
-    """A layer with couplings that are not zero."""
-    made = diabat.BoltzmannAttention(width, heads, window, sampler=backend, **options)
+    """A layer with couplings that are not zero, of the paper's law unless options say otherwise."""
+    made = diabat.BoltzmannAttention(width, heads, window, sampler=backend, **KINDS["probability"] | options)
     if made.couplings.pairs is not None:
         nn.init.normal_(made.couplings.pairs, std=0.3)
     return made
@@ -100,7 +100,8 @@ def step(attention: nn.Module, window: int, sequences: int = BATCH, width: int =
 def model(mode: str, window: int, sampler: str = "exact", **options: Any) -> tuple[nn.Module, Tensor, Tensor]:
     """The paper's Tiny Shakespeare model, and a batch of random symbols and targets."""
     torch.manual_seed(0)
-    made = Transformer(TransformerOptions(mode=mode, **options), SYMBOLS, SYMBOLS, window, sampler)
+    chosen = TransformerOptions(mode=mode, **KINDS["probability"] | options)
+    made = Transformer(chosen, SYMBOLS, SYMBOLS, window, sampler)
     return made, torch.randint(SYMBOLS, (BATCH, window)), torch.randint(SYMBOLS, (BATCH, window))
 
 
@@ -158,7 +159,7 @@ def mapped() -> list[Case]:
 
     def build(sampler: str, loop: bool = False) -> Call:
         torch.manual_seed(0)
-        layers = [diabat.BoltzmannAttention(FEATURES, 1, 8, sampler=sampler) for _ in range(8)]
+        layers = [layer(sampler, 8) for _ in range(8)]
         parameters, buffers = stack_module_state(layers)
         x = torch.randn(BATCH, 8, FEATURES)
 
@@ -212,7 +213,7 @@ def long_sequences() -> list[Case]:
         return Work(run, batch * LENGTH)
 
     def far(length: int) -> Call:
-        made, x = relative(8, 1, readout="odds", far="independent"), torch.randn(1, length, FEATURES)
+        made, x = relative(8, 1, **KINDS["far odds"]), torch.randn(1, length, FEATURES)
         return lambda: made(x).sum().backward()
 
     targets = {name: {8: 1.0, 12: 1.0, 16: 4.0} for name in ("probability", "odds")}
@@ -246,7 +247,7 @@ def cached_token() -> Case:
     """A token of one layer of 4 heads behind 512 others, against eight lines of torch: a cache and its attention."""
 
     def ours(width: int) -> Call:
-        made = diabat.BoltzmannAttention(width, 4, 8, relative=True, readout="odds", far="independent")
+        made = diabat.BoltzmannAttention(width, 4, 8, relative=True)
         return tokens_behind(made, torch.randn(1, width), torch.randn(1, LENGTH, width))
 
     def cached(width: int) -> Call:

@@ -25,9 +25,7 @@ class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         # Couplings between the last 8 keys. At J = 0, the start, this is softmax attention.
-        self.attention = diabat.BoltzmannAttention(
-            width, 4, window=8, relative=True, far="independent", readout="odds", rotary=True
-        )
+        self.attention = diabat.BoltzmannAttention(width, 4, window=8, relative=True, rotary=True)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 

@@ -49,7 +49,9 @@ def main() -> None:
     beta_h, beta_J = unknown.sample(weak, num_reads=200, seed=1).info["programmed_with"]
     print(f"estimated beta_h = {beta_h:.2f}, beta_J = {beta_J:.2f}; the mock has 10")
 
-    layer = diabat.BoltzmannAttention(embed_dim=8, num_heads=1, window=6, sampler=sampler)
+    layer = diabat.BoltzmannAttention(
+        embed_dim=8, num_heads=1, window=6, readout="probability", sampler=sampler
+    )
     output = layer(torch.randn(4, 6, 8))
     output.square().mean().backward()
     print(f"attended over 4 x 6 windows; so far {chip.answered} submissions, {chip.reads} reads")

@@ -21,7 +21,9 @@ def recall_by_hand(task: RecallOptions, coupling: float, field: float) -> Transf
     large c the odds of its value and of the other values differ by the factor exp(4J).
     """
     size, symbols = 2 * task.symbols + 1, task.symbols
-    options = TransformerOptions(embed_dim=size, ffn_dim=0, dropout=0.0, mode="h+J", bandwidth=1)
+    options = TransformerOptions(
+        embed_dim=size, ffn_dim=0, dropout=0.0, mode="h+J", readout="probability", bandwidth=1
+    )
     model = Transformer(options, size, symbols, task.window, sampler="banded")
     assert model.positions is not None
     keys, values = torch.zeros(2, size, size)

@@ -184,7 +184,15 @@ def built(options: Row, task: Task, width: int, seed: int) -> Transformer:
 
     Options are those of a Transformer, the ``sampler``, ``own_init``, and ``convolved``: ``k`` or ``qkv``.
     """
-    options = {"embed_dim": width, "ffn_dim": 2 * width, "dropout": 0.0, "positions": "rope", **options}
+    paper: Row = {"readout": "probability", "far": "none"}
+    options = {
+        "embed_dim": width,
+        "ffn_dim": 2 * width,
+        "dropout": 0.0,
+        "positions": "rope",
+        **paper,
+        **options,
+    }
     sampler, own_init = options.pop("sampler", SAMPLERS["exact"]), options.pop("own_init", False)
     convolved = options.pop("convolved", "")
     torch.manual_seed(seed)

@@ -22,12 +22,12 @@ from diabat.attention import WindowCouplings
 
 WINDOWS: dict[str, dict[str, Any]] = {
     "positions": {"window": 40, "bandwidth": 2, "sampler": "banded"},
-    "slots": {"relative": True},
+    "slots": {"relative": True, "far": "none"},
     "far keys": {"relative": True, "far": "independent"},
     "far keys, soft cap": {"relative": True, "far": "independent", "softcap": 2.0},
     "far keys, bias": {"relative": True, "far": "independent", "offset_bias": True},
-    "triples": {"relative": True, "mode": "h+J+K"},
-    "mean field": {"relative": True, "sampler": "mean_field"},
+    "triples": {"relative": True, "far": "none", "mode": "h+J+K"},
+    "mean field": {"relative": True, "far": "none", "sampler": "mean_field"},
     "softmax": {"relative": True, "far": "independent", "mode": "softmax"},
 }
 
@@ -104,7 +104,7 @@ def main() -> int:
     causal: dict[str, Any] = {"is_causal": True}
     for what, call in {
         "scaled_dot_product_attention": lambda: scaled_dot_product_attention(q, k, v, **causal),
-        "window of 8": lambda: boltzmann_attention(q, k, v, window, **causal),
+        "window of 8": lambda: boltzmann_attention(q, k, v, window, far="none", **causal),
         "window of 8, far keys": lambda: boltzmann_attention(q, k, v, window, far="independent", **causal),
     }.items():
         print(f"{what:30} {clock(call)}", flush=True)

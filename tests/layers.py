@@ -31,14 +31,16 @@ from diabat.ising import Ising
 from diabat.testing import brute_force
 
 F64 = torch.float64
+PAPER: dict[str, Any] = {"readout": "probability", "far": "none"}
+"""The law of the paper, which all have here unless they ask for another."""
 
 
 def _attention(window: int = 6, **fixed: Any) -> Callable[..., Any]:
-    return lambda **options: diabat.BoltzmannAttention(8, 2, window, **fixed | options)
+    return lambda **options: diabat.BoltzmannAttention(8, 2, window, **PAPER | fixed | options)
 
 
 def _multihead(**options: Any) -> Any:
-    return diabat.BoltzmannMultiheadAttention(8, 2, batch_first=True, **options)
+    return diabat.BoltzmannMultiheadAttention(8, 2, batch_first=True, **PAPER | options)
 
 
 # Every kind of layer on tokens [B, 6, 8], by what it is asked for beside its kind.
@@ -77,15 +79,18 @@ def attention(
     seed: int = 1,
     **options: Any,
 ) -> Any:
-    """`diabat.BoltzmannAttention` with random couplings."""
+    """`diabat.BoltzmannAttention` with random couplings, of the law of the paper if no other is asked for."""
     torch.manual_seed(seed)
-    return coupled(diabat.BoltzmannAttention(dim, heads, window, **options).to(dtype), std)
+    return coupled(diabat.BoltzmannAttention(dim, heads, window, **PAPER | options).to(dtype), std)
 
 
 def as_multihead(layer: Any, **options: Any) -> Any:
     """`diabat.BoltzmannMultiheadAttention` with the parameters of `diabat.BoltzmannAttention`."""
-    dim = layer.query.in_features
-    made = diabat.BoltzmannMultiheadAttention(dim, layer.num_heads, batch_first=True, dtype=F64, **options)
+    dim, options = (
+        layer.query.in_features,
+        {"batch_first": True, "dtype": F64, "readout": layer.readout} | options,
+    )
+    made = diabat.BoltzmannMultiheadAttention(dim, layer.num_heads, **options)
     state = layer.state_dict()
     for kind in ("weight", "bias"):
         parts = [state.pop(f"{name}.{kind}") for name in ("query", "key", "value")]

@@ -1,8 +1,8 @@
 r"""Boltzmann attention: an Ising model over key positions in place of softmax (arXiv:2606.12478, §3).
 
 For query i, P_i(s) ∝ exp( Σ_j h_ij s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l ) over the visible
-positions, with h_ij = q_i·k_j / sqrt(d_k).  The attention weights are alpha_ij / Σ_k alpha_ik, where
-alpha_ij = P_i(s_j = +1).
+positions.  With the readout of the paper h_ij = q_i·k_j / sqrt(d_k), and the attention weights are
+alpha_ij / Σ_k alpha_ik with alpha_ij = P_i(s_j = +1); by default both are those of odds (`diabat.attention.readout`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from diabat.checks import ArgumentError, check_flag
 class BoltzmannAttention(CoupledLayer):
     """Multi-head self-attention with Ising models over windows of ``window`` positions.
 
-    Couplings J (and K) are free parameters of each head.  They are zero at first: training starts from sigmoid
-    attention (mode ``h+J``), or from softmax (``readout="odds"``).  ``coupling_init`` gives J another start.  Batch
-    first, as ``x [B, T, D]``.  Under autocast, and with weights of half precision, fields and marginals are computed in
-    float32.
+    Couplings J (and K) are free parameters of each head.  They are zero at first: training starts from softmax, or with
+    ``readout="probability"``, the form of the paper, from sigmoid attention.  ``coupling_init`` gives J another start.
+    Batch first, as ``x [B, T, D]``.  Under autocast, and with weights of half precision, fields and marginals are
+    computed in float32.
 
     Absolute couplings are between positions 0 .. window-1, and sequences have at most ``window`` positions.  With
     ``relative=True`` query i sees the positions i-T+1 .. i, T = ``window``; spin t of its problem is position i-T+1+t,
@@ -55,8 +55,8 @@ class BoltzmannAttention(CoupledLayer):
         rotary: Rotary positions on queries and keys (arXiv:2104.09864); D / H must be even.
         device: Device of the parameters.
         dtype: Dtype of the parameters.
-        law: ``sampler``, ``gradient``, ``num_reads``, ``readout`` (``probability`` if it is left out), ``far`` and
-            ``softcap`` of :func:`diabat.attention.boltzmann_attention`.
+        law: ``sampler``, ``gradient``, ``num_reads``, ``readout``, ``far`` and ``softcap`` of
+            :func:`diabat.attention.boltzmann_attention`.
 
     Attributes:
         couplings: The :class:`diabat.attention.WindowCouplings`.
@@ -165,7 +165,7 @@ class BoltzmannAttention(CoupledLayer):
 
         Returns:
             The output, [B, D], and the new state.  With ``far="none"`` the state keeps the last ``window`` keys, with
-            ``independent`` all of them.
+            ``independent``, the default, all of them.
 
         Raises:
             ValueError: If a shape or dtype is wrong, or the couplings are absolute.

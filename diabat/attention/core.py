@@ -36,7 +36,7 @@ from diabat.attention.layer import is_plain
 from diabat.attention.readout import is_odds, odds_fields, slot_weights
 from diabat.attention.streaming import FarKeys, far_sums, far_weights
 from diabat.attention.visible import Visible, Windows
-from diabat.checks import check_choice, check_number, check_positive
+from diabat.checks import ArgumentError, check_choice, check_number, check_positive
 from diabat.edges import Edges
 from diabat.ising import Ising, without_autocast
 from diabat.samplers.base import Sampler, refuse_trace
@@ -104,6 +104,21 @@ class Law:
         return q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
 
+def far_of(far: str | None, couplings: WindowCouplings | None) -> str:
+    """Keys before the window of these couplings; by default spins without couplings, if there can be any.
+
+    Raises:
+        ValueError: If windows do not move, so that no key is before them.
+    """
+    moves = couplings is not None and couplings.relative
+    if far is None:
+        return "independent" if moves else "none"
+    check_choice("far", far, FAR)
+    if far != "none" and couplings is not None and not moves:
+        raise ArgumentError("far", f"expected 'none' unless windows move (relative=True), got {far!r}.")
+    return far
+
+
 class LawOptions(TypedDict, total=False):
     """Options of all layers; their meaning is that of :func:`diabat.attention.boltzmann_attention`."""
 
@@ -111,7 +126,7 @@ class LawOptions(TypedDict, total=False):
     gradient: str
     num_reads: int | None
     readout: str
-    far: str
+    far: str | None
     softcap: float | None
     scale: float | None
 

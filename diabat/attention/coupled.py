@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from diabat.attention.compiled import LayerBridge
-from diabat.attention.core import READOUTS, Attention, Law, LawOptions, attend
+from diabat.attention.core import READOUTS, Attention, Law, LawOptions, attend, far_of
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.layer import IsingLayer, Limits
 from diabat.attention.visible import Visible
@@ -43,7 +43,8 @@ class CoupledLayer(IsingLayer):
         sampler: Sampler | str | None = None,
         gradient: str = "auto",
         num_reads: int | None = None,
-        readout: str = "probability",
+        readout: str = "odds",
+        far: str | None = None,
         **law: Any,
     ) -> None:
         """Take couplings, and bind the backend to what they need.
@@ -56,6 +57,7 @@ class CoupledLayer(IsingLayer):
         refuse_unknown(law, (*LawOptions.__annotations__, *(p.name for p in own if p.kind != p.VAR_KEYWORD)))
         fields = mode == "softmax" or "h" in mode
         law |= {"readout": "odds" if mode == "softmax" else readout, "fields": fields}
+        law["far"] = far_of(far, couplings)
         check_choice("readout", readout, READOUTS)
         self._law = Law(**law, own_spin=mode == "J-self")
         check_contradictions(couplings, mode, self._law)
@@ -102,7 +104,7 @@ class CoupledLayer(IsingLayer):
         shown = f"mode={self.mode!r}, readout={law.readout!r}, gradient={self.gradient!r}"
         if self.num_reads is not None:
             shown += f", num_reads={self.num_reads}"
-        return shown + (f", far={law.far!r}" if law.far != "none" else "")
+        return shown + f", far={law.far!r}" * self.couplings.relative
 
 
 def check_contradictions(couplings: WindowCouplings, mode: str, law: Law) -> None:
@@ -111,9 +113,8 @@ def check_contradictions(couplings: WindowCouplings, mode: str, law: Law) -> Non
     Raises:
         ValueError: Names the argument.
     """
-    far, biased = law.far != "none", couplings.offset_bias is not None
+    biased = couplings.offset_bias is not None
     for refused, name, expected in (
-        (far and not couplings.relative, "far", f"'none' without relative=True, got {law.far!r}"),
         (biased and not law.fields, "offset_bias", f"a mode with fields, got True in mode '{mode}'"),
         (
             law.own_spin and law.odds,

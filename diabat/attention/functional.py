@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention.compiled import LayerBridge
-from diabat.attention.core import Attention, Law, attend
+from diabat.attention.core import Attention, Law, attend, far_of
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.layer import Limits, check_tokens, fitted, warn_of_causal
 from diabat.attention.visible import Visible, read_mask
@@ -31,7 +31,7 @@ def boltzmann_attention(
     enable_gqa: bool = False,
     *,
     readout: str = "odds",
-    far: str = "none",
+    far: str | None = None,
     softcap: float | None = None,
     sampler: Sampler | str | None = None,
     gradient: str = "auto",
@@ -63,7 +63,8 @@ def boltzmann_attention(
         scale: Factor of q·k; None for 1/√E.
         enable_gqa: Keys and values may have fewer heads than queries.
         readout: ``odds`` or ``probability``.
-        far: Keys before a window: ``none``, not visible; or ``independent``, spins without couplings.
+        far: Keys before a window that moves: ``independent``, spins without couplings, if it is None; or ``none``, not
+            visible.
         softcap: c; scores s become c tanh(s / c).
         sampler: Backend of the marginals, or its name; None for ``exact``.
         gradient: Estimator, see :func:`diabat.spin_probabilities`.
@@ -146,20 +147,17 @@ def _law(
     couplings: WindowCouplings | None,
     backend: tuple[Sampler | str | None, str, int | None],
     readout: str,
-    far: str,
+    far: str | None,
     softcap: float | None,
     scale: float | None,
 ) -> Law:
     """What is computed."""
     sampler, gradient, num_reads = backend
+    far = far_of(far, couplings)
     if couplings is None:
         if sampler is not None:
             _built(sampler, gradient, num_reads)  # of no use, but a wrong name is refused
         return Law(readout, far, softcap, scale)
-    if far != "none" and not couplings.relative:
-        raise ArgumentError(
-            "far", f"expected 'none' unless couplings are those of a moving window, got {far!r}."
-        )
     sampler, limits = "exact" if sampler is None else sampler, couplings.limits
     bridge = None if limits == Limits() else getattr(_BRIDGES, _built(sampler, gradient, num_reads, *limits))
     return Law(readout, far, softcap, scale, bridge=bridge)

@@ -1,7 +1,8 @@
 r"""Boltzmann attention with the interface of ``torch.nn.MultiheadAttention``, as a drop-in replacement.
 
 For query i, P_i(s) ∝ exp( Σ_j (h_ij + m_ij) s_j + Σ_{j<k} J_jk s_j s_k + ... ) over the visible keys, with
-h_ij = q_i·k_j / sqrt(d) and a float mask m, and weights alpha_ij / Σ_k alpha_ik, alpha_ij = P_i(s_j = +1).
+a float mask m.  With the readout ``probability`` h_ij = q_i·k_j / sqrt(d), and weights are alpha_ij / Σ_k alpha_ik,
+alpha_ij = P_i(s_j = +1); by default both are those of odds (`diabat.attention.readout`).
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
         mode: Terms of the exponent: softmax, h+J, h, J, h+K, J+K, h+J+K or K.
         bandwidth: w; J_jk is a parameter for |j - k| <= w and 0 beyond.  None makes every pair a parameter.
         coupling_init: Initial J: a :class:`diabat.attention.CouplingInit`, a number for all of J, or None for 0.
-        law: ``sampler``, ``gradient``, ``num_reads``, ``readout`` (``probability`` if it is left out) and ``softcap``
-            of :func:`diabat.attention.boltzmann_attention`.
+        law: ``sampler``, ``gradient``, ``num_reads``, ``readout`` and ``softcap`` of
+            :func:`diabat.attention.boltzmann_attention`.
 
     Attributes:
         couplings: As in :class:`diabat.BoltzmannAttention`.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TransformerOptions(ModelOptions):
-    """Size and attention mode of the model; the defaults are the published Tiny Shakespeare model.
+    """Size and attention mode of the model; the default sizes are those of the published Tiny Shakespeare model.
 
     Attributes:
         name: Name of the model.
@@ -42,8 +42,8 @@ class TransformerOptions(ModelOptions):
         bandwidth: w; only couplings J_jk with |j - k| <= w are parameters.  None makes all of them parameters.
         relative: Couplings between the last keys that a query sees, for sequences of any length.
         attention_window: T, the number of coupled positions, with ``relative``; None couples the whole context.
-        far: With ``relative``, keys before the window: ``none`` of them is visible, or they are ``independent``.
-        readout: Attention weights from the ``probability`` of a spin, or from its ``odds``.
+        far: With ``relative``, keys before the window: ``independent``, if it is None, or ``none`` of them is visible.
+        readout: Attention weights from the ``odds`` of a spin, or from its ``probability``, as in the paper.
         positions: ``learned`` embeddings, one for each position of the context; ``rope``: rotary positions in every
             attention layer; or ``none``.
         offset_bias: With ``relative``, a learned bias on the scores of the last keys, by head and offset.
@@ -64,8 +64,8 @@ class TransformerOptions(ModelOptions):
     bandwidth: int | None = None
     relative: bool = False
     attention_window: int | None = None
-    far: str = "none"
-    readout: str = "probability"
+    far: str | None = None
+    readout: str = "odds"
     positions: str = "learned"
     offset_bias: bool = False
     coupling_init: CouplingInit | float | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from layers import PAPER
 from rounding import assert_same_sums
 from torch import Tensor, nn
 
@@ -36,8 +37,8 @@ class Net(nn.Module):
 
     def __init__(self, sampler: Any, **options: Any) -> None:
         super().__init__()
-        self.first = BoltzmannAttention(8, 2, 5, sampler=sampler, **options)
-        self.second = BoltzmannAttention(8, 2, 5, sampler=sampler, **options)
+        self.first = BoltzmannAttention(8, 2, 5, sampler=sampler, **PAPER | options)
+        self.second = BoltzmannAttention(8, 2, 5, sampler=sampler, **PAPER | options)
         with torch.no_grad():
             for p in self.parameters():
                 p.add_(0.2 * torch.randn_like(p))
@@ -110,7 +111,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("probability", "
 @pytest.mark.parametrize("name", ["drawn J-self", "drawn odds", *SLOW])
 def test_relative_couplings_in_one_graph_for_all_lengths(name: str) -> None:
     """With padding, and once without: one graph of each for the first length, one more for all others."""
-    net = BoltzmannAttention(8, 2, 3, relative=True, **WINDOWS[name])
+    net = BoltzmannAttention(8, 2, 3, relative=True, **PAPER | WINDOWS[name])
     torch.nn.init.normal_(net.couplings.pairs, std=0.3)
     graphs, backend = count_graphs("eager")
     compiled = torch.compile(net, fullgraph=True, backend=backend)

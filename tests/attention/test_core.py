@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from layers import attention, tokens
 import diabat
 from diabat.attention import WindowCouplings, core, coupled
 from diabat.attention.core import Law, LawOptions
+from diabat.config import load_config, shipped_configs
+from diabat.huggingface.boltzmann.config import BoltzmannOptions
+from diabat.huggingface.boltzmann.layer import BoltzmannHeads
+from diabat.models import TransformerOptions
 
 PATHS: list[tuple[dict[str, Any], str]] = [
     ({}, "fused"),
@@ -85,6 +90,35 @@ def test_options_of_attention_are_the_same_in_all_lists() -> None:
     law = {field.name for field in fields(Law) if field.init} - {"fields", "own_spin", "bridge"}
     assert options - backend == law
     assert options | call == named | {"scale"}
+
+
+DEFAULTS: dict[str, Callable[[], Any]] = {
+    "window": lambda: diabat.BoltzmannAttention(8, 2, 3, relative=True),
+    "positions": lambda: diabat.BoltzmannAttention(8, 2, 11),
+    "drop-in": lambda: diabat.BoltzmannMultiheadAttention(8, 2, window=11),
+    "model": lambda: TransformerOptions(embed_dim=8, relative=True).attention(3, None),
+    "converted": lambda: BoltzmannHeads(2, BoltzmannOptions(3)),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_are_the_same_everywhere(name: str) -> None:
+    """Also of the function, whose couplings of 0 are softmax of all keys."""
+    layer = DEFAULTS[name]()
+    assert (layer.readout, layer.far) == ("odds", "independent" if layer.couplings.relative else "none")
+    q, k, v = torch.randn(3, 1, 2, 11, 4)
+    J = WindowCouplings(2, layer.couplings.window, relative=layer.couplings.relative)
+    softmax = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(diabat.boltzmann_attention(q, k, v, J, is_causal=True), softmax)
+
+
+def test_configurations_of_the_paper_name_its_law() -> None:
+    """So that a training gives the numbers of the pages whatever the defaults are."""
+    names = [n for n in shipped_configs() if n.startswith(("brackets", "recall-exact", "shakespeare-t"))]
+    assert len(names) == 9
+    for name in names:
+        model: Any = load_config(name).model
+        assert (model.readout, model.far) == ("probability", "none"), name
 
 
 def test_a_token_of_a_window_is_a_single_query() -> None:

@@ -191,12 +191,12 @@ def test_dropout_is_that_of_single_weights(form: str, shown: bool) -> None:
 # What is coupled, at random: J over slots or positions.
 COUPLED: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "no couplings": (lambda: None, {}),
-    "window": (lambda: windows(3, std=0.6), {}),
+    "window": (lambda: windows(3, std=0.6), {"far": "none"}),
     "far keys": (lambda: windows(3, std=0.6), {"far": "independent"}),
     "band": (lambda: windows(4, std=0.6, bandwidth=1), {"far": "independent", "sampler": "banded"}),
     "offset bias": (lambda: windows(3, std=0.6, offset_bias=True), {"far": "independent"}),
-    "three-body": (lambda: windows(3, std=0.6, terms="J+K"), {}),
-    "only biases": (lambda: windows(3, std=0.6, terms="", offset_bias=True), {}),
+    "three-body": (lambda: windows(3, std=0.6, terms="J+K"), {"far": "none"}),
+    "only biases": (lambda: windows(3, std=0.6, terms="", offset_bias=True), {"far": "none"}),
     "positions": (lambda: windows(6, std=0.6, relative=False), {}),
 }
 MASKS: dict[str, dict[str, Any]] = {
@@ -438,7 +438,7 @@ def test_multihead_attention_is_projections_around_it() -> None:
     x, y = tokens(2, 5), tokens(2, 7, seed=3)
     mask = noise(5, 7) > 0.8
     out, weights = layer(x, y, y, attn_mask=mask, average_attn_weights=False)
-    found = ours(*layer._projected(x, y, y), layer.couplings, ~mask, readout="probability", need_weights=True)
+    found = ours(*layer._projected(x, y, y), layer.couplings, ~mask, need_weights=True)
     assert_close(layer.out_proj(merged_heads(found[0])), out, rtol=0, atol=1e-12)
     assert_close(found[1], weights, rtol=0, atol=1e-12)
 
@@ -508,11 +508,11 @@ def log_weights(scores: Tensor, size: int, couplings: WindowCouplings | None, fa
 
 SMALL: dict[str, tuple[Callable[[], WindowCouplings | None], dict[str, Any]]] = {
     "no couplings": (lambda: None, {}),
-    "exact": (lambda: windows(3, heads=1, std=0.4), {}),
-    "banded": (lambda: windows(3, heads=1, std=0.4, bandwidth=1), {"sampler": "banded"}),
+    "exact": (lambda: windows(3, heads=1, std=0.4), {"far": "none"}),
+    "banded": (lambda: windows(3, heads=1, std=0.4, bandwidth=1), {"far": "none", "sampler": "banded"}),
     "far keys": (lambda: windows(3, heads=1, std=0.4), {"far": "independent"}),
     "no J": (lambda: windows(3, heads=1), {"far": "independent", "sampler": "mean_field"}),
-    "K": (lambda: windows(3, heads=1, std=0.3, terms="J+K"), {}),
+    "K": (lambda: windows(3, heads=1, std=0.3, terms="J+K"), {"far": "none"}),
 }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from layers import LAYERS, answer, arguments, coupled, tokens
+from layers import LAYERS, PAPER, answer, arguments, coupled, tokens
 from left_behind import left_behind
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
@@ -308,12 +308,13 @@ STEPS: list[dict[str, Any]] = [
     *({}, {"mode": "h+J+K"}, {"mode": "J-self"}, {"sampler": "mean_field"}, {"sampler": "dqa"}),
     {"sampler": "banded", "bandwidth": 2},
     {"relative": True, "readout": "odds"},
+    {"relative": True, "readout": "odds", "far": "independent"},
 ]
 
 
 @pytest.mark.parametrize("options", STEPS, ids=str)
 def test_a_step_of_a_layer_leaves_nothing(options: dict[str, Any]) -> None:
-    layer: Any = diabat.BoltzmannAttention(16, 2, 8, **options)
+    layer: Any = diabat.BoltzmannAttention(16, 2, 8, **PAPER | options)
     x = torch.randn(4, 8, 16)
     assert left_behind(lambda: layer(x).square().sum().backward()) == 0
 

@@ -133,7 +133,7 @@ def boltzmann(**options: Any) -> Any:
 
 
 def test_float_masks_add_to_the_fields_and_hide() -> None:
-    built = boltzmann()
+    built = boltzmann(readout="probability")
     query, key, value = (x.double() for x in tensors(batch_first=True))
     numbers = masks("float 3d")
     mask, of_keys = numbers["attn_mask"], numbers["key_padding_mask"]
@@ -165,7 +165,10 @@ def test_true_hides_as_the_lowest_number_does(hidden: float) -> None:
 
 
 def test_without_fields_a_float_mask_still_counts() -> None:
-    built, (query, key, value) = boltzmann(mode="J"), (x.double() for x in tensors(batch_first=True))
+    built, (query, key, value) = (
+        boltzmann(mode="J", readout="probability"),
+        (x.double() for x in tensors(batch_first=True)),
+    )
     mask = torch.zeros(L, S, dtype=F64)
     mask[1, 2] = 3.0
     plain, moved = (built(query, key, value, attn_mask=m)[1] for m in (None, mask))
@@ -315,7 +318,7 @@ def test_a_band_of_couplings() -> None:
     x = torch.randn(40, B, E)
     built(x, x, x)[0].square().sum().backward()
     assert built.couplings.pairs.grad is not None
-    sizes = "embed_dim=8, num_heads=2, mode='h+J', readout='probability', gradient='auto', batch_first=False"
+    sizes = "embed_dim=8, num_heads=2, mode='h+J', readout='odds', gradient='auto', batch_first=False"
     for part in (sizes, "WindowCouplings(2, 40, bandwidth=2, relative=False)", "BandedSampler(bandwidth=2"):
         assert part in repr(built)
 

@@ -132,7 +132,7 @@ LAYOUTS: list[Row] = [
         ({"relative": 1}, "relative: expected True or False, got 1"),
         ({"far": "all"}, "far: expected one of none, independent, got 'all'"),
         ({"relative": False, "far": "independent"},
-         "far: expected 'none' without relative=True, got 'independent'"),
+         "far: expected 'none' unless windows move .relative=True., got 'independent'"),
         ({"readout": "odd"}, "readout: expected one of odds, probability, got 'odd'"),
         ({"readout": "odds", "mode": "J-self"},
          "readout: expected 'probability' in mode 'J-self', .* got 'odds'"),
@@ -226,7 +226,7 @@ CALLED: list[Row] = [
         ({"couplings": WindowCouplings(3, 4)}, "couplings: expected those of 2 heads as the queries have, got 3"),
         ({"couplings": WindowCouplings(2, 4, relative=False)}, "key: expected at most window = 4 positions, got 5"),
         ({"couplings": WindowCouplings(2, 5, relative=False), "far": "independent"},
-         "far: expected 'none' unless couplings are those of a moving window, got 'independent'"),
+         "far: expected 'none' unless windows move .relative=True., got 'independent'"),
         *(({"couplings": WindowCouplings(2, 64, **options)}, UnsupportedError,
            f"window: sampler 'exact' accepts at most .* spins, got 64; {fix}")
           for options, fix in (

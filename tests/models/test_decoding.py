@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from layers import PAPER
 from torch import Tensor
 
 from diabat.attention import coupling_parameters
@@ -28,7 +29,7 @@ def build(**changes: Any) -> Transformer:
     sizes = {"embed_dim": 16, "num_heads": 2, "ffn_dim": 24, "num_layers": 3, "dropout": 0.2}
     relative = {"relative": True, "attention_window": 4}
     torch.manual_seed(0)
-    model = Transformer(TransformerOptions(**(sizes | relative | changes)), 11, 7, window=14).eval()
+    model = Transformer(TransformerOptions(**(PAPER | sizes | relative | changes)), 11, 7, window=14).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.3 * torch.randn(p.shape))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from layers import PAPER
 
 from diabat.attention import BoltzmannAttention, coupling_parameters
 from diabat.models import Transformer, TransformerOptions
@@ -27,7 +28,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
 def build(sampler: str = "exact", **changes: Any) -> Transformer:
     sizes = {"embed_dim": 16, "num_heads": 3, "ffn_dim": 8, "num_layers": 2, "dropout": 0.3}
     torch.manual_seed(0)
-    options = TransformerOptions(**{**sizes, "embed_dim": 18, **changes})
+    options = TransformerOptions(**{**PAPER, **sizes, "embed_dim": 18, **changes})
     model = Transformer(options, 5, 5, window=10, sampler=sampler)
     with torch.no_grad():
         for p in model.parameters():

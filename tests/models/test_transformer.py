@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from layers import PAPER
 from rounding import assert_same_sums
 from torch import nn
 
@@ -119,14 +120,14 @@ def test_weights_that_fit_into_no_memory_are_refused(
 
 def test_a_relative_model_with_rotary_positions_takes_any_length() -> None:
     """The last logits depend on the last T symbols of each layer's window only."""
-    model = build(relative=True, attention_window=3, positions="rope", num_layers=2).eval()
+    model = build(relative=True, attention_window=3, positions="rope", num_layers=2, **PAPER).eval()
     assert [layer.window for layer in model.attention_layers()] == [3, 3]
     x = symbols(length=20)
     logits = model(x)
     assert logits.shape == (3, 20, 7)
     assert_same_sums(model(x[:, -5:])[:, -1], logits[:, -1])  # two layers see 2(T-1) + 1 symbols
     assert not torch.allclose(model(x[:, -3:])[:, -1], logits[:, -1], atol=1e-6)
-    far = build(relative=True, attention_window=3, positions="rope", far="independent", readout="odds").eval()
+    far = build(relative=True, attention_window=3, positions="rope").eval()
     assert not torch.allclose(far(x[:, -5:])[:, -1], far(x)[:, -1], atol=1e-6)
 
 

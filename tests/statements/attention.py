@@ -148,7 +148,7 @@ def paths() -> None:
         assert path_of(window, lambda: window.step(torch.randn(2, 8), state)) == "single query"
     for layer in (
         BoltzmannAttention(8, 2, 4, mode="h+J+K", **options),
-        BoltzmannAttention(8, 2, 4, mode="J-self", **options),
+        BoltzmannAttention(8, 2, 4, mode="J-self", readout="probability", **options),
         BoltzmannAttention(8, 2, 4, offset_bias=True, **options),
         BoltzmannAttention(8, 2, 4, sampler="tempering", **options),
     ):
@@ -158,7 +158,7 @@ def paths() -> None:
 @says
 def own_spin() -> None:
     """long-sequences: This is the problem of the other spins with the fields $h_j = J_{ij}$ (`Ising.clamp`)."""
-    layer = BoltzmannAttention(8, 1, 4, mode="J-self", dtype=F64)
+    layer = BoltzmannAttention(8, 1, 4, mode="J-self", readout="probability", dtype=F64)
     nn.init.normal_(layer.couplings.get_parameter("pairs"))
     J = layer.couplings.matrix()
     assert J is not None

@@ -28,7 +28,7 @@ def modes() -> None:
     sentence = next(one for page, one, check in ROWS if check is modes)
     assert set(re.findall(r"`([^`]+)`", sentence)) - {"mode"} == set(SELF_MODES)
     for mode in SELF_MODES:
-        layer = diabat.BoltzmannAttention(4, 1, 3, mode=mode, relative=mode == "J-self")
+        layer = diabat.BoltzmannAttention(4, 1, 3, mode=mode, readout="probability")
         assert layer(torch.randn(1, 3, 4)).shape == (1, 3, 4)
     assert diabat.BoltzmannAttention(4, 1, 3).mode == "h+J"
 
@@ -121,11 +121,8 @@ def against_torch() -> None:
     for one, other in zip(plain(x, x, x), torchs(x, x, x), strict=True):
         assert_same_sums(one, other)
     # One key beside one query: the mask moves its odds, seen through a second key that stays.
-    free = (
-        diabat.BoltzmannMultiheadAttention(4, 1, batch_first=True, window=2, mode="h", bias=False)
-        .double()
-        .eval()
-    )
+    options: dict[str, Any] = {"batch_first": True, "window": 2, "readout": "probability", "bias": False}
+    free = diabat.BoltzmannMultiheadAttention(4, 1, mode="h", **options).double().eval()
     nn.init.zeros_(free.in_proj_weight)  # fields 0: odds 1
     z, mask = torch.randn(1, 2, 4, dtype=F64), torch.zeros(2, 2, dtype=F64)
     for m, alpha in (

@@ -80,7 +80,7 @@ def games_under_transforms() -> None:
 def unused_parameters() -> None:
     """pytorch: Modes `J` and `J-self` use no queries and keys: give `find_unused_parameters=True`."""
     for mode in ("h+J", "h", "J", "J-self"):
-        layer = diabat.BoltzmannAttention(8, 1, 4, mode=mode)
+        layer = diabat.BoltzmannAttention(8, 1, 4, mode=mode, readout="probability")
         layer(torch.randn(2, 4, 8)).square().mean().backward()
         unused = {name.split(".")[0] for name, p in layer.named_parameters() if p.grad is None}
         assert {"query", "key"} <= unused if "h" not in mode else not unused
@@ -90,9 +90,9 @@ def unused_parameters() -> None:
 def sharded_layers() -> None:
     """pytorch: FSDP works too: after `torch.distributed.fsdp.fully_shard(layer)` a step is that of the whole layer."""
     windows: tuple[dict[str, Any], ...] = (
-        {},
-        {"relative": True, "readout": "odds"},
-        {"relative": True, "far": "independent"},
+        {"readout": "probability"},
+        {"relative": True, "far": "none"},
+        {"relative": True, "readout": "probability"},
         {"mode": "h+J+K"},
         {"sampler": "mean_field"},
         {"sampler": "banded", "bandwidth": 1},
@@ -158,14 +158,15 @@ def large_numbers() -> None:
 def what_layers_refuse() -> None:
     """pytorch: These are refused with argument and index, in problems of your own and in scores and couplings of a
     window:
-    pytorch: - `mode="h"` passes a NaN on to the queries that see it, and `mode="softmax"` does what torch does."""
+    pytorch: - `mode="h"` of probabilities passes a NaN on to the queries that see it, and softmax does what torch
+    does."""
     window = partial(diabat.BoltzmannAttention, 8, 2, 6)
     refusing = [
         *(window(sampler=name, bandwidth=2) for name in ANALYTIC),
         *(window(relative=True, readout="odds", sampler=name, bandwidth=2) for name in ANALYTIC),
         window(mode="h+K"),
     ]
-    passing = window(mode="h")
+    passing = window(mode="h", readout="probability")
     x = torch.randn(1, 6, 8)
     for value in (math.nan, math.inf, 1e8):
         wrong = x.index_fill(1, torch.tensor(3), value)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from layers import PAPER
 from scipy.stats import binom
 
 import diabat
@@ -112,7 +113,7 @@ def test_ensembles_that_fit_into_no_memory_are_refused(
 def test_the_problems_of_a_layer_give_its_weights(mode: str, relative: bool) -> None:
     """Also where the own spin of a query is held at +1: with it free, every P would be 1/2."""
     torch.manual_seed(0)
-    layer = BoltzmannAttention(8, 2, 5, mode=mode, relative=relative).double()
+    layer = BoltzmannAttention(8, 2, 5, mode=mode, relative=relative, **PAPER).double()
     assert layer.couplings.pairs is not None
     torch.nn.init.normal_(layer.couplings.pairs, std=0.7)
     with layer.recording():
