@@ -9,6 +9,7 @@ from diabat.attention.explanation import NeuroGameExplanation
 from diabat.attention.functional import boltzmann_attention
 from diabat.attention.multihead import BoltzmannMultiheadAttention
 from diabat.attention.neurogame import NeuroGameAttention
+from diabat.attention.readout import Readout, masked_softmax
 
 __all__ = [
     "BoltzmannAttention",
@@ -16,9 +17,11 @@ __all__ = [
     "CouplingInit",
     "NeuroGameAttention",
     "NeuroGameExplanation",
+    "Readout",
     "WindowCouplings",
     "boltzmann_attention",
     "coupling_parameters",
     "couplings_of",
+    "masked_softmax",
     "spin_probabilities",
 ]

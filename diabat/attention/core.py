@@ -33,7 +33,7 @@ from diabat.attention.bridge import GradientBridge
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.head_axis import head_products
 from diabat.attention.layer import is_plain
-from diabat.attention.readout import is_odds, odds_fields, slot_weights
+from diabat.attention.readout import ODDS, Readout, slot_weights
 from diabat.attention.streaming import FarKeys, far_sums, far_weights
 from diabat.attention.visible import Visible, Windows
 from diabat.checks import ArgumentError, check_choice, check_number, check_positive
@@ -42,7 +42,6 @@ from diabat.ising import Ising, without_autocast
 from diabat.samplers.base import Sampler, refuse_trace
 from diabat.samplers.folding import is_traced
 
-READOUTS = ("odds", "probability")
 FAR = ("none", "independent")
 _WIDE = 8  # windows: for as many keys, or fewer, a mask of all of them is faster than slots
 
@@ -52,7 +51,7 @@ class Law:
     """What is computed, but for the tensors; fixed when a layer is built.
 
     Attributes:
-        readout: ``odds`` or ``probability``.
+        readout: From scores to fields, and from log-odds to weights.
         far: Keys before a window: ``none``, not visible; or ``independent``, spins without couplings,
             alpha = sigmoid(2h).  This is the exact law of a J that is zero beyond the window.
         softcap: c; scores s become c tanh(s / c); None for none.
@@ -62,7 +61,7 @@ class Law:
         bridge: Sampler and estimator; None without couplings.
     """
 
-    readout: str = "odds"
+    readout: Readout = ODDS
     far: str = "none"
     softcap: float | None = None
     scale: float | None = None
@@ -73,8 +72,6 @@ class Law:
     """Whether the backend has a solution with its derivative outside autograd."""
 
     def __post_init__(self) -> None:
-        check_choice("readout", self.readout, READOUTS)
-        check_choice("far", self.far, FAR)
         if self.softcap is not None:
             check_positive("softcap", self.softcap)
         check_number("scale", self.scale, "(-inf, inf)", optional=True)
@@ -82,12 +79,13 @@ class Law:
         if bridge is not None:
             analytic = bridge.estimator == "exact" and not bridge.draws
             solved = analytic and bridge.sampler.capabilities.solution
+        solved = solved and self.readout.odds is not None
         object.__setattr__(self, "solved", solved and self.fields and not self.own_spin and not self.softcap)
 
     @property
     def odds(self) -> bool:
-        """Whether weights are odds."""
-        return is_odds(self.readout)
+        """Whether log-odds are needed on both sides: of no other readout than probabilities log P is enough."""
+        return self.readout.odds is not False
 
     def scores(self, products: Tensor) -> Tensor:
         """Scores of products of scaled queries with keys."""
@@ -125,7 +123,7 @@ class LawOptions(TypedDict, total=False):
     sampler: Sampler | str | None
     gradient: str
     num_reads: int | None
-    readout: str
+    readout: Readout | str
     far: str | None
     softcap: float | None
     scale: float | None
@@ -182,7 +180,7 @@ def attend(call: Attention, couplings: WindowCouplings | None) -> Result:
 def _seen_by_softmax(call: Attention, couplings: WindowCouplings | None) -> Visible | None:
     """What queries see, where attention is softmax of torch; None where it is not."""
     law, visible = call.law, call.visible
-    if call.need_weights or not (law.odds and law.fields) or law.softcap is not None:
+    if call.need_weights or not (law.readout.odds and law.fields) or law.softcap is not None:
         return None
     if couplings is None:
         call.note("softmax")
@@ -200,7 +198,7 @@ def _seen_by_softmax(call: Attention, couplings: WindowCouplings | None) -> Visi
 def _problem_of_scores(law: Law, visible: Visible, size: int, q: Tensor, k: Tensor) -> Ising:
     windows = visible.windows(size, q.device, far=False)
     scores = windows.scores(*law.scaled(q, k))
-    return Ising(odds_fields(scores, windows.filled), None, windows.filled, check=False)
+    return Ising(law.readout.fields(scores, windows.filled), None, windows.filled, check=False)
 
 
 def _over_windows(call: Attention, couplings: WindowCouplings) -> Result:
@@ -210,7 +208,12 @@ def _over_windows(call: Attention, couplings: WindowCouplings) -> Result:
         return once, None
     law, q, k, v = call.law, call.q, call.k, call.v
     if couplings.relative:
-        windows = call.visible.windows(couplings.window, q.device, far=law.far == "independent")
+        far_keys = law.far == "independent"
+        whole = (
+            far_keys and law.readout.odds is None
+        )  # only of readouts that we ship far keys are known by a mass
+        size = max(couplings.window, call.visible.keys) if whole else couplings.window
+        windows = call.visible.windows(size, q.device, far=far_keys and not whole)
     else:
         windows = call.visible.absolute(q.device)
     far, scaled = None, None if windows.far is None else law.scaled(q, k)
@@ -241,7 +244,7 @@ def _window_once(call: Attention, couplings: WindowCouplings) -> Tensor | None:
     if J is None or not (only_J and couplings.relative and exact and plain):
         return None
     slots = min(couplings.window, visible.keys)
-    given, far = fused.FusedLaw(None, law.odds, law.factor(q)), law.far == "independent"
+    given, far = fused.FusedLaw(None, law.readout, law.factor(q)), law.far == "independent"
     found = fused.attend_once(given, q, call.k, call.v, J.to(q.dtype), couplings.numbers(slots), far=far)
     if found is not None and call.record is not None:
         problem = partial(_problem_of_query, law, slots, far=far)
@@ -253,7 +256,7 @@ def _problem_of_query(law: Law, slots: int, q: Tensor, k: Tensor, J: Tensor, *, 
     """Fields [B, H, 1, T] of one query that sees all keys, or those of its window."""
     q, k = law.scaled(q, k if far else k[..., -slots:, :])
     scores = head_products(q, k.mT)
-    fields = scores.log_softmax(-1) / 2 if law.odds else scores
+    fields = law.readout.fields(scores, torch.ones_like(scores, dtype=torch.bool))
     return Ising(fields[..., -slots:], J, None, check=False)
 
 
@@ -269,7 +272,7 @@ def _of_slots(
     zero = not call.law.fields and call.visible.bias is None
     solve = partial(_solved, call, couplings, windows, zero=zero)
     mass = None if far is None else far[1]
-    weights = slot_weights(call.law.odds, near, windows.filled, mass, solve, zero=zero)
+    weights = slot_weights(call.law.readout, near, windows.filled, mass, solve, zero=zero)
     if far is None:
         weights = F.dropout(weights, call.dropout)
         return windows.mixed(weights, call.v), weights
@@ -281,6 +284,11 @@ def _uncoupled(call: Attention) -> Result:
     """All keys are spins without couplings."""
     law, q, k, v, visible = call.law, call.q, call.k, call.v, call.visible
     scaled, keys = law.scaled(q, k), visible.keys
+    if law.readout.odds is None:
+        call.note("operators")
+        windows = visible.absolute(q.device)
+        near = windows.added(law.scores(windows.scores(*scaled)))
+        return _of_weights(call, slot_weights(law.readout, near, windows.filled, None, lambda h: 2 * h), v)
     if visible.is_rule and visible.causal:
         seen = None if visible.key_mask is None else visible.key_mask[:, None, None]
         everything = FarKeys(keys - visible.queries + 1, seen)
@@ -313,7 +321,7 @@ def _fused(
     pairs = couplings.values()
     if pairs is not None and pairs.dtype != q.dtype:
         pairs = pairs.to(q.dtype)
-    given = fused.FusedLaw(law.bridge if pairs is not None else None, law.odds, law.factor(q))
+    given = fused.FusedLaw(law.bridge if pairs is not None else None, law.readout, law.factor(q))
     numbers = None if pairs is None else couplings.numbers(windows.filled.shape[-1])
     record = None
     if call.record is not None:
@@ -333,10 +341,11 @@ def _problem_of_window(windows: Windows, fields: Tensor, J: Tensor | Edges | Non
 
 
 def _biased(near: Tensor, couplings: WindowCouplings) -> Tensor:
-    """Scores of slots with the learned bias of each."""
+    """Scores of slots with the learned bias of each of a window."""
     if couplings.offset_bias is None:
         return near
-    return near + couplings.offset_bias[:, None, -near.shape[-1] :].to(near)
+    bias = F.pad(couplings.offset_bias, (max(near.shape[-1] - couplings.window, 0), 0))
+    return near + bias[:, None, -near.shape[-1] :].to(near)
 
 
 def _of_weights(call: Attention, weights: Tensor, v: Tensor) -> Result:
@@ -356,7 +365,12 @@ def _of_weights(call: Attention, weights: Tensor, v: Tensor) -> Result:
 def _solved(
     call: Attention, couplings: WindowCouplings, windows: Windows, fields: Tensor, *, zero: bool
 ) -> Tensor:
-    """Log-odds of slots, [B, H, Q, T]."""
+    """Log-odds of slots, [B, H, Q, T]; those before the window are spins without couplings."""
+    beyond = fields.shape[-1] - couplings.window
+    if beyond > 0 and couplings.relative:
+        near = windows._replace(filled=windows.filled[..., beyond:])
+        solved = _solved(call, couplings, near, fields[..., beyond:], zero=zero)
+        return torch.cat((2 * fields[..., :beyond], solved), -1)
     law, visible = call.law, windows.filled
     bridge, length = law.bridge, fields.shape[-1]
     if bridge is None:

@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from diabat.attention.compiled import LayerBridge
-from diabat.attention.core import READOUTS, Attention, Law, LawOptions, attend, far_of
+from diabat.attention.core import Attention, Law, LawOptions, attend, far_of
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.layer import IsingLayer, Limits
+from diabat.attention.readout import ODDS, Readout, as_readout
 from diabat.attention.visible import Visible
 from diabat.checks import ArgumentError, check_choice, refuse_unknown
 from diabat.samplers.base import Sampler
@@ -43,7 +44,7 @@ class CoupledLayer(IsingLayer):
         sampler: Sampler | str | None = None,
         gradient: str = "auto",
         num_reads: int | None = None,
-        readout: str = "odds",
+        readout: Readout | str = "odds",
         far: str | None = None,
         **law: Any,
     ) -> None:
@@ -56,17 +57,16 @@ class CoupledLayer(IsingLayer):
         own = signature(type(self)).parameters.values()
         refuse_unknown(law, (*LawOptions.__annotations__, *(p.name for p in own if p.kind != p.VAR_KEYWORD)))
         fields = mode == "softmax" or "h" in mode
-        law |= {"readout": "odds" if mode == "softmax" else readout, "fields": fields}
-        law["far"] = far_of(far, couplings)
-        check_choice("readout", readout, READOUTS)
-        self._law = Law(**law, own_spin=mode == "J-self")
+        given, far = as_readout(readout), far_of(far, couplings)
+        given = ODDS if mode == "softmax" else given
+        self._law = Law(given, far, **law, fields=fields, own_spin=mode == "J-self")
         check_contradictions(couplings, mode, self._law)
         self.couplings, self.mode = couplings, mode
         self._limits = Limits() if mode == "J" else couplings.limits  # uniform, whatever J is
         self.use_sampler("exact" if sampler is None else sampler, gradient=gradient, num_reads=num_reads)
         everything = not couplings.relative or self._law.far == "independent"
         plain = self._law.bridge is None and couplings.offset_bias is None
-        self._is_softmax = self._law.odds and plain and everything
+        self._is_softmax = bool(self._law.readout.odds) and plain and everything
 
     def _bind(self, bridge: LayerBridge) -> None:
         super()._bind(bridge)
@@ -78,9 +78,9 @@ class CoupledLayer(IsingLayer):
         return self._law.far
 
     @property
-    def readout(self) -> str:
-        """What weights are made from, ``odds`` or ``probability``."""
-        return self._law.readout
+    def readout(self) -> Readout | str:
+        """What weights are made from, ``odds`` or ``probability``, or a readout of one's own."""
+        return self._law.readout.name or self._law.readout
 
     def _attend(
         self,
@@ -101,7 +101,7 @@ class CoupledLayer(IsingLayer):
     def extra_repr(self) -> str:
         """Show the options in ``repr``."""
         law = self._law
-        shown = f"mode={self.mode!r}, readout={law.readout!r}, gradient={self.gradient!r}"
+        shown = f"mode={self.mode!r}, readout={self.readout!r}, gradient={self.gradient!r}"
         if self.num_reads is not None:
             shown += f", num_reads={self.num_reads}"
         return shown + f", far={law.far!r}" * self.couplings.relative
@@ -113,13 +113,13 @@ def check_contradictions(couplings: WindowCouplings, mode: str, law: Law) -> Non
     Raises:
         ValueError: Names the argument.
     """
-    biased = couplings.offset_bias is not None
+    biased, readout = couplings.offset_bias is not None, law.readout.name or law.readout
     for refused, name, expected in (
         (biased and not law.fields, "offset_bias", f"a mode with fields, got True in mode '{mode}'"),
         (
             law.own_spin and law.odds,
             "readout",
-            "'probability' in mode 'J-self', where the own spin is certain, got 'odds'",
+            f"'probability' in mode 'J-self', where the own spin is certain, got {readout!r:.60}",
         ),
     ):
         if refused:

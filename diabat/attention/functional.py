@@ -13,6 +13,7 @@ from diabat.attention.compiled import LayerBridge
 from diabat.attention.core import Attention, Law, attend, far_of
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.layer import Limits, check_tokens, fitted, warn_of_causal
+from diabat.attention.readout import Readout, as_readout
 from diabat.attention.visible import Visible, read_mask
 from diabat.checks import ArgumentError, ArgumentTypeError, check_number
 from diabat.samplers.base import Sampler
@@ -30,7 +31,7 @@ def boltzmann_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     *,
-    readout: str = "odds",
+    readout: Readout | str = "odds",
     far: str | None = None,
     softcap: float | None = None,
     sampler: Sampler | str | None = None,
@@ -62,7 +63,7 @@ def boltzmann_attention(
         is_causal: Query i sees the keys j <= i; not together with ``attn_mask``.
         scale: Factor of q·k; None for 1/√E.
         enable_gqa: Keys and values may have fewer heads than queries.
-        readout: ``odds`` or ``probability``.
+        readout: ``odds``, ``probability`` or a :class:`diabat.attention.Readout` of your own.
         far: Keys before a window that moves: ``independent``, spins without couplings, if it is None; or ``none``, not
             visible.
         softcap: c; scores s become c tanh(s / c).
@@ -86,7 +87,7 @@ def boltzmann_attention(
     q, k, v = (_four_dimensions(t) for t in (query, key, value))
     visible = _visible(attn_mask, is_causal, (*lead, query.shape[-2], key.shape[-2]), q.device)
     _check_couplings(couplings, heads, k.shape[2])
-    law = _law(couplings, (sampler, gradient, num_reads), readout, far, softcap, scale)
+    law = _law(couplings, (sampler, gradient, num_reads), as_readout(readout), far, softcap, scale)
     call = Attention(law, q, k, v, visible, dropout_p, need_weights, seed)
     out, weights = _of_nothing(q, k, v) if 0 in (*q.shape, *k.shape) else attend(call, couplings)
     out = out.reshape(*lead, *out.shape[-2:])
@@ -146,7 +147,7 @@ def _check_couplings(couplings: Any, heads: int, keys: int) -> None:
 def _law(
     couplings: WindowCouplings | None,
     backend: tuple[Sampler | str | None, str, int | None],
-    readout: str,
+    readout: Readout,
     far: str | None,
     softcap: float | None,
     scale: float | None,

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from diabat.attention.bridge import GradientBridge, are_small, refuse_inference
 from diabat.attention.compiled_passes import CompiledPasses
-from diabat.attention.readout import slot_weights
+from diabat.attention.readout import Readout, slot_weights
 from diabat.attention.visible import Windows
 from diabat.compute.loading import loaded
 from diabat.compute.scratch import lanes_of
@@ -39,13 +39,18 @@ class FusedLaw(NamedTuple):
 
     Attributes:
         bridge: Sampler and estimator; None without couplings, where log-odds are 2h.
-        odds: Weights are odds, else probabilities.
+        readout: One that we ship.
         scale: Factor of q·k.
     """
 
     bridge: GradientBridge | None
-    odds: bool
+    readout: Readout
     scale: float
+
+    @property
+    def odds(self) -> bool:
+        """Whether weights are odds, else probabilities."""
+        return bool(self.readout.odds)
 
     def solution(self, fields: Tensor, J: Tensor | None, visible: Tensor) -> tuple[Solution | None, bool]:
         """P(s = +1), or log-odds where True: of odds, or if all P of a query are small; None from some backends."""
@@ -301,7 +306,7 @@ class _Call(CompiledPasses):
         J = None if pairs is None else F.pad(pairs, (0, 1))[:, None, self._numbers]
         scores = windows.scores(q * law.scale, k)
         solve = partial(law.solve, J, windows.filled)
-        weights = slot_weights(law.odds, scores, windows.filled, mass, solve)
+        weights = slot_weights(law.readout, scores, windows.filled, mass, solve)
         weights = self._dropped(weights)
         if mean is None:
             return windows.mixed(weights, v), weights

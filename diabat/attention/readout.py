@@ -1,11 +1,11 @@
-r"""Attention weights from scores: positive, and with the sum 1 over the visible keys of a query.
+r"""Fields from scores, and weights from the answer of an Ising model: positive, with the sum 1 over the visible keys.
 
-All weights are the softmax of logits over the visible keys of a query, so that none underflows.  Weights of
-*probabilities* are alpha_j / Σ_k alpha_k, alpha_j = P(s_j = +1), with the scores as fields: their logits are
+The weights that we ship are the softmax of logits over the visible keys of a query, so that none underflows.  With
+``probability`` they are alpha_j / Σ_k alpha_k, alpha_j = P(s_j = +1), with the scores as fields: their logits are
 
     log alpha_j = log sigmoid(l_j),         l_j = log P(s_j = +1) - log P(s_j = -1).
 
-Weights of *odds* have the log-odds l_j themselves.  They are softmax with couplings: with the scores s of all visible
+With ``odds`` they have the log-odds l_j themselves.  They are softmax with couplings: with the scores s of all visible
 keys,
 
     h_j = (s_j - log Σ_k exp s_k) / 2,      weight_j ∝ P(s_j = +1) / P(s_j = -1).
@@ -16,26 +16,89 @@ Couplings move the log-odds.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diabat.checks import ArgumentError
+from diabat.checks import check_choice
 
 
-def is_odds(readout: str) -> bool:
-    """Whether weights are odds, else probabilities; the only place that compares a readout.
+class Readout(ABC):
+    """How scores become fields, and log-odds weights.  A subclass is given to layers and functions as ``readout``.
+
+    It is computed by operators, over all visible keys of a query together, far ones included, in memory of queries
+    times keys.  Both methods are for float32 or float64, and autograd differentiates them.
+
+    Attributes:
+        odds: What compiled code knows it by: weights are odds, or probabilities; None for neither.
+        name: Of one that we ship; else empty.
+    """
+
+    odds: ClassVar[bool | None] = None
+    name: ClassVar[str] = ""
+
+    @abstractmethod
+    def fields(self, scores: Tensor, visible: Tensor) -> Tensor:
+        """Fields h, [*, n], of the scores of n keys; at keys that are not visible any finite number.
+
+        Args:
+            scores: [*, n], soft-capped and with what a mask adds; any finite number at keys that are not visible.
+            visible: bool, broadcastable to them.
+        """
+
+    @abstractmethod
+    def weights(self, log_odds: Tensor, visible: Tensor) -> Tensor:
+        """Weights of the keys, [*, n], with the sum 1 over visible keys, and 0 at others.
+
+        Args:
+            log_odds: log P(s = +1) - log P(s = -1) under fields and couplings, [*, n].
+            visible: bool, broadcastable to them; all may be False.
+        """
+
+
+class _Odds(Readout):
+    odds, name = True, "odds"
+
+    def fields(self, scores: Tensor, visible: Tensor) -> Tensor:
+        """Compute h_j = (s_j - log Σ_k exp s_k) / 2 over the visible keys, 0 elsewhere."""
+        hidden = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+        return hidden.log_softmax(-1).masked_fill(~visible, 0) / 2
+
+    def weights(self, log_odds: Tensor, visible: Tensor) -> Tensor:
+        """Softmax of the log-odds."""
+        return masked_softmax(log_odds, visible)
+
+
+class _Probability(Readout):
+    odds, name = False, "probability"
+
+    def fields(self, scores: Tensor, visible: Tensor) -> Tensor:
+        """The scores."""
+        return scores
+
+    def weights(self, log_odds: Tensor, visible: Tensor) -> Tensor:
+        """Softmax of log P."""
+        return masked_softmax(F.logsigmoid(log_odds), visible)
+
+
+ODDS, PROBABILITY = _Odds(), _Probability()
+READOUTS: dict[str, Readout] = {"odds": ODDS, "probability": PROBABILITY}
+
+
+def as_readout(readout: Readout | str) -> Readout:
+    """A readout by its name, or as it is.
 
     Raises:
-        ValueError: If it is neither, which no path computes.
+        ValueError: If there is none of this name.
     """
-    if readout not in ("odds", "probability"):
-        raise ArgumentError(
-            "readout", f"expected 'odds' or 'probability', which are computed, got {readout!r}."
-        )
-    return readout == "odds"
+    if isinstance(readout, Readout):
+        return readout
+    check_choice("readout", readout, tuple(READOUTS))
+    return READOUTS[readout]
 
 
 def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
@@ -44,14 +107,8 @@ def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
     return weights.masked_fill(~visible, 0)
 
 
-def odds_fields(scores: Tensor, visible: Tensor) -> Tensor:
-    """Compute h_j = (s_j - log Σ_k exp s_k) / 2 over the visible keys, 0 elsewhere, in the shape of the scores."""
-    hidden = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-    return hidden.log_softmax(-1).masked_fill(~visible, 0) / 2
-
-
 def slot_weights(
-    odds: bool,
+    readout: Readout,
     near: Tensor,
     filled: Tensor,
     mass: Tensor | None,
@@ -62,7 +119,7 @@ def slot_weights(
     """Weights of slots, [B, H, Q, T], by operators; with far keys their sum as one more, [B, H, Q, T + 1].
 
     Args:
-        odds: Weights are odds, else probabilities.
+        readout: That of weights; with far keys one that we ship.
         near: Scores of the slots, [B, H, Q, T].
         filled: Whether a slot holds a visible key, bool, broadcastable to them.
         mass: That of the far keys, [B, H, Q] (:mod:`diabat.attention.streaming`); None for none.
@@ -70,13 +127,11 @@ def slot_weights(
         zero: There are no fields, and the scores are 0.
     """
     if mass is None:
-        if not odds:
-            return masked_softmax(F.logsigmoid(solve(near)), filled)
-        return masked_softmax(solve(near if zero else odds_fields(near, filled)), filled)
+        return readout.weights(solve(near if zero else readout.fields(near, filled)), filled)
     near = near.masked_fill(~filled, 0)
     least = torch.finfo(mass.dtype).min
     visible = torch.cat((filled.expand(near.shape), mass[..., None] > least / 2), -1)
-    if not odds:
+    if not readout.odds:
         return masked_softmax(torch.cat((F.logsigmoid(solve(near)), mass[..., None]), -1), visible)
     logits = torch.cat((near, mass[..., None]), -1).masked_fill(~visible, least).log_softmax(-1)
     h = logits[..., :-1].masked_fill(~filled, 0) * (0 if zero else 0.5)

@@ -15,10 +15,9 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import diabat
-from diabat import Ising
 from diabat.attention import WindowCouplings, boltzmann_attention
 from diabat.attention.head_axis import merged_heads
-from diabat.testing import brute_force
+from diabat.attention.naive import naive_attention
 
 # What torch says of itself where it has no forward derivative or batching rule.
 pytestmark = [
@@ -218,34 +217,6 @@ def seen_by(is_causal: bool = False, attn_mask: Tensor | None = None) -> tuple[T
     return seen.expand(2, H, 4, 5), added.to(F64).expand(2, H, 4, 5)
 
 
-def enumerated(scores: Tensor, seen: Tensor, couplings: Any, readout: str, far: str) -> tuple[Tensor, Tensor]:
-    """Weights [B, H, L, S] by enumeration of the keys of every query, and the keys that count."""
-    J: Any = None
-    K: Any = None
-    if couplings is not None:
-        slot = torch.arange(5).expand(seen.shape)
-        if couplings.relative:
-            slot = couplings.window - seen.flip(-1).cumsum(-1).flip(-1)
-        near, at = slot >= 0, slot.clamp(0, couplings.window - 1)
-        head = torch.arange(H)[:, None, None]
-        if couplings.offset_bias is not None:
-            scores = scores + near * couplings.offset_bias[head, at]
-        pairs, triples = couplings.matrix(), couplings.three_body()
-        if pairs is not None:
-            J = pairs[:, 0][head[..., None], at[..., None], at[..., None, :]]
-            J = J * near[..., None] * near[..., None, :]
-        if triples is not None:
-            j, k, m = at[..., None, None], at[..., None, :, None], at[..., None, None, :]
-            K = triples[:, 0][head[..., None, None], j, k, m]
-            K = K * near[..., None, None] * near[..., None, :, None] * near[..., None, None, :]
-        seen = seen if far == "independent" else seen & near
-    fields = scores.masked_fill(~seen, -1e300).log_softmax(-1) / 2 if readout == "odds" else scores
-    alpha = brute_force(Ising(fields.masked_fill(~seen, 0), J, seen, K)).probability
-    positive = alpha / (1 - alpha) if readout == "odds" else alpha
-    positive = positive.masked_fill(~seen, 0)
-    return positive / positive.sum(-1, keepdim=True).clamp_min(1e-300), seen
-
-
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("readout", ["odds", "probability"])
 @pytest.mark.parametrize("mask", MASKS)
@@ -255,21 +226,10 @@ def test_every_query_is_its_own_problem(name: str, mask: str, readout: str, soft
     q, k, v = (noise(2, H, n, E, seed=i) for i, n in enumerate((4, 5, 5)))
     make, law = COUPLED[name]
     couplings, (seen, added) = make(), seen_by(**MASKS[mask])
-    scores = 0.8 * q @ k.mT
-    scores = (scores if softcap is None else softcap * (scores / softcap).tanh()) + added
-    expected, _ = enumerated(scores, seen, couplings, readout, law.get("far", "none"))
-    call = partial(
-        ours,
-        q,
-        k,
-        v,
-        couplings,
-        **MASKS[mask],
-        scale=0.8,
-        readout=readout,
-        softcap=softcap,
-        **law,
-    )
+    given: dict[str, Any] = {"scale": 0.8, "readout": readout, "softcap": softcap}
+    hidden = added.masked_fill(~seen, -torch.inf)
+    _, expected = naive_attention(q, k, v, couplings, hidden, **given, far=law.get("far"))
+    call = partial(ours, q, k, v, couplings, **MASKS[mask], **given, **law)
     out, weights = call(need_weights=True)
     assert_close(weights, expected, rtol=0, atol=1e-11)
     assert_close(out, expected @ v, rtol=0, atol=1e-11)

@@ -16,7 +16,7 @@ from diabat import BoltzmannAttention, sampler
 from diabat.attention import core, fused
 from diabat.attention.bridge import GradientBridge
 from diabat.attention.couplings import pair_numbers
-from diabat.attention.readout import masked_softmax
+from diabat.attention.readout import ODDS, READOUTS, masked_softmax
 from diabat.attention.streaming import far_sums
 from diabat.attention.visible import Visible, Windows
 
@@ -253,7 +253,7 @@ def test_heads_in_groups_windows_and_far_keys(call: str, coupled: bool, readout:
     queries, keys, causal, relative = CALLS[call]
     is_far, cpu = "far" in call, torch.device("cpu")
     place, number = torch.arange(keys), torch.tensor([[keys], [2]])
-    law = fused.FusedLaw(GradientBridge(sampler("exact")) if coupled else None, readout == "odds", 0.7)
+    law = fused.FusedLaw(GradientBridge(sampler("exact")) if coupled else None, READOUTS[readout], 0.7)
     for mask, by_token in itertools.product((None, place >= keys - number, place < number), (True, False)):
         visible = Visible(queries, keys, causal, mask)
         windows = visible.windows(WINDOW, cpu, far=is_far) if relative else visible.absolute(cpu)
@@ -275,7 +275,7 @@ def test_second_derivatives_of_far_keys(readout: str) -> None:
     windows = Visible(4, 4, True, torch.tensor([[False, True, True, True], [True] * 4])).windows(
         2, torch.device("cpu"), far=True
     )
-    law = fused.FusedLaw(GradientBridge(sampler("exact")), readout == "odds", 0.7)
+    law = fused.FusedLaw(GradientBridge(sampler("exact")), READOUTS[readout], 0.7)
     pairs = torch.tensor([[0.4], [-0.3], [0.0], [0.7]], dtype=F64, requires_grad=True)
     terms = [t[..., :2].detach().requires_grad_() for t in states(4, 4)]
 
@@ -294,7 +294,7 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPat
     """Also where heads share keys."""
     monkeypatch.setattr(fused, "_WORK_PER_THREAD", 1)
     windows = Visible(40, 40, True).windows(WINDOW, torch.device("cpu"), far=True)
-    law = fused.FusedLaw(GradientBridge(sampler("exact")), True, 0.7)
+    law = fused.FusedLaw(GradientBridge(sampler("exact")), ODDS, 0.7)
     terms, pairs = states(40, 40, torch.float32), couplings(torch.float32)
     found = []
     for number in (1, 3):
@@ -307,7 +307,7 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPat
 
 def test_windows_that_are_no_rule_are_not_served() -> None:
     visible = Visible.of(torch.rand(1, 1, 9, 9) < 0.5)
-    law = fused.FusedLaw(None, True, 0.7)
+    law = fused.FusedLaw(None, ODDS, 0.7)
     windows = visible.windows(WINDOW, torch.device("cpu"), far=False)
     q, k, v = states(9, 9)
     assert fused.attend(law, q, k, v, None, None, windows, None) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import torch
@@ -83,24 +82,3 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     """Equal up to 32 units in the last place of the largest entry: sums of some dozen terms in another order."""
     size = expected[expected.isfinite()].abs().max()
     torch.testing.assert_close(found, expected, rtol=0, atol=32 * 2.0**-23 * max(1.0, float(size)))
-
-
-def naive_row(scores: Tensor, J: Tensor, seen: Tensor, window: int, readout: str, far: str) -> Tensor:
-    """Weights of one query by enumeration, [K], of scores [K], the symmetric J [T, T] and bool [K]."""
-    every = seen.nonzero().flatten().tolist()
-    near = every[-window:]
-    visible = every if far == "independent" else near
-    total = scores[visible].logsumexp(0)
-    h = (scores - total) / 2 if readout == "odds" else scores
-    part = J[window - len(near) :, window - len(near) :]
-    states = torch.tensor(list(product((-1.0, 1.0), repeat=len(near))), dtype=scores.dtype)
-    exponent = states @ h[near] + ((states @ part) * states).sum(-1) / 2
-    p = exponent.softmax(0)
-    up, down = p @ (states > 0).to(p), p @ (states < 0).to(p)
-    alone = torch.sigmoid(2 * h), torch.sigmoid(-2 * h)
-    found = []
-    for j in range(len(scores)):
-        plus, minus = (up[near.index(j)], down[near.index(j)]) if j in near else (alone[0][j], alone[1][j])
-        found.append((plus / minus if readout == "odds" else plus) * (j in visible))
-    row = torch.stack(found)
-    return row / row.sum()

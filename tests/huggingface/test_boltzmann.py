@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
 from diabat.attention import couplings_of, streaming, visible
+from diabat.attention.naive import naive_attention
 from diabat.attention.visible import Visible, visible_in
 from diabat.huggingface import convert, parameter_groups, revert, save_couplings
 from diabat.huggingface.boltzmann import BoltzmannHeads, BoltzmannOptions, layer
@@ -36,7 +37,6 @@ from .methods import (
     coupled,
     couplings,
     in_pieces,
-    naive_row,
     randomised,
 )
 
@@ -131,14 +131,10 @@ def test_weights_are_those_of_enumeration(readout: str, far: str) -> None:
     out, found = boltzmann_attention(module, q, k, v, mask, output_attentions=True)
     streamed, none = boltzmann_attention(module, q, k, v, mask)
     assert none is None
-    scores = q @ k.repeat_interleave(2, 1).mT / d**0.5
-    J = module.boltzmann.couplings.matrix()[:, 0]
-    assert J.dtype == torch.float64
-    expected = torch.zeros(B, H, Q, K, dtype=torch.float64)
-    for b, h, i in torch.cartesian_prod(torch.arange(B), torch.arange(H), torch.arange(Q)).tolist():
-        expected[b, h, i] = naive_row(scores[b, h, i], J[h], visible[b, 0, i], COUPLED, readout, far)
+    J = module.boltzmann.couplings
+    assert J.pairs.dtype == torch.float64
+    mixed, expected = naive_attention(q, k, v, J, visible, readout=readout, far=far)
     assert (found - expected).abs().max() < 1e-10
-    mixed = expected @ v.repeat_interleave(2, 1)
     for each in (out, streamed):
         assert (each - mixed.transpose(1, 2)).abs().max() < 1e-10
     # A bool mask means the same.

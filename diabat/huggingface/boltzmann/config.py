@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from diabat.attention.core import FAR, READOUTS
+from diabat.attention.core import FAR
+from diabat.attention.readout import READOUTS
 from diabat.checks import ArgumentError, check_choice, is_integer, keep_count
 from diabat.samplers.base import Sampler
 from diabat.samplers.registry import as_sampler, sampler
@@ -47,7 +48,7 @@ class BoltzmannOptions:
     def __post_init__(self) -> None:
         for name in ("window", "bandwidth", "num_reads"):
             keep_count(self, name, optional=name != "window")
-        check_choice("readout", self.readout, READOUTS)
+        check_choice("readout", self.readout, tuple(READOUTS))
         check_choice("far", self.far, FAR)
         widest = self.window - 1
         self.bandwidth = min(self.bandwidth or widest, widest) or None

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from diabat.attention.couplings import pair_bytes
-from diabat.attention.readout import is_odds
+from diabat.attention.readout import as_readout
 from diabat.attention.visible import one_pass
 from diabat.checks import ArgumentError, ArgumentTypeError, refuse_unknown
 from diabat.compute.memory import require_memory
@@ -107,7 +107,7 @@ def convert(
             )
     backend = cast(Sampler, chosen.sampler)
     analytic = "exact" in backend.capabilities.gradients and chosen.num_reads is None
-    if is_odds(chosen.readout) and not analytic:
+    if as_readout(chosen.readout).odds and not analytic:
         warnings.warn(
             f"sampler {backend.name!r} does not return sigmoid(2h) exactly at J = 0, so that the converted model "
             "computes only approximately what it did before; 'exact', 'banded' and 'mean_field' do.",

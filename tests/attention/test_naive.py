@@ -1,0 +1,134 @@
+"""Every path is the law by enumeration: random calls of the function, and of readouts of one's own."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from layers import F64, attention, coupled, tokens
+from torch import Tensor
+from torch.nn import functional as F
+
+import diabat
+from diabat.attention import Readout, WindowCouplings, masked_softmax
+from diabat.attention.naive import naive_attention
+from diabat.attention.readout import READOUTS as SHIPPED
+
+ours: Any = diabat.boltzmann_attention
+naive: Any = naive_attention
+
+
+class Sharp(Readout):
+    """Weights are P², normalised, under fields that are the differences from the mean score."""
+
+    def fields(self, scores: Tensor, visible: Tensor) -> Tensor:
+        kept = scores.masked_fill(~visible, 0)
+        return scores - kept.sum(-1, keepdim=True) / visible.expand(scores.shape).sum(-1, keepdim=True).clamp(
+            1
+        )
+
+    def weights(self, log_odds: Tensor, visible: Tensor) -> Tensor:
+        return masked_softmax(2 * F.logsigmoid(log_odds), visible)
+
+
+READOUTS = (*SHIPPED, Sharp())
+
+
+def call(number: int) -> tuple[list[Tensor], WindowCouplings | None, Tensor | None, dict[str, Any], bool]:
+    """Queries, keys and values, couplings, mask, options, and whether queries share keys: another of each number."""
+    draw = random.Random(number)
+    torch.manual_seed(number)
+    heads, keys, size = draw.choice([1, 2, 4]), draw.randint(1, 6), draw.randint(1, 5)
+    queries, groups = draw.choice([1, 1, keys, keys, 3]), draw.choice([1, heads])
+    strength, batch = draw.choice([0.3, 1.0, 3.0]), draw.choice([1, 2])
+    q, k, v = (torch.randn(batch, n, m, 3, dtype=F64) * strength
+               for n, m in ((heads, queries), (groups, keys), (groups, keys)))  # fmt: skip
+    options: dict[str, Any] = {"readout": READOUTS[number % len(READOUTS)], "scale": draw.choice([None, 0.7])}
+    options["softcap"] = draw.choice([None, None, None, 1.5])
+    made, relative = None, draw.random() < 0.7
+    if draw.random() < 0.85:
+        terms, biased = draw.choice(["J"] * 7 + ["J+K"]), relative and draw.random() < 0.15
+        made = WindowCouplings(
+            heads, size if relative else 6, terms=terms, relative=relative, offset_bias=biased, dtype=F64
+        )
+        coupled(made, 0.6)
+        options["far"] = draw.choice([None, None, "none"])
+    causal = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    padding = torch.arange(keys) >= torch.randint(keys, (batch, 1, 1, 1))
+    bias = torch.randn(heads, queries, keys, dtype=F64)
+    masks = [
+        None, None, causal, causal, causal & padding, padding & (padding.flip(-1) | causal), bias,
+        torch.rand(batch, 1, queries, keys) < 0.6, bias.masked_fill(~causal, -torch.inf),
+    ]  # fmt: skip
+    return [q, k, v], made, draw.choice(masks), options, groups != heads
+
+
+@pytest.mark.parametrize("first", range(0, 480, 60))
+def test_random_calls_are_the_law_by_enumeration(first: int) -> None:
+    """Outputs, weights, both without the other, and in a fifth of the calls two derivatives; then in float32."""
+    for number in range(first, first + 60):
+        terms, couplings, mask, options, grouped = call(number)
+
+        def told(text: str, number: int = number) -> str:
+            return f"call {number}: {text}"
+
+        leaves = [t.requires_grad_(number % 5 == 0) for t in terms]
+        given = {"attn_mask": mask, **options}
+        out, weights = naive(*terms, couplings, **given)
+        given["enable_gqa"] = grouped
+        with torch.set_grad_enabled(number % 5 == 0):
+            found, shown = ours(*terms, couplings, **given, need_weights=True)
+            alone = ours(*terms, couplings, **given)
+        for one, other in ((found, out), (alone, out), (shown, weights)):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-10, msg=told)
+        if number % 5 == 0:
+            both = []
+            for y in (alone, out):
+                slopes = torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
+                again = torch.autograd.grad(sum(t.sin().sum() for t in slopes), leaves)
+                both.append([*slopes, *again])
+            torch.testing.assert_close(*both, rtol=1e-9, atol=1e-9, msg=told)
+        with torch.no_grad():
+            single = None if couplings is None else couplings.float()
+            found = ours(*(t.float() for t in terms), single, **given)
+        scale = 1 + float(out.detach().abs().max())
+        torch.testing.assert_close(found.double(), out.detach(), rtol=0, atol=2e-5 * scale)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"relative": True, "far": None}, {"relative": True, "offset_bias": True}], ids=str
+)
+def test_a_readout_of_ones_own_runs_by_operators(options: dict[str, Any]) -> None:
+    """In layers, whose derivatives are checked, and when they decode; softmax is not taken for it."""
+    layer, x = attention(4 if options else 11, readout=Sharp(), **options), tokens()
+    assert isinstance(layer.readout, Sharp)
+    with layer.recording():
+        y = layer(x)
+        assert layer.last_path() == "operators"
+    q, k, v = layer._projected(x)
+    mask = torch.ones(11, 11, dtype=torch.bool).tril()
+    want, _ = naive(q, k, v, layer.couplings, mask, readout=layer.readout, far=layer.far)
+    torch.testing.assert_close(y, layer.output(want.transpose(1, 2).flatten(2)))
+    if layer.relative:
+        state = layer.prefill(x[:, :-1])[1]
+        torch.testing.assert_close(layer.step(x[:, -1], state)[0], y[:, -1])
+    assert torch.autograd.gradcheck(lambda x: layer(x), x[:1, :6].clone().requires_grad_(), fast_mode=True)
+    plain = attention(11, mode="h", readout=Sharp())
+    with plain.recording():
+        plain(x)
+        assert plain.last_path() == "operators"
+
+
+def test_a_readout_is_a_name_or_an_object() -> None:
+    q = torch.randn(1, 1, 4, 2)
+    for wrong in ("other", Sharp, None, True):
+        with pytest.raises(ValueError, match=r"^readout: expected one of odds, probability, got"):
+            ours(q, q, q, readout=wrong)
+        with pytest.raises(ValueError, match=r"^readout: expected one of odds, probability, got"):
+            diabat.BoltzmannAttention(4, 2, 3, readout=wrong)
+    with pytest.raises(
+        ValueError, match=r"^readout: expected 'probability' in mode 'J-self', .* got <.*Sharp"
+    ):
+        diabat.BoltzmannAttention(4, 2, 3, mode="J-self", readout=Sharp())
