@@ -54,11 +54,11 @@ class _Compiled(torch.autograd.Function):
         with without_autocast(terms[0]):
             if not torch.is_grad_enabled():
                 return None, *ctx.passes.gradient(terms, wanted, *cotangents)
-            found = iter(_slopes(ctx.passes.by_operators, wanted, *terms, *cotangents))
+            found = iter(slopes(ctx.passes.by_operators, wanted, *terms, *cotangents))
         return None, *(next(found) if want else None for want in wanted)
 
 
-def _slopes(
+def slopes(
     function: Callable[..., Sequence[Maybe]], wanted: Sequence[bool], *given: Any
 ) -> tuple[Tensor, ...]:
     """Derivatives by the arguments that are wanted, of the results times their cotangents, which follow them all."""

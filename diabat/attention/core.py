@@ -91,10 +91,13 @@ class Law:
         """Scores of products of scaled queries with keys."""
         return products if self.softcap is None else self.softcap * torch.tanh(products / self.softcap)
 
+    def terms(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys whose products, times the factor, are the scores; queries of 0 without fields."""
+        return (q, k) if self.fields else (torch.zeros_like(q), k.detach())
+
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys whose products are the scores; 0 without fields."""
-        if not self.fields:
-            return torch.zeros_like(q), k.detach()
+        """Queries and keys whose products are the scores."""
+        q, k = self.terms(q, k)
         return q * self.factor(q), k
 
     def factor(self, q: Tensor) -> float:
@@ -173,7 +176,7 @@ def attend(call: Attention, couplings: WindowCouplings | None) -> Result:
     with without_autocast(q):
         if not q.dtype == k.dtype == narrow == wide:
             call = call._replace(q=q.to(wide), k=k.to(wide), v=v.to(wide))
-        mixed, weights = _uncoupled(call) if couplings is None else _over_windows(call, couplings)
+        mixed, weights = _uncoupled(call) if couplings is None else _over_windows(call, couplings, (q, k, v))
     return mixed.to(narrow), None if weights is None else weights.to(narrow)
 
 
@@ -201,8 +204,10 @@ def _problem_of_scores(law: Law, visible: Visible, size: int, q: Tensor, k: Tens
     return Ising(law.readout.fields(scores, windows.filled), None, windows.filled, check=False)
 
 
-def _over_windows(call: Attention, couplings: WindowCouplings) -> Result:
-    """Slots of a window that are coupled, and keys before it."""
+def _over_windows(
+    call: Attention, couplings: WindowCouplings, given: tuple[Tensor, Tensor, Tensor]
+) -> Result:
+    """Slots of a window that are coupled, and keys before it, of queries, keys and values as they were given."""
     once = _window_once(call, couplings)
     if once is not None:
         return once, None
@@ -216,21 +221,24 @@ def _over_windows(call: Attention, couplings: WindowCouplings) -> Result:
         windows = call.visible.windows(size, q.device, far=far_keys and not whole)
     else:
         windows = call.visible.absolute(q.device)
-    far, scaled = None, None if windows.far is None else law.scaled(q, k)
-    if windows.far is not None and scaled is not None:
-        far = far_sums(*scaled, v, windows.far, odds=law.odds, softcap=law.softcap, dropout=call.dropout)
-    mixed, weights = _fused(call, couplings, windows, far) or _of_slots(
-        call, couplings, windows, far, scaled or law.scaled(q, k)
-    )
+    far = None if windows.far is None else _far(call, windows.far, given)
+    mixed, weights = _fused(call, couplings, windows, far) or _of_slots(call, couplings, windows, far)
     if not call.need_weights:
         return mixed, None
     assert weights is not None
     slots = windows.filled.shape[-1]
     shown = windows.on_keys(weights[..., :slots], k.shape[2])
-    if windows.far is not None and scaled is not None:
-        of_far = far_weights(*scaled, windows.far, odds=law.odds, softcap=law.softcap)
+    if windows.far is not None:
+        of_far = far_weights(*law.scaled(q, k), windows.far, odds=law.odds, softcap=law.softcap)
         shown = shown + weights[..., slots:] * of_far
     return (mixed, shown) if far is None or not call.dropout else _of_weights(call, shown, v)
+
+
+def _far(call: Attention, far: FarKeys, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean value and mass of keys before a window."""
+    law, (q, k, v) = call.law, given
+    options = {"odds": law.odds, "softcap": law.softcap, "dropout": call.dropout, "scale": law.factor(q)}
+    return far_sums(*law.terms(q, k), v, far, **options)
 
 
 def _window_once(call: Attention, couplings: WindowCouplings) -> Tensor | None:
@@ -265,10 +273,10 @@ def _of_slots(
     couplings: WindowCouplings,
     windows: Windows,
     far: tuple[Tensor, Tensor] | None,
-    scaled: tuple[Tensor, Tensor],
 ) -> Result:
     """Mixed values by operators, and weights of slots [B, H, Q, T], with far keys as one more [B, H, Q, T + 1]."""
-    near = _biased(windows.added(call.law.scores(windows.scores(*scaled))), couplings)
+    scores = call.law.scores(windows.scores(*call.law.scaled(call.q, call.k)))
+    near = _biased(windows.added(scores), couplings)
     zero = not call.law.fields and call.visible.bias is None
     solve = partial(_solved, call, couplings, windows, zero=zero)
     mass = None if far is None else far[1]
@@ -352,7 +360,7 @@ def _of_weights(call: Attention, weights: Tensor, v: Tensor) -> Result:
     """Mix by weights of all keys; a value that is NaN reaches only the queries that see it."""
     weights = F.dropout(weights, call.dropout)
     values, lost = v, None
-    if is_traced() or math.isnan(float(v.detach().sum())):
+    if is_traced() or not v.is_cpu or math.isnan(float(v.detach().sum())):
         lost = v.isnan()
         values = v.masked_fill(lost, 0)
     mixed = head_products(weights, values)

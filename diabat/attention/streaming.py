@@ -1,4 +1,4 @@
-r"""Keys before a window, in memory linear in their number: over blocks of queries, without a matrix of all scores.
+r"""Keys before a window, in memory linear in their number: by a fused kernel of torch, or over blocks of queries.
 
 With scores s_ij = q_i·k_j (soft-capped and biased if asked), over the visible keys j before the window of query i,
 
@@ -6,8 +6,9 @@ With scores s_ij = q_i·k_j (soft-capped and biased if asked), over the visible 
 
 with z_ij = s_ij for odds, and z_ij = log sigmoid(2 s_ij) for probabilities.
 
-These spins have no couplings: x is all that the window has to know of them, and y what they add to the output.  The
-backward pass forms the scores of a block again, as FlashAttention does (arXiv:2205.14135).
+These spins have no couplings: x is all that the window has to know of them, and y what they add to the output.  Of
+odds by a rule they are a causal square, the last queries and as many keys, which a kernel takes
+(:mod:`diabat.attention.flash`).  All else is computed in blocks, whose scores the backward pass forms again.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from diabat.attention.head_axis import group_rows, head_products
-from diabat.samplers.folding import is_traced
+from diabat.attention.flash import has_kernel, mean_and_mass
+from diabat.attention.head_axis import group_rows, head_products, repeated
+from diabat.samplers.folding import is_traced, transformed
 
 _NUMBERS, _LEAST, _ALL = 1 << 16, 64, 1 << 62
 """Scores of a block, if they are those of 64 to 128 queries; more leave the caches of a CPU."""
@@ -41,6 +43,12 @@ class FarKeys(NamedTuple):
     visible: Tensor | None = None
     bias: Tensor | None = None
 
+    @property
+    def is_rule(self) -> bool:
+        """Whether nothing but a number and padding says which keys are meant."""
+        shared = self.visible is None or self.visible.shape[1:3] == (1, 1)
+        return shared and self.bias is None and not isinstance(self.first, Tensor)
+
 
 def far_sums(
     q: Tensor,
@@ -51,19 +59,29 @@ def far_sums(
     odds: bool,
     softcap: float | None = None,
     dropout: float = 0.0,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Compute y, [B, H, Q, d], and x, [B, H, Q], of the equations above; derivatives of any order.
 
+    Half precision reaches the kernels of a GPU as it is.  The CPU computes it in float32.  Results are in float32 then.
+
     Args:
-        q: [B, H, Q, D], float32 or float64.
+        q: [B, H, Q, D].
         k: [B, H_kv, K, D], with H a multiple of H_kv.
         v: [B, H_kv, K, d].
         far: The keys.  A query without any has the least number as x.
         odds: Or probability.
         softcap: c; scores become c tanh(s / c).
         dropout: Probability of dropout of w; x is not touched.
+        scale: Factor of q·k.
     """
-    first, words = far.first, None
+    first, words, wide = far.first, None, torch.promote_types(q.dtype, torch.float32)
+    if q.is_cpu or not q.dtype == k.dtype == v.dtype:
+        q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    served = odds and softcap is None and not dropout and far.is_rule
+    if served and has_kernel(q, k, v) and not (torch.compiler.is_exporting() or transformed()):
+        return _by_kernel(q, k, v, far, scale)
+    q, k, v = q.to(wide) * scale, k.to(wide), v.to(wide)
     rows = block_rows(q.shape[0] * q.shape[1] * k.shape[2], q.device)
     if dropout:
         words = torch.randint(-(2**31), 2**31, (*q.shape[:-1], 1), dtype=torch.int32, device=q.device)
@@ -77,6 +95,34 @@ def far_sums(
     call = _FarSums.forward if plain else _FarSums.apply
     y, x = call(q, k, v, *masks, words, settings)
     return y, x
+
+
+def _by_kernel(q: Tensor, k: Tensor, v: Tensor, far: FarKeys, scale: float) -> tuple[Tensor, Tensor]:
+    """The same by a rule: keys that all queries see, and of the others a causal square."""
+    first, queries, groups = far.first, q.shape[2], q.shape[1] // k.shape[1]
+    assert not isinstance(first, Tensor)
+    wide, keys = torch.promote_types(q.dtype, torch.float32), first + queries - 1
+    least = torch.finfo(wide).min
+    if keys <= 0:
+        return v.new_zeros(*q.shape[:3], v.shape[-1], dtype=wide), q.new_full(q.shape[:3], least, dtype=wide)
+    k, v = repeated(k, groups), repeated(v, groups)
+    none, shared = max(1 - first, 0), first if queries == 1 else max(first - 1, 0)
+
+    def part(start: int, stop: int, *, causal: bool) -> tuple[Tensor, Tensor]:
+        seen = None if far.visible is None else far.visible[..., start:stop]
+        of_part = q[..., none:, :], k[..., start:stop, :], v[..., start:stop, :], seen
+        y, x = mean_and_mass(*of_part, causal=causal, scale=scale)
+        return y.to(x.dtype), x
+
+    if shared == keys:
+        return part(0, keys, causal=False)
+    y, x = part(shared, keys, causal=True)
+    if shared:
+        mean, mass = part(0, shared, causal=False)
+        total = torch.logaddexp(x, mass)
+        y = y * (x - total).exp()[..., None] + mean * (mass - total).exp()[..., None]
+        return y, total
+    return F.pad(y, (0, 0, none, 0)), F.pad(x, (none, 0), value=least)
 
 
 def far_weights(q: Tensor, k: Tensor, far: FarKeys, *, odds: bool, softcap: float | None = None) -> Tensor:
@@ -122,7 +168,7 @@ def _blocks(first: Tensor | int, queries: int, keys: int, rows: int) -> tuple[_B
         stop = min(start + rows, queries)
         if not isinstance(first, Tensor):
             low, high = first + start, first + stop - 1
-        elif is_traced():
+        elif is_traced() or not first.is_cpu:
             low, high = 0, keys
         else:
             part = first[..., start:stop]
