@@ -41,7 +41,8 @@ def mean_and_mass(
         q: [B, H, Q, D].
         k: [B, H, K, D].
         v: [B, H, K, d].
-        seen: Visible keys, bool [B or 1, 1, 1, K]; None for all.  A query without any has the least number as x.
+        seen: Visible keys, bool, broadcastable to [B, H, Q, K]; None for all.  A query without any has the least number
+            as x.
         causal: Query i sees no key after the key i.
         scale: Factor of q·k.
     """
@@ -175,7 +176,7 @@ def _cut(t: Tensor, size: int) -> Tensor:
 
 
 def _bias(q: Tensor, k: Tensor, seen: Tensor | None) -> Tensor | None:
-    """What hides keys, [B, H, Q, K] without memory of this size: a finite number, so that no kernel finds NaN."""
+    """What hides keys, [B, H, Q, K] in the memory of ``seen``: a finite number, so that no kernel finds NaN."""
     if seen is None:
         return None
     keys = k.shape[2]

@@ -45,9 +45,9 @@ class FarKeys(NamedTuple):
 
     @property
     def is_rule(self) -> bool:
-        """Whether nothing but a number and padding says which keys are meant."""
+        """Whether a number and padding say which keys are meant."""
         shared = self.visible is None or self.visible.shape[1:3] == (1, 1)
-        return shared and self.bias is None and not isinstance(self.first, Tensor)
+        return shared and not isinstance(self.first, Tensor)
 
 
 def far_sums(
@@ -78,7 +78,7 @@ def far_sums(
     first, words, wide = far.first, None, torch.promote_types(q.dtype, torch.float32)
     if q.is_cpu or not q.dtype == k.dtype == v.dtype:
         q, k, v = q.to(wide), k.to(wide), v.to(wide)
-    served = odds and softcap is None and not dropout and far.is_rule
+    served = odds and softcap is None and not dropout and far.bias is None and (far.is_rule or not q.is_cpu)
     if served and has_kernel(q, k, v) and not (torch.compiler.is_exporting() or transformed()):
         return _by_kernel(q, k, v, far, scale)
     q, k, v = q.to(wide) * scale, k.to(wide), v.to(wide)
@@ -98,9 +98,13 @@ def far_sums(
 
 
 def _by_kernel(q: Tensor, k: Tensor, v: Tensor, far: FarKeys, scale: float) -> tuple[Tensor, Tensor]:
-    """The same by a rule: keys that all queries see, and of the others a causal square."""
+    """The same by kernels; of a rule the keys that all queries see, and of the others a causal square."""
     first, queries, groups = far.first, q.shape[2], q.shape[1] // k.shape[1]
-    assert not isinstance(first, Tensor)
+    if isinstance(first, Tensor):
+        seen = torch.arange(k.shape[2], device=k.device) < first[..., None]
+        seen = seen if far.visible is None else seen & far.visible
+        y, x = mean_and_mass(q, repeated(k, groups), repeated(v, groups), seen, causal=False, scale=scale)
+        return y.to(x.dtype), x
     wide, keys = torch.promote_types(q.dtype, torch.float32), first + queries - 1
     least = torch.finfo(wide).min
     if keys <= 0:
@@ -119,7 +123,7 @@ def _by_kernel(q: Tensor, k: Tensor, v: Tensor, far: FarKeys, scale: float) -> t
     y, x = part(shared, keys, causal=True)
     if shared:
         mean, mass = part(0, shared, causal=False)
-        total = torch.logaddexp(x, mass)
+        total = torch.stack((x, mass)).logsumexp(0)  # second derivatives of `logaddexp` are NaN far apart
         y = y * (x - total).exp()[..., None] + mean * (mass - total).exp()[..., None]
         return y, total
     return F.pad(y, (0, 0, none, 0)), F.pad(x, (none, 0), value=least)

@@ -61,13 +61,13 @@ def visible_in(mask: Tensor) -> Tensor:
 def read_mask(name: str, mask: Tensor) -> tuple[Tensor, Tensor | None]:
     """The keys that a mask leaves visible, see `visible_in`, and what it adds to scores, 0 at other keys, or None.
 
-    A number that is added but was hardly meant so is named in a warning; not in graphs and transforms.
+    A number that is added but was hardly meant so is named in a warning, on the CPU; not in graphs and transforms.
     """
     seen = visible_in(mask)
     if seen is mask:
         return mask, None
     added = torch.where(seen, mask, 0)
-    if is_traced() or not added.numel():
+    if is_traced() or not (mask.is_cpu and added.numel()):
         return seen, added
     least, most = float(added.detach().min()), float(added.detach().max())
     if least < _DOUBTFUL:
@@ -106,10 +106,10 @@ class Visible(NamedTuple):
         """From visible keys, bool [B or 1, H or 1, Q, S], and what is added to scores, likewise, 0 at other keys.
 
         A causal mask with padding on the left that adds nothing becomes the rule by which it is faster, of all queries
-        also with padding on the right; not in graphs and transforms.
+        also with padding on the right; on the CPU, as its numbers are read, and not in graphs and transforms.
         """
         queries, keys = mask.shape[-2:]
-        if is_traced():
+        if is_traced() or not mask.is_cpu:
             return cls(queries, keys, mask=mask, bias=bias)
         if queries and keys and bias is None:
             last = mask[:, 0, -1]

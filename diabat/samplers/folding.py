@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.autograd import forward_ad
 
 from diabat.samplers.capabilities import UnsupportedError
@@ -84,23 +82,6 @@ def is_traced() -> bool:
 def transformed() -> bool:
     """Whether a transform of torch.func or a forward derivative is under way, which ask functions for more rules."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
-def differentiated_again(*tensors: Tensor) -> bool:
-    """Whether derivatives forward, or derivatives by torch.func of other derivatives, are asked of these tensors."""
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
-        return True
-    kinds = [level.key() for level in retrieve_all_functorch_interpreters()]
-    if TransformType.Jvp in kinds:
-        return True
-    backward = kinds.count(TransformType.Grad)
-    return backward > 1 or (backward == 1 and any(_behind(t).requires_grad for t in tensors))
-
-
-def _behind(t: Tensor) -> Tensor:
-    while torch._C._functorch.is_functorch_wrapped_tensor(t):
-        t = torch._C._functorch.get_unwrapped(t)
-    return t
 
 
 def behind_transforms(name: str, t: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from layers import attention, tokens
 
 import diabat
@@ -135,7 +136,7 @@ def test_softmax_in_a_window_is_that_of_slots(
     found: dict[str, Any] = {}
     for most in (8, 0):
         monkeypatch.setattr(core, "_WIDE", most)
-        with layer.recording():
+        with layer.recording(), sdpa_kernel(SDPBackend.MATH):
             y = layer(x, padding)
             problem = layer.last_problem()
             slopes = torch.autograd.grad(y.square().sum(), leaves, create_graph=True)

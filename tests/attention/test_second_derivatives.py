@@ -11,6 +11,7 @@ import torch
 from layers import F64, PAPER, arguments
 from torch import Tensor, nn
 from torch.autograd import forward_ad, grad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import diabat
 from diabat.attention import WindowCouplings, games
@@ -128,6 +129,16 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return found
 
 
+def by_math(entry: Entry) -> Entry:
+    """With the operators of torch in place of its fused kernels, which have one derivative."""
+
+    def made() -> tuple[Function, Leaves]:
+        function, leaves = entry()
+        return sdpa_kernel(SDPBackend.MATH)(function), leaves
+
+    return made
+
+
 def hugging_face(**options: Any) -> Entry:
     return of_layer(lambda: BoltzmannHeads(1, BoltzmannOptions(**options)))
 
@@ -139,6 +150,11 @@ def focused(maps: Tensor) -> Tensor:
     ]
 
 
+UNCOUPLED: dict[str, Entry] = {
+    "attention softmax": attention(mode="softmax"),
+    "attention softmax of all keys": attention(mode="softmax", window=4, relative=False),
+    "function without couplings": lambda: (causal, tuple(random(1, 2, 3, 2, seed=i) for i in range(3))),
+}
 RIGHT: dict[str, Entry] = {
     **{
         f"{sampled.__name__} {f} {weighting} {options}": of_game(sampled, f, weighting, **options)
@@ -165,11 +181,10 @@ RIGHT: dict[str, Entry] = {
     "NeuroGame h": neurogame(mode="h"),
     **{
         f"attention {mode}": attention(mode=mode, window=3 if mode == "h+J+K" else 2)
-        for mode in ("softmax", "h", "h+J", "J", "h+J+K", "J-self")
+        for mode in ("h", "h+J", "J", "h+J+K", "J-self")
     },
     "attention absolute": attention(window=4, relative=False),
-    "attention softmax of all keys": attention(mode="softmax", window=4, relative=False),
-    "function without couplings": lambda: (causal, tuple(random(1, 2, 3, 2, seed=i) for i in range(3))),
+    **{name: by_math(entry) for name, entry in UNCOUPLED.items()},
     "attention odds": attention(readout="odds"),
     "attention h odds": attention(mode="h", readout="odds"),
     "attention of mean_field": attention(sampler=converged()),
@@ -383,6 +398,24 @@ def test_every_way_is_right(name: str, nonlinear: bool) -> None:
             assert (got - want).abs().max() < 1e-6 * (1 + want.abs().max()), way.__name__
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented")
+@pytest.mark.parametrize("name", UNCOUPLED)
+def test_fused_kernels_of_torch_refuse_a_second_derivative(name: str) -> None:
+    """But transforms of torch.func take operators; a graph of the first derivative alone is no matter."""
+    function, leaves = UNCOUPLED[name]()
+    loss, along = first(function, leaves, nonlinear=True), tuple(random(*t.shape) for t in leaves)
+    for way in ways(leaves):
+        if way in (by_create_graph, by_inputs, by_backward, by_functional, by_hessian):
+            with pytest.raises(UnsupportedError, match=r"^gradient: .* inside of .*sdpa_kernel.SDPBackend.MATH"):
+                way(loss, leaves, along)
+    wanted = by_differences(loss, leaves, along)
+    for got, want in zip(by_reverse_of_reverse(loss, leaves, along), wanted, strict=True):
+        assert (got - want).abs().max() < 1e-6 * (1 + want.abs().max())
+    given = [t.clone().requires_grad_() for t in leaves]
+    found = [grad(loss(*given), given, create_graph=graph) for graph in (True, False)]
+    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -494,7 +527,8 @@ def test_a_slope_of_func_grad_is_differentiated_by_tensors_behind_it() -> None:
     k.requires_grad_()
     (found,) = grad(torch.func.grad(lambda q: causal(q, k, v).square().sum())(q).square().sum(), k)
     again = q.clone().requires_grad_()
-    (slope,) = grad(causal(again, k, v).square().sum(), again, create_graph=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        (slope,) = grad(causal(again, k, v).square().sum(), again, create_graph=True)
     torch.testing.assert_close(found, grad(slope.square().sum(), k)[0])
 
 

@@ -1,0 +1,213 @@
+"""Far keys by fused kernels of torch: sums and derivatives of whole matrices, in any graph, and nothing read on a host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from largest_tensor import LargestTensor
+from layers import F64, attention
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import diabat
+from diabat.attention import WindowCouplings, streaming
+from diabat.attention.flash import mean_and_mass
+from diabat.attention.streaming import FarKeys, far_sums
+from diabat.attention.visible import Visible, read_mask
+
+# Queries, keys, and the number of far keys of the first query.
+RULES = {
+    "square": (9, 9, 1),
+    "some without": (9, 9, -3),
+    "chunk": (4, 9, 4),
+    "one query": (1, 9, 5),
+    "none": (4, 4, -4),
+}
+PARTS = ("all", "no y", "no x", "some y", "small y")
+
+
+def whole(q: Tensor, k: Tensor, v: Tensor, far: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    s = (scale * q @ k.mT).masked_fill(~far, torch.finfo(q.dtype).min)
+    return s.softmax(-1) @ v, s.logsumexp(-1)
+
+
+def cotangents(y: Tensor, seen: Tensor, part: str) -> tuple[Tensor, Tensor]:
+    """Of y and of x, 0 at queries without far keys."""
+    g = torch.Generator().manual_seed(5)
+    of_y, of_x = torch.randn(y.shape, generator=g, dtype=F64), torch.randn(y.shape[:-1], generator=g, dtype=F64)
+    of_y[:, :, ::2] *= part not in ("no y", "some y")
+    of_y[:, :, 1::2] *= part != "no y"
+    of_y *= 1e-30 if part == "small y" else 1
+    of_x *= part != "no x"
+    return of_y * seen[..., None], of_x * seen
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("sizes", "scale"), [((3, 5), 0.4), ((5, 3), -0.7), ((4, 4), 0.0)])
+def test_sums_and_two_derivatives_are_those_of_whole_matrices(
+    name: str, padded: bool, sizes: tuple[int, int], scale: float
+) -> None:
+    """To 1e-13 of the largest, in float64; also where cotangents of one result are 0, or small beside the others."""
+    (queries, keys, first), g = RULES[name], torch.Generator().manual_seed(1)
+    shapes = ((2, 4, queries, sizes[0]), (2, 2, keys, sizes[0]), (2, 2, keys, sizes[1]))
+    leaves = [torch.randn(shape, generator=g, dtype=F64, requires_grad=True) for shape in shapes]
+    far = torch.arange(keys) < (first + torch.arange(queries))[:, None]
+    visible = None
+    if padded:
+        visible = torch.ones(2, 1, 1, keys, dtype=torch.bool)
+        visible[0, ..., :2], visible[1, ..., 3] = False, False
+        far = far & visible
+    seen = far.any(-1).expand(2, 4, queries)
+    results = [
+        far_sums(*leaves, FarKeys(first, visible), odds=True, scale=scale),
+        whole(*leaves, far, scale),
+    ]
+    (y, x), (mean, mass) = results
+    assert (x[~seen] == torch.finfo(F64).min).all()
+    torch.testing.assert_close((y[seen], x[seen]), (mean[seen], mass[seen]), rtol=0, atol=1e-13)
+    if not seen.any():
+        return
+    for part in PARTS:
+        given = cotangents(y, seen, part)
+        found = [torch.autograd.grad(result, leaves, given, retain_graph=True) for result in results]
+        for got, want in zip(*found, strict=True):
+            assert (got - want).abs().max() <= 1e-13 * want.abs().max().clamp_min(0 if part == "small y" else 1)
+    curved = []
+    for result in results:
+        slopes = torch.autograd.grad(result, leaves, cotangents(y, seen, "all"), create_graph=True)
+        curved.append(torch.autograd.grad(sum(t.square().sum() for t in slopes), leaves))
+    torch.testing.assert_close(*curved, rtol=1e-11, atol=1e-11)
+
+
+def test_derivatives_of_the_mass_in_float32() -> None:
+    """As exact as those of whole matrices in float32, however small cotangents of y are."""
+    g = torch.Generator().manual_seed(2)
+    leaves = [torch.randn(1, 2, 40, 8, generator=g, dtype=F64) for _ in range(3)]
+    of_y, of_x = torch.randn(1, 2, 40, 8, generator=g, dtype=F64), torch.randn(1, 2, 40, generator=g, dtype=F64)
+    of_y *= 10.0 ** -torch.arange(0, 40.0)[:, None]
+    found = []
+    for dtype in (torch.float32, F64):
+        terms = [t.to(dtype).requires_grad_() for t in leaves]
+        results = mean_and_mass(*terms, None, causal=True, scale=0.3)
+        found.append(torch.autograd.grad(results, terms, (of_y.to(dtype), of_x.to(dtype))))
+    for got, want in zip(*found, strict=True):
+        assert (got - want).abs().max() < 1e-6 * want.abs().max()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_layer_is_that_of_blocks(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = attention(3, relative=True, far="independent", readout="odds")
+    x = torch.randn(2, 20, 8, dtype=F64, requires_grad=True)
+    hidden = torch.zeros(2, 20, dtype=torch.bool)
+    hidden[0, :6], hidden[1, 15:] = True, True
+    leaves, found = [x, *layer.parameters()], []
+    for kernel in (True, False):
+        if not kernel:
+            monkeypatch.setattr(streaming, "has_kernel", lambda *_: False)
+        out = layer(x, hidden if padded else None)
+        found.append((out, *torch.autograd.grad(out.sin().sum(), leaves)))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-13)
+
+
+def leaves_on(device: str, dtype: torch.dtype, length: int = 300) -> list[Tensor]:
+    shapes = ((2, 4, length, 6), (2, 2, length, 6), (2, 2, length, 6))
+    return [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def loss(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+    y, x = far_sums(q, k, v, FarKeys(-7, visible), odds=True, scale=0.3)
+    return y.sin().sum() + x.clamp(-10, 10).cos().sum()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_eager_and_compiled_form_no_matrix_of_all_keys(padded: bool) -> None:
+    """And one graph, forward and backward, gives the same."""
+    torch._dynamo.reset()
+    terms = leaves_on("cpu", torch.float32)
+    visible = torch.ones(2, 1, 1, 300, dtype=torch.bool) if padded else None
+    with LargestTensor() as largest:
+        eager = torch.autograd.grad(loss(*terms, visible), terms)
+    formed = [largest.numel]
+
+    def compiler(graph: Any, _: Any) -> Any:
+        values = [node.meta.get("val") for node in graph.graph.nodes]
+        formed.extend(t.untyped_storage().nbytes() // t.itemsize for t in values if isinstance(t, Tensor))
+        return make_boxed_func(graph.forward)
+
+    compiled = torch.compile(loss, backend=aot_autograd(fw_compiler=compiler), fullgraph=True)
+    found = torch.autograd.grad(compiled(*terms, visible), terms)
+    torch.testing.assert_close(found, eager)
+    assert max(formed) <= 2 * 4 * 300 * 8
+
+
+class Kernels(TorchDispatchMode):
+    """The fused kernels that are called, with the dtype of their queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, torch.dtype]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().removeprefix("aten::_scaled_dot_product_")
+        if name != func.name():
+            self.found.append((name, args[0].dtype))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_kernels_of_a_gpu_take_half_precision_as_it_is(padded: bool, dtype: torch.dtype) -> None:
+    """On the device meta, whose tensors have no numbers to be read: one kernel forward and one backward."""
+    terms = leaves_on("meta", dtype)
+    visible = torch.ones(2, 1, 1, 300, dtype=torch.bool, device="meta") if padded else None
+    with Kernels() as kernels:
+        slopes = torch.autograd.grad(loss(*terms, visible), terms)
+    kind = "efficient_attention" if padded or dtype == torch.float32 else "flash_attention"
+    assert kernels.found == [(kind, dtype), (f"{kind}_backward", dtype)]
+    assert [(t.shape, t.dtype) for t in slopes] == [(t.shape, dtype) for t in terms]
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    again = torch.autograd.grad(compiled(*terms, visible), terms)
+    assert [t.shape for t in again] == [t.shape for t in terms]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_cpu_computes_half_precision_in_float32(dtype: torch.dtype) -> None:
+    terms = [t.detach() for t in leaves_on("cpu", dtype, 20)]
+    found = far_sums(*terms, FarKeys(-2), odds=True)
+    want = far_sums(*(t.float() for t in terms), FarKeys(-2), odds=True)
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+
+
+MASKS = {
+    "causal": (True, None),
+    "mask": (False, torch.bool),
+    "added": (False, torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("readout", ["odds", "probability"])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_nothing_is_read_elsewhere(name: str, readout: str, softcap: float | None) -> None:
+    """All but the couplings of a window on the device meta, forward and backward; a reading would raise."""
+    causal, kind = MASKS[name]
+    q, k, v = leaves_on("meta", torch.float32, 30)
+    mask = None if kind is None else torch.ones(2, 1, 30, 30, device="meta").tril().to(kind)
+    law: Any = {"far": "independent", "readout": readout, "softcap": softcap, "enable_gqa": True}
+    couplings = WindowCouplings(4, 4, terms="", offset_bias=True).to("meta")
+    for shown in (False, True):
+        out = diabat.boltzmann_attention(
+            q, k, v, couplings, mask, is_causal=causal, need_weights=shown, dropout_p=0.1, **law
+        )
+        found = out[0] if shown else out
+        assert len(torch.autograd.grad(found.sum(), (q, k, v))) == 3
+    if mask is not None:
+        read_mask("attn_mask", mask)
+        assert Visible.of(mask.bool()).mask is not None
