@@ -168,10 +168,11 @@ class GradientBridge:
 
         Analytic backends compute both probabilities, never 1 - P, which would be 0 where P rounds to 1.  For backends
         that draw it is the smoothed count of the same reads, 1 - P, which is never 0; and so it is if ``odds`` is False
-        and only log P is needed, but for problems whose P are all small.
+        and only log P is needed, but for problems whose P are all small.  Those are found on the CPU only.
         """
         given = fields, couplings, visible, three_body
-        if not self.draws and (odds or is_traced()):
+        unread = is_traced() or (self.sampler.plain and not fields.is_cpu)
+        if not self.draws and (odds or unread):
             return self._analytic_log_odds(Ising(*given, check=False))
         up, limits = self(*given, seed), torch.finfo(fields.dtype)
         if not self.draws and are_small(up, visible):

@@ -61,9 +61,10 @@ class LayerBridge(GradientBridge):
         *,
         odds: bool = True,
     ) -> Tensor:
-        """As in the base class; by the operator in code that is being traced."""
+        """As in the base class; by the operator in code that is being traced, unless it is operators of torch itself."""
         given = fields, couplings, visible, three_body, seed
-        if self.draws or not torch.compiler.is_compiling():
+        plain = self.sampler.plain and not fields.is_cpu
+        if self.draws or plain or not torch.compiler.is_compiling():
             return super().log_odds(*given, odds=odds)
         return self._traced(odds, *given)
 

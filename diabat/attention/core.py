@@ -391,7 +391,8 @@ def _solved(
         # than none, which some wrappers and optimisers treat differently.
         return torch.zeros_like(fields) + 0 * couplings.pairs.sum()
     K = couplings.three_body(length)
-    as_edges = K is None and bridge.takes_edges and couplings.bandwidth < couplings.window - 1
+    banded = K is None and couplings.bandwidth < couplings.window - 1
+    as_edges = banded and bridge.takes_edges and fields.is_cpu  # elsewhere the band is cut out of the matrix
     J = couplings.edges(length) if as_edges else couplings.matrix(length)
     J, K = [None if t is None else _as(t, fields) for t in (J, K)]
     if law.own_spin:

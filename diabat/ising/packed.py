@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import combinations, permutations
+import math
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -26,10 +27,12 @@ def pair_indices(
     if reach is None or reach >= n - 1:
         j, k = torch.triu_indices(n, n, offset=1, device=device)
         return j, k
-    j = torch.arange(n, device=device)[:, None].expand(n, reach)
+    # All spins but the last w have w partners, and the last ones are all coupled: no mask, whose values are read.
+    j = torch.arange(n - reach, device=device)[:, None].expand(-1, reach)
     k = j + torch.arange(1, reach + 1, device=device)
-    inside = k < n
-    return j[inside], k[inside]
+    last = torch.triu_indices(reach, reach, offset=1, device=device) + (n - reach)
+    both = torch.cat((torch.stack((j.flatten(), k.flatten())), last), 1)
+    return both[0], both[1]
 
 
 def pack_three_body(triples: Tensor, n: int) -> Tensor:
@@ -42,8 +45,10 @@ def pack_three_body(triples: Tensor, n: int) -> Tensor:
 
 def triple_indices(n: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
     """Indices of all triples j < k < l of n spins, in lexicographic order."""
-    if torch.compiler.is_compiling():  # torch.compile treats the size of torch.combinations as data-dependent
-        triples = torch.tensor(list(combinations(range(n), 3)), device=device).reshape(-1, 3)
-    else:
-        triples = torch.combinations(torch.arange(n, device=device), 3)
-    return triples[:, 0], triples[:, 1], triples[:, 2]
+    pairs = torch.triu_indices(n, n, offset=1, device=device)
+    # The pairs above each j are the last ones of all pairs.
+    counts = [math.comb(n - 1 - j, 2) for j in range(n)]
+    above = [pairs[:, pairs.shape[1] - count :] for count in counts]
+    first = [torch.full((count,), j, device=device) for j, count in enumerate(counts)]
+    k, m = torch.cat(above, 1)
+    return torch.cat(first), k, m

@@ -47,10 +47,12 @@ class Sampler(WithOptions, InFloat32, ABC):
         name: Registry name.
         num_reads: Reads that ``moments`` averages over, for sampling backends.
         smooth: Whether autograd can differentiate the result of ``_moments`` as it is, and again.
+        plain: Whether ``differentiable_log_odds`` elsewhere than on the CPU is operators of torch that read no number.
     """
 
     name: str
     smooth: bool = False
+    plain: bool = False
     num_reads: int = 1000
 
     def __new__(cls, *args: Any, **options: Any) -> Self:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from diabat.checks import check_choice, check_count, check_positive
 from diabat.compute.counter_random import stream_keys
@@ -16,6 +17,7 @@ from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.banded.band_storage import band_layout, band_width
 from diabat.samplers.banded.native import scratch_vectors, segment_of
 from diabat.samplers.banded.solution import BandSolution, Divided
+from diabat.samplers.banded.torch import NUMBERS_PER_STATE, pinned_log_odds
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import FROM_READS, Capabilities, UnsupportedError
 from diabat.samplers.folding import transformed
@@ -50,6 +52,7 @@ class BandedSampler(Sampler):
         exact=True, edges=True, log_partition=True, gradients=("exact", *FROM_READS), solution=True
     )
     smooth = True
+    plain = True
 
     def __init__(
         self,
@@ -85,11 +88,30 @@ class BandedSampler(Sampler):
 
     def differentiable_log_odds(self, ising: Ising) -> Tensor:
         """As in the base class, from one solution."""
-        if transformed():
+        if not torch.compiler.is_compiling() and transformed():
             return super().differentiable_log_odds(ising)
-        with without_autocast(ising.fields):
+        h, J = ising.fields, ising.matrix
+        with without_autocast(h):
+            if J is not None and self.bandwidth is not None and not h.is_cpu and self.engine != "native":
+                return self._unread(h, J, ising.visible)
             self._require(ising)
             return BandSolution(ising, self._divided(ising, odds=True)).attached(ising)[0]
+
+    def _unread(self, h: Tensor, J: Tensor, visible: Tensor | None) -> Tensor:
+        """Log-odds of a layer on another device than the CPU; no number is read there."""
+        assert self.bandwidth is not None
+        width = max(1, min(self.bandwidth, h.shape[-1] - 1))
+        needed = 8 * NUMBERS_PER_STATE * h.numel() << width
+        if torch.compiler.is_compiling() or needed <= self.memory_budget_mb * 2**20:
+            return pinned_log_odds(h, J, visible, width)
+        step = max(1, int(h.shape[-2] * self.memory_budget_mb * 2**20 / needed))
+        masks = [None] * h.shape[-2] if visible is None else visible.expand(h.shape).split(step, -2)
+        options: Any = {"use_reentrant": False, "preserve_rng_state": False}
+        found = [
+            checkpoint(pinned_log_odds, part, J, mask, width, **options)
+            for part, mask in zip(h.split(step, -2), masks, strict=False)
+        ]
+        return torch.cat(found, -2)
 
     def solution(self, ising: Ising, *, odds: bool = False) -> Solution:
         """As in the base class, for all problems."""
