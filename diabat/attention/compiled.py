@@ -61,7 +61,7 @@ class LayerBridge(GradientBridge):
         *,
         odds: bool = True,
     ) -> Tensor:
-        """As in the base class; by the operator in code that is being traced, unless it is operators of torch itself."""
+        """As in the base class; in traced code by the operator, unless the answer is operators of torch."""
         given = fields, couplings, visible, three_body, seed
         plain = self.sampler.plain and not fields.is_cpu
         if self.draws or plain or not torch.compiler.is_compiling():

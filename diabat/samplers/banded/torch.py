@@ -42,10 +42,14 @@ def chain(problems: BandProblems, which: slice = slice(None)) -> Chain:
     fields, bands = problems.fields[which].double(), problems.bands.double()
     (queries, n), width, device, rows = fields.shape, bands.shape[2], fields.device, problems.rows
     tables, lengths = (torch.from_numpy(t[which]).to(device) for t in (rows.tables, rows.lengths))
-    signs, live = _signs(width, fields), torch.arange(n, device=device) < lengths[:, None]
+    index, spins = (torch.arange(size, device=device) for size in (1 << width, n))
+    signs = (2 * ((index[:, None] >> index[:width]) & 1) - 1).to(fields)
+    live = spins < lengths[:, None]
     message, log_z, odds = fields.new_zeros(queries, 1 << width), fields.new_zeros(queries), []
     for t in range(n - 1, -1, -1):
-        up, down = _before(message, (bands[:, t] @ signs.T)[tables] + fields[:, t, None])
+        down, up = _later(message)
+        local = (bands[:, t] @ signs.T)[tables] + fields[:, t, None]
+        up, down = up + local, down - local
         odds.append(up - down)
         joined = _log_sum(up, down)
         # Messages are relative to the reference window; log Z sums the factors.
@@ -68,56 +72,53 @@ def marginals(c: Chain) -> Tensor:
 
 def log_odds(c: Chain) -> Tensor:
     """Log P(s_t = +1) - log P(s_t = -1), [Q, n], 0 beyond the length; differentiable."""
-    return torch.where(c.live, _of_spins(c.odds), 0)
+    out, law = (
+        [],
+        torch.zeros_like(c.log_z)[:, None],
+    )  # logarithms of the law of the windows, whose old spins exist
+    for odds in c.odds:
+        odds = odds[:, : law.shape[1]]
+        up, down = law - _softplus(-odds), law - _softplus(odds)
+        out.append(up.logsumexp(1) - down.logsumexp(1))
+        if law.shape[1] == len(c.signs):
+            up, down = (_log_sum(*half.chunk(2, 1)) for half in (up, down))
+        law = torch.stack((down, up), -1).flatten(-2)
+    return torch.where(c.live, torch.stack(out, 1), 0)
 
 
 def pinned_log_odds(fields: Tensor, J: Tensor, visible: Tensor | None, width: int) -> Tensor:
-    """The same of fields [*batch, n] and J [*lead, n, n], by operators that read no number; 0 for invisible spins.
+    """The same of fields [*batch, n] and J [*lead, n, n], in few operators that read no number; 0 for invisible spins.
 
     Invisible spins are held at -1 by strong fields, and what they would add to the fields of others is taken back.
     """
-    n, h, J = fields.shape[-1], fields.double(), J.double()
+    n, half, h, J = fields.shape[-1], 1 << (width - 1), fields.double(), J.double()
     bands = [F.pad(J.diagonal(-d, -2, -1), (d, 0)) for d in range(1, width + 1)]  # J_{t,t-d} at t
     if visible is not None:
         hidden = (~visible).double()
         for d, band in enumerate(bands[: n - 1], 1):
             h = h + band * F.pad(hidden[..., :-d], (d, 0)) + F.pad(band[..., d:] * hidden[..., d:], (0, d))
         h = torch.where(visible, h, -40 - 2 * width * J.detach().abs().amax())
-    local = torch.stack(bands, -1) @ _signs(width, h).T  # [*lead, n, 2^w]
-    message, odds = local[..., 0, :] * 0, []
-    for t in range(n - 1, -1, -1):
-        up, down = _before(message, local[..., t, :] + h[..., t, None])
-        odds.append(up - down)
-        message = _log_sum(up, down)
-    found = _of_spins(odds[::-1])
-    return (found if visible is None else found.masked_fill(~visible, 0)).to(fields.dtype)
-
-
-def _signs(width: int, like: Tensor) -> Tensor:
-    """±1 of the spins of a window, [2^w, w]; bit d is spin t-1-d."""
-    index = torch.arange(1 << width, device=like.device)
-    return (2 * ((index[:, None] >> index[:width]) & 1) - 1).to(like)
-
-
-def _before(message: Tensor, local: Tensor) -> tuple[Tensor, Tensor]:
-    """Logarithms of what follows a spin of +1 and of -1 with these local fields, from the message of the spin after."""
-    down, up = _later(message)
-    return up + local, down - local
-
-
-def _of_spins(conditional: list[Tensor]) -> Tensor:
-    """Log-odds of spins, [*, n], from those given the windows before them, n tensors [*, 2^w]."""
-    # Logarithms of the law of the windows whose old spins exist.
-    out, law = [], torch.zeros_like(conditional[0][..., :1])
-    for odds in conditional:
-        size = odds.shape[-1]
-        odds = odds[..., : law.shape[-1]]
-        up, down = law - _softplus(-odds), law - _softplus(odds)
-        out.append(up.logsumexp(-1) - down.logsumexp(-1))
-        if law.shape[-1] == size:
-            up, down = (_log_sum(*half.chunk(2, -1)) for half in (up, down))
-        law = torch.stack((down, up), -1).flatten(-2)
-    return torch.stack(out, -1)
+    index = torch.arange(2 * half, device=h.device)
+    signs = 2 * ((index >> index[:width, None]) & 1).to(h) - 1  # bit d is spin t-1-d
+    local = h[..., None] + torch.stack(bands, -1) @ signs  # of all windows, [*batch, n, 2^w]
+    # A window is its oldest spin, and the others, to which the new one comes.
+    steps = local.unflatten(-1, (2, half)).unbind(-3)
+    message, odds, found = torch.zeros_like(local[..., 0, :]), [], []
+    for own in reversed(steps):
+        down, up = message.unflatten(-1, (1, half, 2)).unbind(-1)
+        odds.append(torch.add(up - down, own, alpha=2))
+        message = (down - own + F.softplus(odds[-1], threshold=40)).flatten(-2)
+    law = torch.zeros_like(message[..., :1])  # logarithms, of the windows whose old spins exist
+    for o in (o.flatten(-2) for o in reversed(odds)):
+        o = o[..., : law.shape[-1]]
+        up = law + F.logsigmoid(o)
+        both = torch.stack((up - o, up), -1)
+        found.append(both.logsumexp(-2))
+        law = both.unflatten(-2, (2, half)).logsumexp(-3) if o.shape[-1] == 2 * half else both
+        law = law.flatten(-2)
+    down, up = torch.stack(found, -2).unbind(-1)
+    result = (up - down).to(fields.dtype)
+    return result if visible is None else result.masked_fill(~visible, 0)
 
 
 def covariances(c: Chain, p: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
