@@ -49,12 +49,11 @@ FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 KERNELS = [
     f"{folder}/{name}.py"
     for folder, names in {
-        "attention": "fused_kernel window_step",
+        "attention": "window_kernel",
         "attention/games": "order_kernel pair_gradient_kernel pair_kernel",
         "compute": "counter_random scratch threads",
         "samplers/banded": "kernel native steps torch walks",
-        "samplers/exact": "half_split half_tables kernel kernel_gradient kernel_pairs kernel_strong kernel_tables "
-        "states",
+        "samplers/exact": "kernel kernel_gradient kernel_pairs kernel_tables",
         "samplers/mean_field": "kernel rules",
         "samplers/tempering": "averages cached chain_statistics edges kernel ladder simulation single_lane summed",
     }.items()
@@ -432,8 +431,7 @@ MEMORIES = {
     ("samplers/banded/native.py", "scratch_vectors"): "a number",
     ("samplers/banded/native.py", "segment_of"): "a number",
     ("samplers/exact/compiled.py", "_rows"): "a number",
-    ("samplers/exact/compiled.py", "_kept_memory"): "scratch of a thread, up to a limit",
-    ("samplers/exact/states.py", "_table"): "the states of few spins",
+    ("samplers/exact/compiled.py", "_free"): "scratch that no call uses, of problems of up to 16 spins",
     ("samplers/mean_field/rules.py", "probe"): "an array of n numbers",
     ("samplers/mean_field/sampler.py", "_below"): "a number",
     ("samplers/tempering/results.py", "split"): "of one answer, and ends with it",

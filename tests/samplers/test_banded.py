@@ -333,4 +333,4 @@ def test_a_layer_takes_one_autograd_function() -> None:
     layer = diabat.BoltzmannAttention(8, 2, window=6, sampler="banded", bandwidth=2)
     with layer.recording():
         layer(torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(1))).sum().backward()
-        assert layer.last_path() == "fused"
+        assert layer.last_path() == "compiled"

@@ -1,15 +1,13 @@
-"""Problems of few spins, and few problems per J of more spins: one compiled call per pass, with derivatives.
+"""Exact enumeration on the CPU without three-body terms: one compiled call per direction, with a plan for each shape.
 
-Indexing that autograd records would cost more than the enumeration: the kernel reads fields and couplings where they
-are, and writes results to their places.
+A call gives its kernel addresses, since arrays that numba unpacks, and indexing that autograd records, would cost more
+than the enumeration.  The kernel reads fields and couplings where they are, and writes results to their places.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -21,326 +19,360 @@ from diabat.compute.loading import loaded
 from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
 from diabat.ising import Ising
-from diabat.samplers.answers import Moments, Solution
+from diabat.samplers.answers import Solution
+from diabat.samplers.base import LARGEST
 from diabat.samplers.derivatives import smooth_gradient
-from diabat.samplers.exact.half_split import smooth_moments
-from diabat.samplers.exact.half_tables import HalfEnergies, split_energies
-from diabat.samplers.flat import Bucket, enumeration_cost, flat, flat_fields, flat_interactions
+from diabat.samplers.exact.operators import MARGIN, pair_moments, smooth_moments
+from diabat.samplers.flat import Flat, flat
 from diabat.samplers.folding import refuse_batched_cotangent
 from diabat.samplers.kept import kept
-from diabat.samplers.odds import analytic_log_odds
+from diabat.samplers.odds import some_problems
 
 Array = NDArray[Any]
 
-_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+MOST_SPINS = 22
 _LEAST_SPINS = 6  # problems of fewer spins get phantom spins
-ALWAYS = 22
-"""Up to so many spins the kernel takes less time than products of halves even for one problem."""
-MOST_UNPADDED = 16
-"""Up to so many spins problems of all sizes share a call."""
-_LARGEST = {_FLOAT32: 72.0, _FLOAT64: 690.0}  # strength, see `kernel_tables`
-_REACH = 600.0
-"""Largest difference between the exponent of a state and a reference at which sums have all digits of float64."""
+_LARGEST = {torch.float32: 72.0, torch.float64: 690.0}  # strength, see `kernel_tables`
+_REAL: dict[torch.dtype, Any] = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
 _STATES_PER_THREAD = 1 << 20
 _PAIR_BYTES = 1 << 25  # memory for the sums of pairs of some blocks
-_KEPT_ROWS = 1 << 14  # of these sums, in memory that is kept between calls
-_LOG_2 = math.log(2.0)
-
-
-def suits_kernel(bucket: Bucket, lanes: int, budget_bytes: float) -> bool:
-    """Whether the kernel takes less time for these problems than products of halves, and its tables fit in memory.
-
-    A block of as many problems as a vector has lanes takes 1.5 times as long as W of one J.
-    """
-    spins = bucket.num_spins
-    if spins <= ALWAYS:
-        return True
-    groups, queries = len(bucket.couplings), bucket.largest
-    blocks = -(-groups * queries // lanes)
-    memory = _rows(spins) * VECTOR_BYTES * torch.get_num_threads()
-    return blocks * lanes <= groups * (9 + 2 * queries) and memory <= budget_bytes
-
-
-def gathered(ising: Ising, buckets: Sequence[Bucket]) -> Iterator[tuple[Bucket, Tensor, HalfEnergies]]:
-    """The fields [G, Q, m] and exponents of the groups of each bucket; differentiable in h, J and K."""
-    h, (J, K) = flat_fields(ising), flat_interactions(ising)
-    for bucket in buckets:
-        fields = bucket.in_slots(bucket.gather(h))
-        groups, _, m = fields.shape
-        pairs, triples = (None if t is None else bucket.interactions(t, k) for t, k in ((J, 2), (K, 3)))
-        yield bucket, fields, split_energies(pairs, triples, groups, m, h.device)
+_KEPT_ROWS = 1 << 15  # of scratch that is kept between calls, 2 MB
+_KEPT_MASK = 1 << 16
 
 
 class Plan:
-    """P problems in blocks of as many as a vector has lanes, by number of spins.
+    """P problems in blocks of as many as a vector has lanes, by number of spins, for one shape and mask.
 
     Args:
         rows: Row of each problem in the batch, int64 [P].
         couplings: Index into the distinct couplings, int64 [P].
         members: Its visible spins, int64 [P, m], n on padding.
-        n: Number of spins of a problem in the batch.
+        shape: Numbers N of problems and n of spins of the batch.
         dtype: Precision of the enumeration.
-        gathered: Whether h is given for these problems only, in the order of the blocks.
-        strong: Whether `kernel_strong` enumerates them.
 
     Attributes:
-        dtype, n, rows, strong: As in the arguments, rows in the order of the blocks.
-        places: `kernel_tables.Problems` without h and J.
+        table: What the kernel reads, int64: P, number of blocks, most spins, n, N, and the tables of
+            `kernel_tables.Problems` one after the other.
+        blocks: Number of blocks.
+        whole: Whether a problem has every number of a result.
     """
 
     def __init__(
-        self, rows: Array, couplings: Array, members: Array, n: int, dtype: Any, *, gathered: bool = False,
-        strong: bool = False,
-    ) -> None:  # fmt: skip
-        spins, lanes = (members < n).sum(1), lanes_of(dtype)
+        self, rows: Array, couplings: Array, members: Array, shape: tuple[int, int], dtype: torch.dtype
+    ) -> None:
+        (number, n), zero = shape, _REAL[dtype]
+        most, lanes = max(_LEAST_SPINS, members.shape[1]), lanes_of(zero.dtype)
+        spins = (members < n).sum(1)
+        self.whole = bool(len(rows) == number and (spins == n).all())
         order = np.argsort(spins, kind="stable")
+        members = np.pad(members, ((0, 0), (0, most - members.shape[1])), constant_values=n)
         first = np.arange(0, len(order), lanes)
         last = np.minimum(first + lanes, len(order))
         largest = np.maximum(spins[order[last - 1]], _LEAST_SPINS)
-        self.dtype, self.rows, self.n, self.strong = dtype, rows[order], n, strong
-        blocks, given = np.stack((first, last, largest), 1), np.arange(len(rows)) if gathered else self.rows
-        self.places = (blocks, given, couplings[order], spins[order], members[order])
-        most = max(_LEAST_SPINS, members.shape[1])
-        self._rows, self._pair_rows = _rows(most, strong), most * (most + 1) // 2
-        self._step = max(1, min(len(first), _PAIR_BYTES // (self._pair_rows * VECTOR_BYTES)))
-        self._threads = 1 + int((1 << largest).sum()) * lanes // _STATES_PER_THREAD
-        self._small = most <= MOST_UNPADDED
+        self.rows, self.couplings, self.members = rows[order], couplings[order], members[order]
+        header = np.array((len(rows), len(first), most, n, number))
+        tables = (
+            header,
+            np.stack((first, last, largest), 1),
+            self.rows,
+            self.couplings,
+            spins[order],
+            self.members,
+        )
+        self.table = np.concatenate([np.ravel(t) for t in tables]).astype(np.int64)
+        self.shape, self.dtype, self.zero, self.blocks, self.problems = (
+            shape,
+            dtype,
+            zero,
+            len(first),
+            len(rows),
+        )
+        self.limits, self.least = (_LARGEST[dtype], MARGIN[dtype]), math.exp(-0.9 * _LARGEST[dtype])
+        kernels = loaded("diabat.samplers.exact.kernel"), loaded("diabat.samplers.exact.kernel_gradient")
+        self._forward, self._kernels, self.no_couplings = (
+            kernels[0].forward,
+            kernels[1],
+            _no_couplings(n, dtype),
+        )
+        self.memory_rows, self.pair_rows = _rows(most), most * (most + 1) // 2
+        self.step = max(1, min(self.blocks, _PAIR_BYTES // (self.pair_rows * VECTOR_BYTES)))
+        self.threads = 1 + int((1 << largest).sum()) * lanes // _STATES_PER_THREAD
+        self._free = _free("kernel", dtype, self.memory_rows)
+        self._free_sums = _free("pairs", dtype, self.step, self.pair_rows)
+        self.no_sums = np.empty((0, self.pair_rows, lanes), zero.dtype)
 
-    def run(self, kernel: Any, problems: Any, *arrays: Any, first: int = 0, end: int | None = None) -> None:
-        """Run a kernel over the blocks from ``first`` to ``end``, on several threads if worthwhile."""
-        end = len(problems.blocks) if end is None else end
-        threads, rows, dtype = self._threads, self._rows, self.dtype
-        if first == end:  # where all problems are beyond the range of the kernel
+    def borrowed(self) -> Array:
+        """Scratch of one thread; of few spins that of an earlier call."""
+        return self._free.pop() if self._free else aligned_rows(self.memory_rows, self.zero.dtype)
+
+    def give_back(self, memory: Array) -> None:
+        """Keep scratch for later calls, if it is small."""
+        if self.memory_rows <= _KEPT_ROWS:
+            self._free.append(memory)
+
+    def borrowed_sums(self) -> Array:
+        """Room for the sums of pairs of ``step`` blocks, [step, rows, lanes]."""
+        if self._free_sums:
+            return self._free_sums.pop()
+        return aligned_rows(self.step * self.pair_rows, self.zero.dtype).reshape(
+            self.step, self.pair_rows, -1
+        )
+
+    def give_back_sums(self, sums: Array) -> None:
+        """The same for these."""
+        if self.step * self.pair_rows <= _KEPT_ROWS:
+            self._free_sums.append(sums)
+
+    def forward(self, *arguments: Any) -> None:
+        """Run the kernel over all blocks."""
+        self._run(self._forward, 0, self.blocks, *arguments)
+
+    def backward(self, lost: Array, *arguments: Any, out: Array | None) -> None:
+        """Run the derivative; dL/dJ is added to ``out``, in one order on any number of threads."""
+        kernels = self._kernels
+        if out is None:
+            self._run(kernels.backward, 0, self.blocks, *arguments, self.no_sums)
             return
-        if threads > 1:
-            threads = max(1, min(torch.get_num_threads(), end - first, threads))
-        if threads == 1 and self._small:
-            kernel(first, end, problems, *arrays, _kept_memory("kernel", rows, dtype, get_ident()))
+        sums = self.borrowed_sums()
+        for first in range(0, self.blocks, self.step):
+            end = min(first + self.step, self.blocks)
+            self._run(kernels.backward, first, end, *arguments, sums)
+            kernels.collect(first, end, self.table, self.zero, lost, sums, out)
+        self.give_back_sums(sums)
+
+    def _run(self, kernel: Any, first: int, end: int, *arguments: Any) -> None:
+        """Run a kernel over the blocks from ``first`` to ``end``, on several threads if worthwhile."""
+        threads = 1
+        if self.threads > 1:
+            threads = max(1, min(torch.get_num_threads(), end - first, self.threads))
+        if threads == 1:
+            memory = self.borrowed()
+            kernel(first, end, self.table, self.zero, *arguments, memory)
+            self.give_back(memory)
             return
         run_parts(
             equal_ranges(end - first, threads),
-            lambda part: aligned_rows(rows, dtype),
-            lambda part, memory: kernel(first + part.start, first + part.stop, problems, *arrays, memory),
+            lambda part: aligned_rows(self.memory_rows, self.zero.dtype),
+            lambda part, memory: kernel(
+                first + part.start, first + part.stop, self.table, self.zero, *arguments, memory
+            ),
         )
 
-    def run_backward(
-        self, backward: Any, collect: Any, problems: Any, *arrays: Any, out: Array | None
-    ) -> None:
-        """Run a derivative; dL/dJ is added to ``out``, in one order on any number of threads."""
-        if out is None:
-            self.run(backward, problems, *arrays, None)
-            return
-        count, step, dtype = len(problems.blocks), self._step, self.dtype
-        size = step * self._pair_rows
-        few = size <= _KEPT_ROWS
-        memory = _kept_memory("pairs", size, dtype, get_ident()) if few else aligned_rows(size, dtype)
-        sums = memory.reshape(step, self._pair_rows, -1)
-        for first in range(0, count, step):
-            end = min(first + step, count)
-            self.run(backward, problems, *arrays, sums, first=first, end=end)
-            collect(first, end, problems, sums, out)
+
+def plan_of(ising: Ising) -> Plan | None:
+    """The plan of a batch; None if no problem has a visible spin."""
+    h, J, visible = ising.fields, ising.couplings, ising.visible
+    given = h.shape, None if J is None else J.shape, h.dtype
+    if visible is None:
+        return _plan(*given)
+    if visible.numel() > _KEPT_MASK:
+        return _built(flat(ising), h.dtype)
+    # The key is the content: attention masks are small and the same at every step.
+    return _plan(*given, visible.numpy().tobytes(), visible.shape)
 
 
-@kept(lambda found, dtype: sum(16 * len(b.rows) * (4 + b.num_spins) for b in found))
-def _plan(found: tuple[Bucket, ...], dtype: Any) -> Plan:
-    """The plan of the problems of some buckets."""
-    n, most = found[0].n, max(_LEAST_SPINS, *(bucket.num_spins for bucket in found))
-    members = [np.pad(b.members, ((0, 0), (0, most - b.num_spins)), constant_values=n) for b in found]
-    rows = np.concatenate([b.rows for b in found])
-    couplings = np.concatenate([b.couplings[b.groups] for b in found])
-    return Plan(rows, couplings, np.concatenate(members), n, dtype)
+@kept(lambda h, J, dtype, mask=None, shape=None: 8 * h[:-1].numel() * (8 + 2 * h[-1]))
+def _plan(
+    h: torch.Size, J: torch.Size | None, dtype: torch.dtype, mask: bytes | None = None, shape: Any = None
+) -> Plan | None:
+    visible = None if mask is None else torch.frombuffer(bytearray(mask), dtype=torch.bool).reshape(shape)
+    fields = torch.empty((), dtype=dtype).expand(h)
+    couplings = None if J is None else torch.empty((), dtype=dtype).expand(J)
+    return _built(flat(Ising(fields, couplings, visible, check=False)), dtype)
 
 
-@kept(lambda plan, which, strong: 16 * len(plan.rows) * (4 + plan.n))
-def _part(plan: Plan, which: bytes, strong: bool) -> Plan:
-    """The plan in float64 of some of its problems, bool [P] as bytes, for their h alone."""
-    chosen = np.frombuffer(which, bool)
-    rows, couplings, members = (some[chosen] for some in (plan.rows, plan.places[2], plan.places[4]))
-    return Plan(rows, couplings, members, plan.n, _FLOAT64, gathered=True, strong=strong)
+def _built(batch: Flat, dtype: torch.dtype) -> Plan | None:
+    rows = np.flatnonzero(batch.num_visible)
+    if not len(rows):
+        return None
+    pattern = batch.pattern[rows]
+    members = batch.spins[pattern, : int(batch.counts.max())]
+    return Plan(rows, batch.couplings[rows], members, (len(batch.pattern), batch.shape[-1]), dtype)
+
+
+@kept(lambda plan, which: 16 * len(plan.table))
+def _part(plan: Plan, which: bytes) -> Plan:
+    """The plan in float64 of some of its problems, bool [P] as bytes."""
+    chosen = np.frombuffer(which, np.int8) > 0
+    rows, couplings, members = (some[chosen] for some in (plan.rows, plan.couplings, plan.members))
+    return Plan(rows, couplings, members, plan.shape, torch.float64)
 
 
 class _Pass:
-    """Problems that are enumerated by one kernel in one precision.
-
-    Args:
-        plan: Which they are.
-        h: Their fields [N, n].
-        J: [C, n, n].
-        odds: Whether log-odds are requested.
-        correlations: Whether <s_j s_k> is requested.
+    """The problems of a plan, enumerated in its precision.
 
     Attributes:
-        plan: As in the arguments.
-        couplings: J.
-        result: P(s = +1) or log-odds, [N, n]; 0 for lost problems, as all other numbers.
-        log_z: Log Z, [N].
+        result: P(s = +1) or log-odds, [*batch, n]; 0 for invisible spins, as all others; lost problems have any.
         pairs: <s_j s_k>, [N, n, n], or None.
-        lost: Which of them are beyond its range, bool [P]; None if none is.
+        lost: 1 for each of the problems that is beyond its range, int8 [P].
+        strong: Whether some are.
     """
 
-    def __init__(self, plan: Plan, h: Array, J: Array, odds: bool, correlations: bool) -> None:
-        kernel = loaded("diabat.samplers.exact.kernel")
-        (total, n), dtype, limit = h.shape, plan.dtype, _LARGEST[plan.dtype]
-        if plan.strong:
-            limit = _REACH if odds else math.inf
-        self.plan, self.couplings, self._odds = plan, J, odds
-        self._problems = kernel.Problems(*plan.places, h, J)
-        start = np.ones if odds else np.zeros
-        up, down, self.log_z = start((total, n), dtype), start((total, n), dtype), np.zeros(total, dtype)
-        sums, lost = np.zeros(total, dtype), np.zeros(len(plan.rows), bool)
-        self.pairs = np.zeros((total, n, n), dtype) if correlations else None
+    def __init__(self, plan: Plan, h: Tensor, J: Tensor | None, odds: bool, correlations: bool) -> None:
+        self.plan, self._odds, dtype = plan, odds, plan.dtype
+        number, n = plan.shape
+        self._h, self._J = _numbers(h, dtype), plan.no_couplings if J is None else _numbers(J, dtype)
+        self.result = (h.new_empty if plan.whole else h.new_zeros)(h.shape, dtype=dtype)
+        # P(s = +1), P(s = -1), and the sums of weights and log Z of each problem
+        self._kept = (np.empty if plan.whole else np.zeros)(2 * number * (n + 1), plan.zero.dtype)
+        self.pairs = h.new_zeros(number, n, n, dtype=dtype) if correlations else None
+        self.lost = np.zeros(plan.problems, np.int8)
         # The derivative of log-odds is divided by probabilities.
-        least = math.exp(-0.9 * limit) if odds else 0.0
-        self._found = kernel.Found(up, down, sums, self.log_z, lost, limit, least)
-        given, self.lost = (self._problems, self._found, self.pairs), None
-        if plan.strong:
-            shift = np.zeros((total, n))
-            plan.run(loaded("diabat.samplers.exact.kernel_strong").forward, *given, shift)
-            self.result = np.log(up) - np.log(down) + shift if odds else up
-            return
-        plan.run(kernel.forward, *given)
-        self.result = np.log(up) - np.log(down) if odds else up
-        if np.count_nonzero(lost):
-            # In the backward pass nothing is written for problems without spins.
-            self.lost, spins, blocks = lost, np.where(lost, 0, self._problems.spins), self._problems.blocks
-            some = np.maximum.reduceat(spins, blocks[:, 0]) > 0
-            self._problems = self._problems._replace(spins=spins, blocks=blocks[some])
+        least = plan.least if odds else 0.0
+        plan.forward(
+            self._h.data_ptr(), self._J.data_ptr(), *plan.limits, self.result.data_ptr(), self._kept,
+            0 if self.pairs is None else self.pairs.data_ptr(), self.lost, least, odds,
+        )  # fmt: skip
+        self.strong = np.count_nonzero(self.lost) > 0
 
-    def gradient(self, v: Array, u: Array, out: Array | None) -> Array:
-        """dL/dh [N, n]; adds dL/dJ to ``out``, float64 [C, n, n], unless it is None."""
-        kernel, fields = loaded("diabat.samplers.exact.kernel_gradient"), np.zeros(v.shape, v.dtype)
-        cotangents = kernel.Cotangents(v, u, self._odds, fields)
-        backward = kernel.backward
-        if self.plan.strong:
-            backward = loaded("diabat.samplers.exact.kernel_strong").backward
-        self.plan.run_backward(backward, kernel.collect, self._problems, self._found, cotangents, out=out)
+    @property
+    def log_z(self) -> Tensor:
+        """Log Z, [*batch]."""
+        return torch.from_numpy(self._kept[-self.plan.shape[0] :].reshape(self.result.shape[:-1]))
+
+    def gradient(self, v: Tensor, u: Tensor | None, out: Array | None) -> Tensor:
+        """dL/dh in the shape of v; adds dL/dJ to ``out``, float64 [C, n, n], unless it is None; lost ones have any."""
+        plan, dtype = self.plan, self.plan.dtype
+        v, u = _numbers(v, dtype), None if u is None else _numbers(u, dtype)
+        fields = (v.new_empty if plan.whole else v.new_zeros)(v.shape, dtype=dtype)
+        plan.backward(
+            self.lost, self._h.data_ptr(), self._J.data_ptr(),
+            *plan.limits, self._kept, self.lost, self._odds, v.data_ptr(), 0 if u is None else u.data_ptr(),
+            fields.data_ptr(), out=out,
+        )  # fmt: skip
         return fields
 
 
-class KernelSolution(Solution):
-    """The problems of some buckets; those beyond the range of a kernel are solved by the next one, alone.
+class _Strong:
+    """Problems whose couplings are beyond the range of float64, by one softmax over their states; as `_Pass`."""
 
-    Products in the precision of the fields come first, then in float64, then one exponential per state.
+    def __init__(self, ising: Ising, rows: Array, odds: bool, correlations: bool) -> None:
+        h, J = ising.fields.detach().double().requires_grad_(), ising.couplings
+        J = None if J is None else J.detach().double().requires_grad_()
+        self._leaves, self._number = [h] if J is None else [h, J], ising.num_problems
+        self._rows = torch.from_numpy(rows)
+        with torch.enable_grad():
+            given = some_problems(Ising(h, J, ising.visible, check=False), self._rows)
+            self._found = smooth_moments(given, odds=odds, states=True)
+        self.result, self.log_z = (self._placed(t.detach()) for t in self._found)
+        self.pairs = self._placed(pair_moments(given.detach(), states=True)) if correlations else None
+
+    def _placed(self, values: Tensor) -> Tensor:
+        return values.new_zeros(self._number, *values.shape[1:]).index_put((self._rows,), values)
+
+    def gradient(self, v: Tensor, u: Tensor | None, out: Array | None) -> Tensor:
+        """As of `_Pass`."""
+        result, log_z = self._found
+        with torch.enable_grad():
+            loss = (result * v[self._rows]).sum() + (0 if u is None else (log_z * u[self._rows]).sum())
+        dh, *dJ = torch.autograd.grad(loss, self._leaves, retain_graph=True, materialize_grads=True)
+        if out is not None:
+            out += dJ[0].reshape(out.shape).numpy()
+        return dh.reshape(v.shape)
+
+
+class CompiledSolution(Solution):
+    """A batch by the compiled kernel, in the precision of the fields; what is beyond its range in float64, alone.
 
     Args:
-        ising: The batch.
-        found: Its buckets that `suits_kernel` accepts.
+        ising: The batch, on the CPU, without three-body terms.
+        plan: Its plan.
         odds: Request log P(s = +1) - log P(s = -1) in place of P(s = +1).
         correlations: Request <s_j s_k> as well, outside the graph of autograd.
 
     Attributes:
-        result: As in the base class; 0 for problems of other buckets, as in all other tensors.
+        result: As in the base class.
+        correlation: <s_j s_k>, [*batch, n, n], if it was requested.
         raised: Whether the precision of some is above that of the fields.
-        strong: Whether some are beyond the range of products, and were not checked.
+
+    Raises:
+        IsingError: If a number is not finite, or a field or coupling exceeds 1e9.
     """
 
-    def __init__(
-        self, ising: Ising, found: tuple[Bucket, ...], *, odds: bool = False, correlations: bool = False
-    ) -> None:
+    def __init__(self, ising: Ising, plan: Plan, *, odds: bool = False, correlations: bool = False) -> None:
         h, J = ising.fields, ising.couplings
-        dtype, n = _FLOAT32 if h.dtype == torch.float32 else _FLOAT64, h.shape[-1]
-        self._visible, self._buckets, self._odds, self._batch, self._J = (
-            ising.visible,
-            found,
-            odds,
-            h.shape[:-1],
-            J,
-        )
-        fields = _flat(h, dtype, n)
-        couplings = np.zeros((1, n, n), dtype) if J is None else _flat(J, dtype, n, n)
-        last = _Pass(_plan(found, dtype), fields, couplings, odds, correlations)
-        self._passes, self.strong = [last], False
-        while last.lost is not None:
-            self.strong = dtype is _FLOAT64 or len(self._passes) > 1
-            plan = _part(last.plan, last.lost.tobytes(), self.strong)
-            given = fields[plan.rows].astype(_FLOAT64), couplings.astype(_FLOAT64)
-            last = _Pass(plan, *given, odds, correlations)
-            self._passes.append(last)
-        self.raised = dtype is _FLOAT32 and len(self._passes) > 1
-        self.result, self.log_partition = self._joined("result", n), self._joined("log_z")
-
-    def _joined(self, name: str, *shape: int) -> Tensor:
-        """Numbers of the first pass, [*batch, *shape], in which those of the others take their places."""
-        values = getattr(self._passes[0], name)
-        for again in self._passes[1:]:
-            values[again.plan.rows] = getattr(again, name)
-        return torch.from_numpy(values.reshape((*self._batch, *shape)))
+        self._ising, self._odds, self._couplings = ising, odds, J
+        first = self._first = _Pass(plan, h, J, odds, correlations)
+        self._others: list[tuple[Tensor, _Pass | _Strong]] = []
+        self.raised = first.strong and plan.dtype == torch.float32
+        if first.strong:
+            ising.check_size(LARGEST)
+            self._solve_again(correlations)
+        self.result = first.result
+        self.correlation = None if first.pairs is None else first.pairs.view(*h.shape, h.shape[-1])
 
     @property
-    def correlation(self) -> Tensor | None:
-        """<s_j s_k>, [*batch, n, n], if it was requested."""
-        pairs = self._passes[0].pairs
-        return None if pairs is None else self._joined("pairs", *pairs.shape[1:])
+    def log_partition(self) -> Tensor:  # type: ignore[override]  # an attribute of the base class
+        """As in the base class."""
+        return self._first.log_z
+
+    def _solve_again(self, correlations: bool) -> None:
+        """Solve what is beyond the range of the first pass, and replace what it found."""
+        ising, first = self._ising, self._first
+        last, rows = first, first.plan.rows[first.lost > 0]
+        if self.raised:
+            part = _part(first.plan, first.lost.tobytes())
+            last = _Pass(part, ising.fields, ising.couplings, self._odds, correlations)
+            self._replace(torch.from_numpy(rows), last)
+        if last.strong:
+            rows = last.plan.rows[last.lost > 0]
+            self._replace(torch.from_numpy(rows), _Strong(ising, rows, self._odds, correlations))
+
+    def _replace(self, rows: Tensor, again: _Pass | _Strong) -> None:
+        """Put the numbers of some problems in their places."""
+        self._others.append((rows, again))
+        for name in ("result", "log_z", "pairs"):
+            values, new = getattr(self._first, name), getattr(again, name)
+            if values is not None:  # of all problems, in any shape
+                rows_of = self._first.plan.shape[0], -1
+                values.view(rows_of)[rows] = new.view(rows_of)[rows].to(values)
 
     def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
         """As in the base class."""
-        first, *others = self._passes
-        dtype = first.result.dtype
-        slopes = _flat(v, dtype, v.shape[-1])
-        slope = np.zeros(len(slopes), dtype) if u is None else _flat(u, dtype)
-        J = self._J if pairs else None
-        out = None if J is None else np.zeros(first.couplings.shape)
-        fields = first.gradient(slopes, slope, out)
-        for again in others:
-            rows = again.plan.rows
-            fields[rows] = again.gradient(slopes[rows].astype(_FLOAT64), slope[rows].astype(_FLOAT64), out)
-        dh = torch.from_numpy(fields.reshape(v.shape))
+        J, n = self._couplings if pairs else None, v.shape[-1]
+        out = None if J is None else np.zeros(J.shape)
+        dh = self._first.gradient(v, u, out)
+        if self._others:
+            slopes, slope, fields = v.reshape(-1, n), None if u is None else u.reshape(-1), dh.view(-1, n)
+            for rows, again in self._others:
+                fields[rows] = again.gradient(slopes, slope, out)[rows].to(fields)
         if J is None or out is None:
             return dh, None
-        return dh, torch.from_numpy(out.reshape(J.shape)).to(J.dtype)
+        return dh, torch.from_numpy(out.astype(self._first.plan.zero.dtype, copy=False))
 
     def backward(self, ctx: Any, v: Tensor, u: Tensor | None) -> tuple[Tensor | None, ...]:
         """As in the base class; differentiable again if create_graph is set."""
         refuse_batched_cotangent(v, u)
         if not torch.is_grad_enabled():
             return self.gradient(v, u, pairs=ctx.needs_input_grad[1])
-        return smooth_gradient(ctx.saved_tensors, self.smooth, ctx.needs_input_grad, v, u)
+        return smooth_gradient(ctx.saved_tensors, self._smooth, ctx.needs_input_grad, v, u)
 
-    def smooth(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The result and log Z by differentiable operations, in float64."""
-        J = None if J is None else J.double()
-        ising = Ising(fields.double(), J, self._visible, check=False)
-        found = _smooth(ising, self._buckets)
-        assert found.log_partition is not None
-        p = analytic_log_odds(_smooth, ising) if self._odds else found.probability
-        return p, found.log_partition
+    def _smooth(self, fields: Tensor, J: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The result and log Z by operators, in float64."""
+        ising = Ising(fields.double(), None if J is None else J.double(), self._ising.visible, check=False)
+        return smooth_moments(ising, odds=self._odds)
 
 
-def of_no_spins(ising: Ising) -> Tensor:
-    """P(s = +1) = 0 of problems without a visible spin, one state of exponent 0; a constant in h, J and K."""
-    return ising.fields * 0 + sum(0 * term.sum() for term in ising.terms if term is not None)
-
-
-def _smooth(ising: Ising, buckets: tuple[Bucket, ...] = ()) -> Moments:
-    """P(s = +1) and log Z by differentiable operations, in float64, of some or all buckets; 0 for the others."""
-    batch, values, log_z = flat(ising), [], []
-    buckets = buckets or batch.buckets(enumeration_cost)
-    if not buckets:
-        zero = of_no_spins(ising)
-        return Moments(zero, ising.visible_mask, log_partition=zero.sum(-1))
-    for bucket, fields, energies in gathered(ising, buckets):
-        p, z = smooth_moments(fields, energies)
-        values.append(bucket.from_slots(p))
-        log_z.append(bucket.from_slots(z) - _LOG_2 * torch.from_numpy(bucket.padding_spins()))
-    p, z = batch.per_spin(buckets, values), batch.per_problem(buckets, log_z)
-    return Moments(p, ising.visible_mask, log_partition=z)
-
-
-def _flat(values: Tensor, dtype: Any, *last: int) -> Array:
-    """All leading dimensions as one, contiguous and in this precision."""
-    array = (values.detach() if values.requires_grad else values).numpy()
-    return np.ascontiguousarray(array, dtype).reshape(-1, *last)
+def _numbers(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous tensor in this precision, whose numbers stand in memory as they are."""
+    if values.dtype == dtype and values.is_contiguous() and not values.is_neg():
+        return values
+    return values.detach().to(dtype).contiguous().resolve_neg()
 
 
 @lru_cache(maxsize=16)
-def _rows(most: int, strong: bool = False) -> int:
-    """Rows of the scratch of a thread, see `kernel_tables.divided` and `kernel_strong.Sums`."""
+def _no_couplings(n: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(n, n, dtype=dtype, device="cpu")
+
+
+@lru_cache(maxsize=16)
+def _rows(most: int) -> int:
+    """Rows of the scratch of a thread, see `kernel_tables.divided`."""
     a, pairs = (most + 2) // 3, most * (most + 1) // 2
-    more = (3 << 2 * a) + 2 * most + pairs + 2 if strong else 0
-    return (4 << (2 * a)) + (11 + 2 * a << a) + 4 * a + 1 + 3 * pairs + 2 * most + 6 + more
+    return (4 << (2 * a)) + (11 + 2 * a << a) + 4 * a + 1 + 3 * pairs + 3 * most + 6
 
 
 @lru_cache(maxsize=16)
-def _kept_memory(use: str, rows: int, dtype: Any, thread: int) -> Array:
-    """Scratch that a thread uses again in later calls."""
-    return aligned_rows(rows, dtype)
+def _free(use: str, dtype: torch.dtype, *sizes: int) -> list[Array]:
+    """Scratch that no call uses."""
+    return []

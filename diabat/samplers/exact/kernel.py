@@ -17,17 +17,21 @@ from diabat.compute.jit import inner, jit
 from diabat.compute.simd import (
     add,
     address,
+    at_address,
     constant,
     divide,
     fma,
     item,
     load,
     mul,
+    offset,
     set_item,
     skip,
     store,
+    sub,
     where_less,
 )
+from diabat.compute.simd_functions import logarithm
 from diabat.samplers.exact.kernel_pairs import fill_pairs
 from diabat.samplers.exact.kernel_tables import (
     Problems,
@@ -36,6 +40,8 @@ from diabat.samplers.exact.kernel_tables import (
     fill_factors,
     fill_tables,
     fill_terms,
+    opened,
+    span,
     thirds,
     triangle,
 )
@@ -44,41 +50,74 @@ _LOG_2 = math.log(2.0)
 
 
 class Found(NamedTuple):
-    """What the enumeration found.
+    """What the enumeration found, as addresses.
 
     Attributes:
-        up: P(s = +1), [N, n]; written for visible spins of the problems only, as below.
-        down: P(s = -1).
+        result: P(s = +1), or log P(s = +1) - log P(s = -1), [N, n]; written for visible spins of the problems only, as
+            below.
+        up: P(s = +1) of the clipped fields, [N, n].
+        down: P(s = -1), likewise.
         total: Z with every phantom spin, divided by the scale of the problem, [N].
         log_z: Log Z without phantom spins, [N].
-        lost: Whether each problem is beyond the range of the precision, bool [P]; nothing else is written for it.
-        limit: Largest strength in the range, see `kernel_tables`.
+        pairs: <s_j s_k>, [N, n, n], 1 on the diagonal, if they are requested.
+        lost: 1 for each problem beyond the range of the precision, [P], else as it was; nothing else is written for it.
         least: Smallest probability in the range.
+        odds: Whether log-odds are the result.
     """
 
+    result: Any
     up: Any
     down: Any
     total: Any
     log_z: Any
+    pairs: Any
     lost: Any
-    limit: Any
     least: Any
+    odds: Any
 
 
 @jit
-def forward(first: int, end: int, problems: Problems, found: Found, correlation: Any, memory: Any) -> None:
-    """Enumerate the blocks from ``first`` to ``end``.
+def forward(
+    first: int, end: int, plan: Any, zero: Any, h: int, J: int, limit: float, margin: float, result: int, kept: Any,
+    pairs: int, lost: Any, least: float, odds: bool, memory: Any,
+) -> int:  # fmt: skip
+    """Enumerate the blocks from ``first`` to ``end`` of a plan; returns the number of lost problems.
 
-    ``correlation`` receives <s_j s_k>, [N, n, n], 1 on the diagonal; it is None if they are not requested.
+    Numbers of h, J, the result and pairs are at their addresses, and have the type of ``zero``; ``kept`` has up, down,
+    total and log_z of `Found` one after the other; ``pairs`` is 0 if correlations are not requested.
     """
-    lanes, work = memory.shape[1], divided(memory, problems.members.shape[1])
+    problems = opened(plan, at_address(zero, h), at_address(zero, J), zero, limit, margin)
+    to, sums = at_address(zero, result), at_address(zero, pairs)
+    found = results(problems, plan, to, address(kept), sums, lost, least, odds)
+    return enumerate_blocks(first, end, problems, found, pairs != 0, memory)
+
+
+@inner
+def results(
+    problems: Problems, plan: Any, result: Any, kept: Any, pairs: Any, lost: Any, least: float, odds: bool
+) -> Found:
+    """The results at their addresses."""
+    number, size = plan[4], plan[4] * problems.n
+    total = offset(kept, 2 * size)
+    log_z = offset(total, number)
+    return Found(result, kept, offset(kept, size), total, log_z, pairs, address(lost), least, odds)
+
+
+@inner
+def enumerate_blocks(
+    first: int, end: int, problems: Problems, found: Found, with_pairs: bool, memory: Any
+) -> int:
+    """Enumerate some blocks; returns the number of lost problems."""
+    lanes, work, lost = memory.shape[1], divided(memory, problems.most), 0
     M, tile, rows, columns = work.M, work.tile, work.rows, work.columns
     up, down, totals = work.up, work.down, work.totals
     for block in range(first, end):
-        m = problems.blocks[block, 2]
+        _, _, m = span(problems, block)
         fill_terms(problems, block, lanes, work.factors)
-        fill_factors(m, found.limit, work)
-        if not _in_range(problems, found, totals, lanes, block):
+        fill_factors(m, problems.limit, problems.margin, work)
+        beyond, some = _beyond(problems, found, totals, lanes, block)
+        lost += beyond
+        if not some:
             continue
         fill_tables(m, work)
         # Sums over y come first, then those over z; sums over x are needed for pairs only.
@@ -86,36 +125,34 @@ def forward(first: int, end: int, problems: Problems, found: Found, correlation:
         row, column, summed = a + b, 0, a
         left, right, factor = work.G, work.F, work.H
         p, q, r = c, a, b
-        for step in range(2 if correlation is None else 3):
-            products(
-                left, 1 << p, right, 1 << r, factor, 1 << q, tile, rows, columns, correlation is not None, M
-            )
+        for step in range(3 if with_pairs else 2):
+            products(left, 1 << p, right, 1 << r, factor, 1 << q, tile, rows, columns, with_pairs, M)
             if step < 2:
                 fold(rows, p, skip(up, row), skip(down, row), skip(totals, 2 - 2 * step))
             if step == 1:
                 fold(columns, q, skip(up, column), skip(down, column), skip(totals, step))
-            if correlation is not None:
+            if with_pairs:
                 fill_pairs(M, row, p, column, q, work)
             # Every third takes the place of the one before it.
             left, right, factor = factor, left, right
             p, q, r = q, r, p
             row, column, summed = column, summed, row
         _normalise(m, a, a + b, up, down, totals)
-        _write(problems, found, work, lanes, block)
-        if correlation is not None:
-            write_pairs(problems, found, correlation, work, lanes, block)
+        lost += _write(problems, found, work, lanes, block)
+        if with_pairs:
+            write_pairs(problems, found, work, lanes, block)
+    return lost
 
 
 @inner
-def _in_range(problems: Problems, found: Found, totals: Any, lanes: int, block: int) -> bool:
-    """Note which problems of a block are too strong; returns whether some are not."""
-    start, stop, some = problems.blocks[block, 0], problems.blocks[block, 1], False
+def _beyond(problems: Problems, found: Found, totals: Any, lanes: int, block: int) -> Any:
+    """Note which problems of a block are too strong; returns their number, and whether others are not."""
+    (start, stop, _), lost = span(problems, block), 0
     for q in range(stop - start):
-        if item(totals, 5 * lanes + q) <= found.limit:  # not so for NaN
-            some = True
-        else:
-            found.lost[start + q] = True
-    return some
+        if not item(totals, 5 * lanes + q) <= problems.limit:  # so for NaN
+            set_item(found.lost, start + q, 1)
+            lost += 1
+    return lost, lost < stop - start
 
 
 @inner
@@ -242,35 +279,43 @@ def _normalise(m: int, a: int, second: int, up: Any, down: Any, totals: Any) -> 
 
 
 @inner
-def _write(problems: Problems, found: Found, work: Work, lanes: int, block: int) -> None:
-    """Write the probabilities and Z of a block; every phantom spin has doubled Z."""
-    start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
-    n, most = problems.h.shape[1], problems.members.shape[1]
-    members, above, below, totals = address(problems.members), work.up, work.down, work.totals
-    up, down = address(found.up), address(found.down)
+def _write(problems: Problems, found: Found, work: Work, lanes: int, block: int) -> int:
+    """Write the results of a block, and return how many are lost; every phantom spin has doubled Z."""
+    (start, stop, m), n, most, lost = span(problems, block), problems.n, problems.most, 0
+    above, below, totals, excess, odds = work.up, work.down, work.totals, work.excess, work.factors
+    if found.odds:
+        for k in range(m):
+            store(odds, k, sub(logarithm(load(above, k)), logarithm(load(below, k))))
     for q in range(stop - start):
         place = start + q
-        if found.lost[place] or item(totals, 3 * lanes + q) < found.least:
-            found.lost[place] = True
+        if item(found.lost, place) != 0:
             continue
-        row = problems.rows[place]
-        total, spins = item(totals, q), problems.spins[place]
-        found.total[row] = total
-        found.log_z[row] = math.log(float(total)) - _LOG_2 * (m - spins) + item(totals, 4 * lanes + q)
+        if item(totals, 3 * lanes + q) < found.least:
+            set_item(found.lost, place, 1)
+            lost += 1
+            continue
+        row, spins, total = item(problems.rows, place), item(problems.spins, place), item(totals, q)
+        set_item(found.total, row, total)
+        log_z = math.log(float(total)) - _LOG_2 * (m - spins) + item(totals, 4 * lanes + q)
+        set_item(found.log_z, row, type(total)(log_z))
         for k in range(spins):
-            at = row * n + item(members, place * most + k)
-            set_item(up, at, item(above, k * lanes + q))
-            set_item(down, at, item(below, k * lanes + q))
+            at = row * n + item(problems.members, place * most + k)
+            up, more = item(above, k * lanes + q), item(excess, k * lanes + q)
+            set_item(found.up, at, up)
+            set_item(found.down, at, item(below, k * lanes + q))
+            if found.odds:
+                up = item(odds, k * lanes + q) + more + more
+            elif more < 0:
+                up *= type(up)(math.exp(more + more))
+            set_item(found.result, at, up)
+    return lost
 
 
 @inner
-def write_pairs(
-    problems: Problems, found: Found, correlation: Any, work: Work, lanes: int, block: int
-) -> None:
+def write_pairs(problems: Problems, found: Found, work: Work, lanes: int, block: int) -> None:
     """Write <s_j s_k> of a block."""
-    start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
-    n, most = problems.h.shape[1], problems.members.shape[1]
-    members, sums, out = address(problems.members), work.sums, address(correlation)
+    (start, stop, m), n, most = span(problems, block), problems.n, problems.most
+    members, sums, out = problems.members, work.sums, found.pairs
     one = constant(load(sums, 0), 1.0)
     inverse, least = divide(one, load(work.totals, 0)), constant(one, -1.0)
     for row in range(triangle(m)):
@@ -280,10 +325,10 @@ def write_pairs(
         store(sums, row, where_less(least, value, value, least))
     for q in range(stop - start):
         place, at = start + q, q
-        if found.lost[place]:
+        if item(found.lost, place) != 0:
             continue
-        row = problems.rows[place]
-        for j in range(problems.spins[place]):
+        row = item(problems.rows, place)
+        for j in range(item(problems.spins, place)):
             spin = item(members, place * most + j)
             first, second = (row * n + spin) * n, row * n * n + spin
             for k in range(j):
@@ -291,5 +336,5 @@ def write_pairs(
                 set_item(out, first + other, value)
                 set_item(out, second + other * n, value)
                 at += lanes
-            set_item(out, first + spin, problems.h.dtype.type(1))
+            set_item(out, first + spin, type(problems.zero)(1))
             at += lanes

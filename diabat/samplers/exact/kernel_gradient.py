@@ -17,12 +17,14 @@ divided by its largest number, so that no product exceeds the range of the forwa
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from diabat.compute.jit import inner, jit
 from diabat.compute.simd import (
     add,
     address,
+    at_address,
     constant,
     divide,
     fma,
@@ -34,7 +36,7 @@ from diabat.compute.simd import (
     store,
     where_less,
 )
-from diabat.samplers.exact.kernel import Found, copy_columns
+from diabat.samplers.exact.kernel import Found, copy_columns, results
 from diabat.samplers.exact.kernel_pairs import fill_pairs, fill_spins
 from diabat.samplers.exact.kernel_tables import (
     Problems,
@@ -44,44 +46,59 @@ from diabat.samplers.exact.kernel_tables import (
     fill_factors,
     fill_tables,
     fill_terms,
+    opened,
+    span,
     thirds,
     triangle,
 )
 
 
 class Cotangents(NamedTuple):
-    """Cotangents of the results, and what is computed from them.
+    """Cotangents of the results, and what is computed from them, as addresses.
 
     Attributes:
         v: Of P(s = +1) or of the log-odds, [N, n].
         u: Of log Z, [N].
-        odds: Whether v belongs to the log-odds.
+        with_u: Whether there is u; else it is 0.
         fields: dL/dh, [N, n].
     """
 
     v: Any
     u: Any
-    odds: Any
+    with_u: Any
     fields: Any
 
 
 @jit
 def backward(
+    first: int, end: int, plan: Any, zero: Any, h: int, J: int, limit: float, margin: float, kept: Any, lost: Any,
+    odds: bool, v: int, u: int, fields: int, parts: Any, memory: Any,
+) -> None:  # fmt: skip
+    """Compute dL/dh, and the sums for dL/dJ of the blocks from ``first`` to ``end``; addresses as in `kernel.forward`.
+
+    ``u`` is 0 if log Z has no cotangent.  ``parts`` receives Σ_s g s_j s_k in the rows of `kernel_tables.triangle`,
+    [k, rows, lanes], of block b at b mod k; it is empty if dL/dJ is not requested.
+    """
+    problems = opened(plan, at_address(zero, h), at_address(zero, J), zero, limit, margin)
+    out = at_address(zero, fields)
+    found = results(problems, plan, out, address(kept), out, lost, 0.0, odds)
+    cotangents = Cotangents(at_address(zero, v), at_address(zero, u), u != 0, out)
+    differentiate_blocks(first, end, problems, found, cotangents, parts, memory)
+
+
+@inner
+def differentiate_blocks(
     first: int, end: int, problems: Problems, found: Found, cotangents: Cotangents, parts: Any, memory: Any
 ) -> None:
-    """Compute dL/dh, and the sums for dL/dJ of the blocks from ``first`` to ``end``.
-
-    ``parts`` receives Σ_s g s_j s_k in the rows of `kernel_tables.triangle`, [k, rows, lanes], of block b at b mod k;
-    it is None if dL/dJ is not requested.
-    """
-    lanes, work = memory.shape[1], divided(memory, problems.members.shape[1])
+    """Compute dL/dh, and the sums for dL/dJ, of some blocks."""
+    lanes, work = memory.shape[1], divided(memory, problems.most)
     tile, above, below, scale = work.tile, work.up, work.down, work.totals
     f1, f2, f3 = work.rows, work.columns, work.start
     for block in range(first, end):
-        m = problems.blocks[block, 2]
+        _, _, m = span(problems, block)
         a, b, c = thirds(m)
         fill_terms(problems, block, lanes, work.factors)
-        fill_factors(m, found.limit, work)
+        fill_factors(m, problems.limit, problems.margin, work)
         fill_tables(m, work)
         fill_numbers(problems, found, cotangents, work, lanes, block)
         rescale(m, above, below, scale)
@@ -94,47 +111,50 @@ def backward(
         left, right, factor = work.G, work.F, work.H
         p, q, r = c, a, b
         f, g, h = f3, f1, f2
-        for _ in range(2 if parts is None else 3):
+        for _ in range(3 if len(parts) else 2):
             _weighted(left, 1 << p, right, 1 << r, factor, 1 << q, f, g, h, tile, work.M)
-            if parts is None:
-                fill_spins(work.M, row, p, column, q, work)
-            else:
+            if len(parts):
                 fill_pairs(work.M, row, p, column, q, work)
+            else:
+                fill_spins(work.M, row, p, column, q, work)
             left, right, factor = factor, left, right
             p, q, r = q, r, p
             row, column, summed = column, summed, row
             f, g, h = g, h, f
-        write_sums(problems, cotangents, parts, work, lanes, block)
+        write_sums(problems, found, cotangents, parts, work, lanes, block)
 
 
 @inner
 def fill_numbers(
     problems: Problems, found: Found, cotangents: Cotangents, work: Work, lanes: int, block: int
 ) -> None:
-    """Fill the number of every spin at +1 and at -1, and the totals with 1/Z and with u."""
-    start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
-    n, most = problems.h.shape[1], problems.members.shape[1]
-    above, below, scale = work.up, work.down, work.totals
+    """Fill the number of every spin at +1 and at -1, and the totals with 1/Z and with u; 0 for lost problems."""
+    (start, stop, m), n, most = span(problems, block), problems.n, problems.most
+    above, below, scale, v = work.up, work.down, work.totals, cotangents.v
     zero = constant(load(scale, 0), 0.0)
     for k in range(m):
         store(above, k, zero), store(below, k, zero)
     store(scale, 0, zero), store(scale, 1, zero)
-    members, v = address(problems.members), address(cotangents.v)
-    up, down = address(found.up), address(found.down)
     for q in range(stop - start):
         place = start + q
-        row = problems.rows[place]
-        set_item(scale, q, 1 / found.total[row])
-        set_item(scale, lanes + q, cotangents.u[row])
-        for k in range(problems.spins[place]):
-            at, to = row * n + item(members, place * most + k), k * lanes + q
-            slope, p, other = item(v, at), item(up, at), item(down, at)
-            if cotangents.odds:
+        if item(found.lost, place) != 0:
+            continue
+        row = item(problems.rows, place)
+        set_item(scale, q, 1 / item(found.total, row))
+        if cotangents.with_u:
+            set_item(scale, lanes + q, item(cotangents.u, row))
+        for k in range(item(problems.spins, place)):
+            at, to = row * n + item(problems.members, place * most + k), k * lanes + q
+            slope, p, other = item(v, at), item(found.up, at), item(found.down, at)
+            if found.odds:
                 set_item(above, to, slope / p)
                 set_item(below, to, -slope / other)
-            else:
-                set_item(above, to, slope * other)
-                set_item(below, to, -slope * p)
+                continue
+            more = item(work.excess, to)
+            if more != 0:  # of a clipped field the smaller of both probabilities is smaller still
+                slope *= type(slope)(math.exp(-2 * abs(more)))
+            set_item(above, to, slope * other)
+            set_item(below, to, -slope * p)
 
 
 @inner
@@ -218,45 +238,48 @@ def _weighted(
 
 @inner
 def write_sums(
-    problems: Problems, cotangents: Cotangents, parts: Any, work: Work, lanes: int, block: int
+    problems: Problems, found: Found, cotangents: Cotangents, parts: Any, work: Work, lanes: int, block: int
 ) -> None:
     """Undo the scale of the sums of a block, and write dL/dh and the sums for dL/dJ."""
-    start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
-    n, most, sums = problems.h.shape[1], problems.members.shape[1], work.sums
+    (start, stop, m), n, most, sums = span(problems, block), problems.n, problems.most, work.sums
     factor = load(work.totals, 0)
     for row in range(triangle(m)):
         store(sums, row, mul(load(sums, row), factor))
-    members, out = address(problems.members), address(cotangents.fields)
     for q in range(stop - start):
         place = start + q
-        row = problems.rows[place]
-        for k in range(problems.spins[place]):
+        row = item(problems.rows, place)
+        for k in range(item(problems.spins, place)):
             value = item(sums, (triangle(k) + k) * lanes + q)
-            set_item(out, row * n + item(members, place * most + k), value)
-    if parts is not None:
+            set_item(cotangents.fields, row * n + item(problems.members, place * most + k), value)
+    if len(parts):
         target = address(parts[block % len(parts)])
         for row in range(triangle(m)):
             store(target, row, load(sums, row))
 
 
 @jit
-def collect(first: int, end: int, problems: Problems, parts: Any, out: Any) -> None:
-    """Add the sums of these blocks to dL/dJ, [C, n, n]; J is read through its symmetric part."""
-    n, most, rows, lanes = out.shape[1], problems.members.shape[1], parts.shape[1], parts.shape[2]
-    members, sums, target, half = address(problems.members), address(parts), address(out), out.dtype.type(0.5)
+def collect(first: int, end: int, plan: Any, zero: Any, lost: Any, parts: Any, out: Any) -> None:
+    """`add_pair_sums` of a plan."""
+    add_pair_sums(first, end, opened(plan, address(out), address(out), zero, 0.0, 0.0), lost, parts, out)
+
+
+@inner
+def add_pair_sums(first: int, end: int, problems: Problems, lost: Any, parts: Any, out: Any) -> None:
+    """Add the sums of some blocks to dL/dJ, float64 [C, n, n]; J is read through its symmetric part."""
+    n, most, rows, lanes = problems.n, problems.most, parts.shape[1], parts.shape[2]
+    members, sums, target = problems.members, address(parts), address(out)
     for block in range(first, end):
-        start, stop, base = (
-            problems.blocks[block, 0],
-            problems.blocks[block, 1],
-            (block % len(parts)) * rows * lanes,
-        )
+        start, stop, _ = span(problems, block)
+        base = (block % len(parts)) * rows * lanes
         for place in range(start, stop):
-            couplings, at = problems.coupling[place] * n * n, base + place - start
-            for j in range(problems.spins[place]):
+            if item(address(lost), place) != 0:
+                continue
+            couplings, at = item(problems.coupling, place) * n * n, base + place - start
+            for j in range(item(problems.spins, place)):
                 spin = item(members, place * most + j)
                 upper, lower = couplings + spin * n, couplings + spin
                 for k in range(j):
-                    other, value = item(members, place * most + k), half * item(sums, at)
+                    other, value = item(members, place * most + k), 0.5 * item(sums, at)
                     set_item(target, upper + other, item(target, upper + other) + value)
                     set_item(target, lower + other * n, item(target, lower + other * n) + value)
                     at += lanes

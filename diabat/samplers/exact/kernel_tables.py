@@ -8,7 +8,10 @@ with the energies e of the pairs within a third, have exp(Σ h s + Σ J s s) = F
 exp(±h) and exp(±J).  Where Σ|h| + Σ|J| exceeds a limit, the factors of h become exp(±h - t |h|), with the t that takes
 the excess off.  A problem is in the range of its precision if its strength is at most that limit:
 
-    max(Σ|J|, 4 Σ_{j<k} |J_jk| of every spin k, min(Σ|h| + Σ|J|, 2.4 (max |h| + Σ|J|))).
+    max(Σ|J|, 4 Σ_{j<k} |J_jk| of every spin k, min(Σ|h| + Σ|J|, 2.4 (max |h| + Σ|J|))),
+
+with fields clipped at c_k = Σ_j |J_jk| + margin, beyond which the other spins cannot turn spin k; what is clipped is
+added to its log-odds, twice, and to log Z.
 
 No factor, product or sum of products then exceeds 2^m exp(limit), and what falls below the range is less than 2^m of
 exp(-2 limit / 2.4) of the sum of states with any one spin fixed.
@@ -16,6 +19,7 @@ exp(-2 limit / 2.4) of the sum of states with any one spin fixed.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from diabat.compute.jit import inner
@@ -27,6 +31,7 @@ from diabat.compute.simd import (
     item,
     load,
     mul,
+    offset,
     set_item,
     skip,
     store,
@@ -35,9 +40,12 @@ from diabat.compute.simd import (
 )
 from diabat.compute.simd_functions import exponential
 
+HEADER = 5  # numbers of a plan before its tables
+LARGEST = 1e9  # of fields, as for every analytic backend
+
 
 class Problems(NamedTuple):
-    """P problems in the order of their blocks, as many per block as a vector has lanes.
+    """P problems in the order of their blocks, as many per block as a vector has lanes, as addresses.
 
     Attributes:
         blocks: First and end of each block, and its number of spins in the enumeration, int64 [blocks, 3].
@@ -45,8 +53,13 @@ class Problems(NamedTuple):
         coupling: Index into the C distinct couplings, int64 [P].
         spins: Number of visible spins, int64 [P].
         members: The visible spins, int64 [P, most].
+        most: Largest number of spins of a problem, at least 6.
+        n: Number of spins of a problem in the batch.
         h: [N, n].
         J: [C, n, n], read through its symmetric part.
+        zero: 0 in the precision of the enumeration.
+        limit: Largest strength in the range.
+        margin: By how much a field exceeds the couplings of its spin before it is clipped.
     """
 
     blocks: Any
@@ -54,8 +67,31 @@ class Problems(NamedTuple):
     coupling: Any
     spins: Any
     members: Any
+    most: Any
+    n: Any
     h: Any
     J: Any
+    zero: Any
+    limit: Any
+    margin: Any
+
+
+@inner
+def opened(plan: Any, h: Any, J: Any, zero: Any, limit: float, margin: float) -> Problems:
+    """The problems of a plan, int64 (see `compiled.Plan`)."""
+    tables, count, blocks = address(plan), plan[0], plan[1]
+    rows = HEADER + 3 * blocks
+    return Problems(
+        offset(tables, HEADER), offset(tables, rows), offset(tables, rows + count), offset(tables, rows + 2 * count),
+        offset(tables, rows + 3 * count), plan[2], plan[3], h, J, zero, limit, margin,
+    )  # fmt: skip
+
+
+@inner
+def span(problems: Problems, block: int) -> Any:
+    """First and end of the problems of a block, and its number of spins."""
+    blocks, at = problems.blocks, 3 * block
+    return item(blocks, at), item(blocks, at + 1), item(blocks, at + 2)
 
 
 class Work(NamedTuple):
@@ -76,7 +112,9 @@ class Work(NamedTuple):
         factors, inverses: exp(±h) and exp(±J) in the rows of `triangle`, [most (most + 1) / 2, lanes].
         sums: Σ s_j s_k of the pairs j < k and Σ s_k in the same rows.
         up, down: Sums with spin k at +1 and at -1, or a number of spin k at +1 and at -1, [most, lanes].
-        totals: Sums over the states of each third, the smallest probability, t Σ|h|, and the strength, [6, lanes].
+        totals: Sums over the states of each third, the smallest probability, t Σ|h| + Σ|excess|, and the strength,
+            [6, lanes].
+        excess: h less its clipped value, [most, lanes].
     """
 
     F: Any
@@ -102,6 +140,7 @@ class Work(NamedTuple):
     up: Any
     down: Any
     totals: Any
+    excess: Any
 
 
 @inner
@@ -118,10 +157,10 @@ def divided(memory: Any, most: int) -> Work:
     field, field_inverse, found = skip(powers, a), skip(powers, 2 * a), skip(powers, 3 * a)
     factors = skip(found, a + 1)
     inverses, sums, up = skip(factors, pairs), skip(factors, 2 * pairs), skip(factors, 3 * pairs)
-    down, totals = skip(up, most), skip(up, 2 * most)
+    down, totals, excess = skip(up, most), skip(up, 2 * most), skip(up, 2 * most + 6)
     return Work(
         F, G, H, M, tile, start, rise, fall, rows, columns, halves, above, signed, powers, field, field_inverse, found,
-        factors, inverses, sums, up, down, totals,
+        factors, inverses, sums, up, down, totals, excess,
     )  # fmt: skip
 
 
@@ -140,15 +179,14 @@ def thirds(m: int) -> Any:
 @inner
 def fill_terms(problems: Problems, block: int, lanes: int, out: Any) -> None:
     """Write h and J of a block in the rows of `triangle`; 0 for phantom spins and lanes without a problem."""
-    start, stop, m = problems.blocks[block, 0], problems.blocks[block, 1], problems.blocks[block, 2]
-    n, most = problems.h.shape[1], problems.members.shape[1]
-    h, J, members = address(problems.h), address(problems.J), address(problems.members)
-    zero, half = problems.h.dtype.type(0), problems.h.dtype.type(0.5)
+    start, stop, m = span(problems, block)
+    n, most, h, J, members = problems.n, problems.most, problems.h, problems.J, problems.members
+    zero, half = problems.zero, type(problems.zero)(0.5)
     for q in range(lanes):
         spins, place, at = 0, start + q, q
         if place < stop:
-            spins = problems.spins[place]
-            row, couplings = problems.rows[place] * n, problems.coupling[place] * n * n
+            spins = item(problems.spins, place)
+            row, couplings = item(problems.rows, place) * n, item(problems.coupling, place) * n * n
             for j in range(spins):
                 spin = item(members, place * most + j)
                 upper, lower = couplings + spin * n, couplings + spin
@@ -164,31 +202,45 @@ def fill_terms(problems: Problems, block: int, lanes: int, out: Any) -> None:
 
 
 @inner
-def fill_factors(m: int, limit: float, work: Work) -> None:
-    """Replace h and J by exp(h) and exp(J), fill their inverses, and write t Σ|h| and the strength to the totals."""
-    factors, inverses, out = work.factors, work.inverses, skip(work.totals, 4)
+def fill_factors(m: int, limit: float, margin: float, work: Work) -> None:
+    """Replace h and J by exp(h) and exp(J), fill their inverses, and write the excess of h, and the last two totals."""
+    factors, inverses, out, ends = work.factors, work.inverses, skip(work.totals, 4), work.up
     zero = constant(load(factors, 0), 0.0)
     pairs, fields, most, highest, row = zero, zero, zero, zero, 0
     for k in range(m):
         of_spin = zero
-        for _ in range(k):
-            of_spin = add(of_spin, _exponential(factors, inverses, row, zero))
+        for j in range(k):
+            size = _exponential(factors, inverses, row, zero)
+            of_spin = add(of_spin, size)
+            store(ends, j, add(load(ends, j), size))
             row += 1
+        store(ends, k, of_spin)
         pairs, most = add(pairs, of_spin), where_less(most, of_spin, of_spin, most)
-        size = absolute(load(factors, row))
-        fields, highest = add(fields, size), where_less(highest, size, size, highest)
         row += 1
+    beyond, largest = zero, zero
+    for k in range(m):
+        row = triangle(k) + k
+        h, bound = load(factors, row), add(load(ends, k), constant(zero, margin))
+        size = absolute(h)
+        # A comparison with NaN is false: it stays.
+        clipped, largest = where_less(bound, size, bound, size), where_less(largest, size, size, largest)
+        fields, highest = add(fields, clipped), where_less(highest, clipped, clipped, highest)
+        beyond = add(beyond, sub(size, clipped))
+        clipped = where_less(h, zero, sub(zero, clipped), clipped)
+        store(work.excess, k, sub(h, clipped))
+        store(factors, row, clipped)
     total = add(fields, pairs)
     above = sub(total, constant(zero, limit))
     above = where_less(zero, above, above, zero)
-    store(out, 0, above)
+    store(out, 0, add(above, beyond))
     share = where_less(zero, above, divide(above, fields), zero)
     for k in range(m):
         _exponential(factors, inverses, triangle(k) + k, share)
     bound, most = mul(constant(zero, 2.4), add(highest, pairs)), mul(constant(zero, 4.0), most)
-    # A comparison with NaN is false: in this order the strength is NaN if a field or coupling is.
+    # In this order the strength is NaN if a field or coupling is.
     total, most = where_less(bound, total, bound, total), where_less(pairs, most, most, pairs)
-    store(out, 1, where_less(total, most, most, total))
+    total = where_less(total, most, most, total)
+    store(out, 1, where_less(largest, constant(zero, LARGEST), total, constant(zero, math.inf)))
 
 
 @inner

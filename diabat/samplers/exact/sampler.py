@@ -3,47 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diabat.checks import check_positive
-from diabat.compute.scratch import VECTOR_BYTES
 from diabat.ising import Ising, without_autocast
 from diabat.ising_checks import DTYPES
 from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.base import LARGEST, Sampler
 from diabat.samplers.capabilities import FROM_READS, Capabilities, UnsupportedError
-from diabat.samplers.exact.compiled import (
-    ALWAYS,
-    MOST_UNPADDED,
-    KernelSolution,
-    gathered,
-    of_no_spins,
-    suits_kernel,
-)
-from diabat.samplers.exact.half_split import HalfMoments, half_products
-from diabat.samplers.exact.half_tables import HalfEnergies, single_queries
-from diabat.samplers.exact.states import (
-    draw_states,
-    inverse_transform,
-    joint_probabilities,
-    pair_correlations,
-    spins_of,
-)
-from diabat.samplers.flat import Bucket, Flat, enumeration_cost, flat
-from diabat.samplers.folding import transformed
+from diabat.samplers.exact.batches import is_readable, parts_of
+from diabat.samplers.exact.compiled import MOST_SPINS, CompiledSolution, Plan, plan_of
+from diabat.samplers.exact.draws import MOST_ENUMERATED, draw
+from diabat.samplers.exact.operators import all_states, pair_moments, solve
+from diabat.samplers.flat import Bucket, enumeration_cost, flat
+from diabat.samplers.folding import is_traced, transformed
 
 _MULTIPLY_ADDS_PER_SECOND = 2e10
 _STATES_PER_SECOND = 5e8
 _SECONDS_PER_STATE = 1 / _STATES_PER_SECOND + 4 / _MULTIPLY_ADDS_PER_SECOND
-
-
-Buckets = tuple[Bucket, ...]
 
 
 class ExactSampler(Sampler):
@@ -111,62 +93,36 @@ class ExactSampler(Sampler):
                 "visible", "state probabilities need every spin visible, got invisible spins."
             )
         ising = ising.detach()
-        batch, values = flat(ising), []
-        buckets = batch.buckets(enumeration_cost)
-        for bucket, fields, energies in gathered(ising, buckets):
-            values.append(bucket.from_slots(self._joint(fields, energies).to(fields.dtype)))
-        return batch.per_problem(buckets, values)
-
-    def _joint(self, fields: Tensor, energies: HalfEnergies) -> Tensor:
-        """P(s) of the states of fields [G, Q, m], float64 [G, Q, 2^m]."""
-        fields = fields.double()
-        found = half_products(fields, energies, torch.float64)
-        p = joint_probabilities(found)
-        for part in self._strong_parts(fields, found.lost):
-            single = half_products(*single_queries(fields, energies, part), torch.float64)
-            p[part] = joint_probabilities(single)[:, 0]
-        _require_finite(p, fields)
-        return p
+        self._require(ising)
+        parts = parts_of(ising)
+        values = [all_states(groups) for groups in parts.groups]
+        return parts.per_problem(values).to(ising.fields.dtype)
 
     def differentiable_log_odds(self, ising: Ising) -> Tensor:
-        """As in the base class; from one enumeration where the kernel solves all problems."""
-        if not transformed():
-            found = self.solution(ising, odds=True)
-            if found is not None:
-                return found.attached(ising.dense())[0]
-        return super().differentiable_log_odds(ising)
+        """As in the base class; from one enumeration."""
+        if transformed():
+            return super().differentiable_log_odds(ising)
+        found = self.solution(ising, odds=True)
+        if found is not None:
+            return found.attached(ising.dense())[0]
+        return self._by_operators(ising, odds=True)[0].to(ising.fields.dtype)
 
     def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
         """As in the base class, for problems that the kernel solves."""
         self._refuse_excess(ising)
-        _, small, others = self._divided(ising)
-        return self._solved(ising, small, odds=odds) if small and not others else None
+        plan = self._plan(ising)
+        return None if plan is None else CompiledSolution(ising, plan, odds=odds)
 
-    def _solved(
-        self, ising: Ising, found: Buckets, *, odds: bool = False, correlations: bool = False
-    ) -> KernelSolution:
-        """The solution of some buckets; refuses what is beyond the range of numbers."""
-        solution = KernelSolution(ising, found, odds=odds, correlations=correlations)
-        if solution.strong:
-            self._require(ising)
-        return solution
-
-    def _divided(self, ising: Ising) -> tuple[Flat, Buckets, Buckets]:
-        """The batch, the buckets that the kernel solves, which finds what is beyond its range, and checked others."""
-        h, visible, batch = ising.fields, ising.visible, flat(ising)
+    def _plan(self, ising: Ising) -> Plan | None:
+        """The plan of a batch that the kernel solves; None if operators do."""
+        h, visible = ising.fields, ising.visible
         plain = h.is_cpu and h.dtype in DTYPES and (visible is None or visible.is_cpu)
-        if not plain or ising.three_body is not None:
-            self._require(ising)
-            return batch, (), batch.buckets(enumeration_cost)
-        found = batch.buckets(_kernel_cost)
-        if h.shape[-1] <= ALWAYS and found:
-            return batch, found, ()
-        lanes, budget = VECTOR_BYTES // h.dtype.itemsize, self._budget_bytes
-        small = tuple(bucket for bucket in found if suits_kernel(bucket, lanes, budget))
-        others = tuple(bucket for bucket in found if bucket not in small)
-        if others or not small:
-            self._require(ising)
-        return batch, small, others
+        if not plain or ising.three_body is not None or is_traced():
+            return None
+        n, each = h.shape[-1], ising.num_problems // ising.num_couplings if h.shape[-1] > _LEAST_SHARED else 0
+        if n > MOST_SPINS or each >= _SHARED:
+            return None
+        return plan_of(ising)
 
     def _answer(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         """As in the base class; what is to be refused is found on the way."""
@@ -174,150 +130,48 @@ class ExactSampler(Sampler):
         return self._moments(ising, correlations, seed)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        batch, small, others = self._divided(ising)
-        parts: list[tuple[Any, ...]] = []
-        if small:
-            solved = self._solved(ising, small, correlations=correlations)
+        plan, visible = self._plan(ising), ising.visible_mask
+        if plan is not None:
+            solved = CompiledSolution(ising, plan, correlations=correlations)
             p, log_z = solved.attached(ising)
-            if not others:
-                info = {"float64_escalation": solved.raised}
-                return Moments(p, ising.visible_mask, solved.correlation, log_z, info=info)
-            parts.append((p, log_z, solved.raised, solved.correlation))
-        if others:
-            with without_autocast(ising.fields):
-                parts.append(self._by_halves(ising, batch, others, correlations))
-        if not parts:
-            zero = of_no_spins(ising)
-            correlation = zero[..., None] * zero[..., None, :] if correlations else None
-            parts.append((zero, zero.sum(-1), False, correlation))
-        p, log_z, raised, pairs = parts[0]
-        for more in parts[1:]:  # each is 0 for the problems of the others
-            p, log_z, raised = p + more[0], log_z + more[1], raised or more[2]
-            pairs = None if pairs is None else pairs + more[3]
-        return Moments(p, ising.visible_mask, pairs, log_z, info={"float64_escalation": raised})
-
-    def _by_halves(self, ising: Ising, batch: Flat, buckets: Buckets, correlations: bool) -> tuple[Any, ...]:
-        """P(s = +1), log Z, whether float64 was needed, and <s_j s_k> if requested."""
-        solved = [self._solve(*group, correlations) for group in gathered(ising, buckets)]
-        p, log_z, raised, pairs = zip(*solved, strict=True)
-        correlation = batch.per_pair(buckets, pairs) if correlations else None
-        return batch.per_spin(buckets, p), batch.per_problem(buckets, log_z), any(raised), correlation
-
-    def _solve(
-        self, bucket: Bucket, fields: Tensor, energies: HalfEnergies, correlations: bool
-    ) -> tuple[Any, ...]:
-        """Moments of a bucket; lost queries are solved again alone, in float64 or with weights of their own."""
-        *found, lost = self._products(fields, energies, correlations)
-        raised = fields.dtype != torch.float64 and bool(lost.any())
-        if raised:
-            rows, columns, where = lost.any(1), lost.any(0), lost.nonzero(as_tuple=True)
-            some = lost[rows][:, columns]
-            *again, left = self._products(fields[rows][:, columns].double(), energies.of(rows), correlations)
-            found = _replaced(found, where, [None if t is None else t[some] for t in again])
-            lost = lost.index_put(where, left[some])
-        for part in self._strong_parts(fields, lost):
-            *again, _ = self._products(*single_queries(fields.double(), energies, part), correlations)
-            found = _replaced(found, part, [None if t is None else t[:, 0] for t in again])
-        _require_finite(found[1], fields)
-        values: list[Any] = [t if t is None else bucket.from_slots(t) for t in found]
-        p, log_z, pairs = values
-        # Every padding spin doubled Z.
-        log_z = log_z - _LOG_2 * torch.from_numpy(bucket.padding_spins()).to(log_z)
-        return p, log_z, raised, pairs
-
-    def _products(self, fields: Tensor, energies: HalfEnergies, correlations: bool) -> list[Any]:
-        """P(s = +1), log Z, <s_j s_k> if requested, and which queries are lost."""
-        p, log_z, lost = self._in_parts(fields, energies)
+            info = {"float64_escalation": solved.raised}
+            return Moments(p, visible, solved.correlation, log_z, info=info)
+        p, log_z, raised = self._by_operators(ising, odds=False)
         pairs = None
         if correlations:
             with torch.no_grad():
-                pairs = pair_correlations(half_products(fields, energies, fields.dtype))
-        return [p, log_z, pairs, lost]
+                pairs = pair_moments(ising).to(p)
+        return Moments(p, visible, pairs, log_z.to(p), info={"float64_escalation": raised})
 
-    def _in_parts(self, fields: Tensor, e: HalfEnergies) -> tuple[Tensor, Tensor, Tensor]:
-        """Probabilities, log Z and lost queries; queries are divided into parts that fit the memory budget."""
-        groups, _, m = fields.shape
-        size = max(1, self._budget_bytes // (groups * 2 ** ((m + 1) // 2) * _BYTES_PER_HALF_STATE))
-        parts: list[Any] = [
-            HalfMoments.apply(part, e.left, e.right, e.cross, e.three_body, e.single)
-            for part in fields.split(size, dim=1)
+    def _by_operators(self, ising: Ising, *, odds: bool) -> tuple[Tensor, Tensor, bool]:
+        """Moments in the precision of the fields, by operators, of as many problems at once as fit in memory."""
+        if is_readable(ising):
+            self._require(ising)
+        with without_autocast(ising.fields):
+            result, log_z, raised = solve(ising, ising.fields.dtype, odds=odds, budget=self._budget_bytes)
+        return result.to(ising.fields.dtype), log_z, raised
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        self._refuse_excess(ising)
+        parts, n, device = parts_of(ising), ising.num_spins, ising.fields.device
+        most = max((groups.fields.shape[-1] for groups in parts.groups), default=0)
+        # numpy's generator is used because torch's CPU generator ignores the high 32 bits of a seed.
+        shape = (1 if most <= MOST_ENUMERATED else 2, ising.num_problems, num_reads)
+        drawn = torch.from_numpy(np.random.default_rng(seed).random(shape)).to(device)
+        numbers = zip(*map(parts.split, drawn), strict=True)
+        spins = [
+            draw(groups, torch.stack(own), self._budget_bytes)
+            for groups, own in zip(parts.groups, numbers, strict=True)
         ]
-        p, log_z, lost = (
-            torch.cat(found, 1) if len(parts) > 1 else found[0] for found in zip(*parts, strict=True)
-        )
-        return p, log_z, lost
+        if not spins:
+            spins = [torch.full((*ising.batch_shape, num_reads, n), -1, dtype=torch.int8, device=device)]
+            return Samples(spins[0].movedim(-2, 0), ising.visible_mask, info={"effective_beta": 1.0})
+        found = parts.per_read(spins)
+        return Samples(found, ising.visible_mask, info={"effective_beta": 1.0})
 
     @property
     def _budget_bytes(self) -> int:
         return int(self.memory_budget_mb * 2**20)
-
-    def _strong_parts(self, fields: Tensor, lost: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Groups and queries that are lost, in parts that fit in the memory budget."""
-        m, count = fields.shape[-1], int(lost.sum())
-        seconds = count * 2.0**m / _STATES_PER_SECOND
-        if seconds > self.max_seconds:
-            strong = " whose fields and couplings are so strong that they share no weights"
-            raise self._excess(m, count, strong, seconds)
-        step = max(1, self._budget_bytes // (2 ** ((m + 1) // 2) * _BYTES_PER_HALF_STATE))
-        which, query = lost.nonzero(as_tuple=True)
-        return zip(which.split(step), query.split(step), strict=True) if count else iter(())
-
-    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        batch, device = flat(ising), ising.fields.device
-        # Numbers are drawn before grouping, and padding spins of enumerated problems are always -1.
-        enumerated = np.array([_enumerates(m, num_reads) for m in batch.counts.tolist()])
-        if enumerated.all() or not enumerated.any():  # as nearly always; these buckets are kept
-            whole = batch.buckets(_states_cost) if enumerated[0] else ()
-            buckets = whole or batch.buckets(enumeration_cost)
-        else:
-            all_states, seen = enumerated[batch.pattern], batch.num_visible > 0
-            whole = batch.buckets_of(np.flatnonzero(all_states & seen), _states_cost)
-            buckets = whole + batch.buckets_of(np.flatnonzero(~all_states & seen), enumeration_cost)
-        # numpy's generator is used because torch's CPU generator ignores the high 32 bits of a seed.
-        shape = (1 if enumerated.all() else 2, ising.num_problems, num_reads)
-        drawn, values = np.random.default_rng(seed).random(shape), []
-        for bucket, fields, energies in gathered(ising, buckets):
-            own = torch.from_numpy(drawn if bucket.in_order else drawn[:, bucket.rows]).to(device)
-            u = torch.stack([bucket.in_slots(numbers) for numbers in own])
-            if bucket in whole:
-                counts = torch.from_numpy((bucket.spins < bucket.n).sum(1)).to(device)
-                states = self._draw_from_all(fields, energies, u, counts)
-            else:
-                states = self._draw_from_halves(fields, energies, u)
-            values.append(spins_of(bucket.from_slots(states), bucket.num_spins))
-        spins = batch.reads(buckets, values, num_reads).to(device)
-        return Samples(spins, ising.visible_mask, info={"effective_beta": 1.0})
-
-    def _draw_from_all(self, fields: Tensor, energies: HalfEnergies, u: Tensor, counts: Tensor) -> Tensor:
-        """States by inverse transform of fields [G, Q, m] and numbers [1, G, Q, reads], int64 [G, Q, reads].
-
-        The states of a group whose padding spins are -1 are the first 2^counts of all.
-        """
-        (groups, queries, m), out = fields.shape, torch.empty_like(u[0], dtype=torch.int64)
-        padding = torch.arange(2**m, device=u.device) >= (1 << counts)[:, None, None]
-        padded = bool(padding.any())
-        fitting = max(1, min(self._budget_bytes, _CACHED_BYTES) // (2**m * _BYTES_PER_STATE))
-        some, few = max(1, fitting // queries), min(fitting, queries)
-        for g in range(0, groups, some):
-            own = energies.of(slice(g, g + some))
-            for q in range(0, queries, few):
-                at = slice(g, g + some), slice(q, q + few)
-                weights = self._joint(fields[at], own)
-                if padded:
-                    weights.masked_fill_(padding[at[0]], 0)
-                out[at] = inverse_transform(weights, u[0][at])
-        return out
-
-    def _draw_from_halves(self, fields: Tensor, energies: HalfEnergies, u: Tensor) -> Tensor:
-        """The same from numbers [2, G, Q, reads]: the right half from its marginal, and the left half given it."""
-        fields = fields.double()
-        found = half_products(fields, energies, torch.float64)
-        right = found.U * found.C
-        for part in self._strong_parts(fields, found.lost):
-            single = half_products(*single_queries(fields, energies, part), torch.float64)
-            _require_finite(single.log_partition, fields)
-            right[part] = (single.U * single.C)[:, 0]
-        return draw_states(fields, found.split, right, u, self._budget_bytes)
 
     def _require(self, ising: Ising) -> None:
         self._refuse_excess(ising)  # also bounds the number of spins, with a better message
@@ -352,7 +206,7 @@ class ExactSampler(Sampler):
             "or raise max_seconds.",
         )
 
-    def _cost(self, buckets: Buckets) -> tuple[float, float]:
+    def _cost(self, buckets: Sequence[Bucket]) -> tuple[float, float]:
         """Seconds and MB of products of halves."""
         seconds, memory, budget = 0.0, 0.0, self.memory_budget_mb * 2**20
         for bucket in buckets:
@@ -365,50 +219,12 @@ class ExactSampler(Sampler):
         return seconds, memory / 2**20
 
 
-_LOG_2 = math.log(2.0)
-_CALL = 5e5
 # More visible spins than this are refused before anything is computed for them.
 _COUNTABLE = 200
-
-
-def _kernel_cost(groups: int, problems: int, spins: int) -> float:
-    """Cost of a bucket, where problems of few spins are not padded to those of others: that of a call."""
-    return _CALL if spins <= MOST_UNPADDED else enumeration_cost(groups, problems, spins)
-
-
-def _replaced(found: list[Any], where: tuple[Tensor, ...], values: list[Any]) -> list[Any]:
-    """Results in which those of some queries are replaced."""
-    return [
-        None if old is None else old.index_put(where, new.to(old))
-        for old, new in zip(found, values, strict=True)
-    ]
-
-
-def _enumerates(m: int, num_reads: int) -> bool:
-    """Whether the sums over all states of a problem take less time than one over half of its spins for each read."""
-    few = m <= _FEW_SPINS and num_reads >= _FEW_SPINS
-    return few or (m <= _MOST_ENUMERATED and 2 << m // 2 <= num_reads)
-
-
-def _states_cost(groups: int, problems: int, spins: int) -> float:
-    """States of a bucket, and as many as take the time of its calls."""
-    return 1e5 + groups * problems * 2.0**spins
-
-
-def _require_finite(found: Tensor, fields: Tensor) -> None:
-    if not bool(found.isfinite().all()):
-        raise UnsupportedError(
-            "fields",
-            "expected exponents that float64 can hold, got a sum of fields and couplings beyond it, "
-            f"max |h| = {float(fields.detach().abs().max()):.3g}.",
-        )
-
-
+# Problems of so many spins that share a J, from so many on, take less time as products of halves.
+_LEAST_SHARED, _SHARED = 16, 32
 # Four tables of weights, and float64 exponents, over the states of the larger half.
 _BYTES_PER_HALF_STATE = 40
-_FEW_SPINS, _MOST_ENUMERATED, _CACHED_BYTES = 8, 18, 1 << 24
-# W, three products, and their sums.
-_BYTES_PER_STATE = 40
 
 
 def _duration(seconds: float) -> str:
