@@ -10,8 +10,7 @@ without couplings, or not visible.  `attend` chooses a path:
 
 =============  ==========================================================================================
 softmax        no couplings and odds: ``scaled_dot_product_attention`` of torch; also in wide windows
-fused          windows by a rule on the CPU, a backend with a solution: one autograd function
-single query   one compiled call without gradients: a window of few states, and the keys before it
+compiled       windows by a rule on the CPU, a backend with a solution: one compiled call per direction
 operators      all else, of torch; keys that are not in a window over blocks of queries
 =============  ==========================================================================================
 """
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diabat.attention import fused, softmax
+from diabat.attention import compiled_windows, softmax
 from diabat.attention.bridge import GradientBridge
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.head_axis import head_products
@@ -208,9 +207,6 @@ def _over_windows(
     call: Attention, couplings: WindowCouplings, given: tuple[Tensor, Tensor, Tensor]
 ) -> Result:
     """Slots of a window that are coupled, and keys before it, of queries, keys and values as they were given."""
-    once = _window_once(call, couplings)
-    if once is not None:
-        return once, None
     law, q, k, v = call.law, call.q, call.k, call.v
     if couplings.relative:
         far_keys = law.far == "independent"
@@ -222,7 +218,7 @@ def _over_windows(
     else:
         windows = call.visible.absolute(q.device)
     far = None if windows.far is None else _far(call, windows.far, given)
-    mixed, weights = _fused(call, couplings, windows, far) or _of_slots(call, couplings, windows, far)
+    mixed, weights = _compiled(call, couplings, windows, far) or _of_slots(call, couplings, windows, far)
     if not call.need_weights:
         return mixed, None
     assert weights is not None
@@ -239,33 +235,6 @@ def _far(call: Attention, far: FarKeys, given: tuple[Tensor, Tensor, Tensor]) ->
     law, (q, k, v) = call.law, given
     options = {"odds": law.odds, "softcap": law.softcap, "dropout": call.dropout, "scale": law.factor(q)}
     return far_sums(*law.terms(q, k), v, far, **options)
-
-
-def _window_once(call: Attention, couplings: WindowCouplings) -> Tensor | None:
-    """Mixed values of one query that sees all keys, by one compiled call, where it serves; else None."""
-    law, q, visible, bridge = call.law, call.q, call.visible, call.law.bridge
-    if q.shape[2] != 1 or bridge is None or not visible.is_rule or visible.key_mask is not None:
-        return None
-    J, only_J = couplings.values(), couplings.triples is None and couplings.offset_bias is None
-    exact = law.solved and bridge.sampler.capabilities.exact and q.is_cpu
-    plain = not (call.need_weights or call.dropout or torch.is_grad_enabled() or is_traced())
-    if J is None or not (only_J and couplings.relative and exact and plain):
-        return None
-    slots = min(couplings.window, visible.keys)
-    given, far = fused.FusedLaw(None, law.readout, law.factor(q)), law.far == "independent"
-    found = fused.attend_once(given, q, call.k, call.v, J.to(q.dtype), couplings.numbers(slots), far=far)
-    if found is not None and call.record is not None:
-        problem = partial(_problem_of_query, law, slots, far=far)
-        call.note("single query", problem, q, call.k, couplings.matrix(slots))
-    return found
-
-
-def _problem_of_query(law: Law, slots: int, q: Tensor, k: Tensor, J: Tensor, *, far: bool) -> Ising:
-    """Fields [B, H, 1, T] of one query that sees all keys, or those of its window."""
-    q, k = law.scaled(q, k if far else k[..., -slots:, :])
-    scores = head_products(q, k.mT)
-    fields = law.readout.fields(scores, torch.ones_like(scores, dtype=torch.bool))
-    return Ising(fields[..., -slots:], J, None, check=False)
 
 
 def _of_slots(
@@ -313,7 +282,7 @@ def _uncoupled(call: Attention) -> Result:
     return mixed.masked_fill(sees_none[..., None], 0), None
 
 
-def _fused(
+def _compiled(
     call: Attention, couplings: WindowCouplings, windows: Windows, far: tuple[Tensor, Tensor] | None
 ) -> Result | None:
     """The same by one autograd function, where it serves; else None."""
@@ -329,19 +298,19 @@ def _fused(
     pairs = couplings.values()
     if pairs is not None and pairs.dtype != q.dtype:
         pairs = pairs.to(q.dtype)
-    given = fused.FusedLaw(law.bridge if pairs is not None else None, law.readout, law.factor(q))
+    given = compiled_windows.WindowLaw(law.bridge if pairs is not None else None, law.readout, law.factor(q))
     numbers = None if pairs is None else couplings.numbers(windows.filled.shape[-1])
     record = None
     if call.record is not None:
-        record = partial(_record_fused, call, windows)
-    return fused.attend(
+        record = partial(_record_compiled, call, windows)
+    return compiled_windows.attend(
         given, q, call.k, call.v, pairs, numbers, windows, far,
         dropout=call.dropout, need_weights=call.need_weights, record=record,
     )  # fmt: skip
 
 
-def _record_fused(call: Attention, windows: Windows, fields: Tensor, J: Tensor | None) -> None:
-    call.note("fused", _problem_of_window, windows, fields, J, None)
+def _record_compiled(call: Attention, windows: Windows, fields: Tensor, J: Tensor | None) -> None:
+    call.note("compiled", _problem_of_window, windows, fields, J, None)
 
 
 def _problem_of_window(windows: Windows, fields: Tensor, J: Tensor | Edges | None, K: Tensor | None) -> Ising:

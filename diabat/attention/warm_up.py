@@ -14,8 +14,6 @@ def _attention() -> None:
     for dtype in (torch.float32, torch.float64):
         layer = BoltzmannAttention(4, 1, 8).to(dtype)  # enough states that compiled code is used
         layer(torch.ones(2, 8, 4, dtype=dtype)).sum().backward()
-        with torch.no_grad():
-            BoltzmannAttention(4, 1, 2, relative=True, dtype=dtype).step(torch.ones(1, 4, dtype=dtype))
 
 
 def _token_games() -> None:

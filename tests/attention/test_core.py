@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from layers import attention, tokens
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import diabat
 from diabat.attention import WindowCouplings, core
@@ -24,10 +24,10 @@ from diabat.huggingface.boltzmann.layer import BoltzmannHeads
 from diabat.models import TransformerOptions
 
 PATHS: list[tuple[dict[str, Any], str]] = [
-    ({}, "fused"),
-    ({"readout": "odds", "relative": True}, "fused"),
-    ({"relative": True, "far": "independent"}, "fused"),
-    ({"mode": "h"}, "fused"),
+    ({}, "compiled"),
+    ({"readout": "odds", "relative": True}, "compiled"),
+    ({"relative": True, "far": "independent"}, "compiled"),
+    ({"mode": "h"}, "compiled"),
     ({"mode": "softmax"}, "softmax"),
     ({"mode": "softmax", "relative": True, "far": "independent"}, "softmax"),
     ({"mode": "softmax", "relative": True}, "softmax"),
@@ -115,7 +115,7 @@ def test_a_token_of_a_window_is_a_single_query() -> None:
         whole = layer.last_problem()
         _, state = layer.prefill(x[:, :-1])
         layer.step(x[:, -1], state)
-        assert layer.last_path() == "single query"
+        assert layer.last_path() == "compiled"
         one = layer.last_problem()
     torch.testing.assert_close(one.fields[:, :, 0], whole.fields[:, :, -1])
     torch.testing.assert_close(one.couplings, whole.couplings)
@@ -148,13 +148,13 @@ def test_softmax_in_a_window_is_that_of_slots(
                 problem.fields,
                 problem.visible_mask.expand(2, 2, 11, -1),
             )
-    torch.testing.assert_close(found["softmax"], found["fused"])
+    torch.testing.assert_close(found["softmax"], found["compiled"])
 
 
 def test_few_keys_of_many_are_slots() -> None:
     """Memory of a window stays linear in the length."""
     layer = attention(2, mode="softmax", relative=True)
     with layer.recording():
-        for length, path in ((16, "softmax"), (17, "fused")):
+        for length, path in ((16, "softmax"), (17, "compiled")):
             layer(tokens(1, length))
             assert layer.last_path() == path

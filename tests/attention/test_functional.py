@@ -11,8 +11,8 @@ import pytest
 import torch
 from layers import F64, attention, tokens
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 import diabat

@@ -139,13 +139,13 @@ def paths() -> None:
     options: dict[str, Any] = {"relative": True}
     window = BoltzmannAttention(8, 2, 4, **options)
     assert path_of(BoltzmannAttention(8, 2, 9, mode="softmax")) == "softmax"
-    assert path_of(window) == path_of(BoltzmannAttention(8, 2, 4, sampler="mean_field", **options)) == "fused"
+    assert path_of(window) == path_of(BoltzmannAttention(8, 2, 4, sampler="mean_field", **options)) == "compiled"
     padding = torch.zeros(2, 9, dtype=torch.bool)
     padding[0, :3] = True
-    assert path_of(window, partial(window, torch.randn(2, 9, 8), padding)) == "fused"
+    assert path_of(window, partial(window, torch.randn(2, 9, 8), padding)) == "compiled"
     with torch.no_grad():
         state = window.prefill(torch.randn(2, 9, 8))[1]
-        assert path_of(window, lambda: window.step(torch.randn(2, 8), state)) == "single query"
+        assert path_of(window, lambda: window.step(torch.randn(2, 8), state)) == "compiled"
     for layer in (
         BoltzmannAttention(8, 2, 4, mode="h+J+K", **options),
         BoltzmannAttention(8, 2, 4, mode="J-self", readout="probability", **options),

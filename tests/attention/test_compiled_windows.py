@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diabat import BoltzmannAttention, sampler
-from diabat.attention import core, fused
+from diabat.attention import compiled_windows, core
 from diabat.attention.bridge import GradientBridge
+from diabat.attention.compiled_windows import WindowLaw
 from diabat.attention.couplings import pair_numbers
 from diabat.attention.readout import ODDS, READOUTS, masked_softmax
 from diabat.attention.streaming import far_sums
@@ -45,14 +46,14 @@ LAYERS: dict[str, dict[str, Any]] = {
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each pass in one function had a result."""
     made: list[bool] = []
-    attend = fused.attend
+    attend = compiled_windows.attend
 
     def spy(*args: Any, **options: Any) -> Any:
         found = attend(*args, **options)
         made.append(found is not None)
         return found
 
-    monkeypatch.setattr(fused, "attend", spy)
+    monkeypatch.setattr(compiled_windows, "attend", spy)
     return made
 
 
@@ -99,7 +100,7 @@ def test_it_equals_the_operators(
     mask = torch.arange(length) < torch.tensor([[0], [3], [length]]) if padded else None
     found = results(layer, x, mask)
     assert passes == [True]
-    monkeypatch.setattr(core, "_fused", lambda *call: None)
+    monkeypatch.setattr(core, "_compiled", lambda *call: None)
     want = results(layer, x, mask)
     assert passes == [True]
     assert len(found) == len(want)
@@ -170,7 +171,7 @@ def couplings(dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
 
 
 def attended(
-    law: fused.FusedLaw,
+    law: WindowLaw,
     terms: list[Tensor],
     pairs: tuple[Tensor, Tensor] | None,
     windows: Windows,
@@ -183,7 +184,7 @@ def attended(
     if windows.far is not None:
         far = far_sums(q * law.scale, k, v, windows.far, odds=odds, dropout=options.get("dropout", 0.0))
     J, numbers = (None, None) if pairs is None else pairs
-    found = fused.attend(law, q, k, v, J, numbers, windows, far, need_weights=True, **options)
+    found = compiled_windows.attend(law, q, k, v, J, numbers, windows, far, need_weights=True, **options)
     assert found is not None
     mixed, weights = found
     assert weights is not None
@@ -191,7 +192,7 @@ def attended(
 
 
 def with_all_keys(
-    law: fused.FusedLaw,
+    law: WindowLaw,
     terms: list[Tensor],
     pairs: tuple[Tensor, Tensor] | None,
     windows: Windows,
@@ -253,7 +254,7 @@ def test_heads_in_groups_windows_and_far_keys(call: str, coupled: bool, readout:
     queries, keys, causal, relative = CALLS[call]
     is_far, cpu = "far" in call, torch.device("cpu")
     place, number = torch.arange(keys), torch.tensor([[keys], [2]])
-    law = fused.FusedLaw(GradientBridge(sampler("exact")) if coupled else None, READOUTS[readout], 0.7)
+    law = WindowLaw(GradientBridge(sampler("exact")) if coupled else None, READOUTS[readout], 0.7)
     for mask, by_token in itertools.product((None, place >= keys - number, place < number), (True, False)):
         visible = Visible(queries, keys, causal, mask)
         windows = visible.windows(WINDOW, cpu, far=is_far) if relative else visible.absolute(cpu)
@@ -275,7 +276,7 @@ def test_second_derivatives_of_far_keys(readout: str) -> None:
     windows = Visible(4, 4, True, torch.tensor([[False, True, True, True], [True] * 4])).windows(
         2, torch.device("cpu"), far=True
     )
-    law = fused.FusedLaw(GradientBridge(sampler("exact")), READOUTS[readout], 0.7)
+    law = WindowLaw(GradientBridge(sampler("exact")), READOUTS[readout], 0.7)
     pairs = torch.tensor([[0.4], [-0.3], [0.0], [0.7]], dtype=F64, requires_grad=True)
     terms = [t[..., :2].detach().requires_grad_() for t in states(4, 4)]
 
@@ -292,9 +293,9 @@ def test_second_derivatives_of_far_keys(readout: str) -> None:
 
 def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where heads share keys."""
-    monkeypatch.setattr(fused, "_WORK_PER_THREAD", 1)
+    monkeypatch.setattr(compiled_windows, "_WORK_PER_THREAD", 1)
     windows = Visible(40, 40, True).windows(WINDOW, torch.device("cpu"), far=True)
-    law = fused.FusedLaw(GradientBridge(sampler("exact")), ODDS, 0.7)
+    law = WindowLaw(GradientBridge(sampler("exact")), ODDS, 0.7)
     terms, pairs = states(40, 40, torch.float32), couplings(torch.float32)
     found = []
     for number in (1, 3):
@@ -307,10 +308,10 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPat
 
 def test_windows_that_are_no_rule_are_not_served() -> None:
     visible = Visible.of(torch.rand(1, 1, 9, 9) < 0.5)
-    law = fused.FusedLaw(None, ODDS, 0.7)
+    law = WindowLaw(None, ODDS, 0.7)
     windows = visible.windows(WINDOW, torch.device("cpu"), far=False)
     q, k, v = states(9, 9)
-    assert fused.attend(law, q, k, v, None, None, windows, None) is None
+    assert compiled_windows.attend(law, q, k, v, None, None, windows, None) is None
 
 
 @pytest.mark.parametrize(
@@ -339,7 +340,7 @@ def test_problems_beyond_float64_take_the_same_pass(
         out = layer(tokens(6))
         found.append((out.detach(), *torch.autograd.grad(out.square().sum(), [*layer.parameters()])))
         assert passes == [True]
-        monkeypatch.setattr(fused, "attend", lambda *args, **options: None)
+        monkeypatch.setattr(compiled_windows, "attend", lambda *args, **options: None)
     for got, want in zip(*found, strict=True):
         assert torch.isfinite(got).all()
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9 * float(want.abs().max()))

@@ -1,0 +1,433 @@
+"""Attention over small windows on the CPU by one compiled call per direction, from queries, keys and values on.
+
+With the backend ``exact`` the call enumerates the states as well; other analytic backends with a solution
+(:meth:`Sampler.solution`) stand between two calls.  Results and derivatives are those of the operators of
+:mod:`diabat.attention.readout` and :mod:`diabat.attention.windows`, which second derivatives use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from diabat.attention.bridge import GradientBridge, refuse_inference
+from diabat.attention.compiled_passes import CompiledPasses
+from diabat.attention.readout import Readout, slot_weights
+from diabat.attention.visible import Windows
+from diabat.compute.loading import loaded
+from diabat.compute.scratch import aligned_rows, lanes_of
+from diabat.compute.threads import equal_ranges, run_parts
+from diabat.ising import Ising
+from diabat.samplers.answers import Solution
+from diabat.samplers.exact.compiled import plan_of
+from diabat.samplers.kept import kept
+
+Array = NDArray[Any]
+Far = tuple[Tensor, Tensor]
+"""Mean value [B, H, Q, E_v] and mass [B, H, Q] of the keys before the window (:mod:`diabat.attention.streaming`)."""
+
+SCORES, SPINS, MIX = 1, 2, 4  # see `window_kernel`
+_WORK_PER_THREAD, _MOST_SLOTS = 1 << 18, 16
+_NO_NUMBERS, _NO_TABLE = np.zeros((0, 0), np.int64), np.zeros(8, np.int64)
+_NO_PARTS = {np.dtype(real): np.empty((0, 0, 0), real) for real in (np.float32, np.float64)}
+
+
+class WindowLaw(NamedTuple):
+    """What is computed, but for the tensors.
+
+    Attributes:
+        bridge: Sampler and estimator; None without couplings, where log-odds are 2h.
+        readout: One that we ship.
+        scale: Factor of q·k.
+    """
+
+    bridge: GradientBridge | None
+    readout: Readout
+    scale: float
+
+    @property
+    def odds(self) -> bool:
+        """Whether weights are odds, else probabilities."""
+        return bool(self.readout.odds)
+
+    def solve(self, J: Tensor | None, visible: Tensor, fields: Tensor) -> Tensor:
+        """Log-odds by operators."""
+        return 2 * fields if self.bridge is None else self.bridge.log_odds(fields, J, visible, odds=self.odds)
+
+
+class Plan:
+    """What depends on shapes and the mask alone.
+
+    Args:
+        sizes: B, H, Q, E, the heads and the number of keys, and the numbers of a value.
+        pairs: Number of pairs that have a coupling.
+        odds, far, noise: As in `window_kernel.Slots`.
+        windows: The slots; a rule.
+        dtype: Precision.
+        enumerated: Whether ``exact`` is the backend.
+    """
+
+    def __init__(
+        self, sizes: tuple[int, ...], pairs: int, odds: bool, far: bool, noise: bool, windows: Windows,
+        dtype: torch.dtype, enumerated: bool,
+    ) -> None:  # fmt: skip
+        batch, heads, queries, features, shared, _, width = sizes
+        filled = np.ascontiguousarray(windows.filled.numpy()).view(np.uint8)
+        filled = filled[None, None] if filled.ndim == 2 else filled
+        self.size = size = filled.shape[3]
+        starts = np.full((1, 1), windows.first, np.int64)
+        if windows.starts is not None:
+            starts = np.ascontiguousarray(windows.starts.numpy())
+        elif windows.moves:
+            starts = np.arange(1 - size, queries + 1 - size, dtype=np.int64)[None]
+        self.slots, self.numbers = (batch, heads, queries, size), batch * heads * queries
+        distances = (*_distances(filled, 3), *_distances(starts, 2))
+        flags = (int(odds), int(far), int(noise))
+        self.shape = np.array(
+            (*self.slots, features, width, heads // shared, pairs, *flags, *distances), np.int64
+        )
+        self.filled, self.starts, self.far = filled.reshape(-1), starts.reshape(-1), far
+        self.zero, self.spins = (np.float32 if dtype == torch.float32 else np.float64)(0), None
+        if enumerated and pairs and size <= _MOST_SLOTS:
+            fields, J = torch.empty((), dtype=dtype).expand(self.slots), torch.empty((), dtype=dtype)
+            problem = Ising(fields, J.expand(heads, 1, size, size), windows.filled, check=False)
+            spins = plan_of(problem)
+            # The sums for dL/dJ of all problems are kept at once.
+            self.spins = spins if spins is not None and spins.blocks == spins.step else None
+        number = self.numbers
+        self.state = number * (3 * size + 2 * far + 2 * (size + 1)) + heads * size * size
+        self.group = heads // shared
+        threads = 1 + number * size * features // _WORK_PER_THREAD
+        self.threads = max(threads, 1 if self.spins is None else self.spins.threads)
+
+    def row(self) -> Array:
+        """Scratch for the numbers of the slots of a query."""
+        lanes = lanes_of(self.zero.dtype)
+        return aligned_rows(-(-self.size // lanes), self.zero.dtype)
+
+
+def _distances(array: Array, axes: int) -> list[int]:
+    """Distances of neighbours in the first axes, in numbers; 0 where an axis has one."""
+    sizes, strides = array.shape[:axes], array.strides[:axes]
+    return [0 if n == 1 else d // array.itemsize for n, d in zip(sizes, strides, strict=True)]
+
+
+def attend(
+    law: WindowLaw,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pairs: Tensor | None,
+    numbers: Tensor | None,
+    windows: Windows,
+    far: Far | None,
+    *,
+    dropout: float = 0.0,
+    need_weights: bool = False,
+    record: Callable[[Tensor, Tensor | None], None] | None = None,
+) -> tuple[Tensor, Tensor | None] | None:
+    """Attend with Q queries to the slots of their windows, and to the keys before them.
+
+    Heads are read where they are, also as views of tokens [B, L, H·d].
+
+    Args:
+        law: What is computed.
+        q: [B, H, Q, E].
+        k: [B, H_kv, S, E], with H a multiple of H_kv.
+        v: [B, H_kv, S, E_v].
+        pairs: J of pairs of slots, [H, P]; None without couplings.
+        numbers: Which of the pairs is at j, k of J, as `couplings.pair_numbers`; None without couplings.
+        windows: Slots by a rule: keys that stand together, from one of each query on.
+        far: Mean value and mass of the keys before the window; None for none.
+        dropout: Probability of dropout of the weights of slots; it draws the numbers that torch's dropout draws.
+        need_weights: Also return the weights.
+        record: Called with the fields, [B, H, Q, T], and J, [H, 1, T, T] or None, before a backend may refuse them.
+
+    Returns:
+        Mixed values [B, H, Q, E_v], and weights of slots [B, H, Q, T], or [B, H, Q, T + 1] with those of the keys
+        before them; or None if the windows are no rule, there are no numbers, or the backend has no solution for
+        these problems.
+    """
+    by_rule = windows.at is None or windows.starts is not None
+    if not by_rule or windows.bias is not None or not (q.numel() and v.numel()):
+        return None
+    if q.is_inference() or (pairs is not None and pairs.is_inference()):
+        refuse_inference(q, pairs)
+    enumerated = law.bridge is not None and law.bridge.sampler.capabilities.exact
+    sizes = (*q.shape, *k.shape[1:3], v.shape[3])
+    given = sizes, 0 if pairs is None else pairs.shape[1], law.odds, far is not None, dropout > 0
+    plan = _plan(*given, q.dtype, enumerated, _Key(windows))
+    noise = F.dropout(q.new_ones(plan.slots), dropout) if dropout > 0 else None
+    mean, mass = (None, None) if far is None else far
+    call = _Call(law, plan, windows, numbers, noise, need_weights)
+    if not call.solve(q, k, v, pairs, mean, mass, record):
+        return None
+    found: tuple[Tensor, Tensor | None] = call(q, k, v, pairs, mean, mass)
+    return found
+
+
+class _Key:
+    """Windows by their content, as a key."""
+
+    def __init__(self, windows: Windows) -> None:
+        self.windows, starts = windows, windows.starts
+        mask = windows.filled.numpy()
+        own = None if starts is None else starts.numpy().tobytes()
+        self._content = windows.moves, windows.first, mask.shape, mask.tobytes(), own
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self._content == other._content
+
+
+@kept(lambda sizes, *rest: 64 * sizes[0] * sizes[1] * sizes[2] + 2 * rest[-1].windows.filled.numel())
+def _plan(
+    sizes: tuple[int, ...], pairs: int, odds: bool, far: bool, noise: bool, dtype: torch.dtype, enumerated: bool,
+    key: _Key,
+) -> Plan:  # fmt: skip
+    return Plan(sizes, pairs, odds, far, noise, key.windows, dtype, enumerated)
+
+
+class _Call(CompiledPasses):
+    """One call: what its passes need, and what the backward pass needs of the forward pass beside tensors."""
+
+    def __init__(
+        self, law: WindowLaw, plan: Plan, windows: Windows, numbers: Tensor | None, noise: Tensor | None,
+        need_weights: bool,
+    ) -> None:  # fmt: skip
+        self._law, self._plan, self._windows, self._numbers = law, plan, windows, numbers
+        self._noise, self._need_weights = noise, need_weights
+        self._pairs_of = _NO_NUMBERS if numbers is None else numbers.numpy()
+        self._solution: Solution | None = None
+
+    def solve(self, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> bool:
+        """Compute the results; False if the backend has no solution."""
+        pairs, mean, mass, record = others
+        plan, real = self._plan, self._plan.zero.dtype
+        batch, heads, queries, _ = plan.slots
+        self._out = q.new_empty(batch, queries, heads, v.shape[3])
+        self._state = np.empty(plan.state, real)
+        self._lost = np.zeros(0 if plan.spins is None else plan.spins.problems, np.int8)
+        places, _held = self._places(q, k, v, pairs, mean, mass)
+        places.append(self._out.data_ptr())
+        if record is None and (plan.spins is not None or pairs is None):
+            if not self._forward(SCORES | SPINS | MIX, places):
+                return True
+        else:
+            self._forward(SCORES, places)
+        fields, J = self.fields, self.couplings if pairs is not None else None
+        if record is not None:
+            record(fields, J)
+        found = self._solve_by(fields, J)
+        if found:
+            self._forward(MIX, places)
+        return found
+
+    def _solve_by(self, fields: Tensor, J: Tensor | None) -> bool:
+        """Log-odds by the solution of the backend; False if it has none."""
+        if J is None or self._law.bridge is None:
+            self._part(1)[:] = 2 * fields.numpy().reshape(-1)
+            return True
+        problem = Ising(fields, J, self._windows.filled, check=False)
+        self._solution = self._law.bridge.sampler.solution(problem, odds=True)
+        if self._solution is None:
+            return False
+        self._part(1)[:] = self._solution.result.numpy().reshape(-1)
+        return True
+
+    def _part(self, which: int) -> Array:
+        """Fields (0), log-odds (1) or weights (2) in the state."""
+        slots = self._plan.numbers * self._plan.size
+        more = self._plan.numbers if which == 2 and self._plan.far else 0
+        return self._state[which * slots : (which + 1) * slots + more]
+
+    @property
+    def fields(self) -> Tensor:
+        """The fields, [B, H, Q, T]."""
+        return torch.from_numpy(self._part(0).reshape(self._plan.slots))
+
+    @property
+    def couplings(self) -> Tensor:
+        """J, [H, 1, T, T]."""
+        plan = self._plan
+        heads, size = plan.slots[1], plan.size
+        start = plan.numbers * (3 * size + 2 * plan.far)
+        values = self._state[start : start + heads * size * size]
+        return torch.from_numpy(values.reshape(heads, 1, size, size))
+
+    def _places(self, *given: Any) -> tuple[list[int], list[Any]]:
+        """Where the kernel finds the tensors of the forward pass, and distances in them; and what keeps copies."""
+        q, k, v, mean = (None if t is None else _readable(t) for t in (*given[:3], given[4]))
+        assert q is not None
+        pairs, mass = (
+            None if t is None else t.detach().to(q.dtype).contiguous() for t in (given[3], given[5])
+        )
+        found: list[int] = []
+        for t, axes in ((q, 3), (k, 3), (v, 3), (pairs, 0), (mean, 3), (mass, 0), (self._noise, 0)):
+            found += [0] * (1 + axes) if t is None else [t.data_ptr(), *t.stride()[:axes]]
+        return found, [q, k, v, pairs, mean, mass]
+
+    def _forward(self, stages: int, places: list[int]) -> bool:
+        """Run stages; returns whether a problem is beyond the range of the enumeration."""
+        plan, spins = self._plan, self._plan.spins
+        kernel, table = loaded("diabat.attention.window_kernel").forward, _table(plan)
+        given = plan.zero, self._law.scale, plan.shape, plan.filled, plan.starts, self._pairs_of
+        given += (
+            np.array(places, np.int64),
+            self._state,
+            *table,
+            0.0 if spins is None else spins.least,
+            self._lost,
+        )
+
+        def run(stages: int, begin: int, end: int, first: int, last: int, memory: Array) -> None:
+            kernel(stages, begin, end, first, last, *given, memory)
+
+        self._in_stages(stages, (SCORES, SPINS, MIX), run)
+        return bool(np.count_nonzero(self._lost))
+
+    def _in_stages(self, stages: int, order: tuple[int, ...], run: Callable[..., None]) -> None:
+        """One call on one thread; else one after the other, each on all threads."""
+        plan, spins = self._plan, self._plan.spins
+        number, blocks = plan.slots[0] * plan.slots[1], 0 if spins is None else spins.blocks
+        threads = min(torch.get_num_threads(), plan.threads) if plan.threads > 1 else 1
+        if threads == 1:
+            memory = plan.row() if spins is None else spins.borrowed()
+            run(stages, 0, number, 0, blocks, memory)
+            if spins is not None:
+                spins.give_back(memory)
+            return
+        for stage in order:
+            if stage & stages:
+                by_block = stage == SPINS and spins is not None
+                size = 1 if by_block else plan.group
+                run_parts(
+                    equal_ranges(blocks if by_block else number // size, threads),
+                    lambda part: plan.row() if spins is None else spins.borrowed(),
+                    partial(_run_part, run, stage, size),
+                )
+                if stage == SPINS and np.count_nonzero(self._lost):
+                    return
+
+    def results(self, *terms: Any) -> tuple[Tensor, Tensor | None]:
+        """Mixed values [B, H, Q, E_v]; and weights after dropout, [B, H, Q, T or T + 1], if they are needed."""
+        out, shown = self._out.transpose(1, 2), None
+        if self._need_weights:
+            columns = self._plan.size + self._plan.far
+            weights = self._part(2).reshape(*self._plan.slots[:3], columns)
+            shown = self._dropped(torch.from_numpy(weights))
+        return out, shown
+
+    def _dropped(self, weights: Tensor) -> Tensor:
+        """Weights after dropout; that of far keys is in their mean."""
+        if self._noise is None:
+            return weights
+        return weights * F.pad(self._noise, (0, weights.shape[-1] - self._noise.shape[-1]), value=1.0)
+
+    def gradient(self, terms: Any, wanted: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Derivatives by q, k, v, pairs, mean and mass, for cotangents of both results."""
+        g, extra = cotangents
+        q, k, v, pairs, mean, mass = terms
+        plan, real = self._plan, self._plan.zero.dtype
+        batch, heads, queries, size = plan.slots
+        g = v.new_zeros(batch, heads, queries, v.shape[3]) if g is None else _readable(g)
+        extra = None if extra is None else extra.contiguous()
+        dq, dk, dv = q.new_empty(_by_token(q)), k.new_zeros(_by_token(k)), v.new_zeros(_by_token(v))
+        dmean = None if mean is None else q.new_empty(_by_token(mean))
+        dmass = None if mass is None else torch.empty_like(mass, memory_format=torch.contiguous_format)
+        places, _held = self._places(*terms)
+        places += [0, g.data_ptr(), *g.stride()[:3], 0 if extra is None else extra.data_ptr()]
+        places += _places_by_token(dv) + [0 if t is None else t.data_ptr() for t in (dmean, dmass)]
+        places += [dq.data_ptr(), *_places_by_token(dk)]
+        through = wanted[0] or wanted[1] or wanted[3] or wanted[5]
+        sums = np.zeros((heads, size, size)) if wanted[3] and pairs is not None else None
+        self._backward(places, np.empty((2, *plan.slots), real), sums, through=through)
+        of_mean = None if dmean is None else dmean.transpose(1, 2)
+        if not through:
+            return None, None, dv.transpose(1, 2), None, of_mean, None
+        of_pairs = None
+        if sums is not None:
+            numbers = np.zeros(pairs.shape, real)
+            loaded("diabat.attention.window_kernel").add_pairs(sums, self._pairs_of, numbers)
+            of_pairs = torch.from_numpy(numbers)
+        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), of_pairs, of_mean, dmass
+
+    def _backward(self, places: list[int], slope: Array, sums: Array | None, *, through: bool) -> None:
+        """Run all stages; adds dL/dJ to the sums, in one order on any number of threads."""
+        plan, spins, kernels = self._plan, self._plan.spins, loaded("diabat.attention.window_kernel")
+        own = None if self._solution is not None or sums is None else spins
+        table, where = _table(plan), np.array(places, np.int64)
+        parts = own.borrowed_sums() if own is not None else _NO_PARTS[plan.zero.dtype]
+
+        def run(stages: int, begin: int, end: int, first: int, last: int, memory: Array) -> None:
+            kernels.backward(
+                stages, begin, end, first, last, plan.zero, self._law.scale, plan.shape, plan.filled, plan.starts,
+                where, self._state, *table, self._lost, parts, slope, memory,
+            )  # fmt: skip
+
+        order = (MIX, SPINS, SCORES)
+        if not through:
+            self._in_stages(MIX, order, run)
+        elif self._solution is None:
+            self._in_stages(MIX | SPINS | SCORES, order, run)
+        else:
+            self._in_stages(MIX, order, run)
+            dh, dJ = self._solution.gradient(torch.from_numpy(slope[0]), pairs=sums is not None)
+            slope[1] = dh.numpy()
+            if sums is not None and dJ is not None:
+                sums += dJ.numpy().reshape(sums.shape)
+            self._in_stages(SCORES, order, run)
+        if own is not None and sums is not None:
+            if through:
+                kernels.collect(0, own.blocks, plan.zero, own.table, self._lost, parts, sums)
+            own.give_back_sums(parts)
+
+    def by_operators(self, *terms: Any) -> tuple[Tensor, Tensor]:
+        """As in the base class."""
+        q, k, v, pairs, mean, mass = terms
+        law, windows = self._law, self._windows
+        J = None if pairs is None else F.pad(pairs, (0, 1))[:, None, self._numbers]
+        scores = windows.scores(q * law.scale, k)
+        solve = partial(law.solve, J, windows.filled)
+        weights = slot_weights(law.readout, scores, windows.filled, mass, solve)
+        weights = self._dropped(weights)
+        if mean is None:
+            return windows.mixed(weights, v), weights
+        return windows.mixed(weights[..., :-1], v) + weights[..., -1:] * mean, weights
+
+
+def _run_part(run: Callable[..., None], stage: int, size: int, part: slice, memory: Array) -> None:
+    """Run a stage for a part of the pairs, or of the blocks, in groups of ``size``."""
+    begin, end = part.start * size, part.stop * size
+    run(stage, begin, end, begin, end, memory)
+
+
+def _table(plan: Plan) -> tuple[Any, ...]:
+    """What the kernel needs of the enumeration."""
+    return (_NO_TABLE, 0.0, 0.0) if plan.spins is None else (plan.spins.table, *plan.spins.limits)
+
+
+def _readable(t: Tensor) -> Tensor:
+    """Features [B, H, L, d] whose numbers are next to each other, without a copy if they are; the caller keeps them."""
+    return t if t.stride(-1) == 1 and not t.is_neg() else t.detach().resolve_neg().contiguous()
+
+
+def _by_token(states: Tensor) -> tuple[int, int, int, int]:
+    """The shape [B, L, H, d] of numbers [B, H, L, d]."""
+    batch, heads, length, size = states.shape
+    return batch, length, heads, size
+
+
+def _places_by_token(states: Tensor) -> list[int]:
+    """Where numbers [B, L, H, d] are, and the distances of sequences, heads and tokens."""
+    batch, token, head, _ = states.stride()
+    return [states.data_ptr(), batch, head, token]
