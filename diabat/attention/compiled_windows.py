@@ -178,9 +178,10 @@ class _Key:
 
     def __init__(self, windows: Windows) -> None:
         self.windows, starts = windows, windows.starts
-        mask = windows.filled.numpy()
-        own = None if starts is None else starts.numpy().tobytes()
-        self._content = windows.moves, windows.first, mask.shape, mask.tobytes(), own
+        self._content: tuple[Any, ...] | None = windows.rule
+        if windows.rule is None:
+            mask, own = windows.filled.numpy(), None if starts is None else starts.numpy().tobytes()
+            self._content = windows.moves, windows.first, mask.shape, mask.tobytes(), own
 
     def __hash__(self) -> int:
         return hash(self._content)

@@ -144,6 +144,8 @@ class Visible(NamedTuple):
 
     def absolute(self, device: torch.device) -> Windows:
         """All keys as slots: couplings are between absolute positions."""
+        if self.is_rule and self.key_mask is None and not is_traced():
+            return _kept_windows(self.queries, self.keys, self.causal, None, device, False)
         return Windows(None, self.rows(device), False, 0, None, self.bias)
 
     def windows(self, size: int, device: torch.device, *, far: bool) -> Windows:
@@ -151,6 +153,11 @@ class Visible(NamedTuple):
 
         Of a rule slots are positions up to the query, or to ``ends``, and padding leaves its slots empty.
         """
+        if self.is_rule and self.key_mask is None and not is_traced():
+            return _kept_windows(self.queries, self.keys, self.causal, size, device, far)
+        return self._windows(size, device, far=far)
+
+    def _windows(self, size: int, device: torch.device, *, far: bool) -> Windows:
         queries, keys = self.queries, self.keys
         # Exported graphs are of any length: their slots before the first key are empty.
         size = size if torch.compiler.is_exporting() else min(size, keys)
@@ -208,6 +215,7 @@ class Windows(NamedTuple):
         bias: Added to scores of keys, broadcastable to [B, H, Q, S]; or None.
         starts: With ``at`` whose keys stand together, the first of each query, int64 [B, Q], negative before the first
             key; or None.
+        rule: What all of this follows from, numbers; None where it does not.
     """
 
     at: Tensor | None
@@ -217,6 +225,7 @@ class Windows(NamedTuple):
     far: FarKeys | None = None
     bias: Tensor | None = None
     starts: Tensor | None = None
+    rule: tuple[Any, ...] | None = None
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """Products of queries [B, H, Q, E] with the keys of their slots, of [B, H_kv, S, E]; [B, H, Q, T]."""
@@ -299,6 +308,17 @@ def _filled(keys: int, size: int, key_mask: Tensor | None, device: torch.device)
     if key_mask is None:
         return _slots(keys, keys, size, device)
     return F.pad(key_mask, (size - 1, 0)).unfold(-1, size, 1)[:, None]
+
+
+@kept(lambda queries, keys, causal, size, device, far: 9 * queries * (keys if size is None else size))
+def _kept_windows(
+    queries: int, keys: int, causal: bool, size: int | None, device: torch.device, far: bool
+) -> Windows:
+    """The windows of a rule without padding; all keys for a size of None."""
+    visible, rule = Visible(queries, keys, causal), (queries, keys, causal, size)
+    if size is None:
+        return Windows(None, visible.rows(device), False, 0, None, None, rule=rule)
+    return visible._windows(size, device, far=far)._replace(rule=rule)
 
 
 @kept(lambda queries, keys, size, device: queries * size)

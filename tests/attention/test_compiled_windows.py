@@ -343,4 +343,5 @@ def test_problems_beyond_float64_take_the_same_pass(
         monkeypatch.setattr(compiled_windows, "attend", lambda *args, **options: None)
     for got, want in zip(*found, strict=True):
         assert torch.isfinite(got).all()
-        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9 * float(want.abs().max()))
+        least = max(1e-9 * float(want.abs().max()), 1e-300)  # exponentials end there
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=least)
