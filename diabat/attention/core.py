@@ -11,7 +11,7 @@ without couplings, or not visible.  `attend` chooses a path:
 =============  ==========================================================================================
 softmax        no couplings and odds: ``scaled_dot_product_attention`` of torch; also in wide windows
 compiled       windows by a rule on the CPU, a backend with a solution: one compiled call per direction
-operators      all else, of torch; keys that are not in a window over blocks of queries
+operators      all else, of torch; keys before a window by a fused kernel of torch, or over blocks of queries
 =============  ==========================================================================================
 """
 
@@ -233,8 +233,10 @@ def _over_windows(
 def _far(call: Attention, far: FarKeys, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Mean value and mass of keys before a window."""
     law, (q, k, v) = call.law, given
-    options = {"odds": law.odds, "softcap": law.softcap, "dropout": call.dropout, "scale": law.factor(q)}
-    return far_sums(*law.terms(q, k), v, far, **options)
+    q, k = law.terms(q, k)
+    return far_sums(
+        q, k, v, far, odds=law.odds, softcap=law.softcap, dropout=call.dropout, scale=law.factor(q)
+    )  # fmt: skip
 
 
 def _of_slots(

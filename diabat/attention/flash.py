@@ -11,6 +11,7 @@ for g·y, so that of outputs y' with g·y' = g·y - c they compute this.  The ke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -61,7 +62,7 @@ class _Flash(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         bias, width = _bias(q, k, seen), _width(q, max(q.shape[-1], v.shape[-1]))
         terms = [_widened(t, width) for t in (q, k, v)]
-        y, norms, *seeds = _forward(*terms, bias, causal, scale)
+        y, norms, *seeds = _forward(terms, bias, causal, scale)
         y, x = _cut(y, v.shape[-1]), _cut(norms, q.shape[2])
         if seen is not None:
             x = x.masked_fill(x < torch.finfo(q.dtype).min / 4, torch.finfo(x.dtype).min)
@@ -86,8 +87,8 @@ class _Flash(torch.autograd.Function):
         if dx is not None:
             g, y = _with_mass(g, y, dx)
         width = _width(q, max(q.shape[-1], v.shape[-1]))
-        g, *terms = (_widened(t, width) for t in (g, q, k, v, y))
-        dq, dk, dv = _backward(g, *terms, norms, seeds, _bias(q, k, seen), causal, scale)
+        g, y, *terms = (_widened(t, width) for t in (g, y, q, k, v))
+        dq, dk, dv = _backward(g, terms, y, norms, seeds, _bias(q, k, seen), causal, scale)
         of_v = None if dy is None else _cut(dv, v.shape[-1])
         return _cut(dq, q.shape[-1]), _cut(dk, q.shape[-1]), of_v, None, None, None
 
@@ -118,43 +119,45 @@ def _by_operators(
     return (s.softmax(-1) @ v.to(wide)).to(q.dtype), s.logsumexp(-1)
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float
-) -> tuple[Tensor, ...]:
-    """y, x with padding at its end, and what else the backward kernel asks for."""
+def _is_flash(q: Tensor, bias: Tensor | None) -> bool:
+    """Whether a GPU takes the kernel of FlashAttention, for half precision without padding."""
+    return bias is None and q.dtype != torch.float32
+
+
+def _forward(terms: Sequence[Tensor], bias: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, ...]:
+    """Results y and x of (q, k, v), with padding at their end, and what else the backward kernel asks for."""
     found: tuple[Tensor, ...]
-    if q.device.type == "cpu":
+    if terms[0].device.type == "cpu":
         found = _ATEN._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, causal, attn_mask=bias, scale=scale
-        )
-    elif bias is None and q.dtype != torch.float32:
-        found = _ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
+            *terms, 0.0, causal, attn_mask=bias, scale=scale
+        )  # fmt: skip
+    elif _is_flash(terms[0], bias):
+        found = _ATEN._scaled_dot_product_flash_attention(*terms, 0.0, causal, scale=scale)
         found = *found[:2], *found[6:8]
     else:
-        found = _ATEN._scaled_dot_product_efficient_attention(
-            q, k, v, bias, True, 0.0, causal, scale=scale
-        )  # fmt: skip
+        found = _ATEN._scaled_dot_product_efficient_attention(*terms, bias, True, 0.0, causal, scale=scale)
     return found
 
 
 def _backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, norms: Tensor,
-    seeds: list[Tensor], bias: Tensor | None, causal: bool, scale: float,
+    g: Tensor, terms: Sequence[Tensor], y: Tensor, norms: Tensor, seeds: Sequence[Tensor],
+    bias: Tensor | None, causal: bool, scale: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    """Derivatives by q, k and v."""
     found: tuple[Tensor, ...]
-    if q.device.type == "cpu":
+    if g.device.type == "cpu":
         found = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
-            g, q, k, v, y, norms, 0.0, causal, attn_mask=bias, scale=scale
+            g, *terms, y, norms, 0.0, causal, attn_mask=bias, scale=scale
         )
-    elif bias is None and q.dtype != torch.float32:
-        lengths = None, None, q.shape[2], k.shape[2]
+    elif _is_flash(terms[0], bias):
+        lengths = None, None, terms[0].shape[2], terms[1].shape[2]
         found = _ATEN._scaled_dot_product_flash_attention_backward(
-            g, q, k, v, y, norms, *lengths, 0.0, causal, *seeds, scale=scale
+            g, *terms, y, norms, *lengths, 0.0, causal, *seeds, scale=scale
         )
     else:
         wanted = [True, True, True, False]
         found = _ATEN._scaled_dot_product_efficient_attention_backward(
-            g, q, k, v, bias, y, norms, *seeds, 0.0, wanted, causal, scale=scale
+            g, *terms, bias, y, norms, *seeds, 0.0, wanted, causal, scale=scale
         )[:3]
     return found
 

@@ -21,8 +21,8 @@ def attend(
 ) -> Tensor:
     """Mixed values [B, H, Q, d] of queries [B, H, Q, E], keys [B, H_kv, S, E] and values [B, H_kv, S, d].
 
-    Derivatives of second order need ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` around the call, as fused kernels
-    have none; transforms of torch.func take these operators anyway.
+    Second derivatives need ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` around the call, as fused kernels have
+    none; transforms of torch.func take these operators anyway.
 
     Args:
         q: Queries.

@@ -1,4 +1,4 @@
-"""Far keys by fused kernels of torch: sums and derivatives of whole matrices, in any graph, and nothing read on a host."""
+"""Far keys by fused kernels of torch: sums and derivatives of whole matrices, in any graph; nothing is read."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from largest_tensor import LargestTensor
 from layers import F64, attention
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import diabat
@@ -39,7 +39,10 @@ def whole(q: Tensor, k: Tensor, v: Tensor, far: Tensor, scale: float) -> tuple[T
 def cotangents(y: Tensor, seen: Tensor, part: str) -> tuple[Tensor, Tensor]:
     """Of y and of x, 0 at queries without far keys."""
     g = torch.Generator().manual_seed(5)
-    of_y, of_x = torch.randn(y.shape, generator=g, dtype=F64), torch.randn(y.shape[:-1], generator=g, dtype=F64)
+    of_y, of_x = (
+        torch.randn(y.shape, generator=g, dtype=F64),
+        torch.randn(y.shape[:-1], generator=g, dtype=F64),
+    )
     of_y[:, :, ::2] *= part not in ("no y", "some y")
     of_y[:, :, 1::2] *= part != "no y"
     of_y *= 1e-30 if part == "small y" else 1
@@ -56,7 +59,7 @@ def test_sums_and_two_derivatives_are_those_of_whole_matrices(
     """To 1e-13 of the largest, in float64; also where cotangents of one result are 0, or small beside the others."""
     (queries, keys, first), g = RULES[name], torch.Generator().manual_seed(1)
     shapes = ((2, 4, queries, sizes[0]), (2, 2, keys, sizes[0]), (2, 2, keys, sizes[1]))
-    leaves = [torch.randn(shape, generator=g, dtype=F64, requires_grad=True) for shape in shapes]
+    leaves = q, k, v = [torch.randn(shape, generator=g, dtype=F64, requires_grad=True) for shape in shapes]
     far = torch.arange(keys) < (first + torch.arange(queries))[:, None]
     visible = None
     if padded:
@@ -65,8 +68,8 @@ def test_sums_and_two_derivatives_are_those_of_whole_matrices(
         far = far & visible
     seen = far.any(-1).expand(2, 4, queries)
     results = [
-        far_sums(*leaves, FarKeys(first, visible), odds=True, scale=scale),
-        whole(*leaves, far, scale),
+        far_sums(q, k, v, FarKeys(first, visible), odds=True, scale=scale),
+        whole(q, k, v, far, scale),
     ]
     (y, x), (mean, mass) = results
     assert (x[~seen] == torch.finfo(F64).min).all()
@@ -77,7 +80,9 @@ def test_sums_and_two_derivatives_are_those_of_whole_matrices(
         given = cotangents(y, seen, part)
         found = [torch.autograd.grad(result, leaves, given, retain_graph=True) for result in results]
         for got, want in zip(*found, strict=True):
-            assert (got - want).abs().max() <= 1e-13 * want.abs().max().clamp_min(0 if part == "small y" else 1)
+            assert (got - want).abs().max() <= 1e-13 * want.abs().max().clamp_min(
+                0 if part == "small y" else 1
+            )
     curved = []
     for result in results:
         slopes = torch.autograd.grad(result, leaves, cotangents(y, seen, "all"), create_graph=True)
@@ -85,16 +90,20 @@ def test_sums_and_two_derivatives_are_those_of_whole_matrices(
     torch.testing.assert_close(*curved, rtol=1e-11, atol=1e-11)
 
 
-def test_derivatives_of_the_mass_in_float32() -> None:
-    """As exact as those of whole matrices in float32, however small cotangents of y are."""
+@pytest.mark.parametrize("strength", [1.0, 1e-12])
+def test_derivatives_in_float32(strength: float) -> None:
+    """To its rounding, also those by values where cotangents of y are small beside those of the mass."""
     g = torch.Generator().manual_seed(2)
     leaves = [torch.randn(1, 2, 40, 8, generator=g, dtype=F64) for _ in range(3)]
-    of_y, of_x = torch.randn(1, 2, 40, 8, generator=g, dtype=F64), torch.randn(1, 2, 40, generator=g, dtype=F64)
-    of_y *= 10.0 ** -torch.arange(0, 40.0)[:, None]
+    of_y, of_x = (
+        torch.randn(1, 2, 40, 8, generator=g, dtype=F64),
+        torch.randn(1, 2, 40, generator=g, dtype=F64),
+    )
+    of_y *= strength
     found = []
     for dtype in (torch.float32, F64):
-        terms = [t.to(dtype).requires_grad_() for t in leaves]
-        results = mean_and_mass(*terms, None, causal=True, scale=0.3)
+        q, k, v = terms = [t.to(dtype).requires_grad_() for t in leaves]
+        results = mean_and_mass(q, k, v, None, causal=True, scale=0.3)
         found.append(torch.autograd.grad(results, terms, (of_y.to(dtype), of_x.to(dtype))))
     for got, want in zip(*found, strict=True):
         assert (got - want).abs().max() < 1e-6 * want.abs().max()
@@ -129,10 +138,10 @@ def loss(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
 def test_eager_and_compiled_form_no_matrix_of_all_keys(padded: bool) -> None:
     """And one graph, forward and backward, gives the same."""
     torch._dynamo.reset()
-    terms = leaves_on("cpu", torch.float32)
+    q, k, v = terms = leaves_on("cpu", torch.float32)
     visible = torch.ones(2, 1, 1, 300, dtype=torch.bool) if padded else None
     with LargestTensor() as largest:
-        eager = torch.autograd.grad(loss(*terms, visible), terms)
+        eager = torch.autograd.grad(loss(q, k, v, visible), terms)
     formed = [largest.numel]
 
     def compiler(graph: Any, _: Any) -> Any:
@@ -141,7 +150,7 @@ def test_eager_and_compiled_form_no_matrix_of_all_keys(padded: bool) -> None:
         return make_boxed_func(graph.forward)
 
     compiled = torch.compile(loss, backend=aot_autograd(fw_compiler=compiler), fullgraph=True)
-    found = torch.autograd.grad(compiled(*terms, visible), terms)
+    found = torch.autograd.grad(compiled(q, k, v, visible), terms)
     torch.testing.assert_close(found, eager)
     assert max(formed) <= 2 * 4 * 300 * 8
 
@@ -164,25 +173,38 @@ class Kernels(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_kernels_of_a_gpu_take_half_precision_as_it_is(padded: bool, dtype: torch.dtype) -> None:
     """On the device meta, whose tensors have no numbers to be read: one kernel forward and one backward."""
-    terms = leaves_on("meta", dtype)
+    q, k, v = terms = leaves_on("meta", dtype)
     visible = torch.ones(2, 1, 1, 300, dtype=torch.bool, device="meta") if padded else None
     with Kernels() as kernels:
-        slopes = torch.autograd.grad(loss(*terms, visible), terms)
+        slopes = torch.autograd.grad(loss(q, k, v, visible), terms)
     kind = "efficient_attention" if padded or dtype == torch.float32 else "flash_attention"
     assert kernels.found == [(kind, dtype), (f"{kind}_backward", dtype)]
     assert [(t.shape, t.dtype) for t in slopes] == [(t.shape, dtype) for t in terms]
     torch._dynamo.reset()
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
-    again = torch.autograd.grad(compiled(*terms, visible), terms)
+    again = torch.autograd.grad(compiled(q, k, v, visible), terms)
     assert [t.shape for t in again] == [t.shape for t in terms]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_cpu_computes_half_precision_in_float32(dtype: torch.dtype) -> None:
-    terms = [t.detach() for t in leaves_on("cpu", dtype, 20)]
-    found = far_sums(*terms, FarKeys(-2), odds=True)
-    want = far_sums(*(t.float() for t in terms), FarKeys(-2), odds=True)
+    q, k, v = (t.detach() for t in leaves_on("cpu", dtype, 20))
+    found = far_sums(q, k, v, FarKeys(-2), odds=True)
+    want = far_sums(q.float(), k.float(), v.float(), FarKeys(-2), odds=True)
     assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+
+
+def test_a_layer_hands_half_precision_on() -> None:
+    """To the kernel of the keys before its windows, which themselves are computed in float32."""
+    q, k, v = leaves_on("meta", torch.bfloat16, 30)
+    couplings = WindowCouplings(4, 4, terms="").to("meta")
+    with Kernels() as kernels:
+        out = diabat.boltzmann_attention(
+            q, k, v, couplings, is_causal=True, far="independent", enable_gqa=True
+        )
+    assert kernels.found == [("flash_attention", torch.bfloat16)]
+    assert isinstance(out, Tensor)
+    assert out.dtype == torch.bfloat16
 
 
 MASKS = {

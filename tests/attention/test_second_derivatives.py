@@ -406,7 +406,9 @@ def test_fused_kernels_of_torch_refuse_a_second_derivative(name: str) -> None:
     loss, along = first(function, leaves, nonlinear=True), tuple(random(*t.shape) for t in leaves)
     for way in ways(leaves):
         if way in (by_create_graph, by_inputs, by_backward, by_functional, by_hessian):
-            with pytest.raises(UnsupportedError, match=r"^gradient: .* inside of .*sdpa_kernel.SDPBackend.MATH"):
+            with pytest.raises(
+                UnsupportedError, match=r"^gradient: .* inside of .*sdpa_kernel.SDPBackend.MATH"
+            ):
                 way(loss, leaves, along)
     wanted = by_differences(loss, leaves, along)
     for got, want in zip(by_reverse_of_reverse(loss, leaves, along), wanted, strict=True):

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.export import Dim, export
 from torch.func import grad, hessian, jacfwd, vmap
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import diabat
 from diabat import Ising, sampler
@@ -227,6 +228,28 @@ def other_projections() -> None:
         if not isinstance(layer, diabat.NeuroGameAttention):
             assert torch.equal(layer.step(x[:, 0])[0], layer(x[:, :1])[:, 0])
             assert small.couplings.state_dict().keys() == layer.couplings.state_dict().keys()
+
+
+@says
+def second_derivatives_without_couplings() -> None:
+    """pytorch: Without couplings attention is `scaled_dot_product_attention`, whose fused kernels have one derivative.
+    pytorch: Call the layer inside of `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)` for more; else the second
+    derivative is refused in a sentence that says so.
+    pytorch: Under `torch.func` this is not needed."""
+    layer = diabat.BoltzmannAttention(4, 1, 3, mode="softmax", readout="odds").eval()
+    x = torch.randn(1, 3, 4, requires_grad=True)
+
+    def twice() -> Tensor:
+        (slope,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        (found,) = torch.autograd.grad(slope.square().sum(), x)
+        return found
+
+    with refused("call it inside of torch.nn.attention.sdpa_kernel"):
+        twice()
+    with sdpa_kernel(SDPBackend.MATH):
+        found = twice()
+    nested = grad(lambda x: grad(lambda x: layer(x).square().sum())(x).square().sum())(x.detach())
+    torch.testing.assert_close(nested, found)
 
 
 @says
