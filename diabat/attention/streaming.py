@@ -78,7 +78,8 @@ def far_sums(
     first, words, wide = far.first, None, torch.promote_types(q.dtype, torch.float32)
     if q.is_cpu or not q.dtype == k.dtype == v.dtype:
         q, k, v = q.to(wide), k.to(wide), v.to(wide)
-    served = odds and softcap is None and not dropout and far.bias is None and (far.is_rule or not q.is_cpu)
+    kind = far.is_rule or (isinstance(far.first, Tensor) and not q.is_cpu)
+    served = kind and far.bias is None and odds and softcap is None and not dropout
     if served and has_kernel(q, k, v) and not (torch.compiler.is_exporting() or transformed()):
         return _by_kernel(q, k, v, far, scale)
     q, k, v = q.to(wide) * scale, k.to(wide), v.to(wide)
