@@ -22,6 +22,8 @@ are exact to rounding (`prepared`).
 from __future__ import annotations
 
 import math
+from functools import cached_property
+from itertools import combinations
 from typing import NamedTuple
 
 import torch
@@ -55,6 +57,7 @@ class Part:
         signs: ±1 states, [2^spins, spins].
         upper: Pairs j < k, int64 [2, spins(spins-1)/2].
         pairs: Products s_j s_k for j < k, [2^spins, spins(spins-1)/2].
+        triples: Triples j < k < l, int64 [3, spins(spins-1)(spins-2)/6].
     """
 
     def __init__(self, spins: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -64,6 +67,12 @@ class Part:
         self.signs = 2 * self.bits - 1
         self.upper = torch.triu_indices(spins, spins, offset=1, device=device)
         self.pairs = self.signs[:, self.upper[0]] * self.signs[:, self.upper[1]]
+
+    @cached_property
+    def triples(self) -> Tensor:
+        # torch.combinations would wait for the device.
+        found = torch.tensor(list(combinations(range(self.spins), 3)), dtype=torch.int64)
+        return found.reshape(-1, 3).T.to(self.signs.device)
 
     def features(self, three_body: bool) -> Tensor:
         """Spins of the part, followed by their pair products if three-body terms cross the cut."""
@@ -124,7 +133,7 @@ def energies(groups: Groups, a: int) -> Energies:
 
 
 def _triple_energy(K: Tensor, some: Part) -> Tensor:
-    index = torch.combinations(torch.arange(some.spins, device=K.device), 3).T
+    index = some.triples
     return K[:, *index] @ some.signs[:, index].prod(1).T
 
 

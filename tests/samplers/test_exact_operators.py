@@ -1,20 +1,32 @@
-"""Products of halves: strong problems, escalation of precision, tiles and memory."""
+"""Operators of torch: strong problems, precision, tiles and memory, other devices, and reads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from problems import ALPHA, causal, g_test, naive, naive_log_odds, pvalue, relative_error, solved
+from exact_forms import by_operators, solved_by_operators
+from problems import (
+    ALPHA,
+    PATTERNS,
+    assert_moments,
+    causal,
+    g_test,
+    naive,
+    naive_log_odds,
+    pvalue,
+    relative_error,
+)
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diabat.ising import Ising, pack_three_body
-from diabat.samplers import UnsupportedError
 from diabat.samplers.banded import BandedSampler
-from diabat.samplers.exact import ExactSampler, half_split, sampler
+from diabat.samplers.exact import ExactSampler, draws, operators, sampler
 from diabat.samplers.odds import analytic_log_odds
 from diabat.testing import brute_force, brute_force_states
 from diabat.testing.problems import Lead, causal_problem, make_problem
@@ -23,30 +35,34 @@ from diabat.testing.problems import Lead, causal_problem, make_problem
 @pytest.fixture
 def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small problems, too, are done by products of halves."""
-    monkeypatch.setattr(sampler, "ALWAYS", 0)
-    monkeypatch.setattr(sampler, "suits_kernel", lambda *given: False)
+    by_operators(monkeypatch, halves=True)
 
 
-@pytest.fixture(params=["kernel", "halves"])
-def either(request: pytest.FixtureRequest) -> None:
-    """Small problems by the kernel, as usual, and by products of halves."""
-    if request.param == "halves":
-        request.getfixturevalue("halves")
+@pytest.fixture(params=["kernel", "softmax", "halves"])
+def each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small problems by the kernel, as usual, by one softmax, and by products of halves."""
+    if request.param != "kernel":
+        by_operators(monkeypatch, halves=request.param == "halves")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device whose numbers the host does not read."""
+    by_operators(monkeypatch, device=True)
 
 
 def assert_gradients_of_enumeration(
-    given: tuple[Tensor, Tensor], seen: int, sampler: ExactSampler, tolerance: float
+    given: tuple[Tensor, Tensor], backend: ExactSampler, tolerance: float
 ) -> None:
-    """Also P and log Z; the gradients are of squares of the P of some spins and of log Z, by h and J."""
+    """P and log Z, and the gradients of squares of P and of log Z by h and J."""
     found = []
-    for solve in (solved(sampler), naive):
+    for solve in (lambda i: (m := backend.moments(i)) and (m.probability, m.log_partition), naive):
         h, J = (t.clone().requires_grad_() for t in given)
         p, log_z = solve(Ising(h, J))
-        loss = p[..., :seen].square().sum() + 0.3 * log_z.sum()
-        found.append((p.detach(), *torch.autograd.grad(loss, (h, J)), log_z.detach()))
+        loss = p.square().sum() + 0.3 * log_z.sum()
+        found.append((p.detach(), log_z.detach(), *torch.autograd.grad(loss, (h, J))))
     for got, want in zip(*found, strict=True):
-        scale = want.abs().clamp(min=1) * 1e-12 / tolerance if want is found[1][-1] else 1
-        assert ((got - want).abs() / scale).max() < tolerance
+        assert ((got - want).abs() / want.abs().clamp(min=1)).max() < tolerance
 
 
 @pytest.mark.parametrize(("fields", "couplings"), [(0.5, 0.1), (1.0, 0.5), (2.0, 1.0), (4.0, 3.0)])
@@ -61,7 +77,7 @@ def test_float32_keeps_the_relative_precision_of_every_probability(fields: float
     assert relative_error(single.log_partition, double.log_partition) < 1e-6
 
 
-@pytest.mark.usefixtures("either")
+@pytest.mark.usefixtures("each")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_very_negative_fields(dtype: torch.dtype) -> None:
     """h = -60: P = e^-120 is not representable in float32, and exact to rounding in float64; never NaN."""
@@ -112,32 +128,25 @@ def opposed(field: float, coupling: float, dtype: torch.dtype) -> Ising:
     return Ising(torch.tensor([[field, -field]], dtype=dtype), J)
 
 
-@pytest.mark.usefixtures("halves")
-def test_escalation_to_float64_is_reported_and_right() -> None:
-    sampler = ExactSampler()
-    weak, strong = opposed(1.0, 0.5, torch.float32), opposed(50.0, 45.0, torch.float32)
-    assert sampler.moments(weak).info["float64_escalation"] is False
-    moments = sampler.moments(strong, correlations=True)
-    assert moments.info["float64_escalation"] is True
-    want = brute_force(strong)
-    assert moments.probability.dtype == torch.float32
-    assert relative_error(moments.probability, want.probability) < 1e-5
-    assert (moments.correlation - want.correlation).abs().max() < 1e-6
-
-
-@pytest.mark.usefixtures("either")
-def test_escalated_gradients_are_right() -> None:
+@pytest.mark.usefixtures("each")
+def test_what_exceeds_float32_is_solved_in_float64_and_reported() -> None:
+    """By a softmax all is float64 from the start; gradients are Cov(s_j, s_0) of three states, by hand."""
+    backend = ExactSampler()
+    assert backend.moments(opposed(1.0, 0.5, torch.float32)).info["float64_escalation"] is False
     ising = opposed(50.0, 49.5, torch.float32)
     fields = ising.fields.clone().requires_grad_()
-    p = ExactSampler().moments(Ising(fields, ising.couplings)).probability
-    p[0, 0].backward()
-    # Three states share the weight; Cov(s_j, s_0) of (+,-), (+,+), (-,-) by hand.
+    moments, want = backend.moments(Ising(fields, ising.couplings), correlations=True), brute_force(ising)
+    softmax = operators.FEW_SPINS and backend._plan(ising) is None
+    assert moments.info["float64_escalation"] is not softmax
+    assert moments.probability.dtype == torch.float32
+    assert relative_error(moments.probability.detach(), want.probability) < 1e-5
+    assert (moments.correlation - want.correlation).abs().max() < 1e-6
+    moments.probability[0, 0].backward()
     weights = torch.softmax(torch.tensor([50.5, 49.5, 49.5], dtype=torch.float64), 0)
     s = torch.tensor([[1, -1], [1, 1], [-1, -1]], dtype=torch.float64)
     mean = weights @ s
-    assert fields.grad[0].double().tolist() == pytest.approx(
-        ((weights @ (s * s[:, :1]) - mean * mean[0]) / 2).tolist(), rel=1e-5
-    )
+    expected = (weights @ (s * s[:, :1]) - mean * mean[0]) / 2
+    assert fields.grad[0].double().tolist() == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 def strong_batch(n: int, dtype: torch.dtype, *, three_body: bool = False) -> Ising:
@@ -159,7 +168,7 @@ def strong_batch(n: int, dtype: torch.dtype, *, three_body: bool = False) -> Isi
     return Ising(plain.fields * scale, (J + J.mT).to(dtype), three_body=K)
 
 
-@pytest.mark.usefixtures("either")
+@pytest.mark.usefixtures("each")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("n", "three_body"), [(2, False), (7, False), (14, False), (8, True)])
 def test_what_exceeds_float64_is_right(n: int, three_body: bool, dtype: torch.dtype) -> None:
@@ -172,25 +181,35 @@ def test_what_exceeds_float64_is_right(n: int, three_body: bool, dtype: torch.dt
     assert (sampler.state_probabilities(ising) - brute_force_states(ising)).abs().max() < tolerance
 
 
-@pytest.mark.usefixtures("halves")
-def test_strong_queries_are_lost_without_weights_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guard of the tests around this one."""
-    monkeypatch.setattr(half_split, "_LEAST_TOTAL", {torch.float32: -1.0, torch.float64: -1.0})
-    with pytest.raises(UnsupportedError, match="float64 can hold"):
-        ExactSampler().moments(opposed(500.0, 450.0, torch.float64))
-
-
-@pytest.mark.usefixtures("either")
+@pytest.mark.usefixtures("each")
 @pytest.mark.parametrize("budget_mb", [256.0, 1e-4])
 def test_gradients_of_strong_problems_are_those_of_enumeration(budget_mb: float) -> None:
     """Near-ties: Cov is of order 1 although exponents are of order 1000; also of the weak queries beside them."""
     strong = opposed(500.0, 499.5, torch.float64)
     h = torch.cat((strong.fields, torch.tensor([[0.3, -0.2], [501.0, -500.4]], dtype=torch.float64)))
-    assert_gradients_of_enumeration((h, strong.couplings), 1, ExactSampler(memory_budget_mb=budget_mb), 1e-9)
+    assert_gradients_of_enumeration((h, strong.couplings), ExactSampler(memory_budget_mb=budget_mb), 1e-9)
 
 
-def test_reads_of_strong_problems_follow_their_law() -> None:
-    """N = 4000 reads, alpha = 1e-6: states (+,-), (+,+), (-,-) at weights e, 1, 1."""
+@pytest.mark.parametrize(("n", "three_body"), [(3, False), (10, True)])
+def test_what_exceeds_float64_takes_the_memory_of_the_budget(n: int, three_body: bool) -> None:
+    """One problem after the other, with the numbers of all at once."""
+    ising = strong_batch(n, torch.float64, three_body=three_body)
+    for whole, divided in zip(*(solved_by_operators(ising, halves=True, memory_budget_mb=mb) for mb in (256.0, 1e-6)),
+                              strict=True):  # fmt: skip
+        assert torch.allclose(whole, divided, rtol=1e-13, atol=1e-12)
+
+
+def halved_reads(patch: pytest.MonkeyPatch) -> None:
+    """Reads of any problem as those of more than 18 spins, from here on."""
+    for module in (sampler, draws):
+        patch.setattr(module, "MOST_ENUMERATED", 0)
+
+
+@pytest.mark.parametrize("halved", [False, True])
+def test_reads_of_strong_problems_follow_their_law(monkeypatch: pytest.MonkeyPatch, halved: bool) -> None:
+    """N = 4000 reads, alpha = 1e-6: states (+,-), (+,+), (-,-) at weights e, 1, 1; no halves hold them in float64."""
+    if halved:
+        halved_reads(monkeypatch)
     ising = opposed(500.0, 499.5, torch.float32)
     assert g_test(ExactSampler().sample(ising, 4000, seed=1).spins, brute_force_states(ising)) > 1e-6
 
@@ -198,28 +217,11 @@ def test_reads_of_strong_problems_follow_their_law() -> None:
 @pytest.mark.parametrize("call", ["moments", "sample", "state_probabilities"])
 def test_what_no_number_holds_is_refused(call: str) -> None:
     ising, sampler = opposed(1.5e308, 1.5e308, torch.float64), ExactSampler()
-    refusal = (
-        "float64 can hold" if call == "state_probabilities" else "so that float64 still resolves smaller"
-    )
-    with pytest.raises(ValueError, match=f"fields: expected .*{refusal}.*, got"):
+    with pytest.raises(ValueError, match=r"fields: expected .*so that float64 still resolves smaller.*, got"):
         getattr(sampler, call)(ising, **({"num_reads": 4} if call == "sample" else {}))
 
 
-@pytest.mark.usefixtures("halves")
-def test_strong_queries_that_take_too_long_are_refused() -> None:
-    strong = opposed(500.0, 450.0, torch.float64)
-    message = "in 3000 problems whose fields and couplings are so strong .*, got 2, which need"
-    with pytest.raises(UnsupportedError, match=message):
-        ExactSampler(max_seconds=1e-5).moments(Ising(strong.fields.expand(3000, 2), strong.couplings))
-
-
-@pytest.mark.parametrize(("scale", "field"), [(300.0, 1.0), (200.0, 60.0)])
-def test_gradients_of_strong_couplings_are_those_of_enumeration(scale: float, field: float) -> None:
-    """Where no query of a group can share its weights, and the sums of a query without fields are 0."""
-    base = make_problem((3, 2), 14, lead="heads", seed=1, couplings=scale, fields=field)
-    assert_gradients_of_enumeration((base.fields, base.couplings), 14, ExactSampler(), 1e-8)
-
-
+@pytest.mark.usefixtures("each")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [4, 13])
 @pytest.mark.parametrize("scale", [10.0, 100.0, 1000.0])
@@ -245,18 +247,19 @@ FORGETFUL = ExactSampler(memory_budget_mb=1e-6)
 def tiles(halves: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     """Set the size of a tile; the list receives the number of tiles of every pass, so that a test can ask."""
     seen: list[int] = []
-    original = half_split.Split.blocks
+    original = operators._blocks
 
-    def spy(self: half_split.Split) -> list[slice]:
-        seen.append(len(original(self)))
-        return original(self)
+    def spy(*given: Any) -> list[slice]:
+        found = original(*given)
+        seen.append(len(found))
+        return found
 
     def of_size(size: int) -> list[int]:
-        monkeypatch.setattr(half_split, "_TILE_BYTES", size)
+        monkeypatch.setattr(operators, "_TILE_BYTES", size)
         seen.clear()
         return seen
 
-    monkeypatch.setattr(half_split.Split, "blocks", spy)
+    monkeypatch.setattr(operators, "_blocks", spy)
     return of_size
 
 
@@ -290,50 +293,24 @@ def test_tiles_equal_the_whole(
         assert (got - want).abs().max() < 1e-12 * max(1.0, float(want.abs().max()))
 
 
-@pytest.mark.usefixtures("halves")
-def test_the_memory_budget_divides_the_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables of one query have 1.3 kB at n = 10; both passes form W for every part."""
-    formed: list[int] = []
-    original = half_split.Split.tiles
-
-    def spy(self: half_split.Split) -> Iterator[tuple[slice, Tensor]]:
-        formed.append(1)
-        return original(self)
-
-    monkeypatch.setattr(half_split.Split, "tiles", spy)
-    ising = make_problem((3,), 10, seed=8)
-    for budget, passes in ((1.0, 2), (1e-9, 6)):
-        formed.clear()
-        fields = ising.fields.clone().requires_grad_()
-        found = ExactSampler(memory_budget_mb=budget).moments(Ising(fields, ising.couplings))
-        found.probability.pow(2).sum().backward()
-        assert len(formed) == passes
+def _noted(sizes: list[int], tensor: Tensor) -> Tensor:
+    sizes.append(tensor.numel())
+    return tensor
 
 
-@pytest.mark.parametrize("lead", ["shared", "heads", "per_problem"])
-def test_reads_from_halves_have_the_law_of_all_states(monkeypatch: pytest.MonkeyPatch, lead: Lead) -> None:
-    """Which few reads of larger problems come from: G-test of N = 100,000 at alpha = 1e-6, with invisible spins."""
-    monkeypatch.setattr(sampler, "_enumerates", lambda m, reads: False)
-    ising, reads = make_problem((2, 5), 5, lead=lead, seed=11, three_body=0.3), 100_000
-    windows = Ising(ising.fields, ising.couplings, causal(5), ising.three_body)
-    for problem in (ising, windows):
-        assert pvalue(ExactSampler(), problem, reads=reads) > ALPHA
-
-
-def test_tiles_draw_the_same_reads_and_keep_the_precision_of_float32(
-    tiles: Callable[[int], list[int]],
-) -> None:
-    """Many reads from all states, one problem at a time, and few from halves, one read at a time."""
-    ising = make_problem((3,), 12, seed=7)
-    whole = [ExactSampler().sample(ising, reads, seed=5).spins for reads in (300, 100)]
-    seen = tiles(1000)
-    tiled = [FORGETFUL.sample(ising, reads, seed=5).spins for reads in (300, 100)]
-    assert max(seen) > 4
-    assert all(map(torch.equal, whole, tiled))
-    strong = make_problem((4,), 12, seed=5, fields=3.0, couplings=2.0, dtype=torch.float32)
-    p, double = (backend.moments(problem).probability for backend, problem in
-                 ((FORGETFUL, strong), (ExactSampler(), strong.to(torch.float64))))  # fmt: skip
-    assert float((p / double - 1).abs().max()) < 1e-5
+def test_tiles_are_formed_again_in_the_backward_pass(tiles: Callable[[int], list[int]]) -> None:
+    """No tensor of the size of W is kept for it, and the gradients are those of one tile."""
+    ising, found = make_problem((3,), 12, seed=8), []
+    for size in (1 << 30, 1 << 12):
+        seen, kept = tiles(size), list[int]()
+        hooks = partial(_noted, kept), lambda t: t
+        h, J = ising.fields.clone().requires_grad_(), ising.couplings.clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+            p = FORGETFUL.moments(Ising(h, J)).probability
+        found.append(torch.autograd.grad(p.square().sum(), (h, J)))
+        assert (max(kept) == 1 << 12) == (max(seen) == 1)
+    for got, want in zip(*found, strict=True):
+        assert torch.allclose(got, want, atol=1e-13)
 
 
 def test_a_large_problem_without_couplings(tiles: Callable[[int], list[int]]) -> None:
@@ -353,65 +330,6 @@ def test_invisible_spins_do_not_count() -> None:
     visible = torch.arange(60) < 3
     p = ExactSampler().moments(Ising(torch.zeros(60), visible=visible)).probability
     assert p.tolist() == [0.5] * 3 + [0.0] * 57
-
-
-class Products(TorchDispatchMode):
-    """Counts the products of one shape, and the places taken for them."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.shape, self.count, self.places = shape, 0, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and tuple(out.shape) == self.shape:
-            name = str(func)
-            self.count += "bmm" in name
-            self.places += name in ("aten.bmm.default", "aten.empty_like.default")
-        return out
-
-
-@pytest.mark.usefixtures("halves")
-def test_the_backward_pass_takes_no_memory_anew_for_every_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is freed is not found again by malloc: a process grew by the size of W, batch x heads x 2^n."""
-    monkeypatch.setattr(half_split, "_TILE_BYTES", 1 << 14)
-    ising = make_problem((4,), 12, lead="per_problem", seed=7, dtype=torch.float32)  # W is [4, 64, 64]
-    h, J = ising.fields.requires_grad_(), ising.couplings.requires_grad_()
-    p = FORGETFUL.moments(Ising(h, J)).probability
-    with Products((4, 16, 64)) as seen:
-        p.square().sum().backward()
-    assert (seen.count, seen.places) == (4, 1)
-
-
-@pytest.mark.usefixtures("halves")
-def test_only_lost_queries_are_solved_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One in float64, one with weights of its own; all others keep their bits, and those of their gradients."""
-    ising = make_problem((3, 40), 9, lead="heads", seed=23, dtype=torch.float32)
-    J, strong = ising.couplings.clone(), ising.fields.clone()
-    for head, query, field, coupling in ((1, 7, 50.0, 45.0), (2, 8, 500.0, 450.0)):
-        J[head, 0, 0, 8] = J[head, 0, 8, 0] = coupling
-        strong[head, query, [0, 8]] = torch.tensor([field, -field])
-    found, sizes, original = [], [], half_split.half_products
-
-    def spy(fields: Tensor, energies: Any, dtype: torch.dtype) -> Any:
-        sizes.append((*fields.shape[:2], dtype))
-        return original(fields, energies, dtype)
-
-    monkeypatch.setattr(half_split, "half_products", spy)
-    for fields in (ising.fields, strong):
-        terms = fields.clone().requires_grad_(), J.clone().requires_grad_()
-        moments = ExactSampler().moments(Ising(*terms))
-        dh, dJ = torch.autograd.grad(moments.probability.square().sum(), terms)
-        found.append((moments.probability, moments.log_partition, dh, dJ))
-    own, wide = torch.float32, torch.float64
-    assert sizes == [(3, 40, own), (3, 40, own), (2, 2, wide), (1, 1, wide)]
-    kept = torch.ones(3, 40, dtype=torch.bool)
-    kept[1, 7] = kept[2, 8] = False
-    for want, got in zip(*(some[:3] for some in found), strict=True):
-        assert torch.equal(got[kept], want[kept])
-    assert torch.equal(found[0][3][0], found[1][3][0])
-    exact = brute_force(Ising(strong.double(), J.double()))
-    assert (found[1][0] - exact.probability).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("backend", ["exact", "banded"])
@@ -436,3 +354,110 @@ def test_only_problems_with_small_probabilities_take_more_for_their_log_odds(
     assert torch.equal(found[kept], want[kept])
     exact = naive_log_odds(Ising(strong.double(), ising.couplings.double()))
     assert ((found - exact) / exact.abs().clamp(min=1)).abs().max() < 1e-5
+
+
+# On a device whose numbers the host does not read
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("few", [8, 0])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_pinned_spins(monkeypatch: pytest.MonkeyPatch, pattern: str, few: int, dtype: torch.dtype) -> None:
+    """Invisible spins with fields and couplings of their own, also in triples, are as if they were not there."""
+    monkeypatch.setattr(operators, "FEW_SPINS", few)
+    for lead in ("shared", "per_problem"):
+        ising = make_problem((2, 6), 6, lead=lead, seed=5, fields=3.0, three_body=0.4, dtype=dtype)
+        ising = Ising(ising.fields, ising.couplings, PATTERNS[pattern], ising.three_body)
+        found = ExactSampler().moments(ising, correlations=True)
+        assert_moments(found, brute_force(ising), dtype, 1e-6 if dtype == torch.float32 else 1e-13)
+
+
+class HostReads(TorchDispatchMode):
+    """Names of operators that bring numbers of tensors to the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in (
+            "_local_scalar_dense",
+            "nonzero",
+            "equal",
+            "is_nonzero",
+            "masked_select",
+        ):
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("n", [6, 12])
+def test_no_number_is_read_on_the_host(n: int) -> None:
+    """Neither forward nor backward, with masks and triples; the mode sees a read."""
+    ising = make_problem((2, n), n, lead="heads", seed=3, three_body=0.2, dtype=torch.float32)
+    h, J, K = (t.clone().requires_grad_() for t in (ising.fields, ising.couplings, ising.three_body))
+    problem = Ising(h, J, causal(n), K, check=False)
+    with HostReads() as seen:
+        moments = ExactSampler().moments(problem, correlations=True)
+        odds = ExactSampler().differentiable_log_odds(problem)
+        (moments.probability.sum() + moments.log_partition.sum() + odds.sum()).backward()
+    assert not seen.names
+    with seen:
+        bool(h.sum() > 0)
+    assert len(seen.names) == 1
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("few", [8, 0])
+def test_what_exceeds_float64_is_nan_there(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    """With its gradients; the problem beside it is right."""
+    monkeypatch.setattr(operators, "FEW_SPINS", few)
+    ising = make_problem((2,), 4, lead="per_problem", seed=9)
+    J = ising.couplings.clone()
+    J[0, 0, 1] = J[0, 1, 0] = -800.0
+    J[0, 1, 2] = J[0, 2, 1] = J[0, 0, 2] = J[0, 2, 0] = 800.0
+    h = ising.fields.clone()
+    h[0, 3] = 0.5
+    h, J = h.requires_grad_(), J.requires_grad_()
+    odds = ExactSampler().differentiable_log_odds(Ising(h, J))
+    want = naive_log_odds(Ising(h, J))
+    dh, dJ = torch.autograd.grad(odds.sum(), (h, J))
+    assert odds[0].isnan().all() == dh[0].isnan().any() == dJ[0].isnan().any()
+    assert (odds[1] - want[1]).abs().max() < 1e-12
+    assert dh[1].isfinite().all()
+    assert dJ[1].isfinite().all()
+
+
+# Reads
+
+
+@pytest.mark.parametrize("lead", ["shared", "heads", "per_problem"])
+def test_reads_from_halves_have_the_law_of_all_states(monkeypatch: pytest.MonkeyPatch, lead: Lead) -> None:
+    """As those of more than 18 spins: G-test of N = 100,000 at alpha = 1e-6, with invisible spins."""
+    halved_reads(monkeypatch)
+    ising = make_problem((2, 5), 5, lead=lead, seed=11, three_body=0.3)
+    for visible in (None, causal(5)):
+        problem = Ising(ising.fields, ising.couplings, visible, ising.three_body)
+        assert pvalue(ExactSampler(), problem, reads=100_000) > ALPHA
+
+
+@pytest.mark.parametrize("reads", [1, 16])
+def test_a_read_is_where_the_sum_over_all_states_passes_a_number(reads: int) -> None:
+    """Also one read of one problem; on other devices and in parts it is the same."""
+    ising = make_problem((3,), 9, seed=7)
+    spins = ExactSampler().sample(ising, reads, seed=5).spins
+    state = ((spins > 0) * 2 ** torch.arange(9)).sum(-1)
+    numbers = torch.from_numpy(np.random.default_rng(5).random((1, 3, reads)))[0].T
+    cumulative = brute_force_states(ising).cumsum(-1)
+    at = torch.arange(3).expand(reads, 3)
+    assert (cumulative[at, state] >= numbers - 1e-12).all()
+    assert (torch.where(state > 0, cumulative[at, state - 1], 0) <= numbers + 1e-12).all()
+    masked = causal_problem(9, seed=4)
+    whole = [ExactSampler().sample(one, reads, seed=5).spins for one in (ising, masked)]
+    with pytest.MonkeyPatch.context() as patch:
+        by_operators(patch, device=True)
+        patch.setattr(draws, "_CACHED_BYTES", 1)
+        parts = [ExactSampler().sample(one, reads, seed=5).spins for one in (ising, masked)]
+    assert all(map(torch.equal, whole, parts))
