@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from problems import naive, naive_log_odds, solved
+from exact_forms import by_operators
+from problems import naive, naive_log_odds, relative_error
 from torch import Tensor
 
-from diabat.compute.scratch import aligned_rows
 from diabat.ising import Ising, pack_couplings
-from diabat.samplers.exact import ExactSampler, compiled, sampler
-from diabat.samplers.flat import enumeration_cost, flat
+from diabat.samplers.exact import ExactSampler, compiled
 from diabat.testing import brute_force
 from diabat.testing.problems import make_problem
 
@@ -32,16 +31,10 @@ def precise(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def spy(self: compiled._Pass, *args: Any, **options: Any) -> None:
         original(self, *args, **options)
-        made.append(self.lost is None)
+        made.append(not self.strong)
 
     monkeypatch.setattr(compiled._Pass, "__init__", spy)
     return made
-
-
-def by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Solve all problems by products of halves from now on."""
-    monkeypatch.setattr(sampler, "ALWAYS", 0)
-    monkeypatch.setattr(sampler, "suits_kernel", lambda *given: False)
 
 
 def masked(ising: Ising) -> Ising:
@@ -70,7 +63,7 @@ def test_couplings_of_their_own(
     found = [ExactSampler().moments(problem) for problem in problems]
     odds = [ExactSampler().differentiable_log_odds(problem) for problem in problems]
     assert precise[-1]
-    by_halves(monkeypatch)
+    by_operators(monkeypatch, halves=True)
     for problem, one, ratio in zip(problems, found, odds, strict=True):
         doubled = Ising(problem.fields.double(), problem.couplings.double(), problem.visible)
         want = ExactSampler().moments(doubled)
@@ -112,36 +105,10 @@ def test_kernel_and_halves_agree(
     found = solve(ising)
     assert torch.equal(ExactSampler().moments(ising).probability, found[0])
     assert precise == [True, True]
-    by_halves(monkeypatch)
+    by_operators(monkeypatch, halves=True)
     for got, want in zip(found, solve(ising), strict=True):
         assert (got - want).abs().max() < tolerance * want.abs().max()
     assert len(precise) == 2
-
-
-def test_buckets_of_both_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch, precise: list[bool]) -> None:
-    """Problems of at most 16 spins by the kernel, those of 17 by halves beside them."""
-    ising = causal_batch(17, torch.float64)
-    want = solve(ising)
-    monkeypatch.setattr(sampler, "ALWAYS", 0)
-    monkeypatch.setattr(sampler, "suits_kernel", lambda bucket, *limits: bucket.num_spins <= 16)
-    for got, expected in zip(solve(ising), want, strict=True):
-        assert (got - expected).abs().max() < 1e-13 * expected.abs().max()
-    assert all(precise)
-
-
-def test_second_derivatives_of_both_kinds_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of the two counts its own problems only."""
-    monkeypatch.setattr(sampler, "ALWAYS", 0)
-    monkeypatch.setattr(sampler, "suits_kernel", lambda bucket, *limits: bucket.num_spins <= 3)
-    ising, found = make_problem((2,), 17, seed=24), []
-    ising = Ising(ising.fields, ising.couplings, torch.arange(17) < torch.tensor([[17], [3]]))
-    for solve in (solved(ExactSampler()), naive):
-        h, J = (t.clone().requires_grad_() for t in (ising.fields, ising.couplings))
-        p, z = solve(Ising(h, J, ising.visible))
-        first = torch.autograd.grad(p.sin().sum() + z.sum(), (h, J), create_graph=True)
-        found.append(torch.autograd.grad(sum(t.sin().sum() for t in first), (h, J)))
-    for got, want in zip(*found, strict=True):
-        assert (got - want).abs().max() < 1e-11 * want.abs().max()
 
 
 @pytest.mark.parametrize("odds", [False, True])
@@ -166,16 +133,16 @@ def test_a_solution_is_in_no_cycle(odds: bool) -> None:
     ("dtype", "strength", "expected"),
     [
         (torch.float64, 172.0, [True]),
-        (torch.float64, 173.0, [False, True]),
+        (torch.float64, 173.0, [False]),
         (torch.float32, 17.9, [True]),
         (torch.float32, 18.1, [False, True]),
-        (torch.float32, 173.0, [False, False, True]),
+        (torch.float32, 173.0, [False, False]),
     ],
 )
 def test_the_range_of_a_precision(
     precise: list[bool], dtype: torch.dtype, strength: float, expected: list[bool]
 ) -> None:
-    """Opposed fields and couplings: float64 replaces float32, and exponentials of all states replace both."""
+    """Opposed fields and couplings: float64 replaces float32, and sums over all states replace both."""
     h = torch.tensor([strength, -1.0, 0.5, 0.1], dtype=dtype).repeat(3, 1)
     J = torch.zeros(3, 4, 4, dtype=dtype)
     J[:, 0, 1] = J[:, 1, 0] = -strength
@@ -186,9 +153,49 @@ def test_the_range_of_a_precision(
     # Probabilities below 1e-37 are not numbers of float32.
     error = (found.probability - want.probability).abs() / want.probability.clamp(min=1e-37)
     assert error.max() < (1e-12 if dtype == torch.float64 else 1e-6)
-    assert ((found.log_partition - want.log_partition) / want.log_partition).abs().max() < (
-        1e-13 if dtype == torch.float64 else 1e-7
+    size = (found.log_partition - want.log_partition) / want.log_partition
+    assert size.abs().max() < (1e-13 if dtype == torch.float64 else 1e-7)
+
+
+def enumerated(ising: Ising, odds: bool) -> tuple[Tensor, Tensor]:
+    """P or log-odds, and log Z, by all states, without the digits that large fields take from them."""
+    bound = ising.couplings.abs().sum(-1) + 60
+    h = torch.minimum(torch.maximum(ising.fields, -bound), bound)
+    problem, more = Ising(h, ising.couplings), ising.fields - h
+    ratio = naive_log_odds(problem) + 2 * more
+    return ratio if odds else torch.sigmoid(ratio), naive(problem)[1] + more.abs().sum(-1)
+
+
+@pytest.mark.parametrize("odds", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("field", [10.0**k for k in range(-3, 9)])
+def test_fields_of_any_size_are_solved_in_their_own_precision(
+    precise: list[bool], field: float, dtype: torch.dtype, odds: bool
+) -> None:
+    """Beyond Σ|J| + margin they are clipped; P keeps its digits, and the derivative of its own log-odds is 2."""
+    base = make_problem((6,), 7, seed=5, couplings=0.7, dtype=dtype)
+    base.fields[:, 2], base.fields[3:, 4] = field, -field
+    eps, found = 1e-12 if dtype == torch.float64 else 1e-6, list[Any]()
+    v = torch.linspace(-1, 1, 42).view(6, 7).sin()
+    for kind in (dtype, torch.float64):
+        h, J = (t.to(kind).requires_grad_() for t in (base.fields, base.couplings))
+        ising = Ising(h, J)
+        one = enumerated(ising, odds) if found else ExactSampler().solution(ising, odds=odds).attached(ising)
+        result, log_z = one
+        loss = (v.to(kind) * result).sum() + (v[:, 0].to(kind) * log_z).sum()
+        first = torch.autograd.grad(loss, (h, J), create_graph=True)
+        second = torch.autograd.grad(sum(t.sin().sum() for t in first), (h, J))
+        (own,) = torch.autograd.grad(result[:, 2].sum(), h)
+        found.append([t.detach() for t in (result, log_z, *first, *second, own[:, 2])])
+    for got, want in zip(*found, strict=True):
+        assert ((got - want).abs() / want.abs().clamp(min=1)).max() < 20 * eps
+    if odds:
+        assert (found[0][-1] - 2).abs().max() < eps
+    assert (
+        relative_error(found[0][0].where(found[1][0] > 1e-37, 0), found[1][0].where(found[1][0] > 1e-37, 0))
+        < 20 * eps
     )
+    assert all(precise)
 
 
 def strong_head(strength: float, dtype: torch.dtype) -> Ising:
@@ -201,6 +208,21 @@ def strong_head(strength: float, dtype: torch.dtype) -> Ising:
 
 def one_head(ising: Ising, which: list[int]) -> Ising:
     return Ising(ising.fields[:, which], ising.couplings[which])
+
+
+@pytest.mark.parametrize("odds", [False, True])
+def test_a_strong_query_leaves_the_bits_of_all_others(precise: list[bool], odds: bool) -> None:
+    """A field of 300 among 1,024 queries is solved in float32 as well."""
+    ising, found = make_problem((1024,), 8, seed=20, dtype=torch.float32), []
+    strong = ising.fields.clone()
+    strong[77, 3] = 300.0
+    for h in (ising.fields, strong):
+        one = ExactSampler().solution(Ising(h, ising.couplings), odds=odds)
+        found.append((one.result, one.log_partition, one.gradient(torch.ones_like(h), pairs=False)[0]))
+    rest = torch.arange(1024) != 77
+    for got, want in zip(*found, strict=True):
+        assert torch.equal(got[rest], want[rest])
+    assert precise == [True, True]
 
 
 @pytest.mark.parametrize("odds", [False, True])
@@ -221,30 +243,6 @@ def test_a_strong_head_alone_is_solved_in_float64(precise: list[bool], odds: boo
     want = by_definition(ising, odds, v.double(), u.double())
     for got, expected in zip(found[0], (*want[:3], want[3].movedim(0, 1)), strict=True):
         assert (got - expected).abs().max() < 3e-6 * max(1.0, float(expected.abs().max()))
-
-
-def test_one_strong_query_is_solved_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A field of 300 among 1,024 queries: one problem in float64, all others with the bits of the batch without it."""
-    ising, seen = make_problem((1024,), 8, seed=20, dtype=torch.float32), []
-    strong = ising.fields.clone()
-    strong[77, 3] = 300.0
-    part = compiled._part
-
-    def spy(plan: compiled.Plan, which: bytes, dtype: Any) -> compiled.Plan:
-        seen.append(sum(which))
-        return part(plan, which, dtype)
-
-    monkeypatch.setattr(compiled, "_part", spy)
-    want, found = (
-        ExactSampler().moments(Ising(h, ising.couplings), correlations=True) for h in (ising.fields, strong)
-    )
-    assert seen == [1]
-    rest = torch.arange(1024) != 77
-    for name in ("probability", "log_partition", "correlation"):
-        assert torch.equal(getattr(found, name)[rest], getattr(want, name)[rest])
-    exact = brute_force(Ising(strong[77].double(), ising.couplings.double()))
-    assert (found.probability[77] - exact.probability).abs().max() < 1e-6
-    assert (found.correlation[77] - exact.correlation).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("odds", [False, True])
@@ -281,64 +279,12 @@ def test_second_derivatives_of_strong_log_odds_of_one_spin() -> None:
     torch.testing.assert_close(curvature, torch.full_like(h, 8.0))
 
 
-def mixed_strengths(n: int, dtype: torch.dtype) -> Ising:
-    """64 problems, of which strengths from 1e-3 to 1e9 take turns; every sixth is rounded, which makes ties."""
-    ising = make_problem((64,), n, lead="per_problem", seed=22, couplings=1.0, dtype=torch.float64)
-    strength = 10.0 ** torch.linspace(-3, 8.5, 64, dtype=torch.float64)[:, None]
-    h, J = ising.fields * strength, ising.couplings * strength[..., None]
-    h[::6], J[::6] = h[::6].round(), J[::6].round()
-    return Ising(h.to(dtype), J.to(dtype))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [1, 2, 5, 6, 7, 8, 11])
-def test_problems_of_any_strength(n: int, dtype: torch.dtype) -> None:
-    """Against all states in float64, whose exponents have errors of 1e-16 times their size, as ours have."""
-    ising = mixed_strengths(n, dtype)
-    v = torch.linspace(-1, 1, 64 * n, dtype=torch.float64).view(64, n).sin()
-    u = torch.linspace(-1, 1, 64, dtype=torch.float64)
-    moments = ExactSampler().moments(ising, correlations=True)
-    pairs = brute_force(ising.to(torch.float64)).correlation
-    size = ising.fields.abs().sum(-1) + ising.couplings.abs().sum((-1, -2))
-    digits = (1e-6 if dtype == torch.float32 else 1e-13) + 1e-15 * size.double()
-    assert ((moments.correlation - pairs).abs().amax((-1, -2)) < digits).all()
-    for odds in (False, True):
-        solution = ExactSampler().solution(ising, odds=odds)
-        dh, dJ = solution.gradient(v.to(dtype), u.to(dtype), pairs=True)
-        got = (solution.result, solution.log_partition[:, None], dh, dJ.flatten(1))
-        want = by_definition(ising, odds, v, u)
-        for one, expected in zip(got, (want[0], want[1][:, None], want[2], want[3].flatten(1)), strict=True):
-            error = (one - expected).abs() / expected.abs().clamp(min=1)
-            assert (error.amax(-1) < 30 * digits).all()
-
-
-@pytest.mark.parametrize("odds", [False, True])
-def test_strong_problems_do_not_depend_on_the_rest_of_their_batch(odds: bool) -> None:
-    """Nor on the number of threads, although the levels of a block are those of its strongest problem."""
-    ising, found = mixed_strengths(7, torch.float64), []
-    v = torch.linspace(-1, 1, 64 * 7, dtype=torch.float64).view(64, 7)
-    for rows in (torch.arange(64), *torch.arange(64).split(1)):
-        solution = ExactSampler().solution(Ising(ising.fields[rows], ising.couplings[rows]), odds=odds)
-        dh, dJ = solution.gradient(v[rows], v[rows].sum(-1), pairs=True)
-        found.append((solution.result, solution.log_partition, dh, dJ))
-    for together, *alone in zip(*found, strict=True):
-        assert torch.equal(together, torch.cat(alone))
-
-
 @pytest.mark.parametrize(("field", "expected"), [(165.0, math.exp(-660)), (180.0, 0.0)])
 def test_weights_below_the_range_are_0_and_not_subnormal(field: float, expected: float) -> None:
     """The state (+, +) beside (-, -) at a strong coupling: exp(-4 h)."""
     J = torch.tensor([[0.0, 1000.0], [1000.0, 0.0]], dtype=torch.float64)
     p = ExactSampler().moments(Ising(torch.full((2,), -field, dtype=torch.float64), J)).probability
     assert p.tolist() == pytest.approx([expected, expected], rel=1e-12, abs=0)
-
-
-def test_small_probabilities_of_log_odds_are_solved_in_float64(precise: list[bool]) -> None:
-    """P(s = -1) = exp(-80) is a number of float32, which the derivative divides by."""
-    h = torch.tensor([[40.0, 0.5, 0.1]]).repeat(3, 1)
-    found = ExactSampler().differentiable_log_odds(Ising(h, torch.zeros(3, 3, 3)))
-    assert precise == [False, True]
-    assert (found / (2 * h) - 1).abs().max() < 1e-6
 
 
 def by_definition(ising: Ising, odds: bool, v: Tensor, u: Tensor) -> tuple[Tensor, ...]:
@@ -369,7 +315,7 @@ def test_the_gradient_is_that_of_the_definition(
         want = by_definition(ising, odds, v, u)
         for pairs in (True, False):
             solved = ExactSampler().solution(ising, odds=odds)
-            assert isinstance(solved, compiled.KernelSolution)
+            assert isinstance(solved, compiled.CompiledSolution)
             dh, dJ = solved.gradient(v.to(dtype), u.to(dtype), pairs=pairs)
             found = (solved.result, solved.log_partition, dh, dJ)
             assert (dJ is not None) == pairs
@@ -450,28 +396,6 @@ def test_the_sums_of_pairs_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) 
     assert all(torch.equal(got, expected) for got, expected in zip(solve(ising), want, strict=True))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_memory_budget_holds_the_tables_of_all_threads(
-    monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
-    """Problems of more than 22 spins go to the kernel if what its threads take fits, to the byte."""
-    taken: list[int] = []
-
-    def spy(*given: Any) -> Any:
-        memory = aligned_rows(*given)
-        taken.append(memory.nbytes)
-        return memory
-
-    monkeypatch.setattr(compiled, "aligned_rows", spy)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    ising = make_problem((16,), 23, lead="per_problem", seed=1)
-    (bucket,) = flat(ising).buckets(enumeration_cost)
-    compiled.KernelSolution(ising, (bucket,))
-    assert len(taken) == threads
-    assert compiled.suits_kernel(bucket, 8, sum(taken))
-    assert not compiled.suits_kernel(bucket, 8, sum(taken) - 1)
-
-
 def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of the gradient of couplings that several blocks share."""
     monkeypatch.setattr(compiled, "_STATES_PER_THREAD", 1)
@@ -511,7 +435,7 @@ def test_log_odds_equal_those_of_the_flipped_problem(monkeypatch: pytest.MonkeyP
     ising = causal_batch(9, torch.float64)
     visible = ising.visible_mask & (torch.arange(9) != 4)
     one = ExactSampler().differentiable_log_odds(Ising(ising.fields, ising.couplings, visible))
-    by_halves(monkeypatch)
+    by_operators(monkeypatch, halves=True)
     two = ExactSampler().differentiable_log_odds(Ising(ising.fields, ising.couplings, visible))
     assert not one[~visible].any()
     assert (one - two).abs().max() < 1e-12

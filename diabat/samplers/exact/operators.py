@@ -71,8 +71,8 @@ class Part:
     @cached_property
     def triples(self) -> Tensor:
         # torch.combinations would wait for the device.
-        found = torch.tensor(list(combinations(range(self.spins), 3)), dtype=torch.int64)
-        return found.reshape(-1, 3).T.to(self.signs.device)
+        found = list(combinations(range(self.spins), 3))
+        return torch.tensor(found, dtype=torch.int64, device=self.signs.device).reshape(-1, 3).T
 
     def features(self, three_body: bool) -> Tensor:
         """Spins of the part, followed by their pair products if three-body terms cross the cut."""
