@@ -88,11 +88,14 @@ def states_of_sequences() -> None:
 
 @says
 def escalation() -> None:
-    r"""limitations: Where a problem exceeds the range of float32 ($\sum \lvert J \rvert$ beyond 72 up to 22 spins) it
-    is solved again in float64 (`info["float64_escalation"]`)"""
-    for total, again in ((71.0, False), (73.0, True)):
-        info = sampler("exact").moments(Ising(torch.zeros(32, 12), all_to_all(12, total / 66))).info
-        assert info["float64_escalation"] is again
+    r"""limitations: Where couplings exceed the range of float32 ($\sum \lvert J \rvert$ beyond 72 up to 22 spins, with
+    strong fields from 9 on) a problem is solved again in float64 (`info["float64_escalation"]`), and beyond 690 by sums
+    over all its states"""
+    for total, field, again in ((71.0, 0.0, False), (9.0, 1e8, False), (73.0, 0.0, True), (700.0, 0.0, True)):
+        ising = Ising(torch.full((32, 12), field), all_to_all(12, total / 66))
+        moments = sampler("exact").moments(ising)
+        assert moments.info["float64_escalation"] is again
+        assert (moments.probability - (1.0 if field else 0.5)).abs().max() < 1e-6
 
 
 @says

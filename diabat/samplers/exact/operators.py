@@ -22,6 +22,7 @@ are exact to rounding (`prepared`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import combinations
 from typing import NamedTuple
@@ -70,7 +71,7 @@ class Part:
 
     @cached_property
     def triples(self) -> Tensor:
-        # torch.combinations would wait for the device.
+        """As above; torch.combinations would wait for the device."""
         found = list(combinations(range(self.spins), 3))
         return torch.tensor(found, dtype=torch.int64, device=self.signs.device).reshape(-1, 3).T
 
@@ -390,13 +391,19 @@ def solve(
         some = groups.split(_together(m if states or m <= FEW_SPINS else (m + 1) // 2, budget))
         solved = [[_solved(one, dtype, states, readable, budget) for one in row] for row in some]
         raised = raised or any(own for row in solved for _, _, own in row)
-        found.append([joined([[one[k] for one in row] for row in solved]) for k in (0, 1)])
+        found.append(_both([[one[:2] for one in row] for row in solved]))
     result, log_z = parts.per_spin([one for one, _ in found]), parts.per_problem([one for _, one in found])
     if not odds:
         result = torch.sigmoid(result)
         if ising.visible is not None:
             result = result.masked_fill(~ising.visible, 0)
     return result, log_z, raised
+
+
+def _both(values: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:
+    """Log-odds and log Z of the parts of `Groups.split`, put together."""
+    odds, log_z = (joined([[one[k] for one in row] for row in values]) for k in (0, 1))
+    return odds, log_z
 
 
 def _together(spins: int, budget: int) -> int:
@@ -420,8 +427,7 @@ def _solved(
         odds, log_z = odds * known[..., None], log_z * known
     elif found.lost is not None and bool(found.lost.any()):
         some = groups.split(_together(m, budget))
-        again = [[answer(one, torch.float64, states=True) for one in row] for row in some]
-        odds, log_z = (joined([[one[k] for one in row] for row in again]) for k in (0, 1))
+        odds, log_z = _both([[answer(one, torch.float64, states=True)[:2] for one in row] for row in some])
     return odds.to(own), log_z.to(own), given != dtype
 
 

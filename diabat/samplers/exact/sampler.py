@@ -31,22 +31,26 @@ _SECONDS_PER_STATE = 1 / _STATES_PER_SECOND + 4 / _MULTIPLY_ADDS_PER_SECOND
 class ExactSampler(Sampler):
     r"""Exact moments and independent exact samples: of 20 spins in milliseconds, 30 in seconds, 38 in minutes.
 
-    On the CPU, without three-body terms, a compiled kernel solves up to 22 spins, and more where few problems share
-    a J: 2·2^n multiply-adds per problem, memory O(2^(2n/3)).  All other problems are solved by torch, as products of
-    halves: 2·2^n multiply-adds per query and 2^n state weights per distinct J, memory O(2^(n/2)) per query.  The
-    kernel gives the same bits on any number of threads; where torch multiplies, moments agree to rounding.
+    On the CPU, without three-body terms, a compiled kernel solves up to 22 spins; of more than 16 if fewer than 32
+    problems share a J.  All other problems are solved by torch: up to 8 spins by one softmax over all states, more as
+    products of halves, 2·2^n multiply-adds per query and 2^n state weights per distinct J, memory O(2^(n/2)) per query.
+    The kernel gives the same bits on any number of threads; where torch multiplies, moments agree to rounding.
 
-    Precision follows the dtype of the fields.  If exponents exceed its range (for the kernel Σ|J| and 4 Σ_j |J_jk|
-    beyond 72 in float32 and 690 in float64; for halves opposed fields and couplings beyond about 28 and 100), a
-    query is solved alone: in float64, or with one exponential per state, 5 to 25 times slower but equally precise.
-    Queries beside it have the same bits as without it.
+    Precision follows the dtype of the fields, which may have any size up to 1e9: the log-odds of spin j are 2 h_j and a
+    term that does not know h_j, so a field beyond Σ_k |J_jk| + 12 (float32; 24 in float64) is solved at that bound, and
+    the rest of it added.  What couplings take beyond the range of the precision (for the kernel Σ|J| and 4 Σ_j |J_jk|
+    beyond 72 in float32 and 690 in float64, with strong fields Σ|J| from 9 and 131 on) is solved in float64, and beyond
+    that by sums of exponentials of all states: equally precise, 6 to 45 times slower.  In the kernel, problems beside
+    it have the same bits as without it.
 
-    Reads of a problem come from one sum over all its states for 2^(n/2 + 1) reads of up to 18 visible spins, or 8 reads
-    of up to 8; fewer reads come from sums over half of its spins, for each read.  A draw depends on the seed, the
-    numbers of reads and of problems, its place among them and its own problem; of few reads also on other masks.
+    On other devices and in traced code no number is read on the host: an invisible spin is pinned by its field, all is
+    in float64, and what exceeds its range is NaN, with its derivatives.
+
+    Reads come from one sum over all states of a problem, of more than 18 spins from sums over half of them for each
+    read.  A draw depends on the seed, the numbers of reads and of problems, its place among them and its own problem.
 
     Args:
-        memory_budget_mb: Working memory of products of halves, also of sampling.  If not all queries fit, they are
+        memory_budget_mb: Working memory of the operators of torch, also of sampling.  If not all queries fit, they are
             solved in parts, and each part forms the shared weights W again; so does the backward pass.  Layers with a
             different J for every sequence (:class:`diabat.NeuroGameAttention`) may request 2^22 states per MB in one
             call: a few seconds.
