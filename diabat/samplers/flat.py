@@ -94,10 +94,6 @@ class Bucket:
             found.append(Bucket(self.n, rows, first, self.couplings[own], self.spins[own], False))
         return tuple(found)
 
-    def padding_spins(self) -> Integers:
-        """Number of padding spins of each problem, int64 [P]."""
-        return (self.members == self.n).sum(1)
-
     def gather(self, fields: Values) -> Values:
         """Values per spin of its problems, [P, m], from those of the batch [N, n]; 0 for padding spins."""
         if self.in_order:

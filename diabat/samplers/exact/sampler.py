@@ -194,20 +194,15 @@ class ExactSampler(Sampler):
                 "fields", f"sampler 'exact' accepts {most}, got {visible}; use a sampling backend."
             )
         seconds, memory = self._cost(flat(ising).buckets(enumeration_cost))
-        if seconds > self.max_seconds:
-            raise self._excess(visible, ising.num_problems, "", seconds, f" and {memory:.0f} MB")
-
-    def _excess(
-        self, visible: int, count: int, kind: str, seconds: float, more: str = ""
-    ) -> UnsupportedError:
-        """The refusal of problems of too many spins; one spin fewer takes half of the time."""
-        limit = max(0, visible - math.ceil(math.log2(seconds / self.max_seconds)))
-        problems = f"{count} problem{'s' * (count > 1)}{kind}"
-        return UnsupportedError(
+        if seconds <= self.max_seconds:
+            return
+        # One spin fewer takes half of the time.
+        limit, count = max(0, visible - math.ceil(math.log2(seconds / self.max_seconds))), ising.num_problems
+        raise UnsupportedError(
             "fields",
-            f"sampler 'exact' accepts at most {limit} visible spins in {problems} within max_seconds = "
-            f"{self.max_seconds:g}, got {visible}, which need about {_duration(seconds)}{more}; use a sampling backend "
-            "or raise max_seconds.",
+            f"sampler 'exact' accepts at most {limit} visible spins in {count} problem{'s' * (count > 1)} within "
+            f"max_seconds = {self.max_seconds:g}, got {visible}, which need about {_duration(seconds)} and "
+            f"{memory:.0f} MB; use a sampling backend or raise max_seconds.",
         )
 
     def _cost(self, buckets: Sequence[Bucket]) -> tuple[float, float]:
