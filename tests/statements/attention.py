@@ -139,7 +139,9 @@ def paths() -> None:
     options: dict[str, Any] = {"relative": True}
     window = BoltzmannAttention(8, 2, 4, **options)
     assert path_of(BoltzmannAttention(8, 2, 9, mode="softmax")) == "softmax"
-    assert path_of(window) == path_of(BoltzmannAttention(8, 2, 4, sampler="mean_field", **options)) == "compiled"
+    assert (
+        path_of(window) == path_of(BoltzmannAttention(8, 2, 4, sampler="mean_field", **options)) == "compiled"
+    )
     padding = torch.zeros(2, 9, dtype=torch.bool)
     padding[0, :3] = True
     assert path_of(window, partial(window, torch.randn(2, 9, 8), padding)) == "compiled"
