@@ -136,6 +136,19 @@ def exported_lengths() -> None:
 
 
 @says
+def half_precision() -> None:
+    """devices: J, K and what a backend learns stay in float32, since steps of an optimiser would be lost.
+    devices: The output has the dtype of the values."""
+    layer = diabat.BoltzmannAttention(8, 2, 4).to(torch.bfloat16)
+    y = layer(torch.randn(2, 4, 8, dtype=torch.bfloat16))
+    y.float().square().mean().backward()
+    assert layer.couplings.pairs is not None
+    assert layer.couplings.pairs.grad is not None
+    assert (y.dtype, layer.couplings.pairs.grad.dtype) == (torch.bfloat16, torch.float32)
+    assert layer.query.weight.dtype == torch.bfloat16
+
+
+@says
 def large_numbers() -> None:
     """pytorch: - NaN and infinity; - with `exact`, `banded` and `mean_field` also numbers beyond 10⁹.
     pytorch: Probabilities are in [0, 1], also after rounding.
