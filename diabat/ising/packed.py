@@ -47,7 +47,7 @@ def triple_indices(n: int, device: torch.device | str = "cpu") -> tuple[Tensor, 
     """Indices of all triples j < k < l of n spins, in lexicographic order."""
     pairs = torch.triu_indices(n, n, offset=1, device=device)
     # The pairs above each j are the last ones of all pairs.
-    counts = [math.comb(n - 1 - j, 2) for j in range(n)]
+    counts = [math.comb(max(n - 1 - j, 0), 2) for j in range(max(n, 1))]
     above = [pairs[:, pairs.shape[1] - count :] for count in counts]
     first = [torch.full((count,), j, device=device) for j, count in enumerate(counts)]
     k, m = torch.cat(above, 1)
