@@ -255,8 +255,8 @@ def _of_slots(
     if far is None:
         weights = F.dropout(weights, call.dropout)
         return windows.mixed(weights, call.v), weights
-    mixed = windows.mixed(F.dropout(weights[..., :-1], call.dropout), call.v) + weights[..., -1:] * far[0]
-    return mixed, weights
+    near, before = weights.split((near.shape[-1], 1), -1)
+    return torch.addcmul(windows.mixed(F.dropout(near, call.dropout), call.v), before, far[0]), weights
 
 
 def _uncoupled(call: Attention) -> Result:

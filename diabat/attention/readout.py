@@ -128,13 +128,14 @@ def slot_weights(
     """
     if mass is None:
         return readout.weights(solve(near if zero else readout.fields(near, filled)), filled)
-    near = near.masked_fill(~filled, 0)
-    least = torch.finfo(mass.dtype).min
+    empty, least = ~filled, torch.finfo(mass.dtype).min
     visible = torch.cat((filled.expand(near.shape), mass[..., None] > least / 2), -1)
     if not readout.odds:
-        return masked_softmax(torch.cat((F.logsigmoid(solve(near)), mass[..., None]), -1), visible)
-    logits = torch.cat((near, mass[..., None]), -1).masked_fill(~visible, least).log_softmax(-1)
-    h = logits[..., :-1].masked_fill(~filled, 0) * (0 if zero else 0.5)
-    # Up to a constant of each query the logits are the scores, moved in the window by what couplings add.
-    moved = (solve(h) - 2 * h).masked_fill(~filled, 0)
-    return masked_softmax(logits + F.pad(moved, (0, 1)), visible)
+        log_odds = solve(near.masked_fill(empty, 0))
+        return masked_softmax(torch.cat((F.logsigmoid(log_odds), mass[..., None]), -1), visible)
+    logits = torch.cat((near.masked_fill(empty, least), mass[..., None]), -1).log_softmax(-1)
+    near, before = logits.split((near.shape[-1], 1), -1)
+    # Without couplings the logarithm of the odds is twice the field, which is the logit.
+    moved = near + solve(torch.zeros_like(near)) if zero else solve((near / 2).masked_fill(empty, 0))
+    weights = torch.cat((moved.masked_fill(empty, least), before), -1).softmax(-1)
+    return weights.masked_fill(~visible, 0)
