@@ -44,5 +44,5 @@ def test_without_a_device_it_says_so(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main() == 2
     found = capsys.readouterr()
-    assert found.err == "device: expected a CUDA device, got none; --dry runs on the CPU what can be.\n"
+    assert found.err == "device: expected a CUDA device, got none; --dry runs a part of it on the CPU.\n"
     assert not found.out
