@@ -246,7 +246,9 @@ def main() -> int:
     parser.add_argument("--dry", action="store_true", help="what runs on the CPU, on small sizes")
     dry = parser.parse_args().dry
     if not dry and not torch.cuda.is_available():
-        print("device: expected a CUDA device, got none; --dry runs a part of it on the CPU.", file=sys.stderr)
+        print(
+            "device: expected a CUDA device, got none; --dry runs a part of it on the CPU.", file=sys.stderr
+        )
         return 2
     report = Report("cpu" if dry else "cuda")
     report.numbers(list(WINDOWS)[:2] if dry else WINDOWS)
