@@ -23,6 +23,9 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 REAL = ("induction",)  # of six minutes, on the pretrained decoder only
 SLOW = ("scale-out", "gpt", "huggingface", "recall", "neurogame", "game-lora", "recall_by_hand")
 MARKS: dict[str, Any] = dict.fromkeys(REAL, real) | dict.fromkeys(SLOW, pytest.mark.slow)
+# The compiler of torch warns of parts of its own.
+OF_TORCH = "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+MARKS["swap_sdpa"] = [pytest.mark.slow, pytest.mark.filterwarnings(OF_TORCH)]
 each = pytest.mark.parametrize("path", TUTORIALS, ids=[path.stem for path in TUTORIALS])
 
 
