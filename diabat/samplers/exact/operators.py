@@ -265,7 +265,7 @@ def _of_few(fields: Tensor, e: Energies, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 def _of_parts(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """P(s = +1) and P(s = -1) from the weights of both parts, each of which sums to 1."""
+    """Sums at s = +1 and at -1 of the weights of both parts."""
     L, R = (part(t.shape[-1].bit_length() - 1, t.device, t.dtype) for t in (left, right))
     return torch.cat((left @ L.bits, right @ R.bits), -1), torch.cat((left @ L.zeros, right @ R.zeros), -1)
 
@@ -355,14 +355,14 @@ def _weights(exponent: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _of_halves(fields: Tensor, e: Energies, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """P(s = +1), P(s = -1), log Z and which problems are lost."""
+    """Sums of weights at s = +1 and at -1, log Z and which problems are lost."""
     t = halves(fields, e, dtype)
     left, right = t.A * t.V, t.U * t.C
-    total = left.sum(-1, keepdim=True), right.sum(-1, keepdim=True)
-    lost = ~(total[1][..., 0].detach() >= LEAST[dtype])  # NaN is lost
-    # Each half is divided by its own sum of weights, because the two differ by rounding.
-    up, down = _of_parts(left / total[0], right / total[1])
-    return up, down, total[1][..., 0].double().log() + t.log_scale, lost
+    total = right.sum(-1)
+    lost = ~(total.detach() >= LEAST[dtype])  # NaN is lost
+    # Not divided by their sums, which log-odds do not need, and whose derivative could exceed the range.
+    up, down = _of_parts(left, right)
+    return up, down, total.double().log() + t.log_scale, lost
 
 
 def smooth_moments(ising: Ising, *, odds: bool = False, states: bool = False) -> tuple[Tensor, Tensor]:
