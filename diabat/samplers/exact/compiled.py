@@ -92,7 +92,7 @@ class Plan:
         self._forward, self._kernels, self.no_couplings = (
             kernels[0].forward,
             kernels[1],
-            _no_couplings(n, dtype),
+            torch.zeros(n, n, dtype=dtype, device="cpu"),
         )
         self.memory_rows, self.pair_rows = _rows(most), most * (most + 1) // 2
         self.step = max(1, min(self.blocks, _PAIR_BYTES // (self.pair_rows * VECTOR_BYTES)))
@@ -358,11 +358,6 @@ def _numbers(values: Tensor, dtype: torch.dtype) -> Tensor:
     if values.dtype == dtype and values.is_contiguous() and not values.is_neg():
         return values
     return values.detach().to(dtype).contiguous().resolve_neg()
-
-
-@lru_cache(maxsize=16)
-def _no_couplings(n: int, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(n, n, dtype=dtype, device="cpu")
 
 
 @lru_cache(maxsize=16)
