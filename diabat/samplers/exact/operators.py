@@ -228,6 +228,34 @@ def answer(groups: Groups, dtype: torch.dtype, *, states: bool = False) -> Answe
     return Answer(odds, log_z, lost)
 
 
+@kept(lambda spins, device: 8 * spins * (spins + 3) << spins)
+def _of_spins(spins: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Signs [n, 2^n], halves of products in pairs [n·n, 2^n], and what is up and down [2^n, 2n], of all states."""
+    all_spins = part(spins, device)
+    signs = all_spins.signs.T
+    return signs, (signs[:, None] * signs).flatten(0, 1) / 2, torch.cat((all_spins.bits, all_spins.zeros), 1)
+
+
+def layer_log_odds(h: Tensor, J: Tensor, visible: Tensor | None) -> Tensor:
+    """Log-odds of few spins, [*batch, Q, n], by few operators, for J [*lead, 1, n, n] that is symmetric by its making.
+
+    As `answer`, in float64: fields are clipped, and invisible spins pinned.  A P beyond its range is 0, whose logarithm
+    has no gradient but NaN.
+    """
+    signs, products, both = _of_spins(h.shape[-1], h.device)
+    dtype, h, J = h.dtype, h.double(), J.squeeze(-3).double()
+    bound = J.detach().abs().sum(-1)[..., None, :] + MARGIN[torch.float64]
+    if visible is not None:
+        hidden = ~torch.atleast_2d(visible)
+        h = torch.where(visible, h + hidden.double() @ J, -bound)
+    # A field beyond the bound has the derivative 2 there as well.
+    excess = (h - torch.clamp(h, -bound, bound)).detach()
+    weights = ((h - excess) @ signs + (J.flatten(-2) @ products)[..., None, :]).softmax(-1)
+    up, down = (weights @ both).log().chunk(2, -1)
+    odds = torch.add(up - down, excess, alpha=2)
+    return (odds if visible is None else odds.masked_fill(hidden, 0)).to(dtype)
+
+
 def state_logits(fields: Tensor, e: Energies, dtype: torch.dtype) -> Tensor:
     """Exponents of all states, [G, Q, 2^m] in ``dtype``; bit j of the index is spin j."""
     (a, b), like, number = e.spins, fields.device, fields.shape[:2].numel()

@@ -19,7 +19,7 @@ from diabat.samplers.capabilities import FROM_READS, Capabilities, UnsupportedEr
 from diabat.samplers.exact.batches import is_readable, parts_of
 from diabat.samplers.exact.compiled import MOST_SPINS, CompiledSolution, Plan, plan_of
 from diabat.samplers.exact.draws import MOST_ENUMERATED, draw
-from diabat.samplers.exact.operators import all_states, pair_moments, solve
+from diabat.samplers.exact.operators import FEW_SPINS, all_states, layer_log_odds, pair_moments, solve
 from diabat.samplers.flat import Bucket, enumeration_cost, flat
 from diabat.samplers.folding import is_traced, transformed
 
@@ -62,6 +62,7 @@ class ExactSampler(Sampler):
 
     name = "exact"
     smooth = True
+    plain = True
 
     def __init__(self, *, memory_budget_mb: float = 256.0, max_seconds: float = 600.0) -> None:
         for label, value in (("memory_budget_mb", memory_budget_mb), ("max_seconds", max_seconds)):
@@ -104,8 +105,13 @@ class ExactSampler(Sampler):
 
     def differentiable_log_odds(self, ising: Ising) -> Tensor:
         """As in the base class; from one enumeration."""
-        if transformed():
+        if not torch.compiler.is_compiling() and transformed():
             return super().differentiable_log_odds(ising)
+        h, J = ising.fields, ising.matrix
+        few = J is not None and ising.three_body is None and h.shape[-1] <= FEW_SPINS
+        if J is not None and few and not h.is_cpu and J.ndim > 2 and J.shape[-3] == 1:
+            with without_autocast(h):
+                return layer_log_odds(h, J, ising.visible)
         found = self.solution(ising, odds=True)
         if found is not None:
             return found.attached(ising.dense())[0]
