@@ -92,7 +92,7 @@ class Plan:
         self._forward, self._kernels, self.no_couplings = (
             kernels[0].forward,
             kernels[1],
-            torch.zeros(n, n, dtype=dtype, device="cpu"),
+            np.zeros((n, n), zero.dtype),
         )
         self.memory_rows, self.pair_rows = _rows(most), most * (most + 1) // 2
         self.step = max(1, min(self.blocks, _PAIR_BYTES // (self.pair_rows * VECTOR_BYTES)))
@@ -211,7 +211,10 @@ class _Pass:
     def __init__(self, plan: Plan, h: Tensor, J: Tensor | None, odds: bool, correlations: bool) -> None:
         self.plan, self._odds, dtype = plan, odds, plan.dtype
         number, n = plan.shape
-        self._h, self._J = _numbers(h, dtype), plan.no_couplings if J is None else _numbers(J, dtype)
+        self._h, self._J = (
+            _numbers(h, dtype),
+            torch.from_numpy(plan.no_couplings) if J is None else _numbers(J, dtype),
+        )
         self.result = (h.new_empty if plan.whole else h.new_zeros)(h.shape, dtype=dtype)
         # P(s = +1), P(s = -1), and the sums of weights and log Z of each problem
         self._kept = (np.empty if plan.whole else np.zeros)(2 * number * (n + 1), plan.zero.dtype)
@@ -223,7 +226,7 @@ class _Pass:
             self._h.data_ptr(), self._J.data_ptr(), *plan.limits, self.result.data_ptr(), self._kept,
             0 if self.pairs is None else self.pairs.data_ptr(), self.lost, least, odds,
         )  # fmt: skip
-        self.strong = np.count_nonzero(self.lost) > 0
+        self.strong = bool(np.count_nonzero(self.lost))
 
     @property
     def log_z(self) -> Tensor:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import combinations
 from typing import NamedTuple
 
@@ -68,12 +67,8 @@ class Part:
         self.signs = 2 * self.bits - 1
         self.upper = torch.triu_indices(spins, spins, offset=1, device=device)
         self.pairs = self.signs[:, self.upper[0]] * self.signs[:, self.upper[1]]
-
-    @cached_property
-    def triples(self) -> Tensor:
-        """As above; torch.combinations would wait for the device."""
-        found = list(combinations(range(self.spins), 3))
-        return torch.tensor(found, dtype=torch.int64, device=self.signs.device).reshape(-1, 3).T
+        found = list(combinations(range(spins), 3))  # torch.combinations would wait for the device
+        self.triples = torch.tensor(found, dtype=torch.int64, device=device).reshape(-1, 3).T
 
     def features(self, three_body: bool) -> Tensor:
         """Spins of the part, followed by their pair products if three-body terms cross the cut."""
@@ -280,7 +275,7 @@ def _odds_of_states(logits: Tensor) -> tuple[Tensor, Tensor]:
     while logits.shape[-1] > 1:
         down, up = logits.chunk(2, -1)
         odds.insert(0, up.logsumexp(-1) - down.logsumexp(-1))
-        logits = torch.logaddexp(down, up)
+        logits = torch.stack((down, up)).logsumexp(0)  # second derivatives of logaddexp are NaN far apart
     return torch.stack(odds, -1), logits[..., 0]
 
 
