@@ -160,7 +160,7 @@ def attend(
         return None
     if q.is_inference() or (pairs is not None and pairs.is_inference()):
         refuse_inference(q, pairs)
-    enumerated = law.bridge is not None and law.bridge.sampler.capabilities.exact
+    enumerated = law.bridge is not None and law.bridge.sampler.enumerates
     sizes = (*q.shape, *k.shape[1:3], v.shape[3])
     given = sizes, 0 if pairs is None else pairs.shape[1], law.odds, far is not None, dropout > 0
     plan = _plan(*given, q.dtype, enumerated, _Key(windows))

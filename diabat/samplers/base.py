@@ -48,11 +48,13 @@ class Sampler(WithOptions, InFloat32, ABC):
         num_reads: Reads that ``moments`` averages over, for sampling backends.
         smooth: Whether autograd can differentiate the result of ``_moments`` as it is, and again.
         plain: Whether ``differentiable_log_odds`` elsewhere than on the CPU is operators of torch that read no number.
+        enumerates: Whether the compiled call of a window may enumerate its states in the place of the backend.
     """
 
     name: str
     smooth: bool = False
     plain: bool = False
+    enumerates: bool = False
     num_reads: int = 1000
 
     def __new__(cls, *args: Any, **options: Any) -> Self:

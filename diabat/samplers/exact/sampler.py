@@ -63,6 +63,7 @@ class ExactSampler(Sampler):
     name = "exact"
     smooth = True
     plain = True
+    enumerates = True
 
     def __init__(self, *, memory_budget_mb: float = 256.0, max_seconds: float = 600.0) -> None:
         for label, value in (("memory_budget_mb", memory_budget_mb), ("max_seconds", max_seconds)):
