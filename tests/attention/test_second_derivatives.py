@@ -153,6 +153,7 @@ def focused(maps: Tensor) -> Tensor:
 UNCOUPLED: dict[str, Entry] = {
     "attention softmax": attention(mode="softmax"),
     "attention softmax of all keys": attention(mode="softmax", window=4, relative=False),
+    "attention h odds": attention(mode="h", readout="odds"),
     "function without couplings": lambda: (causal, tuple(random(1, 2, 3, 2, seed=i) for i in range(3))),
 }
 RIGHT: dict[str, Entry] = {
@@ -186,7 +187,6 @@ RIGHT: dict[str, Entry] = {
     "attention absolute": attention(window=4, relative=False),
     **{name: by_math(entry) for name, entry in UNCOUPLED.items()},
     "attention odds": attention(readout="odds"),
-    "attention h odds": attention(mode="h", readout="odds"),
     "attention of mean_field": attention(sampler=converged()),
     "attention banded": attention(sampler="banded", bandwidth=1),
     "attention independent": attention(far="independent"),

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
 from typing import NamedTuple
 
 import torch
@@ -32,7 +31,7 @@ from torch.nn.functional import threshold
 from torch.utils.checkpoint import checkpoint
 
 from diabat.compute.memory import require_memory
-from diabat.ising import Ising
+from diabat.ising import Ising, triple_indices
 from diabat.samplers.exact.batches import Groups, is_readable, joined, parts_of
 from diabat.samplers.folding import is_traced
 from diabat.samplers.kept import kept
@@ -67,8 +66,7 @@ class Part:
         self.signs = 2 * self.bits - 1
         self.upper = torch.triu_indices(spins, spins, offset=1, device=device)
         self.pairs = self.signs[:, self.upper[0]] * self.signs[:, self.upper[1]]
-        found = list(combinations(range(spins), 3))  # torch.combinations would wait for the device
-        self.triples = torch.tensor(found, dtype=torch.int64, device=device).reshape(-1, 3).T
+        self.triples = torch.stack(triple_indices(spins, device))
 
     def features(self, three_body: bool) -> Tensor:
         """Spins of the part, followed by their pair products if three-body terms cross the cut."""
