@@ -145,7 +145,8 @@ def attend(
         pairs: J of pairs of slots, [H, P]; None without couplings.
         numbers: Which of the pairs is at j, k of J, as `couplings.pair_numbers`; None without couplings.
         windows: Slots by a rule: keys that stand together, from one of each query on.
-        far: Mean value and mass of the keys before the window; None for none.
+        far: Mean value and mass of the keys before the window; None for none, or to compute them here: for odds of a
+            single query without derivatives.
         dropout: Probability of dropout of the weights of slots; it draws the numbers that torch's dropout draws.
         need_weights: Also return the weights.
         record: Called with the fields, [B, H, Q, T], and J, [H, 1, T, T] or None, before a backend may refuse them.
@@ -160,13 +161,21 @@ def attend(
         return None
     if q.is_inference() or (pairs is not None and pairs.is_inference()):
         refuse_inference(q, pairs)
+    if q.shape[2] == 1 and windows.at is None:  # one plan for all tokens that are decoded
+        slots = slice(windows.first, windows.first + windows.filled.shape[-1])
+        k, v, windows = k[..., slots, :], v[..., slots, :], windows._replace(first=0)
     enumerated = law.bridge is not None and law.bridge.sampler.enumerates
-    sizes = (*q.shape, *k.shape[1:3], v.shape[3])
+    sizes, before = (*q.shape, *k.shape[1:3], v.shape[3]), 0
+    if windows.far is not None and far is None:
+        far, before = (
+            (q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])),
+            int(windows.far.first),
+        )
     given = sizes, 0 if pairs is None else pairs.shape[1], law.odds, far is not None, dropout > 0
     plan = _plan(*given, q.dtype, enumerated, _Key(windows))
     noise = F.dropout(q.new_ones(plan.slots), dropout) if dropout > 0 else None
     mean, mass = (None, None) if far is None else far
-    call = _Call(law, plan, windows, numbers, noise, need_weights)
+    call = _Call(law, plan, windows, numbers, noise, need_weights, before)
     if not call.solve(q, k, v, pairs, mean, mass, record):
         return None
     found: tuple[Tensor, Tensor | None] = call(q, k, v, pairs, mean, mass)
@@ -203,8 +212,9 @@ class _Call(CompiledPasses):
 
     def __init__(
         self, law: WindowLaw, plan: Plan, windows: Windows, numbers: Tensor | None, noise: Tensor | None,
-        need_weights: bool,
+        need_weights: bool, before: int,
     ) -> None:  # fmt: skip
+        self._before = before
         self._law, self._plan, self._windows, self._numbers = law, plan, windows, numbers
         self._noise, self._need_weights = noise, need_weights
         self._pairs_of = _NO_NUMBERS if numbers is None else numbers.numpy()
@@ -282,13 +292,8 @@ class _Call(CompiledPasses):
         plan, spins = self._plan, self._plan.spins
         kernel, table = loaded("diabat.attention.window_kernel").forward, _table(plan)
         given = plan.zero, self._law.scale, plan.shape, plan.filled, plan.starts, self._pairs_of
-        given += (
-            np.array(places, np.int64),
-            self._state,
-            *table,
-            0.0 if spins is None else spins.least,
-            self._lost,
-        )
+        least = 0.0 if spins is None else spins.least
+        given += np.array(places, np.int64), self._state, *table, least, self._lost, self._before
 
         def run(stages: int, begin: int, end: int, first: int, last: int, memory: Array) -> None:
             kernel(stages, begin, end, first, last, *given, memory)

@@ -217,8 +217,13 @@ def _over_windows(
         windows = call.visible.windows(size, q.device, far=far_keys and not whole)
     else:
         windows = call.visible.absolute(q.device)
-    far = None if windows.far is None else _far(call, windows.far, given)
-    mixed, weights = _compiled(call, couplings, windows, far) or _of_slots(call, couplings, windows, far)
+    far, found = None, None
+    if windows.far is None or _is_decoded(call, windows.far):
+        found = _compiled(call, couplings, windows, None)
+    if found is None:
+        far = None if windows.far is None else _far(call, windows.far, given)
+        found = _compiled(call, couplings, windows, far) or _of_slots(call, couplings, windows, far)
+    mixed, weights = found
     if not call.need_weights:
         return mixed, None
     assert weights is not None
@@ -228,6 +233,16 @@ def _over_windows(
         of_far = far_weights(*law.scaled(q, k), windows.far, odds=law.odds, softcap=law.softcap)
         shown = shown + weights[..., slots:] * of_far
     return (mixed, shown) if far is None or not call.dropout else _of_weights(call, shown, v)
+
+
+def _is_decoded(call: Attention, far: FarKeys) -> bool:
+    """Whether the keys before the window of a single query are a part of its compiled call."""
+    law, bridge = call.law, call.law.bridge
+    plain = far.is_rule and far.visible is None and law.readout.odds is True and not call.dropout
+    once = (
+        call.q.shape[2] == 1 and not torch.is_grad_enabled() and (bridge is None or bridge.sampler.enumerates)
+    )
+    return plain and once and isinstance(far.first, int) and far.first > 0
 
 
 def _far(call: Attention, far: FarKeys, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:

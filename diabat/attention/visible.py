@@ -153,9 +153,11 @@ class Visible(NamedTuple):
 
         Of a rule slots are positions up to the query, or to ``ends``, and padding leaves its slots empty.
         """
-        if self.is_rule and self.key_mask is None and not is_traced():
-            return _kept_windows(self.queries, self.keys, self.causal, size, device, far)
-        return self._windows(size, device, far=far)
+        if not self.is_rule or self.key_mask is not None or is_traced():
+            return self._windows(size, device, far=far)
+        if self.queries == 1:  # whose keys are one more at every token
+            return self._windows(size, device, far=far)._replace(rule=(1, min(size, self.keys)))
+        return _kept_windows(self.queries, self.keys, self.causal, size, device, far)
 
     def _windows(self, size: int, device: torch.device, *, far: bool) -> Windows:
         queries, keys = self.queries, self.keys
@@ -215,7 +217,7 @@ class Windows(NamedTuple):
         bias: Added to scores of keys, broadcastable to [B, H, Q, S]; or None.
         starts: With ``at`` whose keys stand together, the first of each query, int64 [B, Q], negative before the first
             key; or None.
-        rule: What all of this follows from, numbers; None where it does not.
+        rule: What slots follow from, but for the first key of a single query, as numbers; None where they do not.
     """
 
     at: Tensor | None

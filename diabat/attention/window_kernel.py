@@ -142,9 +142,11 @@ def _query(slots: Slots, b: int, h: int, i: int) -> Any:
 def forward(
     stages: int, begin: int, end: int, first: int, last: int, zero: Any, scale: float, shape: Any, filled: Any,
     starts: Any, numbers: Any, places: Any, state: Any, plan: Any, limit: float, margin: float, least: float, lost: Any,
-    memory: Any,
+    before: int, memory: Any,
 ) -> int:  # fmt: skip
     """Run some stages for the pairs ``begin`` .. ``end`` - 1, and the blocks of problems ``first`` .. ``last`` - 1.
+
+    Of a single query, the mean and mass of ``before`` keys, which stand before that of the first slot, are filled.
 
     Returns:
         The number of problems that are beyond the range of the enumeration; nothing is mixed if there are any.
@@ -153,6 +155,11 @@ def forward(
     if stages & SCORES:
         q, k = _tokens(zero, places, 0), _tokens(zero, places, 4)
         _fill_couplings(slots, numbers, at_address(zero, places[12]))
+        if before:
+            v, mean = _tokens(zero, places, 8), _tokens(zero, places, 13)
+            _fill_far(
+                begin, end, slots, type(zero)(scale), q, k, v, before, mean, at_address(zero, places[17])
+            )
         _fill_scores(begin, end, slots, type(zero)(scale), q, k, at_address(zero, places[17]))
     if stages & SPINS:
         if slots.pairs:
@@ -219,6 +226,42 @@ def _fill_couplings(slots: Slots, numbers: Any, pairs: Any) -> None:
             inside = pair < slots.pairs
             value = item(pairs, h * slots.pairs + pair) if inside else item(pairs, 0) * 0
             set_item(slots.J, h * size + at, value if inside else type(value)(0.0))
+
+
+@_fast
+def _fill_far(
+    begin: int, end: int, slots: Slots, scale: Any, q: Tokens, k: Tokens, v: Tokens, before: int, mean: Tokens,
+    mass: Any,
+) -> None:  # fmt: skip
+    """Mean value and log-sum-exp of keys before the window of a single query, a vector of keys after the other."""
+    features, width, lanes, zero = slots.features, slots.width, slots.lanes, type(scale)(0.0)
+    for p in range(begin, end):
+        b, h = p // slots.heads, p % slots.heads
+        shared, row, out = h // slots.group, _row(q, b, h, 0), _row(mean, b, h, 0)
+        top, total = type(scale)(_LOWEST), zero
+        _clear(out, width)
+        for first in range(-before, 0, lanes):
+            best = top
+            for t in range(lanes):
+                score = type(scale)(_LOWEST)
+                if first + t < 0:
+                    score = scale * _dot(row, _row(k, b, shared, first + t), features, lanes)
+                    best = max(best, score)
+                set_item(slots.row, t, score)
+            if best > top:  # the reference of all so far
+                shrink = np.exp(top - best)
+                total *= shrink
+                for c in range(width):
+                    set_item(out, c, item(out, c) * shrink)
+                top = best
+            weights = exponential(sub(load(slots.row, 0), splat(top)))
+            store(slots.row, 0, weights)
+            total += sum_of(weights)
+            for t in range(min(lanes, -first)):
+                _add(out, item(slots.row, t), _row(v, b, shared, first + t), width, lanes)
+        for c in range(width):
+            set_item(out, c, item(out, c) / total)
+        set_item(mass, p, top + np.log(total))
 
 
 @_fast
