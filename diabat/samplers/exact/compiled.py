@@ -54,6 +54,7 @@ class Plan:
         table: What the kernel reads, int64: P, number of blocks, most spins, n, N, and the tables of
             `kernel_tables.Problems` one after the other.
         blocks: Number of blocks.
+        most: Largest number of visible spins, at least 6.
         whole: Whether a problem has every number of a result.
     """
 
@@ -62,6 +63,7 @@ class Plan:
     ) -> None:
         (number, n), zero = shape, _REAL[dtype]
         most, lanes = max(_LEAST_SPINS, members.shape[1]), lanes_of(zero.dtype)
+        self.most = most
         spins = (members < n).sum(1)
         self.whole = bool(len(rows) == number and (spins == n).all())
         order = np.argsort(spins, kind="stable")

@@ -31,10 +31,10 @@ _SECONDS_PER_STATE = 1 / _STATES_PER_SECOND + 4 / _MULTIPLY_ADDS_PER_SECOND
 class ExactSampler(Sampler):
     r"""Exact moments and independent exact samples: of 20 spins in milliseconds, 30 in seconds, 38 in minutes.
 
-    On the CPU, without three-body terms, a compiled kernel solves up to 22 spins; of more than 16 if fewer than 32
-    problems share a J.  All other problems are solved by torch: up to 8 spins by one softmax over all states, more as
-    products of halves, 2·2^n multiply-adds per query and 2^n state weights per distinct J, memory O(2^(n/2)) per query.
-    The kernel gives the same bits on any number of threads; where torch multiplies, moments agree to rounding.
+    On the CPU, without three-body terms, a compiled kernel solves up to 22 spins.  All other problems are solved by
+    torch: up to 8 spins by one softmax over all states, more as products of halves, 2·2^n multiply-adds per query and
+    2^n state weights per distinct J, memory O(2^(n/2)) per query.  The kernel gives the same bits on any number of
+    threads; where torch multiplies, moments agree to rounding.
 
     Precision follows the dtype of the fields, which may have any size up to 1e9: the log-odds of spin j are 2 h_j and a
     term that does not know h_j, so a field beyond Σ_k |J_jk| + 12 (float32; 24 in float64) is solved at that bound, and
@@ -130,10 +130,10 @@ class ExactSampler(Sampler):
         plain = h.is_cpu and h.dtype in DTYPES and (visible is None or visible.is_cpu)
         if not plain or ising.three_body is not None or is_traced():
             return None
-        n, each = h.shape[-1], ising.num_problems // ising.num_couplings if h.shape[-1] > _LEAST_SHARED else 0
-        if n > MOST_SPINS or each >= _SHARED:
+        if visible is None and h.shape[-1] > MOST_SPINS:
             return None
-        return plan_of(ising)
+        plan = plan_of(ising)
+        return plan if plan is None or plan.most <= MOST_SPINS else None
 
     def _answer(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         """As in the base class; what is to be refused is found on the way."""
@@ -227,8 +227,6 @@ class ExactSampler(Sampler):
 
 # More visible spins than this are refused before anything is computed for them.
 _COUNTABLE = 200
-# Problems of so many spins that share a J, from so many on, take less time as products of halves.
-_LEAST_SHARED, _SHARED = 16, 32
 # Four tables of weights, and float64 exponents, over the states of the larger half.
 _BYTES_PER_HALF_STATE = 40
 
