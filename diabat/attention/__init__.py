@@ -2,6 +2,7 @@
 
 from diabat.attention.boltzmann import BoltzmannAttention
 from diabat.attention.bridge import spin_probabilities
+from diabat.attention.core import operators
 from diabat.attention.coupled import coupling_parameters, couplings_of
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.couplings import WindowCouplings
@@ -23,5 +24,6 @@ __all__ = [
     "coupling_parameters",
     "couplings_of",
     "masked_softmax",
+    "operators",
     "spin_probabilities",
 ]

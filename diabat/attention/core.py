@@ -18,7 +18,9 @@ operators      all else, of torch; keys before a window by a fused kernel of tor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypedDict
@@ -42,7 +44,21 @@ from diabat.samplers.base import Sampler, refuse_trace
 from diabat.samplers.folding import is_traced
 
 FAR = ("none", "independent")
+_BY_OPERATORS: ContextVar[bool] = ContextVar("by operators", default=False)
 _WIDE = 8  # windows: for as many keys, or fewer, a mask of all of them is faster than slots
+
+
+@contextmanager
+def operators() -> Iterator[None]:
+    """In this block no call of a layer or function is compiled: operators of torch compute the same, to rounding.
+
+    For tests and to look into a computation; ``layer.last_path()`` says ``operators``.
+    """
+    token = _BY_OPERATORS.set(True)
+    try:
+        yield
+    finally:
+        _BY_OPERATORS.reset(token)
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,7 +322,7 @@ def _compiled(
     law, q = call.law, call.q
     plain = couplings.triples is None and couplings.offset_bias is None
     alike = far is None or not (call.dropout and call.need_weights)  # far keys are dropped by other draws
-    if not (law.solved and plain and alike and q.is_cpu) or is_traced():
+    if not (law.solved and plain and alike and q.is_cpu) or is_traced() or _BY_OPERATORS.get():
         return None
     wide = windows.filled.shape[-1] > q.shape[0] * q.shape[2]  # more pairs of slots than fields
     banded = couplings.bandwidth < couplings.window - 1

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diabat import BoltzmannAttention, sampler
-from diabat.attention import compiled_windows, core
+from diabat.attention import compiled_windows, operators
 from diabat.attention.bridge import GradientBridge
 from diabat.attention.compiled_windows import WindowLaw
 from diabat.attention.couplings import pair_numbers
@@ -87,7 +87,6 @@ def results(layer: BoltzmannAttention, x: Tensor, mask: Tensor | None) -> list[T
     [(name, length) for name in LAYERS for length in (4, 6, 40) if length < 7 or "relative" in LAYERS[name]],
 )
 def test_it_equals_the_operators(
-    monkeypatch: pytest.MonkeyPatch,
     passes: list[bool],
     name: str,
     length: int,
@@ -100,8 +99,8 @@ def test_it_equals_the_operators(
     mask = torch.arange(length) < torch.tensor([[0], [3], [length]]) if padded else None
     found = results(layer, x, mask)
     assert passes == [True]
-    monkeypatch.setattr(core, "_compiled", lambda *call: None)
-    want = results(layer, x, mask)
+    with operators():
+        want = results(layer, x, mask)
     assert passes == [True]
     assert len(found) == len(want)
     if "mean field" in name:  # its response amplifies rounding
