@@ -20,7 +20,7 @@ from torch import Tensor
 from diabat.ising import Ising, pack_couplings, pack_three_body, pair_indices
 from diabat.samplers import UnsupportedError
 from diabat.samplers.banded import BandedSampler
-from diabat.samplers.exact import ExactSampler, operators
+from diabat.samplers.exact import ExactSampler
 from diabat.testing.problems import LEADS, Lead, make_problem
 
 Solve = Callable[[Ising], tuple[Tensor, Tensor]]
@@ -30,7 +30,7 @@ analytic = solved(ExactSampler())
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows or so in a tile, at these sizes."""
-    monkeypatch.setattr(operators, "_TILE_BYTES", 64)
+    monkeypatch.setattr("diabat.samplers.exact.halves._TILE_BYTES", 64)
 
 
 by_halves = partial(solved_by_operators, halves=True)

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from diabat.ising import Ising, pack_three_body
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.exact import ExactSampler, draws, operators, sampler
+from diabat.samplers.exact import halves as products
 from diabat.samplers.odds import analytic_log_odds
 from diabat.testing import brute_force, brute_force_states
 from diabat.testing.problems import Lead, causal_problem, make_problem
@@ -248,7 +249,7 @@ FORGETFUL = ExactSampler(memory_budget_mb=1e-6)
 def tiles(halves: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     """Set the size of a tile; the list receives the number of tiles of every pass, so that a test can ask."""
     seen: list[int] = []
-    original = operators._blocks
+    original = products._blocks
 
     def spy(*given: Any) -> list[slice]:
         found = original(*given)
@@ -256,11 +257,11 @@ def tiles(halves: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list
         return found
 
     def of_size(size: int) -> list[int]:
-        monkeypatch.setattr(operators, "_TILE_BYTES", size)
+        monkeypatch.setattr(products, "_TILE_BYTES", size)
         seen.clear()
         return seen
 
-    monkeypatch.setattr(operators, "_blocks", spy)
+    monkeypatch.setattr(products, "_blocks", spy)
     return of_size
 
 

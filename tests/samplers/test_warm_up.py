@@ -25,6 +25,7 @@ KERNELS = [
     "compute.compiled_random",
     "samplers.banded.kernel",
     "samplers.banded.walks",
+    "attention.window_gradient_kernel",
     "attention.window_kernel",
     "samplers.exact.kernel",
     "samplers.exact.kernel_gradient",

@@ -42,16 +42,21 @@ class Groups(NamedTuple):
             h[groups, queries], None if J is None else J[groups], None if K is None else K[groups], visible
         )
 
-    def split(self, size: int) -> list[list[Groups]]:
-        """At most ``size`` problems at a time, whose results `joined` puts together."""
+    def pieces(self, size: int) -> list[list[tuple[slice, slice]]]:
+        """Which groups, and which of their problems, to take at a time: at most ``size`` problems."""
         number, queries = self.fields.shape[:2]
-        if number * queries <= size:
-            return [[self]]
         several = max(1, size // queries)
         return [
-            [self.some(slice(g, g + several), slice(q, q + size)) for q in range(0, queries, size)]
+            [(slice(g, g + several), slice(q, q + size)) for q in range(0, queries, size)]
             for g in range(0, number, several)
         ]
+
+    def split(self, size: int) -> list[list[Groups]]:
+        """These pieces, whose results `joined` puts together; itself if it is one."""
+        pieces = self.pieces(size)
+        if len(pieces) == len(pieces[0]) == 1:
+            return [[self]]
+        return [[self.some(*at) for at in row] for row in pieces]
 
 
 class Parts(NamedTuple):

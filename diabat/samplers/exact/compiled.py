@@ -73,29 +73,15 @@ class Plan:
         largest = np.maximum(spins[order[last - 1]], _LEAST_SPINS)
         self.rows, self.couplings, self.members = rows[order], couplings[order], members[order]
         header = np.array((len(rows), len(first), most, n, number))
-        tables = (
-            header,
-            np.stack((first, last, largest), 1),
-            self.rows,
-            self.couplings,
-            spins[order],
-            self.members,
-        )
+        blocks = np.stack((first, last, largest), 1)
+        tables = header, blocks, self.rows, self.couplings, spins[order], self.members
         self.table = np.concatenate([np.ravel(t) for t in tables]).astype(np.int64)
-        self.shape, self.dtype, self.zero, self.blocks, self.problems = (
-            shape,
-            dtype,
-            zero,
-            len(first),
-            len(rows),
-        )
+        self.shape, self.dtype, self.zero = shape, dtype, zero
+        self.blocks, self.problems = len(first), len(rows)
         self.limits, self.least = (_LARGEST[dtype], MARGIN[dtype]), math.exp(-0.9 * _LARGEST[dtype])
-        kernels = loaded("diabat.samplers.exact.kernel"), loaded("diabat.samplers.exact.kernel_gradient")
-        self._forward, self._kernels, self.no_couplings = (
-            kernels[0].forward,
-            kernels[1],
-            np.zeros((n, n), zero.dtype),
-        )
+        self._forward = loaded("diabat.samplers.exact.kernel").forward
+        self._kernels = loaded("diabat.samplers.exact.kernel_gradient")
+        self.no_couplings = np.zeros((n, n), zero.dtype)
         self.memory_rows, self.pair_rows = _rows(most), most * (most + 1) // 2
         self.step = max(1, min(self.blocks, _PAIR_BYTES // (self.pair_rows * VECTOR_BYTES)))
         self.threads = 1 + int((1 << largest).sum()) * lanes // _STATES_PER_THREAD
@@ -116,9 +102,8 @@ class Plan:
         """Room for the sums of pairs of ``step`` blocks, [step, rows, lanes]."""
         if self._free_sums:
             return self._free_sums.pop()
-        return aligned_rows(self.step * self.pair_rows, self.zero.dtype).reshape(
-            self.step, self.pair_rows, -1
-        )
+        sums = aligned_rows(self.step * self.pair_rows, self.zero.dtype)
+        return sums.reshape(self.step, self.pair_rows, -1)
 
     def give_back_sums(self, sums: Array) -> None:
         """The same for these."""
@@ -213,10 +198,8 @@ class _Pass:
     def __init__(self, plan: Plan, h: Tensor, J: Tensor | None, odds: bool, correlations: bool) -> None:
         self.plan, self._odds, dtype = plan, odds, plan.dtype
         number, n = plan.shape
-        self._h, self._J = (
-            _numbers(h, dtype),
-            torch.from_numpy(plan.no_couplings) if J is None else _numbers(J, dtype),
-        )
+        self._h = _numbers(h, dtype)
+        self._J = torch.from_numpy(plan.no_couplings) if J is None else _numbers(J, dtype)
         self.result = (h.new_empty if plan.whole else h.new_zeros)(h.shape, dtype=dtype)
         # P(s = +1), P(s = -1), and the sums of weights and log Z of each problem
         self._kept = (np.empty if plan.whole else np.zeros)(2 * number * (n + 1), plan.zero.dtype)
@@ -249,7 +232,7 @@ class _Pass:
 
 
 class _Strong:
-    """Problems whose couplings are beyond the range of float64, by one softmax over their states; as `_Pass`."""
+    """Problems whose couplings are beyond the range of float64, by sums of exponentials of all states; as `_Pass`."""
 
     def __init__(self, ising: Ising, rows: Array, odds: bool, correlations: bool) -> None:
         h, J = ising.fields.detach().double().requires_grad_(), ising.couplings
@@ -303,13 +286,8 @@ class CompiledSolution(Solution):
         if first.strong:
             ising.check_size(LARGEST)
             self._solve_again(correlations)
-        self.result = first.result
+        self.result, self.log_partition = first.result, first.log_z
         self.correlation = None if first.pairs is None else first.pairs.view(*h.shape, h.shape[-1])
-
-    @property
-    def log_partition(self) -> Tensor:  # type: ignore[override]  # an attribute of the base class
-        """As in the base class."""
-        return self._first.log_z
 
     def _solve_again(self, correlations: bool) -> None:
         """Solve what is beyond the range of the first pass, and replace what it found."""

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from diabat.samplers.exact.batches import Groups
-from diabat.samplers.exact.operators import LEAST, all_states, energies, halves, part, prepared
+from diabat.samplers.exact.halves import LEAST, halves
+from diabat.samplers.exact.operators import all_states, prepared, problems_within
+from diabat.samplers.exact.parts import energies, part
 
 MOST_ENUMERATED = 18
 """Up to so many spins reads come from the sum over all states of a problem."""
-_CACHED_BYTES, _BYTES_PER_STATE = 1 << 24, 40
+_CACHED_BYTES = 1 << 24  # of the states of some problems, which stay in a cache
 
 
 def draw(groups: Groups, uniforms: Tensor, budget: int) -> Tensor:
@@ -27,12 +29,8 @@ def draw(groups: Groups, uniforms: Tensor, budget: int) -> Tensor:
         if by_halves is not None:
             return _spins_of(by_halves, m)
     out = torch.empty(uniforms.shape[1:], dtype=torch.int64, device=uniforms.device)
-    number, queries = out.shape[:2]
-    size = max(1, min(budget, _CACHED_BYTES) // (_BYTES_PER_STATE << m))
-    several = max(1, size // queries)
-    for g in range(0, number, several):
-        for q in range(0, queries, size):
-            at = slice(g, g + several), slice(q, q + size)
+    for row in groups.pieces(problems_within(min(budget, _CACHED_BYTES), m)):
+        for at in row:
             out[at] = inverse_transform(all_states(groups.some(*at)), uniforms[0][at])
     return _spins_of(out, m)
 

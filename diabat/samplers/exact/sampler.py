@@ -116,7 +116,7 @@ class ExactSampler(Sampler):
         found = self.solution(ising, odds=True)
         if found is not None:
             return found.attached(ising.dense())[0]
-        return self._by_operators(ising, odds=True)[0].to(ising.fields.dtype)
+        return self._by_operators(ising, odds=True)[0]
 
     def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
         """As in the base class, for problems that the kernel solves."""
@@ -151,20 +151,18 @@ class ExactSampler(Sampler):
         pairs = None
         if correlations:
             with torch.no_grad():
-                pairs = pair_moments(ising).to(p)
-        return Moments(p, visible, pairs, log_z.to(p), info={"float64_escalation": raised})
+                pairs = pair_moments(ising, budget=self._budget_bytes).to(p)
+        return Moments(p, visible, pairs, log_z, info={"float64_escalation": raised})
 
     def _by_operators(self, ising: Ising, *, odds: bool) -> tuple[Tensor, Tensor, bool]:
-        """Moments in the precision of the fields, by operators, of as many problems at once as fit in memory."""
+        """P(s = +1) or log-odds, log Z, and whether float64 was needed, by operators."""
         if is_readable(ising):
-            self._require(ising)
+            ising.check_size(LARGEST)
         with without_autocast(ising.fields):
-            result, log_z, raised = solve(ising, ising.fields.dtype, odds=odds, budget=self._budget_bytes)
-        return result.to(ising.fields.dtype), log_z, raised
+            return solve(ising, ising.fields.dtype, odds=odds, budget=self._budget_bytes)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        self._refuse_excess(ising)
-        parts, n, device = parts_of(ising), ising.num_spins, ising.fields.device
+        parts, device = parts_of(ising), ising.fields.device
         most = max((groups.fields.shape[-1] for groups in parts.groups), default=0)
         # numpy's generator is used because torch's CPU generator ignores the high 32 bits of a seed.
         shape = (1 if most <= MOST_ENUMERATED else 2, ising.num_problems, num_reads)
@@ -174,10 +172,8 @@ class ExactSampler(Sampler):
             draw(groups, torch.stack(own), self._budget_bytes)
             for groups, own in zip(parts.groups, numbers, strict=True)
         ]
-        if not spins:
-            spins = [torch.full((*ising.batch_shape, num_reads, n), -1, dtype=torch.int8, device=device)]
-            return Samples(spins[0].movedim(-2, 0), ising.visible_mask, info={"effective_beta": 1.0})
-        found = parts.per_read(spins)
+        none = ising.fields.new_full((num_reads, *ising.fields.shape), -1, dtype=torch.int8)
+        found = parts.per_read(spins) if spins else none
         return Samples(found, ising.visible_mask, info={"effective_beta": 1.0})
 
     @property
