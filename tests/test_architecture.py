@@ -49,7 +49,7 @@ FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 KERNELS = [
     f"{folder}/{name}.py"
     for folder, names in {
-        "attention": "window_kernel",
+        "attention": "window_gradient_kernel window_kernel",
         "attention/games": "order_kernel pair_gradient_kernel pair_kernel",
         "compute": "counter_random scratch threads",
         "samplers/banded": "kernel native steps torch walks",
@@ -246,7 +246,9 @@ def other_engines(file: str) -> set[str]:
 
 
 # One compiled call attends, and enumerates between scores and weights.
-ENUMERATING = ("attention/compiled_windows.py", "attention/window_kernel.py")
+ENUMERATING = tuple(
+    f"attention/{name}.py" for name in ("compiled_windows", "window_gradient_kernel", "window_kernel")
+)
 
 
 def backends(file: str) -> set[str]:

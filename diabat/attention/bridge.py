@@ -148,6 +148,10 @@ class GradientBridge:
         seed = draw_seed(seed) if self.draws else None
         return self.probabilities(Ising(fields, couplings, visible, three_body, check=False), seed)
 
+    def is_plain(self, fields: Tensor) -> bool:
+        """Whether log-odds of these fields are operators of torch that read no number."""
+        return self.sampler.plain and not fields.is_cpu
+
     @property
     def takes_edges(self) -> bool:
         """Whether edges and a matrix give the same bits, and edges are not expanded."""
@@ -171,8 +175,7 @@ class GradientBridge:
         and only log P is needed, but for problems whose P are all small.  Those are found on the CPU only.
         """
         given = fields, couplings, visible, three_body
-        unread = is_traced() or (self.sampler.plain and not fields.is_cpu)
-        if not self.draws and (odds or unread):
+        if not self.draws and (odds or is_traced() or self.is_plain(fields)):
             return self._analytic_log_odds(Ising(*given, check=False))
         up, limits = self(*given, seed), torch.finfo(fields.dtype)
         if not self.draws and are_small(up, visible):

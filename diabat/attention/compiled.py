@@ -63,8 +63,7 @@ class LayerBridge(GradientBridge):
     ) -> Tensor:
         """As in the base class; in traced code by the operator, unless the answer is operators of torch."""
         given = fields, couplings, visible, three_body, seed
-        plain = self.sampler.plain and not fields.is_cpu
-        if self.draws or plain or not torch.compiler.is_compiling():
+        if self.draws or self.is_plain(fields) or not torch.compiler.is_compiling():
             return super().log_odds(*given, odds=odds)
         return self._traced(odds, *given)
 

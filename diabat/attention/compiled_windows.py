@@ -33,7 +33,6 @@ Array = NDArray[Any]
 Far = tuple[Tensor, Tensor]
 """Mean value [B, H, Q, E_v] and mass [B, H, Q] of the keys before the window (:mod:`diabat.attention.streaming`)."""
 
-SCORES, SPINS, MIX = 1, 2, 4  # see `window_kernel`
 _WORK_PER_THREAD, _MOST_SLOTS = 1 << 18, 16
 _NO_NUMBERS, _NO_TABLE = np.zeros((0, 0), np.int64), np.zeros(8, np.int64)
 _NO_PARTS = {np.dtype(real): np.empty((0, 0, 0), real) for real in (np.float32, np.float64)}
@@ -101,16 +100,21 @@ class Plan:
             spins = plan_of(problem)
             # The sums for dL/dJ of all problems are kept at once.
             self.spins = spins if spins is not None and spins.blocks == spins.step else None
-        number = self.numbers
+        spins, number = self.spins, self.numbers
+        self.kernel = loaded("diabat.attention.window_kernel")
+        self.gradient_kernel = loaded("diabat.attention.window_gradient_kernel")
+        self.table = (_NO_TABLE, 0.0, 0.0) if spins is None else (spins.table, *spins.limits)
+        self.least, self.blocks = (0.0, 0) if spins is None else (spins.least, spins.blocks)
+        rows = -(-size // lanes_of(self.zero.dtype))  # the numbers of the slots of a query
+        self._scratch = rows if spins is None else spins.memory_rows
         self.state = number * (3 * size + 2 * far + 2 * (size + 1)) + heads * size * size
         self.group = heads // shared
         threads = 1 + number * size * features // _WORK_PER_THREAD
-        self.threads = max(threads, 1 if self.spins is None else self.spins.threads)
+        self.threads = max(threads, 1 if spins is None else spins.threads)
 
-    def row(self) -> Array:
-        """Scratch for the numbers of the slots of a query."""
-        lanes = lanes_of(self.zero.dtype)
-        return aligned_rows(-(-self.size // lanes), self.zero.dtype)
+    def scratch(self) -> Array:
+        """Memory of one thread."""
+        return aligned_rows(self._scratch, self.zero.dtype)
 
 
 def _distances(array: Array, axes: int) -> list[int]:
@@ -167,15 +171,12 @@ def attend(
     enumerated = law.bridge is not None and law.bridge.sampler.enumerates
     sizes, before = (*q.shape, *k.shape[1:3], v.shape[3]), 0
     if windows.far is not None and far is None:
-        far, before = (
-            (q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])),
-            int(windows.far.first),
-        )
+        far = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
+        before = int(windows.far.first)
     given = sizes, 0 if pairs is None else pairs.shape[1], law.odds, far is not None, dropout > 0
     plan = _plan(*given, q.dtype, enumerated, _Key(windows))
-    noise = F.dropout(q.new_ones(plan.slots), dropout) if dropout > 0 else None
     mean, mass = (None, None) if far is None else far
-    call = _Call(law, plan, windows, numbers, noise, need_weights, before)
+    call = _Call(law, plan, windows, numbers, dropout, need_weights, before)
     if not call.solve(q, k, v, pairs, mean, mass, record):
         return None
     found: tuple[Tensor, Tensor | None] = call(q, k, v, pairs, mean, mass)
@@ -211,37 +212,43 @@ class _Call(CompiledPasses):
     """One call: what its passes need, and what the backward pass needs of the forward pass beside tensors."""
 
     def __init__(
-        self, law: WindowLaw, plan: Plan, windows: Windows, numbers: Tensor | None, noise: Tensor | None,
+        self, law: WindowLaw, plan: Plan, windows: Windows, numbers: Tensor | None, dropout: float,
         need_weights: bool, before: int,
     ) -> None:  # fmt: skip
-        self._before = before
         self._law, self._plan, self._windows, self._numbers = law, plan, windows, numbers
-        self._noise, self._need_weights = noise, need_weights
+        self._dropout, self._need_weights, self._before = dropout, need_weights, before
         self._pairs_of = _NO_NUMBERS if numbers is None else numbers.numpy()
         self._solution: Solution | None = None
+        self._noise: Tensor | None = None
 
-    def solve(self, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> bool:
-        """Compute the results; False if the backend has no solution."""
-        pairs, mean, mass, record = others
-        plan, real = self._plan, self._plan.zero.dtype
+    def solve(self, *terms: Any) -> bool:
+        """Compute the results of q, k, v, pairs, mean and mass, and record; False if the backend has no solution."""
+        *given, record = terms
+        q, _, v, pairs, _, _ = given
+        plan, kernel = self._plan, self._plan.kernel
         batch, heads, queries, _ = plan.slots
         self._out = q.new_empty(batch, queries, heads, v.shape[3])
-        self._state = np.empty(plan.state, real)
+        self._state = np.empty(plan.state, plan.zero.dtype)
         self._lost = np.zeros(0 if plan.spins is None else plan.spins.problems, np.int8)
-        places, _held = self._places(q, k, v, pairs, mean, mass)
-        places.append(self._out.data_ptr())
         if record is None and (plan.spins is not None or pairs is None):
-            if not self._forward(SCORES | SPINS | MIX, places):
+            self._draw(q)
+            if not self._forward(kernel.SCORES | kernel.SPINS | kernel.MIX, given):
                 return True
         else:
-            self._forward(SCORES, places)
+            self._forward(kernel.SCORES, given)
         fields, J = self.fields, self.couplings if pairs is not None else None
         if record is not None:
             record(fields, J)
         found = self._solve_by(fields, J)
         if found:
-            self._forward(MIX, places)
+            self._draw(q)
+            self._forward(kernel.MIX, given)
         return found
+
+    def _draw(self, q: Tensor) -> None:
+        """The factors of dropout, once."""
+        if self._dropout > 0 and self._noise is None:
+            self._noise = F.dropout(q.new_ones(self._plan.slots), self._dropout)
 
     def _solve_by(self, fields: Tensor, J: Tensor | None) -> bool:
         """Log-odds by the solution of the backend; False if it has none."""
@@ -287,41 +294,42 @@ class _Call(CompiledPasses):
             found += [0] * (1 + axes) if t is None else [t.data_ptr(), *t.stride()[:axes]]
         return found, [q, k, v, pairs, mean, mass]
 
-    def _forward(self, stages: int, places: list[int]) -> bool:
+    def _forward(self, stages: int, terms: Any) -> bool:
         """Run stages; returns whether a problem is beyond the range of the enumeration."""
-        plan, spins = self._plan, self._plan.spins
-        kernel, table = loaded("diabat.attention.window_kernel").forward, _table(plan)
-        given = plan.zero, self._law.scale, plan.shape, plan.filled, plan.starts, self._pairs_of
-        least = 0.0 if spins is None else spins.least
-        given += np.array(places, np.int64), self._state, *table, least, self._lost, self._before
+        plan = self._plan
+        places, _held = self._places(*terms)
+        where = np.array([*places, self._out.data_ptr()], np.int64)
 
         def run(stages: int, begin: int, end: int, first: int, last: int, memory: Array) -> None:
-            kernel(stages, begin, end, first, last, *given, memory)
+            plan.kernel.forward(
+                stages, begin, end, first, last, plan.zero, self._law.scale, plan.shape, plan.filled, plan.starts,
+                self._pairs_of, where, self._state, *plan.table, plan.least, self._lost, self._before, memory,
+            )  # fmt: skip
 
-        self._in_stages(stages, (SCORES, SPINS, MIX), run)
+        self._in_stages(stages, (plan.kernel.SCORES, plan.kernel.SPINS, plan.kernel.MIX), run)
         return bool(np.count_nonzero(self._lost))
 
     def _in_stages(self, stages: int, order: tuple[int, ...], run: Callable[..., None]) -> None:
         """One call on one thread; else one after the other, each on all threads."""
         plan, spins = self._plan, self._plan.spins
-        number, blocks = plan.slots[0] * plan.slots[1], 0 if spins is None else spins.blocks
+        number = plan.slots[0] * plan.slots[1]
         threads = min(torch.get_num_threads(), plan.threads) if plan.threads > 1 else 1
         if threads == 1:
-            memory = plan.row() if spins is None else spins.borrowed()
-            run(stages, 0, number, 0, blocks, memory)
+            memory = plan.scratch() if spins is None else spins.borrowed()
+            run(stages, 0, number, 0, plan.blocks, memory)
             if spins is not None:
                 spins.give_back(memory)
             return
         for stage in order:
             if stage & stages:
-                by_block = stage == SPINS and spins is not None
+                by_block = stage == plan.kernel.SPINS and spins is not None
                 size = 1 if by_block else plan.group
                 run_parts(
-                    equal_ranges(blocks if by_block else number // size, threads),
-                    lambda part: plan.row() if spins is None else spins.borrowed(),
+                    equal_ranges(plan.blocks if by_block else number // size, threads),
+                    lambda part: plan.scratch(),
                     partial(_run_part, run, stage, size),
                 )
-                if stage == SPINS and np.count_nonzero(self._lost):
+                if by_block and np.count_nonzero(self._lost):
                     return
 
     def results(self, *terms: Any) -> tuple[Tensor, Tensor | None]:
@@ -363,35 +371,35 @@ class _Call(CompiledPasses):
         of_pairs = None
         if sums is not None:
             numbers = np.zeros(pairs.shape, real)
-            loaded("diabat.attention.window_kernel").add_pairs(sums, self._pairs_of, numbers)
+            plan.gradient_kernel.add_pairs(sums, self._pairs_of, numbers)
             of_pairs = torch.from_numpy(numbers)
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), of_pairs, of_mean, dmass
 
     def _backward(self, places: list[int], slope: Array, sums: Array | None, *, through: bool) -> None:
         """Run all stages; adds dL/dJ to the sums, in one order on any number of threads."""
-        plan, spins, kernels = self._plan, self._plan.spins, loaded("diabat.attention.window_kernel")
-        own = None if self._solution is not None or sums is None else spins
-        table, where = _table(plan), np.array(places, np.int64)
+        plan, kernel, kernels = self._plan, self._plan.kernel, self._plan.gradient_kernel
+        own = None if self._solution is not None or sums is None else plan.spins
+        where = np.array(places, np.int64)
         parts = own.borrowed_sums() if own is not None else _NO_PARTS[plan.zero.dtype]
 
         def run(stages: int, begin: int, end: int, first: int, last: int, memory: Array) -> None:
             kernels.backward(
                 stages, begin, end, first, last, plan.zero, self._law.scale, plan.shape, plan.filled, plan.starts,
-                where, self._state, *table, self._lost, parts, slope, memory,
+                where, self._state, *plan.table, self._lost, parts, slope, memory,
             )  # fmt: skip
 
-        order = (MIX, SPINS, SCORES)
+        order = (kernel.MIX, kernel.SPINS, kernel.SCORES)
         if not through:
-            self._in_stages(MIX, order, run)
+            self._in_stages(kernel.MIX, order, run)
         elif self._solution is None:
-            self._in_stages(MIX | SPINS | SCORES, order, run)
+            self._in_stages(kernel.MIX | kernel.SPINS | kernel.SCORES, order, run)
         else:
-            self._in_stages(MIX, order, run)
+            self._in_stages(kernel.MIX, order, run)
             dh, dJ = self._solution.gradient(torch.from_numpy(slope[0]), pairs=sums is not None)
             slope[1] = dh.numpy()
             if sums is not None and dJ is not None:
                 sums += dJ.numpy().reshape(sums.shape)
-            self._in_stages(SCORES, order, run)
+            self._in_stages(kernel.SCORES, order, run)
         if own is not None and sums is not None:
             if through:
                 kernels.collect(0, own.blocks, plan.zero, own.table, self._lost, parts, sums)
@@ -415,11 +423,6 @@ def _run_part(run: Callable[..., None], stage: int, size: int, part: slice, memo
     """Run a stage for a part of the pairs, or of the blocks, in groups of ``size``."""
     begin, end = part.start * size, part.stop * size
     run(stage, begin, end, begin, end, memory)
-
-
-def _table(plan: Plan) -> tuple[Any, ...]:
-    """What the kernel needs of the enumeration."""
-    return (_NO_TABLE, 0.0, 0.0) if plan.spins is None else (plan.spins.table, *plan.spins.limits)
 
 
 def _readable(t: Tensor) -> Tensor:

@@ -226,19 +226,19 @@ def _over_windows(
     law, q, k, v = call.law, call.q, call.k, call.v
     if couplings.relative:
         far_keys = law.far == "independent"
-        whole = (
-            far_keys and law.readout.odds is None
-        )  # only of readouts that we ship far keys are known by a mass
+        whole = far_keys and law.readout.odds is None  # far keys have a mass only for readouts that we ship
         size = max(couplings.window, call.visible.keys) if whole else couplings.window
         windows = call.visible.windows(size, q.device, far=far_keys and not whole)
     else:
         windows = call.visible.absolute(q.device)
-    far, found = None, None
-    if windows.far is None or _is_decoded(call, windows.far):
-        found = _compiled(call, couplings, windows, None)
+    far = None
+    if windows.far is not None and not _is_decoded(call, windows.far):
+        far = _far(call, windows.far, given)
+    found = _compiled(call, couplings, windows, far)
     if found is None:
-        far = None if windows.far is None else _far(call, windows.far, given)
-        found = _compiled(call, couplings, windows, far) or _of_slots(call, couplings, windows, far)
+        if windows.far is not None and far is None:
+            far = _far(call, windows.far, given)
+        found = _of_slots(call, couplings, windows, far)
     mixed, weights = found
     if not call.need_weights:
         return mixed, None
@@ -253,12 +253,11 @@ def _over_windows(
 
 def _is_decoded(call: Attention, far: FarKeys) -> bool:
     """Whether the keys before the window of a single query are a part of its compiled call."""
-    law, bridge = call.law, call.law.bridge
-    plain = far.is_rule and far.visible is None and law.readout.odds is True and not call.dropout
-    once = (
-        call.q.shape[2] == 1 and not torch.is_grad_enabled() and (bridge is None or bridge.sampler.enumerates)
-    )
-    return plain and once and isinstance(far.first, int) and far.first > 0
+    if call.q.shape[2] != 1 or torch.is_grad_enabled() or call.dropout or not call.law.readout.odds:
+        return False
+    bridge = call.law.bridge
+    by_rule = isinstance(far.first, int) and far.first > 0 and far.visible is None
+    return by_rule and (bridge is None or bridge.sampler.enumerates)
 
 
 def _far(call: Attention, far: FarKeys, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:

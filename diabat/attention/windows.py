@@ -94,9 +94,7 @@ def _overlapping_blocks(x: Tensor, rows: int, window: int) -> Tensor:
     blocks = _blocks(x, rows)
     if window == 1:
         return blocks
-    tails = F.pad(
-        blocks, (0, 0, window - 1 - rows, 0, 1, -1)
-    )  # the last rows of the block before, by one kernel
+    tails = F.pad(blocks, (0, 0, window - 1 - rows, 0, 1, -1))  # the last rows of the block before
     return torch.cat((tails, blocks), -2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import layers
@@ -20,6 +21,7 @@ from diabat.attention.couplings import pair_numbers
 from diabat.attention.readout import ODDS, READOUTS, masked_softmax
 from diabat.attention.streaming import far_sums
 from diabat.attention.visible import Visible, Windows
+from diabat.samplers.exact import ExactSampler
 
 LAYERS: dict[str, dict[str, Any]] = {
     "causal": {},
@@ -135,6 +137,21 @@ def test_dropout_without_gradients(passes: list[bool]) -> None:
     assert all((a - b).abs().max() < 1e-12 for a, b in zip(found, want, strict=True))
     assert (found[1] == 0).sum() > (layer.eval()(x, need_weights=True)[1] == 0).sum()
     assert passes == [True] * 3
+
+
+def test_a_backend_without_a_solution_is_asked_once(
+    passes: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And leaves the numbers of dropout to operators."""
+    monkeypatch.setattr(ExactSampler, "enumerates", False)
+    monkeypatch.setattr(ExactSampler, "solution", lambda self, ising, *, odds=False: None)
+    layer, x, found = built(dropout=0.4), tokens(6), []
+    for path in (nullcontext, operators):
+        torch.manual_seed(3)
+        with path():
+            found.append(layer(x))
+    assert passes == [False]
+    assert torch.equal(*found)
 
 
 def test_any_part_may_be_frozen(passes: list[bool]) -> None:
