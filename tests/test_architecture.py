@@ -53,7 +53,7 @@ KERNELS = [
         "attention/games": "order_kernel pair_gradient_kernel pair_kernel",
         "compute": "counter_random scratch threads",
         "samplers/banded": "kernel native steps torch walks",
-        "samplers/exact": "kernel kernel_gradient kernel_pairs kernel_tables",
+        "samplers/exact": "kernel kernel_gradient kernel_pairs kernel_strong kernel_tables",
         "samplers/mean_field": "kernel rules",
         "samplers/tempering": "averages cached chain_statistics edges kernel ladder simulation single_lane summed",
     }.items()

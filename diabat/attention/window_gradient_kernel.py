@@ -63,7 +63,7 @@ def backward(
     if stages & SPINS:
         if slots.pairs:
             problems = opened(plan, slots.fields, slots.J, zero, limit, margin)
-            found = results(problems, plan, slots.found, slots.kept, slots.found, lost, 0.0, True)
+            found = results(problems, plan, slots.found, slots.kept, lost, 0.0, True)
             cotangents = Cotangents(of_odds, of_odds, False, of_fields)
             differentiate_blocks(first, last, problems, found, cotangents, parts, memory)
         else:

@@ -165,8 +165,8 @@ def forward(
     if stages & SPINS:
         if slots.pairs:
             problems = opened(plan, slots.fields, slots.J, zero, limit, margin)
-            found = results(problems, plan, slots.found, slots.kept, slots.found, lost, least, True)
-            beyond = enumerate_blocks(first, last, problems, found, False, memory)
+            found = results(problems, plan, slots.found, slots.kept, lost, least, True)
+            beyond = enumerate_blocks(first, last, problems, found, None, memory)
         else:
             for j in range(begin * slots.queries * slots.size, end * slots.queries * slots.size):
                 set_item(slots.found, j, 2 * item(slots.fields, j))

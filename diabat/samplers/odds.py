@@ -45,14 +45,14 @@ def analytic_log_odds(moments: Callable[[Ising], Moments], ising: Ising) -> Tens
     lost = lost.reshape(odds.shape)
     if up.dtype != torch.float64:
         rows = lost.any(1).nonzero()[:, 0]
-        again = analytic_log_odds(moments, some_problems(ising, rows).to(torch.float64))
+        again = analytic_log_odds(moments, _some(ising, rows).to(torch.float64))
         return odds.index_put((rows,), again.to(odds)).reshape(up.shape)
     # As many problems at once as the batch has.
     parts = (part.split(ising.num_problems) for part in lost.nonzero(as_tuple=True))
     for rows, spins in zip(*parts, strict=True):
         values = torch.zeros(2, len(rows), lost.shape[1], dtype=torch.int8, device=lost.device)
         values[0, torch.arange(len(rows)), spins], values[1, torch.arange(len(rows)), spins] = 1, -1
-        clamped = some_problems(ising, rows).clamp(values)
+        clamped = _some(ising, rows).clamp(values)
         log_z = moments(clamped).with_constants(clamped).log_partition
         if log_z is None:
             return _log_ratio(up, down)
@@ -60,7 +60,7 @@ def analytic_log_odds(moments: Callable[[Ising], Moments], ising: Ising) -> Tens
     return odds.reshape(up.shape)
 
 
-def some_problems(ising: Ising, rows: Tensor) -> Ising:
+def _some(ising: Ising, rows: Tensor) -> Ising:
     """Some problems of a batch, [R], by their rows; one J or K of all problems remains one."""
 
     def own(values: Any, order: int) -> Any:

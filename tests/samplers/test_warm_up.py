@@ -29,6 +29,7 @@ KERNELS = [
     "attention.window_kernel",
     "samplers.exact.kernel",
     "samplers.exact.kernel_gradient",
+    "samplers.exact.kernel_strong",
     "samplers.mean_field.kernel",
     "samplers.tempering.kernel",
 ]

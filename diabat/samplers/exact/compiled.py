@@ -22,16 +22,17 @@ from diabat.ising import Ising
 from diabat.samplers.answers import Solution
 from diabat.samplers.base import LARGEST
 from diabat.samplers.derivatives import smooth_gradient
-from diabat.samplers.exact.operators import MARGIN, pair_moments, smooth_moments
+from diabat.samplers.exact.operators import MARGIN, smooth_moments
 from diabat.samplers.flat import Flat, flat
 from diabat.samplers.folding import refuse_batched_cotangent
 from diabat.samplers.kept import kept
-from diabat.samplers.odds import some_problems
 
 Array = NDArray[Any]
 
 MOST_SPINS = 22
 _LEAST_SPINS = 6  # problems of fewer spins get phantom spins
+_REACH = 600.0
+"""Largest difference between the exponent of a state and a reference at which sums have all digits of float64."""
 _LARGEST = {torch.float32: 72.0, torch.float64: 690.0}  # strength, see `kernel_tables`
 _REAL: dict[torch.dtype, Any] = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
 _STATES_PER_THREAD = 1 << 20
@@ -49,6 +50,7 @@ class Plan:
         members: Its visible spins, int64 [P, m], n on padding.
         shape: Numbers N of problems and n of spins of the batch.
         dtype: Precision of the enumeration.
+        strong: One exponential for each state, in place of products.
 
     Attributes:
         table: What the kernel reads, int64: P, number of blocks, most spins, n, N, and the tables of
@@ -59,8 +61,9 @@ class Plan:
     """
 
     def __init__(
-        self, rows: Array, couplings: Array, members: Array, shape: tuple[int, int], dtype: torch.dtype
-    ) -> None:
+        self, rows: Array, couplings: Array, members: Array, shape: tuple[int, int], dtype: torch.dtype,
+        *, strong: bool = False,
+    ) -> None:  # fmt: skip
         (number, n), zero = shape, _REAL[dtype]
         most, lanes = max(_LEAST_SPINS, members.shape[1]), lanes_of(zero.dtype)
         self.most = most
@@ -78,11 +81,15 @@ class Plan:
         self.table = np.concatenate([np.ravel(t) for t in tables]).astype(np.int64)
         self.shape, self.dtype, self.zero = shape, dtype, zero
         self.blocks, self.problems = len(first), len(rows)
-        self.limits, self.least = (_LARGEST[dtype], MARGIN[dtype]), math.exp(-0.9 * _LARGEST[dtype])
-        self._forward = loaded("diabat.samplers.exact.kernel").forward
-        self._kernels = loaded("diabat.samplers.exact.kernel_gradient")
+        self.limits = _REACH if strong else _LARGEST[dtype], MARGIN[dtype]
+        self.least = math.exp(-0.9 * _LARGEST[dtype])
+        products, states = "diabat.samplers.exact.kernel", "diabat.samplers.exact.kernel_strong"
+        gradients = loaded("diabat.samplers.exact.kernel_gradient")
+        self._forward = loaded(states if strong else products).forward
+        self._backward = loaded(states).backward if strong else gradients.backward
+        self._collect = gradients.collect
         self.no_couplings = np.zeros((n, n), zero.dtype)
-        self.memory_rows, self.pair_rows = _rows(most), most * (most + 1) // 2
+        self.memory_rows, self.pair_rows = _rows(most, strong), most * (most + 1) // 2
         self.step = max(1, min(self.blocks, _PAIR_BYTES // (self.pair_rows * VECTOR_BYTES)))
         self.threads = 1 + int((1 << largest).sum()) * lanes // _STATES_PER_THREAD
         self._free = _free("kernel", dtype, self.memory_rows)
@@ -116,15 +123,14 @@ class Plan:
 
     def backward(self, lost: Array, *arguments: Any, out: Array | None) -> None:
         """Run the derivative; dL/dJ is added to ``out``, in one order on any number of threads."""
-        kernels = self._kernels
         if out is None:
-            self._run(kernels.backward, 0, self.blocks, *arguments, self.no_sums)
+            self._run(self._backward, 0, self.blocks, *arguments, self.no_sums)
             return
         sums = self.borrowed_sums()
         for first in range(0, self.blocks, self.step):
             end = min(first + self.step, self.blocks)
-            self._run(kernels.backward, first, end, *arguments, sums)
-            kernels.collect(first, end, self.table, self.zero, lost, sums, out)
+            self._run(self._backward, first, end, *arguments, sums)
+            self._collect(first, end, self.table, self.zero, lost, sums, out)
         self.give_back_sums(sums)
 
     def _run(self, kernel: Any, first: int, end: int, *arguments: Any) -> None:
@@ -177,12 +183,12 @@ def _built(batch: Flat, dtype: torch.dtype) -> Plan | None:
     return Plan(rows, batch.couplings[rows], members, (len(batch.pattern), batch.shape[-1]), dtype)
 
 
-@kept(lambda plan, which: 16 * len(plan.table))
-def _part(plan: Plan, which: bytes) -> Plan:
+@kept(lambda plan, which, strong: 16 * len(plan.table))
+def _part(plan: Plan, which: bytes, strong: bool) -> Plan:
     """The plan in float64 of some of its problems, bool [P] as bytes."""
     chosen = np.frombuffer(which, np.int8) > 0
     rows, couplings, members = (some[chosen] for some in (plan.rows, plan.couplings, plan.members))
-    return Plan(rows, couplings, members, plan.shape, torch.float64)
+    return Plan(rows, couplings, members, plan.shape, torch.float64, strong=strong)
 
 
 class _Pass:
@@ -209,7 +215,7 @@ class _Pass:
         least = plan.least if odds else 0.0
         plan.forward(
             self._h.data_ptr(), self._J.data_ptr(), *plan.limits, self.result.data_ptr(), self._kept,
-            0 if self.pairs is None else self.pairs.data_ptr(), self.lost, least, odds,
+            None if self.pairs is None else self.pairs.data_ptr(), self.lost, least, odds,
         )  # fmt: skip
         self.strong = bool(np.count_nonzero(self.lost))
 
@@ -231,36 +237,10 @@ class _Pass:
         return fields
 
 
-class _Strong:
-    """Problems whose couplings are beyond the range of float64, by sums of exponentials of all states; as `_Pass`."""
-
-    def __init__(self, ising: Ising, rows: Array, odds: bool, correlations: bool) -> None:
-        h, J = ising.fields.detach().double().requires_grad_(), ising.couplings
-        J = None if J is None else J.detach().double().requires_grad_()
-        self._leaves, self._number = [h] if J is None else [h, J], ising.num_problems
-        self._rows = torch.from_numpy(rows)
-        with torch.enable_grad():
-            given = some_problems(Ising(h, J, ising.visible, check=False), self._rows)
-            self._found = smooth_moments(given, odds=odds, states=True)
-        self.result, self.log_z = (self._placed(t.detach()) for t in self._found)
-        self.pairs = self._placed(pair_moments(given.detach(), states=True)) if correlations else None
-
-    def _placed(self, values: Tensor) -> Tensor:
-        return values.new_zeros(self._number, *values.shape[1:]).index_put((self._rows,), values)
-
-    def gradient(self, v: Tensor, u: Tensor | None, out: Array | None) -> Tensor:
-        """As of `_Pass`."""
-        result, log_z = self._found
-        with torch.enable_grad():
-            loss = (result * v[self._rows]).sum() + (0 if u is None else (log_z * u[self._rows]).sum())
-        dh, *dJ = torch.autograd.grad(loss, self._leaves, retain_graph=True, materialize_grads=True)
-        if out is not None:
-            out += dJ[0].reshape(out.shape).numpy()
-        return dh.reshape(v.shape)
-
-
 class CompiledSolution(Solution):
-    """A batch by the compiled kernel, in the precision of the fields; what is beyond its range in float64, alone.
+    """A batch by the compiled kernel, in the precision of the fields; what is beyond the range of a kernel by the next.
+
+    Products in the precision of the fields come first, then in float64, then one exponential for each state.
 
     Args:
         ising: The batch, on the CPU, without three-body terms.
@@ -281,7 +261,7 @@ class CompiledSolution(Solution):
         h, J = ising.fields, ising.couplings
         self._ising, self._odds, self._couplings = ising, odds, J
         first = self._first = _Pass(plan, h, J, odds, correlations)
-        self._others: list[tuple[Tensor, _Pass | _Strong]] = []
+        self._others: list[tuple[Tensor, _Pass]] = []
         self.raised = first.strong and plan.dtype == torch.float32
         if first.strong:
             ising.check_size(LARGEST)
@@ -290,18 +270,15 @@ class CompiledSolution(Solution):
         self.correlation = None if first.pairs is None else first.pairs.view(*h.shape, h.shape[-1])
 
     def _solve_again(self, correlations: bool) -> None:
-        """Solve what is beyond the range of the first pass, and replace what it found."""
-        ising, first = self._ising, self._first
-        last, rows = first, first.plan.rows[first.lost > 0]
-        if self.raised:
-            part = _part(first.plan, first.lost.tobytes())
+        """Solve what is beyond the range of a pass, and replace what it found."""
+        ising, last = self._ising, self._first
+        while last.strong:
+            strong = last.plan.dtype == torch.float64
+            part = _part(last.plan, last.lost.tobytes(), strong)
             last = _Pass(part, ising.fields, ising.couplings, self._odds, correlations)
-            self._replace(torch.from_numpy(rows), last)
-        if last.strong:
-            rows = last.plan.rows[last.lost > 0]
-            self._replace(torch.from_numpy(rows), _Strong(ising, rows, self._odds, correlations))
+            self._replace(torch.from_numpy(part.rows), last)
 
-    def _replace(self, rows: Tensor, again: _Pass | _Strong) -> None:
+    def _replace(self, rows: Tensor, again: _Pass) -> None:
         """Put the numbers of some problems in their places."""
         self._others.append((rows, again))
         for name in ("result", "log_z", "pairs"):
@@ -344,10 +321,11 @@ def _numbers(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _rows(most: int) -> int:
-    """Rows of the scratch of a thread, see `kernel_tables.divided`."""
+def _rows(most: int, strong: bool) -> int:
+    """Rows of the scratch of a thread, see `kernel_tables.divided` and `kernel_strong.Sums`."""
     a, pairs = (most + 2) // 3, most * (most + 1) // 2
-    return (4 << (2 * a)) + (11 + 2 * a << a) + 4 * a + 1 + 3 * pairs + 3 * most + 6
+    more = (3 << 2 * a) + 2 * most + pairs + 2 if strong else 0
+    return (4 << (2 * a)) + (11 + 2 * a << a) + 4 * a + 1 + 3 * pairs + 3 * most + 6 + more
 
 
 @lru_cache(maxsize=16)

@@ -59,7 +59,6 @@ class Found(NamedTuple):
         down: P(s = -1), likewise.
         total: Z with every phantom spin, divided by the scale of the problem, [N].
         log_z: Log Z without phantom spins, [N].
-        pairs: <s_j s_k>, [N, n, n], 1 on the diagonal, if they are requested.
         lost: 1 for each problem beyond the range of the precision, [P], else as it was; nothing else is written for it.
         least: Smallest probability in the range.
         odds: Whether log-odds are the result.
@@ -70,7 +69,6 @@ class Found(NamedTuple):
     down: Any
     total: Any
     log_z: Any
-    pairs: Any
     lost: Any
     least: Any
     odds: Any
@@ -79,35 +77,33 @@ class Found(NamedTuple):
 @jit
 def forward(
     first: int, end: int, plan: Any, zero: Any, h: int, J: int, limit: float, margin: float, result: int, kept: Any,
-    pairs: int, lost: Any, least: float, odds: bool, memory: Any,
+    pairs: Any, lost: Any, least: float, odds: bool, memory: Any,
 ) -> int:  # fmt: skip
     """Enumerate the blocks from ``first`` to ``end`` of a plan; returns the number of lost problems.
 
     Numbers of h, J, the result and pairs are at their addresses, and have the type of ``zero``; ``kept`` has up, down,
-    total and log_z of `Found` one after the other; ``pairs`` is 0 if correlations are not requested.
+    total and log_z of `Found` one after the other; ``pairs`` receives <s_j s_k>, [N, n, n], 1 on the diagonal, or is
+    None.
     """
     problems = opened(plan, at_address(zero, h), at_address(zero, J), zero, limit, margin)
-    to, sums = at_address(zero, result), at_address(zero, pairs)
-    found = results(problems, plan, to, address(kept), sums, lost, least, odds)
-    return enumerate_blocks(first, end, problems, found, pairs != 0, memory)
+    found = results(problems, plan, at_address(zero, result), address(kept), lost, least, odds)
+    return enumerate_blocks(first, end, problems, found, pairs, memory)
 
 
 @inner
 def results(
-    problems: Problems, plan: Any, result: Any, kept: Any, pairs: Any, lost: Any, least: float, odds: bool
+    problems: Problems, plan: Any, result: Any, kept: Any, lost: Any, least: float, odds: bool
 ) -> Found:
     """The results at their addresses."""
     number, size = plan[4], plan[4] * problems.n
     total = offset(kept, 2 * size)
     log_z = offset(total, number)
-    return Found(result, kept, offset(kept, size), total, log_z, pairs, address(lost), least, odds)
+    return Found(result, kept, offset(kept, size), total, log_z, address(lost), least, odds)
 
 
 @inner
-def enumerate_blocks(
-    first: int, end: int, problems: Problems, found: Found, with_pairs: bool, memory: Any
-) -> int:
-    """Enumerate some blocks; returns the number of lost problems."""
+def enumerate_blocks(first: int, end: int, problems: Problems, found: Found, pairs: Any, memory: Any) -> int:
+    """Enumerate some blocks; returns the number of lost problems.  Without ``pairs`` no code of theirs is compiled."""
     lanes, work, lost = memory.shape[1], divided(memory, problems.most), 0
     M, tile, rows, columns = work.M, work.tile, work.rows, work.columns
     up, down, totals = work.up, work.down, work.totals
@@ -125,13 +121,13 @@ def enumerate_blocks(
         row, column, summed = a + b, 0, a
         left, right, factor = work.G, work.F, work.H
         p, q, r = c, a, b
-        for step in range(3 if with_pairs else 2):
-            products(left, 1 << p, right, 1 << r, factor, 1 << q, tile, rows, columns, with_pairs, M)
+        for step in range(2 if pairs is None else 3):
+            products(left, 1 << p, right, 1 << r, factor, 1 << q, tile, rows, columns, pairs is not None, M)
             if step < 2:
                 fold(rows, p, skip(up, row), skip(down, row), skip(totals, 2 - 2 * step))
             if step == 1:
                 fold(columns, q, skip(up, column), skip(down, column), skip(totals, step))
-            if with_pairs:
+            if pairs is not None:
                 fill_pairs(M, row, p, column, q, work)
             # Every third takes the place of the one before it.
             left, right, factor = factor, left, right
@@ -139,8 +135,8 @@ def enumerate_blocks(
             row, column, summed = column, summed, row
         _normalise(m, a, a + b, up, down, totals)
         lost += _write(problems, found, work, lanes, block)
-        if with_pairs:
-            write_pairs(problems, found, work, lanes, block)
+        if pairs is not None:
+            write_pairs(problems, found, at_address(problems.zero, pairs), work, lanes, block)
     return lost
 
 
@@ -312,10 +308,10 @@ def _write(problems: Problems, found: Found, work: Work, lanes: int, block: int)
 
 
 @inner
-def write_pairs(problems: Problems, found: Found, work: Work, lanes: int, block: int) -> None:
+def write_pairs(problems: Problems, found: Found, out: Any, work: Work, lanes: int, block: int) -> None:
     """Write <s_j s_k> of a block."""
     (start, stop, m), n, most = span(problems, block), problems.n, problems.most
-    members, sums, out = problems.members, work.sums, found.pairs
+    members, sums = problems.members, work.sums
     one = constant(load(sums, 0), 1.0)
     inverse, least = divide(one, load(work.totals, 0)), constant(one, -1.0)
     for row in range(triangle(m)):

@@ -81,7 +81,7 @@ def backward(
     """
     problems = opened(plan, at_address(zero, h), at_address(zero, J), zero, limit, margin)
     out = at_address(zero, fields)
-    found = results(problems, plan, out, address(kept), out, lost, 0.0, odds)
+    found = results(problems, plan, out, address(kept), lost, 0.0, odds)
     cotangents = Cotangents(at_address(zero, v), at_address(zero, u), u != 0, out)
     differentiate_blocks(first, end, problems, found, cotangents, parts, memory)
 
@@ -121,7 +121,7 @@ def differentiate_blocks(
             p, q, r = q, r, p
             row, column, summed = column, summed, row
             f, g, h = g, h, f
-        write_sums(problems, found, cotangents, parts, work, lanes, block)
+        write_sums(problems, cotangents, parts, work, lanes, block)
 
 
 @inner
@@ -238,7 +238,7 @@ def _weighted(
 
 @inner
 def write_sums(
-    problems: Problems, found: Found, cotangents: Cotangents, parts: Any, work: Work, lanes: int, block: int
+    problems: Problems, cotangents: Cotangents, parts: Any, work: Work, lanes: int, block: int
 ) -> None:
     """Undo the scale of the sums of a block, and write dL/dh and the sums for dL/dJ."""
     (start, stop, m), n, most, sums = span(problems, block), problems.n, problems.most, work.sums

@@ -199,13 +199,13 @@ def _of_halves(fields: Tensor, e: Energies, dtype: torch.dtype) -> tuple[Tensor,
     return up, down, total.double().log() + t.log_scale, lost
 
 
-def smooth_moments(ising: Ising, *, odds: bool = False, states: bool = False) -> tuple[Tensor, Tensor]:
+def smooth_moments(ising: Ising, *, odds: bool = False) -> tuple[Tensor, Tensor]:
     """P(s = +1), or log-odds, [*batch, n], and log Z [*batch] in float64, of any derivative."""
-    return solve(ising, torch.float64, odds=odds, states=states)[:2]
+    return solve(ising, torch.float64, odds=odds)[:2]
 
 
 def solve(
-    ising: Ising, dtype: torch.dtype, *, odds: bool, states: bool = False, budget: int = BUDGET
+    ising: Ising, dtype: torch.dtype, *, odds: bool, budget: int = BUDGET
 ) -> tuple[Tensor, Tensor, bool]:
     """Results as of `smooth_moments`, with products in a precision, and whether that was raised to float64.
 
@@ -223,8 +223,8 @@ def solve(
     readable, raised = is_readable(ising), False
     for groups in parts.groups:
         m = groups.fields.shape[-1]
-        some = groups.split(problems_within(budget, m if states or m <= FEW_SPINS else (m + 1) // 2))
-        solved = [[_solved(one, dtype, states, readable, budget) for one in row] for row in some]
+        some = groups.split(problems_within(budget, m if m <= FEW_SPINS else (m + 1) // 2))
+        solved = [[_solved(one, dtype, readable, budget) for one in row] for row in some]
         raised = raised or any(own for row in solved for _, _, own in row)
         found.append(_both([[one[:2] for one in row] for row in solved]))
     result, log_z = parts.per_spin([one for one, _ in found]), parts.per_problem([one for _, one in found])
@@ -246,14 +246,12 @@ def problems_within(budget: int, spins: int) -> int:
     return max(1, budget // (_BYTES_PER_STATE << spins))
 
 
-def _solved(
-    groups: Groups, dtype: torch.dtype, states: bool, readable: bool, budget: int
-) -> tuple[Tensor, Tensor, bool]:
+def _solved(groups: Groups, dtype: torch.dtype, readable: bool, budget: int) -> tuple[Tensor, Tensor, bool]:
     """Log-odds and log Z of some groups in the precision of their fields, and whether that of products was raised."""
     own, m = groups.fields.dtype, groups.fields.shape[-1]
-    if states or not readable or m <= FEW_SPINS:
+    if not readable or m <= FEW_SPINS:
         dtype = torch.float64
-    found, given = answer(groups, dtype, states=states), dtype
+    found, given = answer(groups, dtype), dtype
     if dtype != torch.float64 and found.lost is not None and bool(found.lost.any()):
         found, dtype = answer(groups, torch.float64), torch.float64
     odds, log_z = found.log_odds, found.log_partition
@@ -272,18 +270,14 @@ def all_states(groups: Groups) -> Tensor:
     return state_logits(prepared(groups, torch.float64).fields, e, torch.float64).softmax(-1)
 
 
-def pair_moments(ising: Ising, *, states: bool = False, budget: int = BUDGET) -> Tensor:
+def pair_moments(ising: Ising, *, budget: int = BUDGET) -> Tensor:
     """<s_j s_k> in float64, [*batch, n, n], 1 on the diagonal; 0 for invisible spins."""
     parts, found = parts_of(ising), []
     for groups in parts.groups:
         m = groups.fields.shape[-1]
-        pairs, all_at_once = None, states or m <= FEW_SPINS
-        if not all_at_once:
-            pairs = _correlations(groups, states=False)
-            all_at_once = is_readable(ising) and bool(
-                pairs.isnan().any()
-            )  # products that are beyond the range
-        if pairs is None or all_at_once:
+        pairs = None if m <= FEW_SPINS else _correlations(groups, states=False)
+        # Products that are beyond the range are NaN.
+        if pairs is None or (is_readable(ising) and bool(pairs.isnan().any())):
             some = groups.split(problems_within(budget, m))
             pairs = joined([[_correlations(one, states=True) for one in row] for row in some])
         found.append(pairs)
