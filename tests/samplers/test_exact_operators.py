@@ -29,6 +29,7 @@ from diabat.ising import Ising, pack_three_body
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.exact import ExactSampler, draws, operators, sampler
 from diabat.samplers.exact import halves as products
+from diabat.samplers.exact.batches import parts_of
 from diabat.samplers.odds import analytic_log_odds
 from diabat.testing import brute_force, brute_force_states
 from diabat.testing.problems import Lead, causal_problem, make_problem
@@ -463,3 +464,22 @@ def test_a_read_is_where_the_sum_over_all_states_passes_a_number(reads: int) -> 
         patch.setattr(draws, "_CACHED_BYTES", 1)
         parts = [ExactSampler().sample(one, reads, seed=5).spins for one in (ising, masked)]
     assert all(map(torch.equal, whole, parts))
+
+
+@pytest.mark.parametrize(("dtype", "strength"), [(torch.float32, 30.0), (torch.float64, 100.0)])
+def test_second_derivatives_of_log_odds_are_finite_where_sums_are_small(
+    dtype: torch.dtype, strength: float
+) -> None:
+    """They have squares of 1/x of sums x near the end of the range; equal to those of sums of exponentials."""
+    torch.manual_seed(0)
+    for _ in range(20):
+        h, J = torch.randn(4, 9), torch.randn(9, 9).triu(1).to(dtype) * strength / 1.5
+        twice, leaf = list[Tensor](), h.to(dtype).requires_grad_()
+        problem = Ising(leaf, J + J.mT, check=False)
+        groups = parts_of(problem).groups[0]
+        of_states = operators.answer(groups, torch.float64, states=True).log_odds[0]
+        for odds in (operators.solve(problem, dtype, odds=True)[0], of_states):
+            (slope,) = torch.autograd.grad(odds.sin().sum(), leaf, create_graph=True)
+            twice += torch.autograd.grad(slope.sin().sum(), leaf)
+        atol = 1e-3 if dtype == torch.float32 else 1e-9
+        torch.testing.assert_close(*twice, rtol=1e-3, atol=atol)

@@ -112,11 +112,17 @@ def answer(groups: Groups, dtype: torch.dtype, *, states: bool = False) -> Answe
         found = _of_few if few else _of_halves
         up, down, log_z, lost = found(given.fields, e, dtype)
         lost = lost | (torch.minimum(up, down).detach().amin(-1) <= least)
-        odds = up.clamp_min(least).log() - down.clamp_min(least).log()
+        odds = _log(up.clamp_min(least)) - _log(down.clamp_min(least))
     odds, log_z = odds + 2 * given.excess, log_z - given.constant
     if groups.visible is not None:
         odds = odds.masked_fill(~groups.visible, 0)
     return Answer(odds, log_z, lost)
+
+
+def _log(x: Tensor) -> Tensor:
+    """Log x by x over its own value: no derivative has a power of 1/x, which could exceed the range."""
+    value = x.detach()
+    return (x / value).log() + value.log()
 
 
 @kept(lambda spins, device: 8 * spins * (spins + 3) << spins)
@@ -196,7 +202,7 @@ def _of_halves(fields: Tensor, e: Energies, dtype: torch.dtype) -> tuple[Tensor,
     lost = ~(total.detach() >= LEAST[dtype])  # NaN is lost
     # Not divided by their sums, which log-odds do not need, and whose derivative could exceed the range.
     up, down = _of_parts(left, right)
-    return up, down, total.double().log() + t.log_scale, lost
+    return up, down, _log(total.double()) + t.log_scale, lost
 
 
 def smooth_moments(ising: Ising, *, odds: bool = False) -> tuple[Tensor, Tensor]:
