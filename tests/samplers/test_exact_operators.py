@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -483,3 +484,33 @@ def test_second_derivatives_of_log_odds_are_finite_where_sums_are_small(
             twice += torch.autograd.grad(slope.sin().sum(), leaf)
         atol = 1e-3 if dtype == torch.float32 else 1e-9
         torch.testing.assert_close(*twice, rtol=1e-3, atol=atol)
+
+
+@pytest.mark.usefixtures("device")
+def test_derivatives_by_shared_couplings_are_right_or_nan_there() -> None:
+    """Also where some of the problems that share them exceed the range."""
+    lost = 0
+    for seed in range(10):
+        ising = make_problem((4,), 9, seed=seed, fields=1e3)
+        problem = Ising(ising.fields, (2e3 * ising.couplings).requires_grad_())
+        odds = ExactSampler().differentiable_log_odds(problem)
+        lost += int(odds.isnan().any())
+        (found,) = torch.autograd.grad(odds.sum(), problem.couplings)
+        (want,) = torch.autograd.grad(naive_log_odds(problem).sum(), problem.couplings)
+        known = ~found.isnan()
+        torch.testing.assert_close(found[known], want[known], rtol=1e-6, atol=1e-6)
+    assert lost
+
+
+@pytest.mark.usefixtures("device")
+def test_triples_with_hidden_spins_are_summed_in_float64_there() -> None:
+    """Large ones that cancel leave what a small one adds."""
+    hidden = {2: 1e4, 3: 0.3, 4: -1e4}
+    K = torch.zeros(5, 5, 5)
+    for j, value in hidden.items():
+        for order in permutations((0, 1, j)):
+            K[order] = value
+    ising = Ising(torch.zeros(1, 5), None, torch.arange(5) < 2, K)
+    pulls = parts_of(ising).groups[0].couplings
+    assert pulls is not None
+    assert abs(float(pulls[0, 0, 1]) - float(K[0, 1, 3])) < 1e-6

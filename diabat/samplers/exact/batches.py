@@ -141,7 +141,7 @@ def _whole(ising: Ising) -> Parts:
         [visible] = split(ising.visible.expand(ising.fields.shape).reshape(-1, n))
         J, K = (None if t is None else t.where(_distinct(n, t.ndim - 1, t.device), 0) for t in (J, K))
         if K is not None:  # a hidden spin of a triple is a coupling of the other two, of this problem
-            pulls = torch.einsum("gjkl,gqk->gqjl", K, (~visible).to(h))
+            pulls = torch.einsum("gjkl,gqk->gqjl", K.double(), (~visible).double())
             J = (pulls if J is None else J[:, None] + pulls).flatten(0, 1)
             K = K[:, None].expand(*shape, n, n, n).flatten(0, 1)
             h, visible = h.reshape(-1, 1, n), visible.reshape(-1, 1, n)

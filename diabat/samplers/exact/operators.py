@@ -112,7 +112,7 @@ def answer(groups: Groups, dtype: torch.dtype, *, states: bool = False) -> Answe
         found = _of_few if few else _of_halves
         up, down, log_z, lost = found(given.fields, e, dtype)
         lost = lost | (torch.minimum(up, down).detach().amin(-1) <= least)
-        odds = _log(up.clamp_min(least)) - _log(down.clamp_min(least))
+        odds = _log(up) - _log(down)
     odds, log_z = odds + 2 * given.excess, log_z - given.constant
     if groups.visible is not None:
         odds = odds.masked_fill(~groups.visible, 0)
@@ -262,8 +262,13 @@ def _solved(groups: Groups, dtype: torch.dtype, readable: bool, budget: int) -> 
         found, dtype = answer(groups, torch.float64), torch.float64
     odds, log_z = found.log_odds, found.log_partition
     if found.lost is not None and not readable:
-        known = torch.where(found.lost, math.nan, 1.0)  # so that derivatives are NaN as well
-        odds, log_z = odds * known[..., None], log_z * known
+        # NaN in the derivatives by all terms as well: others meet masks of small weights, behind which they are 0.
+        terms = [
+            groups.fields.sum(-1),
+            *(t.flatten(1).sum(-1)[:, None] for t in groups[1:3] if t is not None),
+        ]
+        known = torch.where(found.lost, math.nan, 0.0) * sum(terms)
+        odds, log_z = odds + known[..., None], log_z + known
     elif found.lost is not None and bool(found.lost.any()):
         some = groups.split(problems_within(budget, m))
         odds, log_z = _both([[answer(one, torch.float64, states=True)[:2] for one in row] for row in some])
