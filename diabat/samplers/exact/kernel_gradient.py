@@ -95,6 +95,8 @@ def differentiate_blocks(
     tile, above, below, scale = work.tile, work.up, work.down, work.totals
     f1, f2, f3 = work.rows, work.columns, work.start
     for block in range(first, end):
+        if not _some_found(problems, found, block):
+            continue
         _, _, m = span(problems, block)
         a, b, c = thirds(m)
         fill_terms(problems, block, lanes, work.factors)
@@ -122,6 +124,15 @@ def differentiate_blocks(
             row, column, summed = column, summed, row
             f, g, h = g, h, f
         write_sums(problems, cotangents, parts, work, lanes, block)
+
+
+@inner
+def _some_found(problems: Problems, found: Found, block: int) -> bool:
+    """Whether the forward pass found some problem of a block; of the others no derivative is written."""
+    (start, stop, _), lost = span(problems, block), 0
+    for place in range(start, stop):
+        lost += item(found.lost, place)
+    return lost < stop - start
 
 
 @inner
