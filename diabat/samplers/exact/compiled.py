@@ -183,11 +183,12 @@ def _built(batch: Flat, dtype: torch.dtype) -> Plan | None:
     return Plan(rows, batch.couplings[rows], members, (len(batch.pattern), batch.shape[-1]), dtype)
 
 
-@kept(lambda plan, which, strong: 16 * len(plan.table))
-def _part(plan: Plan, which: bytes, strong: bool) -> Plan:
-    """The plan in float64 of some of its problems, bool [P] as bytes."""
+@kept(lambda plan, which: 16 * len(plan.table))
+def _part(plan: Plan, which: bytes) -> Plan:
+    """The plan of some of its problems, bool [P] as bytes: in float64, or from there by exponentials of states."""
     chosen = np.frombuffer(which, np.int8) > 0
     rows, couplings, members = (some[chosen] for some in (plan.rows, plan.couplings, plan.members))
+    strong = plan.dtype == torch.float64
     return Plan(rows, couplings, members, plan.shape, torch.float64, strong=strong)
 
 
@@ -273,8 +274,7 @@ class CompiledSolution(Solution):
         """Solve what is beyond the range of a pass, and replace what it found."""
         ising, last = self._ising, self._first
         while last.strong:
-            strong = last.plan.dtype == torch.float64
-            part = _part(last.plan, last.lost.tobytes(), strong)
+            part = _part(last.plan, last.lost.tobytes())
             last = _Pass(part, ising.fields, ising.couplings, self._odds, correlations)
             self._replace(torch.from_numpy(part.rows), last)
 
