@@ -120,7 +120,7 @@ def answer(groups: Groups, dtype: torch.dtype, *, states: bool = False) -> Answe
 
 
 def _log(x: Tensor) -> Tensor:
-    """Log x by x over its own value: no derivative has a power of 1/x, which could exceed the range."""
+    """Log x of x > 0 by x over its own value: no derivative has a power of 1/x, which could exceed the range."""
     value = x.detach()
     return (x / value).log() + value.log()
 
