@@ -40,7 +40,7 @@ class ExactSampler(Sampler):
     term that does not know h_j, so a field beyond Σ_k |J_jk| + 12 (float32; 24 in float64) is solved at that bound, and
     the rest of it added.  What couplings take beyond the range of the precision (for the kernel Σ|J| and 4 Σ_j |J_jk|
     beyond 72 in float32 and 690 in float64, with strong fields Σ|J| from 9 and 131 on) is solved in float64, and beyond
-    that with one exponential for each state: equally precise, up to 17 times slower.  In the kernel, problems beside it
+    that with one exponential for each state: equally precise, up to 35 times slower.  In the kernel, problems beside it
     have the same bits as without it.
 
     On other devices and in traced code no number is read on the host: an invisible spin is pinned by its field, all is
