@@ -19,8 +19,9 @@ from torch.nn import functional as F
 
 from diabat.attention.bridge import GradientBridge, refuse_inference
 from diabat.attention.compiled_passes import CompiledPasses
+from diabat.attention.couplings import PairSlots, pair_count, pair_numbers
 from diabat.attention.readout import Readout, slot_weights
-from diabat.attention.visible import Windows
+from diabat.attention.visible import Rule, Windows
 from diabat.compute.loading import loaded
 from diabat.compute.scratch import aligned_rows, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
@@ -34,6 +35,7 @@ Far = tuple[Tensor, Tensor]
 """Mean value [B, H, Q, E_v] and mass [B, H, Q] of the keys before the window (:mod:`diabat.attention.streaming`)."""
 
 _WORK_PER_THREAD, _MOST_SLOTS = 1 << 18, 16
+_NO_FAR = [0] * 5
 _NO_NUMBERS, _NO_TABLE = np.zeros((0, 0), np.int64), np.zeros(8, np.int64)
 _NO_PARTS = {np.dtype(real): np.empty((0, 0, 0), real) for real in (np.float32, np.float64)}
 
@@ -66,21 +68,34 @@ class Plan:
 
     Args:
         sizes: B, H, Q, E, the heads and the number of keys, and the numbers of a value.
-        pairs: Number of pairs that have a coupling.
+        slots: Of pairs that have a coupling, as arguments of `couplings.pair_numbers`; None without couplings.
         odds, far, noise: As in `window_kernel.Slots`.
         windows: The slots; a rule.
         dtype: Precision.
         enumerated: Whether ``exact`` is the backend.
+
+    Attributes:
+        pair_at: Which of the P pairs is at j, k of J, int64 [T, T]; P where there is none.
     """
 
     def __init__(
-        self, sizes: tuple[int, ...], pairs: int, odds: bool, far: bool, noise: bool, windows: Windows,
+        self, sizes: tuple[int, ...], slots: PairSlots | None, odds: bool, far: bool, noise: bool, windows: Windows,
         dtype: torch.dtype, enumerated: bool,
     ) -> None:  # fmt: skip
-        batch, heads, queries, features, shared, _, width = sizes
+        batch, heads, queries, features, shared, keys, width = sizes
+        pairs, self.windows = 0, windows
+        self.pair_at, self.pairs_of = torch.zeros(0, 0, dtype=torch.int64), _NO_NUMBERS
+        if slots is not None:
+            pairs = pair_count(*slots[:2])
+            self.pair_at = pair_numbers(*slots, torch.device("cpu"))
+            self.pairs_of = self.pair_at.numpy()
         filled = np.ascontiguousarray(windows.filled.numpy()).view(np.uint8)
         filled = filled[None, None] if filled.ndim == 2 else filled
         self.size = size = filled.shape[3]
+        real: Any = np.float32 if dtype == torch.float32 else np.float64
+        lanes = lanes_of(real)
+        rows = -(-size // lanes)
+        filled = np.pad(filled, ((0, 0), (0, 0), (0, 0), (0, rows * lanes - size)))
         starts = np.full((1, 1), windows.first, np.int64)
         if windows.starts is not None:
             starts = np.ascontiguousarray(windows.starts.numpy())
@@ -90,10 +105,15 @@ class Plan:
         distances = (*_distances(filled, 3), *_distances(starts, 2))
         flags = (int(odds), int(far), int(noise))
         self.shape = np.array(
-            (*self.slots, features, width, heads // shared, pairs, *flags, *distances), np.int64
+            (*self.slots, features, width, heads // shared, pairs, *flags, *distances, keys), np.int64
+        )
+        self.by_token = _by_token(batch, heads, queries, width)
+        self.of_queries, self.of_keys, self.of_values = (
+            _by_token(batch, *shape)
+            for shape in ((heads, queries, features), (shared, keys, features), (shared, keys, width))
         )
         self.filled, self.starts, self.far = filled.reshape(-1), starts.reshape(-1), far
-        self.zero, self.spins = (np.float32 if dtype == torch.float32 else np.float64)(0), None
+        self.zero, self.spins = real(0), None
         if enumerated and pairs and size <= _MOST_SLOTS:
             fields, J = torch.empty((), dtype=dtype).expand(self.slots), torch.empty((), dtype=dtype)
             problem = Ising(fields, J.expand(heads, 1, size, size), windows.filled, check=False)
@@ -105,7 +125,6 @@ class Plan:
         self.gradient_kernel = loaded("diabat.attention.window_gradient_kernel")
         self.table = (_NO_TABLE, 0.0, 0.0) if spins is None else (spins.table, *spins.limits)
         self.least, self.blocks = (0.0, 0) if spins is None else (spins.least, spins.blocks)
-        rows = -(-size // lanes_of(self.zero.dtype))  # the numbers of the slots of a query
         self._scratch = rows if spins is None else spins.memory_rows
         self.state = number * (3 * size + 2 * far + 2 * (size + 1)) + heads * size * size
         self.group = heads // shared
@@ -129,8 +148,8 @@ def attend(
     k: Tensor,
     v: Tensor,
     pairs: Tensor | None,
-    numbers: Tensor | None,
-    windows: Windows,
+    slots: PairSlots | None,
+    windows: Windows | Rule,
     far: Far | None,
     *,
     dropout: float = 0.0,
@@ -147,7 +166,7 @@ def attend(
         k: [B, H_kv, S, E], with H a multiple of H_kv.
         v: [B, H_kv, S, E_v].
         pairs: J of pairs of slots, [H, P]; None without couplings.
-        numbers: Which of the pairs is at j, k of J, as `couplings.pair_numbers`; None without couplings.
+        slots: The slots of the pairs, see `couplings.WindowCouplings.slots`; None without couplings.
         windows: Slots by a rule: keys that stand together, from one of each query on.
         far: Mean value and mass of the keys before the window; None for none, or to compute them here: for odds of a
             single query without derivatives.
@@ -160,23 +179,26 @@ def attend(
         before them; or None if the windows are no rule, there are no numbers, or the backend has no solution for
         these problems.
     """
-    by_rule = windows.at is None or windows.starts is not None
-    if not by_rule or windows.bias is not None or not (q.numel() and v.numel()):
+    if not (q.numel() and v.numel()):
         return None
     if q.is_inference() or (pairs is not None and pairs.is_inference()):
         refuse_inference(q, pairs)
-    if q.shape[2] == 1 and windows.at is None:  # one plan for all tokens that are decoded
-        slots = slice(windows.first, windows.first + windows.filled.shape[-1])
-        k, v, windows = k[..., slots, :], v[..., slots, :], windows._replace(first=0)
+    before = 0
+    if isinstance(windows, Windows):
+        if not (windows.at is None or windows.starts is not None) or windows.bias is not None:
+            return None
+        if q.shape[2] == 1 and windows.at is None:  # one plan for all tokens that are decoded
+            shown = slice(windows.first, windows.first + windows.filled.shape[-1])
+            k, v, windows = k[..., shown, :], v[..., shown, :], windows._replace(first=0)
+        if windows.far is not None and far is None:
+            far = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
+            before = int(windows.far.first)
     enumerated = law.bridge is not None and law.bridge.sampler.enumerates
-    sizes, before = (*q.shape, *k.shape[1:3], v.shape[3]), 0
-    if windows.far is not None and far is None:
-        far = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
-        before = int(windows.far.first)
-    given = sizes, 0 if pairs is None else pairs.shape[1], law.odds, far is not None, dropout > 0
-    plan = _plan(*given, q.dtype, enumerated, _Key(windows))
+    sizes = (*q.shape, *k.shape[1:3], v.shape[3])
+    key = windows if isinstance(windows, Rule) else windows.rule or _Key(windows)
+    plan = _plan(sizes, slots, law.odds, far is not None, dropout > 0, q.dtype, enumerated, key)
     mean, mass = (None, None) if far is None else far
-    call = _Call(law, plan, windows, numbers, dropout, need_weights, before)
+    call = _Call(law, plan, windows, dropout, need_weights, before)
     if not call.solve(q, k, v, pairs, mean, mass, record):
         return None
     found: tuple[Tensor, Tensor | None] = call(q, k, v, pairs, mean, mass)
@@ -186,12 +208,15 @@ def attend(
 class _Key:
     """Windows by their content, as a key."""
 
-    def __init__(self, windows: Windows) -> None:
-        self.windows, starts = windows, windows.starts
-        self._content: tuple[Any, ...] | None = windows.rule
-        if windows.rule is None:
-            mask, own = windows.filled.numpy(), None if starts is None else starts.numpy().tobytes()
-            self._content = windows.moves, windows.first, mask.shape, mask.tobytes(), own
+    def __init__(self, given: Windows) -> None:
+        self._given = given
+        mask, starts = given.filled.numpy(), given.starts
+        own = None if starts is None else starts.numpy().tobytes()
+        self._content = given.moves, given.first, mask.shape, mask.tobytes(), own
+
+    def windows(self) -> Windows:
+        """The windows."""
+        return self._given
 
     def __hash__(self) -> int:
         return hash(self._content)
@@ -200,34 +225,37 @@ class _Key:
         return isinstance(other, _Key) and self._content == other._content
 
 
-@kept(lambda sizes, *rest: 64 * sizes[0] * sizes[1] * sizes[2] + 2 * rest[-1].windows.filled.numel())
+@kept(lambda sizes, *rest: 64 * sizes[0] * sizes[1] * sizes[2] + 16 * rest[-1].windows().filled.numel())
 def _plan(
-    sizes: tuple[int, ...], pairs: int, odds: bool, far: bool, noise: bool, dtype: torch.dtype, enumerated: bool,
-    key: _Key,
+    sizes: tuple[int, ...], slots: PairSlots | None, odds: bool, far: bool, noise: bool, dtype: torch.dtype,
+    enumerated: bool, key: Rule | _Key,
 ) -> Plan:  # fmt: skip
-    return Plan(sizes, pairs, odds, far, noise, key.windows, dtype, enumerated)
+    return Plan(sizes, slots, odds, far, noise, key.windows(), dtype, enumerated)
 
 
 class _Call(CompiledPasses):
     """One call: what its passes need, and what the backward pass needs of the forward pass beside tensors."""
 
     def __init__(
-        self, law: WindowLaw, plan: Plan, windows: Windows, numbers: Tensor | None, dropout: float,
-        need_weights: bool, before: int,
-    ) -> None:  # fmt: skip
-        self._law, self._plan, self._windows, self._numbers = law, plan, windows, numbers
+        self,
+        law: WindowLaw,
+        plan: Plan,
+        windows: Windows | Rule,
+        dropout: float,
+        need_weights: bool,
+        before: int,
+    ) -> None:
+        self._law, self._plan, self._given = law, plan, windows
         self._dropout, self._need_weights, self._before = dropout, need_weights, before
-        self._pairs_of = _NO_NUMBERS if numbers is None else numbers.numpy()
         self._solution: Solution | None = None
         self._noise: Tensor | None = None
 
     def solve(self, *terms: Any) -> bool:
         """Compute the results of q, k, v, pairs, mean and mass, and record; False if the backend has no solution."""
         *given, record = terms
-        q, _, v, pairs, _, _ = given
+        q, pairs = given[0], given[3]
         plan, kernel = self._plan, self._plan.kernel
-        batch, heads, queries, _ = plan.slots
-        self._out = q.new_empty(batch, queries, heads, v.shape[3])
+        self._out = q.new_empty_strided(*plan.by_token)
         self._state = np.empty(plan.state, plan.zero.dtype)
         self._lost = np.zeros(0 if plan.spins is None else plan.spins.problems, np.int8)
         if record is None and (plan.spins is not None or pairs is None):
@@ -255,12 +283,15 @@ class _Call(CompiledPasses):
         if J is None or self._law.bridge is None:
             self._part(1)[:] = 2 * fields.numpy().reshape(-1)
             return True
-        problem = Ising(fields, J, self._windows.filled, check=False)
+        problem = Ising(fields, J, self._windows().filled, check=False)
         self._solution = self._law.bridge.sampler.solution(problem, odds=True)
         if self._solution is None:
             return False
         self._part(1)[:] = self._solution.result.numpy().reshape(-1)
         return True
+
+    def _windows(self) -> Windows:
+        return self._given.windows() if isinstance(self._given, Rule) else self._given
 
     def _part(self, which: int) -> Array:
         """Fields (0), log-odds (1) or weights (2) in the state."""
@@ -284,14 +315,18 @@ class _Call(CompiledPasses):
 
     def _places(self, *given: Any) -> tuple[list[int], list[Any]]:
         """Where the kernel finds the tensors of the forward pass, and distances in them; and what keeps copies."""
-        q, k, v, mean = (None if t is None else _readable(t) for t in (*given[:3], given[4]))
-        assert q is not None
-        pairs, mass = (
-            None if t is None else t.detach().to(q.dtype).contiguous() for t in (given[3], given[5])
-        )
-        found: list[int] = []
-        for t, axes in ((q, 3), (k, 3), (v, 3), (pairs, 0), (mean, 3), (mass, 0), (self._noise, 0)):
-            found += [0] * (1 + axes) if t is None else [t.data_ptr(), *t.stride()[:axes]]
+        q, k, v, pairs, mean, mass = given
+        q, k, v = _readable(q), _readable(k), _readable(v)
+        found = [q.data_ptr(), *q.stride()[:3], k.data_ptr(), *k.stride()[:3], v.data_ptr(), *v.stride()[:3]]
+        if pairs is not None:
+            pairs = pairs.contiguous()
+        found.append(0 if pairs is None else pairs.data_ptr())
+        if mean is None or mass is None:
+            found += _NO_FAR
+        else:
+            mean, mass = _readable(mean), mass.contiguous()
+            found += [mean.data_ptr(), *mean.stride()[:3], mass.data_ptr()]
+        found.append(0 if self._noise is None else self._noise.data_ptr())
         return found, [q, k, v, pairs, mean, mass]
 
     def _forward(self, stages: int, terms: Any) -> bool:
@@ -300,26 +335,30 @@ class _Call(CompiledPasses):
         places, _held = self._places(*terms)
         where = np.array([*places, self._out.data_ptr()], np.int64)
 
-        def run(stages: int, begin: int, end: int, first: int, last: int, memory: Array) -> None:
-            plan.kernel.forward(
+        def run(stages: int, begin: int, end: int, first: int, last: int, memory: Array) -> int:
+            beyond: int = plan.kernel.forward(
                 stages, begin, end, first, last, plan.zero, self._law.scale, plan.shape, plan.filled, plan.starts,
-                self._pairs_of, where, self._state, *plan.table, plan.least, self._lost, self._before, memory,
+                plan.pairs_of, where, self._state, *plan.table, plan.least, self._lost, self._before, memory,
             )  # fmt: skip
+            return beyond
 
-        self._in_stages(stages, (plan.kernel.SCORES, plan.kernel.SPINS, plan.kernel.MIX), run)
-        return bool(np.count_nonzero(self._lost))
+        return self._in_stages(stages, (plan.kernel.SCORES, plan.kernel.SPINS, plan.kernel.MIX), run)
 
-    def _in_stages(self, stages: int, order: tuple[int, ...], run: Callable[..., None]) -> None:
-        """One call on one thread; else one after the other, each on all threads."""
+    def _in_stages(self, stages: int, order: tuple[int, ...], run: Callable[..., Any]) -> bool:
+        """One call on one thread; else one after the other, each on all threads.
+
+        Returns:
+            Whether a problem is beyond the range of the enumeration, if this is one of the stages.
+        """
         plan, spins = self._plan, self._plan.spins
         number = plan.slots[0] * plan.slots[1]
         threads = min(torch.get_num_threads(), plan.threads) if plan.threads > 1 else 1
         if threads == 1:
             memory = plan.scratch() if spins is None else spins.borrowed()
-            run(stages, 0, number, 0, plan.blocks, memory)
+            beyond = run(stages, 0, number, 0, plan.blocks, memory)
             if spins is not None:
                 spins.give_back(memory)
-            return
+            return bool(beyond)
         for stage in order:
             if stage & stages:
                 by_block = stage == plan.kernel.SPINS and spins is not None
@@ -330,15 +369,18 @@ class _Call(CompiledPasses):
                     partial(_run_part, run, stage, size),
                 )
                 if by_block and np.count_nonzero(self._lost):
-                    return
+                    return True
+        return False
 
     def results(self, *terms: Any) -> tuple[Tensor, Tensor | None]:
         """Mixed values [B, H, Q, E_v]; and weights after dropout, [B, H, Q, T or T + 1], if they are needed."""
-        out, shown = self._out.transpose(1, 2), None
+        shown = None
         if self._need_weights:
             columns = self._plan.size + self._plan.far
             weights = self._part(2).reshape(*self._plan.slots[:3], columns)
             shown = self._dropped(torch.from_numpy(weights))
+        out = self._out
+        del self._out  # which would hold this call: it belongs to the graph from here on
         return out, shown
 
     def _dropped(self, weights: Tensor) -> Tensor:
@@ -350,35 +392,37 @@ class _Call(CompiledPasses):
     def gradient(self, terms: Any, wanted: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         """Derivatives by q, k, v, pairs, mean and mass, for cotangents of both results."""
         g, extra = cotangents
-        q, k, v, pairs, mean, mass = terms
+        q, _, v, pairs, mean, mass = terms
         plan, real = self._plan, self._plan.zero.dtype
-        batch, heads, queries, size = plan.slots
+        batch, heads, queries, _ = plan.slots
         g = v.new_zeros(batch, heads, queries, v.shape[3]) if g is None else _readable(g)
         extra = None if extra is None else extra.contiguous()
-        dq, dk, dv = q.new_empty(_by_token(q)), k.new_zeros(_by_token(k)), v.new_zeros(_by_token(v))
-        dmean = None if mean is None else q.new_empty(_by_token(mean))
+        dq, dk, dv = (q.new_empty_strided(*s) for s in (plan.of_queries, plan.of_keys, plan.of_values))
+        dmean = None if mean is None else q.new_empty_strided(*plan.by_token)
         dmass = None if mass is None else torch.empty_like(mass, memory_format=torch.contiguous_format)
         places, _held = self._places(*terms)
         places += [0, g.data_ptr(), *g.stride()[:3], 0 if extra is None else extra.data_ptr()]
-        places += _places_by_token(dv) + [0 if t is None else t.data_ptr() for t in (dmean, dmass)]
-        places += [dq.data_ptr(), *_places_by_token(dk)]
+        places += [
+            dv.data_ptr(),
+            *dv.stride()[:3],
+            *(0 if t is None else t.data_ptr() for t in (dmean, dmass)),
+        ]
+        places += [dq.data_ptr(), dk.data_ptr(), *dk.stride()[:3]]
         through = wanted[0] or wanted[1] or wanted[3] or wanted[5]
-        sums = np.zeros((heads, size, size)) if wanted[3] and pairs is not None else None
-        self._backward(places, np.empty((2, *plan.slots), real), sums, through=through)
-        of_mean = None if dmean is None else dmean.transpose(1, 2)
+        of_J = np.zeros(pairs.shape, real) if wanted[3] and pairs is not None else None
+        self._backward(places, np.empty((2, *plan.slots), real), of_J, through=through)
         if not through:
-            return None, None, dv.transpose(1, 2), None, of_mean, None
+            return None, None, dv, None, dmean, None
         of_pairs = None
-        if sums is not None:
-            numbers = np.zeros(pairs.shape, real)
-            plan.gradient_kernel.add_pairs(sums, self._pairs_of, numbers)
-            of_pairs = torch.from_numpy(numbers)
-        return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), of_pairs, of_mean, dmass
+        if of_J is not None:
+            of_pairs = torch.from_numpy(of_J)
+        return dq, dk, dv, of_pairs, dmean, dmass
 
-    def _backward(self, places: list[int], slope: Array, sums: Array | None, *, through: bool) -> None:
-        """Run all stages; adds dL/dJ to the sums, in one order on any number of threads."""
+    def _backward(self, places: list[int], slope: Array, of_J: Array | None, *, through: bool) -> None:
+        """Run all stages; adds dL/dJ of the pairs, in one order on any number of threads."""
         plan, kernel, kernels = self._plan, self._plan.kernel, self._plan.gradient_kernel
-        own = None if self._solution is not None or sums is None else plan.spins
+        own = None if self._solution is not None or of_J is None else plan.spins
+        sums = None if of_J is None or not through else np.zeros((plan.slots[1], plan.size, plan.size))
         where = np.array(places, np.int64)
         parts = own.borrowed_sums() if own is not None else _NO_PARTS[plan.zero.dtype]
 
@@ -400,16 +444,17 @@ class _Call(CompiledPasses):
             if sums is not None and dJ is not None:
                 sums += dJ.numpy().reshape(sums.shape)
             self._in_stages(kernel.SCORES, order, run)
-        if own is not None and sums is not None:
-            if through:
-                kernels.collect(0, own.blocks, plan.zero, own.table, self._lost, parts, sums)
+        if sums is not None:
+            blocks = 0 if own is None else own.blocks
+            kernels.collect(blocks, plan.zero, plan.table[0], self._lost, parts, sums, plan.pairs_of, of_J)
+        if own is not None:
             own.give_back_sums(parts)
 
     def by_operators(self, *terms: Any) -> tuple[Tensor, Tensor]:
         """As in the base class."""
         q, k, v, pairs, mean, mass = terms
-        law, windows = self._law, self._windows
-        J = None if pairs is None else F.pad(pairs, (0, 1))[:, None, self._numbers]
+        law, windows = self._law, self._windows()
+        J = None if pairs is None else F.pad(pairs, (0, 1))[:, None, self._plan.pair_at]
         scores = windows.scores(q * law.scale, k)
         solve = partial(law.solve, J, windows.filled)
         weights = slot_weights(law.readout, scores, windows.filled, mass, solve)
@@ -430,13 +475,6 @@ def _readable(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 and not t.is_neg() else t.detach().resolve_neg().contiguous()
 
 
-def _by_token(states: Tensor) -> tuple[int, int, int, int]:
-    """The shape [B, L, H, d] of numbers [B, H, L, d]."""
-    batch, heads, length, size = states.shape
-    return batch, length, heads, size
-
-
-def _places_by_token(states: Tensor) -> list[int]:
-    """Where numbers [B, L, H, d] are, and the distances of sequences, heads and tokens."""
-    batch, token, head, _ = states.stride()
-    return [states.data_ptr(), batch, head, token]
+def _by_token(batch: int, heads: int, length: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and distances of [B, H, L, d] whose numbers stand as those of [B, L, H, d]."""
+    return (batch, heads, length, size), (length * heads * size, size, heads * size, 1)

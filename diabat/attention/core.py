@@ -36,7 +36,7 @@ from diabat.attention.head_axis import head_products
 from diabat.attention.layer import is_plain
 from diabat.attention.readout import ODDS, Readout, slot_weights
 from diabat.attention.streaming import FarKeys, far_sums, far_weights
-from diabat.attention.visible import Visible, Windows
+from diabat.attention.visible import Rule, Visible, Windows
 from diabat.checks import ArgumentError, check_choice, check_number, check_positive
 from diabat.edges import Edges
 from diabat.ising import Ising, without_autocast
@@ -187,11 +187,15 @@ def attend(call: Attention, couplings: WindowCouplings | None) -> Result:
     seen = _seen_by_softmax(call, couplings)
     if seen is not None:
         return softmax.attend(q, k, v, seen, scale=law.scale, dropout=call.dropout), None
-    wide, narrow = torch.promote_types(q.dtype, torch.float32), v.dtype
+    narrow = v.dtype
+    alike = q.dtype == k.dtype == narrow and narrow in (torch.float32, torch.float64)
     with without_autocast(q):
-        if not q.dtype == k.dtype == narrow == wide:
+        if not alike:
+            wide = torch.promote_types(q.dtype, torch.float32)
             call = call._replace(q=q.to(wide), k=k.to(wide), v=v.to(wide))
         mixed, weights = _uncoupled(call) if couplings is None else _over_windows(call, couplings, (q, k, v))
+    if alike:
+        return mixed, weights
     return mixed.to(narrow), None if weights is None else weights.to(narrow)
 
 
@@ -224,17 +228,17 @@ def _over_windows(
 ) -> Result:
     """Slots of a window that are coupled, and keys before it, of queries, keys and values as they were given."""
     law, q, k, v = call.law, call.q, call.k, call.v
-    if couplings.relative:
-        far_keys = law.far == "independent"
-        whole = far_keys and law.readout.odds is None  # far keys have a mass only for readouts that we ship
-        size = max(couplings.window, call.visible.keys) if whole else couplings.window
-        windows = call.visible.windows(size, q.device, far=far_keys and not whole)
-    else:
-        windows = call.visible.absolute(q.device)
-    far = None
+    compiled, rule, found, far = _is_compiled(call, couplings), None, None, None
+    if compiled and law.far == "none":
+        rule = call.visible.rule(couplings.window if couplings.relative else None)
+        found = None if rule is None else _compiled(call, couplings, rule, None)
+        if found is not None and not call.need_weights:
+            return found[0], None
+    windows = _windows(call, couplings)
     if windows.far is not None and not _is_decoded(call, windows.far):
         far = _far(call, windows.far, given)
-    found = _compiled(call, couplings, windows, far)
+    if compiled and rule is None:
+        found = _compiled(call, couplings, windows, far)
     if found is None:
         if windows.far is not None and far is None:
             far = _far(call, windows.far, given)
@@ -249,6 +253,17 @@ def _over_windows(
         of_far = far_weights(*law.scaled(q, k), windows.far, odds=law.odds, softcap=law.softcap)
         shown = shown + weights[..., slots:] * of_far
     return (mixed, shown) if far is None or not call.dropout else _of_weights(call, shown, v)
+
+
+def _windows(call: Attention, couplings: WindowCouplings) -> Windows:
+    """The slots of all queries."""
+    law, device = call.law, call.q.device
+    if not couplings.relative:
+        return call.visible.absolute(device)
+    far_keys = law.far == "independent"
+    whole = far_keys and law.readout.odds is None  # far keys have a mass only for readouts that we ship
+    size = max(couplings.window, call.visible.keys) if whole else couplings.window
+    return call.visible.windows(size, device, far=far_keys and not whole)
 
 
 def _is_decoded(call: Attention, far: FarKeys) -> bool:
@@ -314,16 +329,23 @@ def _uncoupled(call: Attention) -> Result:
     return mixed.masked_fill(sees_none[..., None], 0), None
 
 
-def _compiled(
-    call: Attention, couplings: WindowCouplings, windows: Windows, far: tuple[Tensor, Tensor] | None
-) -> Result | None:
-    """The same by one autograd function, where it serves; else None."""
+def _is_compiled(call: Attention, couplings: WindowCouplings) -> bool:
+    """Whether one autograd function serves, but for what the mask and the backend say."""
     law, q = call.law, call.q
-    plain = couplings.triples is None and couplings.offset_bias is None
-    alike = far is None or not (call.dropout and call.need_weights)  # far keys are dropped by other draws
-    if not (law.solved and plain and alike and q.is_cpu) or is_traced() or _BY_OPERATORS.get():
-        return None
-    wide = windows.filled.shape[-1] > q.shape[0] * q.shape[2]  # more pairs of slots than fields
+    if not (law.solved and q.is_cpu) or couplings.triples is not None or couplings.offset_bias is not None:
+        return False
+    return not (is_traced() or _BY_OPERATORS.get())
+
+
+def _compiled(
+    call: Attention, couplings: WindowCouplings, windows: Windows | Rule, far: tuple[Tensor, Tensor] | None
+) -> Result | None:
+    """The same by one autograd function; None where it does not serve."""
+    law, q = call.law, call.q
+    if far is not None and call.dropout and call.need_weights:
+        return None  # far keys are dropped by other draws
+    size = min(couplings.window, call.visible.keys) if couplings.relative else call.visible.keys
+    wide = size > q.shape[0] * q.shape[2]  # more pairs of slots than fields
     banded = couplings.bandwidth < couplings.window - 1
     if wide and banded and law.bridge is not None and law.bridge.takes_edges:
         return None  # no matrix for a band
@@ -331,17 +353,16 @@ def _compiled(
     if pairs is not None and pairs.dtype != q.dtype:
         pairs = pairs.to(q.dtype)
     given = compiled_windows.WindowLaw(law.bridge if pairs is not None else None, law.readout, law.factor(q))
-    numbers = None if pairs is None else couplings.numbers(windows.filled.shape[-1])
-    record = None
-    if call.record is not None:
-        record = partial(_record_compiled, call, windows)
+    slots = None if pairs is None else couplings.slots(size)
+    record = None if call.record is None else partial(_record_compiled, call, windows)
     return compiled_windows.attend(
-        given, q, call.k, call.v, pairs, numbers, windows, far,
+        given, q, call.k, call.v, pairs, slots, windows, far,
         dropout=call.dropout, need_weights=call.need_weights, record=record,
     )  # fmt: skip
 
 
-def _record_compiled(call: Attention, windows: Windows, fields: Tensor, J: Tensor | None) -> None:
+def _record_compiled(call: Attention, given: Windows | Rule, fields: Tensor, J: Tensor | None) -> None:
+    windows = given if isinstance(given, Windows) else given.windows()
     call.note("compiled", _problem_of_window, windows, fields, J, None)
 
 

@@ -24,6 +24,9 @@ from diabat.ising import pack_couplings, pack_three_body, pair_indices
 from diabat.samplers.kept import kept
 from diabat.samplers.precision import InFloat32
 
+PairSlots = tuple[int, int, int, int]
+"""A window, its bandwidth, and the first and the end of its slots that are used: arguments of `pair_numbers`."""
+
 
 class WindowCouplings(InFloat32):
     """J and K over T slots of H heads, zero at first; parts of J can be held.
@@ -89,7 +92,7 @@ class WindowCouplings(InFloat32):
         )
         dtype = dtype or torch.promote_types(torch.get_default_dtype(), torch.float32)
         zeros = partial(torch.zeros, device=device, dtype=dtype)
-        number = _pair_count(window, self.bandwidth)
+        number = pair_count(window, self.bandwidth)
         self.pairs = nn.Parameter(zeros(num_heads, number)) if "J" in terms else None
         self.triples = nn.Parameter(zeros(num_heads, triples)) if "K" in terms else None
         self.offset_bias = nn.Parameter(zeros(num_heads, window)) if offset_bias else None
@@ -224,11 +227,10 @@ class WindowCouplings(InFloat32):
         part = self.part(length)
         return pack_three_body(self.triples, self.window)[:, None, part, part, part]
 
-    def numbers(self, length: int) -> Tensor:
-        """Which of the P pairs is at j, k of J of ``length`` keys, int64 [T, T]; P where there is none."""
-        assert self.pairs is not None
+    def slots(self, length: int) -> PairSlots:
+        """The slots of ``length`` keys whose J the pairs are."""
         first, end, _ = self.part(length).indices(self.window)
-        return pair_numbers(self.window, self.bandwidth, first, end, self.pairs.device)
+        return self.window, self.bandwidth, first, end
 
     def part(self, length: int | None) -> slice:
         """The slots of ``length`` keys."""
@@ -251,14 +253,15 @@ def _among(name: str, chosen: Iterable[int] | None, known: Tensor) -> Tensor:
     return torch.isin(known, torch.tensor(numbers, dtype=torch.int64))
 
 
-def _pair_count(window: int, bandwidth: int) -> int:
+def pair_count(window: int, bandwidth: int) -> int:
+    """Number P of pairs of a window that have a coupling."""
     return bandwidth * window - bandwidth * (bandwidth + 1) // 2
 
 
 def pair_bytes(heads: int, window: int, bandwidth: int | None, *, copies: int = 1) -> tuple[int, int]:
     """Bytes of J of some layers with gradient and both moments of an optimiser, and of one of them as a matrix."""
     widest = window - 1
-    pairs = _pair_count(window, widest if bandwidth is None else min(bandwidth, widest))
+    pairs = pair_count(window, widest if bandwidth is None else min(bandwidth, widest))
     return 16 * copies * heads * pairs, 12 * heads * window**2
 
 

@@ -7,12 +7,14 @@ from torch import Tensor
 
 def split_heads(tokens: Tensor, heads: int) -> Tensor:
     """Features of each head, [B, H, L, d], of tokens [B, L, H·d]."""
+    if heads == 1:
+        return tokens.unsqueeze(1)
     return tokens.reshape(*tokens.shape[:-1], heads, tokens.shape[-1] // heads).transpose(1, 2)
 
 
 def merged_heads(features: Tensor) -> Tensor:
     """Tokens [B, L, H·d] of the features of each head, [B, H, L, d]."""
-    return features.transpose(1, 2).flatten(2)
+    return features.squeeze(1) if features.shape[1] == 1 else features.transpose(1, 2).flatten(2)
 
 
 def repeated(states: Tensor, groups: int) -> Tensor:

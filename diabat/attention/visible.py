@@ -142,6 +142,13 @@ class Visible(NamedTuple):
         first = self.keys - self.queries - size + 1
         return Visible(self.queries, self.keys, mask=self.rows(device).triu(first))
 
+    def rule(self, size: int | None) -> Rule | None:
+        """Windows of this size, or all keys for None, by a few numbers; None where they follow from masks as well."""
+        plain = self.mask is None and self.bias is None and self.key_mask is None
+        if plain and self.queries > 1 and (size is None or (self.causal and self.queries == self.keys)):
+            return Rule(self.queries, self.keys, self.causal, size)
+        return None
+
     def absolute(self, device: torch.device) -> Windows:
         """All keys as slots: couplings are between absolute positions."""
         if self.is_rule and self.key_mask is None and not is_traced():
@@ -156,7 +163,9 @@ class Visible(NamedTuple):
         if not self.is_rule or self.key_mask is not None or is_traced():
             return self._windows(size, device, far=far)
         if self.queries == 1:  # whose keys are one more at every token
-            return self._windows(size, device, far=far)._replace(rule=(1, min(size, self.keys)))
+            return self._windows(size, device, far=far)._replace(
+                rule=Rule(1, min(size, self.keys), True, size)
+            )
         return _kept_windows(self.queries, self.keys, self.causal, size, device, far)
 
     def _windows(self, size: int, device: torch.device, *, far: bool) -> Windows:
@@ -217,7 +226,7 @@ class Windows(NamedTuple):
         bias: Added to scores of keys, broadcastable to [B, H, Q, S]; or None.
         starts: With ``at`` whose keys stand together, the first of each query, int64 [B, Q], negative before the first
             key; or None.
-        rule: What slots follow from, but for the first key of a single query, as numbers; None where they do not.
+        rule: What ``filled`` follows from, and of several queries all slots; None where they do not.
     """
 
     at: Tensor | None
@@ -227,7 +236,7 @@ class Windows(NamedTuple):
     far: FarKeys | None = None
     bias: Tensor | None = None
     starts: Tensor | None = None
-    rule: tuple[Any, ...] | None = None
+    rule: Rule | None = None
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         """Products of queries [B, H, Q, E] with the keys of their slots, of [B, H_kv, S, E]; [B, H, Q, T]."""
@@ -268,6 +277,24 @@ class Windows(NamedTuple):
         own = self.at.shape[1] > 1  # other keys in each query head
         at = self.at.expand(-1, -1, rows.shape[2], -1)
         return gathered(repeated(states, rows.shape[1] // states.shape[1]) if own else states, at)
+
+
+class Rule(NamedTuple):
+    """What windows of a rule without padding follow from, on the CPU, without keys before them.
+
+    Attributes:
+        queries, keys, causal: As in :class:`Visible`.
+        size: T; None for all keys.
+    """
+
+    queries: int
+    keys: int
+    causal: bool
+    size: int | None
+
+    def windows(self) -> Windows:
+        """The windows."""
+        return _kept_windows(*self, torch.device("cpu"), False)
 
 
 # What was found in this forward pass of a model, by mask; None outside of one.
@@ -317,7 +344,7 @@ def _kept_windows(
     queries: int, keys: int, causal: bool, size: int | None, device: torch.device, far: bool
 ) -> Windows:
     """The windows of a rule without padding; all keys for a size of None."""
-    visible, rule = Visible(queries, keys, causal), (queries, keys, causal, size)
+    visible, rule = Visible(queries, keys, causal), Rule(queries, keys, causal, size)
     if size is None:
         return Windows(None, visible.rows(device), False, 0, None, None, rule=rule)
     return visible._windows(size, device, far=far)._replace(rule=rule)

@@ -14,11 +14,13 @@ from diabat.attention.window_kernel import (
     Tokens,
     add_row,
     clear,
+    clear_keys,
     dot,
     fast,
-    fill_row,
+    mix_rows,
     opened_slots,
     row_of,
+    seen_part,
     slots_of,
     tokens_at,
 )
@@ -29,13 +31,21 @@ from diabat.compute.simd import (
     at_address,
     constant,
     divide,
+    fnma,
     item,
     load,
+    load_part,
+    mul,
     offset,
     set_item,
+    splat,
     store,
+    store_part,
+    sub,
+    where_set,
+    with_item,
 )
-from diabat.compute.simd_functions import exponential
+from diabat.compute.simd_functions import exponential, sum_of
 from diabat.samplers.exact.kernel import results
 from diabat.samplers.exact.kernel_gradient import Cotangents, add_pair_sums, differentiate_blocks
 from diabat.samplers.exact.kernel_tables import opened
@@ -78,14 +88,11 @@ def backward(
 
 
 @jit
-def collect(first: int, last: int, zero: Any, plan: Any, lost: Any, parts: Any, sums: Any) -> None:
-    """Add the sums of pairs of some blocks to dL/dJ, float64 [H, T, T]."""
-    add_pair_sums(first, last, opened(plan, address(sums), address(sums), zero, 0.0, 0.0), lost, parts, sums)
-
-
-@jit
-def add_pairs(sums: Any, numbers: Any, out: Any) -> None:
-    """Add dL/dJ, [H, T, T], to that of the pairs, [H, P]."""
+def collect(
+    blocks: int, zero: Any, plan: Any, lost: Any, parts: Any, sums: Any, numbers: Any, out: Any
+) -> None:
+    """Add the sums of pairs of all blocks to dL/dJ, float64 [H, T, T], and this to that of the pairs, [H, P]."""
+    add_pair_sums(0, blocks, opened(plan, address(sums), address(sums), zero, 0.0, 0.0), lost, parts, sums)
     heads, count = out.shape
     for h in range(heads):
         for j in range(len(numbers)):
@@ -102,14 +109,16 @@ def _unmix(
 ) -> None:  # fmt: skip
     """Derivative of `_mix` by log-odds (``slope``), by v, by the mean and by the logit of far keys.
 
-    ``g`` is the cotangent of its output, ``extra`` that of the weights with their noise.  Derivatives of values are
-    added to zeros; those of the mean are [B, Q, H, d].
+    ``g`` is the cotangent of its output, ``extra`` that of the weights with their noise.  Derivatives of the mean are
+    [B, Q, H, d].
     """
     size, width = slots.size, slots.width
     columns = size + slots.far
     for p in range(begin, end):
         b, h = p // slots.heads, p % slots.heads
         shared = h // slots.group
+        if h % slots.group == 0:
+            clear_keys(slots, dv, b, shared, width[0])
         for i in range(slots.queries):
             at, seen, start = slots_of(slots, b, h, i)
             row, weights, slopes = (
@@ -118,40 +127,41 @@ def _unmix(
                 offset(slope, at * size),
             )
             common = type(item(row, 0))(0.0)
-            for t in range(size):
-                total = type(common)(0.0)
-                if item(seen, t):
-                    share = item(weights, t)
-                    total = dot(row, row_of(v, b, shared, start + t), width, slots.lanes)
-                    if with_extra:
-                        total += item(extra, at * columns + t)
-                    if slots.noise:
-                        share *= item(noise, at * size + t)
-                        total *= item(noise, at * size + t)
-                    add_row(row_of(dv, b, shared, start + t), share, row, width, slots.lanes)
-                    common += item(weights, t) * total
-                set_item(slopes, t, total)
+            for r in range(slots.vectors):
+                first = r * slots.lanes
+                totals = constant(splat(common), 0.0)
+                for t in range(first, min(first + slots.lanes, size)):
+                    if item(seen, t):
+                        share = item(weights, t)
+                        total = dot(row, row_of(v, b, shared, start + t), width)
+                        if with_extra:
+                            total += item(extra, at * columns + t)
+                        if slots.noise:
+                            share *= item(noise, at * size + t)
+                            total *= item(noise, at * size + t)
+                        add_row(row_of(dv, b, shared, start + t), share, row, width)
+                        common += item(weights, t) * total
+                        totals = with_item(totals, t - first, total)
+                store(slots.row, r, totals)
             if slots.far:
-                weight, total = item(weights, size), dot(row, row_of(mean, b, h, i), width, slots.lanes)
-                of_mean = offset(dmean, ((b * slots.queries + i) * slots.heads + h) * width)
-                clear(of_mean, width)
-                add_row(of_mean, weight, row, width, slots.lanes)
+                weight, total = item(weights, size), dot(row, row_of(mean, b, h, i), width)
+                of_mean = offset(dmean, ((b * slots.queries + i) * slots.heads + h) * width[0])
+                clear(of_mean, width[0])
+                add_row(of_mean, weight, row, width)
                 if with_extra:
                     total += item(extra, at * columns + size)
                 common += weight * total
                 set_item(dfar, at, (total - common) * weight if weight > 0 else type(common)(0.0))
-            if not slots.odds:  # d log sigmoid(x) = sigmoid(-x) dx
-                rows = fill_row(slots, offset(slots.found, at * size), seen)
-                for r in range(rows):
-                    odds = exponential(load(slots.row, r))
-                    one = constant(odds, 1.0)
-                    store(slots.row, r, divide(one, add(one, odds)))
-            for t in range(size):
-                if item(seen, t):
-                    factor = item(weights, t)
-                    if not slots.odds:
-                        factor *= item(slots.row, t)
-                    set_item(slopes, t, (item(slopes, t) - common) * factor)
+            found, all_common = offset(slots.found, at * size), splat(common)
+            for r in range(slots.vectors):
+                count = size - r * slots.lanes
+                factor = load_part(weights, r, count)
+                one = constant(factor, 1.0)
+                if not slots.odds:  # d log sigmoid(x) = sigmoid(-x) dx
+                    odds = exponential(seen_part(slots, found, r, seen, 0.0))
+                    factor = divide(factor, add(one, odds))
+                moved = mul(sub(load(slots.row, r), all_common), factor)
+                store_part(slopes, r, count, where_set(seen, r, moved, constant(one, 0.0)))
 
 
 @fast
@@ -167,15 +177,16 @@ def _unfill_scores(
     dq: Any,
     dk: Tokens,
 ) -> None:
-    """Derivative of `_fill_scores`, [B, Q, H, d] and, added to zeros, of keys.
+    """Derivative of `_fill_scores` by queries, [B, Q, H, d], and by keys.
 
-    ``slope`` is the cotangent of the fields, which it overwrites; ``dfar`` that of the logit of far keys, which becomes
-    that of their mass.
+    ``slope`` is the cotangent of the fields; ``dfar`` that of the logit of far keys, which becomes that of their mass.
     """
     size, features = slots.size, slots.features
     for p in range(begin, end):
         b, h = p // slots.heads, p % slots.heads
         shared = h // slots.group
+        if h % slots.group == 0:
+            clear_keys(slots, dk, b, shared, features[0])
         for i in range(slots.queries):
             at, seen, start = slots_of(slots, b, h, i)
             slopes, fields, row = (
@@ -184,24 +195,27 @@ def _unfill_scores(
                 row_of(q, b, h, i),
             )
             if slots.odds:
-                total = type(scale)(0.0)
-                for t in range(size):
-                    if item(seen, t):
-                        total += item(slopes, t)
+                sums = constant(splat(scale), 0.0)
+                for r in range(slots.vectors):
+                    sums = add(sums, seen_part(slots, slopes, r, seen, 0.0))
+                total = sum_of(sums)
                 if slots.far:  # the norm is also in their logit
-                    total += 2 * item(dfar, at)
+                    total += item(dfar, at) + item(dfar, at)
                     set_item(dfar, at, item(dfar, at) - np.exp(item(slots.mass, at)) * total / 2)
-                rows = fill_row(slots, fields, seen)
-                for r in range(rows):
-                    half = load(slots.row, r)
-                    store(slots.row, r, exponential(add(half, half)))
-                for t in range(size):
-                    if item(seen, t):
-                        set_item(slopes, t, (item(slopes, t) - item(slots.row, t) * total) / 2)
-            out = offset(dq, ((b * slots.queries + i) * slots.heads + h) * features)
-            clear(out, features)
+                totals = splat(type(scale)(total))
+                for r in range(slots.vectors):
+                    half, given = (
+                        seen_part(slots, fields, r, seen, 0.0),
+                        seen_part(slots, slopes, r, seen, 0.0),
+                    )
+                    moved = fnma(exponential(add(half, half)), totals, given)
+                    store(slots.row, r, mul(moved, constant(moved, 0.5 * scale)))
+            else:
+                for r in range(slots.vectors):
+                    given = seen_part(slots, slopes, r, seen, 0.0)
+                    store(slots.row, r, mul(given, constant(given, scale)))
+            out = offset(dq, ((b * slots.queries + i) * slots.heads + h) * features[0])
             for t in range(size):
                 if item(seen, t):
-                    weight = item(slopes, t) * scale
-                    add_row(out, weight, row_of(k, b, shared, start + t), features, slots.lanes)
-                    add_row(row_of(dk, b, shared, start + t), weight, row, features, slots.lanes)
+                    add_row(row_of(dk, b, shared, start + t), item(slots.row, t), row, features)
+            mix_rows(out, slots, seen, slots.row, k, b, shared, start, features)

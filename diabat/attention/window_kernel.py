@@ -26,13 +26,19 @@ from diabat.compute.simd import (
     divide,
     fma,
     item,
+    largest,
     load,
+    load_part,
     mul,
     offset,
     set_item,
     splat,
     store,
+    store_part,
     sub,
+    where_less,
+    where_set,
+    with_item,
 )
 from diabat.compute.simd_functions import exponential, sum_of
 from diabat.samplers.exact.kernel import enumerate_blocks, results
@@ -40,7 +46,7 @@ from diabat.samplers.exact.kernel_tables import opened
 
 SCORES, SPINS, MIX = 1, 2, 4
 _LEAST_MASS = -1e38  # a mass below is that of no key
-_LOWEST = -1e30
+LOWEST = -1e30
 
 fast = partial(inner, fastmath=REORDERED)
 
@@ -50,17 +56,20 @@ class Slots(NamedTuple):
 
     Attributes:
         heads, queries, size: H, Q and T.
-        features, width: Numbers of a key and of a value.
+        features, width: Numbers of a key and of a value: in all, whole vectors of them, and numbers of another.
         group: Number of heads that share keys and values.
         pairs: Number P of pairs of slots that have a coupling.
         odds, far, noise: Whether weights are odds, else probabilities; there are keys before windows, and dropout.
-        filled: Whether there is a visible key, uint8, broadcastable to [B, H, Q, T]; ``masks`` are its distances.
+        filled: Whether there is a visible key, uint8, broadcastable to [B, H, Q, T], in whole vectors of T; ``masks``
+            are its distances.
         starts: The key in the first slot, int64, broadcastable to [B, Q]; ``rows`` are its distances.
         fields, found, weights, mass, J: [B, H, Q, T], likewise, [B, H, Q, T or T + 1], [B, H, Q] (``far`` above) and
             [H, T, T].
         kept: What `kernel.Found` keeps.
+        keys: S.
         lanes: Numbers of a vector.
-        row: Scratch for the numbers of all slots of a query, in whole vectors.
+        vectors: Vectors of the slots of a query.
+        row: Scratch for so many.
     """
 
     heads: Any
@@ -83,7 +92,9 @@ class Slots(NamedTuple):
     mass: Any
     J: Any
     kept: Any
+    keys: Any
     lanes: Any
+    vectors: Any
     row: Any
 
 
@@ -102,19 +113,26 @@ class Tokens(NamedTuple):
 
 
 @inner
+def divided(count: int, lanes: int) -> tuple[int, int, int]:
+    """A number, of how many vectors it is the numbers, and the rest."""
+    return count, count // lanes, count % lanes
+
+
+@inner
 def opened_slots(shape: Any, filled: Any, starts: Any, state: Any, memory: Any) -> Slots:
     """The slots of a call, see `compiled_windows.Plan`."""
     heads, queries, size, far = shape[1], shape[2], shape[3], shape[9] != 0
-    number = shape[0] * heads * queries
+    number, lanes = shape[0] * heads * queries, memory.shape[1]
     all_slots, fields = number * size, address(state)
     found, weights = offset(fields, all_slots), offset(fields, 2 * all_slots)
     mass = offset(weights, all_slots + (number if far else 0))
     J = offset(mass, number if far else 0)
     kept = offset(J, heads * size * size)
+    masks, rows = (shape[11], shape[12], shape[13]), (shape[14], shape[15])
     return Slots(
-        heads, queries, size, shape[4], shape[5], shape[6], shape[7], shape[8] != 0, far, shape[10] != 0,
-        address(filled), (shape[11], shape[12], shape[13]), address(starts), (shape[14], shape[15]),
-        fields, found, weights, mass, J, kept, memory.shape[1], address(memory),
+        heads, queries, size, divided(shape[4], lanes), divided(shape[5], lanes), shape[6], shape[7], shape[8] != 0,
+        far, shape[10] != 0, address(filled), masks, address(starts), rows, fields, found, weights, mass, J, kept,
+        shape[16], lanes, (size + lanes - 1) // lanes, address(memory),
     )  # fmt: skip
 
 
@@ -161,7 +179,8 @@ def forward(
             _fill_far(
                 begin, end, slots, type(zero)(scale), q, k, v, before, mean, at_address(zero, places[17])
             )
-        _fill_scores(begin, end, slots, type(zero)(scale), q, k, at_address(zero, places[17]))
+        recorded = stages == SCORES
+        _fill_scores(begin, end, slots, type(zero)(scale), q, k, at_address(zero, places[17]), recorded)
     if stages & SPINS:
         if slots.pairs:
             problems = opened(plan, slots.fields, slots.J, zero, limit, margin)
@@ -177,28 +196,55 @@ def forward(
 
 
 @inner
-def dot(a: Any, b: Any, count: int, lanes: int) -> Any:
+def dot(a: Any, b: Any, size: Any) -> Any:
     """Σ a b of two rows of features."""
-    total, done = item(a, 0) * item(b, 0), 1
-    if count >= lanes:
-        rows = count // lanes
-        sums, done = mul(load(a, 0), load(b, 0)), rows * lanes
-        for r in range(1, rows):
-            sums = fma(load(a, r), load(b, r), sums)
-        total = sum_of(sums)
-    for c in range(done, count):
-        total += item(a, c) * item(b, c)
-    return total
+    _, rows, part = size
+    sums = mul(load_part(a, rows, part), load_part(b, rows, part)) if part else constant(load(a, 0), 0.0)
+    for r in range(rows):
+        sums = fma(load(a, r), load(b, r), sums)
+    return sum_of(sums)
 
 
 @inner
-def add_row(out: Any, factor: Any, row: Any, count: int, lanes: int) -> None:
+def add_row(out: Any, factor: Any, row: Any, size: Any) -> None:
     """Add a factor times a row of features."""
-    rows, factors = count // lanes, splat(factor)
+    (_, rows, part), factors = size, splat(factor)
     for r in range(rows):
         store(out, r, fma(factors, load(row, r), load(out, r)))
-    for c in range(rows * lanes, count):
-        set_item(out, c, item(out, c) + factor * item(row, c))
+    if part:
+        store_part(out, rows, part, fma(factors, load_part(row, rows, part), load_part(out, rows, part)))
+
+
+@inner
+def mix_rows(
+    out: Any, slots: Slots, seen: Any, factors: Any, tokens: Tokens, b: int, h: int, start: int, size: Any
+) -> None:
+    """Write the sum of factors of visible slots times features of their keys."""
+    (_, rows, part), r = size, 0
+    while r + 1 < rows:
+        first = constant(load(out, 0), 0.0)
+        second = first
+        for t in range(slots.size):
+            if item(seen, t):
+                factor, row = splat(item(factors, t)), row_of(tokens, b, h, start + t)
+                first = fma(factor, load(row, r), first)
+                second = fma(factor, load(row, r + 1), second)
+        store(out, r, first)
+        store(out, r + 1, second)
+        r += 2
+    if r < rows:
+        sums = constant(load(out, 0), 0.0)
+        for t in range(slots.size):
+            if item(seen, t):
+                sums = fma(splat(item(factors, t)), load(row_of(tokens, b, h, start + t), r), sums)
+        store(out, r, sums)
+    if part:
+        sums = constant(load(out, 0), 0.0)
+        for t in range(slots.size):
+            if item(seen, t):
+                row = row_of(tokens, b, h, start + t)
+                sums = fma(splat(item(factors, t)), load_part(row, rows, part), sums)
+        store_part(out, rows, part, sums)
 
 
 @inner
@@ -209,13 +255,17 @@ def clear(out: Any, count: int) -> None:
 
 
 @inner
-def fill_row(slots: Slots, values: Any, seen: Any) -> int:
-    """Copy the numbers of visible slots to the scratch, and very low ones elsewhere; returns its number of vectors."""
-    rows = (slots.size + slots.lanes - 1) // slots.lanes
-    for t in range(rows * slots.lanes):
-        visible = t < slots.size and item(seen, t)
-        set_item(slots.row, t, item(values, t) if visible else type(item(values, 0))(_LOWEST))
-    return rows
+def clear_keys(slots: Slots, tokens: Tokens, b: int, h: int, count: int) -> None:
+    """Write zeros to the features of all keys of a head."""
+    for i in range(slots.keys):
+        clear(row_of(tokens, b, h, i), count)
+
+
+@inner
+def seen_part(slots: Slots, values: Any, r: int, seen: Any, other: float) -> Any:
+    """Vector r of the numbers of slots, with another number where there is no visible key."""
+    numbers = load_part(values, r, slots.size - r * slots.lanes)
+    return where_set(seen, r, numbers, constant(numbers, other))
 
 
 @inner
@@ -240,76 +290,87 @@ def _fill_far(
     for p in range(begin, end):
         b, h = p // slots.heads, p % slots.heads
         shared, row, out = h // slots.group, row_of(q, b, h, 0), row_of(mean, b, h, 0)
-        top, total = type(scale)(_LOWEST), zero
-        clear(out, width)
+        top, total = type(scale)(LOWEST), zero
+        clear(out, width[0])
         for first in range(-before, 0, lanes):
             best = top
             for t in range(lanes):
-                score = type(scale)(_LOWEST)
+                score = type(scale)(LOWEST)
                 if first + t < 0:
-                    score = scale * dot(row, row_of(k, b, shared, first + t), features, lanes)
+                    score = scale * dot(row, row_of(k, b, shared, first + t), features)
                     best = max(best, score)
                 set_item(slots.row, t, score)
             if best > top:  # the reference of all so far
                 shrink = np.exp(top - best)
                 total *= shrink
-                for c in range(width):
+                for c in range(width[0]):
                     set_item(out, c, item(out, c) * shrink)
                 top = best
             weights = exponential(sub(load(slots.row, 0), splat(top)))
             store(slots.row, 0, weights)
             total += sum_of(weights)
             for t in range(min(lanes, -first)):
-                add_row(out, item(slots.row, t), row_of(v, b, shared, first + t), width, lanes)
-        for c in range(width):
+                add_row(out, item(slots.row, t), row_of(v, b, shared, first + t), width)
+        for c in range(width[0]):
             set_item(out, c, item(out, c) / total)
         set_item(mass, p, top + np.log(total))
 
 
 @fast
-def _fill_scores(begin: int, end: int, slots: Slots, scale: Any, q: Tokens, k: Tokens, mass: Any) -> None:
+def _fill_scores(
+    begin: int, end: int, slots: Slots, scale: Any, q: Tokens, k: Tokens, mass: Any, recorded: bool
+) -> None:  # fmt: skip
     """Fields: q·k, or (q·k - norm) / 2 for odds with the norm log(Σ exp q·k + exp mass); and the logit of far keys."""
     size, features, zero = slots.size, slots.features, scale - scale
     for p in range(begin, end):
         b, h = p // slots.heads, p % slots.heads
+        shared = h // slots.group
         for i in range(slots.queries):
             at, seen, start = slots_of(slots, b, h, i)
             row, fields = row_of(q, b, h, i), offset(slots.fields, at * size)
-            largest = type(zero)(-np.inf)
-            for t in range(size):
-                total = zero
-                # Scores of keys that are not visible are recorded only.
-                if item(seen, t) or (start + t >= 0 and not slots.odds):
-                    total = scale * dot(row, row_of(k, b, h // slots.group, start + t), features, slots.lanes)
-                    if item(seen, t):
-                        largest = max(largest, total)
-                set_item(fields, t, total)
-            far = item(mass, at) if slots.far else largest
+            best = type(zero)(-np.inf)
+            for r in range(slots.vectors):
+                first = r * slots.lanes
+                scores = constant(splat(zero), 0.0)
+                for t in range(first, min(first + slots.lanes, size)):
+                    # Scores of keys that are not visible are recorded only.
+                    if item(seen, t) or (recorded and start + t >= 0 and not slots.odds):
+                        total = scale * dot(row, row_of(k, b, shared, start + t), features)
+                        scores = with_item(scores, t - first, total)
+                        if item(seen, t):
+                            best = max(best, total)
+                if slots.odds:
+                    store(slots.row, r, scores)
+                else:
+                    store_part(fields, r, size - first, scores)
+            far = item(mass, at) if slots.far else best
             with_far, norm = slots.far and far > _LEAST_MASS, zero
             if slots.odds:
-                largest = max(largest, far) if with_far else largest
-                norm = _norm(slots, fields, seen, largest, far, with_far)
+                best = max(best, far) if with_far else best
+                norm = _norm(slots, seen, best, far, with_far)
+                half, norms = constant(splat(zero), 0.5), splat(norm)
+                for r in range(slots.vectors):
+                    scores = load(slots.row, r)
+                    moved = where_set(seen, r, mul(half, sub(scores, norms)), scores)
+                    store_part(fields, r, size - r * slots.lanes, moved)
             if slots.far:
                 set_item(slots.mass, at, far - norm if with_far else type(zero)(-np.inf))
 
 
 @inner
-def _norm(slots: Slots, fields: Any, seen: Any, largest: Any, far: Any, with_far: bool) -> Any:
-    """Make scores of odds fields, and return the norm."""
-    if largest == -np.inf:
-        return type(largest)(0.0)
-    rows, top = fill_row(slots, fields, seen), splat(largest)
+def _norm(slots: Slots, seen: Any, best: Any, far: Any, with_far: bool) -> Any:
+    """The norm of the scores in the scratch."""
+    if best == -np.inf:
+        return type(best)(0.0)
+    top = splat(best)
     sums = constant(top, 0.0)
-    for r in range(rows):
-        sums = add(sums, exponential(sub(load(slots.row, r), top)))
+    for r in range(slots.vectors):
+        scores = where_set(seen, r, load(slots.row, r), top)
+        sums = add(sums, where_set(seen, r, exponential(sub(scores, top)), constant(top, 0.0)))
     total = sum_of(sums)
     if with_far:
-        total += np.exp(far - largest)
-    norm = largest + np.log(total)
-    for t in range(slots.size):
-        if item(seen, t):
-            set_item(fields, t, (item(fields, t) - norm) / 2)
-    return norm
+        total += np.exp(far - best)
+    return best + np.log(total)
 
 
 @fast
@@ -319,50 +380,55 @@ def _mix(begin: int, end: int, slots: Slots, v: Tokens, mean: Tokens, noise: Any
     columns = size + slots.far
     for p in range(begin, end):
         b, h = p // slots.heads, p % slots.heads
+        shared = h // slots.group
         for i in range(slots.queries):
             at, seen, start = slots_of(slots, b, h, i)
             weights, found = offset(slots.weights, at * columns), offset(slots.found, at * size)
-            total = _fill_weights(slots, at, weights, found, seen)
-            row = offset(out, ((b * slots.queries + i) * slots.heads + h) * width)
-            clear(row, width)
-            for t in range(size):
-                if item(seen, t):
-                    weight = item(weights, t) / total
-                    set_item(weights, t, weight)
-                    if slots.noise:
-                        weight *= item(noise, at * size + t)
-                    add_row(row, weight, row_of(v, b, h // slots.group, start + t), width, slots.lanes)
+            _fill_weights(slots, at, weights, found, seen)
+            if slots.noise:
+                noises = offset(noise, at * size)
+                for r in range(slots.vectors):
+                    store(slots.row, r, mul(load(slots.row, r), load_part(noises, r, size - r * slots.lanes)))
+            row = offset(out, ((b * slots.queries + i) * slots.heads + h) * width[0])
+            mix_rows(row, slots, seen, slots.row, v, b, shared, start, width)
             if slots.far and item(weights, size) > 0:
-                weight = item(weights, size) / total
-                set_item(weights, size, weight)
-                add_row(row, weight, row_of(mean, b, h, i), width, slots.lanes)
+                add_row(row, item(weights, size), row_of(mean, b, h, i), width)
 
 
 @fast
-def _fill_weights(slots: Slots, at: int, weights: Any, found: Any, seen: Any) -> Any:
-    """Weights up to their sum, which is returned."""
-    largest, far = type(item(found, 0))(-np.inf), type(item(found, 0))(-np.inf)
-    for t in range(slots.size):
-        if item(seen, t):
-            largest = max(largest, item(found, t))
+def _fill_weights(slots: Slots, at: int, weights: Any, found: Any, seen: Any) -> None:
+    """Normalised weights, 0 without a visible key; those of slots also in the scratch."""
+    low, far = type(item(found, 0))(LOWEST), type(item(found, 0))(-np.inf)
+    zero = constant(splat(low), 0.0)
+    highest = splat(low)
+    for r in range(slots.vectors):
+        odds = seen_part(slots, found, r, seen, LOWEST)
+        highest = where_less(highest, odds, odds, highest)
+    top = largest(highest)
     if not slots.odds:  # log P is at most the log-odds, and at most 0
-        largest = min(largest, type(largest)(0.0))
+        top = min(top, type(top)(0.0))
     if slots.far:
         far = item(slots.mass, at)
-        largest = max(largest, far)
-    rows, top = fill_row(slots, found, seen), splat(largest)
-    sums, one = constant(top, 0.0), constant(top, 1.0)
-    for r in range(rows):
-        near = exponential(sub(load(slots.row, r), top))
+        top = max(top, far)
+    tops, sums, one = splat(top), zero, constant(zero, 1.0)
+    least = exponential(tops)
+    for r in range(slots.vectors):
+        odds = seen_part(slots, found, r, seen, top)  # a result that is no normal number takes long
+        near = exponential(sub(odds, tops))
         if not slots.odds:
-            near = divide(one, add(exponential(top), exponential(sub(top, load(slots.row, r)))))
+            near = divide(one, add(least, exponential(sub(tops, odds))))
+        near = where_set(seen, r, near, zero)
         store(slots.row, r, near)
         sums = add(sums, near)
     total = sum_of(sums)
-    for t in range(slots.size):
-        set_item(weights, t, item(slots.row, t) if item(seen, t) else type(largest)(0.0))
+    of_far = type(top)(0.0)
+    if slots.far and far > -np.inf:
+        of_far = np.exp(far - top)
+    total += of_far
+    totals = splat(total if total > 0 else type(top)(1.0))
+    for r in range(slots.vectors):
+        share = divide(load(slots.row, r), totals)
+        store(slots.row, r, share)
+        store_part(weights, r, slots.size - r * slots.lanes, share)
     if slots.far:
-        weight = np.exp(far - largest) if far > -np.inf else type(largest)(0.0)
-        set_item(weights, slots.size, weight)
-        total += weight
-    return total
+        set_item(weights, slots.size, of_far / total if total > 0 else type(top)(0.0))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -181,6 +182,87 @@ def store(typing_context: Any, array: Any, row: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.intp, value), generate
+
+
+@intrinsic
+def load_part(typing_context: Any, array: Any, row: Any, count: Any) -> Any:
+    """The first numbers of a row, 0 in the other lanes, whose memory is not read."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_value, index, count_value = arguments
+        pointer, vector = _row(context, builder, signature.args[0], array_value, index)
+        given = pointer, _INT32(BYTES // vector.count), _first(builder, vector, count_value)
+        return _masked(builder, "load", vector, vector, *given, ir.Constant(vector, [0.0] * vector.count))
+
+    return _vector_of(array.dtype)(array, types.intp, types.intp), generate
+
+
+@intrinsic
+def store_part(typing_context: Any, array: Any, row: Any, count: Any, value: Any) -> Any:
+    """Write the first numbers of a vector to a row."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array_value, index, count_value, value_vector = arguments
+        pointer, vector = _row(context, builder, signature.args[0], array_value, index)
+        given = value_vector, pointer, _INT32(BYTES // vector.count), _first(builder, vector, count_value)
+        _masked(builder, "store", vector, ir.VoidType(), *given)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, value), generate
+
+
+@intrinsic
+def where_set(typing_context: Any, flags: Any, row: Any, x: Any, y: Any) -> Any:
+    """X where the byte of a lane, in a row of as many bytes as lanes, is not 0, else y."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = data_of(context, builder, signature.args[0], arguments[0])
+        count = arguments[2].type.count
+        words = ir.VectorType(ir.IntType(8), count)
+        place = builder.gep(data, [builder.mul(arguments[1], ir.Constant(arguments[1].type, count))])
+        value = builder.load(builder.bitcast(place, words.as_pointer()), typ=words)
+        value.align = 1
+        is_set = builder.icmp_unsigned("!=", value, ir.Constant(words, [0] * count))
+        return builder.select(is_set, *arguments[2:])
+
+    return x(flags, types.intp, x, y), generate
+
+
+@intrinsic
+def with_item(typing_context: Any, vector: Any, lane: Any, value: Any) -> Any:
+    """The vector with another number in one lane.
+
+    A vector that is loaded where its numbers were just stored one by one waits for all of them.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = arguments[0].type
+        words = ir.VectorType(ir.IntType(32), kind.count)
+        lanes = broadcast(builder, words, builder.trunc(arguments[1], ir.IntType(32)))
+        here = builder.icmp_signed("==", ir.Constant(words, list(range(kind.count))), lanes)
+        return builder.select(here, broadcast(builder, kind, arguments[2]), arguments[0])
+
+    return vector(vector, types.intp, vector.dtype), generate
+
+
+_INT32 = partial(ir.Constant, ir.IntType(32))
+
+
+def _first(builder: Any, vector: Any, count: Any) -> Any:
+    """Which lanes are below a number, <i1>."""
+    words = ir.VectorType(ir.IntType(32), vector.count)
+    below = broadcast(builder, words, builder.trunc(count, ir.IntType(32)))
+    return builder.icmp_signed("<", ir.Constant(words, list(range(vector.count))), below)
+
+
+def _masked(builder: Any, name: str, vector: Any, result: Any, *arguments: Any) -> Any:
+    """Call a masked access to memory."""
+    full = f"llvm.masked.{name}.v{vector.count}f{32 if vector.element == ir.FloatType() else 64}.p0"
+    function = builder.module.globals.get(full)
+    if function is None:
+        kinds = [a.type for a in arguments]
+        function = ir.Function(builder.module, ir.FunctionType(result, kinds), full)
+    return builder.call(function, arguments)
 
 
 @intrinsic

@@ -437,12 +437,17 @@ def _apart(values: Tensor, order: int) -> Tensor:
     return values.masked_fill(same if order == 2 else same[:, :, None] | same[:, None] | same, 0)
 
 
+_NOTHING = nullcontext()
+
+
 def without_autocast(t: Tensor) -> AbstractContextManager[Any]:
     """Disable autocast: samplers support float32 and float64, and exponents need full precision."""
+    if t.is_cpu and not torch.is_autocast_enabled("cpu"):
+        return _NOTHING
     kind = t.device.type
     if kind not in ("cpu", "cuda") and not torch.amp.is_autocast_available(kind):  # which no graph has
-        return nullcontext()
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+        return _NOTHING
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
 
 
 def flat_index(lead: torch.Size, batch: torch.Size) -> Tensor:

@@ -17,7 +17,7 @@ from diabat import BoltzmannAttention, sampler
 from diabat.attention import compiled_windows, operators
 from diabat.attention.bridge import GradientBridge
 from diabat.attention.compiled_windows import WindowLaw
-from diabat.attention.couplings import pair_numbers
+from diabat.attention.couplings import PairSlots, pair_numbers
 from diabat.attention.readout import ODDS, READOUTS, masked_softmax
 from diabat.attention.streaming import far_sums
 from diabat.attention.visible import Visible, Windows
@@ -180,16 +180,16 @@ def states(
     return [(t if by_token else t.contiguous()).requires_grad_() for t in found]
 
 
-def couplings(dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
+def couplings(dtype: torch.dtype = F64) -> tuple[Tensor, PairSlots]:
     torch.manual_seed(6)
     pairs = torch.randn(HEADS, WINDOW * (WINDOW - 1) // 2, dtype=dtype, requires_grad=True)
-    return pairs, pair_numbers(WINDOW, None, 0, WINDOW, torch.device("cpu"))
+    return pairs, (WINDOW, WINDOW - 1, 0, WINDOW)
 
 
 def attended(
     law: WindowLaw,
     terms: list[Tensor],
-    pairs: tuple[Tensor, Tensor] | None,
+    pairs: tuple[Tensor, PairSlots] | None,
     windows: Windows,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
@@ -199,8 +199,8 @@ def attended(
     far = None
     if windows.far is not None:
         far = far_sums(q * law.scale, k, v, windows.far, odds=odds, dropout=options.get("dropout", 0.0))
-    J, numbers = (None, None) if pairs is None else pairs
-    found = compiled_windows.attend(law, q, k, v, J, numbers, windows, far, need_weights=True, **options)
+    J, slots = (None, None) if pairs is None else pairs
+    found = compiled_windows.attend(law, q, k, v, J, slots, windows, far, need_weights=True, **options)
     assert found is not None
     mixed, weights = found
     assert weights is not None
@@ -210,7 +210,7 @@ def attended(
 def with_all_keys(
     law: WindowLaw,
     terms: list[Tensor],
-    pairs: tuple[Tensor, Tensor] | None,
+    pairs: tuple[Tensor, PairSlots] | None,
     windows: Windows,
     seen: Tensor,
 ) -> tuple[Tensor, Tensor]:
@@ -223,7 +223,9 @@ def with_all_keys(
     at = first[:, None] + torch.arange(size)
     slot = (torch.arange(keys) == at[..., None]).to(q)  # [Q, T, S]
     near = torch.einsum("bhqs,qts->bhqt", scores, slot)
-    J = None if pairs is None else F.pad(pairs[0], (0, 1))[:, None, pairs[1]]
+    J = None
+    if pairs is not None:
+        J = F.pad(pairs[0], (0, 1))[:, None, pair_numbers(*pairs[1], torch.device("cpu"))]
     filled, odds = windows.filled, law.odds
     if odds:
         logits = scores.masked_fill(~seen, -1e30).log_softmax(-1).masked_fill(~seen, 0)
@@ -299,9 +301,7 @@ def test_second_derivatives_of_far_keys(readout: str) -> None:
     def function(*given: Tensor) -> Tensor:
         torch.manual_seed(3)
         *heads, J = given
-        return attended(
-            law, heads, (J, pair_numbers(2, None, 0, 2, torch.device("cpu"))), windows, dropout=0.3
-        )[0]
+        return attended(law, heads, (J, (2, 1, 0, 2)), windows, dropout=0.3)[0]
 
     assert torch.autograd.gradcheck(function, (*terms, pairs))
     assert torch.autograd.gradgradcheck(function, (*terms, pairs), atol=1e-4)

@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize, prune
 
 import diabat
 from diabat.attention import CouplingInit, WindowCouplings, coupling_parameters, couplings_of
+from diabat.attention.couplings import pair_numbers
 from diabat.samplers.state import sampler_parameters
 
 MADE: dict[str, Callable[..., Any]] = {
@@ -242,10 +243,10 @@ def test_tables_of_a_pass_in_inference_mode_serve_training() -> None:
     window = WindowCouplings(2, 19, bandwidth=3, init=0.3, dtype=torch.float64)
     q = torch.randn(1, 2, 23, 4, dtype=torch.float64)
     with torch.inference_mode(), torch.device("meta"):
-        numbers = window.numbers(19)
+        numbers = pair_numbers(*window.slots(19), torch.device("cpu"))
     assert numbers.device.type == "cpu"
     assert not numbers.is_inference()
-    assert window.numbers(19) is numbers
+    assert pair_numbers(*window.slots(19), torch.device("cpu")) is numbers
     with torch.inference_mode():
         diabat.boltzmann_attention(q, q, q, window, is_causal=True, sampler="banded")
     q.requires_grad_()
