@@ -20,12 +20,13 @@ from benchmarks.case import Build, Case, Peer, Work
 from benchmarks.problems import couplings, one, problem, reads, regular
 from diabat.ising import Ising, to_bqm
 from diabat.samplers import Capabilities, Samples
+from diabat.samplers.tempering.simulation import Fields, Rules, Simulation
 from diabat.testing import ReferenceSampler
 
 
 def cases() -> list[Case]:
     """All of them."""
-    return [*updates(), *effective(), *queries(), *ground_states(), *refine()]
+    return [*updates(), *fields(), *effective(), *queries(), *ground_states(), *refine()]
 
 
 def updates() -> list[Case]:
@@ -75,6 +76,28 @@ def updates() -> list[Case]:
             case = f"tempering/updates, beta = {beta:g}, {name}"
             found.append(Case(case, build, (16, 64, 256, 1024), "n", "update", theirs))
     return found
+
+
+def fields() -> list[Case]:
+    """Kept fields against sums of all fields, at as many spins for a lane as decide between them and at one lane."""
+
+    def build(size: tuple[int, int], beta: float, kind: Fields) -> Work:
+        (n, chains), rules = size, Rules(seed=1, fields=kind)
+        ising = one(problem(n, g=beta))
+        J, h = couplings(ising).numpy()[None], ising.fields.numpy()[None]
+        number, starts = np.zeros(1, np.int64), np.arange(2)
+        run = Simulation(J, None, h, starts, number, chains=chains, betas=np.ones((1, 1)), averaged=False)
+        sweeps = max(40, 2_000_000 // (chains * n))
+        return Work(partial(run.run, rules, sweeps), n * sweeps * chains)
+
+    sizes = ((8, 2), (64, 16), (64, 1), (192, 256), (1024, 256))
+    return [
+        Case(
+            f"tempering/fields, beta = {beta:g}", partial(build, beta=beta, kind="kept"), sizes, "n, lanes", "update",
+            {"summed": Peer(partial(build, beta=beta, kind="summed"))},
+        )
+        for beta in (1.0, 3.0)
+    ]  # fmt: skip
 
 
 def tempering(**options: Any) -> diabat.Sampler:

@@ -55,7 +55,7 @@ KERNELS = [
         "samplers/banded": "kernel native steps torch walks",
         "samplers/exact": "kernel kernel_gradient kernel_pairs kernel_strong kernel_tables",
         "samplers/mean_field": "kernel rules",
-        "samplers/tempering": "averages cached chain_statistics edges kernel ladder simulation single_lane summed",
+        "samplers/tempering": "averages chain_statistics edges kept kernel ladder simulation single_lane summed",
     }.items()
     for name in names.split()
 ]

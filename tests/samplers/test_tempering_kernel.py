@@ -18,8 +18,8 @@ from diabat.compute.counter_random import PURPOSE_SHIFT, UPDATE, philox, seed_ke
 from diabat.compute.simd import constant, load, mul, store
 from diabat.compute.simd_bits import bits_less, load_words, where_bits
 from diabat.ising import Ising
-from diabat.samplers.tempering.cached import threshold
-from diabat.samplers.tempering.simulation import Fields, Rules, Simulation, caching_pays
+from diabat.samplers.tempering.kept import threshold
+from diabat.samplers.tempering.simulation import Fields, Rules, Simulation
 from diabat.samplers.tempering.summed import heat_bath, metropolis
 from diabat.testing import brute_force_states
 from diabat.testing.problems import make_problem
@@ -58,16 +58,16 @@ def decisions(
     beta: float = 1.0,
     old: float = 1.0,
     use_metropolis: bool = False,
-    cached: bool = False,
+    by_threshold: bool = False,
 ) -> tuple[Array, Array]:
-    """New spins and P(s = +1 | rest) of as many draws; ``cached`` by thresholds, without the probability."""
+    """New spins and P(s = +1 | rest) of as many draws; ``by_threshold`` by thresholds, without the probability."""
     size = -(-fields.size // 16) * 16
     padded = [np.zeros(size, t) for t in (np.float32, np.uint32)]
     padded[0][: fields.size], padded[1][: fields.size] = fields, words
     f, w = (a.reshape(-1, 16) for a in padded)
     scale, before = np.full_like(f, -2 * beta * LOG2E), np.full_like(f, old)
     new, p = np.empty_like(f), np.empty_like(f)
-    if cached:
+    if by_threshold:
         decide_by_threshold(use_metropolis, f, scale, w, 0xFFFF if old > 0 else 0, new)
         return new.reshape(-1)[: fields.size], np.empty(0)
     decide(use_metropolis, f, scale, w, before, new, p)
@@ -86,13 +86,13 @@ def words_below(holds: Callable[[Array], Array], fields: Array, bits: int) -> Ar
 FIELDS = np.concatenate((np.linspace(-9, 9, 91), [0.0, 1e-6, -1e-6, 11.0, -11.0])).astype(np.float32)
 
 
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("by_threshold", [False, True])
 @pytest.mark.parametrize("beta", [1.0, 0.3])
-def test_heat_bath_has_the_right_probability(beta: float, cached: bool) -> None:
+def test_heat_bath_has_the_right_probability(beta: float, by_threshold: bool) -> None:
     """Counted over all 2^32 words: right to 1e-6 of min(P, 1 - P), and to 2^-32."""
 
     def draw(k: Array) -> Array:
-        return decisions(FIELDS, k.astype(np.uint32), beta=beta, cached=cached)[0]
+        return decisions(FIELDS, k.astype(np.uint32), beta=beta, by_threshold=by_threshold)[0]
 
     up = words_below(lambda k: draw(k) > 0, FIELDS, 31)
     far = words_below(lambda k: draw(k + 2**31) < 0, FIELDS, 31)
@@ -103,13 +103,15 @@ def test_heat_bath_has_the_right_probability(beta: float, cached: bool) -> None:
     assert (np.abs((up + 2**31 - far) / 2**32 - exact) < 1e-6 * np.minimum(exact, 1 - exact) + 2**-31).all()
 
 
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("by_threshold", [False, True])
 @pytest.mark.parametrize("old", [-1.0, 1.0])
-def test_metropolis_has_the_right_probability(old: float, cached: bool) -> None:
+def test_metropolis_has_the_right_probability(old: float, by_threshold: bool) -> None:
     """As above, of the flip of a spin."""
 
     def flips(k: Array) -> Array:
-        new, _ = decisions(FIELDS, k.astype(np.uint32), old=old, use_metropolis=True, cached=cached)
+        new, _ = decisions(
+            FIELDS, k.astype(np.uint32), old=old, use_metropolis=True, by_threshold=by_threshold
+        )
         return new != old
 
     count = words_below(flips, FIELDS, 32).clip(max=2**32)
@@ -189,18 +191,16 @@ def swept(spins: Array, ising: Ising, seed: int, sweeps: int) -> Array:
     ("n", "three_body", "fields"),
     [
         *((n, K, "summed") for n in (1, 2, 4, 5, 7, 9) for K in (0.0, 0.4)),
-        *((n, 0.0, "cached") for n in (1, 15, 16, 64, 65, 130)),
+        *((n, 0.0, "kept") for n in (1, 15, 16, 64, 65, 130)),
     ],
 )
 def test_sweeps_are_those_of_the_definition(n: int, three_body: float, fields: Fields) -> None:
-    """n below, at and above blocks of 4, vectors of 16 and panels of 64 spins; 2 x 67 chains are three strips."""
+    """n below, at and above blocks of 4, vectors of 16 and rows of 64 spins; 2 x 67 chains are three strips."""
     chains = 67 if fields == "summed" else 3
     ising = make_problem((2,), n, seed=n, fields=0.6, couplings=0.9 / n**0.5, three_body=three_body)
     start = (2 * np.random.default_rng(n).integers(0, 2, (2, chains, 1, n)) - 1).astype(np.int8)
     run = simulation(ising, [1.0], chains=chains, spins=start)
-    run.run(
-        Rules(seed=2**40 + n, fields=fields), 3
-    )  # with cached fields, later sweeps use the flips of the first
+    run.run(Rules(seed=2**40 + n, fields=fields), 3)
     assert np.array_equal(run.spins()[:, :, 0], swept(start[:, :, 0], ising, 2**40 + n, 3))
 
 
@@ -217,7 +217,7 @@ def rung_pvalues(ising: Ising, spins: Array) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("three_body", "fields"), [(0.0, "summed"), (0.4, "summed"), (0.0, "cached")])
+@pytest.mark.parametrize(("three_body", "fields"), [(0.0, "summed"), (0.4, "summed"), (0.0, "kept")])
 def test_every_rung_has_its_own_law_and_labels_matter(three_body: float, fields: Fields) -> None:
     """N = 8000 chains of 3 problems with 5 replicas, alpha = 1e-6 for each rung.
 
@@ -265,7 +265,7 @@ def everything(run: Simulation, rules: Rules) -> list[Array]:
     return [run.spins(), found.ups, found.sums, found.rejections, found.exponents, found.reads]
 
 
-@pytest.mark.parametrize("fields", ["summed", "cached"])
+@pytest.mark.parametrize("fields", ["summed", "kept"])
 @pytest.mark.parametrize("ladder", [[1.0], LADDER])
 def test_neither_threads_nor_blocks_nor_other_problems_change_a_bit(
     ladder: list[float], fields: Fields
@@ -287,7 +287,7 @@ def test_both_kinds_of_fields_give_the_same_chains(ladder: list[float], method: 
     """Spins to the bit through 40 sweeps, with a renewal in between; sums of numbers to rounding."""
     ising = make_problem((2,), 70, seed=5, fields=0.6, couplings=1.5 / 70**0.5)
     found = []
-    for fields in ("summed", "cached"):
+    for fields in ("summed", "kept"):
         run, rules = simulation(ising, ladder, chains=9, track=True), Rules(3, method=method, fields=fields)
         run.run(rules, 5)
         sums = run.run(rules, 40, average=True, exponents=True, every=3)
@@ -300,7 +300,7 @@ def test_both_kinds_of_fields_give_the_same_chains(ladder: list[float], method: 
         assert np.abs(a - b).max(initial=0) < tolerance
 
 
-@pytest.mark.parametrize("fields", ["summed", "cached"])
+@pytest.mark.parametrize("fields", ["summed", "kept"])
 def test_the_tracked_state_is_the_lowest_of_all_sweeps(fields: Fields) -> None:
     """Of every state after a sweep, chain by chain, and through a second call; the starts do not count."""
     ising = make_problem((3,), 20, seed=6, fields=0.3, couplings=0.4)
@@ -316,19 +316,18 @@ def test_the_tracked_state_is_the_lowest_of_all_sweeps(fields: Fields) -> None:
     assert (found <= last + 1e-5).all()
 
 
-def test_the_choice_of_fields_depends_on_the_coupled_spins_only() -> None:
-    """Strong couplings, few chains and anneals are cached, weak ones and hot ladders not, with padding or without."""
-    J = np.random.default_rng(1).normal(size=(256, 256)).astype(np.float32) / 16
-    J = np.triu(J, 1) + np.triu(J, 1).T
-    assert caching_pays(2 * J, 1)
-    assert not caching_pays(0.5 * J, 1)
-    assert not caching_pays(2 * J, 8)
-    assert not caching_pays(9 * J[:64, :64], 1)
-    assert caching_pays(0.5 * J, 1, chains=2)
-    assert not caching_pays(0.5 * J, 8, chains=4)
-    assert caching_pays(0.5 * J, 1, annealed=True)
-    for scale in (0.5, 2.0):
-        assert caching_pays(np.pad(scale * J, ((0, 99), (0, 99))), 1) == caching_pays(scale * J, 1)
+def test_the_choice_of_fields_depends_on_lanes_and_spins_only() -> None:
+    """Of one J: chains times replicas times problems.
+
+    A lane needs four spins, but 192 serve any number of lanes; three-body terms are summed.
+    """
+    for n, chains, ladder, problems, three_body, kept in (
+        (8, 2, [1.0], 1, 0.0, True), (8, 3, [1.0], 1, 0.0, False), (8, 1, [0.5, 1.0], 1, 0.0, True),
+        (8, 1, [1.0], 3, 0.0, False), (8, 1, [1.0], 1, 0.3, False), (191, 48, [1.0], 1, 0.0, False),
+        (192, 99, [1.0], 1, 0.0, True),
+    ):  # fmt: skip
+        run = simulation(make_problem((problems,), n, seed=1, three_body=three_body), ladder, chains=chains)
+        assert run._kept(Rules(1)).tolist() == [kept]
 
 
 def test_more_replicas_than_lanes_of_a_strip() -> None:
@@ -340,7 +339,7 @@ def test_more_replicas_than_lanes_of_a_strip() -> None:
 
 
 @pytest.mark.parametrize("n", [5, 63])
-@pytest.mark.parametrize("fields", ["summed", "cached"])
+@pytest.mark.parametrize("fields", ["summed", "kept"])
 def test_phantom_spins_change_nothing(n: int, fields: Fields) -> None:
     """Spins without field and couplings at the end, as padding adds them: not a bit of the averages."""
     ising, pad = make_problem((3,), n, seed=6, couplings=0.5), torch.nn.functional.pad

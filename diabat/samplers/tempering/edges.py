@@ -8,7 +8,7 @@ lanes is drawn at a time, from the local field
 
 computed anew at each update; one or two lanes keep their fields (:mod:`diabat.samplers.tempering.single_lane`).  Order
 and random words are those of :mod:`diabat.samplers.tempering.summed`, decisions those of
-:mod:`diabat.samplers.tempering.cached`, so that the law is the same, and so are the reads, up to rounding.
+:mod:`diabat.samplers.tempering.kept`, so that the law is the same, and so are the reads, up to rounding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from diabat.compute.simd import (
     store,
 )
 from diabat.compute.simd_bits import bits_less, load_words, where_bits
-from diabat.samplers.tempering.cached import threshold
+from diabat.samplers.tempering.kept import probability, signed, threshold
 from diabat.samplers.tempering.kernel import (
     STRIP,
     How,
@@ -47,7 +47,7 @@ from diabat.samplers.tempering.kernel import (
     sweep,
     write_spins,
 )
-from diabat.samplers.tempering.single_lane import KEEP, probability, sum_fields, sweep_lane
+from diabat.samplers.tempering.single_lane import KEEP, sum_fields, sweep_lane
 from diabat.samplers.tempering.summed import draw_words
 
 # Sums of -E are kept in float32 over this many spins, then added in float64; a multiple of 64.
@@ -145,12 +145,6 @@ def strip_of(state: Edges, at: Any, i: int) -> Edges:
         state.gains, state.local, state.words, state.kept, state.slack, state.levels, state.packed, state.rows, n,
         state.entries,
     )  # fmt: skip
-
-
-@inner
-def signed(spins: Any, x: Any) -> Any:
-    """Product of spins, given as a mask, with x."""
-    return where_bits(spins, x, mul(x, constant(x, -1.0)))
 
 
 @inner

@@ -2,7 +2,7 @@
 
 A *lane* is one replica of one chain.  Its result depends only on the lanes of its chain.  The sweeps are those of a
 *state*, which says how local fields are found: :mod:`~diabat.samplers.tempering.summed`,
-:mod:`~diabat.samplers.tempering.cached` and :mod:`~diabat.samplers.tempering.edges` implement the four functions
+:mod:`~diabat.samplers.tempering.kept` and :mod:`~diabat.samplers.tempering.edges` implement the four functions
 `load_lane`, `sweep`, `write_spins` and `add_averages` for their type of state.
 """
 

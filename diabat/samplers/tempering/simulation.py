@@ -12,27 +12,27 @@ from numpy.typing import NDArray
 
 from diabat.compute.counter_random import seed_key
 from diabat.compute.loading import loaded
-from diabat.compute.scratch import aligned_rows
 from diabat.compute.threads import equal_ranges, run_parts
-from diabat.samplers.tempering.ladder import even_ladder
 
 Array = NDArray[Any]
 Method = Literal["heat_bath", "metropolis"]
-Fields = Literal["auto", "summed", "cached"]
+Fields = Literal["auto", "summed", "kept"]
 Work = tuple[Array, Callable[[int], Any]]
 """Blocks (row of the couplings, first chain, number of chains), and what makes a state for so many chains."""
 Part = tuple[Array, tuple[Any, Any]]
 """Blocks of one thread, and its memory: a state and lanes."""
 
 KERNEL, SUMMED = "diabat.samplers.tempering.kernel", "diabat.samplers.tempering.summed"
-_CACHED, _EDGES = "diabat.samplers.tempering.cached", "diabat.samplers.tempering.edges"
+_KEPT, _EDGES = "diabat.samplers.tempering.kept", "diabat.samplers.tempering.edges"
 
 # Fields are clipped to this.
 _LARGEST = 1e30
-# Cached fields never pay below this number of coupled spins.
-_LEAST_CACHED = 96
-# Lanes of a block with cached fields: one panel of couplings is loaded once for all of them.
-_CACHED_LANES = 256
+# Kept fields pay from this many spins on for each lane, and from so many whatever the lanes.  At these limits they take
+# .5 to 1.4 times as long as sums, by heat bath at beta = 1 and 3 with couplings of variance 1/n, on processors with
+# vectors of 32 and of 64 bytes; with fewer lanes or more spins less.  `benchmarks --only '^tempering/fields'` says it.
+_SPINS_PER_LANE, _SPINS = 4, 192
+# Lanes of a block with kept fields: the rows of J of 64 spins serve all of them from the cache.
+_KEPT_LANES = 256
 
 
 class Rules(NamedTuple):
@@ -42,7 +42,7 @@ class Rules(NamedTuple):
     method: Method = "heat_bath"
     threads: int = 1  # number of threads that share the blocks
     block: int | None = None  # largest number of chains in a block; None fills the lanes
-    # Local fields are summed for every update, or cached and changed by every flip; auto decides by the couplings.
+    # Local fields are summed for every update, or kept and changed by every flip; auto decides by lanes and spins.
     fields: Fields = "auto"
 
 
@@ -205,15 +205,15 @@ class Simulation(ChainSimulation):
         return np.repeat(found, np.diff(self._starts), axis=0) + self._fields.astype(np.float64) ** 2
 
     def _work(self, rules: Rules) -> list[Work]:
-        summed, cached = loaded(SUMMED), loaded(_CACHED)
+        summed, kept = loaded(SUMMED), loaded(_KEPT)
         replicas, n = self._spins.shape[2:]
-        terms, chosen = (self._couplings, self._three_body, self._fields), self._cached(rules)
+        terms, chosen = (self._couplings, self._three_body, self._fields), self._kept(rules)
 
         def summed_state(chains: int) -> Any:
             return summed.summed_state(*terms, chains * replicas)
 
-        def cached_state(chains: int) -> Any:
-            return cached.cached_state(panels, n, chains, replicas, self._averaged)
+        def kept_state(chains: int) -> Any:
+            return kept.kept_state(rows, n, chains, replicas, self._averaged)
 
         work: list[Work] = []
         some = bool(chosen.any())
@@ -221,21 +221,20 @@ class Simulation(ChainSimulation):
             left = self._ranges[~chosen] if some else self._ranges
             work.append((self._blocks(left, rules.block, self._strip_lanes()), summed_state))
         if some:
-            panels = _in_panels(self._couplings, self._fields, cached.PANEL)
+            rows = kept.in_vectors(self._couplings, self._fields)
             # Fewer lanes where a thread would have no block.
-            lanes = min(_CACHED_LANES, -(-self._spins[..., 0].size // rules.threads))
-            lanes = max(_CACHED_LANES // 4, lanes, replicas)
-            work.append((self._blocks(self._ranges[chosen], rules.block, lanes), cached_state))
+            lanes = min(_KEPT_LANES, -(-self._spins[..., 0].size // rules.threads))
+            lanes = max(_KEPT_LANES // 4, lanes, replicas)
+            work.append((self._blocks(self._ranges[chosen], rules.block, lanes), kept_state))
         return work
 
-    def _cached(self, rules: Rules) -> Array:
-        """Whether the fields of each range of problems are cached, bool [K]."""
-        rows, (replicas, n) = self._ranges[:, 0], self._spins.shape[2:]
-        never = self._three_body.shape[1] > 0 or rules.fields == "summed"
-        if never or rules.fields == "cached" or n < _LEAST_CACHED:
-            return np.full(len(rows), not never and rules.fields == "cached")
-        options = replicas, self.chains, self.betas.ndim == 3
-        return np.array([caching_pays(self._couplings[row], *options) for row in rows])
+    def _kept(self, rules: Rules) -> Array:
+        """Whether the fields of each range of problems are kept, bool [K]."""
+        replicas, n = self._spins.shape[2:]
+        lanes = (self._ranges[:, 2] - self._ranges[:, 1]) * replicas
+        if rules.fields == "auto":
+            return (n >= np.minimum(_SPINS_PER_LANE * lanes, _SPINS)) & (self._three_body.shape[1] == 0)
+        return np.full(len(lanes), rules.fields == "kept")
 
 
 class EdgeSimulation(ChainSimulation):
@@ -289,42 +288,3 @@ def _row_sums(entries: Array, starts: Array) -> Array:
     sums = np.add.reduceat(entries, starts[:-1], axis=1)
     sums[:, starts[1:] == starts[:-1]] = 0
     return sums
-
-
-def caching_pays(couplings: Array, replicas: int, chains: int = 64, annealed: bool = False) -> bool:
-    """Whether cached fields cost less than sums for every update, for J [n, n], a ladder of R rungs, and C chains.
-
-    A sum costs 0.5 + 0.0098 n, and the same for eight chains or fewer together; an update with cached fields
-    1.2 + 0.0005 n and 6.5 + 0.027 n per flip (ns of a core with vectors of 64 bytes).  A heat bath flips a spin with a
-    probability of about 1/2 / (1 + 1.4 β² Σ_k J_jk²), measured for couplings of random signs.  Annealed chains pass the
-    temperatures at which that sum is 1 to 25.  The answer affects the time only, and the rounding of the fields; spins
-    without couplings, such as padding, do not change it.
-    """
-    n = couplings.shape[0]
-    if n < _LEAST_CACHED:
-        return False
-    squared = np.einsum("jk,jk->j", couplings, couplings)
-    coupled = int((squared > 0).sum())
-    if coupled < _LEAST_CACHED:
-        return False
-    strength = float(squared.sum()) / coupled
-    strengths = np.linspace(1, 5, 9) ** 2 if annealed else strength * even_ladder(replicas) ** 2
-    rate = float((0.5 / (1 + 1.4 * strengths)).mean())
-    cached = 1.2 + 0.0005 * coupled + rate * (6.5 + 0.027 * coupled)
-    return cached < (0.5 + 0.0098 * coupled) * max(1.0, 8 / (replicas * chains))
-
-
-def _in_panels(couplings: Array, fields: Array, width: int) -> tuple[Array, Array]:
-    """J [G, n, n] and h [P, n] in rows of 16 spins, panel after panel, with zeros at the end."""
-    groups, n = couplings.shape[:2]
-    panels = -(-n // width)
-    rows = aligned_rows(groups * panels * n * (width // 16), np.float32)
-    by_panel = rows.reshape(groups, panels, n, width)
-    for b in range(panels):
-        part = couplings[..., width * b : width * (b + 1)]
-        by_panel[:, b, :, : part.shape[-1]] = part
-        by_panel[:, b, :, part.shape[-1] :] = 0
-    h = aligned_rows(len(fields) * panels * (width // 16), np.float32)
-    padded = h.reshape(len(fields), panels * width)
-    padded[:, :n], padded[:, n:] = fields, 0
-    return rows.reshape(groups, -1, 16), h

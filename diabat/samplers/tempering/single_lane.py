@@ -2,7 +2,7 @@
 
 Local fields are kept between the sweeps, and each flip changes those of the neighbours, so that an update that flips
 nothing costs a comparison.  A block of 64 spins is compared at once with the thresholds of
-:mod:`diabat.samplers.tempering.cached`; then its flips follow in order.  Rounding moves a kept field f_j from its sum
+:mod:`diabat.samplers.tempering.kept`; then its flips follow in order.  Rounding moves a kept field f_j from its sum
 by less than
 
     2^-23 (d (K + 2) + 8) (|h_j - Σ_k J_jk| + Σ_k |2 J_jk|),        d neighbours, K sweeps since the fields were summed.
@@ -20,8 +20,6 @@ import numpy as np
 from diabat.compute.jit import inner
 from diabat.compute.simd import (
     add,
-    constant,
-    divide,
     item,
     load,
     mul,
@@ -33,20 +31,12 @@ from diabat.compute.simd import (
     sub,
 )
 from diabat.compute.simd_bits import bits_less, lowest_bit
-from diabat.samplers.tempering.cached import threshold
+from diabat.samplers.tempering.kept import probability, threshold
 from diabat.samplers.tempering.kernel import STRIP, How, Lanes, draw_in_order
-from diabat.samplers.tempering.summed import power_of_two
 
 KEEP = 256
 """Fields are summed anew after this many sweeps."""
 _ROUNDING = np.float32(2.0**-23)
-
-
-@inner
-def probability(field: Any, scale: Any) -> Any:
-    """P(s = +1 | rest)."""
-    one = constant(field, 1.0)
-    return divide(one, add(one, power_of_two(mul(field, scale))))
 
 
 @inner

@@ -5,7 +5,7 @@ is drawn at a time, from the local field at inverse temperature β
 
     f_j = h_j + Σ_k J_jk s_k + Σ_{k<l} K_jkl s_k s_l,        P(s_j = +1 | rest) = σ(2 β f_j),
 
-computed anew for each update: its sums only read memory, while cached fields would be rewritten n times per flip, and
+computed anew for each update: its sums only read memory, while kept fields would be rewritten n times per flip, and
 in 16 lanes one spin nearly always flips.  The sums of four spins over all others are formed in one pass, which reads
 every spin once for four updates, and the couplings among the four are added as they are drawn.  One random word
 decides, by heat bath or Metropolis.
