@@ -6,7 +6,7 @@ lanes is drawn at a time, from the local field
 
     f_j = (h_j - Σ_k J_jk) + Σ_{k: s_k = +1} 2 J_jk,        P(s_j = +1 | rest) = σ(2 β f_j),
 
-computed anew at each update; one or two lanes keep their fields (:mod:`diabat.samplers.tempering.single_lane`).  Order
+computed anew at each update; up to four lanes keep their fields (:mod:`diabat.samplers.tempering.single_lane`).  Order
 and random words are those of :mod:`diabat.samplers.tempering.summed`, decisions those of
 :mod:`diabat.samplers.tempering.kept`, so that the law is the same, and so are the reads, up to rounding.
 """
@@ -55,7 +55,7 @@ _CHUNK = 512
 # Exponents are updated by the changes of each sweep, and recomputed after this many sweeps.
 _RENEW = 64
 # Up to this many lanes are updated one after the other.
-_FEW = 2
+_FEW = 4
 Array = NDArray[Any]
 
 
