@@ -145,7 +145,7 @@ class Visible(NamedTuple):
     def rule(self, size: int | None) -> Rule | None:
         """Windows of this size, or all keys for None, by a few numbers; None where they follow from masks as well."""
         plain = self.mask is None and self.bias is None and self.key_mask is None
-        if plain and self.queries > 1 and (size is None or (self.causal and self.queries == self.keys)):
+        if plain and self.queries > 1 and (size is None or (self.causal and self.queries <= self.keys)):
             return Rule(self.queries, self.keys, self.causal, size)
         return None
 
@@ -189,7 +189,7 @@ class Visible(NamedTuple):
         at = places.clamp_min(0)
         if self.key_mask is not None:
             filled = (filled & self.key_mask[:, at])[:, None]
-        return Windows(at[None, None], filled, False, 0, before)
+        return Windows(at[None, None], filled, False, 0, before, None, places[None, :, 0])
 
     def _to_ends(self, size: int, ends: Tensor, *, far: bool) -> Windows:
         """Windows of a rule that end at the query, or at the last key of its sequence."""
@@ -224,8 +224,8 @@ class Windows(NamedTuple):
         first: The key in the first slot.
         far: Visible keys before the window that count; None for none.
         bias: Added to scores of keys, broadcastable to [B, H, Q, S]; or None.
-        starts: With ``at`` whose keys stand together, the first of each query, int64 [B, Q], negative before the first
-            key; or None.
+        starts: With ``at`` whose keys stand together, the first of each query, int64 [B or 1, Q], negative before the
+            first key; or None.
         rule: What ``filled`` follows from, and of several queries all slots; None where they do not.
     """
 

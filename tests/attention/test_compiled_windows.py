@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diabat import BoltzmannAttention, sampler
-from diabat.attention import compiled_windows, operators
+from diabat.attention import WindowCouplings, boltzmann_attention, compiled_windows, operators
 from diabat.attention.bridge import GradientBridge
 from diabat.attention.compiled_windows import WindowLaw
 from diabat.attention.couplings import PairSlots, pair_numbers
@@ -320,6 +320,19 @@ def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPat
         slopes = torch.autograd.grad(both, [*terms, pairs[0]], [t.detach() for t in both])
         found.append([*both, *slopes])
     torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("far", ["none", "independent"])
+def test_the_last_queries_of_a_longer_sequence(passes: list[bool], far: str) -> None:
+    """A part of a prompt behind a cache: compiled, as the queries of all keys are."""
+    q, k, v = states(9, 9)
+    window = WindowCouplings(HEADS, WINDOW, init=0.3, dtype=F64)
+    options: Any = {"enable_gqa": True, "far": far}
+    whole: Any = boltzmann_attention(q, k, v, window, is_causal=True, **options)
+    mask = torch.ones(4, 9, dtype=torch.bool).tril(5)
+    part = boltzmann_attention(q[:, :, 5:], k, v, window, attn_mask=mask, **options)
+    torch.testing.assert_close(part, whole[:, :, 5:], rtol=0, atol=1e-12)
+    assert passes == [True, True]
 
 
 def test_windows_that_are_no_rule_are_not_served() -> None:
