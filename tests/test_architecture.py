@@ -221,9 +221,9 @@ DESCRIBED = {
 # Are imported by those who ask for a subclass of a dimod.Sampler: one converts by diabat.ising, the other takes arrays.
 EDGES = {"samplers/ocean.py", "samplers/dimod/tiled.py", "testing/strict_qpu.py"}
 # Hands arrays that diabat.ising made to dimod, and takes reads.
-CARRIERS = {"samplers/dimod/submit.py"}
+CARRIERS = {"samplers/dimod/problems.py"}
 # Knows what a dimod sampler is, and no model.
-CLASSES = {"samplers/dimod/target.py"}
+CLASSES = {"samplers/dimod/submission.py"}
 HEAVY = {"qiskit", "qiskit_aer", "dimod", "matplotlib", "transformers", "dwave"}
 
 

@@ -25,7 +25,7 @@ from diabat.ising import Ising
 from diabat.problem_files import read_problem
 from diabat.samplers import sampler
 from diabat.samplers.answers import Samples
-from diabat.samplers.dimod.cache import AnswerCache
+from diabat.samplers.dimod.reads import AnswerCache
 from diabat.studies.ensembles import sk
 from diabat.studies.fidelity import fidelity_report
 from diabat.tasks.data import fetch, text_of

@@ -12,8 +12,16 @@ from typing import Any
 import numpy as np
 
 from diabat.checks import ArgumentError, is_integer
-from diabat.samplers.dimod.limits import beyond, check_times, longest_run, room, stated_ranges
-from diabat.samplers.dimod.packing import FloatArray, IntArray, coupling_totals
+from diabat.samplers.dimod.problems import (
+    FloatArray,
+    IntArray,
+    beyond,
+    check_times,
+    coupling_totals,
+    longest_run,
+    room,
+    stated_ranges,
+)
 
 Properties = Mapping[str, Any]
 Keywords = Mapping[str, Any]

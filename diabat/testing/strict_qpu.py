@@ -22,8 +22,9 @@ from diabat.checks import ArgumentError, check_positive
 from diabat.circuits import schedule as built_in
 from diabat.ising import Ising, to_minimised
 from diabat.samplers.dimod.budget import estimated_access_us
-from diabat.samplers.dimod.packing import FloatArray, IntArray, expand
-from diabat.samplers.dimod.target import missing_package
+from diabat.samplers.dimod.problems import FloatArray, IntArray
+from diabat.samplers.dimod.reads import expand
+from diabat.samplers.dimod.submission import missing_package
 from diabat.samplers.seeds import child_seed
 from diabat.testing import qpu_rules
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 import diabat
-from diabat.samplers.dimod.ledger import FileLedger
+from diabat.samplers.dimod.budget import FileLedger
 from diabat.testing.problems import make_problem
 from fuzz.files.mutations import damaged, other_tensors, saved
 from fuzz.properties import demand, holds, naming

@@ -19,8 +19,8 @@ from diabat.config import make_config
 from diabat.ising import Ising
 from diabat.runs import build_sampler
 from diabat.samplers.dimod import DimodSampler
-from diabat.samplers.dimod.packing import expand
-from diabat.samplers.dimod.submit import SubmissionError
+from diabat.samplers.dimod.reads import expand
+from diabat.samplers.dimod.submission import SubmissionError
 from diabat.samplers.ocean import OceanSampler
 from diabat.testing import brute_force
 from diabat.testing.problems import causal_problem, make_problem

@@ -29,12 +29,10 @@ from safetensors.numpy import save
 
 from diabat.files import create_file
 from diabat.ising import Ising
-from diabat.samplers.dimod import DimodSampler, ledger
-from diabat.samplers.dimod.budget import Budget, BudgetError, estimated_access_us
-from diabat.samplers.dimod.cache import AnswerCache
-from diabat.samplers.dimod.ledger import FileLedger, Ledger
-from diabat.samplers.dimod.packing import Reads
-from diabat.samplers.dimod.submit import SubmissionError, is_transient
+from diabat.samplers.dimod import DimodSampler, budget
+from diabat.samplers.dimod.budget import Budget, BudgetError, FileLedger, Ledger, estimated_access_us
+from diabat.samplers.dimod.reads import AnswerCache, Reads
+from diabat.samplers.dimod.submission import SubmissionError, is_transient
 from diabat.testing.problems import make_problem
 from diabat.testing.strict_qpu import TIMING
 
@@ -48,7 +46,7 @@ TOKEN = "DEV-0123456789abcdef0123456789abcdef01234567"
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that would have been waited."""
     waited: list[float] = []
-    monkeypatch.setattr("diabat.samplers.dimod.submit.time.sleep", waited.append)
+    monkeypatch.setattr("diabat.samplers.dimod.submission.time.sleep", waited.append)
     return waited
 
 
@@ -433,7 +431,7 @@ def spending(folder: Path) -> None:
 # Without the package, which imports torch.
 IMPORTED = (
     "import runpy, sys; from pathlib import Path\n"
-    f"ledger = runpy.run_path({ledger.__file__!r})['FileLedger'](Path(sys.argv[1]))\n"
+    f"ledger = runpy.run_path({budget.__file__!r})['FileLedger'](Path(sys.argv[1]))\n"
 )
 
 

@@ -17,7 +17,7 @@ from diabat.edges import Edges
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.dimod import BudgetError, DimodSampler
-from diabat.samplers.dimod.submit import SubmissionError
+from diabat.samplers.dimod.submission import SubmissionError
 from diabat.samplers.dimod.tiled import TiledComposite
 from diabat.samplers.dqa import DQASampler
 from diabat.testing import brute_force_states

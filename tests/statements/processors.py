@@ -19,7 +19,7 @@ import diabat
 from diabat import Ising, Samples, sampler
 from diabat.cli import app
 from diabat.samplers.dimod.budget import BudgetError, estimated_access_us
-from diabat.samplers.dimod.options import call_keywords
+from diabat.samplers.dimod.submission import call_keywords
 from diabat.samplers.dimod.tiled import TiledComposite
 from diabat.samplers.pseudolikelihood import calibration_error, fit_betas
 from diabat.testing.strict_qpu import TIMING, StrictMockQPU

@@ -1,7 +1,353 @@
 """Backend ``dimod``: any dimod sampler or composite, including D-Wave processors."""
 
-from diabat.samplers.dimod.budget import BudgetError
-from diabat.samplers.dimod.sampler import DimodSampler
-from diabat.samplers.dimod.submit import SubmissionError
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from diabat.checks import ArgumentError, check_count, check_number
+from diabat.circuits import Betas
+from diabat.ising import Ising
+from diabat.samplers.answers import Samples
+from diabat.samplers.base import Sampler, require_room
+from diabat.samplers.capabilities import Capabilities
+from diabat.samplers.diagnostics import Watched
+from diabat.samplers.dimod.budget import Budget, BudgetError, DryRun, FileLedger, Ledger
+from diabat.samplers.dimod.problems import (
+    Packed,
+    Problem,
+    check_anneal,
+    longest_run,
+    model,
+    pack,
+    program,
+    stated_ranges,
+)
+from diabat.samplers.dimod.reads import AnswerCache, check_plain
+from diabat.samplers.dimod.submission import (
+    DimodLike,
+    Placing,
+    SubmissionError,
+    Submitter,
+    Tally,
+    Work,
+    access_time,
+    call_keywords,
+    check_parameters,
+    device_properties,
+    dry_run,
+    resolve,
+    split_reads,
+)
+from diabat.samplers.dimod.temperature import (
+    ESTIMATE_READS,
+    ROUNDS,
+    check_beta,
+    check_held,
+    check_law,
+    check_scale,
+    estimate,
+    fit_report,
+    reference_problems,
+    refuse_optimisers,
+)
 
 __all__ = ["BudgetError", "DimodSampler", "SubmissionError"]
+
+
+WATCHED = (
+    Watched(
+        "chain_break_fraction.mean",
+        "chain breaks, mean",
+        most=0.05,
+        advice="use stronger qubit chains (chain_strength), or shorter ones",
+    ),
+    Watched("chain_break_fraction.max", "chain breaks, most broken chain"),
+    Watched("ancilla_flips", "ancilla flips", most=0.05, advice="use a stronger flux_bias"),
+    Watched("beta_fit.beta_h", "fitted beta of the fields", 0.7, 1.4, "declare or estimate beta anew"),
+    Watched("beta_fit.beta_J", "fitted beta of couplings", 0.7, 1.4, "declare or estimate beta anew"),
+)
+"""Watched entries: broken chains, flipped ancillas, and fitted temperatures."""
+
+
+def refuse_beside_default(**given: Any) -> None:
+    """Raise ValueError for options that need a sampler, if none is given."""
+    for name, value in given.items():
+        if value is not None:
+            raise ArgumentError("sampler", f"expected a dimod sampler or its name with {name}, got None.")
+
+
+DEFAULT_SAMPLER = "dwave.samplers:SimulatedAnnealingSampler"
+_DEFAULT_PARAMETERS: dict[str, Any] = {"beta_schedule_type": "custom", "beta_schedule": [1.0] * 100}
+
+
+class DimodSampler(Sampler):
+    r"""Reads of a dimod sampler, programmed with h/beta_h and J/beta_J.
+
+    A device at inverse temperatures (beta_h, beta_J) then follows P(s) ∝ exp(scale · (Σ h s + Σ J s s)).  The
+    temperature must be declared (``beta``): a sampler that anneals to another temperature solves another problem.
+    The law is Boltzmann only if you declare it (``law``); otherwise it is ``diabatic``, and only first-order agreement
+    is expected.
+
+    Problems are submitted one after the other; with ``together``, or tiled over a chip by a
+    :class:`diabat.samplers.dimod.tiled.TiledComposite`, many at a time.  This is the only backend with a Python loop
+    over problems.  Rows with ``num_occurrences`` are expanded: there is one row
+    per read, and exactly the requested number of reads.
+
+    Args:
+        sampler: A dimod sampler or composite, or its ``module:name``.  None is dwave's simulated annealer at constant
+            beta = 1 for 100 sweeps, with law ``boltzmann``.
+        options: Keywords of its constructor, if ``sampler`` is a name; no tokens.
+        parameters: Keywords of its ``sample``.
+        beta: Inverse temperature at which it samples programmed values: a number, (beta_h, beta_J), or ``estimate``
+            (by maximum pseudo-likelihood on 16 problems of the spins of a tile, or of 6, before the first answer; also
+            fits every answer).
+        law: ``boltzmann`` if the answers follow it at that temperature; None for another or unknown law, such as that
+            of an optimiser.
+        scale: Factor of the programmed values, which changes the effective temperature: None is 1, ``fit`` the
+            largest that keeps the values of a call in range.
+        num_reads: Reads behind ``moments``.
+        reads_per_call: Largest number of reads of one submission; None uses the limit that the sampler reports.
+        together: Problems in one submission, as independent parts of one model; None is 1, or with a
+            :class:`diabat.samplers.dimod.tiled.TiledComposite` as many as its tiles hold.
+        cache_dir: Folder for answers; the same call with the same seed is then answered from it.
+        max_reads: Largest total number of submitted reads: of this object, or with a ``cache_dir`` of all runs and
+            processes that use that folder, counted in its ``spent.json``.  Submissions that timed out, or were
+            running when a run ended, count with their estimate, because they may have been answered.
+        max_qpu_seconds: Largest total processor access time, estimated before and counted after each submission.
+        retries: Further attempts after a network failure.
+        retry_wait_s: Wait before the first retry in seconds; doubled for each further one.
+
+    Attributes:
+        budget: The use so far, and its limits.
+
+    Raises:
+        ValueError: If an option is invalid or the temperature is not declared; the message names it.
+        TypeError: If an option has the wrong type, or ``sample`` has no such parameter.
+    """
+
+    name = "dimod"
+
+    # str comes first in the union: a configuration reports the first member.
+    def __init__(
+        self,
+        sampler: str | DimodLike | None = None,
+        *,
+        options: dict[str, Any] | None = None,
+        parameters: dict[str, Any] | None = None,
+        beta: Literal["estimate"] | float | tuple[float, float] | None = None,
+        law: Literal["boltzmann"] | None = None,
+        scale: Literal["fit"] | float | None = None,
+        num_reads: int = 1000,
+        reads_per_call: int | None = None,
+        together: int | None = None,
+        cache_dir: str | Path | None = None,
+        max_reads: int | None = None,
+        max_qpu_seconds: float | None = None,
+        retries: int = 5,
+        retry_wait_s: float = 1.0,
+    ) -> None:
+        if sampler is None:
+            refuse_beside_default(options=options, parameters=parameters, beta=beta)
+            sampler, parameters, beta, law = DEFAULT_SAMPLER, _DEFAULT_PARAMETERS, 1.0, "boltzmann"
+        num_reads = check_count("num_reads", num_reads)
+        together = check_count("together", together, optional=True)
+        reads_per_call = check_count("reads_per_call", reads_per_call, optional=True)
+        max_reads = check_count("max_reads", max_reads, least=0, optional=True)
+        retries = check_count("retries", retries, least=0)
+        check_number("max_qpu_seconds", max_qpu_seconds, "[0, inf)", optional=True)
+        check_number("retry_wait_s", retry_wait_s, "[0, inf)")
+        if cache_dir is not None and not isinstance(cache_dir, str | Path):
+            raise ArgumentError("cache_dir", f"expected a path or None, got {cache_dir!r}.")
+        self.num_reads, self.together, self._reads_per_call = num_reads, together, reads_per_call
+        self._beta, self._scale = check_beta(beta), check_scale(scale)
+        check_law(law, self._scale, self._beta == "estimate")
+        self._law: Literal["boltzmann", "diabatic"] = law or "diabatic"
+        folder = None if cache_dir is None else Path(cache_dir)
+        self._cache = None if folder is None else AnswerCache(folder)
+        ledger = Ledger() if folder is None else FileLedger(folder / "spent.json")
+        self.budget = Budget(max_reads, max_qpu_seconds, ledger)
+        self._attempts = (retries, retry_wait_s)
+        self._given = (sampler, options, parameters or {})
+        if sampler is not DEFAULT_SAMPLER:  # which is imported on first use
+            self._submitter = self._connected()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Fields and couplings with the declared law; reads only."""
+        limit = self._tiled.spins if self._tiled else None
+        return Capabilities(law=self._law, edges=True, max_spins=limit)
+
+    @property
+    def target(self) -> DimodLike:
+        """The dimod sampler."""
+        return self._submitter.sampler
+
+    @property
+    def _tiled(self) -> Placing | None:
+        """The sampler, if it is a composite that tells what it programs."""
+        named_only = self._given[0] is DEFAULT_SAMPLER  # which is imported on first use
+        return None if named_only or not isinstance(self.target, Placing) else self.target
+
+    @cached_property
+    def betas(self) -> Betas:
+        """Inverse temperatures by which h and J are divided; with ``estimate`` the first access estimates them."""
+        return self._find_betas([])
+
+    def _find_betas(self, call: Sequence[Work]) -> Betas:
+        """Find ``betas``; the budget must hold an estimate together with the call that it is for."""
+        if isinstance(self._beta, Betas):
+            return self._beta
+        one = self._round()
+
+        def draw(problems: Ising, betas: Betas, left: int) -> Samples:
+            return self._draw(problems, betas, ESTIMATE_READS, 0, [*one * left, *call])[0]
+
+        return estimate(draw, self._references)
+
+    @property
+    def _unknown(self) -> bool:
+        """Whether the temperature is still to be estimated."""
+        return self._beta == "estimate" and "betas" not in vars(self)
+
+    @property
+    def _references(self) -> Ising:
+        """Problems of the estimate, in tiles of the problems' size: longer chains anneal more slowly."""
+        return reference_problems(spins=max(2, self.capabilities.max_spins or 6))
+
+    def _round(self) -> list[Work]:
+        """Submissions of one round of the estimate, with values that are not known yet."""
+        return self._works(self._references, None, ESTIMATE_READS, 0)
+
+    def dry_run(self, ising: Ising, num_reads: int, *, seed: int = 0) -> DryRun:
+        """Estimate the cost of :meth:`sample` without submitting anything.
+
+        Before the estimate of ``beta="estimate"``, its submissions count too, and values are not compared with ranges.
+        An estimate that the cache answers is made.
+
+        Args:
+            ising: The problems.
+            num_reads: Reads per problem.
+            seed: Seed of the call, which is part of the cache key.
+        """
+        num_reads = check_count("num_reads", num_reads)
+        self._require(ising)
+        require_room(ising, num_reads)
+        if self._unknown and self._cache is not None:
+            free = copy(self)
+            free._submitter = replace(self._submitter, budget=Budget(max_reads=0))
+            with suppress(BudgetError):
+                self.betas = free.betas
+        rounds = ROUNDS * self._round() if self._unknown else []
+        works = self._works(ising.detach(), None if self._unknown else self.betas, num_reads, seed)
+        scale = None if rounds and self._scale == "fit" else works[0].factor if works else 1.0
+        return dry_run(self._submitter, works, ising.num_problems, rounds, scale)
+
+    @property
+    def watched(self) -> tuple[Watched, ...]:
+        """Chains and ancillas that do not hold, and temperatures that are not those asked for."""
+        return WATCHED
+
+    def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
+        if self._unknown:
+            self.betas = self._find_betas(self._works(ising, None, num_reads, seed))
+        samples, facts = self._draw(ising, self.betas, num_reads, seed)
+        if self._beta == "estimate":
+            facts["beta_fit"] = fit_report(ising, samples)
+        return Samples(samples.spins, samples.visible, info=facts)
+
+    def _draw(
+        self, ising: Ising, betas: Betas, num_reads: int, seed: int, later: Sequence[Work] = ()
+    ) -> tuple[Samples, dict[str, Any]]:
+        out = torch.full((num_reads, ising.num_problems, ising.num_spins), -1, dtype=torch.int8)
+        spins, tally = out.numpy(), Tally()
+        works = self._works(ising, betas, num_reads, seed)
+        for work, reads, cached in self._submitter.answers(works, later):
+            start = work.part * works[0].reads
+            spins[start : start + work.reads, work.packed.rows, work.packed.spins] = reads.spins
+            tally.add(work, reads, cached)
+        out = out.reshape(num_reads, *ising.fields.shape).to(ising.fields.device)
+        facts = tally.info() | self._facts(betas, works[0].factor if works else 1.0)
+        return Samples(out, ising.visible_mask), facts
+
+    def _works(self, ising: Ising, betas: Betas | None, num_reads: int, seed: int) -> list[Work]:
+        """Program, pack, scale and check; nothing is submitted.  Without betas only the values are wrong."""
+        problems = program(ising, betas or Betas(1.0, 1.0))
+        packed = self._packed(problems)
+        parameters, properties = self._submitter.parameters, device_properties(self.target)
+        ranges = stated_ranges(properties)
+        factor = (
+            self._scale if not isinstance(self._scale, str) else ranges.fitting([one.chip for one in packed])
+        )
+        for one in packed:
+            if one.chip is None:  # what a composite programs is checked by the device
+                continue
+            if betas is not None:
+                ranges.check(one.chip, factor)
+            if parameters.get("fast_anneal") and one.chip.fields.any():
+                raise ArgumentError(
+                    "fields",
+                    "expected 0 with fast_anneal, which has no h, got other values; use TiledComposite(..., "
+                    "fields='ancilla').",
+                )
+        limits = (self._reads_per_call, longest_run(parameters, properties))
+        most = min((limit for limit in limits if limit is not None), default=None)
+        return split_reads(packed, factor, num_reads, seed, most)
+
+    def _packed(self, problems: Sequence[Problem]) -> list[Packed]:
+        """Models of several problems, with what they program where that is known."""
+        tiled = self._tiled
+        if tiled is None:
+            packed = pack(problems, self.together or 1)
+            return packed if self._submitter.embeds else [replace(one, chip=one.biases) for one in packed]
+        joined = pack(problems, self.together or max(1, len(problems)))
+        batches = [(one, np.array(batch)) for one in joined for batch in tiled.batches(model(one))]
+        parts = [one.part(batch, number) for number, (one, batch) in enumerate(batches)]
+        return [replace(part, chip=tiled.programmed(model(part))) for part in parts]
+
+    @cached_property
+    def _submitter(self) -> Submitter:
+        return self._connected()
+
+    def _connected(self) -> Submitter:
+        sampler, options, parameters = self._given
+        target = resolve(sampler, options)
+        if self._cache is not None:
+            check_plain("options", options or {})
+        check_parameters(target, parameters)
+        check_held(target, parameters, self._beta)
+        if self._law == "boltzmann":
+            refuse_optimisers(target)
+        keywords = call_keywords(target, parameters)
+        check_anneal(keywords, device_properties(target))
+        access = access_time(target)
+        if self.budget.max_seconds is not None and access is None:
+            raise ArgumentError(
+                "max_qpu_seconds",
+                "expected a sampler that reports its timing (problem_timing_data), got "
+                f"{type(target).__name__}, which does not.",
+            )
+        return Submitter(target, keywords, self._cache, self.budget, access, *self._attempts, options or {})
+
+    def _facts(self, betas: Betas, factor: float) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "law": self._law,
+            "sampler": type(self.target).__name__,
+            "beta": self._beta if isinstance(self._beta, str) else "declared",
+            "programmed_with": tuple(betas),
+            "scale": factor,
+            "effective_beta": (factor, factor),
+            "reads_spent": self.budget.reads,
+            "qpu_seconds_spent": self.budget.seconds,
+        }
+        if not self._submitter.seeded and self._cache is None:
+            facts["seed"] = None  # the sampler accepts no seed: the reads cannot be reproduced
+        return facts

@@ -1,4 +1,4 @@
-"""The temperature of a device: declared or estimated."""
+"""Temperature and law of a device: declared, or estimated, and refused where they cannot hold."""
 
 from __future__ import annotations
 
@@ -13,17 +13,25 @@ from diabat.checks import ArgumentError, is_positive
 from diabat.circuits import Betas
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers.answers import Samples
-from diabat.samplers.dimod.target import accepted_parameters, device_properties, family
+from diabat.samplers.dimod.submission import accepted_parameters, device_properties, family
 from diabat.samplers.pseudolikelihood import calibration_error, fit_betas, log_pseudolikelihood
 
 Mode = Literal["estimate"]
+
+
 Beta = Mode | float | tuple[float, float]
+
 
 # The first guess of an estimate: reference problems programmed at 1/16 of their strength are weak on any device
 # of beta up to about 50, and still show at beta = 1.
 _FIRST_GUESS = 16.0
+
+
 ROUNDS = 3
+
+
 ESTIMATE_READS = 1000
+
 
 # Keywords of samplers that hold a temperature, and how each holds 1.
 _STAYS = {
@@ -32,6 +40,8 @@ _STAYS = {
     "beta": "beta=1.0",
     "beta_max": "beta_min=1.0, beta_max=1.0",
 }
+
+
 # Samplers and composites that look for low energies, or ignore them: no temperature describes their answers.
 _NO_LAW = (
     "HybridSampler",
@@ -164,3 +174,37 @@ def fit_report(ising: Ising, samples: Samples) -> dict[str, Any]:
         "pseudo_r2": 1 + value / math.log(2),
         "calibration_error": calibration_error(ising, samples.spins, fit.scales),
     }
+
+
+Scale = float | Literal["fit"]
+
+
+def check_scale(scale: Scale | None) -> Scale:
+    """Return the factor of the programmed values; 1 for None.
+
+    Raises:
+        ValueError: If it is neither a positive number nor 'fit'.
+    """
+    if scale is None:
+        return 1.0
+    if isinstance(scale, str) and scale == "fit":
+        return "fit"
+    if not is_positive(scale):
+        raise ArgumentError("scale", f"expected a positive number or 'fit', got {scale!r}.")
+    return float(scale)
+
+
+def check_law(law: str | None, scale: Scale, estimated: bool) -> None:
+    """Raise ValueError unless the law is None, or ``boltzmann`` without options that contradict it."""
+    if law is None:
+        return
+    if law != "boltzmann":
+        raise ArgumentError("law", f"expected 'boltzmann', or None for an unspecified law, got {law!r}.")
+    if scale != 1.0:
+        raise ArgumentError(
+            "law", f"'boltzmann' cannot be combined with scale={scale!r}, because its law has beta = 1."
+        )
+    if estimated:
+        raise ArgumentError(
+            "law", "'boltzmann' cannot be combined with beta='estimate', which fits a temperature to any law."
+        )

@@ -21,9 +21,8 @@ from scipy.sparse.csgraph import connected_components
 
 from diabat.checks import ArgumentError, check_choice, check_count, check_positive
 from diabat.samplers.capabilities import UnsupportedError
-from diabat.samplers.dimod.limits import stated_ranges
-from diabat.samplers.dimod.packing import Biases, IntArray
-from diabat.samplers.dimod.target import DimodLike, accepted_parameters, missing_package, resolve
+from diabat.samplers.dimod.problems import Biases, IntArray, stated_ranges
+from diabat.samplers.dimod.submission import DimodLike, accepted_parameters, missing_package, resolve
 
 try:
     import minorminer

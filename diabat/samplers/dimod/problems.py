@@ -1,8 +1,4 @@
-"""Limits of a device: ranges of programmed values, and rules of D-Wave's anneal parameters.
-
-Checked before anything is submitted.  Source of the rules: Ocean documentation, solver parameters and "fast anneal".
-The client does not check most of them; the server refuses violations only after the time in the queue.
-"""
+"""Ising problems become one quadratic model, whose values are within the limits of a device."""
 
 from __future__ import annotations
 
@@ -13,12 +9,170 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.samplers.dimod.packing import Biases, FloatArray
+from diabat.circuits import Betas
+from diabat.edges import pairs_of
+from diabat.ising import Ising, to_minimised
+
+FloatArray = NDArray[np.float64]
+
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One problem without its invisible spins, as biases of a minimised energy.
+
+    Attributes:
+        row: Its index in the flat batch.
+        spins: int64 [m], the visible spins.
+        fields: h / -beta_h, float64 [m].
+        pairs: int64 [E, 2], coupled spins as positions in ``spins``.
+        couplings: J / -beta_J of each pair, float64 [E].
+    """
+
+    row: int
+    spins: IntArray
+    fields: FloatArray
+    pairs: IntArray
+    couplings: FloatArray
+
+
+def program(ising: Ising, betas: Betas) -> list[Problem]:
+    """Divide by the inverse temperatures of the device; problems without visible spins are omitted.
+
+    Args:
+        ising: The problems, fields [*batch, n], without three-body terms.
+        betas: The device samples exp(-beta_h · field energy - beta_J · coupling energy).
+    """
+    n, total = ising.num_spins, ising.num_problems
+    h = _array(to_minimised(ising.fields, betas.beta_h)).reshape(total, n)
+    coupled = _distinct(ising, betas.beta_J)
+    visible = ising.visible_mask.cpu().numpy().reshape(total, n)
+    problems = []
+    for row, which in enumerate(ising.coupling_index().tolist()):
+        spins = np.flatnonzero(visible[row])
+        if len(spins):
+            pairs, J = coupled[which]
+            if len(spins) < n:
+                both = visible[row][pairs].all(1)
+                place = np.cumsum(visible[row]) - 1
+                pairs, J = place[pairs[both]], J[both]
+            problems.append(Problem(row, spins, h[row, spins], pairs, J))
+    return problems
+
+
+def _distinct(ising: Ising, beta: float) -> list[tuple[IntArray, FloatArray]]:
+    """Coupled pairs [E, 2] and their biases J / -beta [E], of each distinct J of a batch."""
+    if ising.edges is not None:
+        pairs, values = ising.edges.index.cpu().numpy(), _array(to_minimised(ising.edges.values, beta))
+        rows = values.reshape(ising.num_couplings, len(pairs))
+        return [(pairs[row != 0], row[row != 0]) for row in rows]
+    if ising.matrix is None:
+        return [(np.empty((0, 2), np.int64), np.empty(0))]
+    matrices = _array(to_minimised(ising.matrix, beta)).reshape(-1, ising.num_spins, ising.num_spins)
+    return [pairs_of(J) for J in matrices]
+
+
+def _array(values: Tensor) -> FloatArray:
+    return values.detach().double().cpu().numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class Biases:
+    """Biases of a minimised energy.
+
+    Attributes:
+        fields: Linear biases, float64 [V].
+        pairs: int64 [E, 2], coupled variables as positions in ``fields``.
+        couplings: Quadratic biases that belong to the problems, float64 [E].
+        chains: Quadratic biases that hold the qubits of one spin together, float64 [E]; no scale applies to them.
+        longest_chain: Largest number of qubits of one spin.
+    """
+
+    fields: FloatArray
+    pairs: IntArray
+    couplings: FloatArray
+    chains: FloatArray
+    longest_chain: int = 1
+
+    def scaled(self, factor: float) -> tuple[FloatArray, FloatArray]:
+        """Programmed linear [V] and quadratic [E] biases."""
+        return factor * self.fields, factor * self.couplings + self.chains
+
+    def totals(self, values: FloatArray) -> FloatArray:
+        """Sum of the values [E] of the pairs of each variable, float64 [V]."""
+        return coupling_totals(self.pairs, values, len(self.fields))
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Problems packed into one quadratic model of the variables 0, 1, ..., one for each of their spins.
+
+    Attributes:
+        biases: The model.
+        rows: int64 [V], problem of each variable.
+        spins: int64 [V], spin of each variable within its problem.
+        number: Identifies the random numbers of the submission.
+        chip: What is programmed on the device; None where a composite does not tell.
+    """
+
+    biases: Biases
+    rows: IntArray
+    spins: IntArray
+    number: int
+    chip: Biases | None = None
+
+    def part(self, variables: IntArray, number: int) -> Packed:
+        """The model of some variables, which are coupled to no others."""
+        place = np.full(len(self.rows), -1, dtype=np.int64)
+        place[variables] = np.arange(len(variables))
+        whole, kept = self.biases, place[self.biases.pairs[:, 0]] >= 0
+        biases = Biases(
+            whole.fields[variables], place[whole.pairs[kept]], whole.couplings[kept], whole.chains[kept]
+        )
+        return Packed(biases, self.rows[variables], self.spins[variables], number)
+
+
+def coupling_totals(pairs: IntArray, values: FloatArray, count: int) -> FloatArray:
+    """Sum of the values [E] of the pairs [E, 2] of each of ``count`` variables."""
+    return np.bincount(pairs.reshape(-1), np.repeat(values, 2), minlength=count).astype(np.float64)
+
+
+def pack(problems: Sequence[Problem], together: int) -> list[Packed]:
+    """Pack at most ``together`` problems into a model; the first numbers the model."""
+    return [_joined(problems[i : i + together]) for i in range(0, len(problems), together)]
+
+
+def _joined(problems: Sequence[Problem]) -> Packed:
+    sizes = [len(problem.spins) for problem in problems]
+    starts = np.cumsum([0, *sizes])
+    couplings = np.concatenate([problem.couplings for problem in problems])
+    biases = Biases(
+        fields=np.concatenate([problem.fields for problem in problems]),
+        pairs=np.concatenate([one.pairs + start for one, start in zip(problems, starts, strict=False)]),
+        couplings=couplings,
+        chains=np.zeros_like(couplings),
+    )
+    rows = np.repeat([problem.row for problem in problems], sizes)
+    return Packed(biases, rows, np.concatenate([problem.spins for problem in problems]), problems[0].row)
+
+
+def model(packed: Packed, factor: float = 1.0) -> Any:
+    """The dimod model."""
+    import dimod
+
+    h, J = packed.biases.scaled(factor)
+    terms = h, (*packed.biases.pairs.T, J), 0.0
+    return dimod.BinaryQuadraticModel.from_numpy_vectors(*terms, "SPIN", variable_order=range(len(h)))
+
 
 # Values of ±range/beta may exceed the range by a rounding error after multiplication and division.
 _ROUNDING = 1e-9
+
 
 FIX = (
     "program smaller values (weaker problems, or a device with a larger beta), or give scale='fit', which "

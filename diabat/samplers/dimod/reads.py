@@ -1,21 +1,130 @@
-"""Cache of answers on disk, keyed by the content of the submission, so that no answer is paid for twice."""
+"""Answers become reads: expanded from a sample set, counted, and kept in a folder, so that none is paid for twice."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diabat.checks import ArgumentError, ArgumentTypeError, escaped
 from diabat.files import create_file, read_file, replacing
-from diabat.samplers.dimod.ledger import locked
-from diabat.samplers.dimod.packing import FRACTIONS, Packed, Reads, most_reads
+from diabat.samplers.dimod.budget import locked
+from diabat.samplers.dimod.problems import FloatArray, Packed
+
+Spins = NDArray[np.int8]
+
+
+FRACTIONS = ("chain_break_fraction", "ancilla_flips")
+"""Fields of a sample set: the fractions of broken chains, and of ancillas read as -1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reads:
+    """Reads of one answer.
+
+    Attributes:
+        spins: ±1, int8 [R, V], columns in the order of the submitted variables.
+        fractions: Of each read, float64 [R], those of ``FRACTIONS`` that the sampler reports.
+        access_us: Access time reported by the answer, in microseconds; None if it is missing or invalid.
+        answered: Reads that were answered, with those that were not kept; None for as many as there are.
+    """
+
+    spins: Spins
+    fractions: Mapping[str, FloatArray] = field(default_factory=dict)
+    access_us: float | None = None
+    answered: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """Reads that were answered."""
+        return len(self.spins) if self.answered is None else self.answered
+
+
+def most_reads(asked: int) -> int:
+    """Largest accepted number of reads; some samplers return more than requested, and the excess is discarded."""
+    return 100 * asked
+
+
+def expand(sampleset: Any, labels: list[int], random: np.random.Generator, asked: int | None = None) -> Reads:
+    """Expand a sample set, whose rows have ``num_occurrences``, to one row per read.
+
+    Reads have the order of ``record``.  If rows have several occurrences, the order of draws is lost, and reads get a
+    random order, so that any part of them is a fair sample.
+
+    Args:
+        sampleset: A dimod.SampleSet, SPIN or BINARY.
+        labels: Variables in the order of the columns.
+        random: Generator for that order.
+        asked: Requested number of reads; None accepts any number.
+
+    Raises:
+        ValueError: If the answer lacks a variable, or has an invalid energy, value or count.
+    """
+    record = sampleset.record
+    energies, counts = np.asarray(record.energy), np.asarray(record.num_occurrences)
+    if not np.isfinite(energies).all():
+        raise ArgumentError("answer", "expected finite energies, got NaN or infinity.")
+    if not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
+        raise ArgumentError("answer", "expected num_occurrences as non-negative integers, got other numbers.")
+    total = counts.sum(dtype=np.float64)  # the sum may overflow int64
+    if asked is not None and total > most_reads(asked):
+        raise ArgumentError("answer", f"expected about the requested {asked} reads, got {total:.10g}.")
+    values = _columns(sampleset, labels)
+    rows = np.repeat(np.arange(len(values)), counts)
+    if (counts != 1).any():
+        rows = random.permutation(rows)
+    told = [name for name in FRACTIONS if name in record.dtype.names]
+    timing = sampleset.info.get("timing")
+    return Reads(
+        values[rows],
+        {name: np.asarray(record[name], dtype=np.float64)[rows] for name in told},
+        valid_time(timing.get("qpu_access_time")) if isinstance(timing, Mapping) else None,
+    )
+
+
+def valid_time(value: Any) -> float | None:
+    """Return a valid time, which is a finite number >= 0; None for any other value."""
+    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    return float(value) if number and 0 <= value <= sys.float_info.max else None
+
+
+def _columns(sampleset: Any, labels: list[int]) -> Spins:
+    """Values ±1 of the rows, with columns in the order of ``labels``."""
+    variables = list(sampleset.variables)
+    place = {label: column for column, label in enumerate(variables)}
+    missing = [label for label in labels if label not in place]
+    if missing:
+        raise ArgumentError("answer", f"expected a value for every variable, got none for {missing[0]!r}.")
+    values = np.asarray(sampleset.record.sample)[:, [place[label] for label in labels]]
+    low = {"SPIN": -1, "BINARY": 0}.get(sampleset.vartype.name)
+    if low is None or not np.isin(values, (low, 1)).all():
+        raise ArgumentError("answer", f"expected spins or bits, got values of type {sampleset.vartype.name}.")
+    return (values if low else 2 * values - 1).astype(np.int8)
+
+
+def joined(parts: list[Reads], reads: int) -> Reads:
+    """The first ``reads`` reads of all parts."""
+    times = [part.access_us for part in parts if part.access_us is not None]
+    return Reads(
+        np.concatenate([part.spins for part in parts])[:reads],
+        {
+            name: np.concatenate([part.fractions[name] for part in parts])[:reads]
+            for name in FRACTIONS
+            if all(name in part.fractions for part in parts)
+        },
+        sum(times) if times else None,
+        sum(part.rows for part in parts),
+    )
+
 
 # Size of a file besides its reads: names, shapes and key.
 _OVERHEAD_BYTES = 1 << 12
