@@ -1,4 +1,4 @@
-"""Saved samples, moments and problems, and ledgers, with other content: read and used, or a sentence with the name."""
+"""Saved samples, moments, problems and counts of a budget, with other content: used, or a sentence with the name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 import diabat
-from diabat.samplers.dimod.budget import FileLedger
+from diabat.samplers.dimod.budget import Budget
 from diabat.testing.problems import make_problem
 from fuzz.files.mutations import damaged, other_tensors, saved
 from fuzz.properties import demand, holds, naming
@@ -68,21 +68,21 @@ _ENTRIES = st.sampled_from((0, -1, 3, 1 << 62, 1.5, 1e308, float("inf"), None, "
 
 
 @cache
-def _ledger() -> bytes:
-    return saved(lambda path: FileLedger(path).add(3, 0.5))
+def _counts() -> bytes:
+    return saved(lambda path: Budget(path=path).add(3, 0.5))
 
 
 @holds
-def ledger(draw: st.DrawFn, folder: Path) -> None:
+def budget(draw: st.DrawFn, folder: Path) -> None:
     """An entry adds what it says to a total that is there, whatever else the file holds; or it is refused."""
     path = folder / "spent.json"
     if draw(st.booleans()):
-        path.write_bytes(draw(damaged([_ledger()])))
+        path.write_bytes(draw(damaged([_counts()])))
     else:
         names = st.sampled_from(("reads", "seconds", "more"))
         path.write_text(json.dumps(draw(st.dictionaries(names, _ENTRIES))))
     with naming(path.name):
-        before = FileLedger(path).total()
-        after = FileLedger(path).add(2, 0.25)
+        before = Budget(path=path).total()
+        after = Budget(path=path).add(2, 0.25)
     demand(before.reads >= 0 and before.seconds >= 0, f"total: expected no negative numbers, got {before}")
-    demand(after == (before.reads + 2, before.seconds + 0.25) == FileLedger(path).total(), f"got {after}")
+    demand(after == (before.reads + 2, before.seconds + 0.25) == Budget(path=path).total(), f"got {after}")

@@ -1,4 +1,4 @@
-"""Paying once: retries, the cache of answers, budgets and their ledger, the dry run; tokens stay out of it."""
+"""Paying once: retries, the cache of answers, budgets and their file, the dry run; tokens stay out of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from safetensors.numpy import save
 from diabat.files import create_file
 from diabat.ising import Ising
 from diabat.samplers.dimod import DimodSampler, budget
-from diabat.samplers.dimod.budget import Budget, BudgetError, FileLedger, Ledger, estimated_access_us
+from diabat.samplers.dimod.budget import Budget, BudgetError, estimated_access_us
 from diabat.samplers.dimod.reads import AnswerCache, Reads
 from diabat.samplers.dimod.submission import SubmissionError, is_transient
 from diabat.testing.problems import make_problem
@@ -174,7 +174,7 @@ def test_constructor_options_are_a_part_of_the_key(tmp_path: Path) -> None:
 def test_options_that_no_key_can_hold_and_a_file_in_place_of_a_folder_are_refused(tmp_path: Path) -> None:
     name, options = f"{Optioned.__module__}:Optioned", {"up": object()}
     with pytest.raises(
-        TypeError, match="options: expected numbers, text and lists with a cache_dir, got obj"
+        TypeError, match=r"parameters: .* lists, here and in options, with a cache_dir, got others \(a obj"
     ):
         DimodSampler(name, options=options, beta=1.0, cache_dir=tmp_path)
     (tmp_path / "x").write_text("")
@@ -413,11 +413,11 @@ def test_a_dry_run_submits_nothing_and_knows_the_cache(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", [False, True])
 def test_what_was_refused_is_not_counted(folder: bool, tmp_path: Path) -> None:
-    budget = Budget(5, None, FileLedger(tmp_path / "spent") if folder else Ledger())
-    budget.hold(3, 0.5)
+    own = Budget(5, None, tmp_path / "spent" if folder else None)
+    own.hold(3, 0.5)
     with pytest.raises(BudgetError, match="got 3 used and 4 more"):
-        budget.hold(4, 0.5)
-    assert (budget.reads, budget.seconds) == (3, 0.5)
+        own.hold(4, 0.5)
+    assert (own.reads, own.seconds) == (3, 0.5)
 
 
 def spending(folder: Path) -> None:
@@ -431,13 +431,13 @@ def spending(folder: Path) -> None:
 # Without the package, which imports torch.
 IMPORTED = (
     "import runpy, sys; from pathlib import Path\n"
-    f"ledger = runpy.run_path({budget.__file__!r})['FileLedger'](Path(sys.argv[1]))\n"
+    f"budget = runpy.run_path({budget.__file__!r})['Budget'](path=Path(sys.argv[1]))\n"
 )
 
 
 def added_by_processes(path: Path, processes: int, entries: int) -> list[int]:
     """The sums that entries of one read gave, in any order."""
-    code = f"{IMPORTED}print(*(ledger.add(1, 0.5).reads for _ in range({entries})))"
+    code = f"{IMPORTED}print(*(budget.add(1, 0.5).reads for _ in range({entries})))"
     running = [
         subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
         for _ in range(processes)
@@ -448,13 +448,13 @@ def added_by_processes(path: Path, processes: int, entries: int) -> list[int]:
 def test_processes_see_each_other(tmp_path: Path) -> None:
     """Of 160 entries of four processes, each sum includes those before it: no two are the same."""
     assert sorted(added_by_processes(tmp_path / "spent.json", 4, 40)) == list(range(1, 161))
-    assert FileLedger(tmp_path / "spent.json").total() == (160, 80.0)
+    assert Budget(path=tmp_path / "spent.json").total() == (160, 80.0)
 
 
 def test_threads_share_a_budget(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda _: spending(tmp_path), range(4)))
-    assert FileLedger(tmp_path / "spent.json").total().reads == 60
+    assert Budget(path=tmp_path / "spent.json").total().reads == 60
 
 
 DAMAGE: list[tuple[bytes, str]] = [
@@ -468,11 +468,11 @@ DAMAGE: list[tuple[bytes, str]] = [
     (b'{"reads": 3}', "other entries"),
     (b'{"reads": 3, "seconds": 0.5, "more": 1}', "other entries"),
     (b'{"reads": 3, "reads": 0, "seconds": 0.5}', "given twice"),
-    (b'{"reads": -5, "seconds": 0.5}', "-5 reads"),
-    (b'{"reads": "many", "seconds": 0.5}', "'many' reads"),
-    (b'{"reads": 3.0, "seconds": 0.5}', "3.0 reads"),
-    (b'{"reads": true, "seconds": 0.5}', "True reads"),
-    (b'{"reads": null, "seconds": 0.5}', "None reads"),
+    (b'{"reads": -5, "seconds": 0.5}', "reads: expected an integer >= 0, got -5"),
+    (b'{"reads": "many", "seconds": 0.5}', "reads: expected an integer >= 0, got 'many'"),
+    (b'{"reads": 3.0, "seconds": 0.5}', "reads: expected an integer >= 0, got 3.0"),
+    (b'{"reads": true, "seconds": 0.5}', "reads: expected an integer >= 0, got True"),
+    (b'{"reads": null, "seconds": 0.5}', "reads: expected an integer >= 0, got None"),
     (b'{"reads": 3, "seconds": -0.5}', "seconds: expected a number"),
     (b'{"reads": 3, "seconds": null}', "seconds: expected a number"),
     (b'{"reads": 3, "seconds": NaN}', "expected finite numbers"),
@@ -482,43 +482,43 @@ DAMAGE: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("content", "why"), DAMAGE, ids=range(len(DAMAGE)))
-def test_a_ledger_that_is_damaged_is_refused(content: bytes, why: str, tmp_path: Path) -> None:
+def test_a_file_of_counts_that_is_damaged_is_refused(content: bytes, why: str, tmp_path: Path) -> None:
     path, fake = tmp_path / "spent.json", Scripted(all_up)
-    FileLedger(path).add(3, 0.5)
+    Budget(path=path).add(3, 0.5)
     path.write_bytes(content)
     expected = (
         rf"cache_dir: expected reads and seconds in '.*spent.json', got a damaged file .*({why}).*; restore a"
     )
     for use in (
-        lambda: FileLedger(path).total(),
-        lambda: FileLedger(path).add(1, 0.0),
+        lambda: Budget(path=path).total(),
+        lambda: Budget(path=path).add(1, 0.0),
         lambda: backend(fake, cache_dir=tmp_path).sample(ONE, 1, seed=0),
     ):
         with pytest.raises(ValueError, match=expected):
             use()
     assert not fake.calls
     path.unlink()
-    assert FileLedger(path).add(2, 0.25) == (2, 0.25)
+    assert Budget(path=path).add(2, 0.25) == (2, 0.25)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the system has no such permissions")
-def test_the_ledger_has_the_permissions_of_other_files(tmp_path: Path) -> None:
-    FileLedger(tmp_path / "spent.json").add(1, 0.0)
+def test_the_file_of_counts_has_the_permissions_of_other_files(tmp_path: Path) -> None:
+    Budget(path=tmp_path / "spent.json").add(1, 0.0)
     create_file(tmp_path / "other", b"")
     assert (tmp_path / "spent.json").stat().st_mode == (tmp_path / "other").stat().st_mode
     assert sorted(path.name for path in tmp_path.iterdir()) == [".spent.json.lock", "other", "spent.json"]
 
 
-def test_a_process_that_is_killed_in_an_entry_leaves_a_whole_ledger(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_in_an_entry_leaves_a_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "spent.json"
-    FileLedger(path).add(1, 0.5)
-    code = f"{IMPORTED}import os; os.replace = lambda *_: os.kill(os.getpid(), 9); ledger.add(98, 0.5)"
+    Budget(path=path).add(1, 0.5)
+    code = f"{IMPORTED}import os; os.replace = lambda *_: os.kill(os.getpid(), 9); budget.add(98, 0.5)"
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -9
-    assert FileLedger(path).total() == (1, 0.5)
-    assert FileLedger(path).add(1, 0.5) == (2, 1.0)
+    assert Budget(path=path).total() == (1, 0.5)
+    assert Budget(path=path).add(1, 0.5) == (2, 1.0)
 
 
-def test_a_disk_that_takes_nothing_is_told_with_the_ledger(
+def test_a_disk_that_takes_nothing_is_told_with_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = Scripted(all_up)

@@ -49,9 +49,7 @@ def placed(
     mock: Any, spins: int, *, fields: Any = "ancilla", beta: Any = 10.0, **options: Any
 ) -> DimodSampler:
     """A sampler of tiles with a fast anneal, or a standard one for direct fields."""
-    own = {
-        name: options.pop(name) for name in ("chain_strength", "bandwidth", "flux_bias") if name in options
-    }
+    own = {name: options.pop(name) for name in ("chain_strength", "bandwidth") if name in options}
     parameters = {"fast_anneal": True, "annealing_time": 0.005} if fields == "ancilla" else {}
     given = {"parameters": parameters | options.pop("parameters", {}), "beta": beta} | options
     return DimodSampler(TiledComposite(mock, spins, fields=fields, **own), **given)

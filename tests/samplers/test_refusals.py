@@ -243,7 +243,6 @@ OF_TILES: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"fields": "gauge"}, ValueError, "fields: expected one of direct, ancilla, got 'gauge'"),
     ({"chain_strength": -1.0}, ValueError, "chain_strength: expected a positive"),
     ({"chain_strength": "uniform_torque"}, ValueError, "chain_strength: expected a positive"),
-    ({"flux_bias": 0.0}, ValueError, "flux_bias: expected a positive"),
     ({"seed": 2**32}, ValueError, "seed: expected at most 4294967295"),
     (
         {"child": plain()},

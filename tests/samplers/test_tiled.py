@@ -209,9 +209,10 @@ def test_answers_have_the_order_and_the_type_of_the_model() -> None:
     assert histogram.record.num_occurrences.sum() == 10
 
 
-def test_weak_chains_and_ancillas_are_told() -> None:
+def test_weak_chains_and_ancillas_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diabat.samplers.dimod.tiled._FLUX_BIAS", 1e-5)
     mock = chip(beta=2.0, tied_below=None)
-    weak = TiledComposite(mock, 4, fields="ancilla", chain_strength=0.3, flux_bias=1e-5)
+    weak = TiledComposite(mock, 4, fields="ancilla", chain_strength=0.3)
     record = weak.sample(parts(4, 4, 4), num_reads=200, **FAST, **RAW).record
     assert 0.01 < record.chain_break_fraction.mean() < record.chain_break_fraction.max()
     assert record.ancilla_flips.mean() > 0.1

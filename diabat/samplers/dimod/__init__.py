@@ -20,70 +20,13 @@ from diabat.samplers.answers import Samples
 from diabat.samplers.base import Sampler, require_room
 from diabat.samplers.capabilities import Capabilities
 from diabat.samplers.diagnostics import Watched
-from diabat.samplers.dimod.budget import Budget, BudgetError, DryRun, FileLedger, Ledger
-from diabat.samplers.dimod.problems import (
-    Packed,
-    Problem,
-    check_anneal,
-    longest_run,
-    model,
-    pack,
-    program,
-    stated_ranges,
-)
-from diabat.samplers.dimod.reads import AnswerCache, check_plain
-from diabat.samplers.dimod.submission import (
-    DimodLike,
-    Placing,
-    SubmissionError,
-    Submitter,
-    Tally,
-    Work,
-    access_time,
-    call_keywords,
-    check_parameters,
-    device_properties,
-    dry_run,
-    resolve,
-    split_reads,
-)
-from diabat.samplers.dimod.temperature import (
-    ESTIMATE_READS,
-    ROUNDS,
-    check_beta,
-    check_held,
-    check_law,
-    check_scale,
-    estimate,
-    fit_report,
-    reference_problems,
-    refuse_optimisers,
-)
+from diabat.samplers.dimod import problems, submission, temperature
+from diabat.samplers.dimod.budget import Budget, BudgetError, DryRun
+from diabat.samplers.dimod.problems import FloatArray, Packed
+from diabat.samplers.dimod.reads import AnswerCache
+from diabat.samplers.dimod.submission import DimodLike, Placing, SubmissionError, Submitter, Work
 
 __all__ = ["BudgetError", "DimodSampler", "SubmissionError"]
-
-
-WATCHED = (
-    Watched(
-        "chain_break_fraction.mean",
-        "chain breaks, mean",
-        most=0.05,
-        advice="use stronger qubit chains (chain_strength), or shorter ones",
-    ),
-    Watched("chain_break_fraction.max", "chain breaks, most broken chain"),
-    Watched("ancilla_flips", "ancilla flips", most=0.05, advice="use a stronger flux_bias"),
-    Watched("beta_fit.beta_h", "fitted beta of the fields", 0.7, 1.4, "declare or estimate beta anew"),
-    Watched("beta_fit.beta_J", "fitted beta of couplings", 0.7, 1.4, "declare or estimate beta anew"),
-)
-"""Watched entries: broken chains, flipped ancillas, and fitted temperatures."""
-
-
-def refuse_beside_default(**given: Any) -> None:
-    """Raise ValueError for options that need a sampler, if none is given."""
-    for name, value in given.items():
-        if value is not None:
-            raise ArgumentError("sampler", f"expected a dimod sampler or its name with {name}, got None.")
-
 
 DEFAULT_SAMPLER = "dwave.samplers:SimulatedAnnealingSampler"
 _DEFAULT_PARAMETERS: dict[str, Any] = {"beta_schedule_type": "custom", "beta_schedule": [1.0] * 100}
@@ -156,29 +99,32 @@ class DimodSampler(Sampler):
         retry_wait_s: float = 1.0,
     ) -> None:
         if sampler is None:
-            refuse_beside_default(options=options, parameters=parameters, beta=beta)
+            for name, value in {"options": options, "parameters": parameters, "beta": beta}.items():
+                if value is not None:
+                    raise ArgumentError(
+                        "sampler", f"expected a dimod sampler or its name with {name}, got None."
+                    )
             sampler, parameters, beta, law = DEFAULT_SAMPLER, _DEFAULT_PARAMETERS, 1.0, "boltzmann"
-        num_reads = check_count("num_reads", num_reads)
-        together = check_count("together", together, optional=True)
-        reads_per_call = check_count("reads_per_call", reads_per_call, optional=True)
+        self.num_reads = check_count("num_reads", num_reads)
+        self.together = check_count("together", together, optional=True)
+        self._reads_per_call = check_count("reads_per_call", reads_per_call, optional=True)
         max_reads = check_count("max_reads", max_reads, least=0, optional=True)
         retries = check_count("retries", retries, least=0)
         check_number("max_qpu_seconds", max_qpu_seconds, "[0, inf)", optional=True)
         check_number("retry_wait_s", retry_wait_s, "[0, inf)")
         if cache_dir is not None and not isinstance(cache_dir, str | Path):
             raise ArgumentError("cache_dir", f"expected a path or None, got {cache_dir!r}.")
-        self.num_reads, self.together, self._reads_per_call = num_reads, together, reads_per_call
-        self._beta, self._scale = check_beta(beta), check_scale(scale)
-        check_law(law, self._scale, self._beta == "estimate")
+        self._beta, self._scale = temperature.check_beta(beta), temperature.check_scale(scale)
+        temperature.check_law(law, self._scale, self._beta)
         self._law: Literal["boltzmann", "diabatic"] = law or "diabatic"
         folder = None if cache_dir is None else Path(cache_dir)
         self._cache = None if folder is None else AnswerCache(folder)
-        ledger = Ledger() if folder is None else FileLedger(folder / "spent.json")
-        self.budget = Budget(max_reads, max_qpu_seconds, ledger)
-        self._attempts = (retries, retry_wait_s)
-        self._given = (sampler, options, parameters or {})
+        self.budget = Budget(max_reads, max_qpu_seconds, folder and folder / "spent.json")
+        self._given = (sampler, options, parameters or {}, self._cache, self.budget, retries, retry_wait_s)
+        # A composite that tells what it programs.
+        self._tiled: Placing | None = None
         if sampler is not DEFAULT_SAMPLER:  # which is imported on first use
-            self._submitter = self._connected()
+            self._tiled = self.target if isinstance(self.target, Placing) else None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -191,12 +137,6 @@ class DimodSampler(Sampler):
         """The dimod sampler."""
         return self._submitter.sampler
 
-    @property
-    def _tiled(self) -> Placing | None:
-        """The sampler, if it is a composite that tells what it programs."""
-        named_only = self._given[0] is DEFAULT_SAMPLER  # which is imported on first use
-        return None if named_only or not isinstance(self.target, Placing) else self.target
-
     @cached_property
     def betas(self) -> Betas:
         """Inverse temperatures by which h and J are divided; with ``estimate`` the first access estimates them."""
@@ -208,10 +148,10 @@ class DimodSampler(Sampler):
             return self._beta
         one = self._round()
 
-        def draw(problems: Ising, betas: Betas, left: int) -> Samples:
-            return self._draw(problems, betas, ESTIMATE_READS, 0, [*one * left, *call])[0]
+        def draw(ising: Ising, betas: Betas, left: int) -> Samples:
+            return self._draw(ising, betas, temperature.ESTIMATE_READS, 0, [*one * left, *call])[0]
 
-        return estimate(draw, self._references)
+        return temperature.estimate(draw, self._references)
 
     @property
     def _unknown(self) -> bool:
@@ -221,11 +161,11 @@ class DimodSampler(Sampler):
     @property
     def _references(self) -> Ising:
         """Problems of the estimate, in tiles of the problems' size: longer chains anneal more slowly."""
-        return reference_problems(spins=max(2, self.capabilities.max_spins or 6))
+        return temperature.reference_problems(spins=max(2, self.capabilities.max_spins or 6))
 
     def _round(self) -> list[Work]:
         """Submissions of one round of the estimate, with values that are not known yet."""
-        return self._works(self._references, None, ESTIMATE_READS, 0)
+        return self._works(self._references, None, temperature.ESTIMATE_READS, 0)
 
     def dry_run(self, ising: Ising, num_reads: int, *, seed: int = 0) -> DryRun:
         """Estimate the cost of :meth:`sample` without submitting anything.
@@ -243,47 +183,79 @@ class DimodSampler(Sampler):
         require_room(ising, num_reads)
         if self._unknown and self._cache is not None:
             free = copy(self)
-            free._submitter = replace(self._submitter, budget=Budget(max_reads=0))
+            free._submitter = copy(self._submitter)
+            free._submitter.budget = Budget(max_reads=0)
             with suppress(BudgetError):
                 self.betas = free.betas
-        rounds = ROUNDS * self._round() if self._unknown else []
+        rounds = temperature.ROUNDS * self._round() if self._unknown else []
         works = self._works(ising.detach(), None if self._unknown else self.betas, num_reads, seed)
         scale = None if rounds and self._scale == "fit" else works[0].factor if works else 1.0
-        return dry_run(self._submitter, works, ising.num_problems, rounds, scale)
+        return self._submitter.dry_run(works, ising.num_problems, rounds, scale)
 
     @property
     def watched(self) -> tuple[Watched, ...]:
         """Chains and ancillas that do not hold, and temperatures that are not those asked for."""
-        return WATCHED
+        weak, fitted = (
+            "use stronger qubit chains (chain_strength), or shorter ones",
+            "declare or estimate beta anew",
+        )
+        free = "use fields='direct', in an anneal with h"
+        return (
+            Watched("chain_break_fraction.mean", "chain breaks, mean", most=0.05, advice=weak),
+            Watched("chain_break_fraction.max", "chain breaks, most broken chain"),
+            Watched("ancilla_flips", "ancilla flips", most=0.05, advice=free),
+            Watched("beta_fit.beta_h", "fitted beta of the fields", 0.7, 1.4, fitted),
+            Watched("beta_fit.beta_J", "fitted beta of couplings", 0.7, 1.4, fitted),
+        )
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         if self._unknown:
             self.betas = self._find_betas(self._works(ising, None, num_reads, seed))
         samples, facts = self._draw(ising, self.betas, num_reads, seed)
         if self._beta == "estimate":
-            facts["beta_fit"] = fit_report(ising, samples)
+            facts["beta_fit"] = temperature.fit_report(ising, samples)
         return Samples(samples.spins, samples.visible, info=facts)
 
     def _draw(
         self, ising: Ising, betas: Betas, num_reads: int, seed: int, later: Sequence[Work] = ()
     ) -> tuple[Samples, dict[str, Any]]:
         out = torch.full((num_reads, ising.num_problems, ising.num_spins), -1, dtype=torch.int8)
-        spins, tally = out.numpy(), Tally()
-        works = self._works(ising, betas, num_reads, seed)
-        for work, reads, cached in self._submitter.answers(works, later):
+        spins, works = out.numpy(), self._works(ising, betas, num_reads, seed)
+        cached = answered = 0
+        times: list[float] = []
+        fractions: dict[str, list[FloatArray]] = {}
+        for work, reads, stored in self._submitter.answers(works, later):
             start = work.part * works[0].reads
             spins[start : start + work.reads, work.packed.rows, work.packed.spins] = reads.spins
-            tally.add(work, reads, cached)
+            cached, answered = cached + stored, answered + reads.rows
+            if reads.access_us is not None and not stored:
+                times.append(reads.access_us)
+            for name, values in reads.fractions.items():
+                fractions.setdefault(name, []).append(values)
+        qubits, longest = problems.placed([work.packed for work in works])
+        facts: dict[str, Any] = {
+            "submissions": len(works),
+            "cached_submissions": cached,
+            "reads_answered": answered,
+            "reads_kept": sum(work.reads for work in works),
+            "qubits": qubits,
+            "longest_chain": longest,
+            "qpu_access_s": sum(times) / 1e6 if times else None,
+        }
+        if "chain_break_fraction" in fractions:
+            broken = np.concatenate(fractions["chain_break_fraction"])
+            facts["chain_break_fraction"] = {"mean": float(broken.mean()), "max": float(broken.max())}
+        if "ancilla_flips" in fractions:
+            facts["ancilla_flips"] = float(np.concatenate(fractions["ancilla_flips"]).mean())
         out = out.reshape(num_reads, *ising.fields.shape).to(ising.fields.device)
-        facts = tally.info() | self._facts(betas, works[0].factor if works else 1.0)
+        facts |= self._facts(betas, works[0].factor if works else 1.0)
         return Samples(out, ising.visible_mask), facts
 
     def _works(self, ising: Ising, betas: Betas | None, num_reads: int, seed: int) -> list[Work]:
         """Program, pack, scale and check; nothing is submitted.  Without betas only the values are wrong."""
-        problems = program(ising, betas or Betas(1.0, 1.0))
-        packed = self._packed(problems)
-        parameters, properties = self._submitter.parameters, device_properties(self.target)
-        ranges = stated_ranges(properties)
+        packed = self._packed(ising, betas or Betas(1.0, 1.0))
+        parameters, properties = self._submitter.parameters, submission.device_properties(self.target)
+        ranges = problems.stated_ranges(properties)
         factor = (
             self._scale if not isinstance(self._scale, str) else ranges.fitting([one.chip for one in packed])
         )
@@ -298,44 +270,26 @@ class DimodSampler(Sampler):
                     "expected 0 with fast_anneal, which has no h, got other values; use TiledComposite(..., "
                     "fields='ancilla').",
                 )
-        limits = (self._reads_per_call, longest_run(parameters, properties))
+        limits = (self._reads_per_call, problems.longest_run(parameters, properties))
         most = min((limit for limit in limits if limit is not None), default=None)
-        return split_reads(packed, factor, num_reads, seed, most)
+        return submission.split_reads(packed, factor, num_reads, seed, most)
 
-    def _packed(self, problems: Sequence[Problem]) -> list[Packed]:
+    def _packed(self, ising: Ising, betas: Betas) -> list[Packed]:
         """Models of several problems, with what they program where that is known."""
-        tiled = self._tiled
+        alone, tiled = problems.program(ising, betas), self._tiled
         if tiled is None:
-            packed = pack(problems, self.together or 1)
+            packed = problems.pack(alone, self.together or 1)
             return packed if self._submitter.embeds else [replace(one, chip=one.biases) for one in packed]
-        joined = pack(problems, self.together or max(1, len(problems)))
-        batches = [(one, np.array(batch)) for one in joined for batch in tiled.batches(model(one))]
+        joined = problems.pack(alone, self.together or max(1, len(alone)))
+        batches = [(one, np.array(batch)) for one in joined for batch in tiled.batches(problems.model(one))]
         parts = [one.part(batch, number) for number, (one, batch) in enumerate(batches)]
-        return [replace(part, chip=tiled.programmed(model(part))) for part in parts]
+        return [replace(part, chip=tiled.programmed(problems.model(part))) for part in parts]
 
     @cached_property
     def _submitter(self) -> Submitter:
-        return self._connected()
-
-    def _connected(self) -> Submitter:
-        sampler, options, parameters = self._given
-        target = resolve(sampler, options)
-        if self._cache is not None:
-            check_plain("options", options or {})
-        check_parameters(target, parameters)
-        check_held(target, parameters, self._beta)
-        if self._law == "boltzmann":
-            refuse_optimisers(target)
-        keywords = call_keywords(target, parameters)
-        check_anneal(keywords, device_properties(target))
-        access = access_time(target)
-        if self.budget.max_seconds is not None and access is None:
-            raise ArgumentError(
-                "max_qpu_seconds",
-                "expected a sampler that reports its timing (problem_timing_data), got "
-                f"{type(target).__name__}, which does not.",
-            )
-        return Submitter(target, keywords, self._cache, self.budget, access, *self._attempts, options or {})
+        found = Submitter(*self._given)
+        temperature.check_sampler(found.sampler, found.parameters, self._beta, self._law)
+        return found
 
     def _facts(self, betas: Betas, factor: float) -> dict[str, Any]:
         facts: dict[str, Any] = {

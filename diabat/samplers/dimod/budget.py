@@ -1,4 +1,4 @@
-"""What was used of a processor, and its limits: reads, and access time, estimated before and counted after."""
+"""What a processor costs: reads and access time, estimated before a submission, counted after it, and limited."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from diabat.checks import ArgumentError, check_number, is_integer
+from diabat.checks import ArgumentError, check_count, check_number
 from diabat.files import parse_json, read_file, replace_file, to_json
+
+AccessTime = Callable[[int, Mapping[str, Any]], float]
+"""Access time in microseconds from (qubits, keywords of the call), as reported by the sampler and not validated."""
 
 # A module-level lock: samplers are copied and sent to other processes, which a lock of an object prevents.
 _LOCK = threading.Lock()
-
-
 _MOST_BYTES = 1 << 12
+
+
+class BudgetError(ArgumentError):
+    """The request exceeds a limit, or what was used cannot be read or written; nothing was submitted."""
 
 
 class Spent(NamedTuple):
@@ -31,53 +36,52 @@ class Spent(NamedTuple):
         return Spent(max(0, self.reads + reads), max(0.0, self.seconds + seconds))
 
 
-class Ledger:
-    """The record of what was used, in memory."""
+@dataclass
+class Budget:
+    """The reads and access time used, and their limits; answers from the cache cost nothing.
 
-    def __init__(self) -> None:
-        self._spent = Spent()
+    With a ``path`` the sum is kept in this JSON file, for all runs and processes that use it.  A submission is on disk
+    before it is made, and entries are made one after the other: of two processes that add one at the same time, the
+    second sees that of the first.  (Network file systems may not guarantee this.)
 
-    def total(self) -> Spent:
-        """The sum of all entries."""
-        return self._spent
-
-    def add(self, reads: int, seconds: float) -> Spent:
-        """Add (negative values subtract), and return the new sum."""
-        with _LOCK:
-            self._spent = self._spent.plus(reads, seconds)
-            return self._spent
-
-
-class FileLedger(Ledger):
-    """The record in a JSON file, for all runs and processes that use it.
-
-    An entry is on disk before its submission, and entries are made one after the other: of two processes that add one
-    at the same time, the second sees that of the first.  (Network file systems may not guarantee this.)
-
-    Args:
-        path: The file; the first entry creates it with its folder, and beside it an empty file for a lock.
-
-    Raises:
-        ValueError: If the file holds anything else than two counts, or cannot be locked.
-        OSError: If the file cannot be written, or is a link; the error names the file.
+    Attributes:
+        max_reads: Total number of reads; None for no limit.
+        max_seconds: Total processor access time in seconds; None for no limit.
+        path: The file, made with its folder and an empty file for a lock by the first entry; None counts in memory.
+        spent: The sum in memory.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    max_reads: int | None = None
+    max_seconds: float | None = None
+    path: Path | None = None
+    spent: Spent = field(default_factory=Spent)
+
+    @property
+    def reads(self) -> int:
+        """Answered reads, and reads of submissions that may have run."""
+        return self.total().reads
+
+    @property
+    def seconds(self) -> float:
+        """Access time of the answers; the estimate if an answer reports none."""
+        return self.total().seconds
 
     def total(self) -> Spent:
-        """The sum of all entries in the file."""
+        """The sum of all entries; BudgetError if the file is a link or holds anything else than two counts."""
+        if self.path is None:
+            return self.spent
         try:
             found = parse_json(read_file(self.path, _MOST_BYTES))
             if set(found) != {"reads", "seconds"}:
                 raise ValueError("other entries")
-            if not is_integer(found["reads"]) or found["reads"] < 0:
-                raise ValueError(f"{found['reads']!r:.60} reads")
+            check_count("reads", found["reads"], least=0)
             check_number("seconds", found["seconds"], "[0, inf)")
         except FileNotFoundError:
             return Spent()
+        except OSError as error:
+            raise BudgetError("cache_dir", f"cannot read '{self.path}' ({error.strerror}).") from error
         except (ValueError, TypeError) as error:
-            raise ArgumentError(
+            raise BudgetError(
                 "cache_dir",
                 f"expected reads and seconds in '{self.path}', got a damaged file ({error}); restore a copy of it, or "
                 "delete it to count from zero.",
@@ -85,20 +89,63 @@ class FileLedger(Ledger):
         return Spent(found["reads"], float(found["seconds"]))
 
     def add(self, reads: int, seconds: float) -> Spent:
-        """Add to the sum, which is on disk when this returns."""
+        """Add (negative values subtract), and return the new sum, which is on disk if there is a file.
+
+        BudgetError as :meth:`total`, or if the file cannot be locked; an OSError names the file that is not written.
+        """
+        if self.path is None:
+            with _LOCK:
+                self.spent = self.spent.plus(reads, seconds)
+                return self.spent
         with locked(self.path.with_name(f".{self.path.name}.lock")):
             spent = self.total().plus(reads, seconds)
             replace_file(self.path, to_json(spent._asdict()))
         return spent
 
+    def require(self, reads: int, seconds: float | None, used: Spent | None = None) -> None:
+        """Refuse reads and estimated seconds beyond a limit by a BudgetError that names it, the use and the request."""
+        used = self.total() if used is None else used
+        if self.max_reads is not None and used.reads + reads > self.max_reads:
+            raise BudgetError(
+                "max_reads",
+                f"expected at most {self.max_reads} reads in total, got {used.reads} used and {reads} more "
+                "requested.",
+            )
+        if self.max_seconds is not None and seconds is not None and used.seconds + seconds > self.max_seconds:
+            raise BudgetError(
+                "max_qpu_seconds",
+                f"expected at most {self.max_seconds:g} s of access in total, got {used.seconds:.4g} s "
+                f"used and an estimated {seconds:.4g} s more requested.",
+            )
+
+    def hold(self, reads: int, seconds: float | None) -> Spent:
+        """Count a submission before it is made, so that it counts whether or not it succeeds.
+
+        Returns what was counted, for :meth:`settle`.  BudgetError as :meth:`require`, or if the file is not written.
+        """
+        held = Spent(reads, seconds or 0.0)
+        try:
+            used = self.add(*held).plus(-held.reads, -held.seconds)
+        except OSError as error:
+            reason = f"cannot write '{error.filename}' ({error.strerror}); nothing was submitted."
+            raise BudgetError("cache_dir", reason) from error
+        try:
+            self.require(reads, seconds, used)
+        except BudgetError:
+            self.settle(held, 0, 0.0)
+            raise
+        return held
+
+    def settle(self, held: Spent, reads: int, seconds: float | None) -> None:
+        """Replace the estimate by the actual use, 0 of what did not run; without seconds those of the estimate stay."""
+        more = 0.0 if seconds is None else seconds - held.seconds
+        if reads != held.reads or more:
+            self.add(reads - held.reads, more)
+
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock, whose file is made with its folder; wait for others that hold it.
-
-    Raises:
-        ValueError: If the folder or its lock cannot be written.
-    """
+    """Hold a lock, made with its folder or BudgetError; wait for others that hold it."""
     from filelock import FileLock
 
     try:
@@ -107,16 +154,12 @@ def locked(path: Path) -> Iterator[None]:
         lock.acquire(poll_interval=0.01)
     except (OSError, NotImplementedError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ArgumentError("cache_dir", f"cannot lock '{path}' ({reason}).") from error
+        raise BudgetError("cache_dir", f"cannot lock '{path}' ({reason}).") from error
     try:
         yield
     finally:
         with suppress(OSError):  # the lock ends with the process
             lock.release()
-
-
-AccessTime = Callable[[int, Mapping[str, Any]], float]
-"""Access time in microseconds from (qubits, keywords of the call), as reported by the sampler and not validated."""
 
 
 def estimated_access_us(data: Mapping[str, Any], qubits: int, keywords: Mapping[str, Any]) -> float:
@@ -133,106 +176,6 @@ def estimated_access_us(data: Mapping[str, Any], qubits: int, keywords: Mapping[
 
     solver: Any = SimpleNamespace(properties={"problem_timing_data": data})
     return float(StructuredSolver.estimate_qpu_access_time(solver, qubits, **keywords))
-
-
-class BudgetError(ArgumentError):
-    """The request exceeds a limit; nothing was submitted."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The reads and access time used, and their limits; answers from the cache cost nothing.
-
-    Attributes:
-        max_reads: Total number of reads; None for no limit.
-        max_seconds: Total processor access time in seconds; None for no limit.
-        ledger: The record of the use.
-    """
-
-    max_reads: int | None = None
-    max_seconds: float | None = None
-    ledger: Ledger = field(default_factory=Ledger)
-
-    @property
-    def reads(self) -> int:
-        """Answered reads, and reads of submissions that may have run."""
-        return self.ledger.total().reads
-
-    @property
-    def seconds(self) -> float:
-        """Access time of the answers; the estimate if an answer reports none."""
-        return self.ledger.total().seconds
-
-    def require(self, reads: int, seconds: float | None) -> None:
-        """Refuse a request of reads and estimated seconds that would exceed a limit.
-
-        Raises:
-            BudgetError: If a limit would be exceeded; the message names the limit, the use so far and the request.
-                Also if the ledger cannot be read.
-        """
-        with _naming_the_file():
-            used = self.ledger.total()
-        self._check(used, reads, seconds)
-
-    def _check(self, used: Spent, reads: int, seconds: float | None) -> None:
-        if self.max_reads is not None and used.reads + reads > self.max_reads:
-            raise BudgetError(
-                "max_reads",
-                f"expected at most {self.max_reads} reads in total, got {used.reads} used and {reads} more "
-                "requested.",
-            )
-        if self.max_seconds is not None and seconds is not None and used.seconds + seconds > self.max_seconds:
-            raise BudgetError(
-                "max_qpu_seconds",
-                f"expected at most {self.max_seconds:g} s of access in total, got {used.seconds:.4g} s "
-                f"used and an estimated {seconds:.4g} s more requested.",
-            )
-
-    def hold(self, reads: int, seconds: float | None) -> Held:
-        """Count a submission before it is made, so that it counts whether or not it succeeds.
-
-        Raises:
-            BudgetError: As `require`, or if the ledger cannot be written.
-        """
-        held = Held(self.ledger, Spent(reads, seconds or 0.0))
-        with _naming_the_file():
-            used = self.ledger.add(*held.cost).plus(-held.cost.reads, -held.cost.seconds)
-        try:
-            self._check(used, reads, seconds)
-        except BudgetError:
-            held.release()
-            raise
-        return held
-
-
-@contextmanager
-def _naming_the_file() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise BudgetError(
-            "cache_dir", f"cannot write '{error.filename}' ({error.strerror}); nothing was submitted."
-        ) from error
-    except ArgumentError as error:  # damaged, or cannot be locked
-        raise BudgetError("cache_dir", error.reason) from error
-
-
-@dataclass(frozen=True)
-class Held:
-    """A submission that was counted with its estimate."""
-
-    ledger: Ledger
-    cost: Spent
-
-    def settle(self, reads: int, seconds: float | None) -> None:
-        """Replace the estimate by the actual use; keep the estimated seconds if none are reported."""
-        more = 0.0 if seconds is None else seconds - self.cost.seconds
-        if reads != self.cost.reads or more:
-            self.ledger.add(reads - self.cost.reads, more)
-
-    def release(self) -> None:
-        """Remove the submission from the count: it did not run."""
-        self.ledger.add(-self.cost.reads, -self.cost.seconds)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Ising problems become one quadratic model, whose values are within the limits of a device."""
+"""Ising problems become one quadratic model, whose values and times are within the limits of a device.
+
+Limits are checked before anything is submitted.  Source of the rules: Ocean documentation, solver parameters and "fast
+anneal".  The client does not check most of them; the server refuses violations only after the time in the queue.
+"""
 
 from __future__ import annotations
 
@@ -17,68 +21,8 @@ from diabat.edges import pairs_of
 from diabat.ising import Ising, to_minimised
 
 FloatArray = NDArray[np.float64]
-
-
 IntArray = NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """One problem without its invisible spins, as biases of a minimised energy.
-
-    Attributes:
-        row: Its index in the flat batch.
-        spins: int64 [m], the visible spins.
-        fields: h / -beta_h, float64 [m].
-        pairs: int64 [E, 2], coupled spins as positions in ``spins``.
-        couplings: J / -beta_J of each pair, float64 [E].
-    """
-
-    row: int
-    spins: IntArray
-    fields: FloatArray
-    pairs: IntArray
-    couplings: FloatArray
-
-
-def program(ising: Ising, betas: Betas) -> list[Problem]:
-    """Divide by the inverse temperatures of the device; problems without visible spins are omitted.
-
-    Args:
-        ising: The problems, fields [*batch, n], without three-body terms.
-        betas: The device samples exp(-beta_h · field energy - beta_J · coupling energy).
-    """
-    n, total = ising.num_spins, ising.num_problems
-    h = _array(to_minimised(ising.fields, betas.beta_h)).reshape(total, n)
-    coupled = _distinct(ising, betas.beta_J)
-    visible = ising.visible_mask.cpu().numpy().reshape(total, n)
-    problems = []
-    for row, which in enumerate(ising.coupling_index().tolist()):
-        spins = np.flatnonzero(visible[row])
-        if len(spins):
-            pairs, J = coupled[which]
-            if len(spins) < n:
-                both = visible[row][pairs].all(1)
-                place = np.cumsum(visible[row]) - 1
-                pairs, J = place[pairs[both]], J[both]
-            problems.append(Problem(row, spins, h[row, spins], pairs, J))
-    return problems
-
-
-def _distinct(ising: Ising, beta: float) -> list[tuple[IntArray, FloatArray]]:
-    """Coupled pairs [E, 2] and their biases J / -beta [E], of each distinct J of a batch."""
-    if ising.edges is not None:
-        pairs, values = ising.edges.index.cpu().numpy(), _array(to_minimised(ising.edges.values, beta))
-        rows = values.reshape(ising.num_couplings, len(pairs))
-        return [(pairs[row != 0], row[row != 0]) for row in rows]
-    if ising.matrix is None:
-        return [(np.empty((0, 2), np.int64), np.empty(0))]
-    matrices = _array(to_minimised(ising.matrix, beta)).reshape(-1, ising.num_spins, ising.num_spins)
-    return [pairs_of(J) for J in matrices]
-
-
-def _array(values: Tensor) -> FloatArray:
-    return values.detach().double().cpu().numpy()
+Range = tuple[float, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +50,11 @@ class Biases:
     def totals(self, values: FloatArray) -> FloatArray:
         """Sum of the values [E] of the pairs of each variable, float64 [V]."""
         return coupling_totals(self.pairs, values, len(self.fields))
+
+
+def coupling_totals(pairs: IntArray, values: FloatArray, count: int) -> FloatArray:
+    """Sum of the values [E] of the pairs [E, 2] of each of ``count`` variables."""
+    return np.bincount(pairs.reshape(-1), np.repeat(values, 2), minlength=count).astype(np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,28 +86,73 @@ class Packed:
         return Packed(biases, self.rows[variables], self.spins[variables], number)
 
 
-def coupling_totals(pairs: IntArray, values: FloatArray, count: int) -> FloatArray:
-    """Sum of the values [E] of the pairs [E, 2] of each of ``count`` variables."""
-    return np.bincount(pairs.reshape(-1), np.repeat(values, 2), minlength=count).astype(np.float64)
+def program(ising: Ising, betas: Betas) -> list[Packed]:
+    """Each problem as a model of its visible spins; those without visible spins are omitted.
+
+    Args:
+        ising: The problems, fields [*batch, n], without three-body terms.
+        betas: The device samples exp(-beta_h · field energy - beta_J · coupling energy), so that h / -beta_h and
+            J / -beta_J are programmed.
+    """
+    n, total = ising.num_spins, ising.num_problems
+    h = _array(to_minimised(ising.fields, betas.beta_h)).reshape(total, n)
+    coupled = _distinct(ising, betas.beta_J)
+    visible = ising.visible_mask.cpu().numpy().reshape(total, n)
+    found = []
+    for row, which in enumerate(ising.coupling_index().tolist()):
+        spins = np.flatnonzero(visible[row])
+        if len(spins):
+            pairs, J = coupled[which]
+            if len(spins) < n:
+                both = visible[row][pairs].all(1)
+                place = np.cumsum(visible[row]) - 1
+                pairs, J = place[pairs[both]], J[both]
+            biases = Biases(h[row, spins], pairs, J, np.zeros_like(J))
+            found.append(Packed(biases, np.full(len(spins), row), spins, row))
+    return found
 
 
-def pack(problems: Sequence[Problem], together: int) -> list[Packed]:
-    """Pack at most ``together`` problems into a model; the first numbers the model."""
-    return [_joined(problems[i : i + together]) for i in range(0, len(problems), together)]
+def _distinct(ising: Ising, beta: float) -> list[tuple[IntArray, FloatArray]]:
+    """Coupled pairs [E, 2] and their biases J / -beta [E], of each distinct J of a batch."""
+    if ising.edges is not None:
+        pairs, values = ising.edges.index.cpu().numpy(), _array(to_minimised(ising.edges.values, beta))
+        rows = values.reshape(ising.num_couplings, len(pairs))
+        return [(pairs[row != 0], row[row != 0]) for row in rows]
+    if ising.matrix is None:
+        return [(np.empty((0, 2), np.int64), np.empty(0))]
+    matrices = _array(to_minimised(ising.matrix, beta)).reshape(-1, ising.num_spins, ising.num_spins)
+    return [pairs_of(J) for J in matrices]
 
 
-def _joined(problems: Sequence[Problem]) -> Packed:
-    sizes = [len(problem.spins) for problem in problems]
-    starts = np.cumsum([0, *sizes])
-    couplings = np.concatenate([problem.couplings for problem in problems])
+def _array(values: Tensor) -> FloatArray:
+    return values.detach().double().cpu().numpy()
+
+
+def pack(models: Sequence[Packed], together: int) -> list[Packed]:
+    """Join up to ``together`` models into one; the first numbers it."""
+    return [_joined(models[i : i + together]) for i in range(0, len(models), together)]
+
+
+def _joined(models: Sequence[Packed]) -> Packed:
+    starts = np.cumsum([0, *(len(one.rows) for one in models)])
+    parts = [one.biases for one in models]
     biases = Biases(
-        fields=np.concatenate([problem.fields for problem in problems]),
-        pairs=np.concatenate([one.pairs + start for one, start in zip(problems, starts, strict=False)]),
-        couplings=couplings,
-        chains=np.zeros_like(couplings),
+        np.concatenate([part.fields for part in parts]),
+        np.concatenate([part.pairs + start for part, start in zip(parts, starts, strict=False)]),
+        np.concatenate([part.couplings for part in parts]),
+        np.concatenate([part.chains for part in parts]),
     )
-    rows = np.repeat([problem.row for problem in problems], sizes)
-    return Packed(biases, rows, np.concatenate([problem.spins for problem in problems]), problems[0].row)
+    rows, spins = (np.concatenate([getattr(one, name) for one in models]) for name in ("rows", "spins"))
+    return Packed(biases, rows, spins, models[0].number)
+
+
+def placed(packed: Sequence[Packed]) -> tuple[int | None, int | None]:
+    """Largest numbers of qubits of one model, and of one spin; None where a composite does not tell."""
+    chips = [one.chip for one in packed if one.chip is not None]
+    if len(chips) < len(packed):
+        return None, None
+    longest = max((chip.longest_chain for chip in chips), default=0)
+    return max((len(chip.fields) for chip in chips), default=0), longest
 
 
 def model(packed: Packed, factor: float = 1.0) -> Any:
@@ -172,15 +166,6 @@ def model(packed: Packed, factor: float = 1.0) -> Any:
 
 # Values of ±range/beta may exceed the range by a rounding error after multiplication and division.
 _ROUNDING = 1e-9
-
-
-FIX = (
-    "program smaller values (weaker problems, or a device with a larger beta), or give scale='fit', which "
-    "changes the effective temperature"
-)
-
-
-Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -200,56 +185,44 @@ class Ranges:
     J_name: str = "j_range"
 
     def check(self, chip: Biases, factor: float) -> None:
-        """Refuse values outside the ranges.
-
-        Raises:
-            ValueError: The message names the value, the range and a fix.
-        """
+        """Refuse values outside the ranges by a ValueError that names the value, the range and a fix."""
         h, J = chip.scaled(factor)
-        sums = chip.totals(J)
+        sums = "per_qubit_coupling_range"
         for name, values, allowed, of, what in (
             ("fields", h, self.h, "h_range", "a value"),
             ("couplings", J, self.J, self.J_name, "a value"),
-            ("couplings", sums, self.sums, "per_qubit_coupling_range", "a sum over one qubit of value"),
+            ("couplings", chip.totals(J), self.sums, sums, "a sum over one qubit of value"),
         ):
             if allowed is not None and len(outside := values[beyond(values, allowed)]):
                 raise ArgumentError(
                     name,
-                    f"expected programmed values within {of} [{allowed[0]:g}, {allowed[1]:g}], "
-                    f"got {what} {max(outside, key=abs):.4g}; {FIX}.",
+                    f"expected programmed values within {of} [{allowed[0]:g}, {allowed[1]:g}], got {what} "
+                    f"{max(outside, key=abs):.4g}; program smaller values (weaker problems, or a device with a "
+                    "larger beta), or give scale='fit', which changes the effective temperature.",
                 )
 
     def fitting(self, chips: Sequence[Biases | None]) -> float:
         """Largest factor of the problems' biases that keeps a whole call in range; 1 if nothing is programmed.
 
-        Raises:
-            ValueError: Without ranges, or if qubit chains leave no range.  Also if a composite does not tell what it
-                programs.
+        ValueError without ranges, if a composite does not tell what it programs, or if qubit chains leave no range.
         """
         if (self.h, self.J, self.sums) == (None, None, None):
-            raise ArgumentError(
-                "scale", "'fit' needs a sampler that reports h_range or j_range, got one that does not."
-            )
-        if None in chips:
-            raise ArgumentError(
-                "scale",
-                "'fit' needs values on the chip, got a composite that does not tell what it programs.",
-            )
-        factor = min((self._largest_factor(chip) for chip in chips if chip is not None), default=math.inf)
+            reason = "'fit' needs a sampler that reports h_range or j_range, got one that does not."
+            raise ArgumentError("scale", reason)
+        factor = math.inf
+        for chip in chips:
+            if chip is None:
+                reason = (
+                    "'fit' needs values on the chip, got a composite that does not tell what it programs."
+                )
+                raise ArgumentError("scale", reason)
+            sums = room(chip.totals(chip.couplings), chip.totals(chip.chains), self.sums)
+            couplings = room(chip.couplings, chip.chains, self.J)
+            factor = min(factor, room(chip.fields, 0.0, self.h), couplings, sums)
         if factor <= 0:
-            raise ArgumentError(
-                "scale",
-                "expected qubit chains that leave range for the problems, got none; use weaker chains.",
-            )
+            reason = "expected qubit chains that leave range for the problems, got none; use weaker chains."
+            raise ArgumentError("scale", reason)
         return factor if math.isfinite(factor) else 1.0
-
-    def _largest_factor(self, chip: Biases) -> float:
-        """Largest factor that keeps one submission in range; inf if all biases are 0."""
-        return min(
-            room(chip.fields, 0.0, self.h),
-            room(chip.couplings, chip.chains, self.J),
-            room(chip.totals(chip.couplings), chip.totals(chip.chains), self.sums),
-        )
 
 
 def stated_ranges(properties: Mapping[str, Any]) -> Ranges:
@@ -259,8 +232,7 @@ def stated_ranges(properties: Mapping[str, Any]) -> Ranges:
         value = properties.get(name)
         return None if value is None else (float(value[0]), float(value[1]))
 
-    extended = properties.get("extended_j_range")
-    name = "j_range" if extended is None else "extended_j_range"
+    name = "j_range" if properties.get("extended_j_range") is None else "extended_j_range"
     return Ranges(pair("h_range"), pair(name), pair("per_qubit_coupling_range"), name)
 
 
@@ -279,36 +251,16 @@ def room(values: FloatArray, held: FloatArray | float, allowed: Range | None) ->
     return float(factors.min())
 
 
-# Keywords that a fast anneal excludes: it runs forward from s = 0 to s = 1 at constant speed.
-_NOT_WITH_FAST = ("initial_state", "reinitialize_state", "h_gain_schedule")
-
-
-def check_anneal(parameters: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
-    """Refuse keywords that the processor would refuse, or that would silently change the temperature.
-
-    Args:
-        parameters: Keywords of the call; times in microseconds.
-        properties: Properties of the processor; ranges that it does not report are not checked.
-
-    Raises:
-        ValueError: The message names the keyword.
-    """
-    if parameters.get("auto_scale"):
-        raise ArgumentError(
-            "auto_scale",
-            "expected False, got True, which scales every problem to the full range and so changes its "
-            "temperature; scale='fit' scales by a factor that is reported.",
-        )
-    check_times(parameters, properties)
-
-
 def check_times(parameters: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
-    """Refuse times and schedules that the processor refuses, as :func:`check_anneal`."""
+    """Refuse times (microseconds) and schedules that the processor refuses, by a ValueError that names the keyword.
+
+    Ranges that its properties do not state are not checked.
+    """
     fast = bool(parameters.get("fast_anneal"))
     schedule, time = parameters.get("anneal_schedule"), parameters.get("annealing_time")
     if schedule is not None and time is not None:
         raise ArgumentError("anneal_schedule", "cannot be combined with annealing_time, got both.")
-    for name in _NOT_WITH_FAST:
+    for name in ("initial_state", "reinitialize_state", "h_gain_schedule"):
         if fast and parameters.get(name) is not None:
             raise ArgumentError(
                 name, "cannot be combined with fast_anneal, which runs forward at constant speed."
@@ -332,22 +284,19 @@ def longest_run(parameters: Mapping[str, Any], properties: Mapping[str, Any]) ->
 
     The duration is (annealing time + readout thermalization) · reads + programming thermalization, microseconds.
     """
-    limits = []
-    if (reads := properties.get("num_reads_range")) is not None:
-        limits.append(int(reads[1]))
-    if (duration := properties.get("problem_run_duration_range")) is not None:
-        limits.append(_reads_in(float(duration[1]), parameters, properties))
-    return max(1, min(limits)) if limits else None
 
-
-def _reads_in(most: float, parameters: Mapping[str, Any], properties: Mapping[str, Any]) -> int:
     def given(name: str) -> float:
         value = parameters.get(name)
         return float(properties.get(f"default_{name}", 0.0) if value is None else value)
 
-    schedule = parameters.get("anneal_schedule")
-    anneal = float(schedule[-1][0]) if schedule else given("annealing_time")
-    each = anneal + given("readout_thermalization")
-    left = most - given("programming_thermalization")
-    # The quotient may round up by one read.
-    return int(left / each * (1 - 1e-12)) if each > 0 else 2**31
+    limits = []
+    if (reads := properties.get("num_reads_range")) is not None:
+        limits.append(int(reads[1]))
+    if (duration := properties.get("problem_run_duration_range")) is not None:
+        schedule = parameters.get("anneal_schedule")
+        anneal = float(schedule[-1][0]) if schedule else given("annealing_time")
+        each = anneal + given("readout_thermalization")
+        left = float(duration[1]) - given("programming_thermalization")
+        # The quotient may round up by one read.
+        limits.append(int(left / each * (1 - 1e-12)) if each > 0 else 2**31)
+    return max(1, min(limits)) if limits else None

@@ -1,4 +1,4 @@
-"""Answers become reads: expanded from a sample set, counted, and kept in a folder, so that none is paid for twice."""
+"""Answers become reads: expanded from a sample set, and kept in a folder, so that no answer is paid for twice."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hashlib
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,14 @@ from diabat.samplers.dimod.problems import FloatArray, Packed
 
 Spins = NDArray[np.int8]
 
-
 FRACTIONS = ("chain_break_fraction", "ancilla_flips")
 """Fields of a sample set: the fractions of broken chains, and of ancillas read as -1."""
+
+# Some samplers return more reads than requested, and the excess is discarded; an answer of more than this many times
+# the request is refused.
+_MOST_EXCESS = 100
+# Size of a file besides its reads: names, shapes and key.
+_OVERHEAD_BYTES = 1 << 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +54,6 @@ class Reads:
         return len(self.spins) if self.answered is None else self.answered
 
 
-def most_reads(asked: int) -> int:
-    """Largest accepted number of reads; some samplers return more than requested, and the excess is discarded."""
-    return 100 * asked
-
-
 def expand(sampleset: Any, labels: list[int], random: np.random.Generator, asked: int | None = None) -> Reads:
     """Expand a sample set, whose rows have ``num_occurrences``, to one row per read.
 
@@ -76,7 +76,7 @@ def expand(sampleset: Any, labels: list[int], random: np.random.Generator, asked
     if not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
         raise ArgumentError("answer", "expected num_occurrences as non-negative integers, got other numbers.")
     total = counts.sum(dtype=np.float64)  # the sum may overflow int64
-    if asked is not None and total > most_reads(asked):
+    if asked is not None and total > _MOST_EXCESS * asked:
         raise ArgumentError("answer", f"expected about the requested {asked} reads, got {total:.10g}.")
     values = _columns(sampleset, labels)
     rows = np.repeat(np.arange(len(values)), counts)
@@ -99,10 +99,8 @@ def valid_time(value: Any) -> float | None:
 
 def _columns(sampleset: Any, labels: list[int]) -> Spins:
     """Values ±1 of the rows, with columns in the order of ``labels``."""
-    variables = list(sampleset.variables)
-    place = {label: column for column, label in enumerate(variables)}
-    missing = [label for label in labels if label not in place]
-    if missing:
+    place = {label: column for column, label in enumerate(sampleset.variables)}
+    if missing := [label for label in labels if label not in place]:
         raise ArgumentError("answer", f"expected a value for every variable, got none for {missing[0]!r}.")
     values = np.asarray(sampleset.record.sample)[:, [place[label] for label in labels]]
     low = {"SPIN": -1, "BINARY": 0}.get(sampleset.vartype.name)
@@ -111,72 +109,53 @@ def _columns(sampleset: Any, labels: list[int]) -> Spins:
     return (values if low else 2 * values - 1).astype(np.int8)
 
 
-def joined(parts: list[Reads], reads: int) -> Reads:
+def joined(parts: Sequence[Reads], reads: int) -> Reads:
     """The first ``reads`` reads of all parts."""
     times = [part.access_us for part in parts if part.access_us is not None]
+    told = [name for name in FRACTIONS if all(name in part.fractions for part in parts)]
     return Reads(
         np.concatenate([part.spins for part in parts])[:reads],
-        {
-            name: np.concatenate([part.fractions[name] for part in parts])[:reads]
-            for name in FRACTIONS
-            if all(name in part.fractions for part in parts)
-        },
+        {name: np.concatenate([part.fractions[name] for part in parts])[:reads] for name in told},
         sum(times) if times else None,
         sum(part.rows for part in parts),
     )
 
 
-# Size of a file besides its reads: names, shapes and key.
-_OVERHEAD_BYTES = 1 << 12
-
-
 def submission_key(
     packed: Packed, factor: float, parameters: Mapping[str, Any], identity: Mapping[str, Any]
 ) -> str:
-    """sha256 of everything that an answer depends on.
+    """sha256 of everything that an answer depends on: the model at this scale and all keywords of the call.
 
-    Args:
-        packed: The model.
-        factor: Scale of the problems' biases.
-        parameters: All keywords of the call.
-        identity: The sampler, its options, the given seed and the number of the submission.
+    The identity is the sampler, its options, the given seed and the number of the submission.
     """
     total = hashlib.sha256()
     for array in (packed.biases.pairs, *packed.biases.scaled(factor)):
         total.update(f"{array.dtype.str}{array.shape}".encode())
         total.update(np.ascontiguousarray(array).tobytes())
-    facts = {"parameters": dict(parameters), "identity": dict(identity)}
-    total.update(json.dumps(facts, sort_keys=True, default=_plain).encode())
+    total.update(key_text(parameters, identity).encode())
     return total.hexdigest()
+
+
+def key_text(parameters: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
+    """What a key holds besides the model, as JSON; TypeError if a keyword or an option has none."""
+    facts = {"parameters": dict(parameters), "identity": dict(identity)}
+    try:
+        return json.dumps(facts, sort_keys=True, default=_plain)
+    except (TypeError, ValueError) as error:  # keys of several types, or a list that contains itself
+        expected = "expected numbers, text and lists, here and in options, with a cache_dir"
+        raise ArgumentTypeError("parameters", f"{expected}, got others ({error}).") from None
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise ArgumentTypeError(
-        "parameters", f"expected numbers, text and lists with a cache_dir, got {type(value).__name__}."
-    )
-
-
-def check_plain(name: str, values: Mapping[str, Any]) -> None:
-    """Refuse values that cannot be part of a key.
-
-    Raises:
-        TypeError: The message names the argument.
-    """
-    try:
-        json.dumps(dict(values), sort_keys=True, default=_plain)
-    except ArgumentTypeError as error:
-        raise ArgumentTypeError(name, error.reason) from None
-    except (TypeError, ValueError) as error:  # keys of several types, or a list that contains itself
-        raise ArgumentTypeError(name, str(error)) from None
+    raise TypeError(f"a {type(value).__name__}")
 
 
 class AnswerCache:
     """Files ``<key>.safetensors`` in one folder, written atomically, and up to 257 empty files for locks.
 
-    Args:
-        folder: Created when the first answer is stored.
+    The first answer creates the folder; ValueError if there is a file in its place.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -188,30 +167,21 @@ class AnswerCache:
         """Whether there is a file for this key."""
         return self._path(key).is_file()
 
-    @contextmanager
-    def asking(self, key: str) -> Iterator[None]:
+    def asking(self, key: str) -> AbstractContextManager[None]:
         """Let nobody else ask the same while the block runs; of two that ask, the second finds the stored answer.
 
         Keys that begin alike share a file, so that there are few; who needs one waits for the other's answer.
-
-        Raises:
-            ValueError: If the folder or its lock cannot be written, before anything is paid for.
         """
-        with locked(self.folder / f".{key[:2]}.lock"):
-            yield
+        return locked(self.folder / f".{key[:2]}.lock")
 
     def load(self, key: str, columns: int, asked: int, *, quiet: bool = False) -> Reads | None:
-        """Return a stored answer; None if there is none, or, with a warning, if its file is damaged.
+        """Return a stored answer of so many variables and about the requested reads.
 
-        Args:
-            key: Key of the submission.
-            columns: Number of submitted variables.
-            asked: Requested number of reads.
-            quiet: Without the warning.
+        None if there is none, or, with a warning unless ``quiet``, if it is damaged.
         """
         if not self.holds(key):  # not a pipe either, which would block
             return None
-        path, most = self._path(key), most_reads(asked)
+        path, most = self._path(key), _MOST_EXCESS * asked
         try:
             return _decode(read_file(path, _OVERHEAD_BYTES + most * (columns // 8 + 17)), key, columns, most)
         except Exception as error:  # damaged files raise many types
@@ -223,11 +193,7 @@ class AnswerCache:
             return None
 
     def store(self, key: str, reads: Reads) -> None:
-        """Store an answer.
-
-        Raises:
-            OSError: If it cannot be written; the error names the file.
-        """
+        """Store an answer; an OSError names the file that cannot be written."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self._path(key), prefix=".") as temporary:
             create_file(temporary, _encode(reads, key))
@@ -239,22 +205,19 @@ class AnswerCache:
 def _encode(reads: Reads, key: str) -> bytes:
     from safetensors.numpy import save
 
-    arrays: dict[str, np.ndarray] = {
+    arrays = {
         "key": np.frombuffer(bytes.fromhex(key), np.uint8),
         "bits": np.packbits(reads.spins > 0, axis=1),
         **reads.fractions,
     }
-    if reads.access_us is not None:
-        arrays["access_us"] = np.array([reads.access_us])
-    return save(arrays)
+    return save(arrays | ({} if reads.access_us is None else {"access_us": np.array([reads.access_us])}))
 
 
 def _decode(content: bytes, key: str, columns: int, most: int) -> Reads:
     from safetensors.numpy import load
 
     arrays = load(content)
-    rows = len(arrays["bits"])
-    if not rows:
+    if not (rows := len(arrays["bits"])):
         raise ValueError("expected reads, got none")
     expected = {
         "key": (np.uint8, (32,)),

@@ -17,21 +17,14 @@ from diabat.samplers.dimod.submission import accepted_parameters, device_propert
 from diabat.samplers.pseudolikelihood import calibration_error, fit_betas, log_pseudolikelihood
 
 Mode = Literal["estimate"]
-
-
 Beta = Mode | float | tuple[float, float]
-
+Scale = float | Literal["fit"]
 
 # The first guess of an estimate: reference problems programmed at 1/16 of their strength are weak on any device
 # of beta up to about 50, and still show at beta = 1.
 _FIRST_GUESS = 16.0
-
-
 ROUNDS = 3
-
-
 ESTIMATE_READS = 1000
-
 
 # Keywords of samplers that hold a temperature, and how each holds 1.
 _STAYS = {
@@ -44,24 +37,13 @@ _STAYS = {
 
 # Samplers and composites that look for low energies, or ignore them: no temperature describes their answers.
 _NO_LAW = (
-    "HybridSampler",
-    "IdentitySampler",
-    "KerberosSampler",
-    "PlanarGraphSolver",
-    "RandomSampler",
-    "SteepestDescentComposite",
-    "SteepestDescentSolver",
-    "TabuSampler",
-    "TreeDecompositionSolver",
+    *("HybridSampler", "IdentitySampler", "KerberosSampler", "PlanarGraphSolver", "RandomSampler"),
+    *("SteepestDescentComposite", "SteepestDescentSolver", "TabuSampler", "TreeDecompositionSolver"),
 )
 
 
 def check_beta(beta: Beta | None) -> Mode | Betas:
-    """Check ``beta``: inverse temperatures, or ``estimate``.
-
-    Raises:
-        ValueError: If it is neither.
-    """
+    """Return inverse temperatures or ``estimate``; ValueError for anything else."""
     if beta is None:
         raise ArgumentError(
             "beta",
@@ -79,14 +61,44 @@ def check_beta(beta: Beta | None) -> Mode | Betas:
     raise ArgumentError("beta", f"expected a positive number, two of them or 'estimate', got {beta!r}.")
 
 
-def check_held(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Betas) -> None:
-    """Refuse a declared beta that does not match the final temperature of a simulated annealer.
+def check_scale(scale: Scale | None) -> Scale:
+    """Return the factor of the programmed values, 1 for None, or 'fit'; ValueError for anything else."""
+    if scale is None:
+        return 1.0
+    if isinstance(scale, str) and scale == "fit":
+        return "fit"
+    if not is_positive(scale):
+        raise ArgumentError("scale", f"expected a positive number or 'fit', got {scale!r}.")
+    return float(scale)
 
-    A stated law other than ``boltzmann`` has no such temperature.
 
-    Raises:
-        ValueError: If the keywords set no temperature, or end at another one.
+def check_law(law: str | None, scale: Scale, beta: Mode | Betas) -> None:
+    """Raise ValueError unless the law is None, or ``boltzmann`` without options that contradict it."""
+    if law is None:
+        return
+    if law != "boltzmann":
+        raise ArgumentError("law", f"expected 'boltzmann', or None for an unspecified law, got {law!r}.")
+    for other, refused, why in (
+        (f"scale={scale!r}", scale != 1.0, "because its law has beta = 1"),
+        ("beta='estimate'", beta == "estimate", "which fits a temperature to any law"),
+    ):
+        if refused:
+            raise ArgumentError("law", f"'boltzmann' cannot be combined with {other}, {why}.")
+
+
+def check_sampler(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Betas, law: str) -> None:
+    """Refuse a law that an optimiser does not have, and a beta that a simulated annealer does not end at.
+
+    A sampler that states another law than ``boltzmann`` has no such temperature.  ValueError also if keywords that
+    could set the temperature do not.
     """
+    for member in family(sampler) if law == "boltzmann" else ():
+        if any(kind.__name__ in _NO_LAW for kind in type(member).__mro__):
+            raise ArgumentError(
+                "law",
+                f"expected None, got 'boltzmann' for {type(member).__name__}, whose answers follow no "
+                "Boltzmann law at any temperature.",
+            )
     offered = [name for name in _STAYS if name in accepted_parameters(sampler)]
     stated = device_properties(sampler)  # an OceanSampler states its law, and keeps to its default beta
     if not offered or isinstance(beta, str) or stated.get("law", "boltzmann") != "boltzmann":
@@ -106,21 +118,6 @@ def check_held(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Betas) 
         )
 
 
-def refuse_optimisers(sampler: Any) -> None:
-    """Refuse a sampler or composite whose answers follow no Boltzmann law, which cannot be declared of them.
-
-    Raises:
-        ValueError: The message names it.
-    """
-    for member in family(sampler):
-        if any(kind.__name__ in _NO_LAW for kind in type(member).__mro__):
-            raise ArgumentError(
-                "law",
-                f"expected None, got 'boltzmann' for {type(member).__name__}, whose answers follow no "
-                "Boltzmann law at any temperature.",
-            )
-
-
 def reference_problems(spins: int) -> Ising:
     """16 Sherrington-Kirkpatrick problems of strength 0.5 from a fixed seed, each with its J, float64 [16, n]."""
     generator = torch.Generator().manual_seed(0)
@@ -133,14 +130,9 @@ def reference_problems(spins: int) -> Ising:
 def estimate(draw: Callable[[Ising, Betas, int], Samples], problems: Ising) -> Betas:
     """Inverse temperatures by maximum pseudo-likelihood on reference problems.
 
-    There are three rounds; each is programmed with the result of the previous one.
-
-    Args:
-        draw: Draws reads of problems programmed with given inverse temperatures, before a number of further rounds.
-        problems: The reference problems.
-
-    Raises:
-        ValueError: If no finite temperature explains the answers.
+    There are three rounds; each is programmed with the result of the previous one.  ``draw`` draws reads of problems
+    programmed with given inverse temperatures, before a number of further rounds.  ValueError if no finite temperature
+    explains the answers.
     """
     betas = Betas(_FIRST_GUESS, _FIRST_GUESS)
     for left in reversed(range(ROUNDS)):
@@ -174,37 +166,3 @@ def fit_report(ising: Ising, samples: Samples) -> dict[str, Any]:
         "pseudo_r2": 1 + value / math.log(2),
         "calibration_error": calibration_error(ising, samples.spins, fit.scales),
     }
-
-
-Scale = float | Literal["fit"]
-
-
-def check_scale(scale: Scale | None) -> Scale:
-    """Return the factor of the programmed values; 1 for None.
-
-    Raises:
-        ValueError: If it is neither a positive number nor 'fit'.
-    """
-    if scale is None:
-        return 1.0
-    if isinstance(scale, str) and scale == "fit":
-        return "fit"
-    if not is_positive(scale):
-        raise ArgumentError("scale", f"expected a positive number or 'fit', got {scale!r}.")
-    return float(scale)
-
-
-def check_law(law: str | None, scale: Scale, estimated: bool) -> None:
-    """Raise ValueError unless the law is None, or ``boltzmann`` without options that contradict it."""
-    if law is None:
-        return
-    if law != "boltzmann":
-        raise ArgumentError("law", f"expected 'boltzmann', or None for an unspecified law, got {law!r}.")
-    if scale != 1.0:
-        raise ArgumentError(
-            "law", f"'boltzmann' cannot be combined with scale={scale!r}, because its law has beta = 1."
-        )
-    if estimated:
-        raise ArgumentError(
-            "law", "'boltzmann' cannot be combined with beta='estimate', which fits a temperature to any law."
-        )

@@ -35,7 +35,7 @@ except ImportError as error:
 Chains = list[tuple[int, ...]]
 """Qubits of each spin of one tile."""
 
-# Largest flux bias that every processor accepts (Ocean, LinearAncillaComposite), in units of Φ0.
+# Of the ancillas, in units of Φ0: the largest flux bias that every processor accepts (Ocean, LinearAncillaComposite).
 _FLUX_BIAS = 0.005
 # The local search is quick; a window in which it fails counts as full.
 _TRIES = 3
@@ -55,17 +55,25 @@ class TiledComposite(dimod.ComposedSampler):  # type: ignore[misc]  # dimod has 
         bandwidth: Largest distance of coupled variables, in the order of the model; None if all may couple.  A chain
             of neighbours has one qubit per variable on the topologies of today.
         fields: ``direct``: as h, which a fast anneal refuses.  ``ancilla``: as couplings to one spin more per tile,
-            which a flux bias holds at +1 during the whole anneal.
+            which a flux bias of 0.005 Φ0 holds at +1 during the whole anneal.
         chain_strength: Strength of the couplings -strength inside the qubits of one variable, in programmed units;
             None for the strongest in range.  Chain breaks depend on beta · strength, not on its ratio to J.
-        flux_bias: Flux bias of the ancillas, in Φ0.
         child_options: Keywords of the constructor of a child that is given by name; no tokens.
         seed: Seed of the search for tiles, and of broken ties.
+
+    Attributes:
+        children: The structured sampler.
+        parameters: Keywords of ``sample``: those of the child, without those of single qubits that are set here.
+        properties: The options, and the properties of the child.
 
     Raises:
         ValueError: If an option is invalid, or the child does not have what it needs.
         TypeError: If the child is no dimod sampler.
     """
+
+    children: Any = None
+    parameters: Any = None
+    properties: Any = None
 
     def __init__(
         self,
@@ -75,54 +83,35 @@ class TiledComposite(dimod.ComposedSampler):  # type: ignore[misc]  # dimod has 
         bandwidth: int | None = None,
         fields: Literal["direct", "ancilla"] = "direct",
         chain_strength: float | None = None,
-        flux_bias: float = _FLUX_BIAS,
         child_options: Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
         check_count("spins", spins)
         check_count("bandwidth", bandwidth, least=0, optional=True)
         check_choice("fields", fields, ("direct", "ancilla"))
-        check_positive("flux_bias", flux_bias)
         check_count("seed", seed, least=0, most=2**32 - 1)
         sampler: Any = resolve(child, child_options, "child")
+        kind, known, ancilla = type(sampler).__name__, accepted_parameters(sampler), fields == "ancilla"
         if not callable(getattr(sampler, "to_networkx_graph", None)):
-            kind = type(sampler).__name__
             raise ArgumentError("child", f"expected a structured sampler such as DWaveSampler, got {kind}.")
-        self._children, known = [sampler], accepted_parameters(sampler)
-        self.spins, self.bandwidth, self.fields, self.seed = spins, bandwidth, fields, seed
-        self.flux_bias, ancilla = flux_bias, fields == "ancilla"
         if ancilla and "flux_biases" not in known:
-            kind = type(sampler).__name__
             raise ArgumentError("fields", f"'ancilla' needs flux_biases, which {kind} does not have.")
         if chain_strength is None:
             allowed = stated_ranges(sampler.properties).J
             if allowed is None or allowed[0] >= 0:
-                raise ArgumentError(
-                    "chain_strength", "expected a number for a child without a j_range, got None."
-                )
+                expected = "expected a number for a child without a j_range"
+                raise ArgumentError("chain_strength", f"{expected}, got None.")
             chain_strength = -allowed[0]
         check_positive("chain_strength", chain_strength)
-        self.chain_strength = float(chain_strength)
+        self.spins, self.bandwidth, self.fields, self.seed = spins, bandwidth, fields, seed
+        self.chain_strength, self.children = float(chain_strength), [sampler]
         single = {"initial_state", "flux_biases"} if ancilla else {"initial_state"}
-        self._parameters = {name: list(sampler.parameters.get(name, ())) for name in sorted(known - single)}
+        self.parameters = {name: list(sampler.parameters.get(name, ())) for name in sorted(known - single)}
+        names = ("spins", "bandwidth", "fields", "chain_strength", "seed")
+        self.properties = {name: getattr(self, name) for name in names}
+        self.properties |= {"flux_bias": _FLUX_BIAS, "child_properties": sampler.properties}
         self._width = spins + ancilla
         self._random = np.random.default_rng(seed)
-
-    @property
-    def children(self) -> list[Any]:
-        """The structured sampler."""
-        return self._children
-
-    @property
-    def parameters(self) -> dict[str, list[str]]:
-        """Keywords of :meth:`sample`: those of the child, without those of single qubits that are set here."""
-        return self._parameters
-
-    @property
-    def properties(self) -> dict[str, Any]:
-        """The options, and the properties of the child."""
-        names = ("spins", "bandwidth", "fields", "chain_strength", "flux_bias", "seed")
-        return {name: getattr(self, name) for name in names} | {"child_properties": self.child.properties}
 
     @cached_property
     def tiles(self) -> list[Chains]:
@@ -176,7 +165,7 @@ class TiledComposite(dimod.ComposedSampler):  # type: ignore[misc]  # dimod has 
         if ancillas:
             flux = np.zeros(self.child.properties["num_qubits"])
             # A positive flux bias holds +1: its sign is opposite to that of h.
-            flux[[qubit for v in ancillas for qubit in self._fixed.embedding[v]]] = self.flux_bias
+            flux[[qubit for v in ancillas for qubit in self._fixed.embedding[v]]] = _FLUX_BIAS
             parameters["flux_biases"] = flux.tolist()
         given = {"chain_strength": self.chain_strength, "chain_break_method": self._majority}
         found = self._fixed.sample(source, **given, **parameters)
@@ -202,13 +191,13 @@ class TiledComposite(dimod.ComposedSampler):  # type: ignore[misc]  # dimod has 
         if (most := len(self.tiles)) <= slots.max(initial=-1) // self._width:
             expected = f"parts that fit into the {most} tiles of one submission"
             raise ArgumentError("bqm", f"expected {expected}, got more; `batches` divides a model.")
-        labels = list(bqm.variables)
-        h, (first, second, J), offset = bqm.change_vartype("SPIN", inplace=False).to_numpy_vectors(labels)
+        h, (first, second, J), offset = bqm.change_vartype("SPIN", inplace=False).to_numpy_vectors(
+            list(bqm.variables)
+        )
         order, ancillas = slots.tolist(), []
         if self.fields == "ancilla":
             # h_i s_i s_a with s_a = +1.
-            own = slots // self._width * self._width + self.spins
-            distinct, which = np.unique(own, return_inverse=True)
+            distinct, which = np.unique(slots // self._width * self._width + self.spins, return_inverse=True)
             ancillas = distinct.tolist()
             first, second = np.append(first, np.arange(len(slots))), np.append(second, len(slots) + which)
             J, h = np.append(J, h), np.zeros(len(slots) + len(ancillas))
@@ -228,13 +217,11 @@ class TiledComposite(dimod.ComposedSampler):  # type: ignore[misc]  # dimod has 
         order = np.argsort(part, kind="stable")
         place = np.empty(count, dtype=np.int64)
         place[order] = np.arange(count) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        apart = int(np.abs(place[first] - place[second]).max(initial=0))
-        for name, most, got in (
-            ("spins", self.spins, sizes.max(initial=0)),
-            ("bandwidth", self.bandwidth, apart),
-        ):
-            if most is not None and got > most:
-                raise UnsupportedError(f"{name}: expected at most {most} for one tile, got a part of {got}.")
+        apart = np.abs(place[first] - place[second])
+        for name, most, got in (("spins", self.spins, sizes), ("bandwidth", self.bandwidth, apart)):
+            if most is not None and (largest := got.max(initial=0)) > most:
+                expected = f"{name}: expected at most {most} for one tile"
+                raise UnsupportedError(f"{expected}, got a part of {largest}.")
         return self._starts(sizes.tolist())[part] + place
 
     def _starts(self, sizes: Sequence[int]) -> IntArray:
