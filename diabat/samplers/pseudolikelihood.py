@@ -8,8 +8,8 @@ s_l)) for a sampler that multiplies the fields by β_h, the couplings by β_J an
 
 by Newton's method.  It is consistent, needs no partition function, and is exact in the limit of all 2^n
 states with their probabilities as weights.  Source: Besag (1975); standard errors by the sandwich H⁻¹ V H⁻¹ of
-composite likelihoods (Godambe; Varin, Reid and Firth 2011).  ``dwave.system.temperatures`` has the same
-estimator, one problem at a time, and returns -β.
+composite likelihoods (Godambe; Varin, Reid and Firth 2011).  ``maximum_pseudolikelihood`` of
+``dwave.system.temperatures`` is the same estimator, one problem at a time, and returns -β without these errors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.circuits import spin_table
 from diabat.inputs import check_states, read_spins
 from diabat.ising import Ising
 from diabat.samplers.conditionals import Conditionals, derivatives, present_terms, scores
@@ -31,7 +30,7 @@ from diabat.samplers.conditionals import Conditionals, derivatives, present_term
 if TYPE_CHECKING:
     from diabat.ising.model import Values
 
-__all__ = ["BetaFit", "Term", "calibration_error", "fit_betas", "fit_state_betas", "log_pseudolikelihood"]
+__all__ = ["BetaFit", "Term", "calibration_error", "fit_betas"]
 
 
 def fit_betas(
@@ -58,7 +57,8 @@ def fit_betas(
         spins: ±1, [reads, *batch, n], as tensor or array, or a tensor [2^n, n], a table shared by all problems.
         weights: Non-negative weight of each read, [reads, *batch], summing to 1 along the first axis; None if all are
             equal.
-        sampled: Whether the reads are a sample; if False (all states) the errors of the reads are 0.
+        sampled: Whether the reads are a sample.  If not, as for all 2^n states with their probabilities
+            [2^n, *batch] as weights, the errors of the reads are 0.
         groups: Label of each problem, integers that broadcast to [*batch]; problems with the same label (for
             example with the same J) vary together.  Fewer than two groups give no error.
 
@@ -76,7 +76,7 @@ def fit_betas(
     found = maximise(data) if kinds else None
     if found is None:
         return BetaFit()
-    beta, inverse = found
+    beta, inverse, top = found
     variance = (
         torch.zeros_like(inverse) if labels is None and not sampled else score_covariance(data, beta, labels)
     )
@@ -87,49 +87,7 @@ def fit_betas(
     values: list[float | None] = [None] * 6
     for kind, value, error in zip(kinds, beta.tolist(), errors, strict=True):
         values[2 * kind : 2 * kind + 2] = [value, error]
-    return BetaFit(values[0], values[1], values[2], values[3], values[4], values[5], count)
-
-
-def fit_state_betas(ising: Ising, probabilities: Tensor, *, groups: Tensor | None = None) -> BetaFit:
-    """Fit β_h, β_J and β_K to the probabilities of all states, without read noise.
-
-    Args:
-        ising: The given problems, fields [*batch, n].
-        probabilities: [*batch, 2^n]; bit j of the index is spin j, bit 1 means +1.
-        groups: As in :func:`fit_betas`.
-
-    Returns:
-        The fit, with errors 0 unless there are groups.
-
-    Raises:
-        ValueError: If probabilities or groups do not fit the problems.
-    """
-    states = torch.from_numpy(spin_table(ising.num_spins))
-    return fit_betas(ising, states, probabilities.movedim(-1, 0), sampled=False, groups=groups)
-
-
-def log_pseudolikelihood(
-    ising: Ising, spins: Values, weights: Tensor | None, scales: tuple[float, float, float]
-) -> float:
-    """Mean of log P(s_j | rest) over visible spins and reads, in nats; -log 2 at scales 0.
-
-    Args:
-        ising: The problems, fields [*batch, n].
-        spins: As in :func:`fit_betas`.
-        weights: As in :func:`fit_betas`.
-        scales: (β_h, β_J, β_K).
-
-    Raises:
-        ValueError: If spins or weights do not fit the problems.
-    """
-    spins, weights = _read(ising, spins, weights)
-    kinds = present_terms(ising) or [0]
-    beta = torch.tensor([scales[kind] for kind in kinds], dtype=torch.float64)
-    value = total = 0.0
-    for table in Conditionals(ising, spins, weights, kinds):
-        value += derivatives([table], beta)[0]
-        total += float(table.weights.sum())
-    return value / total if total else 0.0
+    return BetaFit(values[0], values[1], values[2], values[3], values[4], values[5], count, top)
 
 
 def calibration_error(ising: Ising, spins: Values, scales: tuple[float, float, float]) -> float:
@@ -203,6 +161,8 @@ class BetaFit:
         three_body: β_K.
         three_body_error: Standard error of β_K.
         groups: Number of groups of problems behind the errors; None if the errors are those of the reads.
+        log_pseudolikelihood: Mean of log P(s_j | rest) over visible spins and reads at the fit, in nats; -log 2 is
+            that of scales 0.
     """
 
     field: float | None = None
@@ -212,6 +172,7 @@ class BetaFit:
     three_body: float | None = None
     three_body_error: float | None = None
     groups: int | None = None
+    log_pseudolikelihood: float | None = None
 
     @property
     def exists(self) -> bool:
@@ -264,17 +225,15 @@ _CONVERGED = 1e-9
 _ROUNDING = 1e-12
 
 
-def maximise(data: Conditionals) -> tuple[Tensor, Tensor] | None:
-    """Best scales [t] and the inverse of the negative Hessian [t, t] there; None if there is no maximum."""
+def maximise(data: Conditionals) -> tuple[Tensor, Tensor, float] | None:
+    """Best scales [t], the inverse of the negative Hessian [t, t] and the mean log P there; None without a maximum."""
     beta = torch.zeros(len(data.kinds), dtype=torch.float64)
     step, unit = torch.zeros_like(beta), torch.ones_like(beta)
     total, reached = 1.0, -math.inf
     for iteration in range(_ITERATIONS):
         value, gradient, hessian = derivatives(data, beta)
         if value < reached - _ROUNDING * abs(reached):
-            step = (
-                step / 2
-            )  # the Newton step was too long; the function is concave, so a shorter one increases it
+            step = step / 2  # it was too long; the function is concave, so a shorter one increases it
             beta = beta - step
             continue
         reached = value
@@ -290,7 +249,8 @@ def maximise(data: Conditionals) -> tuple[Tensor, Tensor] | None:
         step = torch.linalg.solve(curvature, gradient / unit / total) / unit
         beta = beta + step
         if float((step * unit).abs().max()) < _CONVERGED:
-            return beta, torch.linalg.inv(curvature) / (unit[:, None] * unit) / total
+            inverse = torch.linalg.inv(curvature) / (unit[:, None] * unit) / total
+            return beta, inverse, derivatives(data, beta)[0] / total
     return None
 
 

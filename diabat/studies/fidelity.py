@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError, check_count
+from diabat.circuits import spin_table
 from diabat.ising import Ising
 from diabat.plots import REFERENCE, Line, Panel, lines
 from diabat.samplers.answers import Moments
 from diabat.samplers.base import Sampler
-from diabat.samplers.pseudolikelihood import BetaFit, fit_betas, fit_state_betas
+from diabat.samplers.pseudolikelihood import BetaFit, fit_betas
 from diabat.samplers.registry import sampler
 from diabat.samplers.seeds import draw_seed
 from diabat.studies import states
@@ -232,7 +233,8 @@ def _score(backend: Sampler, ising: Ising, truth: _Truth, num_reads: int, seed: 
         if law is None and able.law == "mean-field" and states.countable(ising):
             law = states.states_of_marginals(got.probability)  # its law is the product of its marginals
         if law is not None:
-            fit = fit_state_betas(ising, law)
+            table = torch.from_numpy(spin_table(ising.num_spins))
+            fit = fit_betas(ising, table, law.movedim(-1, 0), sampled=False)
     row: Row = {
         "num_reads": reads,
         "independent_error": alone,

@@ -6,8 +6,10 @@ import math
 from itertools import combinations
 from typing import Any
 
+import dimod
 import pytest
 import torch
+from dwave.system.temperatures import maximum_pseudolikelihood
 from fakes import scaled
 from problems import ALPHA
 from scipy import stats
@@ -20,19 +22,23 @@ from diabat.samplers.pseudolikelihood import (
     Term,
     calibration_error,
     fit_betas,
-    fit_state_betas,
-    log_pseudolikelihood,
 )
 from diabat.studies.ensembles import sk
 from diabat.testing import ReferenceSampler, brute_force_states, state_table
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
 
 
+def fit_states(ising: Ising, probabilities: Tensor, **options: Any) -> BetaFit:
+    """The fit to the probabilities [*batch, 2^n] of all states."""
+    weights = probabilities.movedim(-1, 0)
+    return fit_betas(ising, state_table(ising.num_spins), weights, sampled=False, **options)
+
+
 @pytest.mark.parametrize("lead", ["shared", "heads", "per_problem"])
 @pytest.mark.parametrize("three_body", [0.0, 0.3])
 def test_scales_are_recovered_from_state_probabilities(lead: Lead, three_body: float) -> None:
     problem = make_problem((3, 2), 5, lead=lead, seed=1, three_body=three_body)
-    fit = fit_state_betas(problem, brute_force_states(scaled(problem, 0.8, 1.3)))
+    fit = fit_states(problem, brute_force_states(scaled(problem, 0.8, 1.3)))
     assert (fit.field, fit.coupling) == pytest.approx((0.8, 1.3), abs=1e-8)
     assert fit.three_body == (pytest.approx(1.3, abs=1e-8) if three_body else None)
     assert fit.field_error == fit.coupling_error == 0
@@ -42,12 +48,12 @@ def test_scales_are_recovered_from_state_probabilities(lead: Lead, three_body: f
 
 def test_only_visible_spins_are_seen() -> None:
     problem = causal_problem(5, seed=2)
-    fit = fit_state_betas(problem, brute_force_states(scaled(problem, 0.8, 1.3)))
+    fit = fit_states(problem, brute_force_states(scaled(problem, 0.8, 1.3)))
     assert (fit.field, fit.coupling) == pytest.approx((0.8, 1.3), abs=1e-8)
     # Three-body terms and one J for each problem, through a random mask.
     mask = torch.rand(4, 5, generator=torch.Generator().manual_seed(3)) > 0.3
     problem = with_visible(make_problem((4,), 5, lead="per_problem", seed=3, three_body=0.4), mask)
-    fit = fit_state_betas(problem, brute_force_states(scaled(problem, 0.8, 1.3)))
+    fit = fit_states(problem, brute_force_states(scaled(problem, 0.8, 1.3)))
     assert fit.scales == pytest.approx((0.8, 1.3, 1.3), abs=1e-8)
 
 
@@ -56,7 +62,7 @@ def test_scales_far_from_one(beta: tuple[float, float]) -> None:
     """An anneal without calibration comes out at beta of order 100 for fields of order 1/100."""
     size = 0.6 / max(map(abs, beta))
     problem = make_problem((4,), 5, seed=4, fields=size, couplings=size)
-    fit = fit_state_betas(problem, brute_force_states(scaled(problem, *beta)))
+    fit = fit_states(problem, brute_force_states(scaled(problem, *beta)))
     assert fit.scales[:2] == pytest.approx(beta, rel=1e-8)
 
 
@@ -102,24 +108,33 @@ def test_chunks_and_kept_tables_change_nothing(monkeypatch: pytest.MonkeyPatch) 
         )
 
 
-def test_log_pseudolikelihood_is_the_mean_of_the_log_conditionals() -> None:
-    problem, scales = make_problem((2,), 4, seed=6, three_body=0.3), (0.7, 1.2, 0.9)
-    p = brute_force_states(problem)
-    law = Ising(0.7 * problem.fields, 1.2 * problem.couplings, None, 0.9 * problem.three_body)
-    q = brute_force_states(law)
-    want = 0.0
-    for j in range(4):
-        other = torch.arange(16) ^ (1 << j)
-        want += float((p * (q / (q + q[:, other])).log()).sum()) / 8
-    spins, weights = state_table(4), p.movedim(-1, 0)
-    assert log_pseudolikelihood(problem, spins, weights, scales) == pytest.approx(want, abs=1e-12)
-    assert log_pseudolikelihood(problem, spins, weights, (0, 0, 0)) == pytest.approx(-math.log(2))
-    # The fit is its maximum.
-    best = fit_betas(problem, spins, weights).scales
-    top = log_pseudolikelihood(problem, spins, weights, best)
+def test_the_fit_is_the_maximum_of_the_mean_log_conditional() -> None:
+    problem = make_problem((2,), 4, seed=6, three_body=0.3)
+    p = brute_force_states(problem) + 0.05 * torch.rand(2, 16, generator=torch.Generator().manual_seed(0))
+    p = p / p.sum(-1, keepdim=True)  # of no Boltzmann law
+
+    def value(h: float, J: float, K: float) -> float:
+        q = brute_force_states(Ising(h * problem.fields, J * problem.couplings, None, K * problem.three_body))
+        others = [q[:, torch.arange(16) ^ (1 << j)] for j in range(4)]
+        return sum(float((p * (q / (q + other)).log()).sum()) / 8 for other in others)
+
+    fit = fit_states(problem, p)
+    assert fit.log_pseudolikelihood == pytest.approx(value(*fit.scales), abs=1e-12)
     for j, step in ((0, 0.01), (1, -0.01), (2, 0.01)):
-        moved = tuple(b + step * (i == j) for i, b in enumerate(best))
-        assert log_pseudolikelihood(problem, spins, weights, (moved[0], moved[1], moved[2])) < top
+        h, J, K = (b + step * (i == j) for i, b in enumerate(fit.scales))
+        assert value(h, J, K) < value(*fit.scales)
+
+
+@pytest.mark.parametrize("reads", [40, 2000])
+def test_the_fit_is_that_of_ocean(reads: int) -> None:
+    problem = make_problem((), 6, seed=11)
+    spins = ReferenceSampler().sample(problem, reads, seed=2).spins
+    pairs = {(i, j): -float(problem.couplings[i, j]) for i, j in combinations(range(6), 2)}
+    fields = dict(enumerate((-problem.fields).tolist()))
+    models = [dimod.BQM(fields, {}, "SPIN"), dimod.BQM(dict.fromkeys(range(6), 0.0), pairs, "SPIN")]
+    found, _ = maximum_pseudolikelihood(bqms=models, sampleset=(spins.numpy(), list(range(6))))
+    fit = fit_betas(problem, spins)
+    assert (fit.field, fit.coupling) == pytest.approx([-beta for beta in found], rel=1e-6)
 
 
 def _coverage(fits: list[BetaFit], term: Term, truth: float) -> int:
@@ -159,11 +174,11 @@ def test_intervals_over_groups_cover_the_ensemble() -> None:
     # Exact laws, 10 groups of 2 problems, 200 replicates; truth from 4000 groups.  Coverage 171 of 200 at alpha
     # 1e-6.  Power: errors half as large cover 70 %; errors of the reads, 0 here, cover nothing.
     ising, law = _mixed(0, 4000)
-    truth = fit_state_betas(ising, law)
+    truth = fit_states(ising, law)
     fits = []
     for seed in range(200):
         ising, law = _mixed(1 + seed, 10)
-        fits.append(fit_state_betas(ising, law, groups=torch.arange(10)[:, None]))
+        fits.append(fit_states(ising, law, groups=torch.arange(10)[:, None]))
     assert fits[0].groups == 10
     assert _coverage(fits, "field", truth.field) >= stats.binom.ppf(ALPHA, 200, 0.95)
     assert _coverage(fits, "coupling", truth.coupling) >= stats.binom.ppf(ALPHA, 200, 0.95)
@@ -175,22 +190,22 @@ def test_intervals_over_groups_cover_the_ensemble() -> None:
 
 def test_groups_are_labels() -> None:
     ising, law = _mixed(7, 4)
-    by_column = fit_state_betas(ising, law, groups=torch.tensor([7, 7, 3, 12])[:, None])
-    by_cell = fit_state_betas(ising, law, groups=torch.tensor([[0, 0], [0, 0], [1, 1], [2, 2]]))
+    by_column = fit_states(ising, law, groups=torch.tensor([7, 7, 3, 12])[:, None])
+    by_cell = fit_states(ising, law, groups=torch.tensor([[0, 0], [0, 0], [1, 1], [2, 2]]))
     assert by_column == by_cell
     assert by_column.groups == 3
-    alone = fit_state_betas(ising, law, groups=torch.tensor(0))
+    alone = fit_states(ising, law, groups=torch.tensor(0))
     assert alone.field is not None
     assert alone.field_error is None
     assert alone.interval("field") is None
     with pytest.raises(ValueError, match=r"groups: expected labels that broadcast to \[4, 2\], got \[3\]"):
-        fit_state_betas(ising, law, groups=torch.arange(3))
+        fit_states(ising, law, groups=torch.arange(3))
 
 
 def test_errors_over_two_groups_by_hand() -> None:
     """Means m of a spin in the same field: β = artanh of their mean, with the error of a mean of two."""
     problem, m = Ising(torch.ones(4, 1, dtype=torch.float64)), torch.tensor([0.5, 0.7, 0.1, -0.1]).double()
-    fit = fit_state_betas(problem, torch.stack([1 - m, 1 + m], -1) / 2, groups=torch.tensor([3, 3, 8, 8]))
+    fit = fit_states(problem, torch.stack([1 - m, 1 + m], -1) / 2, groups=torch.tensor([3, 3, 8, 8]))
     of_groups, mean = (0.6, 0.0), 0.3
     beta, error = math.atanh(mean), (of_groups[0] - of_groups[1]) / 2 / (1 - mean**2)
     assert (fit.field, fit.field_error) == pytest.approx((beta, error))
@@ -245,12 +260,12 @@ def test_no_fit_without_terms_or_without_optimum() -> None:
 
 def test_scales_of_fields_alone_and_of_strong_ensembles() -> None:
     problem = make_problem((6,), 3, lead="none", seed=9)
-    fit = fit_state_betas(problem, brute_force_states(scaled(problem, 0.8, 1.0)))
+    fit = fit_states(problem, brute_force_states(scaled(problem, 0.8, 1.0)))
     assert fit.field == pytest.approx(0.8, abs=1e-8)
     assert fit.coupling is fit.coupling_error is None
     assert fit.interval("coupling") is None
     strong = sk([3.0], instances=3, queries=2)[0].ising
-    fit = fit_state_betas(strong, brute_force_states(strong))
+    fit = fit_states(strong, brute_force_states(strong))
     assert (fit.field, fit.coupling) == pytest.approx((1, 1), abs=1e-7)
 
 
@@ -273,7 +288,7 @@ def test_pairs_of_terms_are_not_mixed_up() -> None:
         law = Ising(
             scales[0] * problem.fields, scales[1] * problem.couplings, None, scales[2] * problem.three_body
         )
-        assert fit_state_betas(problem, brute_force_states(law)).scales == pytest.approx(scales, abs=1e-8)
+        assert fit_states(problem, brute_force_states(law)).scales == pytest.approx(scales, abs=1e-8)
 
 
 def test_reads_of_ones_own_are_arrays_without_weights() -> None:

@@ -14,7 +14,7 @@ from diabat.circuits import Betas
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers.answers import Samples
 from diabat.samplers.dimod.submission import accepted_parameters, device_properties, family
-from diabat.samplers.pseudolikelihood import calibration_error, fit_betas, log_pseudolikelihood
+from diabat.samplers.pseudolikelihood import calibration_error, fit_betas
 
 Mode = Literal["estimate"]
 Beta = Mode | float | tuple[float, float]
@@ -152,17 +152,17 @@ def fit_report(ising: Ising, samples: Samples) -> dict[str, Any]:
     """Fit the answers: scales relative to the given problems, and the quality of the fit.
 
     Returns:
-        ``beta_h``, ``beta_J`` and their 95 % intervals (None where there is no such term or no finite fit),
-        ``log_pseudolikelihood`` in nats per spin, ``pseudo_r2`` = 1 - ℓ/ℓ(0), and ``calibration_error``.
+        ``beta_h``, ``beta_J``, their 95 % intervals, ``log_pseudolikelihood`` ℓ in nats per spin and ``pseudo_r2``
+        = 1 - ℓ/ℓ(0), None where there is no such term or no finite fit; and ``calibration_error``.
     """
     fit = fit_betas(ising, samples.spins, samples.weights)
-    value = log_pseudolikelihood(ising, samples.spins, samples.weights, fit.scales)
+    value = fit.log_pseudolikelihood
     return {
         "beta_h": fit.field,
         "beta_h_interval": fit.interval("field"),
         "beta_J": fit.coupling,
         "beta_J_interval": fit.interval("coupling"),
         "log_pseudolikelihood": value,
-        "pseudo_r2": 1 + value / math.log(2),
+        "pseudo_r2": None if value is None else 1 + value / math.log(2),
         "calibration_error": calibration_error(ising, samples.spins, fit.scales),
     }
