@@ -195,11 +195,8 @@ class DimodSampler(Sampler):
     @property
     def watched(self) -> tuple[Watched, ...]:
         """Chains and ancillas that do not hold, and temperatures that are not those asked for."""
-        weak, fitted = (
-            "use stronger qubit chains (chain_strength), or shorter ones",
-            "declare or estimate beta anew",
-        )
-        free = "use fields='direct', in an anneal with h"
+        weak = "use stronger qubit chains (chain_strength), or shorter ones"
+        free, fitted = "use fields='direct', in an anneal with h", "declare or estimate beta anew"
         return (
             Watched("chain_break_fraction.mean", "chain breaks, mean", most=0.05, advice=weak),
             Watched("chain_break_fraction.max", "chain breaks, most broken chain"),
