@@ -33,6 +33,7 @@ from diabat.samplers.dimod import DimodSampler, budget
 from diabat.samplers.dimod.budget import Budget, BudgetError, estimated_access_us
 from diabat.samplers.dimod.reads import AnswerCache, Reads
 from diabat.samplers.dimod.submission import SubmissionError, is_transient
+from diabat.samplers.ocean import OceanSampler
 from diabat.testing.problems import make_problem
 from diabat.testing.strict_qpu import TIMING
 
@@ -50,7 +51,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def backend(fake: Scripted, **options: Any) -> DimodSampler:
+def backend(fake: Any, **options: Any) -> DimodSampler:
     return DimodSampler(fake, beta=1.0, **options)
 
 
@@ -310,6 +311,16 @@ def test_reads_beyond_the_budget_are_refused_before_submission() -> None:
         sampler.sample(ising, 3, seed=0)
     assert len(fake.calls) == 2
     sampler.sample(ONE, 5, seed=0)
+
+
+def test_the_limit_of_a_backend_behind_ocean_is_told_as_such() -> None:
+    inner = OceanSampler(backend(Scripted(all_up), max_reads=5))
+    outer = backend(inner, parameters={"beta": 1.0})
+    with pytest.raises(
+        BudgetError, match="max_reads: expected at most 5 reads in total, got 0 used and 6 more"
+    ):
+        outer.sample(ONE, 6, seed=0)
+    assert outer.budget.reads == 0
 
 
 def test_seconds_are_estimated_before_and_counted_after() -> None:

@@ -415,7 +415,6 @@ class Submitter:
         seconds, keywords = self._seconds(work.packed, reads), self._keywords(reads)
         if self.seeded:  # below 2^31, as samplers in C expect
             keywords["seed"] = int(work.stream(part).generate_state(1)[0] >> 1)
-
         sampleset, held = self._submit(work, keywords, seconds)
         order = np.random.Generator(np.random.PCG64(work.stream(part, 1)))
         found = expand(sampleset, list(range(len(work.packed.rows))), order, reads)
@@ -437,6 +436,8 @@ class Submitter:
             except Exception as error:  # samplers raise many types; all are reported in the same form
                 if not is_transient(error, _TIMEOUTS):
                     self.budget.settle(held, 0, 0.0)
+                if isinstance(error, BudgetError):  # of a backend behind an OceanSampler
+                    raise
                 if not is_transient(error):
                     raise SubmissionError(f"{failed}: {safe_message(error)}") from None
                 if attempt == self._retries:
