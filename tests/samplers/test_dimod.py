@@ -16,7 +16,7 @@ from problems import ALPHA
 
 import diabat
 from diabat.config import make_config
-from diabat.ising import Ising
+from diabat.ising import Ising, pack_couplings
 from diabat.runs import build_sampler
 from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dimod.reads import expand
@@ -61,7 +61,17 @@ def test_what_is_not_visible_is_not_submitted() -> None:
     samples = DimodSampler(fake, beta=1.0).sample(ising, 4, seed=0)
     assert (samples.spins == -1).all()
     assert not fake.calls
+    assert (samples.info["qubits"], samples.info["longest_chain"]) == (0, 0)
     assert (samples.moments().probability == 0).all()
+
+
+def test_couplings_of_visible_spins_are_programmed_between_them() -> None:
+    fake, J = Scripted(all_up), pack_couplings(torch.tensor([0.1, 0.2, 0.3]), 3)
+    ising = Ising(torch.tensor([1.0, 2.0, 3.0]), J, visible=torch.tensor([False, True, True]))
+    DimodSampler(fake, beta=1.0).sample(ising, 1, seed=0)
+    ((bqm, _),) = fake.calls
+    assert dict(bqm.linear) == {0: -2.0, 1: -3.0}
+    assert bqm.get_quadratic(0, 1) == pytest.approx(-0.3)
 
 
 def test_what_is_programmed() -> None:

@@ -33,7 +33,7 @@ class Biases:
         fields: Linear biases, float64 [V].
         pairs: int64 [E, 2], coupled variables as positions in ``fields``.
         couplings: Quadratic biases that belong to the problems, float64 [E].
-        chains: Quadratic biases that hold the qubits of one spin together, float64 [E]; no scale applies to them.
+        chains: Those that hold the qubits of one spin together, float64 [E], of other pairs; no scale applies to them.
         longest_chain: Largest number of qubits of one spin.
     """
 
@@ -217,8 +217,7 @@ class Ranges:
                 )
                 raise ArgumentError("scale", reason)
             sums = room(chip.totals(chip.couplings), chip.totals(chip.chains), self.sums)
-            couplings = room(chip.couplings, chip.chains, self.J)
-            factor = min(factor, room(chip.fields, 0.0, self.h), couplings, sums)
+            factor = min(factor, room(chip.fields, 0.0, self.h), room(chip.couplings, 0.0, self.J), sums)
         if factor <= 0:
             reason = "expected qubit chains that leave range for the problems, got none; use weaker chains."
             raise ArgumentError("scale", reason)
