@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dimod
@@ -271,9 +272,13 @@ def test_an_unknown_temperature_is_found(beta: float) -> None:
 
 
 @pytest.mark.parametrize("scale", [None, "fit"])
-def test_a_dry_run_does_not_estimate_and_refuses_no_value_before(scale: Any) -> None:
-    fake = Scripted(all_up, h_range=[-1.0, 1.0])
-    report = DimodSampler(fake, beta="estimate", scale=scale).dry_run(Ising(torch.full((3,), 2.0)), 10)
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_dry_run_does_not_estimate_and_refuses_no_value_before(
+    scale: Any, cached: bool, tmp_path: Path
+) -> None:
+    fake, folder = Scripted(all_up, h_range=[-1.0, 1.0]), tmp_path if cached else None
+    sampler = DimodSampler(fake, beta="estimate", scale=scale, cache_dir=folder)
+    report = sampler.dry_run(Ising(torch.full((3,), 2.0)), 10)
     assert (report.submissions, report.estimate_submissions, report.reads) == (49, 48, 48_010)
     assert (report.scale, scale) in ((1.0, None), (None, "fit"))
     assert "48 of the submissions estimate beta first; values are compared with ranges after" in str(report)
