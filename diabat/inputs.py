@@ -21,9 +21,10 @@ from diabat.ising_checks import (
     check_spins,
     check_symmetric,
     check_tensor,
-    few_numbers,
     first_true,
     is_symmetric,
+    plain_numbers,
+    sum_of_squares,
 )
 
 
@@ -34,8 +35,8 @@ def _is_array(value: Any) -> bool:
 
 def read_fields(value: Any) -> Tensor:
     """Fields [*batch, n]: float64 stays, a list gets torch's default dtype or float32, all else becomes float32."""
-    numbers = few_numbers(value)
-    if numbers is not None and numbers.ndim and numbers.size and _has_finite_square(numbers):
+    numbers = plain_numbers(value)
+    if numbers is not None and numbers.ndim and numbers.size and math.isfinite(sum_of_squares(numbers)):
         return value  # most fields, by a tenth of the calls
     if not isinstance(value, Tensor) or value.dtype not in DTYPES:
         dtype = torch.float32
@@ -77,8 +78,8 @@ def read_interaction(
     if shape[-order:] != [n] * order:
         raise IsingError(name, f"expected shape [*lead, {', '.join('n' * order)}] with n = {n}, got {shape}.")
     _check_lead(name, value.shape[:-order], fields)
-    numbers = few_numbers(value)
-    if numbers is None or not (_has_finite_square(numbers) and is_symmetric(numbers, order)):
+    numbers = plain_numbers(value)
+    if numbers is None or not (math.isfinite(sum_of_squares(numbers)) and is_symmetric(numbers, order)):
         check_finite(name, value)
         check_symmetric(name, value, order)
     return value
@@ -273,11 +274,6 @@ def check_edges(pairs: Tensor, values: Tensor, fields: Tensor) -> None:
         got = " and ".join(f"{pairs[e].tolist()} at edge {int(e)}" for e in order[at[0] : at[0] + 2])
         hint = "add their values, or give one direction only"
         raise IsingError(name, f"expected every pair of spins once, got {got}; {hint}.")
-
-
-def _has_finite_square(numbers: np.ndarray) -> bool:
-    """Whether the sum of squares is finite, as it is for finite numbers, except for large ones, which torch checks."""
-    return math.isfinite(np.vdot(numbers, numbers))
 
 
 def _check_like(name: str, value: Tensor, fields: Tensor) -> None:

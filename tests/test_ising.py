@@ -15,6 +15,7 @@ from torch import Tensor
 
 import diabat
 from diabat.ising import Ising, IsingError, from_bqm, from_qubo, pack_couplings, pack_three_body, to_bqm
+from diabat.ising_checks import is_symmetric, is_within, plain_numbers, sum_of_squares
 from diabat.testing import brute_force, state_table
 from diabat.testing.problems import make_problem, with_visible
 
@@ -223,6 +224,35 @@ def test_large_matrices_are_checked_everywhere(j: int, k: int) -> None:
     J[j, k] += 0.1
     with pytest.raises(IsingError, match=rf"expected a symmetric matrix, .* at \[{min(j, k)}, {max(j, k)}\]"):
         Ising(torch.zeros(300), J)
+
+
+@pytest.mark.parametrize("order", [2, 3])
+def test_all_numbers_are_compared_with_their_mirror_images(
+    order: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three problems at a time, in strips of 2 of 5 indices; each number in turn is wrong by its last bit."""
+    monkeypatch.setattr("diabat.ising_checks._FEW", 3 * 5**order)
+    monkeypatch.setattr("diabat.ising_checks._STRIP", 2)
+    monkeypatch.setattr("diabat.ising_checks._FEWEST", 0)
+    values = torch.randn(7, 10)
+    whole = (pack_couplings if order == 2 else pack_three_body)(values, 5).numpy()
+    assert is_symmetric(whole, order)
+    for at in np.ndindex(whole.shape):
+        kept, whole[at] = whole[at], np.nextafter(whole[at], np.float32(9))
+        assert not is_symmetric(whole, order)
+        whole[at] = kept
+
+
+def test_the_size_of_many_numbers_is_found_wherever_the_largest_is() -> None:
+    """A sum of squares in parts of 65,536 numbers, and the largest number where that exceeds the limit."""
+    values = torch.ones(1 << 17)
+    assert is_within(values, 1.0)
+    for at in (0, 65535, 65536, -1):
+        for wrong in (1.5, -1.5, math.inf, math.nan):
+            spoiled = values.clone()
+            spoiled[at] = wrong
+            assert not is_within(spoiled, 1.4)
+            assert math.isfinite(sum_of_squares(spoiled.numpy())) == math.isfinite(wrong)
 
 
 @pytest.mark.parametrize(("pack", "order"), [(pack_couplings, 2), (pack_three_body, 3)])
@@ -537,14 +567,16 @@ FAULTS = {
 def test_few_and_many_numbers_are_checked_alike(
     monkeypatch: pytest.MonkeyPatch, fault: str, dtype: torch.dtype, many: bool
 ) -> None:
-    """numpy checks tensors of few numbers, torch the others, with the same sentences."""
-    if many:
-        monkeypatch.setattr("diabat.ising_checks._FEW", 0)
+    """numpy checks few or contiguous numbers, torch many others, with the same sentences."""
     h = torch.randn(2, 3, dtype=dtype)
     J, K = (
         pack_couplings(torch.randn(2, 3, dtype=dtype), 3),
         pack_three_body(torch.randn(2, 1, dtype=dtype), 3),
     )
+    if many:
+        monkeypatch.setattr("diabat.ising_checks._FEW", 0)
+        h, J, K = (t.repeat_interleave(2, -1)[..., ::2] for t in (h, J, K))
+    assert (plain_numbers(J) is None) == many
     Ising(h, J, three_body=K)
     sentence, spoil = FAULTS[fault]
     spoil(h, J, K)
