@@ -24,6 +24,7 @@ TEST = 0.001  # and for the test of A
 STEPS, MOST_STEPS = 16, 1000  # largest number of their steps, for Newton steps and for all else
 LEAST_CURVATURE = 1e-6  # up to this p·A p / p·p a direction p does not count as positive
 PUSH = 0.1  # largest change of a magnetization where a saddle is left
+DEFINITE, MOST_FACTORED = 0.999, 128  # by torch, A is definite where 0.999 - J is; spins up to which that is tried
 FIRST_CUT = 24  # iterations after which unfinished problems go on alone; again whenever it has doubled
 
 
