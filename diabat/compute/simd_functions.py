@@ -9,8 +9,10 @@ import math
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 
-from diabat.compute.simd import intrinsic
+from diabat.compute.scratch import VECTOR_BYTES
+from diabat.compute.simd import data_of, intrinsic
 
 # log 2 in two parts, the first exact in few bits.
 _LOG2_HIGH, _LOG2_LOW = 0.693359375, -0.000212194440054690583
@@ -137,3 +139,28 @@ def sum_of(typing_context: Any, x: Any) -> Any:
         return _external(builder, "vector.reduce.fadd", x.type.element, zero, x, fastmath=("reassoc",))
 
     return x.dtype(x), generate
+
+
+@intrinsic
+def store_sums(typing_context: Any, array: Any, index: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """Write the sums over the lanes of four vectors to four numbers."""
+
+    def halved(builder: Any, x: Any, y: Any, count: int) -> Any:
+        parts = (
+            ir.Constant(ir.VectorType(ir.IntType(32), count), list(range(k, 2 * count, 2))) for k in (0, 1)
+        )
+        return builder.fadd(*(builder.shuffle_vector(x, y, part) for part in parts))
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rows, place, *v = arguments
+        count = v[0].type.count
+        x = halved(builder, halved(builder, v[0], v[1], count), halved(builder, v[2], v[3], count), count)
+        while count > 4:
+            count //= 2
+            x = halved(builder, x, x, count)
+        pointer = builder.gep(data_of(context, builder, signature.args[0], rows), [place])
+        written = builder.store(x, builder.bitcast(pointer, x.type.as_pointer()))
+        written.align = VECTOR_BYTES // v[0].type.count
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, a, b, c, d), generate

@@ -12,7 +12,8 @@ import pytest
 from llvmlite.binding import get_host_cpu_features
 
 from diabat.compute.jit import jit
-from diabat.compute.simd import load, load_part, store, store_part, where_set, with_item
+from diabat.compute.simd import address, load, load_part, store, store_part, where_set, with_item
+from diabat.compute.simd_functions import store_sums
 
 # (1 + 2^-12)² = 1 + 2^-11 + 2^-24; float32 loses the last term where the product is rounded before the sum.
 FUSED = """
@@ -88,3 +89,21 @@ def test_parts_of_a_row(dtype: Any) -> None:
         assert (rows[3] == np.where(first, given[0], 0)).all()
         assert (rows[4] == np.where(flags[lanes:] != 0, given[0], given[1])).all()
         assert (rows[5] == np.where(here, given[1, 0], given[0])).all()
+
+
+@jit
+def _sums(rows: Any, out: Any, index: int) -> None:
+    store_sums(address(out), index, load(rows, 0), load(rows, 1), load(rows, 2), load(rows, 3))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sums_of_four_vectors_go_to_four_numbers_in_order(dtype: Any) -> None:
+    """At any place, and nothing beside it is written."""
+    lanes = 64 // np.dtype(dtype).itemsize
+    rows = 1 + np.arange(4 * lanes, dtype=dtype).reshape(4, lanes) ** 2
+    for index in (0, 4, 9):
+        out = np.full((2, lanes), -1, dtype)
+        _sums(rows, out, index)
+        want = np.full(2 * lanes, -1, dtype)
+        want[index : index + 4] = rows.sum(1)
+        assert np.array_equal(out.reshape(-1), want)

@@ -275,6 +275,56 @@ def test_problems_with_the_same_couplings_get_the_bits_of_each_alone(n: int, dty
             assert torch.equal(got, want[part])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize(("n", "own"), [(513, False), (530, True), (560, False)])
+def test_large_problems_hold_each_pair_once(
+    n: int, own: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P and gradients by torch, and the bits of each problem alone; with masks, and numbers of spins of every rest."""
+    base = ensemble(n, 0.4, 0.5, dtype, problems=6)
+    J, v = (
+        matrix_of(base) if own else matrix_of(base)[:1],
+        torch.linspace(-1, 1, 6 * n, dtype=dtype).view(6, n),
+    )
+    seen = base.visible_mask.clone()
+    seen[1, 200:], seen[2, 519:] = False, False
+
+    def answers(part: slice) -> list[Tensor]:
+        h, own_J = (
+            base.fields[part].clone().requires_grad_(),
+            (J[part] if own else J).clone().requires_grad_(),
+        )
+        moments = MeanFieldSampler(tolerance=1e-12 if dtype == F64 else 1e-6).moments(
+            Ising(h, own_J, seen[part])
+        )
+        assert moments.info["converged"]
+        p = moments.probability
+        return [p.detach(), *torch.autograd.grad((v[part] * p).sum(), (h, own_J))]
+
+    whole = answers(slice(None))
+    for part in (slice(0, 1), slice(1, 3), slice(2, 6)):
+        assert torch.equal(answers(part)[0], whole[0][part])
+        assert torch.equal(answers(part)[1], whole[1][part])
+    use("torch", monkeypatch)
+    for got, want in zip(whole, answers(slice(None)), strict=True):
+        assert (got - want).abs().max() < (1e-10 if dtype == F64 else 2e-4) * max(1, float(want.abs().max()))
+
+
+@pytest.mark.parametrize("form", ["lanes", "spread"])
+def test_couplings_are_taken_as_the_mean_of_both_entries(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries of unchecked J may differ by rounding; (J + Jᵀ)/2 has the same fixed point to rounding."""
+    use(form, monkeypatch)
+    for n in (6, 23) if form == "lanes" else (6, 40, 520):
+        ising = ensemble(n, 0.5, 1.0, F64, problems=2)
+        J = matrix_of(ising)
+        skewed = J + 1e-3 * (torch.rand(J.shape, generator=torch.Generator().manual_seed(2), dtype=F64) - 0.5)
+        skewed.diagonal(dim1=-2, dim2=-1).zero_()
+        sampler = MeanFieldSampler(tolerance=1e-12)
+        found = sampler.moments(Ising(ising.fields, skewed, ising.visible, check=False)).probability
+        mean = sampler.moments(Ising(ising.fields, (skewed + skewed.mT) / 2, ising.visible)).probability
+        assert (found - mean).abs().max() < 1e-11
+
+
 def solution(ising: Ising) -> Any:
     return FixedPoint(ising, Rules(0.7, 1e-6, 500)).found
 

@@ -28,17 +28,19 @@ from diabat.compute.simd import (
     sub,
     where_less,
 )
-from diabat.compute.simd_functions import sum_of
+from diabat.compute.simd_functions import store_sums, sum_of
 
 # Spins and rows that a product takes at once.
 _SPINS, _ROWS = 4, 2
+# Spread spins above which J is held once for each pair: half as much to read, where a cache does not hold all.
+_MOST_WHOLE = 512
 
 PROBLEMS = 4
 """Problems of spread spins in a block: all wait for the last."""
 # Rows of `Work.facts`: what loops over spins find and take, and those of the kernel.
 FOUND, OTHER, MOST, _SPARE, FIRST_FACT = range(5)
 FACTS = FIRST_FACT + 12
-_VECTORS = 12
+_VECTORS = 13
 
 
 class Shape(NamedTuple):
@@ -55,7 +57,7 @@ class Shape(NamedTuple):
 class Work(NamedTuple):
     """Scratch of one thread: addresses of vectors, those of one group after those of another."""
 
-    J: Any  # J_jk of spin k and the spins j in row r, at r · width + k
+    J: Any  # J_jk of spin k and the spins j in row r, at r · width + k; or of pairs, as `pair_at` says
     facts: Any  # numbers of each problem
     h: Any
     mask: Any  # 1 on visible spins
@@ -69,6 +71,7 @@ class Work(NamedTuple):
     scaled: Any  # √D p
     image: Any  # products
     probe: Any  # u
+    later: Any  # what later spins add to a product of pairs
 
 
 def extent(used: int, lanes: int, spread: Any) -> Any:
@@ -85,20 +88,36 @@ shape_of = inner(extent)
 def work_rows(n: int, lanes: int, spread: Any, groups: int) -> int:
     """Vectors of scratch for n spins."""
     spins, rows = extent(n, lanes, spread)
-    return rows * (spins + (1 if spread is None else groups) * _VECTORS) + FACTS
+    pairs = lanes * rows * (rows + 1) // 2 if spread and spins > _MOST_WHOLE else rows * spins
+    return pairs + rows * (1 if spread is None else groups) * _VECTORS + FACTS
 
 
 @inner
 def work_of(scratch: Any, s: Shape) -> Work:
     """Divide scratch [vectors, lanes], and clear it."""
     scratch[:] = 0
-    J, r = address(scratch), s.rows * s.groups
-    facts = skip(J, s.rows * s.width)
+    r = s.rows * s.groups
+    facts = skip(address(scratch), len(scratch) - FACTS - _VECTORS * r)
     v = skip(facts, FACTS)
     return Work(
-        J, facts, v, skip(v, r), skip(v, 2 * r), skip(v, 3 * r), skip(v, 4 * r), skip(v, 5 * r), skip(v, 6 * r),
-        skip(v, 7 * r), skip(v, 8 * r), skip(v, 9 * r), skip(v, 10 * r), skip(v, 11 * r),
+        address(scratch), facts, v, skip(v, r), skip(v, 2 * r), skip(v, 3 * r), skip(v, 4 * r), skip(v, 5 * r),
+        skip(v, 6 * r), skip(v, 7 * r), skip(v, 8 * r), skip(v, 9 * r), skip(v, 10 * r), skip(v, 11 * r),
+        skip(v, 12 * r),
     )  # fmt: skip
+
+
+@inner
+def in_pairs(s: Shape) -> bool:
+    """Whether J has one number for each pair of spins, at `pair_at`, and not whole rows."""
+    return s.spread is not None and s.width > _MOST_WHOLE
+
+
+@inner
+def pair_at(j: int, k: int, lanes: int) -> int:
+    """Where J_jk is, j < k: vectors of spins k to k + 3, for each row of the spins before them."""
+    block = k // lanes
+    first = lanes * (block * (block + 1) // 2) + (k % lanes // _SPINS) * _SPINS * (block + 1)
+    return (first + _SPINS * (j // lanes) + k % _SPINS) * lanes + j % lanes
 
 
 @inner
@@ -205,6 +224,9 @@ def awake(work: Work, s: Shape, fact: int, group: int) -> bool:
 @inner
 def product(work: Work, s: Shape, v: Any, fact: int) -> None:
     """``image`` = J v of problems that are `awake`, by one pass over J for several or one for each, with equal bits."""
+    if in_pairs(s):
+        _product_of_pairs(work, s, v, fact)
+        return
     several = 0
     for group in range(s.groups):
         several += awake(work, s, fact, group)
@@ -272,3 +294,33 @@ def _both(x: Any, y: Any) -> Any:
         add(x[0], y[0]), add(x[1], y[1]), add(x[2], y[2]), add(x[3], y[3]),
         add(x[4], y[4]), add(x[5], y[5]), add(x[6], y[6]), add(x[7], y[7]),
     )  # fmt: skip
+
+
+@inner
+def _product_of_pairs(work: Work, s: Shape, v: Any, fact: int) -> None:
+    zero, J = constant(load(v, 0), 0.0), work.J
+    for r in range(s.groups * s.rows):
+        store(work.image, r, zero)
+    for k in range(0, s.spins, _SPINS):
+        count = k // s.lanes + 1
+        for group in range(s.groups):
+            if awake(work, s, fact, group):
+                at = group * s.rows
+                _strip(J, skip(v, at), skip(work.image, at), skip(work.later, at), k, count)
+        J = skip(J, _SPINS * count)
+    for r in range(s.groups * s.rows):
+        store(work.image, r, add(load(work.image, r), load(work.later, r)))
+
+
+@inner
+def _strip(J: Any, v: Any, image: Any, later: Any, k: int, count: int) -> None:
+    """What spins k to k + 3 and those before them add to each other: every pair is read once."""
+    zero = constant(load(v, 0), 0.0)
+    a, b, c, d = zero, zero, zero, zero
+    w, x, y, z = entry(v, k), entry(v, k + 1), entry(v, k + 2), entry(v, k + 3)
+    for r in range(count):
+        p, q, s, t = load(J, 4 * r), load(J, 4 * r + 1), load(J, 4 * r + 2), load(J, 4 * r + 3)
+        u = load(v, r)
+        a, b, c, d = fma(p, u, a), fma(q, u, b), fma(s, u, c), fma(t, u, d)
+        store(image, r, fma(t, z, fma(s, y, fma(q, x, fma(p, w, load(image, r))))))
+    store_sums(later, k, a, b, c, d)

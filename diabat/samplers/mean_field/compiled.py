@@ -37,9 +37,8 @@ class CompiledBatch:
         h, J, visible = ising.fields, ising.couplings, ising.visible
         *batch, n = h.shape
         fields = h.detach().contiguous().numpy().reshape(-1, n)
-        couplings = np.zeros((1, n, n), fields.dtype)
-        if J is not None:
-            couplings = J.detach().contiguous().numpy().reshape(-1, n, n)
+        J = h.new_zeros(n, n) if J is None else J
+        couplings = J.detach().contiguous().numpy().reshape(-1, n, n)
         mask, order = np.ones(fields.shape, np.uint8), np.arange(len(fields))
         which = np.zeros_like(order)
         if visible is not None:

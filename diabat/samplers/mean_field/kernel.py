@@ -50,6 +50,7 @@ _MOVED, _RESPONDS, _NEWTON, _TESTS, _ANSWERS = range(5)
 _COUNTS, _DAMPING, _RESIDUAL, _BEFORE, _OPEN, _STABLE, _WANTED, _PAST, _SQUARE, _LIMIT, _GOES, _BENT = range(
     blocks.FIRST_FACT, blocks.FACTS
 )
+_FEW_ROWS = 8  # whose distance is a power of two: caches keep few of them
 
 
 class Problems(NamedTuple):
@@ -277,30 +278,29 @@ def _fill(
         set_item(work.facts, _COUNTS * s.lanes + number, kind(count))
         set_item(work.facts, _OPEN * s.lanes + number, kind(1))
         set_item(work.facts, _DAMPING * s.lanes + number, kind(damping if damping > 0 else found.residual[i]))
-        place, side, apart = (number, s.lanes, s.lanes * s.width) if s.spread is None else (0, 1, 1)
+        place = number if s.spread is None else 0
         if coupling[place] != problems.which[i]:
             coupling[place] = problems.which[i]
-            J, row = address(problems.couplings), problems.which[i] * n
-            even = _is_symmetric(J, row, n, s.lanes)
-            for low in range(0, n, s.lanes):  # reads, and writes of spread spins, of complete cache lines
-                at = low * side * s.width + place
-                for k in range(n):
-                    for j in range(low, min(n, low + s.lanes)):
-                        x = item(J, (row + k) * n + j)
-                        if not even:
-                            x = kind(0.5) * (x + item(J, (row + j) * n + k))
-                        set_item(work.J, at + k * s.lanes + (j - low) * apart, x)
+            _take_couplings(work, s, problems, problems.which[i] * n, place)
 
 
 @inner
-def _is_symmetric(J: Any, row: int, n: int, step: int) -> bool:
-    """Whether J is symmetric to the last bit: its rows can be read in place of its columns."""
-    for low in range(0, n, step):
-        for k in range(low, n):
-            for j in range(low, min(k, low + step)):
-                if item(J, (row + j) * n + k) != item(J, (row + k) * n + j):
-                    return False
-    return True
+def _take_couplings(work: Work, s: Shape, problems: Problems, row: int, place: int) -> None:
+    """Take J of a problem, symmetrised; in parts of rows and columns that stay in the cache."""
+    J, n, half = address(problems.couplings), problems.fields.shape[1], problems.fields.dtype.type(0.5)
+    pairs, step = blocks.in_pairs(s), s.lanes * s.width if s.spread is None else 1
+    for first in range(0, n, s.lanes):
+        for low in range(0, min(n, first + s.lanes) if pairs else n, _FEW_ROWS):
+            for k in range(first, min(n, first + s.lanes)):
+                if pairs:
+                    at = blocks.pair_at(low, k, s.lanes)
+                elif s.spread is None:
+                    at = (low * s.width + k) * s.lanes + place
+                else:
+                    at = (low // s.lanes * s.width + k) * s.lanes + low % s.lanes
+                for j in range(low, min(k if pairs else n, low + _FEW_ROWS)):
+                    x = half * (item(J, (row + k) * n + j) + item(J, (row + j) * n + k))
+                    set_item(work.J, at + (j - low) * step, x)
 
 
 @inner

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 OVERSHOOT = 0.9  # d is halved where g·g' < -0.9 g·g, g' the change after g
-EVERY = 4  # iterations after which Newton steps are considered
+EVERY = 4  # iterations after which Newton steps are considered, and by torch residuals
 NEAR = 0.03  # largest residual from which one is taken
 SLOW = 8  # iterations that one costs: none is taken where fewer are left
 REACH = 2.0  # largest length, in units of the way that damping would go at its present rate
@@ -24,7 +24,8 @@ TEST = 0.001  # and for the test of A
 STEPS, MOST_STEPS = 16, 1000  # largest number of their steps, for Newton steps and for all else
 LEAST_CURVATURE = 1e-6  # up to this p·A p / p·p a direction p does not count as positive
 PUSH = 0.1  # largest change of a magnetization where a saddle is left
-DEFINITE, MOST_FACTORED = 0.999, 128  # by torch, A is definite where 0.999 - J is; spins up to which that is tried
+DEFINITE = 0.999  # torch takes A for definite where this times 1, less J, is
+MOST_FACTORED = 128  # spins up to which Cholesky's factors say so
 FIRST_CUT = 24  # iterations after which unfinished problems go on alone; again whenever it has doubled
 
 

@@ -29,13 +29,17 @@ from diabat.samplers.mean_field.solution import FixedPoint
 class MeanFieldSampler(Sampler):
     """Magnetizations at a stable fixed point of mean field, which is a minimum of its free energy.
 
-    The rule is the same for all sizes and devices.  From m = 0 on m moves by d g, g = tanh(h + J m + ½ K m m) - m, and
+    From m = 0 on m moves by d g, g = tanh(h + J m + ½ K m m) - m, and
     the damping d is halved whenever g turns back on the g before.  Near a fixed point that damping would take long to
     reach, truncated Newton steps follow, up to twice as long as the way that damping would go at its present rate.  A
     problem has converged where max |g| is within the tolerance and A = 1 - √D (J + K m) √D, D = 1 - m², is positive
     definite.  From a saddle, where A is not, m is pushed in a direction of negative curvature: to the side of g, or
     without fields always to the same one.  Among several minima the answer is nearly always the one that a damped
     iteration reaches.  It depends on neither the rest of the batch nor the number of threads.
+
+    Compiled code solves J of up to 1536 spins on the CPU, and edges of up to 512; torch all else, with a look at
+    residuals after every four iterations.  It asks for Cholesky's factors of 0.999 - J first: where they exist there is
+    one minimum, and neither Newton steps in the first 24 iterations nor a test of A follow.
 
     The gradient is that of the fixed point (implicit differentiation), not of the iteration.  It is finite also where a
     problem has not converged: directions in which A is not positive definite then do not respond.
