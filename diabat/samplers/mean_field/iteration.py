@@ -194,22 +194,29 @@ class _Batch:
         self.certain = self.certain if self.certain.ndim == 1 else self.certain[groups]
 
     def iterate(self, count: int, stop: int) -> None:
-        """Iterate every problem from iteration ``count`` to ``stop``; residuals are looked at after every few."""
+        """Iterate every problem from iteration ``count`` to ``stop``.
+
+        Residuals are looked at after every few, and overshoots of certain problems too.
+        """
         m, early = self.m, count == 0
         local, target = self._targets(m)
         change, before = target - m, m.new_tensor(torch.inf)
         residual = _longest(change)
         while count < stop and bool((active := residual > self.rules.tolerance).any()):
-            pace, many, moved = self.damping * active, min(rule.EVERY, stop - count), None
-            if not (early and self.safe):
-                slow = active & ~self.certain if early else active
-                moved = self._newton(slow, residual, before, pace, m, change)
-            for _ in range(many):
+            pace, many = self.damping * active, min(rule.EVERY, stop - count)
+            slow, watched = active & ~self.certain if early else active, not (early and self.safe)
+            moved, leaps = self._newton(slow, residual, before, pace, m, change) if watched else (None, slow)
+            for left in reversed(range(many)):
                 last, m = (target, m), torch.lerp(m, target, pace) if moved is None else moved
-                (local, target), moved = self._targets(m), None
-            change, past = target - m, torch.sub(*last)
-            turned = _dot(change, past) < -rule.OVERSHOOT * _dot(past, past)
-            self.damping = torch.where(turned, self.damping / 2, self.damping)
+                local, target = self._targets(m)
+                if left and not watched:
+                    continue
+                past, change = change if watched else torch.sub(*last), target - m
+                turned = _dot(change, past) < -rule.OVERSHOOT * _dot(past, past)
+                turned = turned & slow if left else turned
+                turned = turned if moved is None else turned & ~leaps
+                self.damping = torch.where(turned, self.damping / 2, self.damping)
+                pace, moved = self.damping * active, None
             self.counts, count = self.counts + many * active, count + many
             residual, before = _longest(change), _longest(past)
         self.m, self.local, self.change, self.residual = m, local, change, residual
@@ -228,18 +235,18 @@ class _Batch:
 
     def _newton(
         self, active: Tensor, residual: Tensor, before: Tensor, pace: Tensor, m: Tensor, change: Tensor
-    ) -> Tensor | None:
-        """Magnetizations after a move, a Newton step near a far end; None if no problem takes one."""
+    ) -> tuple[Tensor | None, Tensor]:
+        """Magnetizations after a move, None if no problem takes a Newton step, and which ones do."""
         rate = residual / before
         wanted = active & (residual < rule.NEAR) & (residual < before)
         wanted = wanted & (residual * rate**rule.SLOW > self.rules.tolerance)
         if not bool(wanted.any()):
-            return None
+            return None, wanted
         root = slopes(m + change, self.ising.visible_mask)
         far = respond(tangent(self.ising, m + change), root, change * wanted, rule.ACCURACY, rule.STEPS)
         reach = rule.REACH * pace * residual / (1 - rate)
         part = torch.where(wanted, (reach / _longest(far)).clamp(max=1), pace)
-        return torch.addcmul(m, part, torch.where(wanted, far, change))
+        return torch.addcmul(m, part, torch.where(wanted, far, change)), wanted
 
     def test(self, ended: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What `conjugate_gradients` says about A at points within the tolerance, where no certificate does."""
