@@ -83,7 +83,7 @@ class Plan:
         dtype: torch.dtype, enumerated: bool,
     ) -> None:  # fmt: skip
         batch, heads, queries, features, shared, keys, width = sizes
-        pairs, self.windows = 0, windows
+        pairs = 0
         self.pair_at, self.pairs_of = torch.zeros(0, 0, dtype=torch.int64), _NO_NUMBERS
         if slots is not None:
             pairs = pair_count(*slots[:2])
@@ -237,14 +237,8 @@ class _Call(CompiledPasses):
     """One call: what its passes need, and what the backward pass needs of the forward pass beside tensors."""
 
     def __init__(
-        self,
-        law: WindowLaw,
-        plan: Plan,
-        windows: Windows | Rule,
-        dropout: float,
-        need_weights: bool,
-        before: int,
-    ) -> None:
+        self, law: WindowLaw, plan: Plan, windows: Windows | Rule, dropout: float, need_weights: bool, before: int,
+    ) -> None:  # fmt: skip
         self._law, self._plan, self._given = law, plan, windows
         self._dropout, self._need_weights, self._before = dropout, need_weights, before
         self._solution: Solution | None = None
@@ -402,20 +396,15 @@ class _Call(CompiledPasses):
         dmass = None if mass is None else torch.empty_like(mass, memory_format=torch.contiguous_format)
         places, _held = self._places(*terms)
         places += [0, g.data_ptr(), *g.stride()[:3], 0 if extra is None else extra.data_ptr()]
-        places += [
-            dv.data_ptr(),
-            *dv.stride()[:3],
-            *(0 if t is None else t.data_ptr() for t in (dmean, dmass)),
-        ]
+        places += [dv.data_ptr(), *dv.stride()[:3]]
+        places += [0 if t is None else t.data_ptr() for t in (dmean, dmass)]
         places += [dq.data_ptr(), dk.data_ptr(), *dk.stride()[:3]]
         through = wanted[0] or wanted[1] or wanted[3] or wanted[5]
         of_J = np.zeros(pairs.shape, real) if wanted[3] and pairs is not None else None
         self._backward(places, np.empty((2, *plan.slots), real), of_J, through=through)
         if not through:
             return None, None, dv, None, dmean, None
-        of_pairs = None
-        if of_J is not None:
-            of_pairs = torch.from_numpy(of_J)
+        of_pairs = None if of_J is None else torch.from_numpy(of_J)
         return dq, dk, dv, of_pairs, dmean, dmass
 
     def _backward(self, places: list[int], slope: Array, of_J: Array | None, *, through: bool) -> None:

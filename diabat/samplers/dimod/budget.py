@@ -152,7 +152,7 @@ def locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path)
         lock.acquire(poll_interval=0.01)
-    except (OSError, NotImplementedError) as error:
+    except (OSError, NotImplementedError) as error:  # the latter of filelock, on file systems without locks
         reason = error.strerror if isinstance(error, OSError) else error
         raise BudgetError("cache_dir", f"cannot lock '{path}' ({reason}).") from error
     try:

@@ -33,12 +33,17 @@ _STAYS = {
     "beta": "beta=1.0",
     "beta_max": "beta_min=1.0, beta_max=1.0",
 }
-
-
 # Samplers and composites that look for low energies, or ignore them: no temperature describes their answers.
 _NO_LAW = (
-    *("HybridSampler", "IdentitySampler", "KerberosSampler", "PlanarGraphSolver", "RandomSampler"),
-    *("SteepestDescentComposite", "SteepestDescentSolver", "TabuSampler", "TreeDecompositionSolver"),
+    "HybridSampler",
+    "IdentitySampler",
+    "KerberosSampler",
+    "PlanarGraphSolver",
+    "RandomSampler",
+    "SteepestDescentComposite",
+    "SteepestDescentSolver",
+    "TabuSampler",
+    "TreeDecompositionSolver",
 )
 
 

@@ -298,6 +298,7 @@ def _both(x: Any, y: Any) -> Any:
 
 @inner
 def _product_of_pairs(work: Work, s: Shape, v: Any, fact: int) -> None:
+    """The same where J has one number for each pair of spins."""
     zero, J = constant(load(v, 0), 0.0), work.J
     for r in range(s.groups * s.rows):
         store(work.image, r, zero)

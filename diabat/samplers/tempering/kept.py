@@ -171,10 +171,8 @@ def draw_block(b: int, lane: int, J: Any, state: Kept, lanes: Lanes, t: int, how
     V, first, at = state.vectors, 64 * b, lane * (state.vectors // 4) + b
     fields, left = skip(state.fields, lane * V), -1 if state.n - first >= 64 else (1 << state.n - first) - 1
     spins, scale = item(state.bits, at), splat(item(lanes.scale, lane))
-    w, metropolis = (
-        draw_in_order(16 * b, t, item(lanes.names, lane), item(lanes.queries, lane), how.key),
-        how.use_metropolis,
-    )
+    w = draw_in_order(16 * b, t, item(lanes.names, lane), item(lanes.queries, lane), how.key)
+    metropolis = how.use_metropolis
     levels = (
         threshold(w[0], spins, metropolis), threshold(w[1], spins >> 16, metropolis),
         threshold(w[2], spins >> 32, metropolis), threshold(w[3], spins >> 48, metropolis),

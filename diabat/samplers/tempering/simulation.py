@@ -27,9 +27,9 @@ _KEPT, _EDGES = "diabat.samplers.tempering.kept", "diabat.samplers.tempering.edg
 
 # Fields are clipped to this.
 _LARGEST = 1e30
-# Kept fields pay from this many spins on for each lane, and from so many whatever the lanes.  At these limits they take
-# .5 to 1.4 times as long as sums, by heat bath at beta = 1 and 3 with couplings of variance 1/n, on processors with
-# vectors of 32 and of 64 bytes; with fewer lanes or more spins less.  `benchmarks --only '^tempering/fields'` says it.
+# Fields are kept from this many spins for each lane on, and from so many whatever the lanes.  There they take .4 to 1.2
+# times as long as sums, by heat bath at beta = 1 and 3 with couplings of variance 1/n, on processors with vectors of 32
+# and of 64 bytes, and less with fewer lanes or more spins; measured by `benchmarks --only '^tempering/fields'`.
 _SPINS_PER_LANE, _SPINS = 4, 192
 # Lanes of a block with kept fields: the rows of J of 64 spins serve all of them from the cache.
 _KEPT_LANES = 256
