@@ -35,16 +35,9 @@ _STAYS = {
 }
 # Samplers and composites that look for low energies, or ignore them: no temperature describes their answers.
 _NO_LAW = (
-    "HybridSampler",
-    "IdentitySampler",
-    "KerberosSampler",
-    "PlanarGraphSolver",
-    "RandomSampler",
-    "SteepestDescentComposite",
-    "SteepestDescentSolver",
-    "TabuSampler",
-    "TreeDecompositionSolver",
-)
+    "HybridSampler", "IdentitySampler", "KerberosSampler", "PlanarGraphSolver", "RandomSampler",
+    "SteepestDescentComposite", "SteepestDescentSolver", "TabuSampler", "TreeDecompositionSolver",
+)  # fmt: skip
 
 
 def check_beta(beta: Beta | None) -> Mode | Betas:
