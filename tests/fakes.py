@@ -88,7 +88,7 @@ class RecorderSampler(Sampler):
         self.calls.append(Call("sample", num_reads, seed, tuple(ising.fields.shape)))
         return self.base.sample(ising, num_reads, seed=seed)
 
-    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+    def _moments(self, ising: Ising, correlations: bool, seed: int, log_partition: bool = False) -> Moments:
         self.calls.append(Call("moments", None, seed, tuple(ising.fields.shape)))
         return self.base.moments(ising, correlations=correlations, seed=seed)
 

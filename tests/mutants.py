@@ -15,6 +15,7 @@ from fakes import scaled
 from torch import Tensor
 
 from diabat.ising import Ising
+from diabat.samplers.analytic import AnalyticSampler
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Capabilities
@@ -63,12 +64,21 @@ class Mutant(Sampler):
         changed: Samples = self.change_samples(replace(drawn, visible=ising.visible_mask, info={}))
         return changed
 
-    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+    def _moments(self, ising: Ising, correlations: bool, seed: int, log_partition: bool = False) -> Moments:
         moments = self.base.moments(self.change_problem(ising), correlations=correlations, seed=seed)
         if moments.num_reads is not None:
             return super()._moments(ising, correlations, seed)
         changed: Moments = self.change_moments(replace(moments, visible=ising.visible_mask))
         return changed
+
+
+class AnalyticMutant(Mutant, AnalyticSampler):
+    """The same of an analytic sampler."""
+
+
+def mutant(base: Sampler, name: str, **changes: Change) -> Sampler:
+    """A mutant with the derivatives of its base."""
+    return (AnalyticMutant if isinstance(base, AnalyticSampler) else Mutant)(base, name, **changes)
 
 
 def mutants(base: Sampler) -> dict[str, Sampler]:
@@ -82,17 +92,17 @@ def mutants(base: Sampler) -> dict[str, Sampler]:
     """
     built: dict[str, Sampler] = {}
     for changes in (PROBLEM, RESULT, DRAW if base.capabilities.samples else {}):
-        built |= {name: Mutant(base, name, **change) for name, change in changes.items()}
+        built |= {name: mutant(base, name, **change) for name, change in changes.items()}
     if base.capabilities.three_body:
-        built["ignored_three_body"] = Mutant(base, "ignored_three_body", problem=without_three_body)
+        built["ignored_three_body"] = mutant(base, "ignored_three_body", problem=without_three_body)
     else:
         promise = {"promise": lambda able: replace(able, three_body=True), "problem": without_three_body}
-        built["swallowed_three_body"] = Mutant(base, "swallowed_three_body", **promise)
+        built["swallowed_three_body"] = mutant(base, "swallowed_three_body", **promise)
     if base.capabilities.exact:
-        built["via_magnetization"] = Mutant(base, "via_magnetization", moments=via_magnetization)
+        built["via_magnetization"] = mutant(base, "via_magnetization", moments=via_magnetization)
     if base.capabilities.samples:  # of moments the base class makes copies
         for name, cache in (("aliased_buffer", False), ("cached_result", True)):
-            built[name] = Mutant(base, name, **_live(cache))
+            built[name] = mutant(base, name, **_live(cache))
     return built
 
 

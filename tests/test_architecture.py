@@ -183,8 +183,10 @@ FOLDERS = ("experiments", "benchmarks", "tests", "examples", "fuzz", "scripts")
 # What attention may know of samplers: the interface, what is asked and answered, and backends by their name.
 INTERFACE = {
     *(
+        "analytic",
         "answers",
         "base",
+        "call_checks",
         "capabilities",
         "derivatives",
         "diagnostics",

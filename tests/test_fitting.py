@@ -14,6 +14,7 @@ import diabat
 from diabat.checks import ArgumentError
 from diabat.ising import Ising, IsingError, pack_couplings
 from diabat.samplers import UnsupportedError
+from diabat.samplers.state import own_copy
 
 EXACT = diabat.sampler("exact")
 
@@ -132,7 +133,7 @@ def test_chains_find_the_same_maximum() -> None:
         exact.log_likelihood, abs=5 * sampled.log_likelihood_error + 1
     )
     assert sampled.converged is None
-    again = diabat.fit(data, sampler=chains.with_own_parameters(), seed=3, progress=False)
+    again = diabat.fit(data, sampler=own_copy(chains), seed=3, progress=False)
     assert torch.equal(again.parameters, sampled.parameters)
 
 

@@ -14,12 +14,15 @@ from diabat.attention.sampled import SampledCall, sampled_probabilities
 from diabat.checks import ArgumentError, check_count
 from diabat.edges import Edges
 from diabat.ising import Ising
-from diabat.samplers.base import Sampler, refuse_trace
+from diabat.samplers.analytic import AnalyticSampler
+from diabat.samplers.base import Sampler
+from diabat.samplers.call_checks import not_analytic, refuse_trace
 from diabat.samplers.capabilities import Estimator, UnsupportedError
 from diabat.samplers.folding import is_traced
 from diabat.samplers.odds import flipped_log_odds
 from diabat.samplers.registry import as_sampler
 from diabat.samplers.seeds import draw_seed
+from diabat.samplers.state import remembers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -102,6 +105,9 @@ class GradientBridge:
     Attributes:
         estimator: The estimator, with ``auto`` resolved.
         draws: Whether results depend on a seed.
+        analytic: The sampler, if it is analytic.
+        remembers: Whether results depend on earlier calls.
+        enumerates: Whether the compiled call of a window may enumerate its states in the place of the backend.
 
     Raises:
         ValueError: If ``num_reads`` is not an integer >= 1.
@@ -118,9 +124,11 @@ class GradientBridge:
                     "num_reads",
                     f"gradient 'exact' differentiates the sampler's own moments, expected None, got {num_reads}.",
                 )
-        analytic = "exact" in sampler.capabilities.gradients
+        self.analytic = sampler if isinstance(sampler, AnalyticSampler) else None
+        self.enumerates = self.analytic is not None and self.analytic.enumerates
         uses_reads = self.estimator != "exact" and ESTIMATORS[self.estimator].uses_reads
-        self.draws = num_reads is not None or uses_reads or not analytic
+        self.draws = num_reads is not None or uses_reads or self.analytic is None
+        self.remembers = self.draws and remembers(sampler)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy by building a new bridge with a copy of the sampler."""
@@ -150,7 +158,7 @@ class GradientBridge:
 
     def is_plain(self, fields: Tensor) -> bool:
         """Whether log-odds of these fields are operators of torch that read no number."""
-        return self.sampler.plain and not fields.is_cpu
+        return self.analytic is not None and self.analytic.plain and not fields.is_cpu
 
     @property
     def takes_edges(self) -> bool:
@@ -187,7 +195,8 @@ class GradientBridge:
         refuse_inference(*ising.terms)
         if self.estimator == "exact":
             refuse_trace()
-            return self.sampler.differentiable_log_odds(ising)
+            assert self.analytic is not None
+            return self.analytic.differentiable_log_odds(ising)
         return flipped_log_odds(
             lambda both: self(both.fields, both.couplings, both.visible, both.three_body), ising
         )
@@ -258,8 +267,11 @@ def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
         raise UnsupportedError("gradient", f"expected auto, {', '.join(known)}, got {gradient!r}.")
     for estimator in supported:
         if gradient in ("auto", estimator):
+            if estimator == "exact" and not isinstance(sampler, AnalyticSampler):
+                raise not_analytic(sampler.name)
             return estimator
     raise UnsupportedError(
         "gradient",
-        f"sampler {sampler.described} supports {', '.join(supported) or 'none'}, got {gradient!r}.",
+        f"sampler '{sampler.name}'{sampler.capabilities.note} supports {', '.join(supported) or 'none'}, "
+        f"got {gradient!r}.",
     )

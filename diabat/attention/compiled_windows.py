@@ -1,7 +1,7 @@
 """Attention over small windows on the CPU by one compiled call per direction, from queries, keys and values on.
 
 With the backend ``exact`` the call enumerates the states as well; other analytic backends with a solution
-(:meth:`Sampler.solution`) stand between two calls.  Results and derivatives are those of the operators of
+(:meth:`AnalyticSampler.solution`) stand between two calls.  Results and derivatives are those of the operators of
 :mod:`diabat.attention.readout` and :mod:`diabat.attention.windows`, which second derivatives use.
 """
 
@@ -193,7 +193,7 @@ def attend(
         if windows.far is not None and far is None:
             far = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
             before = int(windows.far.first)
-    enumerated = law.bridge is not None and law.bridge.sampler.enumerates
+    enumerated = law.bridge is not None and law.bridge.enumerates
     sizes = (*q.shape, *k.shape[1:3], v.shape[3])
     key = windows if isinstance(windows, Rule) else windows.rule or _Key(windows)
     plan = _plan(sizes, slots, law.odds, far is not None, dropout > 0, q.dtype, enumerated, key)
@@ -274,11 +274,12 @@ class _Call(CompiledPasses):
 
     def _solve_by(self, fields: Tensor, J: Tensor | None) -> bool:
         """Log-odds by the solution of the backend; False if it has none."""
-        if J is None or self._law.bridge is None:
+        bridge = self._law.bridge
+        if J is None or bridge is None or bridge.analytic is None:
             self._part(1)[:] = 2 * fields.numpy().reshape(-1)
             return True
         problem = Ising(fields, J, self._windows().filled, check=False)
-        self._solution = self._law.bridge.sampler.solution(problem, odds=True)
+        self._solution = bridge.analytic.solution(problem, odds=True)
         if self._solution is None:
             return False
         self._part(1)[:] = self._solution.result.numpy().reshape(-1)

@@ -40,7 +40,8 @@ from diabat.attention.visible import Rule, Visible, Windows
 from diabat.checks import ArgumentError, check_choice, check_number, check_positive
 from diabat.edges import Edges
 from diabat.ising import Ising, without_autocast
-from diabat.samplers.base import Sampler, refuse_trace
+from diabat.samplers.base import Sampler
+from diabat.samplers.call_checks import refuse_trace
 from diabat.samplers.folding import is_traced
 
 FAR = ("none", "independent")
@@ -84,7 +85,7 @@ class Law:
     own_spin: bool = False
     bridge: GradientBridge | None = None
     solved: bool = field(init=False)
-    """Whether the backend has a solution with its derivative outside autograd."""
+    """Whether the backend may have a solution with its derivative outside autograd."""
 
     def __post_init__(self) -> None:
         if self.softcap is not None:
@@ -92,8 +93,7 @@ class Law:
         check_number("scale", self.scale, "(-inf, inf)", optional=True)
         bridge, solved = self.bridge, True
         if bridge is not None:
-            analytic = bridge.estimator == "exact" and not bridge.draws
-            solved = analytic and bridge.sampler.capabilities.solution
+            solved = bridge.estimator == "exact" and not bridge.draws
         solved = solved and self.readout.odds is not None
         object.__setattr__(self, "solved", solved and self.fields and not self.own_spin and not self.softcap)
 
@@ -272,7 +272,7 @@ def _is_decoded(call: Attention, far: FarKeys) -> bool:
         return False
     bridge = call.law.bridge
     by_rule = isinstance(far.first, int) and far.first > 0 and far.visible is None
-    return by_rule and (bridge is None or bridge.sampler.enumerates)
+    return by_rule and (bridge is None or bridge.enumerates)
 
 
 def _far(call: Attention, far: FarKeys, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:

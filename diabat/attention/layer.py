@@ -15,10 +15,12 @@ from diabat.attention.compiled import LayerBridge
 from diabat.checks import ArgumentError, check_count
 from diabat.compute.memory import require_memory
 from diabat.ising import Ising
+from diabat.samplers.analytic import AnalyticSampler
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.folding import is_traced
 from diabat.samplers.registry import as_sampler
+from diabat.samplers.state import own_copy
 
 
 class Limits(NamedTuple):
@@ -63,7 +65,7 @@ class IsingLayer(nn.Module):
             ValueError: If ``num_reads`` is invalid.
             UnsupportedError: If the sampler does not support the layer's problems or the estimator.
         """
-        built = fitted(as_sampler(sampler).with_own_parameters(), self._limits)
+        built = fitted(own_copy(as_sampler(sampler)), self._limits)
         self._bind(LayerBridge(built, gradient, num_reads))
         super().__setattr__("sampler", built)
 
@@ -91,7 +93,7 @@ class IsingLayer(nn.Module):
     def _fixed_seed(self) -> int | None:
         """Seed of this pass; None if one is to be drawn."""
         # Chains that continue with equal random numbers would correlate with themselves.
-        return None if self.training or self.sampler.remembers else self.eval_seed
+        return None if self.training or self._bridge.remembers else self.eval_seed
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -150,7 +152,7 @@ class IsingLayer(nn.Module):
 
 def fitted(sampler: Sampler, limits: Limits) -> Sampler:
     """Adapt a backend to the limits of a layer; refuse now what it would refuse at the first batch."""
-    if limits.window is not None and limits.bandwidth is not None:
+    if isinstance(sampler, AnalyticSampler) and limits.window is not None and limits.bandwidth is not None:
         sampler = sampler.for_window(limits.window, limits.bandwidth)
     able = sampler.capabilities
     if limits.three_body and not able.three_body:

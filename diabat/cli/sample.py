@@ -81,6 +81,7 @@ def sample_problem(
     from diabat.edges import DENSE_SPINS
     from diabat.problem_files import read_problem
     from diabat.runs.build import build_sampler
+    from diabat.samplers.base import Sampler
     from diabat.samplers.registry import sampler
 
     backend, seed = build_sampler(resolved.sampler), resolved.seed
@@ -105,7 +106,7 @@ def sample_problem(
     other = None if compare is None else _moments_of(compare, ising, seed)  # first: it may refuse
     read: Samples | None = None
     asks = num_reads is not None and backend.capabilities.samples
-    if dense and (asks or backend.averages_reads):
+    if dense and (asks or type(backend)._moments is Sampler._moments):
         read = backend.sample(ising, reads, seed=seed)
         moments = read.moments(correlations=correlations, dtype=ising.fields.dtype).with_constants(ising)
     else:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from diabat.samplers.analytic import AnalyticSampler
 from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Capabilities, UnsupportedError
 from diabat.samplers.registry import available_backends, sampler
 
 __all__ = [
+    "AnalyticSampler",
     "Capabilities",
     "Moments",
     "Sampler",

@@ -100,7 +100,7 @@ class Moments(SavedAnswer):
 
 
 class Solution(ABC):
-    """Analytic moments with their derivative, outside the graph of autograd; see :meth:`Sampler.solution`.
+    """Analytic moments with their derivative, outside the graph of autograd; see :meth:`AnalyticSampler.solution`.
 
     Attributes:
         result: P(s_j = +1) or, if they were requested, log-odds, [*batch, n]; 0 for invisible spins.

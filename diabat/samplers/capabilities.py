@@ -32,10 +32,11 @@ class Capabilities:
         samples: Can draw samples.
         correlations: Can report pair correlations.
         log_partition: Reports log Z, if ``moments`` is asked for it.
+        remembers: A result depends on earlier calls; asked of a composite and its bases by `state.remembers`.
+        note: What beside the name decides what is supported, for refusals: " with engine 'aer'".
         gradients: Estimators that support it, best first (``gradient="auto"`` takes the first).
         max_states: Largest Σ 2^n that a layer may request in one call if every problem has a different J, when no work
             is shared; None if the backend does not enumerate.
-        solution: Has :meth:`Sampler.solution`.
     """
 
     exact: bool = False
@@ -46,6 +47,7 @@ class Capabilities:
     samples: bool = True
     correlations: bool = True
     log_partition: bool = False
+    remembers: bool = False
+    note: str = ""
     gradients: tuple[Estimator, ...] = FROM_READS
     max_states: int | None = None
-    solution: bool = False

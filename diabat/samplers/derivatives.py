@@ -1,6 +1,6 @@
 r"""Derivatives of analytic moments: first and second, by autograd and under ``torch.func``.
 
-If the graph of a backend can be differentiated again (``Sampler.smooth``), autograd differentiates it; that of
+If the graph of a backend can be differentiated again (``AnalyticSampler.smooth``), autograd differentiates it; that of
 ``mean_field`` has the last two functions below as its derivatives.  For all other analytic backends, and under
 torch.func, whose transforms hide values, three autograd functions of plain tensors wrap the backend; the backward pass
 of each is the next one:
@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,9 +31,18 @@ from diabat.samplers.folding import Terms, batched_cotangent, dims_of, folded_te
 
 if TYPE_CHECKING:
     from diabat.samplers.answers import Moments, Solution
-    from diabat.samplers.base import Sampler
 
 Gradients = tuple[Tensor | None, ...]
+
+
+class Backend(Protocol):
+    """What derivatives ask of an `AnalyticSampler`."""
+
+    name: str
+
+    def _answer(self, ising: Ising, correlations: bool, seed: int) -> Moments: ...
+
+    def _smooth_moments(self, ising: Ising) -> tuple[Tensor, Tensor | None]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +55,7 @@ class Solver:
         kept: The graph of an earlier pass.
     """
 
-    sampler: Sampler
+    sampler: Backend
     correlations: bool
     seed: int
     edges: Edges | None
@@ -92,7 +101,7 @@ def differentiated(ising: Ising) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in ising.terms)
 
 
-def analytic_moments(sampler: Sampler, ising: Ising, correlations: bool, seed: int) -> Moments:
+def analytic_moments(sampler: Backend, ising: Ising, correlations: bool, seed: int) -> Moments:
     """Moments of a problem, differentiable in h, J and K at least twice; unsupported derivatives raise."""
     solver = Solver(sampler, correlations, seed, ising.edges, (torch.is_grad_enabled(),) * 3)
     result: Any = _Moments.apply(*ising.terms, ising.visible, solver)
@@ -101,7 +110,7 @@ def analytic_moments(sampler: Sampler, ising: Ising, correlations: bool, seed: i
 
 
 def differentiable_gradient(
-    sampler: Sampler,
+    sampler: Backend,
     solution: Solution,
     ising: Ising,
     wanted: Sequence[bool],

@@ -139,9 +139,6 @@ class DistributedSampler(Sampler):
         found = {key: answers.assemble(key) for key in _RESULTS["moments"][:4]}
         return Moments(**found, visible=ising.visible_mask, num_reads=num_reads, info=answers.info)
 
-    def _moments_with_log_partition(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        return self._moments(ising, correlations, seed, True)
-
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         answers = self._solve("sample", ising, seed, num_reads=num_reads)
         spins, tracked = answers.assemble("spins", num_reads), answers.assemble("tracked")

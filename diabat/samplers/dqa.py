@@ -41,6 +41,7 @@ from diabat.samplers.anneals import (
 )
 from diabat.samplers.answers import AdjointGradient, Moments, Samples
 from diabat.samplers.base import Sampler
+from diabat.samplers.call_checks import expanded, require_terms
 from diabat.samplers.capabilities import Capabilities, Estimator, UnsupportedError
 from diabat.samplers.diagnostics import Watched, plain
 from diabat.samplers.programming import (
@@ -151,12 +152,8 @@ class DQASampler(Sampler):
             law="diabatic",
             max_spins=self.engine.max_spins,
             gradients=adjoint if self.schedule_angles is not None else (*adjoint, *others),
+            note="" if self.engine.differentiable else f" with engine '{self.engine.name}'",
         )
-
-    @property
-    def described(self) -> str:
-        """With the engine, if that is why there is no adjoint gradient."""
-        return super().described + f" with engine '{self.engine.name}'" * (not self.engine.differentiable)
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -301,7 +298,7 @@ class DQASampler(Sampler):
         if not isinstance(ising, Ising):
             raise ArgumentTypeError("ising", f"expected a diabat.Ising, got {type(ising).__name__}.")
         # A circuit has any number of qubits; only engines have a largest one.
-        self._require_terms(ising, self.capabilities)
+        require_terms(self.name, self.capabilities, ising)
 
     def _metadata(self, seen: np.ndarray, labels: Sequence[Hashable] | None) -> dict[str, Any]:
         names: list[Hashable] = list(range(len(seen))) if labels is None else list(labels)
@@ -314,7 +311,7 @@ class DQASampler(Sampler):
         if self.sampled:
             return super().moments_and_states(ising, seed=seed)
         self._require(ising)
-        ising = self._taken(ising)
+        ising = expanded(ising, self.capabilities)
         programmed = self._programmed(ising, seed)
         probability, _, _, states = self._simulated(ising, programmed, False, keep=True)
         self._info(programmed, seed)  # warns outside the range of the plan
@@ -333,7 +330,7 @@ class DQASampler(Sampler):
                 "gradient", f"engine '{self.engine.name}' has no adjoint gradient; use 'native' or 'torch'."
             )
         self._require(ising)
-        ising = self._taken(ising)
+        ising = expanded(ising, self.capabilities)
         programmed, angles = self._programmed(ising, seed), self.schedule_angles
         batch, groups = programmed.flat, programmed.flat.unpadded
         v = batch.visible_values(cotangent.detach().double().cpu().numpy())

@@ -70,7 +70,7 @@ class RefineSampler(Sampler):
         base = self.base.capabilities
         return Capabilities(
             law=base.law, max_spins=base.max_spins, three_body=base.three_body, edges=True,
-            gradients=FROM_READS if base.gradients else (),
+            gradients=FROM_READS if base.gradients else (), note=base.note,
         )  # fmt: skip
 
     @property

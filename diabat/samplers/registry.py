@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from diabat.checks import ArgumentError, ArgumentTypeError, check_choice, did_you_mean
+from diabat.samplers import state
 from diabat.samplers.base import Sampler
 
 GROUP = "diabat.samplers"
@@ -114,7 +115,7 @@ def build_base(
     wrong = ""
     if samples and not base.capabilities.samples:
         wrong = f"a backend that draws samples, got '{base.name}', which computes moments only."
-    elif base.remembers and not remembers:
+    elif not remembers and state.remembers(base):
         wrong = f"a base without state between calls, got '{base.name}' with persistent=True."
     elif not_learnable and (count := len(list(base.parameters()))):
         wrong = f"a base without learnable parameters, {not_learnable}, got '{base.name}' with {count}."

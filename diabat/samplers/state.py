@@ -13,6 +13,24 @@ from diabat.checks import ArgumentError
 from diabat.samplers.base import Sampler
 
 
+def remembers(model: nn.Module) -> bool:
+    """Whether results of a sampler, or of one in a model or a composite, depend on earlier calls."""
+    return bool(_remembering(model))
+
+
+def _remembering(model: nn.Module) -> list[Sampler]:
+    return [m for m in model.modules() if isinstance(m, Sampler) and m.capabilities.remembers]
+
+
+def own_copy(sampler: Sampler) -> Sampler:
+    """A copy with separate parameters and with its state reset; the sampler itself if it has neither."""
+    if not remembers(sampler) and next(sampler.parameters(), None) is None:
+        return sampler
+    own = copy.deepcopy(sampler)
+    own.reset()
+    return own
+
+
 def sampler_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Learnable parameters of all samplers of a model, each once."""
     found = (p for module in model.modules() if isinstance(module, Sampler) for p in module.parameters())
@@ -52,7 +70,7 @@ def load_chain_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 @contextmanager
 def reset_chains(model: nn.Module) -> Iterator[None]:
     """Reset the samplers of a model for the block, and restore their state afterwards."""
-    found = [m for m in model.modules() if isinstance(m, Sampler) and m.remembers]
+    found = _remembering(model)
     kept = [copy.deepcopy(sampler.state_dict()) for sampler in found]
     for sampler in found:
         sampler.reset()

@@ -125,7 +125,7 @@ class ReferenceSampler(Sampler):
         spins = state_table(ising.num_spins).to(torch.int8)[index]  # [*batch, reads, n]
         return Samples(spins.movedim(-2, 0).contiguous().to(ising.fields.device), ising.visible_mask)
 
-    def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
+    def _moments(self, ising: Ising, correlations: bool, seed: int, log_partition: bool = False) -> Moments:
         if not self.analytic:
             return super()._moments(ising, correlations, seed)
         names = ("probability", "log_partition", *["correlation"] * correlations)

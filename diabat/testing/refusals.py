@@ -10,6 +10,7 @@ import torch
 
 from diabat.attention.estimators import ESTIMATORS
 from diabat.ising import Ising
+from diabat.samplers.analytic import AnalyticSampler
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.testing.core import ConformanceError, Trial, check, demand, demand_equal
 from diabat.testing.problems import make_problem
@@ -99,6 +100,7 @@ def declared_capabilities(trial: Trial) -> None:
     exact = able.law == "boltzmann" or not able.exact
     demand(exact, f"exact: expected False for the law '{able.law}', got True.")
     demand_equal(set(able.gradients) - {"exact", *ESTIMATORS}, set(), "gradients: unknown names")
+    demand_equal(isinstance(trial.sampler, AnalyticSampler), "exact" in able.gradients, "exact gradients")
     reads = [name for name in able.gradients if name != "exact" and ESTIMATORS[name].uses_reads]
     demand(able.samples or not reads, f"gradients: expected {reads} only where samples can be drawn.")
     fits = able.max_spins is None or able.max_spins >= 1

@@ -128,7 +128,7 @@ def test_the_own_spin_is_certain_in_every_read() -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_mode_j_is_uniform_and_modes_j_and_h_call_no_sampler(causal: bool) -> None:
-    recorder, x = RecorderSampler(sampler("exact")), inputs(2, 5)
+    recorder, x = RecorderSampler(ReferenceSampler()), inputs(2, 5)
     built = layer("J", causal=causal, sampler=recorder)
     seen = torch.ones(5, 5, dtype=F64).tril() if causal else torch.ones(5, 5, dtype=F64)
     assert torch.equal(built(x, None, True)[1], (seen / seen.sum(-1, keepdim=True)).expand(2, 2, 5, 5))

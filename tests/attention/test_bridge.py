@@ -92,7 +92,8 @@ def test_support_matrix(name: str, gradient: str) -> None:
     visible = torch.tensor([True, True, False, True])
     supported = sampler.capabilities.gradients
     if gradient not in supported:
-        sentence = f"gradient: sampler {sampler.described} supports {', '.join(supported)}, got '{gradient}'"
+        name = f"'{sampler.name}'{sampler.capabilities.note}"
+        sentence = f"gradient: sampler {name} supports {', '.join(supported)}, got '{gradient}'"
         with pytest.raises(UnsupportedError, match=sentence):
             spin_probabilities(h, J, sampler, gradient=gradient)
         return

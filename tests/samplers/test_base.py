@@ -15,7 +15,7 @@ import diabat
 from diabat.ising import Ising, IsingError
 from diabat.samplers import Capabilities, Moments, Sampler, Samples, UnsupportedError
 from diabat.samplers.seeds import draw_seed
-from diabat.testing import ReferenceSampler
+from diabat.testing import ConformanceError, ReferenceSampler, run_check
 from diabat.testing.problems import make_problem, with_visible
 
 
@@ -150,6 +150,28 @@ def test_a_backend_without_either_method_says_so() -> None:
 
     with pytest.raises(UnsupportedError, match=r"sampler 'empty' cannot draw samples\."):
         Empty().moments(make_problem((), 2))
+
+
+class Claiming(FIFOSampler):
+    """Declares derivatives that it does not have."""
+
+    name = "claiming"
+    capabilities = Capabilities(gradients=("exact",))
+
+
+def test_exact_gradients_without_derivatives_are_refused() -> None:
+    ising = make_problem((), 2)
+    message = (
+        "gradient: 'exact' expects a diabat.samplers.AnalyticSampler, got sampler 'claiming', which is none"
+    )
+    for call in (
+        Claiming(reads()).moments,
+        lambda p: diabat.spin_probabilities(p.fields, None, Claiming(reads())),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            call(ising)
+    with pytest.raises(ConformanceError, match="exact gradients: expected"):
+        run_check("declared_capabilities", Claiming(reads()))
 
 
 @pytest.fixture

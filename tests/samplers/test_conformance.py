@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from fakes import scaled
-from mutants import Mutant, mutants
+from mutants import mutant, mutants
 
 from diabat.config.trust import LOCAL_BACKENDS
 from diabat.samplers import Sampler, sampler
@@ -78,7 +78,7 @@ MEAN_FIELD_MUTANTS = {
 
 def test_uncalibrated_scales_of_an_own_law_are_seen() -> None:
     # beta_h and beta_J mixed up shift one scale by about 9 %; a quarter is the least that the bounds exclude.
-    weak = Mutant(backend("mean_field"), "weak", problem=lambda ising: scaled(ising, 0.75, 0.75))
+    weak = mutant(backend("mean_field"), "weak", problem=lambda ising: scaled(ising, 0.75, 0.75))
     with pytest.raises(ConformanceError, match=r"slope 0\.85 to 1\.15"):
         run_check("field_response", weak)
 

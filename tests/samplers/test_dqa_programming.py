@@ -15,6 +15,7 @@ from diabat.circuits import Betas, TrotterPlan, plan_betas
 from diabat.ising import Ising, pack_couplings
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.programming import ControlNoise, to_hardware_units
+from diabat.samplers.state import own_copy
 from diabat.testing.problems import causal_problem, make_problem
 
 from .fakes import Array, RecordingEngine, quick
@@ -324,13 +325,13 @@ def test_a_calibrated_anneal_stays_divided_by_the_betas_it_began_with() -> None:
 
 def test_copies_have_parameters_of_their_own() -> None:
     sampler = learned()
-    copies: Any = [sampler.with_own_parameters() for _ in range(2)]
+    copies: Any = [own_copy(sampler) for _ in range(2)]
     with torch.no_grad():
         angles_of(copies[0])[0, 0] = 7.0
     assert copies[0].plan.field_angles[0] == 7.0
     assert copies[1].plan.field_angles[0] == sampler.plan.field_angles[0] == PLAN.field_angles[0]
     fixed = quick()
-    assert fixed.with_own_parameters() is fixed
+    assert own_copy(fixed) is fixed
 
 
 def test_asymmetric_couplings_that_nobody_checked_are_refused() -> None:

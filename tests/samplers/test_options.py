@@ -23,7 +23,7 @@ from diabat.samplers import Capabilities, Sampler, Samples, registry
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.exact import ExactSampler
 from diabat.samplers.registry import register
-from diabat.samplers.state import reset_chains, sampler_parameters
+from diabat.samplers.state import remembers, reset_chains, sampler_parameters
 from diabat.testing import ReferenceSampler
 from diabat.testing.problems import make_problem
 
@@ -246,16 +246,12 @@ class Biased(Sampler):
     """Learnable numbers, a base and chains; its constructor leaves ``super().__init__()`` out."""
 
     name = "biased"
-    capabilities = Capabilities(max_spins=6)
+    capabilities = Capabilities(max_spins=6, remembers=True)
 
     def __init__(self, scale: float = 1.0) -> None:
         self.base = ExactSampler()
         self.scale = nn.Parameter(torch.tensor(scale))
         self.register_buffer("seen", torch.zeros(1, dtype=torch.int64))
-
-    @property
-    def remembers(self) -> bool:
-        return True
 
     def reset(self) -> None:
         self.seen = torch.zeros(1, dtype=torch.int64)
@@ -289,8 +285,8 @@ def test_a_constructor_need_not_call_its_parents() -> None:
     assert dict(Biased(3.0).named_parameters()).keys() == {"scale"}
     assert [name for name, _ in Late().named_parameters()] == ["first", "scale"]
     assert isinstance(WithBase(Biased()).base, Biased)
-    assert WithBase(Biased()).remembers
-    assert not WithBase(ExactSampler()).remembers
+    assert remembers(WithBase(Biased()))
+    assert not remembers(WithBase(ExactSampler()))
     assert list(WithBase(Biased()).state_dict()) == ["base.scale", "base.seen"]
 
 

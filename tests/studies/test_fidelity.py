@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import RecorderSampler, scaled
-from mutants import Mutant, mutants
+from mutants import mutant, mutants
 
 from diabat.config.schema import FidelityOptions
 from diabat.ising import Ising, pack_couplings
@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {"num_spins": 4, "instances": 3, "queries": 2}
 
 
 def independent(base: Sampler) -> Sampler:
-    return Mutant(base, "J = 0", problem=lambda ising: scaled(ising, 1, 0))
+    return mutant(base, "J = 0", problem=lambda ising: scaled(ising, 1, 0))
 
 
 def one_row(backend: Sampler, ensemble: Ensemble, **options: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def test_errors_by_hand_leave_invisible_spins_out() -> None:
     mask = torch.tensor([[True, False], [True, False]])
     h = torch.tensor([[0.3, 5.0], [-0.2, 5.0]], dtype=torch.float64)
     shift = torch.tensor([[0.1, 0.0], [-0.3, 0.0]], dtype=torch.float64)
-    wrong = Mutant(
+    wrong = mutant(
         REFERENCE, "shifted", problem=lambda ising: Ising(_shifted(ising.fields, shift), visible=mask)
     )
     row = one_row(wrong, Ensemble("hand", 0.0, Ising(h, visible=mask)))
@@ -242,7 +242,7 @@ def test_a_correct_sampler_is_told_from_a_biased_one() -> None:
     """
     right, warm = (
         ReferenceSampler(),
-        Mutant(ReferenceSampler(), "5 %", problem=lambda i: scaled(i, 1.05, 1.05)),
+        mutant(ReferenceSampler(), "5 %", problem=lambda i: scaled(i, 1.05, 1.05)),
     )
     alone = Ensemble("own", 1.0, Ising([0.5, -1.0, 0.3], 0.8 * (1 - torch.eye(3))).to(torch.float64))
     backends, above, missed = {"right": right, "J = 0": independent(right)}, 0, 0

@@ -13,12 +13,12 @@ from diabat.compute.counter_random import stream_keys
 from diabat.compute.scratch import VECTOR_BYTES
 from diabat.ising import Ising, without_autocast
 from diabat.ising_checks import DTYPES
+from diabat.samplers.analytic import AnalyticSampler
 from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.banded.band_storage import band_layout, band_width
 from diabat.samplers.banded.native import scratch_vectors, segment_of
 from diabat.samplers.banded.solution import BandSolution, Divided
 from diabat.samplers.banded.torch import NUMBERS_PER_STATE, pinned_log_odds
-from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import FROM_READS, Capabilities, UnsupportedError
 from diabat.samplers.folding import transformed
 
@@ -28,7 +28,7 @@ _SECONDS_PER_STATE = 2e-9
 _LANES = 16
 
 
-class BandedSampler(Sampler):
+class BandedSampler(AnalyticSampler):
     r"""Exact moments and independent exact samples of problems with J_jk = 0 for |j - k| > w.
 
     Forward-backward over the 2^w states of the last w spins: O(n·2^w) per query, with the analytic gradient, and
@@ -48,9 +48,7 @@ class BandedSampler(Sampler):
     """
 
     name = "banded"
-    capabilities = Capabilities(
-        exact=True, edges=True, log_partition=True, gradients=("exact", *FROM_READS), solution=True
-    )
+    capabilities = Capabilities(exact=True, edges=True, log_partition=True, gradients=("exact", *FROM_READS))
     smooth = True
     plain = True
 

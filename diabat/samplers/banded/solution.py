@@ -15,7 +15,7 @@ from diabat.samplers.answers import Solution
 from diabat.samplers.banded.band_storage import Layout
 from diabat.samplers.banded.native import BandProblems, Compiled, Rows, kinds
 from diabat.samplers.banded.torch import NUMBERS_PER_STATE, Logarithms, chain, sums
-from diabat.samplers.base import LARGEST
+from diabat.samplers.call_checks import LARGEST
 from diabat.samplers.derivatives import smooth_gradient
 from diabat.samplers.folding import refuse_batched_cotangent
 

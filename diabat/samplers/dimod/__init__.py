@@ -17,7 +17,8 @@ from diabat.checks import ArgumentError, check_count, check_number
 from diabat.circuits import Betas
 from diabat.ising import Ising
 from diabat.samplers.answers import Samples
-from diabat.samplers.base import Sampler, require_room
+from diabat.samplers.base import Sampler
+from diabat.samplers.call_checks import require_room
 from diabat.samplers.capabilities import Capabilities
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.dimod import problems, submission, temperature

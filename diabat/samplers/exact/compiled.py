@@ -20,7 +20,7 @@ from diabat.compute.scratch import VECTOR_BYTES, aligned_rows, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
 from diabat.ising import Ising
 from diabat.samplers.answers import Solution
-from diabat.samplers.base import LARGEST
+from diabat.samplers.call_checks import LARGEST
 from diabat.samplers.derivatives import smooth_gradient
 from diabat.samplers.exact.operators import MARGIN, smooth_moments
 from diabat.samplers.flat import Flat, flat

@@ -13,8 +13,9 @@ from torch import Tensor
 from diabat.checks import check_positive
 from diabat.ising import Ising, without_autocast
 from diabat.ising_checks import DTYPES
+from diabat.samplers.analytic import AnalyticSampler
 from diabat.samplers.answers import Moments, Samples, Solution
-from diabat.samplers.base import LARGEST, Sampler
+from diabat.samplers.call_checks import LARGEST
 from diabat.samplers.capabilities import FROM_READS, Capabilities, UnsupportedError
 from diabat.samplers.exact.batches import is_readable, parts_of
 from diabat.samplers.exact.compiled import MOST_SPINS, CompiledSolution, Plan, plan_of
@@ -28,7 +29,7 @@ _STATES_PER_SECOND = 5e8
 _SECONDS_PER_STATE = 1 / _STATES_PER_SECOND + 4 / _MULTIPLY_ADDS_PER_SECOND
 
 
-class ExactSampler(Sampler):
+class ExactSampler(AnalyticSampler):
     r"""Exact moments and independent exact samples: of 20 spins in milliseconds, 30 in seconds, 38 in minutes.
 
     On the CPU, without three-body terms, a compiled kernel solves up to 22 spins.  All other problems are solved by
@@ -81,7 +82,6 @@ class ExactSampler(Sampler):
             log_partition=True,
             gradients=("exact", *FROM_READS),
             max_states=int(self.memory_budget_mb * 2**22),
-            solution=True,
         )
 
     def state_probabilities(self, ising: Ising) -> Tensor:

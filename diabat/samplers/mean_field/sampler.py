@@ -15,8 +15,8 @@ from torch import Tensor
 
 from diabat.checks import ArgumentError, check_count, check_positive, is_number
 from diabat.ising import Ising, without_autocast
+from diabat.samplers.analytic import AnalyticSampler
 from diabat.samplers.answers import Moments, Solution
-from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import FROM_MARGINALS, Capabilities, UnsupportedError
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.folding import transformed
@@ -26,7 +26,7 @@ from diabat.samplers.mean_field.rules import Rules
 from diabat.samplers.mean_field.solution import FixedPoint
 
 
-class MeanFieldSampler(Sampler):
+class MeanFieldSampler(AnalyticSampler):
     """Magnetizations at a stable fixed point of mean field, which is a minimum of its free energy.
 
     From m = 0 on m moves by d g, g = tanh(h + J m + ½ K m m) - m, and
@@ -66,7 +66,6 @@ class MeanFieldSampler(Sampler):
         samples=False,
         correlations=False,
         gradients=("exact", *FROM_MARGINALS),
-        solution=True,
     )
 
     def __init__(self, *, damping: float = 0.7, max_iterations: int = 500, tolerance: float = 1e-6) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from diabat.ising import Ising
 from diabat.samplers.answers import Solution
-from diabat.samplers.derivatives import differentiable_gradient
+from diabat.samplers.derivatives import Backend, differentiable_gradient
 from diabat.samplers.folding import batched_cotangent
 from diabat.samplers.mean_field.compiled import CompiledBatch, is_compiled
 from diabat.samplers.mean_field.iteration import (
@@ -22,9 +22,6 @@ from diabat.samplers.mean_field.iteration import (
     tangent,
 )
 from diabat.samplers.mean_field.rules import Rules
-
-if TYPE_CHECKING:
-    from diabat.samplers.base import Sampler
 
 
 class FixedPoint(Solution):
@@ -45,7 +42,7 @@ class FixedPoint(Solution):
     """
 
     def __init__(
-        self, ising: Ising, rules: Rules, *, odds: bool = False, sampler: Sampler | None = None
+        self, ising: Ising, rules: Rules, *, odds: bool = False, sampler: Backend | None = None
     ) -> None:
         self._ising, self._odds, self._sampler = ising, odds, sampler
         self._compiled = CompiledBatch(ising, rules) if is_compiled(ising) else None

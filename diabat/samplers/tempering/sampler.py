@@ -131,17 +131,14 @@ class TemperingSampler(Sampler):
         """R."""
         return len(self.ladder)
 
-    @property
-    def remembers(self) -> bool:
-        """Whether chains continue from the last call, or from a loaded ``state_dict``."""
-        return self.persistent
-
     @cached_property
     def capabilities(self) -> Capabilities:
         """Any problem that fits in memory; log Z if the ladder of every problem begins at β = 0."""
         if self.schedule is not None:
             return Capabilities(law="annealed", three_body=True, edges=True, gradients=())
-        return Capabilities(three_body=True, edges=True, log_partition=bool(self.ladder[0] == 0))
+        return Capabilities(
+            three_body=True, edges=True, log_partition=bool(self.ladder[0] == 0), remembers=self.persistent
+        )
 
     @property
     def watched(self) -> tuple[Watched, ...]:
@@ -256,9 +253,6 @@ class TemperingSampler(Sampler):
         rates, sweeps = [a.acceptance for a in found], self.burn_in + self.sweeps
         info = self._ended(batch, self.num_chains, sweeps, rates)
         return assembled(batch, found, self.num_chains * self.sweeps, wanted, info)
-
-    def _moments_with_log_partition(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        return self._moments(ising, correlations, seed, True)
 
     def _begun(
         self, ising: Ising, seed: int, chains: int, *, track: bool = False, averaged: bool = False
