@@ -352,11 +352,17 @@ def test_rule(rule: str) -> None:
     assert files
 
 
-def test_plans_import_each_other_without_circles() -> None:
-    """Imports inside functions count; the package's own ``__init__`` gathers all names and is left out."""
-    modules = {module(f): f for f in PLANS if f.count("/") == 1}
-    graph = {name: imports(file) & modules.keys() for name, file in modules.items()}
-    assert "diabat.circuits.plan" in graph["diabat.circuits.trotter"]
+# A problem saves itself; keys of configurations are those of the classes that read them.
+CIRCLES = {("ising.model", "ising.saved"), ("config.schema", "config.keys")}
+
+
+def test_modules_import_each_other_without_circles() -> None:
+    """Imports inside functions and of types count; ``__init__``, which gathers names of its package, is left out."""
+    modules = {module(f): f for f in FILES if not f.endswith("__init__.py")}
+    graph = {name: (imports(file) & modules.keys()) - {name} for name, file in modules.items()}
+    for first, second in CIRCLES:
+        assert f"diabat.{second}" in graph[f"diabat.{first}"]
+        graph[f"diabat.{first}"] -= {f"diabat.{second}"}
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError
 
 
