@@ -23,6 +23,7 @@ from torch import Tensor
 from diabat.edges import Edges
 from diabat.ising import Ising
 from diabat.samplers import Moments, Sampler
+from diabat.samplers.answers import AdjointGradient, AdjointSolution
 from diabat.testing import brute_force_states, state_table
 from diabat.testing.problems import Lead, make_problem, with_visible
 
@@ -144,6 +145,13 @@ def gradients(
 
 
 # Comparisons
+
+
+def adjoint(sampler: Sampler, ising: Ising, v: Tensor, seed: int = 0) -> AdjointGradient:
+    """The derivative of Σ v P by the sampler's adjoint solution."""
+    solution = sampler.solution(ising, seed=seed)
+    assert isinstance(solution, AdjointSolution)
+    return solution.derivative(v)
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:

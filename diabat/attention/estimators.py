@@ -20,7 +20,7 @@ from diabat.attention.susceptibility import consistent_correlations, multiplier_
 from diabat.checks import ArgumentError
 from diabat.edges import Edges
 from diabat.ising import Ising
-from diabat.samplers.answers import AdjointGradient
+from diabat.samplers.answers import AdjointSolution
 from diabat.samplers.capabilities import Estimator
 from diabat.samplers.folding import refuse_batched_cotangent
 
@@ -197,23 +197,21 @@ def covariance(
     return ProblemGradient(dh, dJ, dK)
 
 
-def adjoint(
-    cotangent: Tensor, sampler_adjoint: Callable[[Tensor], AdjointGradient], *, couplings: bool, **rest: Any
-) -> ProblemGradient:
+def adjoint(cotangent: Tensor, solution: AdjointSolution, *, couplings: bool, **rest: Any) -> ProblemGradient:
     """The derivative of the sampler's own law, also with respect to the sampler's parameters.
 
-    ``sampler_adjoint`` is :meth:`diabat.Sampler.adjoint` of the problem, with the seed of the forward pass.  It knows
+    ``solution`` is :meth:`diabat.Sampler.solution` of the problem, with the seed of the forward pass.  It knows
     what is visible, and ∂L/∂J has the shape of J.
 
     Raises:
         RuntimeError: For a batch of cotangents.
     """
     refuse_batched_cotangent(cotangent)
-    exact = sampler_adjoint(cotangent)
+    exact = solution.derivative(cotangent)
     return ProblemGradient(exact.fields, exact.couplings if couplings else None, None, exact.parameters)
 
 
-Need = Literal["probability", "response_at", "effective", "spins", "sampler_adjoint"]
+Need = Literal["probability", "response_at", "effective", "spins", "solution"]
 
 
 @dataclass(frozen=True)
@@ -240,7 +238,7 @@ class GradientEstimator:
     @cached_property
     def uses_adjoint(self) -> bool:
         """Whether both passes need the same seed, and the sampler's parameters get a gradient."""
-        return "sampler_adjoint" in self.needs
+        return "solution" in self.needs
 
 
 # All but "exact", which is the derivative that the sampler's moments have by autograd.
@@ -250,7 +248,7 @@ ESTIMATORS = {
         GradientEstimator("straight_through", straight_through, ("probability", "response_at"), edges=True),
         GradientEstimator("linear_response", linear_response, ("probability", "response_at", "effective")),
         GradientEstimator("covariance", covariance, ("spins",), edges=True),
-        GradientEstimator("adjoint", adjoint, ("sampler_adjoint",)),
+        GradientEstimator("adjoint", adjoint, ("solution",)),
     )
 }
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch import Tensor
 from diabat.attention.estimators import GradientEstimator, Need, effective_couplings, mean_field_probability
 from diabat.ising import Ising, without_autocast
 from diabat.samplers import folding
+from diabat.samplers.answers import AdjointSolution
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.folding import Terms, batched_cotangent, dims_of, folded_terms, transformed
@@ -31,7 +31,8 @@ class SampledCall:
 
     Attributes:
         ising: The problem, detached; None under a transform of torch.func, which changes its tensors.
-        keeps: Whether the forward pass keeps the states that the adjoint method starts from.
+        keeps: Whether the forward pass keeps its solution for the adjoint method.
+        solution: That solution, of the forward pass.
     """
 
     sampler: Sampler
@@ -40,6 +41,12 @@ class SampledCall:
     seed: int | None
     ising: Ising | None = None
     keeps: bool = False
+    solution: AdjointSolution | None = None
+
+    def solved(self, ising: Ising) -> AdjointSolution:
+        """The solution of the forward pass, or a new one, for the adjoint method."""
+        found = self.solution or self.sampler.solution(ising, seed=self.seed or 0)
+        return cast("AdjointSolution", found)
 
     def problem(self, terms: Terms) -> Ising:
         """The problem of these terms, detached."""
@@ -89,33 +96,32 @@ def refuse_second(estimator: str, sampler: Sampler) -> NoReturn:
 
 
 class _Sampled(torch.autograd.Function):
-    """(h, J, K, visible, call, parameters) -> smoothed P, and P, spins and final states for the estimator.
-
-    The graph of autograd saves the states as it saves tensors: they are freed with it, after the backward pass.
-    """
+    """(h, J, K, visible, call, parameters) -> smoothed P, and P, spins and solution for the estimator."""
 
     @staticmethod
     def forward(
         fields: Tensor, J: Maybe, K: Maybe, visible: Maybe, call: SampledCall, *parameters: Tensor
-    ) -> tuple[Maybe, ...]:
+    ) -> tuple[Any, ...]:
         ising = call.problem(Terms(fields, J, K, visible))
         with without_autocast(fields), in_place(call.sampler, parameters):
-            spins = states = None
+            spins = solution = None
             if call.estimator.uses_reads:
                 samples = call.sampler.sample(ising, call.num_reads or call.sampler.num_reads, seed=call.seed)
                 moments, spins = samples.moments(dtype=ising.fields.dtype), samples.spins
             elif call.keeps:
-                moments, states = call.sampler.moments_and_states(ising, seed=call.seed or 0)
+                solution = call.solved(ising)
+                moments = solution.moments
             else:
                 moments = call.sampler.moments(ising, num_reads=call.num_reads, seed=call.seed)
-        return moments.smoothed_probability.clone(), moments.probability, spins, states
+        return moments.smoothed_probability.clone(), moments.probability, spins, solution
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        terms, ctx.call, parameters, seen = inputs[:4], inputs[4], inputs[5:], output[1:]
+        terms, call, parameters, seen = inputs[:4], inputs[4], inputs[5:], output[1:3]
+        ctx.call = replace(call, solution=output[3])
         ctx.save_for_backward(*terms, *seen, *parameters)
         ctx.mark_non_differentiable(*[t for t in seen if t is not None])
-        ctx.set_materialize_grads(False)  # no zeros of the size of the states
+        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, v: Maybe, *rest: Any) -> tuple[Maybe, ...]:
@@ -124,7 +130,7 @@ class _Sampled(torch.autograd.Function):
         wanted = (*ctx.needs_input_grad[1:3], any(ctx.needs_input_grad[5:]))
         # The parameters of the forward pass may differ from those of the sampler now (torch.func.functional_call).
         saved = ctx.saved_tensors  # once: checkpointing computes them again at each reading
-        seen, parameters = saved[:7], saved[7:]
+        seen, parameters = saved[:6], saved[6:]
         # Only a derivative of the derivative needs a graph, and only to be refused.
         opaque = torch.is_grad_enabled() or transformed() or batched_cotangent(v)
         run: Any = _Estimated.apply if opaque else _Estimated.forward
@@ -172,7 +178,6 @@ class _Estimated(torch.autograd.Function):
         visible: Maybe,
         p: Tensor,
         spins: Maybe,
-        states: Maybe,
         v: Tensor,
         call: SampledCall,
         wanted: tuple[bool, ...],
@@ -181,13 +186,12 @@ class _Estimated(torch.autograd.Function):
         with without_autocast(fields), in_place(call.sampler, parameters):
             ising = call.problem(Terms(fields, couplings, three_body, visible))
             boltzmann = call.sampler.capabilities.law == "boltzmann"  # then the response is taken at P itself
-            kept = {} if states is None else {"states": states}
             known: dict[Need, Callable[[], Any]] = {
                 "probability": lambda: p,
                 "response_at": lambda: None if boltzmann else mean_field_probability(ising, p),
                 "effective": lambda: effective_couplings(ising, p),
                 "spins": lambda: spins,
-                "sampler_adjoint": lambda: partial(call.sampler.adjoint, ising, seed=call.seed or 0, **kept),
+                "solution": lambda: call.solved(ising),
             }
             gradient = call.estimator.function(
                 v,
@@ -204,7 +208,7 @@ class _Estimated(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.call = inputs[8]
+        ctx.call = inputs[7]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> NoReturn:
@@ -214,7 +218,7 @@ class _Estimated(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
-        size, call, wanted = info.batch_size, inputs[8], inputs[9]
+        size, call, wanted = info.batch_size, inputs[7], inputs[8]
         if wanted[2]:
             raise UnsupportedError(
                 "gradient", "gradients of the anneal's parameters under vmap are unsupported."
@@ -224,9 +228,9 @@ class _Estimated(torch.autograd.Function):
         folded = folded_terms(terms, dims, size, own=True)
         p, spins, v = [  # spins have their reads first
             None if inputs[i] is None else folding.mapped_first(inputs[i], in_dims[i], size, place)
-            for i, place in ((4, 0), (5, 1), (7, 0))
+            for i, place in ((4, 0), (5, 1), (6, 0))
         ]
-        call = replace(call, ising=None)
-        found: Any = _Estimated.apply(*folded, p, spins, None, v, call, wanted, *inputs[10:])
+        call = replace(call, ising=None, solution=None)
+        found: Any = _Estimated.apply(*folded, p, spins, v, call, wanted, *inputs[9:])
         outputs = [folding.unfolded(g, t, d) for g, t, d in zip(found[:3], terms[:3], dims[:3], strict=True)]
         return tuple(outputs), dims_of(*outputs)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from torch import Tensor
 
 from diabat.ising import Ising, without_autocast
-from diabat.samplers.answers import Moments, Solution
+from diabat.samplers.answers import Moments
 from diabat.samplers.base import Sampler
 from diabat.samplers.call_checks import expanded
 from diabat.samplers.capabilities import UnsupportedError
@@ -50,18 +50,6 @@ class AnalyticSampler(Sampler):
         From two solutions or more, :func:`diabat.samplers.odds.analytic_log_odds`; overridden where one is enough.
         """
         return analytic_log_odds(self.differentiable_moments, ising)
-
-    def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
-        """Moments and their derivative outside autograd, for layers with a derivative of their own.
-
-        Args:
-            ising: The batch of problems, without a check of their shapes.
-            odds: Request log P(s = +1) - log P(s = -1) in place of P(s = +1).
-
-        Returns:
-            None, the default, if the backend has no such form for these problems.
-        """
-        return None
 
     def for_window(self, window: int, reach: int) -> AnalyticSampler:
         """Return the sampler for a layer of windows with couplings up to distance ``reach``; by default itself.

@@ -136,6 +136,32 @@ class Solution(ABC):
         return found
 
 
+class AdjointSolution(Solution):
+    """Moments of the sampler's own law with their exact derivative, also with respect to the sampler's parameters.
+
+    A backend with ``adjoint`` among ``capabilities.gradients`` returns one from :meth:`Sampler.solution`.
+    """
+
+    @property
+    @abstractmethod
+    def moments(self) -> Moments:
+        """The moments, computed when they are first read; from reads, if those of the sampler are."""
+
+    @property
+    def result(self) -> Tensor:  # type: ignore[override]  # computed
+        """P(s_j = +1), [*batch, n]."""
+        return self.moments.probability
+
+    @abstractmethod
+    def derivative(self, v: Tensor) -> AdjointGradient:
+        """The derivative of Σ_j v_j P(s_j = +1) of the law, not of reads, for v [*batch, n]."""
+
+    def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
+        """As :class:`Solution`, without the derivatives with respect to parameters."""
+        found = self.derivative(v)
+        return found.fields, found.couplings if pairs else None
+
+
 class _Attached(torch.autograd.Function):
     """(h, J or None, K if there is one, their solution) -> its result and log Z; J may be the values of edges."""
 

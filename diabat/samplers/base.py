@@ -10,13 +10,13 @@ from abc import ABC, abstractmethod
 from typing import Any, Self, cast, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from diabat.checks import check_count
 from diabat.compute.loading import preparing
 from diabat.edges import DENSE_SPINS
 from diabat.ising import Ising, without_autocast
-from diabat.samplers.answers import AdjointGradient, Moments, Samples
+from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.call_checks import expanded, not_analytic, require_call, require_room, require_supported
 from diabat.samplers.capabilities import Capabilities, UnsupportedError
 from diabat.samplers.diagnostics import Watched, note_answer
@@ -33,8 +33,8 @@ class Sampler(WithOptions, InFloat32, ABC):
     as a further argument of ``_moments``.  Backends that autograd differentiates are :class:`AnalyticSampler`.
 
     A sampler is an ``nn.Module``, and its constructor need not call ``super().__init__()``.  Learnable numbers that the
-    law depends on are its parameters, which ``adjoint`` differentiates in their order.  State that it keeps between
-    calls is in its ``state_dict``.
+    law depends on are its parameters, which an adjoint solution differentiates in their order.  State that it keeps
+    between calls is in its ``state_dict``.
 
     Attributes:
         name: Registry name.
@@ -190,26 +190,18 @@ class Sampler(WithOptions, InFloat32, ABC):
         """
         raise not_analytic(self.name)
 
-    def moments_and_states(self, ising: Ising, *, seed: int) -> tuple[Moments, Tensor | None]:
-        """:meth:`moments`, and the final states that ``adjoint`` starts from; None, the default, if it needs none."""
-        return self.moments(ising, seed=seed), None
-
-    def adjoint(
-        self, ising: Ising, cotangent: Tensor, *, seed: int, states: Tensor | None = None
-    ) -> AdjointGradient:
-        """Exact derivative of L = Σ_j v_j P(s_j = +1) under the sampler's own law.
+    def solution(self, ising: Ising, *, odds: bool = False, seed: int = 0) -> Solution | None:
+        """Moments and their derivative outside autograd, for layers with a derivative of their own.
 
         Args:
-            ising: The batch of problems.
-            cotangent: v, [*batch, n].
-            seed: The seed of the forward call, for the random parts of the law.
-            states: From :meth:`moments_and_states` of the same problems and seed, which saves a simulation; None gives
-                the same numbers.
+            ising: The batch of problems, without a check of their shapes.
+            odds: Request log P(s = +1) - log P(s = -1) in place of P(s = +1).
+            seed: Seed of the random parts of the law.
 
-        Raises:
-            UnsupportedError: If the backend has no adjoint gradient.
+        Returns:
+            None, the default, if the backend has no such form for these problems.
         """
-        raise UnsupportedError("gradient", f"sampler '{self.name}' has no adjoint gradient.")
+        return None
 
     def reset(self) -> None:
         """Discard the state of earlier calls; a backend whose capabilities say that it ``remembers`` overrides this."""

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import replace
-from functools import partial
-from typing import Any, Self
+from functools import cached_property, partial
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count, check_flag
 from diabat.ising import Ising, flat_index
 from diabat.progress import new_bar
-from diabat.samplers.answers import AdjointGradient, Moments, Samples
+from diabat.samplers.answers import AdjointGradient, AdjointSolution, Moments, Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Capabilities, Estimator
 from diabat.samplers.diagnostics import Watched, condensed, plain
@@ -125,13 +125,12 @@ class DistributedSampler(Sampler):
         """The watched entries of the base, over all jobs."""
         return tuple(fact.below("base", self.base.name) for fact in self.base.watched)
 
-    def adjoint(
-        self, ising: Ising, cotangent: Tensor, *, seed: int, states: Tensor | None = None
-    ) -> AdjointGradient:
-        """The derivative of the base, chunk by chunk; ∂L/∂J is summed over chunks that share J."""
+    def solution(self, ising: Ising, *, odds: bool = False, seed: int = 0) -> AdjointSolution | None:
+        """That of the base, if it is an adjoint one: workers keep nothing between moments and derivative."""
+        if odds or "adjoint" not in self.capabilities.gradients:
+            return None
         self._require(ising)
-        answers = self._solve("adjoint", ising, seed, cotangent=cotangent)
-        return AdjointGradient(answers.assemble("fields").to(ising.fields), answers.add_couplings())
+        return _ChunkedSolution(self, ising, seed)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int, log_partition: bool = False) -> Moments:
         answers = self._solve("moments", ising, seed, correlations=correlations, log_partition=log_partition)
@@ -226,6 +225,20 @@ class DistributedSampler(Sampler):
         return {**vars(self), "_pools": {}}
 
 
+class _ChunkedSolution(AdjointSolution):
+    def __init__(self, sampler: DistributedSampler, ising: Ising, seed: int) -> None:
+        self._sampler, self._ising, self._seed = sampler, ising, seed
+
+    @cached_property
+    def moments(self) -> Moments:
+        return self._sampler.moments(self._ising, seed=self._seed)
+
+    def derivative(self, v: Tensor) -> AdjointGradient:
+        """∂L/∂J is summed over chunks that share J."""
+        answers = self._sampler._solve("adjoint", self._ising, self._seed, cotangent=v)
+        return AdjointGradient(answers.assemble("fields").to(self._ising.fields), answers.add_couplings())
+
+
 class _Chunks:
     """A batch in boxes of at most ``size`` problems (rows of the flat batch, int64 [q] or [g, q]), and its answers."""
 
@@ -286,7 +299,13 @@ def _run(sampler: Sampler | bytes, job: Job) -> Answer:
     method, problem, options, seed = job
     options = {k: _tensor(v) if isinstance(v, np.ndarray) else v for k, v in options.items()}
     h, J, visible, K = map(_tensor, problem)
-    result = getattr(base, method)(Ising(h, J, visible, K, check=False), seed=seed, **options)
+    ising = Ising(h, J, visible, K, check=False)
+    if method == "adjoint":
+        result: Any = cast("AdjointSolution", base.solution(ising, seed=seed)).derivative(
+            options["cotangent"]
+        )
+    else:
+        result = getattr(base, method)(ising, seed=seed, **options)
     found = {name: getattr(result, name) for name in _RESULTS[method]}
     return {k: _array(v) if isinstance(v, Tensor) else plain(v) for k, v in found.items() if v is not None}
 

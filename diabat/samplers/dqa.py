@@ -39,7 +39,7 @@ from diabat.samplers.anneals import (
     build_single,
     resolve_anneal,
 )
-from diabat.samplers.answers import AdjointGradient, Moments, Samples
+from diabat.samplers.answers import AdjointGradient, AdjointSolution, Moments, Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.call_checks import expanded, require_terms
 from diabat.samplers.capabilities import Capabilities, Estimator, UnsupportedError
@@ -201,10 +201,8 @@ class DQASampler(Sampler):
             )
         states = 1 << min(ising.num_spins, 900)  # more would overflow, and is refused anyway
         require_memory(8 * ising.num_problems * states, "probabilities of all states")
-        programmed = self._programmed(ising, 0)
-        plan = self.plan
-        run = self._engine_for(ising, programmed, plan).probabilities
-        tables = [run(plan, batch.fields, batch.couplings) for batch in programmed.batches]
+        programmed, plan, engine = self._begun(ising, 0)
+        tables = [engine.probabilities(plan, batch.fields, batch.couplings) for batch in programmed.batches]
         return programmed.flat.per_problem(programmed.flat.unpadded, tables)
 
     def circuit(
@@ -306,91 +304,43 @@ class DQASampler(Sampler):
             raise IsingError("labels", f"expected {len(seen)} labels, one per spin, got {len(names)}.")
         return {**plain(self._facts()), "labels": names, "visible": seen.tolist()}
 
-    def moments_and_states(self, ising: Ising, *, seed: int) -> tuple[Moments, Tensor | None]:
-        """Moments, and final states of up to 256 MiB, as in the base class."""
-        if self.sampled:
-            return super().moments_and_states(ising, seed=seed)
+    def solution(self, ising: Ising, *, odds: bool = False, seed: int = 0) -> AdjointSolution | None:
+        """Moments with the exact derivative of the circuit, by engines that have one; no log-odds."""
+        if odds or not self.engine.differentiable:
+            return None
         self._require(ising)
-        ising = expanded(ising, self.capabilities)
-        programmed = self._programmed(ising, seed)
-        probability, _, _, states = self._simulated(ising, programmed, False, keep=True)
-        self._info(programmed, seed)  # warns outside the range of the plan
-        return Moments(probability.clamp(0, 1), ising.visible_mask), states
-
-    def adjoint(
-        self, ising: Ising, cotangent: Tensor, *, seed: int, states: Tensor | None = None
-    ) -> AdjointGradient:
-        """Exact derivative of the moments of the circuit, with inverse temperatures and noise held constant.
-
-        Raises:
-            UnsupportedError: If the engine has no adjoint gradient.
-        """
-        if not self.engine.differentiable:
-            raise UnsupportedError(
-                "gradient", f"engine '{self.engine.name}' has no adjoint gradient; use 'native' or 'torch'."
-            )
-        self._require(ising)
-        ising = expanded(ising, self.capabilities)
-        programmed, angles = self._programmed(ising, seed), self.schedule_angles
-        batch, groups = programmed.flat, programmed.flat.unpadded
-        v = batch.visible_values(cotangent.detach().double().cpu().numpy())
-        plan = self.plan
-        kept: dict[str, Any] = {} if states is None else {"states": states.numpy()}
-        gradient = self._engine_for(ising, programmed, plan).gradient(
-            plan, programmed.batches, batch.unpadded_values(v), angles=angles is not None, **kept
-        )
-        h = (batch.from_visible([g.fields for g in gradient.batches]) / self.betas.beta_h).to(ising.fields)
-        J = None
-        if ising.couplings is not None:
-            shares = [
-                g.couplings.reshape(-1, *g.couplings.shape[-2:]) / self.betas.beta_J for g in gradient.batches
-            ]
-            J = batch.per_coupling(groups, shares, ising.couplings).to(ising.couplings)
-        turned = (gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles)
-        own = () if angles is None else (torch.from_numpy(np.stack(turned)).to(angles),)
-        return AdjointGradient(h, J, own)
+        return _AnnealSolution(self, expanded(ising, self.capabilities), seed)
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
         if self.sampled:
             return super()._moments(ising, correlations, seed)
-        programmed = self._programmed(ising, seed)
-        probability, pairs, precision, _ = self._simulated(ising, programmed, correlations, keep=False)
-        info = self._info(programmed, seed) | {"precision": precision}
-        return Moments(probability, ising.visible_mask, pairs, info=info)
-
-    def _simulated(
-        self, ising: Ising, programmed: Programmed, correlations: bool, *, keep: bool
-    ) -> tuple[Tensor, Tensor | None, Precision, Tensor | None]:
-        """P(s = +1), the correlations, the precision, and the final states if they are to be kept."""
-        batch, plan, pairs, states = programmed.flat, self.plan, None, None
-        engine = self._engine_for(ising, programmed, plan)
-        if keep:
-            found, states = engine.moments_and_states(plan, programmed.batches)
-        else:
-            found = engine.moments(plan, programmed.batches, correlations=correlations)
+        programmed, plan, engine = self._begun(ising, seed)
+        batch, pairs = programmed.flat, None
+        found = engine.moments(plan, programmed.batches, correlations=correlations)
         if correlations:
             pairs = batch.per_pair(batch.unpadded, [m.correlation for m in found]).to(ising.fields)
         probability = batch.from_visible([m.probability for m in found]).to(ising.fields)
-        return probability, pairs, engine.precision, None if states is None else torch.from_numpy(states)
+        info = self._info(programmed, seed) | {"precision": engine.precision}
+        return Moments(probability, ising.visible_mask, pairs, info=info)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
-        programmed, plan = self._programmed(ising, seed), self.plan
-        engine, batch = self._engine_for(ising, programmed, plan), programmed.flat
+        programmed, plan, engine = self._begun(ising, seed)
+        batch = programmed.flat
         reads = engine.sample(plan, programmed.batches, num_reads, np.random.default_rng(seed))
         spins = batch.reads(batch.unpadded, reads, num_reads).to(ising.fields.device)
         info = self._info(programmed, seed) | {"precision": engine.precision}
         return Samples(spins, ising.visible_mask, info=info)
 
-    def _engine_for(self, ising: Ising, programmed: Programmed, plan: TrotterPlan) -> Engine:
-        """The engine in the precision of the fields, if none is given and it resolves their phases."""
-        if self._single is None or ising.fields.dtype != torch.float32:
-            return self.engine
-        resolved = phases_within(plan.largest_angles, programmed.batches, MOST_PHASE["single"])
-        return self._single if resolved else self.engine
+    def _begun(self, ising: Ising, seed: int) -> tuple[Programmed, TrotterPlan, Engine]:
+        """The problems in hardware units, the plan, and the engine.
 
-    def _programmed(self, ising: Ising, seed: int) -> Programmed:
-        """The problems in hardware units."""
-        return to_hardware_units(ising, self.betas, self.noise, seed)
+        Its precision is that of the fields, if none is given and it resolves their phases.
+        """
+        programmed, plan = to_hardware_units(ising, self.betas, self.noise, seed), self.plan
+        if self._single is None or ising.fields.dtype != torch.float32:
+            return programmed, plan, self.engine
+        resolved = phases_within(plan.largest_angles, programmed.batches, MOST_PHASE["single"])
+        return programmed, plan, self._single if resolved else self.engine
 
     def _learnable(self) -> nn.Parameter:
         """The angles of the plan as a parameter."""
@@ -458,6 +408,46 @@ class DQASampler(Sampler):
             self._warned = True
             warnings.warn(beyond(self.anneal, allowed, share), OutOfRangeWarning, stacklevel=5)
         return share
+
+
+class _AnnealSolution(AdjointSolution):
+    """Moments of one anneal with their derivative, inverse temperatures and noise held constant.
+
+    Final states of up to 256 MiB are kept from the moments to the first derivative after them; without them the steps
+    run again, with the same result.
+    """
+
+    def __init__(self, sampler: DQASampler, ising: Ising, seed: int) -> None:
+        self._sampler, self._ising, self._seed = sampler, ising, seed
+        self._programmed, self._plan, self._engine = sampler._begun(ising, seed)
+        self._states: Any = None
+
+    @cached_property
+    def moments(self) -> Moments:
+        if self._sampler.sampled:
+            return self._sampler.moments(self._ising, seed=self._seed)
+        found, self._states = self._engine.moments_and_states(self._plan, self._programmed.batches)
+        p = self._programmed.flat.from_visible([m.probability for m in found]).to(self._ising.fields)
+        info = self._sampler._info(self._programmed, self._seed)  # warns outside the range of the plan
+        return Moments(p.clamp(0, 1), self._ising.visible_mask, info=info)
+
+    def derivative(self, v: Tensor) -> AdjointGradient:
+        batch, betas, ising = self._programmed.flat, self._sampler.betas, self._ising
+        angles, states, self._states = self._sampler.schedule_angles, self._states, None
+        of_spins = batch.unpadded_values(batch.visible_values(_numpy(v.double())))
+        gradient = self._engine.gradient(
+            self._plan, self._programmed.batches, of_spins, angles=angles is not None, states=states
+        )
+        h = (batch.from_visible([g.fields for g in gradient.batches]) / betas.beta_h).to(ising.fields)
+        J = None
+        if ising.couplings is not None:
+            shares = [
+                g.couplings.reshape(-1, *g.couplings.shape[-2:]) / betas.beta_J for g in gradient.batches
+            ]
+            J = batch.per_coupling(batch.unpadded, shares, ising.couplings).to(ising.couplings)
+        turned = (gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles)
+        own = () if angles is None else (torch.from_numpy(np.stack(turned)).to(angles),)
+        return AdjointGradient(h, J, own)
 
 
 def _divided(ising: Ising, betas: Betas) -> tuple[np.ndarray, np.ndarray]:

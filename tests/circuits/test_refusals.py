@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from qiskit.primitives import StatevectorEstimator
 
-import diabat
 from diabat.circuits import (
     AerEngine,
     AnnealingSchedule,
@@ -111,8 +109,6 @@ CALLS: list[Row] = [
     *too_large(EXACT["native"], MAX_SPINS + 1, f"fields: expected at most {MAX_SPINS} spins, got {MAX_SPINS + 1}"),
     *too_large(TorchEngine(memory_gib=1.0), 30, STATES),
     (lambda: AerEngine().probabilities(PLAN, ZEROS((1, 21)), ZEROS((21, 21))), "expected at most 20 spins, got 21"),
-    (lambda: diabat.sampler("dqa", engine="aer").adjoint(diabat.Ising(torch.zeros(2, 3)), torch.zeros(2, 3), seed=0),
-     "adjoint"),
     (lambda: reads(PrimitiveEngine(), WIDE, 0), "num_reads: expected an integer >= 1, got 0"),
     (lambda: reads(PrimitiveEngine(backend=line_backend()), WIDE, 1), "fields: expected at most 5 spins, got 6"),
     (lambda: reads(PrimitiveEngine(max_spins=4), WIDE, 1), "fields: expected at most 4 spins, got 6"),

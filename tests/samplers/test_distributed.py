@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from problems import adjoint
 from torch import Tensor
 
 import diabat
@@ -179,9 +180,9 @@ def test_adjoint_is_that_of_the_base(lead: Lead) -> None:
     plain = make_problem((3, 4), 4, lead=lead, seed=6, dtype=torch.float64)
     ising = Ising(plain.fields, plain.couplings, torch.ones(4, 4, dtype=torch.bool).tril())
     v = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    want = base.adjoint(ising, v, seed=1)
+    want = adjoint(base, ising, v, seed=1)
     for chunk in (3, 8, 100):
-        got = DistributedSampler(base, executor=Spy(), chunk=chunk).adjoint(ising, v, seed=1)
+        got = adjoint(DistributedSampler(base, executor=Spy(), chunk=chunk), ising, v, seed=1)
         torch.testing.assert_close(got.fields, want.fields, rtol=0, atol=1e-12)
         assert (got.couplings is None) == (lead == "none")
         if got.couplings is not None:

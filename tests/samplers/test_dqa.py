@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import ALPHA, F64, causal, g_test
+from problems import ALPHA, F64, adjoint, causal, g_test
 
 from diabat.circuits import (
     NativeEngine,
@@ -129,7 +129,7 @@ def test_a_batch_in_which_nothing_is_visible() -> None:
     assert not moments.probability.any()
     assert moments.correlation.shape == (2, 3, 3)
     assert (quick().sample(ising, 4, seed=1).spins == -1).all()
-    gradient = quick().adjoint(ising, torch.ones(2, 3), seed=1)
+    gradient = adjoint(quick(), ising, torch.ones(2, 3), seed=1)
     assert not gradient.fields.any()
     assert not gradient.couplings.any()
 

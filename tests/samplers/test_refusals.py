@@ -419,8 +419,6 @@ CALLS: list[tuple[Callable[[], Any], Any, str]] = [
     (lambda: RefineSampler(REFERENCE).moments(Ising(torch.zeros(15))), UnsupportedError,
      "sampler 'refine' accepts at most 14 visible spins, got 15."),
     # dqa
-    *((lambda e=e: DQASampler(**ANNEAL, engine=e).adjoint(ONE, torch.ones(2), seed=0), UnsupportedError,
-       f"gradient: engine '{e}' has no adjoint gradient; use 'native' or 'torch'") for e in ("aer", "primitive")),
     (lambda: DQASampler(**ANNEAL, engine="primitive").state_probabilities(ONE), UnsupportedError,
      "engine: 'primitive' draws reads only, not state probabilities"),
     (lambda: QUICK.moments(Ising(torch.zeros(27))), UnsupportedError, "accepts at most 26 visible spins, got 27"),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from problems import adjoint
 
 import diabat
 from diabat.attention import warm_up as attention
@@ -98,7 +99,7 @@ def test_what_users_ask_for_is_compiled(warm: dict[str, Any], dtype: torch.dtype
             ising = problem(6, 3, dtype, own=own)
             dqa.moments(ising, correlations=True)
             dqa.sample(ising, 2, seed=0)
-            dqa.adjoint(ising, torch.ones_like(ising.fields), seed=0)
+            adjoint(dqa, ising, torch.ones_like(ising.fields))
         diabat.sampler("refine", options={"precision": precision}).sample(problem(6, 3, dtype), 4, seed=0)
     assert {name: list(kernel.signatures) for name, kernel in warm.items()} == before
 

@@ -111,7 +111,7 @@ class BandedSampler(AnalyticSampler):
         ]
         return torch.cat(found, -2)
 
-    def solution(self, ising: Ising, *, odds: bool = False) -> Solution:
+    def solution(self, ising: Ising, *, odds: bool = False, seed: int = 0) -> Solution:
         """As in the base class, for all problems."""
         self._require(ising)
         return BandSolution(ising, self._divided(ising, learned=True, odds=odds))

@@ -118,7 +118,7 @@ class ExactSampler(AnalyticSampler):
             return found.attached(ising.dense())[0]
         return self._by_operators(ising, odds=True)[0]
 
-    def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
+    def solution(self, ising: Ising, *, odds: bool = False, seed: int = 0) -> Solution | None:
         """As in the base class, for problems that the kernel solves."""
         self._refuse_excess(ising)
         plan = self._plan(ising)

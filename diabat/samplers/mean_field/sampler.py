@@ -99,7 +99,7 @@ class MeanFieldSampler(AnalyticSampler):
             local = local + (solved.found.local - local).detach()
         return torch.where(visible, 2 * local, 0)
 
-    def solution(self, ising: Ising, *, odds: bool = False) -> Solution | None:
+    def solution(self, ising: Ising, *, odds: bool = False, seed: int = 0) -> Solution | None:
         """As in the base class, for batches that compiled code solves."""
         if not is_compiled(ising):
             return None
