@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 import diabat
 from benchmarks import peers
 from benchmarks.case import Call, Case, Peer, Work
-from diabat.models import Transformer, TransformerOptions
+from diabat.lab.models import Transformer, TransformerOptions
 
 SYMBOLS, BATCH, LENGTH, FEATURES, HEADS = 61, 64, 512, 64, 8
 KINDS: dict[str, dict[str, Any]] = {

@@ -105,7 +105,7 @@ def files() -> list[Case]:
 
     def build(n: int) -> Callable[[], None]:
         from diabat.cli.app import app
-        from diabat.problem_files import write_problem
+        from diabat.ising.problem_files import write_problem
 
         folder = tempfile.TemporaryDirectory()
         path = Path(folder.name) / "problem.coo"

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from diabat.attention import NeuroGameAttention as NeuroGameAttention
     from diabat.attention import boltzmann_attention as boltzmann_attention
     from diabat.attention import spin_probabilities as spin_probabilities
-    from diabat.config import load_config as load_config
-    from diabat.edges import Edges as Edges
     from diabat.fitting import Fit as Fit
     from diabat.fitting import fit as fit
     from diabat.ising import Ising as Ising
     from diabat.ising import IsingError as IsingError
+    from diabat.ising.edges import Edges as Edges
+    from diabat.lab.config import load_config as load_config
     from diabat.samplers import Capabilities as Capabilities
     from diabat.samplers import Moments as Moments
     from diabat.samplers import Sampler as Sampler
@@ -31,22 +31,17 @@ __version__ = "0.1.0"
 _NAMES = {
     "attention": "BoltzmannAttention BoltzmannMultiheadAttention NeuroGameAttention boltzmann_attention "
     "spin_probabilities",
-    "config": "load_config",
-    "edges": "Edges",
     "fitting": "Fit fit",
-    "ising": "Ising IsingError",
+    "ising": "Edges Ising IsingError",
+    "lab.config": "load_config",
     "samplers": "Capabilities Moments Sampler Samples UnsupportedError available_backends sampler",
 }
 _OTHERS = (
     "circuits",
     "heads",
     "huggingface",
-    "models",
-    "problem_files",
-    "runs",
-    "tasks",
+    "lab",
     "testing",
-    "training",
 )
 _MODULES = (*_NAMES, *_OTHERS)
 _LAZY = {name: f"diabat.{module}" for module, names in _NAMES.items() for name in names.split()}

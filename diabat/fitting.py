@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from diabat.checks import check_count, check_flag, check_number, check_positive
-from diabat.edges import Edges
 from diabat.extras import extra
-from diabat.inputs import read_pairs, read_states, require_all_values
 from diabat.ising import Ising
+from diabat.ising.arguments import read_pairs, read_states, require_all_values
+from diabat.ising.edges import Edges
 from diabat.progress import new_bar, stderr_console
 from diabat.samplers import Sampler, UnsupportedError
 from diabat.samplers.registry import build_base

@@ -9,8 +9,8 @@ import math
 
 import torch
 
-from diabat.models.transformer import Transformer, TransformerOptions
-from diabat.tasks import IGNORED, RecallOptions
+from diabat.lab.models.transformer import Transformer, TransformerOptions
+from diabat.lab.tasks import IGNORED, RecallOptions
 
 
 @torch.no_grad()

@@ -16,8 +16,8 @@ import torch
 from diabat.checks import ArgumentError
 from diabat.cli.failures import sentence
 from diabat.files import replace_file
-from diabat.tasks.data import DataError
-from diabat.training import TrainingError
+from diabat.lab.tasks.data import DataError
+from diabat.lab.training import TrainingError
 
 R = TypeVar("R")
 Row = dict[str, Any]

@@ -18,10 +18,10 @@ from statistics import fmean
 import torch
 
 from diabat.checks import ArgumentError
-from diabat.models.learned_couplings import PANEL, LearnedCouplings, coupling_panels
+from diabat.lab.models.learned_couplings import PANEL, LearnedCouplings, coupling_panels
+from diabat.lab.runs import learned_couplings
+from diabat.lab.training import is_finished
 from diabat.plots import lines
-from diabat.runs import learned_couplings
-from diabat.training import is_finished
 from experiments.common import Row, parser, report, run_script
 from experiments.reproduce import load, plan
 from experiments.verdicts import gap, holm, verdict

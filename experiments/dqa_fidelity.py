@@ -24,12 +24,12 @@ from diabat import circuits
 from diabat.circuits.problem import spin_table
 from diabat.circuits.schedules import PROTOCOLS
 from diabat.ising import Ising, pack_couplings
+from diabat.lab.studies.ensembles import sk
+from diabat.lab.studies.learned.problems import error_table, wide_problems
+from diabat.lab.studies.states import mean_deviation, states_of, states_of_marginals
+from diabat.lab.studies.states import total_variation as distance_of
 from diabat.plots import Line, Panel, lines
 from diabat.samplers.exact import ExactSampler
-from diabat.studies.ensembles import sk
-from diabat.studies.learned.problems import error_table, wide_problems
-from diabat.studies.states import mean_deviation, states_of, states_of_marginals
-from diabat.studies.states import total_variation as distance_of
 from experiments.common import Row, Titled, parser, run_script, run_sections
 
 SOLVER = "Advantage2_system1"

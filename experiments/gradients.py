@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from diabat.attention import spin_probabilities
-from diabat.config import make_config
-from diabat.config.loading import apply_overrides
+from diabat.documents.overrides import apply_overrides
 from diabat.ising import Ising
+from diabat.lab.config import make_config
+from diabat.lab.runs.studies import compared
+from diabat.lab.studies.ensembles import Ensemble, compare, is_analytic
 from diabat.plots import Line, Panel, lines
-from diabat.runs.studies import compared
 from diabat.samplers import Sampler, sampler
 from diabat.samplers.capabilities import Estimator
-from diabat.studies.ensembles import Ensemble, compare, is_analytic
 from experiments.common import Row, parser, report, run_script
 
 SECTION: dict[str, Any] = {

@@ -26,10 +26,10 @@ from torch.nn import functional as F
 import diabat
 from diabat.attention import BoltzmannAttention, CouplingInit, coupling_parameters
 from diabat.checks import ArgumentError
-from diabat.models.transformer import Transformer, TransformerOptions
-from diabat.tasks import RecallOptions, Task
-from diabat.training.evaluate import evaluate
-from diabat.training.optimizer import token_loss
+from diabat.lab.models.transformer import Transformer, TransformerOptions
+from diabat.lab.tasks import RecallOptions, Task
+from diabat.lab.training.evaluate import evaluate
+from diabat.lab.training.optimizer import token_loss
 from experiments.common import Row, add_choice, every_seed, parser, report, run_script, same_settings
 
 BATCH, EVERY, SOLVED = 128, 25, 0.995

@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from diabat.attention import BoltzmannAttention
-from diabat.models.explanation import explain_decoder
-from diabat.models.transformer import Transformer
+from diabat.lab.models.explanation import explain_decoder
+from diabat.lab.models.transformer import Transformer
+from diabat.lab.runs.finished import Run, load_run
 from diabat.plots import COLOURS, Line, Panel, draw_panel, new_figure, save_figure, tidy
-from diabat.runs.finished import Run, load_run
 from experiments.common import parser, run_script
 
 TEXT = "aGcAdFbBd"

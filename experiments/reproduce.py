@@ -34,10 +34,10 @@ import numpy as np
 import yaml
 from scipy.optimize import OptimizeWarning, curve_fit
 
-from diabat.config import Config, ConfigError, load_config, make_config, to_plain
-from diabat.runs import run_training
-from diabat.runs.build import require_same_run
-from diabat.training import TrainingInterrupted, is_finished
+from diabat.lab.config import Config, ConfigError, load_config, make_config, to_plain
+from diabat.lab.runs import run_training
+from diabat.lab.runs.build import require_same_run
+from diabat.lab.training import TrainingInterrupted, is_finished
 from experiments.common import Row, calls, parser, report, run_script
 from experiments.verdicts import Gap, combined, gap, holm, power, seeds_needed, verdict, weighted
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from diabat.edges import Edges
 from diabat.ising import Ising, pack_couplings, pack_three_body
+from diabat.ising.edges import Edges
 
 BATCHES = ((), (1,), (3,), (2, 3), (7,), (3, 1), (1, 1), (2, 1, 3), (17,))
 LARGEST = {torch.float32: 3e38, torch.float64: 1e300}

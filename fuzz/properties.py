@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException
 
 import diabat
+from diabat.checkpoints import TrainingError
 from diabat.checks import escaped
-from diabat.tasks.data import DataError
-from diabat.training.folder import TrainingError
+from diabat.lab.tasks.data import DataError
 
 PROPERTIES: dict[str, Callable[..., None]] = {}
 REFUSALS = (ValueError, TypeError, FileNotFoundError, DataError, TrainingError)

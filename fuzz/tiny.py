@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from diabat.models import Transformer, TransformerOptions
+from diabat.lab.models import Transformer, TransformerOptions
+from diabat.lab.tasks import BracketOptions, Task
+from diabat.lab.training import TrainOptions, TrainResult, train
+from diabat.lab.training.folder import LATEST
 from diabat.samplers.base import Sampler
-from diabat.tasks import BracketOptions, Task
-from diabat.training import TrainOptions, TrainResult, train
-from diabat.training.folder import LATEST
 
 # Sums over threads round differently: also for fixtures of whole modules, and in processes that tests start.
 torch.set_num_threads(1)

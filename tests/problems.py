@@ -20,8 +20,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from diabat.edges import Edges
 from diabat.ising import Ising
+from diabat.ising.edges import Edges
 from diabat.samplers import Moments, Sampler
 from diabat.samplers.answers import AdjointGradient, AdjointSolution
 from diabat.testing import brute_force_states, state_table

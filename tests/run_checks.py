@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.training import load_model
+from diabat.lab.training import load_model
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:

@@ -18,33 +18,33 @@ LAYER = {
     "checks": 0,
     "extras": 0,
     "files": 0,
+    "documents": 0,
     "plots": 0,
     "progress": 0,
-    "scrubbing": 0,
-    "edges": 0,
-    "ising_checks": 0,
-    "inputs": 0,
+    "report": 0,
+    "secrets": 0,
     "compute": 1,
-    "ising": 1,
-    "circuits": 2,
-    "samplers": 3,
-    "attention": 4,
-    "fitting": 4,
-    "models": 5,
-    "tasks": 5,
-    "studies": 6,
-    "training": 6,
+    "checkpoints": 2,
+    "ising": 2,
+    "circuits": 3,
+    "samplers": 4,
+    "attention": 5,
+    "fitting": 5,
     "testing": 6,
-    "huggingface": 7,
-    "config": 8,
-    "problem_files": 8,
-    "heads": 9,
-    "runs": 9,
-    "cli": 10,
-    "__main__": 10,
+    "huggingface": 6,
+    "heads": 7,
+    "lab": 7,
+    "lab.models": 7,
+    "lab.tasks": 7,
+    "lab.studies": 8,
+    "lab.training": 8,
+    "lab.config": 9,
+    "lab.runs": 10,
+    "cli": 11,
+    "__main__": 11,
 }
 # Units that nobody imports but these.
-ONLY_FOR: dict[str, set[str]] = {"testing": set(), "heads": {"cli"}}
+ONLY_FOR: dict[str, set[str]] = {"testing": set(), "heads": {"cli"}, "lab": {"__init__", "cli"}}
 FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
 KERNELS = [
     f"{folder}/{name}.py"
@@ -62,8 +62,9 @@ KERNELS = [
 
 
 def unit(file: str) -> str:
-    """``samplers`` for samplers/dqa.py, ``ising`` for ising.py."""
-    return file.split("/")[0].removesuffix(".py")
+    """``samplers`` for samplers/dqa.py, ``checks`` for checks.py, ``lab.tasks`` for lab/tasks/recall.py."""
+    inside = file.startswith("lab/") and file != "lab/__init__.py"
+    return ".".join(file.split("/")[: 2 if inside else 1]).removesuffix(".py")
 
 
 def module(file: str) -> str:
@@ -159,8 +160,8 @@ def asked_types(file: str) -> set[str]:
 
 
 def units_imported(file: str) -> set[str]:
-    names = {name.split(".")[1] for name in imports(file) if name.startswith("diabat.")}
-    return names & LAYER.keys()
+    parts = [name.split(".") for name in imports(file) if name.startswith("diabat.")]
+    return {".".join(names[1:end]) for names in parts for end in (2, 3)} & LAYER.keys()
 
 
 def test_the_parser_sees_imports() -> None:
@@ -216,9 +217,9 @@ NUMPY_ONLY = [
 ]
 # What a configuration knows of the packages that it describes.
 DESCRIBED = {
-    "models": {"diabat.models", "diabat.models.MODELS", "diabat.models.ModelOptions"},
-    "tasks": {"diabat.tasks", "diabat.tasks.TASKS", "diabat.tasks.TaskOptions"},
-    "training": {"diabat.training.options"},
+    "models": {"diabat.lab.models", "diabat.lab.models.MODELS", "diabat.lab.models.ModelOptions"},
+    "tasks": {"diabat.lab.tasks", "diabat.lab.tasks.TASKS", "diabat.lab.tasks.TaskOptions"},
+    "training": {"diabat.lab.training.options"},
 }
 # Are imported by those who ask for a subclass of a dimod.Sampler: one converts by diabat.ising, the other takes arrays.
 EDGES = {"samplers/ocean.py", "samplers/dimod/tiled.py", "testing/strict_qpu.py"}
@@ -277,8 +278,8 @@ def more_than_described(file: str) -> set[str]:
     found = asked_types(file) & {"Task", "Transformer"}
     for name in imports(file):
         parts = name.split(".")
-        known = DESCRIBED.get(parts[1]) if name.startswith("diabat.") else None
-        found |= set() if known is None or ".".join(parts[:3]) in known else {name}
+        known = DESCRIBED.get(parts[2]) if name.startswith("diabat.lab.") else None
+        found |= set() if known is None or ".".join(parts[:4]) in known else {name}
     return found
 
 
@@ -304,41 +305,41 @@ def prints(file: str) -> set[str]:
 RULES: dict[str, tuple[Iterable[str], Callable[[str], Iterable[object]]]] = {
     "imports run one way": ([f for f in FILES if f != "__init__.py"], from_above),
     "the lowest layer stands alone": (
-        ["checks.py", "files.py", "scrubbing.py"], lambda f: units_imported(f) - {"checks"}),
+        ["checks.py", "files.py", "secrets.py"], lambda f: units_imported(f) - {"checks"}),
     "the package needs nothing that is not installed": (FILES, any_of(*FOLDERS)),
     "circuits import nothing else of diabat": (
-        CIRCUITS, lambda f: units_imported(f) - {"checks", "files", "scrubbing", "compute", "circuits"}),
+        CIRCUITS, lambda f: units_imported(f) - {"checks", "files", "secrets", "compute", "circuits"}),
     "the torch engine is loaded on first use, by its name in the package": (
         [f for f in CIRCUITS if not f.startswith("circuits/engines/torch/")], any_of("torch")),
     "plans know no engine and engines not each other": (PLANS, other_engines),
     "the toolbox knows no physics": (of("compute"), lambda f: units_imported(f) - {"checks", "compute"}),
-    "attention and models import no backend": (of("attention", "models", "training"), backends),
+    "attention and models import no backend": (of("attention", "lab.models", "lab.training"), backends),
     "kernels know neither dimod nor configuration": (
-        [*KERNELS, *CIRCUITS], any_of("dimod", "diabat.config", "pydantic", "yaml")),
+        [*KERNELS, *CIRCUITS], any_of("dimod", "diabat.documents", "diabat.lab", "pydantic", "yaml")),
     "kernels know no problem and no sampler": (KERNELS, any_of(*NO_PROBLEM)),
     "compiled kernels know no torch": ({*COMPILED, *NUMPY_ONLY}, any_of("torch")),
     "compiled kernels are imported on first use": (FILES, eager_kernels),
     "compiled kernels are used": (
         COMPILED, lambda f: [] if any(imports_package(user, module(f)) for user in FILES) else ["unused"]),
     "kernels share threads and scratch": ({*KERNELS, *COMPILED, *CIRCUITS}, own_threads_and_scratch),
-    "a configuration only describes": (of("config"), more_than_described),
+    "a configuration only describes": (of("lab.config"), more_than_described),
     "no code checks the type of task or model": (
-        [f for f in FILES if f.startswith(("config/", "cli/", "runs/build", "runs/train"))],
+        [f for f in FILES if f.startswith(("lab/config/", "cli/", "lab/runs/build"))],
         lambda f: [n for n in asked_types(f) if n.endswith("Options") or n == "Task"]),
     "heavy libraries are imported where they are used": (FILES, heavy),
     "the sign of dimod is flipped in one file": ([f for f in FILES if f != "ising/dimod_models.py"], biases),
     "only those who carry models know dimod": (
-        {f for f in FILES if unit(f) not in ("ising", "problem_files")} - EDGES - CARRIERS - CLASSES,
+        {f for f in FILES if unit(f) != "ising"} - EDGES - CARRIERS - CLASSES,
         any_of("dimod")),
     "commands print by one function": ([f for f in FILES if f != "cli/output.py"], prints),
     "games on heads stand on attention and Hugging Face models": (
-        of("heads"), lambda f: units_imported(f) & {"runs", "models", "tasks", "testing", "circuits"}),
+        of("heads"), lambda f: units_imported(f) & {"lab", "testing", "circuits"}),
     "only the commands on heads have options of a command line": (
         [f for f in of("heads") if not f.startswith("heads/commands")],
-        any_of("diabat.config", "diabat.heads.commands")),
+        any_of("diabat.documents", "diabat.heads.commands")),
     **{
         f"{name} is imported by {' and '.join(sorted(users)) or 'nobody'}": (
-            [f for f in FILES if unit(f) not in {name, *users}], any_of(f"diabat.{name}"))
+            [f for f in FILES if unit(f).split(".")[0] not in {name, *users}], any_of(f"diabat.{name}"))
         for name, users in ONLY_FOR.items()
     },
 }  # fmt: skip
@@ -353,7 +354,7 @@ def test_rule(rule: str) -> None:
 
 
 # A problem saves itself; keys of configurations are those of the classes that read them.
-CIRCLES = {("ising.model", "ising.saved"), ("config.schema", "config.keys")}
+CIRCLES = {("ising.model", "ising.saved"), ("lab.config.schema", "lab.config.keys")}
 
 
 def test_modules_import_each_other_without_circles() -> None:
@@ -389,14 +390,14 @@ OWN_READS = {
     ("compute/memory.py", "open"): "a file of the system",
     ("files.py", "open"): "read_file itself, and the folder of a file that was written",
     ("files.py", "FileIO"): "read_file itself",
-    ("training/folder.py", "fdopen"): "writes the metrics",
+    ("lab/training/folder.py", "fdopen"): "writes the metrics",
     ("circuits/plan_file.py", "read_text"): "plans of the package, perhaps in an archive",
-    ("config/keys.py", "read_text"): "sources of the package, perhaps in an archive",
+    ("lab/config/keys.py", "read_text"): "sources of the package, perhaps in an archive",
     ("circuits/schedules.py", "open"): "schedules of the package, perhaps in an archive",
     ("circuits/schedules.py", "load"): "the same",
     ("huggingface/loading.py", "safe_open"): "names of tensors of an adapter that was checked and loaded",
-    ("config/yaml_files.py", "read_bytes"): "calls read_file",
-    ("problem_files/__init__.py", "read_bytes"): "that one",
+    ("documents/yaml_files.py", "read_bytes"): "calls read_file",
+    ("ising/problem_files/__init__.py", "read_bytes"): "that one",
     ("cli/config.py", "read_bytes"): "that one",
 }
 
@@ -436,8 +437,8 @@ MEMORIES = {
     ("compute/jit.py", "_warn_without_cache"): "a warning that was given",
     ("compute/loading.py", "loaded"): "modules",
     ("compute/threads.py", "_pool"): "threads",
-    ("config/keys.py", "_definitions"): "names in the package",
-    ("config/schema.py", "options_model"): "classes",
+    ("lab/config/keys.py", "_definitions"): "names in the package",
+    ("lab/config/schema.py", "options_model"): "classes",
     ("heads/lora/trainer.py", "game_trainer"): "a class",
     ("huggingface/boltzmann/model.py", "kinds"): "classes",
     ("progress.py", "stderr_console"): "the console",

@@ -28,14 +28,14 @@ from diabat.checks import (
     check_number,
     check_positive,
 )
-from diabat.config.errors import refused
+from diabat.documents.errors import refused
 from diabat.heads import GameOptions
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.ising import Ising, from_bqm, from_qubo
-from diabat.models import TransformerOptions
-from diabat.problem_files import read_problem, write_problem
-from diabat.tasks import BracketOptions, RecallOptions
-from diabat.training import TrainOptions
+from diabat.ising.problem_files import read_problem, write_problem
+from diabat.lab.models import TransformerOptions
+from diabat.lab.tasks import BracketOptions, RecallOptions
+from diabat.lab.training import TrainOptions
 
 
 def test_an_error_has_its_argument_in_attribute_and_message() -> None:

@@ -22,12 +22,13 @@ from typer.testing import CliRunner
 
 from diabat.cli import app
 from diabat.cli.arguments import config_and_overrides
-from diabat.config import load_config, shipped_configs
-from diabat.config.loading import apply_overrides, make_config
-from diabat.config.yaml_files import parse_yaml
+from diabat.documents.overrides import apply_overrides
+from diabat.documents.yaml_files import parse_yaml
 from diabat.heads.commands.analysis import AnalysisOptions, read_options
 from diabat.heads.commands.attribution import AttributionOptions
 from diabat.heads.commands.calibration import CalibrationOptions
+from diabat.lab.config import load_config, shipped_configs
+from diabat.lab.config.loading import make_config
 from diabat.testing import ConformanceError
 
 ROOT = Path(__file__).parent.parent

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import diabat
 from diabat.checks import ArgumentError
-from diabat.edges import DENSE_SPINS
 from diabat.ising import Ising, IsingError, from_bqm, to_bqm
+from diabat.ising.edges import DENSE_SPINS
 from diabat.samplers import UnsupportedError
 from diabat.testing.problems import make_problem, with_visible
 
@@ -203,7 +203,7 @@ def test_many_spins_without_couplings_form_no_matrix(
     backend: str, J: diabat.Edges | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N = 4,097 spins and at least one read: 0.05 is beyond 6 standard errors."""
-    monkeypatch.setattr("diabat.edges.Edges.matrix", None)  # nothing may call it
+    monkeypatch.setattr("diabat.ising.edges.Edges.matrix", None)  # nothing may call it
     n, quick = DENSE_SPINS + 1, {"num_replicas": 1, "sweeps": 2, "burn_in": 2}
     ising = Ising(torch.full((n,), 0.1, dtype=torch.float64), J)
     assert ising.couplings is None
@@ -247,7 +247,7 @@ def test_a_bqm_becomes_edges_where_it_is_sparse(n: int, count: int, edges: bool)
 
 
 def test_a_bqm_of_100_000_variables_goes_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diabat.edges.Edges.matrix", None)  # nothing may call it
+    monkeypatch.setattr("diabat.ising.edges.Edges.matrix", None)  # nothing may call it
     n = 100_000
     ring = torch.stack((torch.arange(n), (torch.arange(n) + 1) % n), dim=1)
     ising = Ising(

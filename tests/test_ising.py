@@ -15,7 +15,7 @@ from torch import Tensor
 
 import diabat
 from diabat.ising import Ising, IsingError, from_bqm, from_qubo, pack_couplings, pack_three_body, to_bqm
-from diabat.ising_checks import is_symmetric, is_within, plain_numbers, sum_of_squares
+from diabat.ising.checks import is_symmetric, is_within, plain_numbers, sum_of_squares
 from diabat.testing import brute_force, state_table
 from diabat.testing.problems import make_problem, with_visible
 
@@ -231,9 +231,9 @@ def test_all_numbers_are_compared_with_their_mirror_images(
     order: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three problems at a time, in strips of 2 of 5 indices; each number in turn is wrong by its last bit."""
-    monkeypatch.setattr("diabat.ising_checks._FEW", 3 * 5**order)
-    monkeypatch.setattr("diabat.ising_checks._STRIP", 2)
-    monkeypatch.setattr("diabat.ising_checks._FEWEST", 0)
+    monkeypatch.setattr("diabat.ising.checks._FEW", 3 * 5**order)
+    monkeypatch.setattr("diabat.ising.checks._STRIP", 2)
+    monkeypatch.setattr("diabat.ising.checks._FEWEST", 0)
     values = torch.randn(7, 10)
     whole = (pack_couplings if order == 2 else pack_three_body)(values, 5).numpy()
     assert is_symmetric(whole, order)
@@ -574,7 +574,7 @@ def test_few_and_many_numbers_are_checked_alike(
         pack_three_body(torch.randn(2, 1, dtype=dtype), 3),
     )
     if many:
-        monkeypatch.setattr("diabat.ising_checks._FEW", 0)
+        monkeypatch.setattr("diabat.ising.checks._FEW", 0)
         h, J, K = (t.repeat_interleave(2, -1)[..., ::2] for t in (h, J, K))
     assert (plain_numbers(J) is None) == many
     Ising(h, J, three_body=K)

@@ -14,22 +14,23 @@ from typing import Any
 import matplotlib.figure
 import pytest
 
+from diabat.checkpoints import read_checkpoint
 from diabat.circuits import from_csv, load_plan
-from diabat.config import load_config
 from diabat.files import create_file, naming, read_file
 from diabat.heads.calibration.file import stored_calibration
 from diabat.heads.commands.analysis import read_analysis
 from diabat.heads.games.questions import read_questions
 from diabat.heads.games.store import ValueStore
 from diabat.ising import Ising
-from diabat.problem_files import read_problem
+from diabat.ising.problem_files import read_problem
+from diabat.lab.config import load_config
+from diabat.lab.studies.ensembles import sk
+from diabat.lab.studies.fidelity import fidelity_report
+from diabat.lab.tasks.data import fetch, text_of
+from diabat.lab.training.checkpoint import load_model
 from diabat.samplers import sampler
 from diabat.samplers.answers import Samples
 from diabat.samplers.dimod.reads import AnswerCache
-from diabat.studies.ensembles import sk
-from diabat.studies.fidelity import fidelity_report
-from diabat.tasks.data import fetch, text_of
-from diabat.training.checkpoint import load_model, read_checkpoint
 
 
 def full(*_: Any, **__: Any) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor
 import diabat
 from diabat.files import parse_tensor_file, tensor_file
 from diabat.ising import Ising, IsingError
-from diabat.problem_files import read_problem
+from diabat.ising.problem_files import read_problem
 from diabat.testing.problems import LEADS, make_problem
 
 NAMES = ("fields", "matrix", "visible", "three_body", "offset", "clamped")

@@ -12,8 +12,8 @@ from torch import Tensor
 from diabat.attention.estimators import ESTIMATORS
 from diabat.attention.sampled import SampledCall, sampled_probabilities
 from diabat.checks import ArgumentError, check_count
-from diabat.edges import Edges
 from diabat.ising import Ising
+from diabat.ising.edges import Edges
 from diabat.samplers.analytic import AnalyticSampler
 from diabat.samplers.base import Sampler
 from diabat.samplers.call_checks import not_analytic, refuse_trace

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from diabat.attention.bridge import GradientBridge
-from diabat.edges import Edges
+from diabat.ising.edges import Edges
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.folding import Terms

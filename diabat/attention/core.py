@@ -38,8 +38,8 @@ from diabat.attention.readout import ODDS, Readout, slot_weights
 from diabat.attention.streaming import FarKeys, far_sums, far_weights
 from diabat.attention.visible import Rule, Visible, Windows
 from diabat.checks import ArgumentError, check_choice, check_number, check_positive
-from diabat.edges import Edges
 from diabat.ising import Ising, without_autocast
+from diabat.ising.edges import Edges
 from diabat.samplers.base import Sampler
 from diabat.samplers.call_checks import refuse_trace
 from diabat.samplers.folding import is_traced

@@ -19,8 +19,8 @@ from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.layer import Limits
 from diabat.checks import ArgumentError, check_count, check_flag, check_number, is_integer
 from diabat.compute.memory import require_memory
-from diabat.edges import Edges
 from diabat.ising import pack_couplings, pack_three_body, pair_indices
+from diabat.ising.edges import Edges
 from diabat.samplers.kept import kept
 from diabat.samplers.precision import InFloat32
 

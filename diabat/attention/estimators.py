@@ -18,8 +18,8 @@ from torch import Tensor
 
 from diabat.attention.susceptibility import consistent_correlations, multiplier_gradient
 from diabat.checks import ArgumentError
-from diabat.edges import Edges
 from diabat.ising import Ising
+from diabat.ising.edges import Edges
 from diabat.samplers.answers import AdjointSolution
 from diabat.samplers.capabilities import Estimator
 from diabat.samplers.folding import refuse_batched_cotangent

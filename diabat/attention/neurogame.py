@@ -34,7 +34,7 @@ from diabat.attention.layer import (
 )
 from diabat.checks import check_choice, check_count, check_positive
 from diabat.ising import Ising, without_autocast
-from diabat.ising_checks import check_finite
+from diabat.ising.checks import check_finite
 from diabat.samplers.base import Sampler
 from diabat.samplers.folding import behind_transforms
 from diabat.samplers.registry import sampler as build_sampler

@@ -38,7 +38,7 @@ def learn(
     The section anneal describes plan, problems and search; output=PLAN.json is the file.  The best plan so far is in
     it at all times; Ctrl-C keeps it.
     """
-    from diabat.config.errors import of_section
+    from diabat.documents.errors import of_section
 
     resolved = arguments.load(config, overrides, trust=trust)
     with of_section():
@@ -47,7 +47,7 @@ def learn(
                 "output", "expected the file of the plan, such as output=plan.json, got none."
             )
         require_writable(resolved.output, "output", (".json",), new=not force)
-    from diabat.runs.anneals import learn_anneal
+    from diabat.lab.runs.anneals import learn_anneal
 
     plan, metadata = learn_anneal(resolved, progress=progress, trust=trust)
     _print_plan(plan, metadata, str(resolved.output), as_json=as_json, angles=False)
@@ -57,8 +57,8 @@ def show(
     plan: PlanArgument, figure: arguments.FigureOption = None, as_json: arguments.JsonOption = False
 ) -> None:
     """Print the angles of a plan, its first-order betas, and its errors on held-out instances."""
-    from diabat.runs.anneals import find_plan
-    from diabat.studies.learned.problems import plot_plan
+    from diabat.lab.runs.anneals import find_plan
+    from diabat.lab.studies.learned.problems import plot_plan
 
     chosen, metadata = find_plan(plan)
     if figure is not None:
@@ -84,8 +84,8 @@ def export(
     import torch
 
     from diabat.circuits import anneal_circuit, to_qasm3
-    from diabat.problem_files import read_problem
-    from diabat.runs.anneals import find_plan
+    from diabat.ising.problem_files import read_problem
+    from diabat.lab.runs.anneals import find_plan
 
     chosen, _ = find_plan(plan)
     ising = read_problem(problem, beta=beta).ising
@@ -114,7 +114,7 @@ def _print_plan(
 ) -> None:
     """Print a plan as tables, or as one JSON document with every angle."""
     from diabat.circuits import PlanRange, plan_betas
-    from diabat.studies.learned.problems import ErrorTable
+    from diabat.lab.studies.learned.problems import ErrorTable
 
     rows = _checked(metadata, name)
     betas = plan_betas(plan)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from diabat.config import Config
+    from diabat.lab.config import Config
 
 ConfigArgument = Annotated[
     str | None,
@@ -54,9 +54,9 @@ def load(config: str | None, overrides: list[str] | None, *, trust: bool = False
     """The configuration of a command: its first argument, an override if there is none, and the overrides after it.
 
     A mistake in its name or in a key is refused before torch is imported; ``trust`` as for
-    :func:`diabat.config.load_config`.
+    :func:`diabat.lab.config.load_config`.
     """
-    from diabat.config import load_config
+    from diabat.lab.config import load_config
 
     name, changes = config_and_overrides(config, overrides)
     return load_config(name, changes, trust=trust)

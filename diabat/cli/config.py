@@ -12,7 +12,7 @@ from diabat.cli import arguments
 from diabat.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
-    from diabat.config import Config
+    from diabat.lab.config import Config
 
 
 def show_config(
@@ -24,8 +24,8 @@ def show_config(
 
     Without a configuration every key is printed.
     """
-    from diabat.config import to_plain
-    from diabat.config.yaml_files import dump_yaml
+    from diabat.documents.yaml_files import dump_yaml
+    from diabat.lab.config import to_plain
 
     resolved = arguments.load(config, overrides, trust=True)  # which builds nothing
     keys = _read_keys(resolved) if config is not None else type(resolved).model_fields
@@ -41,7 +41,7 @@ def _read_keys(config: Config) -> list[str]:
 
     Others that are not at their defaults are among them.  The file of a run has every section, and is of a training.
     """
-    from diabat.config import make_config
+    from diabat.lab.config import make_config
 
     given, every = config.model_fields_set, type(config).model_fields
     studies = {"fidelity", "anneal"} & given if "task" not in given else set()
@@ -85,8 +85,8 @@ def _without_markup(text: str) -> str:
 
 def list_configs(as_json: arguments.JsonOption = False) -> None:
     """List the configurations shipped with diabat, with a description and the time on one core."""
-    from diabat.config import shipped_configs
-    from diabat.config.yaml_files import read_bytes
+    from diabat.documents.yaml_files import read_bytes
+    from diabat.lab.config import shipped_configs
 
     found = []
     for name, path in shipped_configs().items():

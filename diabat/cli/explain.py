@@ -12,8 +12,8 @@ from diabat.cli import arguments
 from diabat.cli.output import print_figure, print_json, print_table, require_writable, say
 
 if TYPE_CHECKING:
-    from diabat.models.explanation import DecoderExplanation
-    from diabat.models.learned_couplings import LearnedCouplings
+    from diabat.lab.models.explanation import DecoderExplanation
+    from diabat.lab.models.learned_couplings import LearnedCouplings
 
 _NEXT, _TOP = 3, 8
 """Most probable classes that are listed for each position; keys and correlations that are."""
@@ -70,8 +70,8 @@ def explain_prediction(
     With --couplings shown is J against the distance of two keys, in place of a text: mean, standard deviations over
     pairs and runs, and the share of negative J.
     """
-    from diabat.config.keys import chosen
-    from diabat.config.loading import find_run, read_config
+    from diabat.lab.config.keys import chosen
+    from diabat.lab.config.loading import find_run, read_config
 
     stored = find_run(run)  # refuses a mistake before torch is imported
     require_writable(figure)
@@ -95,8 +95,8 @@ def explain_prediction(
                 raise ArgumentError(name, f"{expected}, got {value}.")
         _explain_sentences(run, texts, head, top, at_least, figure, trust, as_json)
         return
-    from diabat.models.figures import plot_decoder
-    from diabat.runs import explain_decoder_run
+    from diabat.lab.models.figures import plot_decoder
+    from diabat.lab.runs import explain_decoder_run
 
     found = explain_decoder_run(run, text, more or (), position=position, trust=trust)
     layers, heads = found.attention.shape[:2]
@@ -120,9 +120,9 @@ def _explain_couplings(
     as_json: bool,
 ) -> None:
     """Show learned couplings; ``more`` are further runs, then overrides."""
-    from diabat.models.learned_couplings import PANEL, coupling_panels
+    from diabat.lab.models.learned_couplings import PANEL, coupling_panels
+    from diabat.lab.runs import learned_couplings
     from diabat.plots import lines
-    from diabat.runs import learned_couplings
 
     runs, overrides = _split(more)
     found = learned_couplings(run, *runs, overrides=overrides, trust=trust)
@@ -139,7 +139,7 @@ def _explain_couplings(
 
 def _print_couplings(found: LearnedCouplings, layer: int | None, head: int | None) -> None:
     """Print J at each distance, of one layer and head or, for None, of all."""
-    from diabat.studies.report import formatted
+    from diabat.report import formatted
 
     runs = len(found.couplings)
     chosen = {"layer": layer, "head": head}
@@ -166,8 +166,8 @@ def _explain_sentences(
 ) -> None:
     """Explain a classifier; the texts are its sentences, then overrides."""
     from diabat.cli.explain_pair import print_pair
-    from diabat.models.pair_figure import plot_pair
-    from diabat.runs import explain_pair_run
+    from diabat.lab.models.pair_figure import plot_pair
+    from diabat.lab.runs import explain_pair_run
 
     sentences, overrides = _split(texts[1:])
     found = explain_pair_run(run, texts[0], *sentences, overrides=overrides, trust=trust)
@@ -183,7 +183,7 @@ def _explain_sentences(
 
 def _split(texts: list[str]) -> tuple[list[str], list[str]]:
     """What stands before the first override, and all from it on."""
-    from diabat.config.loading import is_override
+    from diabat.documents.overrides import is_override
 
     count = next((i for i, text in enumerate(texts) if is_override(text)), len(texts))
     return texts[:count], texts[count:]
@@ -200,9 +200,9 @@ def _print_decoder(
     explanation: DecoderExplanation, layer: int | None, head: int | None, top: int, at_least: float
 ) -> None:
     """Print attention, correlations and predictions, of one layer and head or, for None, the mean over them."""
-    from diabat.models.explanation import selected
-    from diabat.models.figures import shown
-    from diabat.studies.report import formatted
+    from diabat.lab.models.explanation import selected
+    from diabat.lab.models.figures import shown
+    from diabat.report import formatted
 
     q, tokens = explanation.position, [shown(token) for token in explanation.tokens]
     likely = [
@@ -247,8 +247,8 @@ def _print_correlations(
     at_least: float,
     which: str,
 ) -> None:
-    from diabat.models.figures import shown
-    from diabat.studies.report import formatted
+    from diabat.lab.models.figures import shown
+    from diabat.report import formatted
 
     if explanation.without_correlations is not None:
         say(f"{explanation.without_correlations}\n")

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from diabat.cli.output import print_table, say
 
 if TYPE_CHECKING:
-    from diabat.models.pair_explanation import PairExplanation
+    from diabat.lab.models.pair_explanation import PairExplanation
 
 
 def print_pair(explanation: PairExplanation, head: int | None, top: int, at_least: float) -> None:
     """Print prediction, tokens and the strongest couplings, of one head or, for None, the mean over heads."""
-    from diabat.studies.report import formatted
+    from diabat.report import formatted
 
     tokens, game = explanation.tokens, explanation.shapley is not None
     which = "mean over heads" if head is None else f"head {head}"

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from diabat.checks import ArgumentError, escaped
 from diabat.cli.output import say
-from diabat.config.errors import ConfigError
+from diabat.documents.errors import ConfigError
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -69,7 +69,7 @@ class Command(TyperCommand):
 
 def sentence(error: Exception) -> str:
     """Describe an error in one line."""
-    from diabat.scrubbing import without_secrets  # numpy comes with it, which help does not need
+    from diabat.secrets import without_secrets  # numpy comes with it, which help does not need
 
     text = without_secrets(" ".join(str(error).split()))
     if isinstance(error, OSError) and error.strerror:

@@ -39,7 +39,7 @@ NAMES = {"model": "MODEL", "name": "MODEL", "data": "DATA", "layer": "layers", "
 
 def _refuse_mistyped(kind: str, options: Iterable[str] | None, data: Path | None = None) -> None:
     """Refuse an unknown key, and data that are not there, before torch and transformers are imported."""
-    from diabat.config.loading import read_overrides
+    from diabat.lab.config.loading import read_overrides
 
     module, _, name = kind.partition(":")
     read_overrides((f"diabat.heads.commands.{module}", name), options or ())
@@ -97,7 +97,7 @@ def attribute_heads(
 @contextmanager
 def _interruptible(model: str, output: Path | None, figure: str) -> Iterator[tuple[Path, Path]]:
     """The folder and the figure in it; names arguments as the command line does, and says how to go on after Ctrl-C."""
-    from diabat.config.errors import of_section
+    from diabat.documents.errors import of_section
     from diabat.heads.commands.analysis import FILE
 
     folder = output or Path("runs") / f"heads-{Path(model).name}"
@@ -140,7 +140,7 @@ def calibrate_heads(
     path = path / "gac.json" if path.is_dir() or not path.suffix else path
     require_writable(path, "output", (".json",), new=not force)
     _refuse_mistyped("calibration:CalibrationOptions", options)
-    from diabat.config.errors import of_section
+    from diabat.documents.errors import of_section
     from diabat.heads.calibration.file import write_gac
     from diabat.heads.commands.analysis import read_analysis, read_options
     from diabat.heads.commands.calibration import (

@@ -17,7 +17,7 @@ from diabat.checks import ArgumentError, escaped
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from diabat.studies.report import Report
+    from diabat.report import Report
 
 FIGURES = (".png", ".pdf", ".svg")
 # Longer tables are printed as lines with tabs: rich needs half a millisecond a row.
@@ -37,7 +37,7 @@ def say(text: str = "", *, err: bool = False, end: str = "\n") -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table: a title, headings (all empty for none), and one sequence of cells per row."""
-    from diabat.studies.report import rich_table
+    from diabat.report import rich_table
 
     rows = list(rows)
     if len(rows) > _LONGEST_RICH:
@@ -82,7 +82,7 @@ def _print(table: Table) -> None:
 
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout; tensors become lists, NaN and infinity become null."""
-    from diabat.samplers.diagnostics import plain
+    from diabat.documents.plain import plain
 
     say(json.dumps(plain(value), allow_nan=False))
 

@@ -13,9 +13,9 @@ from diabat.cli import arguments
 from diabat.cli.output import print_json, print_report, print_table, require_writable, say
 
 if TYPE_CHECKING:
-    from diabat.config import Config
-    from diabat.runs import Evaluation
-    from diabat.training import TrainResult
+    from diabat.lab.config import Config
+    from diabat.lab.runs import Evaluation
+    from diabat.lab.training import TrainResult
 
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue the run from its newest checkpoint.")]
 
@@ -33,9 +33,9 @@ def train_model(
     The run is written to the folder output, which is new or empty unless --resume.
     """
     resolved = arguments.load(config, overrides, trust=trust)
-    from diabat.config import to_plain
-    from diabat.runs.build import require_same_run, run_training
-    from diabat.training import OutputError, TrainingInterrupted
+    from diabat.lab.config import to_plain
+    from diabat.lab.runs.build import require_same_run, run_training
+    from diabat.lab.training import OutputError, TrainingInterrupted
 
     if resume:
         require_same_run(resolved)
@@ -100,11 +100,11 @@ def evaluate_model(
     as_json: arguments.JsonOption = False,
 ) -> None:
     """Evaluate the best weights of a run, or the weights of a checkpoint; task.data=PATH if its data have moved."""
-    from diabat.config.keys import check_keys
-    from diabat.config.loading import find_run, read_config
+    from diabat.lab.config.keys import check_keys
+    from diabat.lab.config.loading import find_run, read_config
 
     check_keys(read_config(find_run(run), overrides or (), trust=trust))  # before torch is imported
-    from diabat.runs import evaluate_run, load_run
+    from diabat.lab.runs import evaluate_run, load_run
 
     loaded = load_run(run, overrides or (), trust=trust)
     result = evaluate_run(loaded, split or ("test" if "test" in loaded.task.sets else "validation"))
@@ -115,7 +115,7 @@ def evaluate_model(
 
 
 def _print_evaluation(result: Evaluation) -> None:
-    from diabat.studies.report import formatted, share
+    from diabat.report import formatted, share
 
     value = share(result.value, result.count) if result.metric == "accuracy" else f"{result.value:.4f}"
     rows = [(result.metric, value), ("loss", f"{formatted(result.loss, '.4f')} nats")]
@@ -148,17 +148,17 @@ def compare_backends(
     couplings of a trained model.  A PROBLEM takes the place of the random ones, as fidelity.problem=FILE does.  It is
     a file as of 'diabat sample', or - for standard input.  Any other file is a CONFIG.
     """
-    from diabat.config import load_config
-    from diabat.problem_files import is_problem
+    from diabat.ising.problem_files import is_problem
+    from diabat.lab.config import load_config
 
     name, changes = arguments.config_and_overrides(config, overrides)
     if name is not None and is_problem(name):
         name, changes = None, [f"fidelity.problem={json.dumps(name)}", *changes]
     resolved = load_config(name or "fidelity", changes, trust=trust)
     require_writable(figure)
-    from diabat.config.errors import of_section
-    from diabat.runs.studies import compared
-    from diabat.studies.fidelity import fidelity_report
+    from diabat.documents.errors import of_section
+    from diabat.lab.runs.studies import compared
+    from diabat.lab.studies.fidelity import fidelity_report
 
     what = compared(resolved, trust=trust)
     place = "ensembles" if resolved.fidelity.problem is None else "problem"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from diabat.ising import Ising
-    from diabat.problem_files import Problem
+    from diabat.ising.problem_files import Problem
     from diabat.samplers.answers import Moments, Samples
     from diabat.samplers.base import Sampler
 
@@ -78,9 +78,9 @@ def sample_problem(
     if len(given) > 1 and given[0] in asked:
         raise ArgumentError(given[0], f"cannot be combined with --{given[1].replace('_', '-')}.")
     resolved = arguments.load(config, overrides, trust=trust)
-    from diabat.edges import DENSE_SPINS
-    from diabat.problem_files import read_problem
-    from diabat.runs.build import build_sampler
+    from diabat.ising.edges import DENSE_SPINS
+    from diabat.ising.problem_files import read_problem
+    from diabat.lab.runs.build import build_sampler
     from diabat.samplers.base import Sampler
     from diabat.samplers.registry import sampler
 

@@ -10,16 +10,18 @@ and log Z.  dimod and D-Wave minimise +Σ h s + Σ J s s: :func:`from_bqm` and :
 
 from __future__ import annotations
 
+from diabat.ising.checks import IsingError
 from diabat.ising.dimod_models import coupled_pairs as coupled_pairs
 from diabat.ising.dimod_models import from_bqm, from_qubo, to_bqm
 from diabat.ising.dimod_models import to_minimised as to_minimised
+from diabat.ising.edges import Edges
 from diabat.ising.model import Ising
 from diabat.ising.model import flat_index as flat_index
 from diabat.ising.model import without_autocast as without_autocast
 from diabat.ising.packed import pack_couplings, pack_three_body, pair_indices, triple_indices
-from diabat.ising_checks import IsingError
 
 __all__ = [
+    "Edges",
     "Ising",
     "IsingError",
     "from_bqm",

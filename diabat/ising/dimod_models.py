@@ -10,10 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from diabat.checks import check_number, is_finite, number_text
-from diabat.edges import Edges, best_form, no_edges, pairs_of
-from diabat.inputs import read_matrix
+from diabat.ising.arguments import read_matrix
+from diabat.ising.checks import IsingError
+from diabat.ising.edges import Edges, best_form, no_edges, pairs_of
 from diabat.ising.model import Ising
-from diabat.ising_checks import IsingError
 
 
 def from_bqm(bqm: Any, *, beta: float = 1.0) -> tuple[Ising, list[Hashable]]:
@@ -26,7 +26,7 @@ def from_bqm(bqm: Any, *, beta: float = 1.0) -> tuple[Ising, list[Hashable]]:
         beta: Inverse temperature folded into the parameters.
 
     Returns:
-        The problem, float64 [n], with couplings in :func:`~diabat.edges.best_form`, and the label of each spin.
+        The problem, float64 [n], with couplings in :func:`~diabat.ising.edges.best_form`, and the label of each spin.
 
     Raises:
         IsingError: If it is not a BQM, has no variables, or a bias is not finite.

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from diabat.checks import as_float, is_number
 from diabat.compute.memory import require_file_memory
-from diabat.edges import DENSE_SPINS, Edges, best_form, edges_of, no_edges
 from diabat.files import read_file, reading, replace_file
-from diabat.inputs import (
+from diabat.ising.arguments import (
     check_edges,
     check_states,
     read_fields,
@@ -27,7 +26,8 @@ from diabat.inputs import (
     read_spins,
     read_visible,
 )
-from diabat.ising_checks import DTYPES, IsingError, check_clamped, check_tensor, check_within, is_within
+from diabat.ising.checks import DTYPES, IsingError, check_clamped, check_tensor, check_within, is_within
+from diabat.ising.edges import DENSE_SPINS, Edges, best_form, edges_of, no_edges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -52,7 +52,7 @@ class Ising:
         couplings: J, same dtype, [*lead, n, n], symmetric with zero diagonal: one J, one per head, or one per
             problem (``lead`` broadcasts against ``batch``); None is J = 0.  :class:`diabat.Edges`, or a sparse COO or
             CSR tensor [n, n], are held as edges; backends that take none expand them up to
-            ``diabat.edges.DENSE_SPINS`` spins.
+            ``diabat.ising.edges.DENSE_SPINS`` spins.
         visible: bool, broadcastable to [*batch, n]; None means all True.  An invisible spin has no field and no
             coupling, and its probability of +1 is reported as 0.
         three_body: K, same dtype, [*lead, n, n, n], invariant under every permutation of its last three indices and
@@ -159,7 +159,7 @@ class Ising:
 
         Args:
             path: The file; ``diabat sample`` reads it too, if it holds one problem [n].
-            labels: Different strings or integers, one per spin, for :func:`~diabat.problem_files.read_problem`.
+            labels: Different strings or integers, one per spin, for :func:`~diabat.ising.problem_files.read_problem`.
 
         Raises:
             IsingError: If labels are others, or if the problem, made with ``check=False``, is not a valid one.
@@ -187,7 +187,7 @@ class Ising:
         """J as a matrix, [*lead, n, n]; edges are expanded at every access.  None for no edges of many spins.
 
         Raises:
-            ArgumentError: If edges of more than ``diabat.edges.DENSE_SPINS`` spins would be expanded.
+            ArgumentError: If edges of more than ``diabat.ising.edges.DENSE_SPINS`` spins would be expanded.
         """
         if self.edges is None or (not self.edges.count and self.num_spins > DENSE_SPINS):
             return self.matrix

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from diabat.checks import check_flag, is_integer
-from diabat.edges import Edges
 from diabat.files import form_of, parse_tensor_file, require_form, tensor_file
+from diabat.ising.checks import DTYPES, IsingError, check_clamped, check_tensor
+from diabat.ising.edges import Edges
 from diabat.ising.model import Ising
-from diabat.ising_checks import DTYPES, IsingError, check_clamped, check_tensor
 
 _ATTRIBUTES = ("fields", "matrix", "visible", "three_body", "offset", "clamped")
 _EDGES = ("index", "values")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from diabat.checks import ArgumentError, check_count
 from diabat.compute.memory import require_file_memory
+from diabat.documents.plain import plain
 from diabat.extras import extra
 from diabat.files import (
     form_of,
@@ -26,9 +27,8 @@ from diabat.files import (
     require_form,
     tensor_file,
 )
-from diabat.inputs import check_states
-from diabat.ising_checks import DTYPES
-from diabat.samplers.diagnostics import plain
+from diabat.ising.arguments import check_states
+from diabat.ising.checks import DTYPES
 
 Labels = Sequence[Hashable] | None
 

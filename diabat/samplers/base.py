@@ -14,8 +14,8 @@ from torch import nn
 
 from diabat.checks import check_count
 from diabat.compute.loading import preparing
-from diabat.edges import DENSE_SPINS
 from diabat.ising import Ising, without_autocast
+from diabat.ising.edges import DENSE_SPINS
 from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.call_checks import expanded, not_analytic, require_call, require_room, require_supported
 from diabat.samplers.capabilities import Capabilities, UnsupportedError

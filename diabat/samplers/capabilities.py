@@ -28,7 +28,7 @@ class Capabilities:
             ``annealed``).
         max_spins: Largest number of visible spins in one problem, None if unbounded.
         three_body: Accepts K.
-        edges: Takes couplings as edges; else they are expanded, up to ``diabat.edges.DENSE_SPINS`` spins.
+        edges: Takes couplings as edges; else they are expanded, up to ``diabat.ising.edges.DENSE_SPINS`` spins.
         samples: Can draw samples.
         correlations: Can report pair correlations.
         log_partition: Reports log Z, if ``moments`` is asked for it.

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from diabat.edges import Edges
 from diabat.ising import Ising, without_autocast
+from diabat.ising.edges import Edges
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.folding import Terms, batched_cotangent, dims_of, folded_terms, mapped_first, unfolded
 

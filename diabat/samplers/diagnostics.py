@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, is_dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -190,28 +189,6 @@ def chains_of(info: Mapping[str, Any]) -> int | None:
             return int(found["num_chains"])
         found = found.get("base")
     return None
-
-
-def plain(value: Any) -> Any:
-    """Convert tensors, arrays, numpy numbers, tuples, mappings, dataclasses and paths to JSON types.
-
-    NaN and infinity become None, because JSON has no such numbers; objects of other types become their ``repr``.
-    """
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    return str(value) if isinstance(value, Path) else repr(value)
 
 
 def condensed(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

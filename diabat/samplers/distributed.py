@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count, check_flag
+from diabat.documents.plain import plain
 from diabat.ising import Ising, flat_index
 from diabat.progress import new_bar
 from diabat.samplers.answers import AdjointGradient, AdjointSolution, Moments, Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import Capabilities, Estimator
-from diabat.samplers.diagnostics import Watched, condensed, plain
+from diabat.samplers.diagnostics import Watched, condensed
 from diabat.samplers.kept import kept
 from diabat.samplers.registry import build_base
 from diabat.samplers.seeds import child_seed

@@ -29,6 +29,7 @@ from diabat.circuits.plan_range import SATURATED
 from diabat.circuits.response import plan_betas
 from diabat.circuits.trotter import Order
 from diabat.compute.memory import require_memory
+from diabat.documents.plain import plain
 from diabat.ising import Ising, IsingError
 from diabat.samplers.anneals import (
     WATCHED,
@@ -43,7 +44,7 @@ from diabat.samplers.answers import AdjointGradient, AdjointSolution, Moments, S
 from diabat.samplers.base import Sampler
 from diabat.samplers.call_checks import expanded, require_terms
 from diabat.samplers.capabilities import Capabilities, Estimator, UnsupportedError
-from diabat.samplers.diagnostics import Watched, plain
+from diabat.samplers.diagnostics import Watched
 from diabat.samplers.programming import (
     Calibration,
     ControlNoise,

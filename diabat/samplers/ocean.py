@@ -18,11 +18,11 @@ import dimod
 import numpy as np
 
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count, check_number
+from diabat.documents.plain import plain
 from diabat.ising import from_bqm
 from diabat.samplers.answers import Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
-from diabat.samplers.diagnostics import plain
 from diabat.samplers.registry import build_base
 from diabat.samplers.seeds import MAX_SEED, draw_seed
 

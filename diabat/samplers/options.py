@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from diabat.scrubbing import SECRET_NAME, without_secrets
+from diabat.secrets import SECRET_NAME, without_secrets
 
 _RECORD = "_built_with"
 _MOST_ITEMS = 8

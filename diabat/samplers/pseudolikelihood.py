@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from diabat.checks import ArgumentError
-from diabat.inputs import check_states, read_spins
 from diabat.ising import Ising
+from diabat.ising.arguments import check_states, read_spins
 from diabat.samplers.conditionals import Conditionals, derivatives, present_terms, scores
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diabat.edges import Edges
 from diabat.ising import Ising, pack_three_body
+from diabat.ising.edges import Edges
 from diabat.samplers.registry import sampler
 
 

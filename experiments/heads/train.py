@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 from transformers import TrainingArguments, set_seed
 
-from diabat.config.loading import apply_overrides
-from diabat.config.yaml_files import read_mapping
+from diabat.documents.overrides import apply_overrides
+from diabat.documents.yaml_files import read_mapping
 from diabat.heads import GameOptions, GameTrainer
 from diabat.huggingface.loading import load_decoder
 from experiments.common import run_script

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diabat.training import CheckpointError
-from diabat.training.checkpoint import read_checkpoint
-from diabat.training.folder import LATEST
+from diabat.checkpoints import read_checkpoint
+from diabat.lab.training import CheckpointError
+from diabat.lab.training.folder import LATEST
 from fuzz.faults.disk import Disk
 from fuzz.properties import refusal_flaw
 

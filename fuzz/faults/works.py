@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from diabat.training import TrainingError, load_model
-from diabat.training.folder import LATEST
+from diabat.lab.training import TrainingError, load_model
+from diabat.lab.training.folder import LATEST
 from fuzz.decoders import analyse, decoder
 from fuzz.faults.session import Ending, saved_step
 from fuzz.properties import REFUSALS, refusal_flaw

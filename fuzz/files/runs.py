@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from diabat.training import load_model
-from diabat.training.folder import LATEST
+from diabat.lab.training import load_model
+from diabat.lab.training.folder import LATEST
 from fuzz.files.mutations import damaged, other_tensors
 from fuzz.properties import REFUSALS, demand, holds, refusal_flaw
 from fuzz.tiny import tiny_train

@@ -16,10 +16,10 @@ import diabat
 from diabat.checks import ArgumentError
 from diabat.circuits import available_plans, builtin_plan
 from diabat.circuits.plan_file import save_plan
-from diabat.config.loading import load_config, make_config, shipped_configs, to_plain, to_yaml
-from diabat.config.yaml_files import parse_yaml
+from diabat.documents.yaml_files import parse_yaml
 from diabat.ising import to_bqm
-from diabat.problem_files import read_problem, write_problem
+from diabat.ising.problem_files import read_problem, write_problem
+from diabat.lab.config.loading import load_config, make_config, shipped_configs, to_plain, to_yaml
 from diabat.testing.problems import make_problem
 from fuzz.calls.laws import in_range
 from fuzz.files.answers import saved_problem

@@ -16,8 +16,8 @@ from torch import Tensor
 from diabat.attention import BoltzmannAttention, BoltzmannMultiheadAttention, CouplingInit
 from diabat.attention.bridge import GradientBridge
 from diabat.attention.coupled import MODES
-from diabat.config import make_config
 from diabat.ising import Ising, pair_indices
+from diabat.lab.config import make_config
 from diabat.samplers import UnsupportedError, sampler
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.dqa import DQASampler

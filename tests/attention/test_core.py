@@ -18,10 +18,10 @@ import diabat
 from diabat.attention import WindowCouplings, core
 from diabat.attention.core import Law, LawOptions
 from diabat.attention.readout import READOUTS
-from diabat.config import load_config, shipped_configs
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import BoltzmannHeads
-from diabat.models import TransformerOptions
+from diabat.lab.config import load_config, shipped_configs
+from diabat.lab.models import TransformerOptions
 
 PATHS: list[tuple[dict[str, Any], str]] = [
     ({}, "compiled"),

@@ -446,7 +446,7 @@ def test_mean_field_on_edges_by_finite_differences() -> None:
 def test_the_implicit_system_is_solved_without_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ring of 20,000 spins in one field: every derivative is that of one number m = tanh(h + 2 J m)."""
     n, h0, J0 = 20_000, 0.3, 0.2
-    monkeypatch.setattr("diabat.edges.Edges.matrix", None)
+    monkeypatch.setattr("diabat.ising.edges.Edges.matrix", None)
     ring = torch.stack((torch.arange(n), (torch.arange(n) + 1) % n), dim=1)
     h = torch.full((n,), h0, dtype=torch.float64, requires_grad=True)
     J = torch.full((n,), J0, dtype=torch.float64, requires_grad=True)

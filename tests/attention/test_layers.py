@@ -20,10 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 import diabat
 from diabat.attention.coupled import recording
-from diabat.models import Model
+from diabat.lab.models import Model
+from diabat.lab.tasks.base import Split
+from diabat.lab.training import evaluate
 from diabat.samplers.exact import ExactSampler
-from diabat.tasks.base import Split
-from diabat.training import evaluate
 
 DRAWING = ("attention", "odds", "own spin", "slots", "multihead", "neurogame")
 RECORDING = [kind for kind in LAYERS if kind != "neurogame"]

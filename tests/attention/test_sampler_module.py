@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import diabat
-from diabat.models import Transformer, TransformerOptions
+from diabat.lab.models import Transformer, TransformerOptions
 from diabat.samplers.state import chain_state, reset_chains, sampler_parameters, weights_of
 from diabat.samplers.tempering import TemperingSampler
 

@@ -20,7 +20,7 @@ from diabat.circuits import (
     schedule,
     trotter_plan,
 )
-from diabat.scrubbing import safe_message
+from diabat.secrets import safe_message
 
 from .conftest import Array, line_backend, random_plan, random_problem
 

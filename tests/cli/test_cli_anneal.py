@@ -18,10 +18,10 @@ from diabat.circuits import (
     save_plan,
     to_qasm3,
 )
-from diabat.config import load_config, make_config
-from diabat.config.loading import apply_overrides
-from diabat.runs import anneals
-from diabat.studies.learned.search import Watch
+from diabat.documents.overrides import apply_overrides
+from diabat.lab.config import load_config, make_config
+from diabat.lab.runs import anneals
+from diabat.lab.studies.learned.search import Watch
 
 QUICK = [
     *("anneal.steps=3", "anneal.restarts=2", "anneal.iterations=10", "anneal.polish=2"),

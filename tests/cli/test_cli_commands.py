@@ -11,7 +11,7 @@ import pytest
 from cli_runs import run, run_json, train
 
 from diabat.cli import backends
-from diabat.config import load_config, shipped_configs, to_plain
+from diabat.lab.config import load_config, shipped_configs, to_plain
 from diabat.samplers import registry, warm_up
 from diabat.samplers.warm_up import Warmed
 

@@ -13,15 +13,15 @@ import torch
 from cli_runs import run
 from safetensors.numpy import save_file
 
+from diabat.checkpoints import CheckpointError
 from diabat.checks import ArgumentError, escaped
 from diabat.circuits import builtin_plan, from_csv
 from diabat.circuits.plan_file import load_plan, save_plan
 from diabat.cli.output import print_table, say
-from diabat.config import load_config
 from diabat.heads.games.store import ValueStore
-from diabat.tasks.data import DataError, text_of
-from diabat.training.checkpoint import copy_tensors
-from diabat.training.folder import CheckpointError
+from diabat.lab.config import load_config
+from diabat.lab.tasks.data import DataError, text_of
+from diabat.lab.training.checkpoint import copy_tensors
 
 EVIL = "a\x1b[2J\u202eb\nError: c\x9b1m\x7f\u2028d"
 SHOWN = "a\\u001b[2J\\u202eb\\nError: c\\u009b1m\\u007f\\u2028d"

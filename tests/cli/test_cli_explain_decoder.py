@@ -10,7 +10,7 @@ from cli_runs import run, run_json, train
 from torch.testing import assert_close
 
 from diabat.attention import couplings_of
-from diabat.runs import load_run
+from diabat.lab.runs import load_run
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from typer.testing import CliRunner, Result
 
 from diabat.cli import app
 from diabat.ising import Ising
-from diabat.problem_files import is_problem, read_problem, write_problem
-from diabat.studies.report import formatted
+from diabat.ising.problem_files import is_problem, read_problem, write_problem
+from diabat.report import formatted
 
 QUICK = [
     "fidelity.backends.dqa-5ns=null",

@@ -12,7 +12,7 @@ import pytest
 from cli_runs import run, run_json
 from run_checks import metrics, same_weights
 
-from diabat.training import load_model
+from diabat.lab.training import load_model
 
 SMALL = ["model.embed_dim=8", "model.num_heads=2", "model.num_layers=1", "training.batch_size=16"]
 GRAMMAR = ["task.num_train=48", "task.num_validation=12"]

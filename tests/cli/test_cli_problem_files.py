@@ -21,7 +21,7 @@ from dimod.serialization import coo
 import diabat
 from diabat.checks import ArgumentError
 from diabat.ising import Ising, from_qubo
-from diabat.problem_files import ProblemFileError, is_problem, read_problem, write_problem
+from diabat.ising.problem_files import ProblemFileError, is_problem, read_problem, write_problem
 from diabat.testing.problems import make_problem, with_visible
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from diabat.cli import app
 from diabat.ising import Ising, from_bqm
-from diabat.problem_files import read_problem, write_problem
+from diabat.ising.problem_files import read_problem, write_problem
 from diabat.samplers import Samples, sampler
 from diabat.samplers.pseudolikelihood import fit_betas
 from diabat.samplers.tempering.sampler import TemperingSampler
@@ -281,7 +281,7 @@ def test_any_backend_that_tracks_the_lowest_state_is_asked_to(
             return super()._sample(ising, num_reads, seed)
 
     monkeypatch.setattr("diabat.samplers.registry.sampler", lambda name, **options: Searching(**options))
-    monkeypatch.setattr("diabat.runs.build.sampler", lambda name, **options: Searching(**options))
+    monkeypatch.setattr("diabat.lab.runs.build.sampler", lambda name, **options: Searching(**options))
     report = run_json("sample", problem, "--lowest", "sampler.backend=tempering")
     assert (seen[0]["track_lowest"], seen[0]["schedule"], report["of"]) == (True, "auto", "sweeps")
 

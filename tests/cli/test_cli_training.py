@@ -6,10 +6,10 @@ import pytest
 import torch
 from cli_runs import run, run_json, train
 
-import diabat.runs.build
-import diabat.training
-from diabat.config import load_config
-from diabat.studies.report import share
+import diabat.lab.runs.build
+import diabat.lab.training
+from diabat.lab.config import load_config
+from diabat.report import share
 from fuzz.faults.session import saved_step
 
 
@@ -34,7 +34,7 @@ def test_train_resumes_to_the_same_weights_as_an_uninterrupted_run(tmp_path: Pat
     result = train(tmp_path / "b", "training.patience=30", "--resume", steps=4)  # limits may change
     assert result.exit_code == 0, result.stderr
     assert "accuracy" in result.stdout
-    weights = [diabat.training.load_model(tmp_path / name, "latest") for name in "ab"]
+    weights = [diabat.lab.training.load_model(tmp_path / name, "latest") for name in "ab"]
     assert all(bool((weights[0][k] == weights[1][k]).all()) for k in weights[0])
 
 
@@ -95,8 +95,8 @@ def _failing(error: BaseException, folder: Path | None = None) -> Any:
 
 def test_an_interrupt_prints_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "a run"
-    stop = diabat.training.TrainingInterrupted("interrupted after step 3.")
-    monkeypatch.setattr(diabat.runs.build, "train", _failing(stop))
+    stop = diabat.lab.training.TrainingInterrupted("interrupted after step 3.")
+    monkeypatch.setattr(diabat.lab.runs.build, "train", _failing(stop))
     result = train(folder, "seed=3")
     assert result.exit_code == 130
     assert (
@@ -112,7 +112,9 @@ def test_an_interrupt_at_any_other_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
 ) -> None:
     folder = tmp_path / "run"
-    monkeypatch.setattr(diabat.runs.build, "train", _failing(KeyboardInterrupt(), folder if saved else None))
+    monkeypatch.setattr(
+        diabat.lab.runs.build, "train", _failing(KeyboardInterrupt(), folder if saved else None)
+    )
     result = train(folder)
     assert result.exit_code == 130
     assert ("--resume" if saved else "Nothing was saved yet.") in result.stderr

@@ -18,8 +18,8 @@ from rich.console import Console
 from diabat import Ising, Samples, progress
 from diabat.compute.jit import jit, unannounced
 from diabat.compute.loading import loaded, preparing
+from diabat.lab.studies.ensembles import timed
 from diabat.progress import compiling_bar, new_bar
-from diabat.studies.ensembles import timed
 
 
 @pytest.fixture(params=[True, False])

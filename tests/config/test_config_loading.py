@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import diabat
-from diabat.config import (
+from diabat.documents.overrides import apply_overrides, parse_override
+from diabat.lab.config import (
     Config,
     ConfigError,
     find_config,
@@ -23,14 +24,13 @@ from diabat.config import (
     to_plain,
     to_yaml,
 )
-from diabat.config.keys import valid_keys
-from diabat.config.loading import apply_overrides, parse_override
-from diabat.models import MODELS
-from diabat.runs import build_model, build_sampler, build_task
+from diabat.lab.config.keys import valid_keys
+from diabat.lab.models import MODELS
+from diabat.lab.runs import build_model, build_sampler, build_task
+from diabat.lab.tasks import TASKS, BracketOptions, ShakespeareOptions
+from diabat.lab.training import PROTOCOLS, TrainOptions
 from diabat.samplers import registry
 from diabat.samplers.dqa import DQASampler
-from diabat.tasks import TASKS, BracketOptions, ShakespeareOptions
-from diabat.training import PROTOCOLS, TrainOptions
 
 SMALL = {"task": {"name": "brackets", "window": 4, "num_train": 16, "num_validation": 8}}
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from diabat.config import ConfigError, make_config
-from diabat.config.schema import FidelityOptions
-from diabat.runs import build_model, build_task
+from diabat.lab.config import ConfigError, make_config
+from diabat.lab.config.schema import FidelityOptions
+from diabat.lab.runs import build_model, build_task
+from diabat.lab.studies.learned.problems import AnnealOptions
+from diabat.lab.training import TrainOptions
 from diabat.samplers import registry
-from diabat.studies.learned.problems import AnnealOptions
-from diabat.training import TrainOptions
 
 REFUSALS = (Path(__file__).parent / "refusals.txt").read_text().splitlines()[1:]
 SMALL = {"name": "brackets", "window": 4, "num_train": 4, "num_validation": 4}

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from diabat.config import ConfigError, load_config, make_config
-from diabat.config.loading import parse_override
-from diabat.config.trust import LOCAL_BACKENDS
-from diabat.runs import build_sampler, load_run
-from diabat.runs.studies import attention_ensembles
+from diabat.documents.overrides import parse_override
+from diabat.lab.config import ConfigError, load_config, make_config
+from diabat.lab.config.trust import LOCAL_BACKENDS
+from diabat.lab.runs import build_sampler, load_run
+from diabat.lab.runs.studies import attention_ensembles
 from diabat.samplers.registry import available_backends
-from diabat.scrubbing import refuse_secrets
+from diabat.secrets import refuse_secrets
 
 MARKER = "diabat_stranger_was_here"
 STRANGER = f"""

@@ -10,9 +10,9 @@ import torch
 from scipy.stats import ttest_1samp
 
 from diabat.checks import ArgumentError
-from diabat.config import load_config
-from diabat.models.learned_couplings import LearnedCouplings
-from diabat.runs import run_training
+from diabat.lab.config import load_config
+from diabat.lab.models.learned_couplings import LearnedCouplings
+from diabat.lab.runs import run_training
 from experiments import couplings
 from experiments.couplings import distances, finished, main, ranges
 

@@ -11,8 +11,8 @@ from fakes import RecorderSampler
 from script_tables import tables
 
 from diabat.ising import Ising, pack_couplings
+from diabat.lab.studies.ensembles import Ensemble, from_attention, sk
 from diabat.samplers import Sampler, sampler
-from diabat.studies.ensembles import Ensemble, from_attention, sk
 from diabat.testing import ReferenceSampler
 from experiments import gradients
 from experiments.gradients import draw, gradient_rows

@@ -14,8 +14,8 @@ from tiny_decoders import WORDS, decoder, tokenizer
 pytest.importorskip("peft", reason="the extra 'hf' is not installed")
 pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
 
-from diabat.config.loading import apply_overrides
-from diabat.config.yaml_files import read_mapping
+from diabat.documents.overrides import apply_overrides
+from diabat.documents.yaml_files import read_mapping
 from experiments.heads import train
 
 # Of peft and datasets.

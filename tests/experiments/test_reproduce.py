@@ -13,8 +13,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from diabat.config import load_config
-from diabat.training import TrainingInterrupted
+from diabat.lab.config import load_config
+from diabat.lab.training import TrainingInterrupted
 from experiments import reproduce, verdicts
 from experiments.common import run_script
 from experiments.reproduce import HERE, Entry, Experiment, Outcome, fit_decay, gaps, load, main, plan

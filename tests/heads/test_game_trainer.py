@@ -16,10 +16,10 @@ import pytest
 import tiny_decoders
 import torch
 
+from diabat.checkpoints import LOCK, OutputError, locked
 from diabat.checks import ArgumentError
 from diabat.heads import GameMixin
 from diabat.huggingface import load_adapter
-from diabat.training.folder import LOCK, OutputError, locked
 
 from . import game as tiny
 

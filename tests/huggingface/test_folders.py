@@ -22,13 +22,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import diabat
+from diabat.checkpoints import CheckpointError, save_checkpoint
 from diabat.checks import ArgumentError
 from diabat.heads import disable_gac, enable_gac
 from diabat.huggingface import convert, load_adapter, load_couplings, load_decoder, revert, save_couplings
 from diabat.huggingface.boltzmann import model as models
 from diabat.samplers.capabilities import UnsupportedError
-from diabat.training.checkpoint import save_checkpoint
-from diabat.training.folder import CheckpointError
 
 from .methods import FIRST, HEADS, SETTING, SUPPORTED, assert_close, coupled, couplings, randomised
 

@@ -10,7 +10,7 @@ from layers import PAPER
 from torch import Tensor
 
 from diabat.attention import coupling_parameters
-from diabat.models import ModelState, Transformer, TransformerOptions
+from diabat.lab.models import ModelState, Transformer, TransformerOptions
 
 CASES: dict[str, dict[str, Any]] = {
     "learned": {},

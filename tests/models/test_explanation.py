@@ -11,9 +11,9 @@ import torch
 from layers import PAPER
 
 from diabat.attention import BoltzmannAttention, coupling_parameters
-from diabat.models import Transformer, TransformerOptions
-from diabat.models.explanation import DecoderExplanation, explain_decoder, selected
-from diabat.models.figures import plot_decoder, shown
+from diabat.lab.models import Transformer, TransformerOptions
+from diabat.lab.models.explanation import DecoderExplanation, explain_decoder, selected
+from diabat.lab.models.figures import plot_decoder, shown
 
 TEXT = "abca badc"
 ALPHABET = " abcd"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from diabat.models.learned_couplings import LearnedCouplings, coupling_panels
+from diabat.lab.models.learned_couplings import LearnedCouplings, coupling_panels
 
 DISTANCE = torch.tensor([1, 2, 3, 1, 2, 1])  # of j < k among four slots, in row-major order
 

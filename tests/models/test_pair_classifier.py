@@ -10,12 +10,12 @@ from torch.testing import assert_close
 
 import diabat
 from diabat.attention.coupled import couplings_of, recording
-from diabat.models import PairClassifier, PairClassifierOptions
-from diabat.models.pair_explanation import explain_pair
-from diabat.models.pairs import POOLINGS
-from diabat.models.pooling import MeanPooling, QueryPooling
+from diabat.lab.models import PairClassifier, PairClassifierOptions
+from diabat.lab.models.pair_explanation import explain_pair
+from diabat.lab.models.pairs import POOLINGS
+from diabat.lab.models.pooling import MeanPooling, QueryPooling
+from diabat.lab.tasks.base import PADDING, SEPARATOR
 from diabat.samplers import UnsupportedError
-from diabat.tasks.base import PADDING, SEPARATOR
 
 TOKENS = torch.tensor([[3, 4, 5, SEPARATOR, 6, 7], [5, SEPARATOR, 4, PADDING, PADDING, PADDING]])
 SMALL: dict[str, Any] = {

@@ -8,7 +8,7 @@ from layers import PAPER
 from rounding import assert_same_sums
 from torch import nn
 
-from diabat.models import Transformer, TransformerOptions
+from diabat.lab.models import Transformer, TransformerOptions
 
 MODES = ("softmax", "h+J", "h", "J", "h+K", "J+K", "h+J+K", "K")
 

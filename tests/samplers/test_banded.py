@@ -12,8 +12,8 @@ from problems import F64, PATTERNS, assert_moments, banded_problem, relative_err
 from torch import Tensor
 
 import diabat
-from diabat.edges import DENSE_SPINS
 from diabat.ising import Ising, pair_indices
+from diabat.ising.edges import DENSE_SPINS
 from diabat.samplers import UnsupportedError
 from diabat.samplers.banded import BandedSampler, native
 from diabat.testing import brute_force

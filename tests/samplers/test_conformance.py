@@ -15,7 +15,7 @@ import pytest
 from fakes import scaled
 from mutants import mutant, mutants
 
-from diabat.config.trust import LOCAL_BACKENDS
+from diabat.lab.config.trust import LOCAL_BACKENDS
 from diabat.samplers import Sampler, sampler
 from diabat.samplers.registry import _BUILT_IN
 from diabat.testing import ConformanceError, check_names, check_sampler, run_check

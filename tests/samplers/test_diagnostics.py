@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import diabat
+from diabat.documents.plain import plain
 from diabat.ising import pack_couplings
 from diabat.samplers.diagnostics import (
     LAWS,
@@ -21,7 +22,6 @@ from diabat.samplers.diagnostics import (
     Watched,
     condensed,
     diagnostics,
-    plain,
 )
 from diabat.samplers.registry import available_backends
 

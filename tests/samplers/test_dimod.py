@@ -16,9 +16,9 @@ from dwave.samplers import SimulatedAnnealingSampler
 from problems import ALPHA
 
 import diabat
-from diabat.config import make_config
 from diabat.ising import Ising, pack_couplings
-from diabat.runs import build_sampler
+from diabat.lab.config import make_config
+from diabat.lab.runs import build_sampler
 from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dimod.reads import expand
 from diabat.samplers.dimod.submission import SubmissionError

@@ -18,11 +18,11 @@ from problems import adjoint
 from torch import Tensor
 
 import diabat
-from diabat.config import ConfigError, make_config
-from diabat.config.yaml_files import parse_yaml
+from diabat.documents.yaml_files import parse_yaml
 from diabat.ising import Ising, pack_couplings, pack_three_body
+from diabat.lab.config import ConfigError, make_config
+from diabat.lab.runs import build_sampler
 from diabat.progress import stderr_console
-from diabat.runs import build_sampler
 from diabat.samplers import Samples, UnsupportedError, sampler
 from diabat.samplers.capabilities import FROM_MARGINALS, FROM_READS
 from diabat.samplers.diagnostics import condensed

@@ -13,8 +13,8 @@ from qiskit.primitives import StatevectorSampler
 from qiskit.quantum_info import Statevector
 
 from diabat.circuits import PrimitiveEngine, to_qasm3
-from diabat.edges import Edges
 from diabat.ising import Ising
+from diabat.ising.edges import Edges
 from diabat.samplers import UnsupportedError
 from diabat.samplers.dqa import DQASampler
 from diabat.testing.problems import causal_problem, make_problem, with_visible

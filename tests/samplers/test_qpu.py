@@ -13,8 +13,8 @@ from dwave.system import EmbeddingComposite, FixedEmbeddingComposite, ParallelEm
 from problems import ALPHA, g_test
 
 from diabat.circuits import predicted_beta, schedule
-from diabat.edges import Edges
 from diabat.ising import Ising, pack_couplings
+from diabat.ising.edges import Edges
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.dimod import BudgetError, DimodSampler
 from diabat.samplers.dimod.submission import SubmissionError

@@ -14,10 +14,10 @@ from problems import ALPHA, total_variation
 from torch import Tensor
 
 import diabat
-from diabat.config import ConfigError, make_config
-from diabat.config.yaml_files import parse_yaml
+from diabat.documents.yaml_files import parse_yaml
 from diabat.ising import Ising, pack_couplings
-from diabat.runs import build_sampler
+from diabat.lab.config import ConfigError, make_config
+from diabat.lab.runs import build_sampler
 from diabat.samplers import Samples, UnsupportedError, sampler
 from diabat.samplers.capabilities import FROM_READS
 from diabat.samplers.refine import RefineSampler

@@ -17,10 +17,10 @@ from scipy import stats
 from torch import Tensor
 
 import diabat
-from diabat.config import ConfigError, make_config
-from diabat.config.yaml_files import parse_yaml
+from diabat.documents.yaml_files import parse_yaml
 from diabat.ising import Ising, pack_couplings
-from diabat.runs import build_sampler
+from diabat.lab.config import ConfigError, make_config
+from diabat.lab.runs import build_sampler
 from diabat.samplers import Moments, Samples, UnsupportedError
 from diabat.samplers.tempering import TemperingSampler
 from diabat.samplers.tempering.averages import Spread

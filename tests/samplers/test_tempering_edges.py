@@ -204,7 +204,7 @@ def test_a_large_model_takes_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> None:
         raise AssertionError("a matrix was formed")
 
-    monkeypatch.setattr("diabat.edges.Edges.matrix", refused)
+    monkeypatch.setattr("diabat.ising.edges.Edges.matrix", refused)
     n = 20_000
     ring = torch.stack((torch.arange(n), (torch.arange(n) + 1) % n), dim=1)
     ising = Ising(torch.zeros(n), diabat.Edges(ring, torch.full((n,), 0.5)))

@@ -16,7 +16,7 @@ import torch
 import diabat
 from diabat import Ising, sampler
 from diabat.ising import from_bqm, from_qubo
-from diabat.problem_files import is_problem, read_problem
+from diabat.ising.problem_files import is_problem, read_problem
 from diabat.samplers.ocean import OceanSampler
 from statements.table import F64, drawn, refused, says
 

@@ -15,7 +15,7 @@ from torch.export import Dim
 import diabat
 from diabat import Ising, sampler
 from diabat.attention import BoltzmannAttention, WindowCouplings, couplings_of
-from diabat.models import Transformer, TransformerOptions
+from diabat.lab.models import Transformer, TransformerOptions
 from statements.table import F64, refused, says
 
 softmax = nn.functional.scaled_dot_product_attention

@@ -12,8 +12,8 @@ import torch
 import diabat
 from diabat import Ising, sampler
 from diabat.attention.susceptibility import consistent_correlations
+from diabat.lab.studies.ensembles import sk
 from diabat.samplers.capabilities import Estimator
-from diabat.studies.ensembles import sk
 from statements.table import ANALYTIC, DOCS, all_to_all, drawn, on, says
 
 

@@ -198,7 +198,7 @@ def rounded_sweeps() -> None:
 def many_spins_on_edges() -> None:
     """limitations: `distributed` does so for any base
     conventions: For all others edges are expanded into a matrix, up to 4,096 spins
-    (`diabat.edges.DENSE_SPINS`, 128 MiB). Larger problems are refused."""
+    (`diabat.ising.edges.DENSE_SPINS`, 128 MiB). Larger problems are refused."""
     # The advice names backends that take edges, and what they do not take them for.
     ring = diabat.Edges([(j, (j + 1) % 4097) for j in range(4097)], torch.full((4097,), 0.1))
     problem, advice = (

@@ -13,12 +13,12 @@ from scipy.stats import binom
 import diabat
 from diabat import BoltzmannAttention, NeuroGameAttention
 from diabat.ising import Ising, pack_couplings
-from diabat.runs.studies import _layer_ensemble
+from diabat.lab.runs.studies import _layer_ensemble
+from diabat.lab.studies import states
+from diabat.lab.studies.ensembles import coupling_strength, ferromagnet, from_attention, sk, tokens
 from diabat.samplers.answers import Samples
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.exact import ExactSampler
-from diabat.studies import states
-from diabat.studies.ensembles import coupling_strength, ferromagnet, from_attention, sk, tokens
 from diabat.testing import ReferenceSampler, brute_force_states
 from diabat.testing.problems import causal_problem, make_problem
 

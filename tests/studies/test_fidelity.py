@@ -11,12 +11,12 @@ import torch
 from fakes import RecorderSampler, scaled
 from mutants import mutant, mutants
 
-from diabat.config.schema import FidelityOptions
 from diabat.ising import Ising, pack_couplings
+from diabat.lab.config.schema import FidelityOptions
+from diabat.lab.studies.ensembles import Ensemble, ferromagnet, from_attention, sk, tokens
+from diabat.lab.studies.fidelity import FidelityReport, fidelity_report
+from diabat.report import formatted
 from diabat.samplers import Capabilities, Sampler, sampler
-from diabat.studies.ensembles import Ensemble, ferromagnet, from_attention, sk, tokens
-from diabat.studies.fidelity import FidelityReport, fidelity_report
-from diabat.studies.report import formatted
 from diabat.testing import ReferenceSampler
 
 REFERENCE = ReferenceSampler(analytic=True)

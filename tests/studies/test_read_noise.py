@@ -9,10 +9,10 @@ import torch
 from scipy.stats import binom, halfnorm, norm
 
 from diabat.ising import Ising
+from diabat.lab.studies.ensembles import sk, tokens
+from diabat.lab.studies.read_noise import ReadNoise, effective_reads, read_noise
 from diabat.samplers import sampler
 from diabat.samplers.answers import Moments
-from diabat.studies.ensembles import sk, tokens
-from diabat.studies.read_noise import ReadNoise, effective_reads, read_noise
 
 EXACT = sampler("exact")
 CHAIN = Ising([0.5, -1.0, 0.3], [[0, 0.8, 0], [0.8, 0, -1.3], [0, -1.3, 0]]).to(torch.float64)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import binomtest
 
-from diabat.studies.report import MISSING, Column, Report, formatted, share
+from diabat.report import MISSING, Column, Report, formatted, share
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from diabat.tasks import IGNORED, BracketOptions
-from diabat.tasks.brackets import CLOSE, OPEN, draw_words, matching_positions
+from diabat.lab.tasks import IGNORED, BracketOptions
+from diabat.lab.tasks.brackets import CLOSE, OPEN, draw_words, matching_positions
 
 
 def stack_matches(word: list[int]) -> list[int]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from diabat.tasks import DataError, fetch
-from diabat.tasks.data import DATA_FILES, DataFile
+from diabat.lab.tasks import DataError, fetch
+from diabat.lab.tasks.data import DATA_FILES, DataFile
 
 CONTENT = b"To be, or not to be\n"
 URL = "https://example.org/play.txt"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from diabat.tasks import DataError, PairOptions, Split
-from diabat.tasks.base import PADDING, SEPARATOR, UNKNOWN
-from diabat.tasks.pair_grammar import CLASSES
+from diabat.lab.tasks import DataError, PairOptions, Split
+from diabat.lab.tasks.base import PADDING, SEPARATOR, UNKNOWN
+from diabat.lab.tasks.pair_grammar import CLASSES
 
 PAIRS = [(f"A dog {verb}.", f"a cat {verb}", ("yes", "no")[i % 2]) for i, verb in enumerate("abcdefghij")]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import diabat
-from diabat.tasks import IGNORED, RecallOptions
+from diabat.lab.tasks import IGNORED, RecallOptions
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "recall_by_hand.py"
 FORMS: list[dict[str, Any]] = [

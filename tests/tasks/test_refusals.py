@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from diabat.tasks import IGNORED, Split, Task
+from diabat.lab.tasks import IGNORED, Split, Task
 
 
 def integers(*shape: int, value: int = 0) -> torch.Tensor:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from run_checks import same_weights
 
-from diabat.config import load_config
-from diabat.runs import evaluate_run, explain_decoder_run, load_run, run_training
-from diabat.runs.build import require_same_run
-from diabat.tasks import IGNORED, DataError, ShakespeareOptions, TextOptions
-from diabat.tasks.data import DATA_FILES, ENVIRONMENT_VARIABLE
-from diabat.training import load_model
+from diabat.lab.config import load_config
+from diabat.lab.runs import evaluate_run, explain_decoder_run, load_run, run_training
+from diabat.lab.runs.build import require_same_run
+from diabat.lab.tasks import IGNORED, DataError, ShakespeareOptions, TextOptions
+from diabat.lab.tasks.data import DATA_FILES, ENVIRONMENT_VARIABLE
+from diabat.lab.training import load_model
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 

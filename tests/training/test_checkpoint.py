@@ -14,10 +14,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from diabat.checkpoints import read_checkpoint, save_checkpoint
 from diabat.files import create_file, replace_file
-from diabat.training import CheckpointError, load_model
-from diabat.training.checkpoint import read_checkpoint, save_checkpoint
-from diabat.training.folder import BEST, LATEST
+from diabat.lab.training import CheckpointError, load_model
+from diabat.lab.training.folder import BEST, LATEST
 from fuzz.tiny import tiny_task, tiny_train
 
 Tensors = dict[str, Tensor]

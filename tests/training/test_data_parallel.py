@@ -16,10 +16,10 @@ from rounding import assert_same_sums
 from run_checks import metrics
 from safetensors.torch import load_file
 
-from diabat.models import Transformer, TransformerOptions
-from diabat.tasks import Task
-from diabat.tasks.base import IGNORED, Split
-from diabat.training import load_model
+from diabat.lab.models import Transformer, TransformerOptions
+from diabat.lab.tasks import Task
+from diabat.lab.tasks.base import IGNORED, Split
+from diabat.lab.training import load_model
 from fuzz.tiny import tiny_task, tiny_train
 
 SCRIPT = """

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from run_checks import assert_same_run, metrics
 
+from diabat.checkpoints import LOCK, locked
 from diabat.files import create_file, replace_file, replacing
-from diabat.training import OutputError, load_model
-from diabat.training.folder import BEST, LATEST, LOCK, METRICS, locked
+from diabat.lab.training import OutputError, load_model
+from diabat.lab.training.folder import BEST, LATEST, METRICS
 from fuzz.faults.session import saved_step
 from fuzz.tiny import tiny_train
 
@@ -69,7 +70,7 @@ def test_a_run_that_another_one_finished_meanwhile_is_not_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one holds the lock between our look into the folder and our lock."""
-    from diabat.training import folder
+    from diabat.lab.training import folder
 
     def late(path: Path, *args: Any) -> Any:
         monkeypatch.undo()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from run_checks import assert_same_run, metrics
 
-from diabat.training import TrainingInterrupted
+from diabat.lab.training import TrainingInterrupted
 from fuzz.faults.session import saved_step
 from fuzz.tiny import OPTIONS, tiny_model, tiny_task, tiny_train
 

@@ -13,13 +13,13 @@ from run_checks import assert_same_run, metrics
 
 from diabat.attention.coupled import coupling_parameters
 from diabat.circuits import TrotterPlan
-from diabat.models import Transformer, TransformerOptions
+from diabat.lab.models import Transformer, TransformerOptions
+from diabat.lab.tasks import Task
+from diabat.lab.training import TrainOptions, evaluate, load_model
+from diabat.lab.training.optimizer import make_optimizer
 from diabat.samplers import sampler
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.state import chain_state
-from diabat.tasks import Task
-from diabat.training import TrainOptions, evaluate, load_model
-from diabat.training.optimizer import make_optimizer
 from fuzz.tiny import tiny_model, tiny_task, tiny_train
 
 

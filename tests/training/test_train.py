@@ -14,11 +14,11 @@ from run_checks import assert_same_run, metrics, same_weights
 from torch import Tensor
 from torch.testing import assert_close
 
-from diabat.models import Transformer, TransformerOptions
-from diabat.tasks import IGNORED, BracketOptions, Split
-from diabat.training import PROTOCOLS, TrainingError, TrainOptions, evaluate, load_model, train
-from diabat.training.evaluate import epoch_order
-from diabat.training.optimizer import token_loss
+from diabat.lab.models import Transformer, TransformerOptions
+from diabat.lab.tasks import IGNORED, BracketOptions, Split
+from diabat.lab.training import PROTOCOLS, TrainingError, TrainOptions, evaluate, load_model, train
+from diabat.lab.training.evaluate import epoch_order
+from diabat.lab.training.optimizer import token_loss
 from fuzz.tiny import OPTIONS, tiny_model, tiny_task, tiny_train
 
 

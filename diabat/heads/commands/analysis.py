@@ -19,8 +19,8 @@ from torch import Tensor
 
 import diabat
 from diabat.checks import ArgumentError
-from diabat.config.errors import explain
-from diabat.config.loading import read_overrides
+from diabat.documents.errors import explain, unknown_key
+from diabat.documents.overrides import apply_overrides
 from diabat.extras import extra
 from diabat.heads.calibration.file import load_gac, stored_calibration
 from diabat.heads.games.ablation import Kind
@@ -101,11 +101,13 @@ Options = TypeVar("Options")
 
 def read_options(kind: type[Options], overrides: Iterable[str]) -> Options:
     """Options from ``key=value``, values in YAML; a ConfigError names a key that is unknown or has a bad value."""
-    given = read_overrides((kind.__module__, kind.__name__), overrides)
+    given, known = apply_overrides({}, overrides), get_type_hints(kind)
+    for key in given.keys() - known.keys():
+        raise unknown_key(key, known)
     try:
         return TypeAdapter(kind).validate_json(json.dumps(given))
     except ValidationError as error:
-        raise explain(error, get_type_hints(kind)) from error
+        raise explain(error, known) from error
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -41,7 +41,7 @@ from diabat.heads.games.dividends import finite, standard_error
 from diabat.heads.games.store import ValueStore
 from diabat.plots import new_figure, save_figure
 from diabat.progress import new_bar
-from diabat.studies.report import Column, Report, Row
+from diabat.report import Column, Report, Row
 
 RESULT = "scores.json"
 Even = Annotated[int, Field(ge=0, multiple_of=2)]

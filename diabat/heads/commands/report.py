@@ -16,7 +16,7 @@ from diabat.heads.commands.calibration import CalibrationOptions, salient_groups
 from diabat.heads.games.decoder import Head
 from diabat.heads.games.dividends import Dividends
 from diabat.plots import COLOURS, legend_below, new_figure, save_figure, tidy
-from diabat.studies.report import MISSING, Column, Report, Row
+from diabat.report import MISSING, Column, Report, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from diabat.checkpoints import locked
 from diabat.checks import ArgumentError
 from diabat.extras import extra
 from diabat.files import read_file
@@ -22,7 +23,6 @@ from diabat.heads.lora.loss import GameLoss
 from diabat.heads.lora.losses import IGNORED
 from diabat.heads.lora.options import GameOptions
 from diabat.samplers.capabilities import UnsupportedError
-from diabat.training.folder import locked
 
 _STATE_FILE = "trainer_state.json"
 _CALLBACK = "GameCallback"

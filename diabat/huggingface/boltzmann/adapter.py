@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from diabat.checkpoints import read_checkpoint, reading, save_checkpoint
 from diabat.checks import ArgumentError
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import NAME
@@ -28,7 +29,6 @@ from diabat.huggingface.hub import json_of
 from diabat.huggingface.model_digest import ROUNDED, differences, model_digest
 from diabat.samplers.base import Sampler
 from diabat.samplers.state import weights_of
-from diabat.training.checkpoint import read_checkpoint, reading, save_checkpoint
 
 FILE = "couplings.safetensors"
 

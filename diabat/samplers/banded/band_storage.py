@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diabat.edges import Edges
 from diabat.ising import Ising, pair_indices
+from diabat.ising.edges import Edges
 from diabat.samplers.banded.native import BandProblems, Rows
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.flat import Flat, Integers, flat, flat_fields

@@ -12,7 +12,7 @@ from diabat.checks import check_choice, check_count, check_positive
 from diabat.compute.counter_random import stream_keys
 from diabat.compute.scratch import VECTOR_BYTES
 from diabat.ising import Ising, without_autocast
-from diabat.ising_checks import DTYPES
+from diabat.ising.checks import DTYPES
 from diabat.samplers.analytic import AnalyticSampler
 from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.banded.band_storage import band_layout, band_width

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from diabat.checks import ArgumentError
 from diabat.circuits import Betas
-from diabat.edges import pairs_of
 from diabat.ising import Ising, to_minimised
+from diabat.ising.edges import pairs_of
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

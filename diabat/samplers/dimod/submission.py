@@ -27,7 +27,7 @@ from diabat.samplers.dimod.reads import (
     submission_key,
     valid_time,
 )
-from diabat.scrubbing import refuse_secrets, safe_message
+from diabat.secrets import refuse_secrets, safe_message
 
 
 @runtime_checkable

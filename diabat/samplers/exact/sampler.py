@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diabat.checks import check_positive
 from diabat.ising import Ising, without_autocast
-from diabat.ising_checks import DTYPES
+from diabat.ising.checks import DTYPES
 from diabat.samplers.analytic import AnalyticSampler
 from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.call_checks import LARGEST

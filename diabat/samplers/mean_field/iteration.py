@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diabat.edges import Edges
 from diabat.ising import Ising
+from diabat.ising.edges import Edges
 from diabat.samplers.folding import batched_cotangent
 from diabat.samplers.mean_field import rules as rule
 from diabat.samplers.mean_field.rules import Found, Rules

@@ -15,7 +15,7 @@ from torch import Tensor
 from diabat.checks import ArgumentError
 from diabat.compute.memory import require_memory
 from diabat.ising import Ising
-from diabat.ising_checks import is_within
+from diabat.ising.checks import is_within
 from diabat.samplers.answers import lowest_state
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.flat import Bucket, Flat, flat, flat_fields, flat_interactions

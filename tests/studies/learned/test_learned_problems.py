@@ -22,8 +22,8 @@ from diabat.circuits import (
 )
 from diabat.circuits.problem import spin_table
 from diabat.ising import Ising
-from diabat.studies.ensembles import Ensemble, from_attention
-from diabat.studies.learned.problems import (
+from diabat.lab.studies.ensembles import Ensemble, from_attention
+from diabat.lab.studies.learned.problems import (
     AnnealOptions,
     Instances,
     error_table,
@@ -32,7 +32,7 @@ from diabat.studies.learned.problems import (
     wide_problems,
     with_moments,
 )
-from diabat.studies.learned.search import trained_range
+from diabat.lab.studies.learned.search import trained_range
 
 
 def enumerated(h: np.ndarray, J: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

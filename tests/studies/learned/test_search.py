@@ -21,8 +21,8 @@ from diabat.circuits import (
     reference_probabilities,
 )
 from diabat.circuits.schedules import FloatArray
-from diabat.studies.learned.problems import AnnealOptions, Instances
-from diabat.studies.learned.search import (
+from diabat.lab.studies.learned.problems import AnnealOptions, Instances
+from diabat.lab.studies.learned.search import (
     Objective,
     canonical,
     doubled,

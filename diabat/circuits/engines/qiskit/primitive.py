@@ -15,7 +15,7 @@ from diabat.circuits.engines.engine import Batch, BatchMoments, Engine, EngineEr
 from diabat.circuits.engines.qiskit.circuit import IsingCircuit, coupled_pairs, ising_circuit
 from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
-from diabat.scrubbing import safe_message
+from diabat.secrets import safe_message
 
 if TYPE_CHECKING:
     from qiskit import QuantumCircuit

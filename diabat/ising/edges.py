@@ -1,0 +1,158 @@
+"""Couplings as a list of edges: memory and work linear in the number of coupled pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diabat.checks import ArgumentError
+from diabat.ising.arguments import read_index, read_values
+from diabat.ising.checks import IsingError, check_finite, check_tensor, first_true
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+DENSE_SPINS = 4096
+"""Largest number of spins for which edges are expanded into a matrix (128 MiB in float64)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Couplings of some pairs of spins; all other pairs are uncoupled.  Give them as ``couplings`` of an ``Ising``.
+
+    Every pair is named once, in either order.  For one J, torch's sparse COO and CSR tensors can be given to ``Ising``
+    instead; they hold both J_jk and J_kj.
+
+    Args:
+        index: Pairs of spins, integers [E, 2]: a tensor, an array or a list.
+        values: J of every pair, [*lead, E]; ``lead`` broadcasts against the batch of the fields, whose dtype they get.
+
+    Raises:
+        IsingError: If the index is not an integer array [E, 2], or there is not one value for each pair.
+    """
+
+    index: Tensor
+    values: Tensor
+
+    if TYPE_CHECKING:  # the constructor accepts more types than the attributes have
+
+        def __init__(
+            self, index: Tensor | np.ndarray | Sequence[Any], values: Tensor | np.ndarray | Sequence[Any]
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "index", read_index(self.index))
+        object.__setattr__(self, "values", read_values(self.values, self.index))
+
+    @property
+    def count(self) -> int:
+        """Number E of edges."""
+        return len(self.index)
+
+    @property
+    def lead(self) -> torch.Size:
+        """Leading dimensions of the values, which broadcast against the batch."""
+        return self.values.shape[:-1]
+
+    @property
+    def bandwidth(self) -> int:
+        """Largest distance |j - i| of two coupled spins, 0 without edges."""
+        return int(self.index.diff().abs().max()) if self.count else 0
+
+    def with_values(self, values: Tensor) -> Edges:
+        """The same pairs with other values [*lead, E], unchecked; they may be those of a transform of torch.func."""
+        made = object.__new__(Edges)
+        vars(made).update(index=self.index.to(values.device), values=values)
+        return made
+
+    def matrix(self, n: int) -> Tensor:
+        """J as a symmetric matrix [*lead, n, n], differentiable in the values.
+
+        Raises:
+            ArgumentError: If there are more than ``DENSE_SPINS`` spins.
+        """
+        if n > DENSE_SPINS:
+            raise ArgumentError(
+                "couplings",
+                f"edges are expanded into a matrix for up to {DENSE_SPINS} spins, got {n}; 'tempering', "
+                "'mean_field', 'refine', 'dimod' and 'banded' take edges, except with 'linear_response', with second "
+                "derivatives of 'mean_field' and under torch.func.",
+            )
+        j, k = self.index.T
+        flat = self.values.new_zeros(*self.lead, n * n)
+        flat = flat.index_add(-1, j * n + k, self.values).index_add(-1, k * n + j, self.values)
+        return flat.reshape(*self.lead, n, n)
+
+    def local_fields(self, spins: Tensor) -> Tensor:
+        """Σ_k J_jk s_k, differentiable, in the broadcast shape of ``spins`` [..., n] and the values."""
+        j, k = self.index.T
+        to_j, to_k = self.values * spins[..., k], self.values * spins[..., j]
+        zeros = to_j.new_zeros(*to_j.shape[:-1], spins.shape[-1])
+        return zeros.index_add(-1, j, to_j).index_add(-1, k, to_k)
+
+    def exponent(self, spins: Tensor) -> Tensor:
+        """Σ J_jk s_j s_k over the edges, differentiable, for spins [..., n]."""
+        j, k = self.index.T
+        return (self.values * spins[..., j] * spins[..., k]).sum(-1)
+
+    def mapped(self, convert: Callable[[Tensor], Tensor]) -> Edges:
+        """The same edges with converted values, and the index on their device; itself if nothing changes."""
+        values = convert(self.values)
+        return self if values is self.values else self.with_values(values)
+
+
+def no_edges(fields: Tensor) -> Edges:
+    """J = 0 in the dtype of the fields."""
+    return Edges(torch.zeros(0, 2, dtype=torch.int64, device=fields.device), fields.new_zeros(0))
+
+
+def edges_of(J: Tensor, n: int) -> Edges:
+    """Edges of a symmetric sparse tensor [n, n]; entries given twice are added, as torch defines it.
+
+    Values are the mean of J_jk and J_kj, so that the gradient of J is symmetric, as that of a matrix is.
+    """
+    if J.is_nested:
+        check_tensor("couplings", J)
+    if J.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
+        raise IsingError("couplings", f"expected a dense, COO, CSR or CSC tensor, got the layout {J.layout}.")
+    if tuple(J.shape) != (n, n):
+        got = f"{list(J.shape)}; use diabat.Edges for several J"
+        raise IsingError("couplings", f"expected a sparse tensor [n, n] with n = {n}, got {got}.")
+    J = J.to_sparse_coo().coalesce()
+    if J.dense_dim():
+        raise IsingError("couplings", "expected two sparse dimensions, got a dense one; use diabat.Edges.")
+    (rows, columns), values = J.indices(), J.values()
+    known = values.detach()
+    check_finite("couplings", known)
+    order = (columns * n + rows).argsort()  # of the mirror images
+    wrong = (rows != columns[order]) | (columns != rows[order])
+    if not bool(wrong.any()):
+        wrong = ~torch.isclose(known, known[order], rtol=1e-6, atol=1e-12)
+    if at := first_true(wrong):
+        raise IsingError(
+            "couplings",
+            f"expected a symmetric matrix, got {float(known[at]):.6g} at [{int(rows[at])}, {int(columns[at])}] and "
+            "another number, or none, at its mirror image; use U + U.T of an upper triangle U, or diabat.Edges.",
+        )
+    if at := first_true((rows == columns) & (known != 0)):
+        where = int(rows[at])
+        got = f"{float(known[at]):.3g} at [{where}, {where}]"
+        raise IsingError("couplings", f"expected no diagonal, got {got}.")
+    upper = rows < columns
+    return Edges(torch.stack((rows[upper], columns[upper]), dim=1), ((values + values[order]) / 2)[upper])
+
+
+def best_form(edges: Edges, n: int) -> Edges | Tensor:
+    """Edges, or the matrix if a spin has more than n/8 neighbours on average: a dense sweep is then as fast."""
+    dense = n <= DENSE_SPINS and 16 * edges.count > n * n
+    return edges.matrix(n) if dense else edges
+
+
+def pairs_of(J: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs [E, 2] of the nonzero entries of a symmetric matrix [n, n], in row-major order, and their values [E]."""
+    pairs = np.argwhere(np.triu(J, 1))
+    return pairs, J[pairs[:, 0], pairs[:, 1]]
