@@ -41,8 +41,7 @@ def _refuse_mistyped(kind: str, options: Iterable[str] | None, data: Path | None
     """Refuse an unknown key, and data that are not there, before torch and transformers are imported."""
     from diabat.lab.config.loading import read_overrides
 
-    module, _, name = kind.partition(":")
-    read_overrides((f"diabat.heads.commands.{module}", name), options or ())
+    read_overrides(kind, options or ())
     if data is not None:
         data.stat()
 
@@ -59,7 +58,7 @@ def analyse_heads(
 
     The folder keeps every value: repeat the command to continue an interrupted analysis, or to see a finished one.
     """
-    _refuse_mistyped("analysis:AnalysisOptions", options, data)
+    _refuse_mistyped("AnalysisOptions", options, data)
     from diabat.heads.commands.analysis import AnalysisOptions, analyse, read_options
     from diabat.heads.commands.report import HeadsReport, plot_dividends
 
@@ -84,7 +83,7 @@ def attribute_heads(
 
     The folder keeps every value, as that of 'diabat heads analyse' does: repeat the command to continue.
     """
-    _refuse_mistyped("attribution:AttributionOptions", options, data)
+    _refuse_mistyped("AttributionOptions", options, data)
     from diabat.heads.commands.analysis import read_options
     from diabat.heads.commands.attribution import AttributionOptions, attribute, plot_scores
 
@@ -139,7 +138,7 @@ def calibrate_heads(
     path = output or (analysis if analysis.is_dir() else analysis.parent)
     path = path / "gac.json" if path.is_dir() or not path.suffix else path
     require_writable(path, "output", (".json",), new=not force)
-    _refuse_mistyped("calibration:CalibrationOptions", options)
+    _refuse_mistyped("CalibrationOptions", options)
     from diabat.documents.errors import of_section
     from diabat.heads.calibration.file import write_gac
     from diabat.heads.commands.analysis import read_analysis, read_options

@@ -9,9 +9,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diabat.documents.yaml_files import MAX_BYTES, dump_yaml, parse_yaml, read_mapping
 from diabat.documents import yaml_files
 from diabat.documents.errors import ConfigError
+from diabat.documents.yaml_files import MAX_BYTES, dump_yaml, parse_yaml, read_mapping
 
 REFUSALS = (Path(__file__).parent / "yaml_refusals.txt").read_text().splitlines()[1:]
 REFUSALS.append(f'"a: {"9" * 5000}" | expected an integer of 64 bits, got 5000 digits')

@@ -13,7 +13,7 @@ from diabat.checks import did_you_mean
 from diabat.documents.errors import ConfigError, cut, explain, unknown_key
 from diabat.documents.overrides import apply_overrides, parse_override
 from diabat.documents.yaml_files import dump_yaml, read_mapping
-from diabat.lab.config.keys import Named, check_keys, options_of, valid_keys
+from diabat.lab.config.keys import check_keys, known_keys, valid_keys
 from diabat.lab.config.trust import RUN_CONFIG, refuse_stored_secrets, refuse_untrusted
 
 if TYPE_CHECKING:
@@ -122,9 +122,9 @@ def to_yaml(config: Config) -> str:
     return dump_yaml(to_plain(config))
 
 
-def read_overrides(named: Named, overrides: Iterable[str]) -> dict[str, Any]:
-    """``key=value`` for the dataclass of a module and name, which is not imported; an unknown key is a ConfigError."""
-    given, known = apply_overrides({}, overrides), options_of(named)
+def read_overrides(kind: str, overrides: Iterable[str]) -> dict[str, Any]:
+    """``key=value`` for the options of a command on heads, by their class; an unknown key is a ConfigError."""
+    given, known = apply_overrides({}, overrides), known_keys()["heads"][kind]
     for key in given:
         if key not in known:
             raise unknown_key(key, known)
