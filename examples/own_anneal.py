@@ -49,7 +49,7 @@ def main() -> None:
     for name, backend, options in (
         ("no couplings", "exact", None),
         ("mine, measured betas", "dqa", measured),
-        ("with control noise", "dqa", measured | {"field_noise": 0.02, "coupling_noise": 0.01}),
+        ("with control noise", "dqa", measured | {"noise": (0.02, 0.01)}),
         (
             "refined, 4 sweeps",
             "refine",

@@ -292,7 +292,7 @@ def noise() -> Titled:
     for name in (SOLVER, "Advantage_system6"):
         for time_ns in (5.0, 20.0):
             for label, dh, dJ in (("none", 0.0, 0.0), ("low", 0.008, 0.0095), ("high", 0.026, 0.0155)):
-                options = Row(schedule=name, annealing_time_ns=time_ns, field_noise=dh, coupling_noise=dJ)
+                options = Row(schedule=name, annealing_time_ns=time_ns, noise=(dh, dJ))
                 betas = anneal(**options).betas
                 row: Row = {"schedule": name, "t_a [ns]": time_ns, "noise": label}
                 row |= {"beta_h σ(δh)": betas.beta_h * dh, "beta_J σ(δJ)": betas.beta_J * dJ}

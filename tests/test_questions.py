@@ -35,7 +35,7 @@ CLICKS = [
     ("several GPUs or machines", "pytorch.md#distributed-data-parallel-ddp", "torchrun"),
     ("schedule of my own", "own-anneals.md#a-schedule-of-your-own", "from_csv"),
     ("temperature were my reads", "own-anneals.md#the-temperature-of-your-reads", "fit_betas"),
-    ("control noise", "own-anneals.md#control-errors", "field_noise"),
+    ("control noise", "own-anneals.md#control-errors", "noise"),
     ("D-Wave processor cost", "hardware.md#paying-once", "dry_run"),
     ("without an account", "tutorials/dwave.ipynb", "StrictMockQPU"),
     ("IBM or other gate-model", "tutorials/qiskit.ipynb", "Sampler"),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, runtime_checkable
+from typing import Any, Literal, get_args, runtime_checkable
 from typing import Protocol as Interface
 
 import torch
 
-from diabat.checks import ArgumentError, did_you_mean
+from diabat.checks import ArgumentError, check_choice, did_you_mean
 from diabat.circuits import (
     AerEngine,
     AnnealingSchedule,
@@ -31,7 +31,6 @@ from diabat.circuits import (
 )
 from diabat.circuits import schedule as built_in_schedule
 from diabat.circuits.engines.engine import Precision
-from diabat.circuits.grids import Grid
 from diabat.circuits.trotter import Order
 from diabat.samplers.diagnostics import Watched
 
@@ -78,7 +77,6 @@ def resolve_anneal(
     annealing_time_ns: float | None,
     steps: int | None,
     order: Order | None,
-    grid: Grid | None,
 ) -> Anneal:
     """Find the schedule or plan, and divide a schedule into steps.
 
@@ -87,9 +85,8 @@ def resolve_anneal(
             AnnealingSchedule or a TrotterPlan.
         protocol: Protocol of a built-in schedule (None for ``fast``), or of a CSV file that contains several.
         annealing_time_ns: t_a in ns; None for 5 ns.
-        steps: As in :func:`diabat.circuits.trotter_plan`, like ``order`` and ``grid``.
-        order: Splitting; None for ``strang``.
-        grid: Spacing of the steps; None for ``adaptive``, or ``uniform`` with ``first``.
+        steps: As in :func:`diabat.circuits.trotter_plan`.
+        order: ``strang``, also None, on the adaptive grid, or ``first`` on the uniform one, on which it errs less.
 
     Raises:
         ValueError: If the name is unknown, or an option does not apply.
@@ -101,16 +98,14 @@ def resolve_anneal(
     if isinstance(found, AnnealingSchedule):
         time = DEFAULT_TIME_NS if annealing_time_ns is None else annealing_time_ns
         order = "strang" if order is None else order
-        if grid is None:  # first order errs less on equal steps
-            grid = "uniform" if isinstance(order, str) and order == "first" else "adaptive"
-        plan = trotter_plan(found, time, steps, order, grid)
+        check_choice("order", order, get_args(Order))
+        plan = trotter_plan(found, time, steps, order, "uniform" if order == "first" else "adaptive")
         return Anneal(found.name, plan, predicted_beta(found, time), False, float(time))
     of_schedules = {
         "protocol": protocol,
         "annealing_time_ns": annealing_time_ns,
         "steps": steps,
         "order": order,
-        "grid": grid,
     }
     for option, value in of_schedules.items():
         if value is not None:

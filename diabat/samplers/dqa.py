@@ -24,7 +24,6 @@ from diabat.circuits import (
     ising_circuit,
 )
 from diabat.circuits.engines.engine import MOST_PHASE, Precision, phases_within
-from diabat.circuits.grids import Grid
 from diabat.circuits.plan_range import SATURATED
 from diabat.circuits.response import plan_betas
 from diabat.circuits.trotter import Order
@@ -47,9 +46,9 @@ from diabat.samplers.capabilities import Capabilities, Estimator, UnsupportedErr
 from diabat.samplers.diagnostics import Watched
 from diabat.samplers.programming import (
     Calibration,
-    ControlNoise,
     Programmed,
     check_betas,
+    check_noise,
     to_hardware_units,
 )
 
@@ -75,13 +74,12 @@ class DQASampler(Sampler):
         protocol: ``fast`` (the default) or ``standard`` of a built-in schedule, or one of a CSV file with several.
         annealing_time_ns: t_a in ns; None for 5 ns.
         steps: Trotter steps; None chooses them from A and t_a.
-        order: ``strang`` (the default) or ``first``.
-        grid: ``adaptive`` steps (the default), or ``uniform`` ones (the default for order ``first``).
+        order: ``strang`` (the default), on adaptive steps, or ``first``, on equal ones.
         calibration: ``predicted`` (by the formula above; the default for schedules), or ``none`` (program h and J
             unchanged; the default for learned plans, which sample at beta = 1).
         betas: (beta_h, beta_J) to use instead, for example measured on hardware; excludes ``calibration``.
-        field_noise: Standard deviation of each programmed field, in hardware units, drawn for each problem.
-        coupling_noise: Standard deviation of each programmed coupling.
+        noise: Standard deviations of each programmed field and coupling, in hardware units, or one number for both;
+            errors are drawn for each problem.
         num_reads: Reads behind ``moments``; None uses the exact probabilities of the circuit.
         precision: ``double`` or ``single`` state vectors, for named engines that support both; None takes that of the
             fields, but ``double`` for float32 fields that rotate a spin by more than 8000 rad in a step.
@@ -109,11 +107,9 @@ class DQASampler(Sampler):
         annealing_time_ns: float | None = None,
         steps: int | None = None,
         order: Order | None = None,
-        grid: Grid | None = None,
         calibration: Calibration | None = None,
         betas: tuple[float, float] | None = None,
-        field_noise: float = 0.0,
-        coupling_noise: float = 0.0,
+        noise: float | tuple[float, float] = 0.0,
         num_reads: int | None = None,
         precision: Precision | None = None,
         device: str | None = None,
@@ -127,9 +123,8 @@ class DQASampler(Sampler):
             annealing_time_ns=annealing_time_ns,
             steps=steps,
             order=order,
-            grid=grid,
         )
-        self.noise = ControlNoise(field_noise, coupling_noise)
+        self.noise = check_noise(noise)
         given = check_betas(betas, calibration)
         if calibration is None:
             calibration = "none" if self.anneal.learned else "predicted"
@@ -158,7 +153,7 @@ class DQASampler(Sampler):
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """The anneal in words: schedule or plan, time, steps, order and grid."""
+        """The anneal in words: schedule or plan, time, steps and order."""
         return {"anneal": self.anneal.plan.label or self.anneal.name}
 
     @property
@@ -374,13 +369,13 @@ class DQASampler(Sampler):
                 # First-order inverse temperatures of the reads, relative to the given h and J.
                 "effective_beta": (predicted.beta_h / betas.beta_h, predicted.beta_J / betas.beta_J),
             }
-            if self.noise.present:
-                kept |= {"field_noise": self.noise.fields, "coupling_noise": self.noise.couplings}
+            if any(self.noise):
+                kept["noise"] = tuple(self.noise)
         return dict(kept)
 
     def _info(self, programmed: Programmed, seed: int) -> dict[str, Any]:
         facts, allowed = self._facts(), self._range(programmed)
-        if self.noise.present:
+        if any(self.noise):
             facts["seed"] = seed
         if allowed is not None:
             facts["outside_range"] = self._outside(allowed, programmed)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from diabat.checks import ArgumentError, is_number, is_positive
+from diabat.checks import ArgumentError, is_finite, is_positive
 from diabat.circuits import Batch, Betas
 from diabat.circuits.engines.engine import Strength
 from diabat.circuits.problem import check_finite, check_stack
@@ -47,8 +45,7 @@ class Programmed(NamedTuple):
     bounds: Strength
 
 
-@dataclass(frozen=True)
-class ControlNoise:
+class ControlNoise(NamedTuple):
     """Errors of the programmed values: normal and independent for every problem, in hardware units.
 
     Attributes:
@@ -59,20 +56,17 @@ class ControlNoise:
     fields: float = 0.0
     couplings: float = 0.0
 
-    def __post_init__(self) -> None:
-        for name in ("fields", "couplings"):
-            value = getattr(self, name)
-            number = is_number(value)
-            if not number or not 0 <= value < float("inf"):
-                raise ArgumentError(
-                    f"{name[:-1]}_noise",
-                    f"expected a standard deviation >= 0 in hardware units, got {value!r}.",
-                )
 
-    @cached_property
-    def present(self) -> bool:
-        """Whether the noise is not zero."""
-        return self.fields > 0 or self.couplings > 0
+def check_noise(noise: float | tuple[float, float]) -> ControlNoise:
+    """Check ``noise`` of the backend: σ of fields and couplings, or one number for both."""
+    values = tuple(noise) if isinstance(noise, (tuple, list)) else (noise, noise)
+    if len(values) != 2 or not all(is_finite(value) and value >= 0 for value in values):
+        raise ArgumentError(
+            "noise",
+            "expected a standard deviation >= 0 in hardware units, or two of them (fields, couplings), "
+            f"got {noise!r}.",
+        )
+    return ControlNoise(float(values[0]), float(values[1]))
 
 
 def to_hardware_units(ising: Ising, betas: Betas, noise: ControlNoise, seed: int) -> Programmed:
@@ -106,7 +100,7 @@ def to_hardware_units(ising: Ising, betas: Betas, noise: ControlNoise, seed: int
         # A single problem needs no phase table per lane, which would more than double its memory.
         couplings.append(own[0] if groups == 1 else own)
     batches = Batch.several(batch.unpadded_values(h), couplings, bounds)
-    if noise.present:
+    if any(noise):
         random = np.random.default_rng([seed, 1])
         batches = [_noisy(one, noise, random) for one in batches]
         bounds = Strength(

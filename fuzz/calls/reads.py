@@ -35,7 +35,6 @@ _PLANS = {"schedule": st.sampled_from(["boltzmann-4", "boltzmann-8", "boltzmann-
 _SCHEDULES = {
     "schedule": st.sampled_from(available_schedules()), "annealing_time_ns": scales(0.5, 8),
     "steps": st.integers(1, 40), "order": st.sampled_from(["strang", "first"]),
-    "grid": st.sampled_from(["uniform", "adaptive"]),
 }  # fmt: skip
 ANNEALS = st.fixed_dictionaries(_ENGINES | _PLANS) | st.fixed_dictionaries(_ENGINES | _SCHEDULES)
 

@@ -190,7 +190,7 @@ ADJOINT: dict[str, DQASampler] = {
     "native": DQASampler(**QUICK),
     "torch": DQASampler(schedule=PLAN, engine="torch"),
     "plan": DQASampler(schedule=PLAN),
-    "noise": DQASampler(**QUICK, field_noise=0.05, coupling_noise=0.05),
+    "noise": DQASampler(**QUICK, noise=0.05),
 }
 
 

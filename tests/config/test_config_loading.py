@@ -126,13 +126,13 @@ def test_the_built_objects_are_those_of_the_configuration() -> None:
 
 
 def test_options_of_the_annealing_backend_reach_it() -> None:
-    options = {"betas": [9.0, 10.0], "field_noise": 0.01, "coupling_noise": 0.02, "engine": "torch",
-               "learn_schedule": True, "annealing_time_ns": 2.0, "grid": "adaptive"}  # fmt: skip
+    options = {"betas": [9.0, 10.0], "noise": [0.01, 0.02], "engine": "torch",
+               "learn_schedule": True, "annealing_time_ns": 2.0}  # fmt: skip
     config = make_config(SMALL | {"sampler": {"backend": "dqa", **options}, "model": {"embed_dim": 8}})
     sampler = build_sampler(config.sampler)
     assert isinstance(sampler, DQASampler)
     assert tuple(sampler.betas) == (9.0, 10.0)
-    assert (sampler.noise.fields, sampler.noise.couplings) == (0.01, 0.02)
+    assert tuple(sampler.noise) == (0.01, 0.02)
     assert (sampler.engine.name, len(list(sampler.parameters()))) == ("torch", 1)
     model = build_model(config, build_task(config), sampler)
     assert any("schedule_angles" in name for name, _ in model.named_parameters())

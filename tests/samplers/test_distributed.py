@@ -193,7 +193,7 @@ def test_adjoint_is_that_of_the_base(lead: Lead) -> None:
 def test_the_backward_pass_has_the_seeds_of_the_forward_pass() -> None:
     """Else control noise would be another one."""
     spy, ising = Spy(), problems()["heads"]
-    noisy = {"annealing_time_ns": 1.0, "steps": 30, "field_noise": 0.05}
+    noisy = {"annealing_time_ns": 1.0, "steps": 30, "noise": (0.05, 0.0)}
     distributed = DistributedSampler("dqa", options=noisy, executor=spy, chunk=4)
     fields = ising.fields.clone().requires_grad_()
     alpha = diabat.spin_probabilities(fields, ising.couplings, distributed, gradient="adjoint", seed=9)

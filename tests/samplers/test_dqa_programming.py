@@ -132,14 +132,10 @@ def test_same_seed_same_noise() -> None:
 
 def test_moments_samples_and_gradients_with_one_seed_see_the_same_noise() -> None:
     engine, ising = RecordingEngine(), make_problem((4,), 3, seed=1)
-    sampler = quick(engine=engine, field_noise=0.02, coupling_noise=0.01)
+    sampler = quick(engine=engine, noise=(0.02, 0.01))
     moments = sampler.moments(ising, seed=5)
     seen = engine.taken()
-    assert (moments.info["seed"], moments.info["field_noise"], moments.info["coupling_noise"]) == (
-        5,
-        0.02,
-        0.01,
-    )
+    assert (moments.info["seed"], moments.info["noise"]) == (5, (0.02, 0.01))
     sampler.sample(ising, 3, seed=5)
     adjoint(sampler, ising, torch.ones(4, 3), seed=5)
     for batch in engine.taken():
@@ -165,7 +161,7 @@ def test_noise_is_in_hardware_units_whatever_the_betas() -> None:
     found = []
     for betas in ((1.0, 1.0), (10.0, 5.0)):
         for sigma in (0.0, 0.02):
-            quick(engine=engine, betas=betas, field_noise=sigma, coupling_noise=sigma).moments(ising, seed=5)
+            quick(engine=engine, betas=betas, noise=sigma).moments(ising, seed=5)
         clean, noisy = engine.taken()
         found.append((noisy.fields - clean.fields, noisy.couplings - clean.couplings))
     assert found[0][0] == pytest.approx(found[1][0], abs=1e-14)
@@ -174,12 +170,12 @@ def test_noise_is_in_hardware_units_whatever_the_betas() -> None:
 
 def test_zero_noise_changes_nothing() -> None:
     ising = causal_problem(4, seed=2)
-    silent = quick(engine=RecordingEngine(), field_noise=0.0, coupling_noise=0.0)
+    silent = quick(engine=RecordingEngine(), noise=(0.0, 0.0))
     plain = quick(engine=RecordingEngine())
     moments = silent.moments(ising, seed=7)
     assert torch.equal(moments.probability, plain.moments(ising).probability)
     assert torch.equal(silent.sample(ising, 9, seed=7).spins, plain.sample(ising, 9, seed=7).spins)
-    assert "field_noise" not in moments.info
+    assert "noise" not in moments.info
 
 
 B, C, A = np.random.default_rng(3).normal(size=(3, 4))
@@ -197,7 +193,7 @@ def loss(sampler: DQASampler, ising: Ising, v: Tensor, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("options", [{}, {"betas": (7.0, 13.0)}, {"calibration": "none"},
-                                     {"field_noise": 0.05, "coupling_noise": 0.05}],
+                                     {"noise": 0.05}],
                          ids=["predicted", "given", "none", "noise"])  # fmt: skip
 @pytest.mark.parametrize("lead", ["none", "shared", "heads", "per_problem"])
 def test_adjoint_equals_differences_of_the_moments(lead: Any, options: dict[str, Any]) -> None:

@@ -111,7 +111,7 @@ PLAN = TrotterPlan(np.ones(2), np.ones(2), np.ones(2))
 LEARNED: dict[str, Any] = {"annealing_time_ns": None, "steps": None, "schedule": PLAN}
 WITH_PLAN = "cannot be combined with a plan, .* got"
 TWO_BETAS = "expected two positive numbers (beta_h, beta_J), got"
-DEVIATION = "expected a standard deviation >= 0 in hardware units, got"
+DEVIATION = "expected a standard deviation >= 0 in hardware units, or two of them (fields, couplings), got"
 TIME = "expected a positive finite time in ns, got"
 PRECISION, DEVICE = "expected 'double' or 'single', got", "expected a torch device with float64, got"
 OF_DQA: list[tuple[dict[str, Any], str]] = [
@@ -125,16 +125,14 @@ OF_DQA: list[tuple[dict[str, Any], str]] = [
     ({"calibration": "none", "betas": (9.0, 9.0)}, "calibration: cannot be combined with betas, got 'none'"),
     *(({"betas": x}, f"betas: {TWO_BETAS} {x!r}")
       for x in ((9.0,), (9.0, 0.0), (NAN, 1.0), (INF, 1.0), ("9", 1.0), (True, 2.0), (2.0, True), 9.0)),
-    *(({name: x}, f"{name}: {DEVIATION} {x!r}")
-      for name, x in [("field_noise", -0.1), ("field_noise", True), ("field_noise", None),
-                      ("coupling_noise", True), ("coupling_noise", INF), ("coupling_noise", "small")]),
+    *(({"noise": x}, f"noise: {DEVIATION} {x!r}")
+      for x in (-0.1, True, None, (0.0, True), (0.0, INF), [NAN, 0.0], "small", (0.1,), (0.1, 0.1, 0.1))),
     ({"schedule": "Advantage2_system9"}, "got 'Advantage2_system9'. Did you mean 'Advantage2_system"),
     ({"schedule": "advantage_system4"}, "Did you mean 'Advantage_system4'"),
     ({"schedule": 3}, "schedule: expected a name, a path, an AnnealingSchedule or a TrotterPlan, got 3"),
     (LEARNED | {"steps": 60}, f"steps: {WITH_PLAN} 60"),
     (LEARNED | {"annealing_time_ns": 2.0}, f"annealing_time_ns: {WITH_PLAN} 2.0"),
     (LEARNED | {"order": "strang"}, f"order: {WITH_PLAN} 'strang'"),
-    (LEARNED | {"grid": "adaptive"}, f"grid: {WITH_PLAN} 'adaptive'"),
     (LEARNED | {"protocol": "fast"}, f"protocol: {WITH_PLAN} 'fast'"),
     ({"protocol": "fast", "schedule": linear_ramp(6.0, 1.0)},
      "protocol: cannot be combined with a schedule object, which has a protocol, got 'fast'"),
@@ -144,7 +142,6 @@ OF_DQA: list[tuple[dict[str, Any], str]] = [
     ({"steps": 10}, "steps: expected at least"),
     *(({"steps": x}, f"steps: expected an integer, got {x!r}") for x in (True, 60.0, "60")),
     *(({"order": x}, f"order: expected one of strang, first, got '{x}'") for x in ("second", "")),
-    *(({"grid": x}, f"grid: expected one of uniform, adaptive, got '{x}'") for x in ("", "tight")),
     *(({"precision": x, "engine": engine}, f"precision: {PRECISION} {x!r}")
       for x, engine in [("", "native"), (False, "aer"), (True, "torch"), ("half", "native"), ("half", "aer"), ("half",
        "torch")]),
@@ -317,7 +314,7 @@ OF_ANY_TYPE: dict[str, list[tuple[str, Any]]] = {
                    ("tolerance", 10**400), ("max_iterations", 2**70)],
     "tempering": [("persistent", ARRAY), ("method", ARRAY)],
     "dqa": [("engine", ARRAY), ("precision", ARRAY), ("protocol", {}), ("calibration", ARRAY), ("order", ARRAY),
-            ("grid", {"a": 1}), ("grid", b"bytes")],
+            ("order", {"a": 1}), ("noise", b"bytes"), ("noise", ARRAY), ("noise", (0.0, ARRAY))],
     "refine": [("options", ARRAY), ("sampler", "a\nb")],
     "dimod": [("cache_dir", 1.5), ("scale", ARRAY)],
     "banded": [("engine", ARRAY)],

@@ -21,10 +21,11 @@ from statements.table import F64, drawn, magnetization, refused, says
 @says
 def saturation() -> None:
     r"""dqa: - A strong field turns a spin with $P(s = +1)$ above .97, $\langle s \rangle$ above .94. This holds up to
-    $|h| = 41$ at 5 ns with the 150 adaptive steps of the default, or 58 with 200 equal steps."""
-    for grid, most in (("adaptive", 41), ("uniform", 58)):
-        assert (magnetization([float(h) for h in range(25, most + 1)], grid=grid) > 0.94).all()
-        backend = sampler("dqa", grid=grid)
+    $|h| = 41$ at 5 ns with the 150 adaptive steps of the default, or 59 with the 200 equal ones of `order="first"`."""
+    orders: tuple[tuple[Any, int], ...] = (("strang", 41), ("first", 59))
+    for order, most in orders:
+        assert (magnetization([float(h) for h in range(25, most + 1)], order=order) > 0.94).all()
+        backend = sampler("dqa", order=order)
         backend.moments(Ising(torch.tensor([most - 0.1])))
         with pytest.warns(OutOfRangeWarning):
             backend.moments(Ising(torch.tensor([most + 2.0])))
@@ -33,12 +34,12 @@ def saturation() -> None:
 @says
 def default_steps() -> None:
     """dqa: - The default is 150 adaptive Strang steps at 5 ns. Their error is below a hundredth of the distance
-    between the exact anneal and the Boltzmann distribution. `grid="uniform"` takes 200 equal steps
+    between the exact anneal and the Boltzmann distribution. `order="first"` takes 200 equal steps
     dqa: the fast schedule at 5 ns in 150 steps
     dqa: with 4 to 16 steps in place of 150.
     dqa: 8 steps instead of 150.
     backends: have eight steps in place of 150"""
-    assert sampler("dqa", grid="uniform").plan.steps == 200
+    assert sampler("dqa", order="first").plan.steps == 200
     assert sampler("dqa", schedule="boltzmann-8").plan.steps == 8
     default, problem = sampler("dqa"), drawn(16, dtype=F64)
     assert default.plan.steps == 150
@@ -54,10 +55,10 @@ def default_steps() -> None:
 def fewest_steps() -> None:
     """dqa: At 5 ns at least 114 equal steps, $2 A(0) t_a$, or 57 adaptive ones are needed."""
     assert 113 < 2 * float(schedule("Advantage2_system1", "fast").A_GHz[0]) * 5 < 114
-    for grid, least in (("uniform", 114), ("adaptive", 57)):
-        assert sampler("dqa", grid=grid, steps=least).plan.steps == least
+    for order, least in (("first", 114), ("strang", 57)):
+        assert sampler("dqa", order=order, steps=least).plan.steps == least
         with refused(f"steps: expected at least {least} "):
-            sampler("dqa", grid=grid, steps=least - 1)
+            sampler("dqa", order=order, steps=least - 1)
 
 
 @says
@@ -129,9 +130,9 @@ def predicted_temperatures() -> None:
 def orders_of_splitting() -> None:
     """dqa: First order costs the same and is less accurate."""
     problem = drawn(8, dtype=F64)
-    backends = [sampler("dqa", order=order, steps=200, grid="uniform") for order in ("first", "strang")]
+    backends = [sampler("dqa", order=order, steps=200) for order in ("first", "strang")]
     assert [backend.plan.steps for backend in backends] == [200, 200]
-    true = sampler("dqa", steps=4000, grid="uniform").state_probabilities(problem)
+    true = sampler("dqa", steps=4000).state_probabilities(problem)
     first, strang = (
         float((backend.state_probabilities(problem) - true).abs().sum(-1).mean()) for backend in backends
     )
@@ -145,7 +146,7 @@ def control_errors() -> None:
     s = np.linspace(0, 1, 101)
     table = AnnealingSchedule("mine", s, 9.5 * (1 - s) ** 3, 0.3 + 8 * s**1.5)
     options: dict[str, Any] = {"schedule": table, "annealing_time_ns": 3.0}
-    clean, noisy = sampler("dqa", **options), sampler("dqa", **options, field_noise=0.03, coupling_noise=0.03)
+    clean, noisy = sampler("dqa", **options), sampler("dqa", **options, noise=0.03)
     assert clean.plan.label == "mine (own schedule), 3 ns, 90 steps, strang, adaptive grid"
     assert clean.betas.beta_h * 0.03 == pytest.approx(0.34, abs=5e-3)
     torch.manual_seed(0)

@@ -53,11 +53,11 @@ def strong_fields() -> None:
 @says
 def phases() -> None:
     r"""limitations: **Phases** beyond the precision of `native` are refused: at 5 ns $\lvert h \rvert$ above about
-    $7 \cdot 10^{11}$, with `precision="single"` above 1,300 (38,000 with `grid="uniform"`)."""
+    $7 \cdot 10^{11}$, with `precision="single"` above 1,300 (38,000 with `order="first"`)."""
     for options, most in (
         ({}, 7e11),
         ({"precision": "single"}, 1.2e3),
-        ({"precision": "single", "grid": "uniform"}, 3.7e4),
+        ({"precision": "single", "order": "first"}, 3.7e4),
     ):
         magnetization([most], **options)
         with refused("rotate a spin by at most"):

@@ -14,7 +14,9 @@ from diabat.checks import ArgumentError, check_count, keep_count
 from diabat.circuits.engines.engine import Batch
 from diabat.circuits.grids import MAX_STEPS
 from diabat.circuits.plan import TrotterPlan
+from diabat.circuits.response import predicted_beta
 from diabat.circuits.schedules import FloatArray
+from diabat.circuits.trotter import trotter_plan
 from diabat.ising import Ising, pack_couplings
 from diabat.lab.studies.ensembles import Ensemble, sk
 from diabat.lab.studies.fidelity import fidelity_report
@@ -246,7 +248,8 @@ def error_table(plan: TrotterPlan, ensembles: Sequence[Ensemble]) -> list[Row]:
         One row for each ensemble: name, num_spins, strength, instances (number of problems), the keys of
         :class:`ErrorTable`, with learned_pairs and anneal_pairs the mean |<s_j s_k> - exact|, j < k.
     """
-    anneal = DQASampler(schedule=_SCHEDULE, annealing_time_ns=_TIME_NS, steps=_STEPS, grid="uniform")
+    betas = predicted_beta(_SCHEDULE, _TIME_NS)
+    anneal = DQASampler(schedule=trotter_plan(_SCHEDULE, _TIME_NS, _STEPS), betas=betas)
     backends = {"learned": DQASampler(schedule=plan), "anneal": anneal, "mean_field": MeanFieldSampler()}
     found = fidelity_report(backends, ensembles).rows
     names = {"ensemble": "name", "num_spins": "num_spins", "strength": "strength", "queries": "instances",
