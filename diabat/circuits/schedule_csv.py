@@ -10,26 +10,16 @@ from pathlib import Path
 import numpy as np
 
 from diabat.checks import ArgumentError
-from diabat.circuits.schedules import LEAST_STEP, MAX_GHZ, OWN, AnnealingSchedule, FloatArray, span_hint
+from diabat.circuits.schedules import LEAST_STEP, OWN, AnnealingSchedule
 from diabat.files import text_of_file
 
-COLUMNS = ("s", "A_GHz", "B_GHz")
-
-_MAX_BYTES, _WHAT = 1 << 26, f"a CSV with columns {', '.join(COLUMNS)}"
-
-# A coarser linear interpolation does not resolve the window s = 0.45 to 0.65, which determines the samples.
-MIN_POINTS = 11
-
-# A column below this is in another unit (Hz, eV, THz), or is not from an annealer.
-LEAST_GHZ = 1e-3
-
-# D-Wave's sheets have "A(s) (GHz)".
-_NAMES = {key.replace("_", "").lower(): key for key in COLUMNS}
-_MARKS = re.compile(r"\(s\)|[\s_()]")
-
-_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
-
-Row = dict[str, str]
+_COLUMNS = ("s", "A_GHz", "B_GHz")
+_MAX_BYTES, _WHAT = 1 << 26, f"a CSV with columns {', '.join(_COLUMNS)}"
+_MIN_POINTS = 11  # fewer do not resolve the window s = 0.45 to 0.65, which determines the samples
+_LEAST_GHZ = 1e-3  # a column below this is in another unit, or is not from an annealer
+_MARKS = re.compile(r"\(s\)|[\s_()]")  # of D-Wave's sheets, which have "A(s) (GHz)"
+_NAMES = {_MARKS.sub("", key.lower()): key for key in _COLUMNS}
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")  # float() takes 1_0 as well
 
 
 def from_csv(
@@ -53,103 +43,62 @@ def from_csv(
         ValueError: The file is not such a table; the message names file, line, expected and got.
     """
     path = Path(path)
-    rows = _select(path, _read(path), solver=solver, protocol=protocol)
-    if len(rows) < MIN_POINTS:
+    rows = _rows(path)
+    for key, value in {"solver": solver, "protocol": protocol}.items():
+        found = sorted({row[key] for _, row in rows if key in row})
+        if value not in found if value is not None else len(found) > 1:
+            wanted, got = "" if value is None else f" {value!r}", ", ".join(found)[:200] or "no such column"
+            hint = f"; choose one with {key}=, an argument of diabat.circuits.from_csv" * (len(found) > 1)
+            raise ArgumentError(f"{path}: expected one {key}{wanted}, got {got}{hint}")
+        rows = [(where, row) for where, row in rows if value is None or row[key] == value]
+    if len(rows) < _MIN_POINTS:
         raise ArgumentError(
-            f"{path}: expected at least {MIN_POINTS} schedule points, got {len(rows)} (is it truncated?)"
+            f"{path}: expected at least {_MIN_POINTS} points, got {len(rows)} (is it truncated?)"
         )
-    table = np.array([[_number(path, line, row, key) for key in COLUMNS] for line, row in rows])
-    falling = np.flatnonzero(np.diff(table[:, 0]) < LEAST_STEP)
-    if falling.size:
-        at = int(falling[0]) + 1
-        raise ArgumentError(
-            f"{path}, line {rows[at][0]}: expected s above the {table[at - 1, 0]:g} of the line before, "
-            f"got {table[at, 0]:g} (sort the rows by s)"
-        )
-    if table[0, 0] != 0.0 or table[-1, 0] != 1.0:
-        raise ArgumentError(
-            f"{path}: expected s to span 0 to 1, got {table[0, 0]:g} to {table[-1, 0]:g}"
-            f"{span_hint(table[-1, 0])}"
-        )
-    _check_unit(path, table)
+    table = np.array([[_number(where, row, key) for key in _COLUMNS] for where, row in rows])
+    s, a, b = table.T
+    for at in np.flatnonzero(np.diff(s) < LEAST_STEP)[:1] + 1:
+        expected = f"expected s above the {s[at - 1]:g} of the line before"
+        raise ArgumentError(f"{rows[at][0]}: {expected}, got {s[at]:g} (sort the rows by s)")
+    for key, top in (("A_GHz", a.max()), ("B_GHz", b.max())):
+        if top <= _LEAST_GHZ:
+            expected = f"{path}: expected {key} in GHz, got a maximum of {top:.2g}"
+            raise ArgumentError(f"{expected}; is the table in THz, eV or joule?")
     first = rows[0][1]
-    name, kind = first.get("solver") or path.stem, first.get("protocol") or OWN
-    return AnnealingSchedule(name, table[:, 0], table[:, 1], table[:, 2], kind, path.name)
+    try:
+        name, kind = first.get("solver") or path.stem, first.get("protocol") or OWN
+        return AnnealingSchedule(name, s, a, b, kind, path.name)
+    except ValueError as error:
+        raise ArgumentError(f"{path}: {error}") from None
 
 
-def _check_unit(path: Path, table: FloatArray) -> None:
-    """Refuse energies outside the range of annealers, which are in another unit."""
-    for key, top in zip(COLUMNS[1:], table[:, 1:].max(axis=0), strict=True):
-        if top > MAX_GHZ or top <= LEAST_GHZ:
-            units = "MHz, Hz or rad/s" if top > MAX_GHZ else "THz, eV or joule"
-            raise ArgumentError(
-                f"{path}: expected {key} in GHz, got a maximum of {top:.2g}; is the table in {units}?"
-            )
-
-
-def _read(path: Path) -> list[tuple[int, Row]]:
-    """All rows with their line numbers, comments skipped, checked for missing columns."""
-    rows: list[tuple[int, Row]] = []
-    header: list[str] = []
+def _rows(path: Path) -> list[tuple[str, dict[str, str]]]:
+    """Cells by column, and the place of the line, for all lines that are neither header nor comment."""
+    rows: list[tuple[str, list[str]]] = []
     for line, text in enumerate(text_of_file(path, _MAX_BYTES, _WHAT).splitlines(), 1):
+        where = f"{path}, line {line}"
         if not text.strip() or text.lstrip()[0] == "#":
             continue
-        where = f"{path}, line {line}"
         try:
-            cells = [cell.strip() for cell in next(csv.reader([text]))]
+            rows.append((where, [cell.strip() for cell in next(csv.reader([text]))]))
         except csv.Error as error:  # a cell of more than 131,072 characters
             raise ArgumentError(f"{where}: expected cells between commas, got {error}") from None
-        if not header:
-            header = [_NAMES.get(_MARKS.sub("", key.lower()), key) for key in cells]
-            _check_header(where, header)
-        elif len(cells) != len(header):
-            raise ArgumentError(f"{where}: expected {len(header)} values, got {len(cells)} (truncated?)")
-        else:
-            rows.append((line, dict(zip(header, cells, strict=True))))
-    if not header:
-        raise ArgumentError(f"{path}: expected a header line with {', '.join(COLUMNS)}, got an empty file")
-    return rows
+    where, header = rows[0] if rows else (str(path), [])
+    header = [_NAMES.get(_MARKS.sub("", key.lower()), key) for key in header]
+    for key in (*_COLUMNS, "solver", "protocol"):
+        if (count := header.count(key)) > 1 or not (count or key not in _COLUMNS):
+            got = f"got {count} in a header of {len(header)} between commas"
+            raise ArgumentError(f"{where}: expected one column {key}, {got}")
+    for where, cells in rows[1:]:
+        if len(cells) != len(header):
+            expected = f"expected {len(header)} values between commas"
+            raise ArgumentError(f"{where}: {expected}, got {len(cells)} (truncated?)")
+    return [(where, dict(zip(header, cells, strict=True))) for where, cells in rows[1:]]
 
 
-def _check_header(where: str, header: list[str]) -> None:
-    missing = [key for key in COLUMNS if key not in header]
-    if missing:
-        other = len(header) == 1 and any(mark in header[0] for mark in ";\t")
-        raise ArgumentError(
-            f"{where}: expected the columns {', '.join(COLUMNS)}, got a line of {len(header)} without "
-            f"{', '.join(missing)}"
-            + ("; separate values with commas, and write decimals with points" if other else "")
-        )
-    for key in (*COLUMNS, "solver", "protocol"):
-        if header.count(key) > 1:
-            raise ArgumentError(f"{where}: expected one column {key}, got {header.count(key)}")
-
-
-def _select(path: Path, rows: list[tuple[int, Row]], **wanted: str | None) -> list[tuple[int, Row]]:
-    """Rows of the requested solver and protocol."""
-    for key, value in wanted.items():
-        found = sorted({row[key] for _, row in rows if key in row})
-        if value is not None:
-            if rows and not found:
-                raise ArgumentError(f"{path}: expected a column {key} to choose {value!r} from, got none")
-            if value not in found:
-                raise ArgumentError(f"{path}: expected {key} {value!r}, got only {', '.join(found)[:200]}")
-            rows = [(line, row) for line, row in rows if row[key] == value]
-        elif len(found) > 1:
-            choice = (
-                "leave one in the file, or read it with diabat.circuits.from_csv(path, solver=...)"
-                if key == "solver"
-                else "choose one with the option protocol"
-            )
-            raise ArgumentError(f"{path}: expected one {key}, got {', '.join(found)[:200]}; {choice}")
-    return rows
-
-
-def _number(path: Path, line: int, row: Row, key: str) -> float:
-    # float() accepts 1_0 and digits of other scripts.
+def _number(where: str, row: dict[str, str], key: str) -> float:
     value = float(row[key]) if _NUMBER.fullmatch(row[key]) else math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise ArgumentError(
-            f"{path}, line {line}: expected a finite number that is not negative for {key}, got {row[key]!r:.60}"
-        )
+    if not 0 <= value < math.inf:
+        expected = "expected a finite number that is not negative"
+        raise ArgumentError(f"{where}: {expected} for {key}, got {row[key]!r:.60}")
     return value

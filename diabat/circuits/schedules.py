@@ -34,7 +34,7 @@ SHEETS = {
 }
 
 # Far above any annealer: such a table is in MHz or Hz. There is no lower bound here, because slow simulators in kHz
-# are valid (for files there is `schedule_csv.LEAST_GHZ`).
+# are valid (`schedule_csv` has one for files).
 MAX_GHZ = 1000.0
 LEAST_STEP = 1e-9  # of s; the slope between points that are closer is not finite
 

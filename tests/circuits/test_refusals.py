@@ -240,20 +240,21 @@ def scaled(s: float = 1, a: float = 1, b: float = 1) -> list[str]:
 LONG = "1" * 131_073
 CSV: list[tuple[list[str], str]] = [
     ([line.replace(",", ";").replace(".", ",") for line in (HEADER, *ROWS)],
-     "without s, A_GHz, B_GHz; separate values with commas, and write decimals with points"),
-    ([line.replace(",", "\t") for line in (HEADER, *ROWS)], "without s, A_GHz, B_GHz; separate values with commas"),
+     "line 1: expected one column s, got 0 in a header of 1 between commas"),
+    ([line.replace(",", "\t") for line in (HEADER, *ROWS)],
+     "line 1: expected one column s, got 0 in a header of 1 between commas"),
     ([f"{HEADER},A_GHz", *(f"{row},0" for row in ROWS)], "line 1: expected one column A_GHz, got 2"),
-    ([], "expected a header line with s, A_GHz, B_GHz, got an empty file"),
-    (["# nothing"], "got an empty file"),
-    (["s,A_GHz", *ROWS], "line 1: expected the columns s, A_GHz, B_GHz, got a line of 2 without B_GHz"),
-    (["s,A(s),B(s) (GHz)", *ROWS], "expected the columns s, A_GHz, B_GHz, got a line of 3 without A_GHz"),  # no unit
+    ([], "expected one column s, got 0 in a header of 0"),
+    (["# nothing"], "expected one column s, got 0 in a header of 0"),
+    (["s,A_GHz", *ROWS], "line 1: expected one column B_GHz, got 0 in a header of 2"),
+    (["s,A(s),B(s) (GHz)", *ROWS], "line 1: expected one column A_GHz, got 0 in a header of 3"),  # no unit
     (["s,A(s) (GHz),A_GHz,B_GHz", *ROWS], "line 1: expected one column A_GHz, got 2"),
-    (["hunter2"], r"got a line of 1 without s, A_GHz, B_GHz$"),  # another file, which may hold a secret
+    (["hunter2"], r"got 0 in a header of 1 between commas$"),  # another file, which may hold a secret
     ([LONG], "line 1: expected cells between commas, got field larger than field limit"),
     ([HEADER, "0,6,0", f"0.1,6,{LONG}"], "line 3: expected cells between commas, got field larger"),
-    ([HEADER, *ROWS[:5]], "expected at least 11 schedule points, got 5"),
+    ([HEADER, *ROWS[:5]], "expected at least 11 points, got 5"),
     ([HEADER, *ROWS[:15]], "expected s to span 0 to 1, got 0 to 0.7"),
-    (replaced(20, "1.0,0."), r"line 22: expected 3 values, got 2 \(truncated"),
+    (replaced(20, "1.0,0."), r"line 22: expected 3 values between commas, got 2 \(truncated"),
     (replaced(3, "0.15,abc,1"), "line 5: expected a finite number that is not negative for A_GHz, got 'abc'"),
     (replaced(3, "0.15,nan,1"), "line 5: .* for A_GHz, got 'nan'"),
     (replaced(3, "0.1_5,1,1"), "line 5: .* for s, got '0.1_5'"),
@@ -285,7 +286,7 @@ def test_a_choice_needs_its_column(tmp_path: Path) -> None:
     path.write_text("\n".join([HEADER, *ROWS]))
     for choice in ({"protocol": "standard"}, {"solver": "x"}):
         ((name, value),) = choice.items()
-        message = f"expected a column {name} to choose '{value}' from, got none"
+        message = f"expected one {name} '{value}', got no such column"
         with pytest.raises(ValueError, match=message):
             from_csv(path, **choice)
 

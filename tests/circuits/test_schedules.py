@@ -88,9 +88,11 @@ def test_several_solvers_need_a_choice(tmp_path: Path) -> None:
     lines = [f"{solver},{row}" for solver in ("x", "y") for row in ROWS]
     path = write(tmp_path, f"solver,{HEADER}", *lines)
     assert from_csv(path, solver="y").name == "y"
-    with pytest.raises(ValueError, match="expected one solver, got x, y; leave one in the file, or read"):
+    with pytest.raises(
+        ValueError, match="expected one solver, got x, y; choose one with solver=, an argument"
+    ):
         from_csv(path)
-    with pytest.raises(ValueError, match="expected solver 'z', got only x, y"):
+    with pytest.raises(ValueError, match="expected one solver 'z', got x, y; choose"):
         from_csv(path, solver="z")
 
 

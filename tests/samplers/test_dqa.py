@@ -297,9 +297,11 @@ def test_schedule_from_a_csv_file(tmp_path: Path) -> None:
     both.write_text("\n".join(["protocol,s,A_GHz,B_GHz", *lines]) + "\n")
     fast, standard = (quick(schedule=str(both), protocol=word) for word in ("fast", "standard"))
     assert tuple(standard.betas) == pytest.approx([2 * beta for beta in fast.betas], rel=1e-9)
-    with pytest.raises(ValueError, match="got fast, standard; choose one with the option protocol"):
+    with pytest.raises(
+        ValueError, match="expected one protocol, got fast, standard; choose one with protocol="
+    ):
         quick(schedule=str(both))
-    with pytest.raises(ValueError, match="expected a column protocol to choose 'fast' from, got none"):
+    with pytest.raises(ValueError, match="expected one protocol 'fast', got no such column"):
         quick(schedule=str(path), protocol="fast")
     with pytest.raises(FileNotFoundError, match=r"none\.csv"):
         quick(schedule=str(tmp_path / "none.csv"))
@@ -318,7 +320,7 @@ def test_the_default_grid_errs_no_more_than_equal_steps_and_has_fewer() -> None:
     """Mean total variation distance to the converged anneal, over 32 problems of four spins at g = 0.5."""
     anneal, random = schedule("Advantage2_system1"), np.random.default_rng(3)
     betas = predicted_beta(anneal, 5.0)
-    adaptive, uniform = DQASampler().plan, DQASampler(grid="uniform").plan
+    adaptive, uniform = DQASampler().plan, trotter_plan("Advantage2_system1", 5.0)
     assert "adaptive" in adaptive.label
     assert "adaptive" not in DQASampler(order="first").plan.label
     assert adaptive.steps <= 0.75 * uniform.steps
