@@ -114,22 +114,24 @@ def test_compiling_for_a_backend_keeps_the_bits_in_order(level: int) -> None:
     assert g_test(draw(engine, plan, batch), reference_probabilities(plan, fields, couplings)) > ALPHA
 
 
-def test_a_scrambled_layout_keeps_the_bits_in_order() -> None:
+def test_a_scrambled_layout_keeps_the_bits_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = random_plan(3, seed=7)
     fields, couplings = np.array([[1.5, 0.2, -1.1]]), random_problem(3, 1, seed=7)[1]
     passes = generate_preset_pass_manager(
         1, target=line_backend().target, initial_layout=[4, 0, 2], seed_transpiler=0
     )
-    engine = PrimitiveEngine(pass_manager=passes)
+    monkeypatch.setattr("qiskit.transpiler.generate_preset_pass_manager", lambda *args, **options: passes)
+    engine = PrimitiveEngine(backend=line_backend())
     circuit = engine.circuit(plan, Batch(fields, couplings)).circuit
     assert circuit.layout.initial_index_layout(filter_ancillas=True) == [4, 0, 2]
     law = reference_probabilities(plan, fields, couplings)
     assert g_test(draw(engine, plan, Batch(fields, couplings)), law) > ALPHA
 
 
-def test_compiled_once_per_plan_and_coupled_pairs() -> None:
+def test_compiled_once_per_plan_and_coupled_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = CountingPassManager()
-    engine = PrimitiveEngine(pass_manager=passes)
+    monkeypatch.setattr("qiskit.transpiler.generate_preset_pass_manager", lambda *args, **options: passes)
+    engine = PrimitiveEngine(backend=line_backend())
     plan, same, other = random_plan(2, seed=1), random_plan(2, seed=1), random_plan(2, seed=2)
     fields, couplings = random_problem(3, 2, seed=1)
     sparse = couplings * np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])

@@ -234,10 +234,6 @@ class IsingCircuit:
         # Compilation removes parameters that do not affect the measured amplitudes.
         return everything[:, [place[parameter.name] for parameter in self.circuit.parameters]]
 
-    def compiled(self, pass_manager: Any) -> IsingCircuit:
-        """The circuit after a Qiskit pass manager; the measured bits keep their order for any layout."""
-        return IsingCircuit(pass_manager.run(self.circuit), self.pairs, self.num_spins)
-
 
 def ising_circuit(
     plan: TrotterPlan,

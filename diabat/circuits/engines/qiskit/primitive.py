@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +54,6 @@ class PrimitiveEngine(Engine):
         backend: Any = None,
         optimization_level: int = 1,
         *,
-        pass_manager: Any = None,
         max_spins: int | None = None,
     ) -> None:
         """Choose the primitive, and the target of compilation.
@@ -62,14 +61,13 @@ class PrimitiveEngine(Engine):
         Args:
             primitive: Runs the circuits, e.g. `qiskit_aer.primitives.SamplerV2` with a noise model, or
                 `qiskit_ibm_runtime.SamplerV2(mode=backend)`; None for Aer's without noise.
-            backend: A Qiskit backend (any object with a `.target`) to compile for. Processors accept only circuits
-                compiled for them; simulators need none.
-            optimization_level: Level of Qiskit's preset pass manager for the backend, 0 to 3; its seed is fixed.
-            pass_manager: A Qiskit pass manager that replaces that of the backend.
+            backend: A Qiskit backend to compile for, by `generate_preset_pass_manager` with a fixed seed. Processors
+                accept only circuits compiled for them; simulators need none.
+            optimization_level: Level of that compilation, 0 to 3.
             max_spins: Largest n, if neither the backend nor the built-in sampler defines it.
 
         Raises:
-            ValueError: An invalid argument, or both a backend and a pass manager.
+            ValueError: An invalid argument.
         """
         if primitive is not None:
             from qiskit.primitives import BaseSamplerV2
@@ -77,18 +75,21 @@ class PrimitiveEngine(Engine):
             if not isinstance(primitive, BaseSamplerV2):
                 got = type(primitive).__name__
                 raise ArgumentError("primitive", f"expected a qiskit.primitives.BaseSamplerV2, got {got}.")
-        _check_compiler(backend, pass_manager, optimization_level)
         max_spins = check_count("max_spins", max_spins, optional=True)
         self.primitive, self.max_spins = primitive, max_spins or _MAX_SIMULATED
-        self._pass_manager = pass_manager
+        self._passes: Any = None
         if backend is not None:
-            from qiskit.transpiler import generate_preset_pass_manager
+            from qiskit import transpiler
 
-            target = backend.target
-            self._pass_manager = generate_preset_pass_manager(
-                optimization_level, target=target, seed_transpiler=0
-            )
-            self.max_spins = min(max_spins or target.num_qubits, target.num_qubits)
+            try:
+                self._passes = transpiler.generate_preset_pass_manager(
+                    optimization_level, backend, seed_transpiler=0
+                )
+                qubits = backend.target.num_qubits
+            except (AttributeError, ValueError) as error:
+                got = f"{type(backend).__name__} and {optimization_level!r} ({error})"
+                raise ArgumentError("backend", f"expected a Qiskit backend and a level, got {got}.") from None
+            self.max_spins = min(max_spins or qubits, qubits)
         self._kept: dict[tuple[bytes, int, tuple[tuple[int, int], ...]], IsingCircuit] = {}
 
     def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
@@ -117,17 +118,19 @@ class PrimitiveEngine(Engine):
             RuntimeError: The primitive failed; the message includes the original one without anything like a token.
         """
         num_reads = check_count("num_reads", num_reads)
-        spins = [np.empty((num_reads, *batch.fields.shape), dtype=np.int8) for batch in batches]
-        filled = [i for i, batch in enumerate(batches) if batch.num_problems]
         works = []
-        for i in filled:
-            compiled, batch = self.circuit(plan, batches[i]), batches[i]
-            works.append(Work(compiled.circuit, compiled.values(batch.fields, batch.couplings), num_reads))
+        for batch in batches:
+            if batch.num_problems:
+                built = self.circuit(plan, batch)
+                works.append(Work(built.circuit, built.values(batch.fields, batch.couplings), num_reads))
         primitive = _built_in_sampler(random, works) if self.primitive is None else self.primitive
-        found = run_job(primitive, works) if works else []
-        for i, bits in zip(filled, found, strict=True):
-            spins[i][...] = 2 * bits.astype(np.int8) - 1
-        return spins
+        found = iter(run_job(primitive, works) if works else [])
+        return [
+            2 * next(found).astype(np.int8) - 1
+            if batch.num_problems
+            else np.empty((num_reads, *batch.fields.shape), np.int8)
+            for batch in batches
+        ]
 
     def circuit(self, plan: TrotterPlan, batch: Batch) -> IsingCircuit:
         """The compiled circuit for this batch; cached for batches of the same size and coupled pairs.
@@ -142,8 +145,8 @@ class PrimitiveEngine(Engine):
         key = (angles, n, coupled_pairs(batch.couplings))
         if key not in self._kept:
             built = ising_circuit(plan, n, key[2])
-            if self._pass_manager is not None:
-                built = built.compiled(self._pass_manager)
+            if self._passes is not None:
+                built = replace(built, circuit=self._passes.run(built.circuit))
             if len(self._kept) >= _MAX_KEPT:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[key] = built
@@ -161,21 +164,6 @@ def _built_in_sampler(random: np.random.Generator, works: list[Work]) -> BaseSam
             stacklevel=2,
         )
     return SamplerV2(seed=int(random.integers(2**63)))
-
-
-def _check_compiler(backend: Any, pass_manager: Any, level: Any) -> None:
-    if backend is not None and pass_manager is not None:
-        raise ArgumentError("backend", "cannot be combined with pass_manager, got both.")
-    if backend is not None and getattr(backend, "target", None) is None:
-        raise ArgumentError(
-            "backend", f"expected a Qiskit backend with a target, got {type(backend).__name__}."
-        )
-    if pass_manager is not None and not callable(getattr(pass_manager, "run", None)):
-        raise ArgumentError(
-            "pass_manager", f"expected an object with a run method, got {type(pass_manager).__name__}."
-        )
-    if isinstance(level, bool) or level not in (0, 1, 2, 3):
-        raise ArgumentError("optimization_level", f"expected 0, 1, 2 or 3, got {level!r}.")
 
 
 @dataclass(frozen=True, eq=False)
