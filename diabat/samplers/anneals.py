@@ -92,26 +92,25 @@ def resolve_anneal(
         ValueError: If the name is unknown, or an option does not apply.
         FileNotFoundError: If the file does not exist.
     """
-    if protocol is not None and not isinstance(protocol, str):
-        raise ArgumentError("protocol", f"expected a name or None, got {protocol!r}.")
-    found, metadata = _find(schedule, protocol)
+    found: Any  # of the caller
+    found, metadata = _named(schedule, protocol) if isinstance(schedule, str) else (schedule, {})
     if isinstance(found, AnnealingSchedule):
+        if protocol is not None and found is schedule:
+            reason = f"cannot be combined with a schedule object, which has a protocol, got {protocol!r}."
+            raise ArgumentError("protocol", reason)
         time = DEFAULT_TIME_NS if annealing_time_ns is None else annealing_time_ns
         order = "strang" if order is None else order
         check_choice("order", order, get_args(Order))
         plan = trotter_plan(found, time, steps, order, "uniform" if order == "first" else "adaptive")
         return Anneal(found.name, plan, predicted_beta(found, time), False, float(time))
-    of_schedules = {
-        "protocol": protocol,
-        "annealing_time_ns": annealing_time_ns,
-        "steps": steps,
-        "order": order,
-    }
-    for option, value in of_schedules.items():
+    if not isinstance(found, TrotterPlan):
+        reason = f"expected a name, a path, an AnnealingSchedule or a TrotterPlan, got {schedule!r}."
+        raise ArgumentError("schedule", reason)
+    fixed = {"protocol": protocol, "annealing_time_ns": annealing_time_ns, "steps": steps, "order": order}
+    for option, value in fixed.items():
         if value is not None:
-            raise ArgumentError(
-                option, f"cannot be combined with a plan, whose angles are fixed, got {value!r}."
-            )
+            reason = f"cannot be combined with a plan, whose angles are fixed, got {value!r}."
+            raise ArgumentError(option, reason)
     shipped = isinstance(schedule, str) and schedule in available_plans()
     name = str(schedule) if shipped else found.label or "plan"
     try:
@@ -160,52 +159,33 @@ WATCHED = (
 """Entries of ``info`` that measure the quality of an anneal."""
 
 
-def _find(
-    value: Any, protocol: Protocol | None
-) -> tuple[AnnealingSchedule, Mapping[str, Any]] | tuple[TrotterPlan, Mapping[str, Any]]:
-    """The schedule or plan, and the metadata of a plan."""
-    if isinstance(value, AnnealingSchedule) and protocol is not None:
-        raise ArgumentError(
-            "protocol",
-            f"cannot be combined with a schedule object, which has a protocol, got {protocol!r}.",
-        )
-    if isinstance(value, AnnealingSchedule):
-        return value, {}
-    if isinstance(value, TrotterPlan):
-        return value, {}
-    if not isinstance(value, str):
-        raise ArgumentError(
-            "schedule", f"expected a name, a path, an AnnealingSchedule or a TrotterPlan, got {value!r}."
-        )
-    if value in available_schedules():
-        return built_in_schedule(value, "fast" if protocol is None else protocol), {}
-    if value in available_plans():
-        return builtin_plan(value)
-    # A name with a separator or a suffix is a path; if it is missing, the error is about the file.
+def _named(name: str, protocol: Protocol | None) -> tuple[AnnealingSchedule | TrotterPlan, Mapping[str, Any]]:
+    """The schedule or plan of a name or path, and the metadata of a plan."""
+    if protocol is not None and not isinstance(protocol, str):
+        raise ArgumentError("protocol", f"expected a name or None, got {protocol!r}.")
+    if name in available_schedules():
+        return built_in_schedule(name, "fast" if protocol is None else protocol), {}
+    if name in available_plans():
+        return builtin_plan(name)
     try:
-        if value.endswith(".json"):
-            return load_plan(value)
-        if value.endswith(".csv") or os.sep in value:
-            return from_csv(value, protocol=protocol), {}
+        if name.endswith(".json"):
+            return load_plan(name)
+        if name.endswith(".csv") or os.sep in name:  # a path; if it is missing, the error is about the file
+            return from_csv(name, protocol=protocol), {}
     except ArgumentError as error:
         raise ArgumentError("schedule", error.reason) from error
     known = [*available_schedules(), *available_plans()]
     raise ArgumentError(
         "schedule",
-        f"expected one of {', '.join(known)}, or a path ending in .csv (schedule) or .json (plan), got {value!r}."
-        f"{did_you_mean(value, known)}",
+        f"expected one of {', '.join(known)}, or a path ending in .csv (schedule) or .json (plan), got {name!r}."
+        f"{did_you_mean(name, known)}",
     )
 
 
-def build_single(engine: str | Engine | Primitive, device: str | None) -> Engine | None:
-    """The engine in single precision, for float32 fields if no precision is given; None if it has only one."""
-    if not isinstance(engine, str) or engine == "primitive":
-        return None
-    return build_engine(engine, "single", device)
-
-
-def build_engine(engine: str | Engine | Primitive, precision: Precision | None, device: str | None) -> Engine:
-    """Build an engine by name or on a Qiskit primitive, or return the given one.
+def build_engines(
+    engine: str | Engine | Primitive, precision: Precision | None, device: str | None
+) -> tuple[Engine, Engine | None]:
+    """The engine, and the same in single precision for float32 fields, if no precision is given and it has both.
 
     Args:
         engine: ``native``, ``aer``, ``torch``, ``primitive``, an Engine, or a sampler primitive of Qiskit.
@@ -215,31 +195,28 @@ def build_engine(engine: str | Engine | Primitive, precision: Precision | None, 
     Raises:
         ValueError: If the name is unknown, or an option is invalid or unsupported by the engine.
     """
-    if isinstance(engine, Primitive):
-        engine = PrimitiveEngine(engine)
     named = isinstance(engine, str)
-    if engine not in ENGINES if named else not isinstance(engine, Engine):
+    if engine not in ENGINES if named else not isinstance(engine, (Engine, Primitive)):
         hint = did_you_mean(engine, ENGINES)
-        raise ArgumentError(
-            "engine",
-            f"expected one of {', '.join(ENGINES)}, an Engine or a Qiskit BaseSamplerV2, got {engine!r}.{hint}",
-        )
+        expected = f"expected one of {', '.join(ENGINES)}, an Engine or a Qiskit BaseSamplerV2"
+        raise ArgumentError("engine", f"{expected}, got {engine!r}.{hint}")
     if device is not None and not (named and engine == "torch"):
         raise ArgumentError("device", f"requires engine 'torch', got {device!r} with another engine.")
-    if precision is not None and not isinstance(precision, str):
+    if not named or engine == "primitive":
+        if precision is not None:
+            raise ArgumentError("precision", f"cannot be combined with this engine, got {precision!r}.")
+        if isinstance(engine, Engine):
+            return engine, None
+        return PrimitiveEngine(None if named else engine), None
+    if not isinstance(precision, str | None):
         raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
-    if precision is not None and (not named or engine == "primitive"):
-        raise ArgumentError("precision", f"cannot be combined with this engine, got {precision!r}.")
-    if isinstance(engine, Engine):
-        return engine
-    chosen: Precision = "double" if precision is None else precision
-    if engine == "native":
-        # Threads: as many as torch uses at the time of the call.
-        return NativeEngine(chosen, torch.get_num_threads)
-    if engine == "aer":
-        return AerEngine(precision=chosen)
-    if engine == "torch":
+    wanted: tuple[Precision, ...] = ("double", "single") if precision is None else (precision,)
+    if engine == "native":  # as many threads as torch uses at the time of the call
+        built: list[Engine] = [NativeEngine(one, torch.get_num_threads) for one in wanted]
+    elif engine == "aer":
+        built = [AerEngine(one) for one in wanted]
+    else:
         from diabat.circuits.engines.torch.engine import TorchEngine
 
-        return TorchEngine("cpu" if device is None else device, chosen)
-    return PrimitiveEngine()
+        built = [TorchEngine("cpu" if device is None else device, one) for one in wanted]
+    return built[0], built[1] if precision is None else None

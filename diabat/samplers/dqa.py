@@ -35,8 +35,7 @@ from diabat.samplers.anneals import (
     Primitive,
     Protocol,
     beyond,
-    build_engine,
-    build_single,
+    build_engines,
     resolve_anneal,
 )
 from diabat.samplers.answers import AdjointGradient, AdjointSolution, Moments, Samples
@@ -115,8 +114,7 @@ class DQASampler(Sampler):
         device: str | None = None,
         learn_schedule: bool = False,
     ) -> None:
-        self.engine = build_engine(engine, precision, device)
-        self._single = build_single(engine, device) if precision is None else None
+        self.engine, self._single = build_engines(engine, precision, device)
         self.anneal = resolve_anneal(
             schedule,
             protocol=protocol,
