@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from diabat.samplers import available_backends as available_backends
     from diabat.samplers import sampler as sampler
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # Every name is imported on first use: importing torch takes a second, and `diabat --help` must be faster.
 _NAMES = {

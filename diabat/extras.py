@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
+
+
+def install_command(name: str) -> str:
+    """The command that installs an extra, in a checkout or elsewhere."""
+    in_checkout = (Path(__file__).parents[1] / "pyproject.toml").is_file()
+    return f"pip install -e '.[{name}]'" if in_checkout else f"pip install 'diabat[{name}]'"
 
 
 def extra(library: str, name: str = "hf") -> Any:
@@ -19,6 +26,5 @@ def extra(library: str, name: str = "hf") -> Any:
         if error.name != package:
             raise
         raise ImportError(
-            f"{package}: expected the package of this name, got none; "
-            f"pip install -e '.[{name}]' in the checkout of diabat."
+            f"{package}: expected the package of this name, got none; {install_command(name)}."
         ) from None

@@ -8,6 +8,7 @@ from typing import Any
 
 from diabat.cli import arguments
 from diabat.cli.output import print_json, print_table, say
+from diabat.extras import install_command
 
 # Extra -> modules that show it is installed, and what it is for.
 EXTRAS = {
@@ -55,7 +56,7 @@ def extra_rows() -> list[dict[str, Any]]:
     for extra, (modules, purpose) in EXTRAS.items():
         missing = [module for module in modules if not _is_installed(module)]
         row = {"extra": extra, "purpose": purpose, "installed": not missing, "missing": missing}
-        rows.append(row | {"install": f"pip install -e '.[{extra}]'"})
+        rows.append(row | {"install": install_command(extra)})
     return rows
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from diabat.checks import ArgumentError, ArgumentTypeError, did_you_mean
+from diabat.extras import install_command
 from diabat.samplers.dimod.budget import AccessTime, Budget, BudgetError, DryRun, Spent, estimated_access_us
 from diabat.samplers.dimod.problems import Biases, Packed, check_times, model, placed
 from diabat.samplers.dimod.reads import (
@@ -107,7 +108,7 @@ def missing_package(error: ImportError, what: str) -> str:
     """One sentence that names the package to install."""
     package = (error.name or "").partition(".")[0]
     if package in ("dwave", "minorminer", "networkx"):
-        return f"{what} needs the extra dwave: pip install -e '.[dwave]'."
+        return f"{what} needs the extra dwave: {install_command('dwave')}."
     return f"{what} needs a package that is not installed: {error}."
 
 
