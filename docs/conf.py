@@ -79,7 +79,7 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": ["sphinx-version"],
 }
-html_sidebars: dict[str, list[str]] = {"questions": []}  # a page without others beside it
+html_sidebars = {"**": ["globaltoc.html"]}  # the groups of the start page, beside every page
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False

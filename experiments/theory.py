@@ -207,7 +207,7 @@ def chain(flip: float, ridge: float, delta: float, *, oracle: bool) -> list[Row]
 
 
 def chains() -> Titled:
-    """Links of the games of docs/heads-interaction.md at δ = .5, and of one where the truth is what can be known."""
+    """Links of the games of docs/game-lora.md at δ = .5, and of one where the truth is what can be known."""
     games = ((0.01, 0.05, True), (0.05, 0.05, True), (0.01, 0.5, True), (0.01, 0.5, False))
     for flip, ridge, oracle in games:
         truth = "the class" if oracle else "its law given the read bits"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import runpy
@@ -311,6 +312,26 @@ def test_pages_are_short_and_have_titles_of_their_own() -> None:
     heads += ["".join(book["cells"][0]["source"]) for book in books]
     titles = [title for text in heads for title in re.findall("^# (.*)$", text, re.MULTILINE)[:1]]
     assert [title for title in titles if titles.count(title) > 1] == []
+
+
+def figures(page: Path) -> list[set[str]]:
+    """Numbers of three digits and more of each row and paragraph, without those near 1, which coincide."""
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)|\$[^$\n]+\$", " ", prose(page))
+    lines = re.sub(r"\n(?![\n|*-])", " ", text).splitlines()
+    numbers = [{n.lstrip("0") for n in re.findall(r"(?<![\w.,/-])\d*\.\d+(?![\w.])", line)} for line in lines]
+    return [
+        {n for n in of if len(n.replace(".", "").lstrip("0")) > 2 and not 0.95 <= float(n) <= 1.05}
+        for of in numbers
+    ]
+
+
+def test_no_page_repeats_the_numbers_of_another() -> None:
+    """Three numbers of a row or paragraph that stand together on another page were copied: one of them keeps them."""
+    found = {page.name: figures(page) for page in PAGES}
+    pairs = itertools.combinations(found, 2)
+    assert [
+        (a, b, shared) for a, b in pairs for x in found[a] for y in found[b] if len(shared := x & y) > 2
+    ] == []
 
 
 def test_files_and_make_targets_named_in_the_text_exist() -> None:

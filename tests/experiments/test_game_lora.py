@@ -133,8 +133,8 @@ def test_errors_against_gamma_by_hand() -> None:
 
 
 def test_the_page_has_what_follows_from_its_table() -> None:
-    """docs/heads-results.md: r, its interval and the rising pairs of every error, from the means that it prints."""
-    section = (DOCS / "heads-results.md").read_text(encoding="utf-8").split("\n## GAME-LoRA\n")[1]
+    """docs/results-heads.md: r, its interval and the rising pairs of every error, from the means that it prints."""
+    section = (DOCS / "results-heads.md").read_text(encoding="utf-8").split("\n## GAME-LoRA\n")[1]
     table = [
         [cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line[:1] == "|"
     ]

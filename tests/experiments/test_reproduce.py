@@ -184,7 +184,7 @@ def test_windows_of_two_arms_are_a_family() -> None:
     )  # of 1 and 5, of 1 and 3; equal σ
 
 
-PAGE = (HERE.parent / "docs/results-paper.md").read_text("utf-8")
+PAGE = (HERE.parent / "docs/results-attention.md").read_text("utf-8")
 TABLES_OF = {"2": ("shakespeare", ""), "6": ("shakespeare", ""), "3": ("brackets", ""), "7": ("brackets", ""),
              "5": ("brackets", ", table 5")}  # fmt: skip
 

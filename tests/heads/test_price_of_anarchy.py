@@ -1,4 +1,4 @@
-"""A counterexample to theorem 2.2 of GAME-LoRA, with cross-entropy, by enumeration (docs/heads-interaction.md)."""
+"""A counterexample to theorem 2.2 of GAME-LoRA, with cross-entropy, by enumeration (docs/game-lora.md)."""
 
 from __future__ import annotations
 

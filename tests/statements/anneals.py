@@ -64,7 +64,7 @@ def fewest_steps() -> None:
 @says
 def single_precision() -> None:
     """dqa: single for float32. Errors of probabilities are below 1e-6 at 8 spins and up to 1e-4 at 16.
-    backends: probabilities to 1e-6 at 8 spins and 1e-4 at 16)"""
+    dqa: probabilities to 1e-6 at 8 spins and 1e-4 at 16)"""
     for n, error in ((8, 1e-6), (16, 1e-4)):
         problem = drawn(4, n=n, J=1 / n**0.5)
         assert sampler("dqa").moments(problem).info["precision"] == "single"
@@ -117,8 +117,7 @@ def second_order() -> None:
 
 @says
 def predicted_temperatures() -> None:
-    r"""dqa: The anneal then samples near $\beta = 10$
-    dqa: At g = 1 the fitted values are 9.5 and 8.2 where 10.6 and 11.6 are predicted"""
+    r"""dqa: The anneal then samples near $\beta = 10$"""
     problem = drawn(2)
     info = sampler("dqa", calibration="none").moments(problem).info
     assert info["effective_beta"] == pytest.approx((10.6, 11.6), abs=0.05)

@@ -73,13 +73,13 @@ def likelihoods() -> None:
 
 @says
 def ocean() -> None:
-    """ocean: `OceanSampler("dqa", schedule="boltzmann-8")`; the default is `tempering`. `mean_field` only
+    """hardware: `OceanSampler("dqa", schedule="boltzmann-8")`; the default is `tempering`. `mean_field` only
     computes moments and is refused.
-    ocean: `num_reads` (1, as everywhere in Ocean), `seed`, `beta`.
-    ocean: Unknown keywords are ignored with a `SamplerUnknownArgWarning`
-    ocean: Rows.** int8, one per read
-    ocean: Energies are those of the model, offset included, for SPIN and BINARY.
-    ocean: The same seed gives the same sample set"""
+    hardware: `num_reads` (1, as everywhere in Ocean), `seed`, `beta`.
+    hardware: Unknown keywords are ignored with a `SamplerUnknownArgWarning`
+    hardware: Rows.** int8, one per read
+    hardware: Energies are those of the model, offset included, for SPIN and BINARY.
+    hardware: The same seed gives the same sample set"""
     spin = dimod.BinaryQuadraticModel({"a": 0.5}, {("a", "b"): 1.0}, 0.7, "SPIN")
     assert OceanSampler().sampler.name == "tempering"
     assert len(OceanSampler().sample(spin).record) == 1
@@ -96,9 +96,9 @@ def ocean() -> None:
 
 @says
 def jobs() -> None:
-    """executor: No process, one process and a hundred give the same tensors.
-    executor: `chunk_seeds`, the seed of every job; and `busy_s`
-    executor: `exact` does not, because autograd cannot cross the boundary of a process."""
+    """backends: No process, one process and a hundred give the same tensors.
+    backends: `chunk_seeds`, the seed of every job; and `busy_s`
+    backends: `exact` does not, because autograd cannot cross the boundary of a process."""
     backend = sampler("distributed", sampler="exact", workers=0, chunk=2)
     assert "exact" not in backend.capabilities.gradients
     info = backend.moments(drawn(5), seed=7).info
@@ -174,8 +174,8 @@ def qubos() -> None:
 
 @says
 def beta_of_ocean() -> None:
-    r"""ocean: Reads follow $P(x) \propto \exp(-\beta E(x))$
-    ocean: Backends with another law (`dqa`) draw from that law with fields and couplings multiplied by $\beta$.
+    r"""hardware: Reads follow $P(x) \propto \exp(-\beta E(x))$
+    hardware: Backends with another law (`dqa`) draw from that law with fields and couplings multiplied by $\beta$.
     """
     model = dimod.BinaryQuadraticModel({"a": 0.5, "b": -0.2}, {("a", "b"): 0.7}, 0.0, "SPIN")
     problem, labels = from_bqm(model, beta=2.0)

@@ -51,9 +51,9 @@ def lowest_states() -> None:
 
 @says
 def annealed() -> None:
-    """annealing: `schedule=(1.0,)` with `method="heat_bath"` gives the reads of `num_replicas=1`.
-    annealing: Units do not matter: a problem multiplied by 1,000 has the same reads up to rounding.
-    annealing: `moments` are averages over `num_reads` reads. There is no log Z, and no R-hat."""
+    """tempering: `schedule=(1.0,)` with `method="heat_bath"` gives the reads of `num_replicas=1`.
+    tempering: Units do not matter: a problem multiplied by 1,000 has the same reads up to rounding.
+    tempering: `moments` are averages over `num_reads` reads. There is no log Z, and no R-hat."""
     problem = drawn(3, n=12, J=1.0)
     one = sampler("tempering", schedule=(1.0,), method="heat_bath").sample(problem, 20, seed=1)
     assert torch.equal(one.spins, sampler("tempering", num_replicas=1).sample(problem, 20, seed=1).spins)
@@ -127,9 +127,9 @@ def held_spins() -> None:
 
 @says
 def four_chains() -> None:
-    """tempering-measured: One chain has no R-hat.
+    """results-samplers: One chain has no R-hat.
     limitations: With four it misses a tenth to a half of the bad answers."""
-    text = (DOCS / "tempering-measured.md").read_text(encoding="utf-8")
+    text = (DOCS / "results-samplers.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| (?:g = \d|ferromagnet)[^|]*\|[^|]*\|[^|]*\((\d+) %\) \|([^|]*)\|", text, re.MULTILINE
     )

@@ -124,7 +124,7 @@ def defaults() -> None:
     backends: | `refine` | `sampler`, `options`: the base (`dqa`); `sweeps` (4) of heat bath; `num_reads`
     (1000) behind `moments` |
     backends: a misspelt one raises an error that names the nearest.
-    executor: | `chunk` | problems per job (64)."""
+    backends: | `chunk` | problems per job (64)."""
 
     def of(name: str) -> dict[str, Any]:
         parameters = inspect.signature(type(sampler(name)).__init__).parameters

@@ -137,8 +137,8 @@ def exported_lengths() -> None:
 
 @says
 def half_precision() -> None:
-    """devices: J, K and what a backend learns stay in float32, since steps of an optimiser would be lost.
-    devices: The output has the dtype of the values."""
+    """pytorch: J, K and what a backend learns stay in float32, since steps of an optimiser would be lost.
+    pytorch: The output has the dtype of the values."""
     layer = diabat.BoltzmannAttention(8, 2, 4).to(torch.bfloat16)
     y = layer(torch.randn(2, 4, 8, dtype=torch.bfloat16))
     y.float().square().mean().backward()

@@ -220,7 +220,7 @@ def many_spins_on_edges() -> None:
 def bases_of_workers() -> None:
     """limitations: **`distributed`** does not support a base with learnable parameters or persistent Markov
     chains
-    executor: A base that continues from its last call (`persistent=True` of `tempering`) is refused"""
+    backends: A base that continues from its last call (`persistent=True` of `tempering`) is refused"""
     with refused("without learnable parameters"):
         learned = {"schedule": "boltzmann-8", "learn_schedule": True}
         sampler("distributed", sampler="dqa", options=learned, workers=0)

@@ -12,7 +12,7 @@ rows sum to one.  A row with nothing outside S to give to, or with no weight the
 
 Source: Qu et al., "Cooperative or Competitive?  Understanding the Interaction between Attention Heads From A Game
 Theory Perspective", section 4.2.  Equation 9 as printed averages a row, which is 1/m for every m; the column is meant.
-Which rows enter the average is not said: docs/heads-calibration.md states the readings.
+Which rows enter the average is not said: docs/heads-commands.md states the readings.
 """
 
 from __future__ import annotations
