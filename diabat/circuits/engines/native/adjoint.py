@@ -157,6 +157,7 @@ def run_gradient(
         pair = Pair(
             Complex(address(table(work, 0, n)), address(table(work, 1, n))),
             Complex(address(table(work, 2, n)), address(table(work, 3, n))),
+            angles.shape[0] != 0,
         )
         gradient, folded = address(table(work, GRADIENT, n)), table(work, FOLDED, n)
         exponents = address(table(work, EXPONENTS, n))
@@ -203,6 +204,6 @@ def walk_back(
             v = load(sums, j)
             store(field_gradient, j, fma(vb, v, load(field_gradient, j)))
             field = fma(v, load(h, j), field)
-        if angles.shape[0]:
+        if pair.angles:
             angles[0, 0, k], angles[0, 1, k] = lane_sum(field, row), lane_sum(coupling, row)
             angles[0, 2, k] = lane_sum(mixer, row)

@@ -30,10 +30,11 @@ from diabat.compute.simd import add, constant, fma, fnma, load, mul, store, sub
 
 
 class Pair(NamedTuple):
-    """ψ and λ, `Rows`."""
+    """ψ and λ, `Rows`, and whether derivatives with respect to angles are wanted."""
 
     psi: Complex
     lam: Complex
+    angles: bool
 
 
 @inner
@@ -55,8 +56,10 @@ def cross(a: Complex, b: Complex, total: Any) -> Any:
 
 
 @inner
-def flips(total: Any, four: Any, sums: Any) -> Any:
-    """Total + Im λ (X_p + X_q) ψ* of four amplitudes of λ and the sums σ, π of ψ."""
+def flips(pair: Pair, total: Any, four: Any, sums: Any) -> Any:
+    """Total + Im λ (X_p + X_q) ψ* of four amplitudes of λ and the sums σ, π of ψ; total if it is not wanted."""
+    if not pair.angles:
+        return total
     own = sums_of(four)
     return cross(own[1], sums[0], cross(own[0], sums[1], total))
 
@@ -72,7 +75,7 @@ def undo_two(pair: Pair, mixer: Mixer, total: Any, j: int, area: Area) -> Any:
                 sums = sums_of(four)
                 store_four(pair.psi, x, a, mixed(four, mixer))
                 four = load_four(pair.lam, x, a)
-                total = flips(total, four, sums)
+                total = flips(pair, total, four, sums)
                 store_four(pair.lam, x, a, mixed(four, mixer))
     return total
 
@@ -91,7 +94,7 @@ def unturn_two(pair: Pair, z: Complex, mixer: Mixer, total: Any, j: int, bits: i
                     sums = sums_of(four)
                     store_four(pair.psi, x, a, unturned_four(mixed(four, mixer), phases))
                     four = load_four(pair.lam, x, a)
-                    total = flips(total, four, sums)
+                    total = flips(pair, total, four, sums)
                     store_four(pair.lam, x, a, unturned_four(mixed(four, mixer), phases))
     return total
 
@@ -108,7 +111,8 @@ def undo_one(pair: Pair, phase: Complex, mixer: Mixer, total: Any, j: int, area:
                 store_one(pair.psi, x, lower)
                 store_one(pair.psi, x + a, unturned(upper, phase))
                 lower, upper = load_one(pair.lam, x), load_one(pair.lam, x + a)
-                total = cross(lower, p, cross(upper, s, total))
+                if pair.angles:
+                    total = cross(lower, p, cross(upper, s, total))
                 lower, upper = mixed_one(lower, upper, mixer)
                 store_one(pair.lam, x, lower)
                 store_one(pair.lam, x + a, unturned(upper, phase))
@@ -137,7 +141,8 @@ def undo_first(
         sums: Filled with Σ v over the two lowest spins, row x // 4.
 
     Returns:
-        Total + Im λ (X_0 + X_1) ψ*; Σ v Σ J s s; Σ v s_0; Σ v s_1.
+        Total + Im λ (X_0 + X_1) ψ*; Σ v Σ J s s; Σ v s_0; Σ v s_1; the first two only if derivatives with respect to
+        angles are wanted.
     """
     zero = constant(total, 0.0)
     coupling, lowest, second = zero, zero, zero
@@ -148,7 +153,7 @@ def undo_first(
             own_sums = sums_of(four)
             psi = mixed(four, mixer)
             four = load_four(pair.lam, x, 1)
-            total = flips(total, four, own_sums)
+            total = flips(pair, total, four, own_sums)
             lam = mixed(four, mixer)
             va, vb = imaginary(lam[0], psi[0]), imaginary(lam[1], psi[1])
             vc, vd = imaginary(lam[2], psi[2]), imaginary(lam[3], psi[3])
@@ -156,8 +161,9 @@ def undo_first(
             store(gradient, x + 1, fma(c, vb, load(gradient, x + 1)))
             store(gradient, x + 2, fma(c, vc, load(gradient, x + 2)))
             store(gradient, x + 3, fma(c, vd, load(gradient, x + 3)))
-            coupling = fma(va, load(exponents, x), fma(vb, load(exponents, x + 1), coupling))
-            coupling = fma(vc, load(exponents, x + 2), fma(vd, load(exponents, x + 3), coupling))
+            if pair.angles:
+                coupling = fma(va, load(exponents, x), fma(vb, load(exponents, x + 1), coupling))
+                coupling = fma(vc, load(exponents, x + 2), fma(vd, load(exponents, x + 3), coupling))
             down, up = add(va, vb), add(vc, vd)
             lowest = add(lowest, add(sub(vb, va), sub(vd, vc)))
             second = add(second, sub(up, down))
