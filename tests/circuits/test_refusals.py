@@ -109,7 +109,6 @@ CALLS: list[Row] = [
     (lambda: reads(PrimitiveEngine(), WIDE, 0), "num_reads: expected an integer >= 1, got 0"),
     (lambda: reads(PrimitiveEngine(backend=line_backend()), WIDE, 1), "fields: expected at most 5 spins, got 6"),
     (lambda: reads(PrimitiveEngine(max_spins=4), WIDE, 1), "fields: expected at most 4 spins, got 6"),
-    (lambda: anneal_circuit(PLAN, [0.0], [[0.0]], "matrix"), "expected form 'gates' or 'diagonal', got 'matrix'"),
     (lambda: anneal_circuit(PLAN, [[0.0]], [[0.0]]), r"fields: expected shape \[n\] with n >= 1, got \(1, 1\)"),
     (lambda: anneal_circuit(PLAN, [], ZEROS((0, 0))), r"fields: expected shape \[n\] with n >= 1, got \(0,\)"),
     (lambda: anneal_circuit(PLAN, [0.0, INF], ZEROS((2, 2))), r"fields: expected finite values, got inf at \(1,\)"),
@@ -123,8 +122,8 @@ CALLS: list[Row] = [
      r"visible: expected bool \[3\], got int64 \[2\]"),
     (lambda: parameterised_circuit(PLAN, ZEROS((2, 2))).binds(ZEROS((4, 3))),
      r"fields: expected shape \[Q, 2\], got \(4, 3\)"),
-    (lambda: to_qasm3(anneal_circuit(PLAN, [0.1, 0.2], ZEROS((2, 2)), "diagonal")),
-     "expected a circuit of form 'gates', got 2 DiagonalGates"),
+    (lambda: to_qasm3(parameterised_circuit(PLAN, [[0, 1], [1, 0]]).circuit),
+     "expected a circuit of anneal_circuit, got 2 DiagonalGates"),
 ]  # fmt: skip
 
 # What an engine cannot do at all has an error of its own, which is a ValueError too.

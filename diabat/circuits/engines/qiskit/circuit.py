@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from diabat.checks import ArgumentError
 from diabat.circuits.plan import TrotterPlan
-from diabat.circuits.problem import check_couplings, check_fields, coupling_exponents, spin_table
+from diabat.circuits.problem import check_couplings, check_fields, coupling_exponents
 from diabat.circuits.schedules import FloatArray
 
 if TYPE_CHECKING:
@@ -32,13 +32,12 @@ def anneal_circuit(
     plan: TrotterPlan,
     fields: ArrayLike,
     couplings: ArrayLike,
-    form: Literal["gates", "diagonal"] = "gates",
     *,
     measure: bool = False,
     visible: ArrayLike | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> QuantumCircuit:
-    """Build the circuit of one problem: H on every qubit, then per step a problem layer and a mixer layer.
+    """Build the circuit of one problem: H on every qubit, then per step rz, rzz (none for zeros) and rx.
 
     Qubit j is spin j, and reading 1 means s_j = +1, so a measured bit string, read as a binary number, is
     diabat's state index. Signs as in `diabat.circuits.plan`: RZ(b_k h_j), RZZ(-c_k J_ij), RX(-a_k).
@@ -47,31 +46,23 @@ def anneal_circuit(
         plan: Angles of the Trotter steps.
         fields: Programmed fields in diabat's sign, [n].
         couplings: Programmed couplings in diabat's sign, [n, n].
-        form: "gates" (rz, rzz, rx; zero fields and couplings make no gate) or "diagonal" (one DiagonalGate
-            of 2^n phases per problem layer, which simulators run faster).
         measure: Add a measurement of all qubits, into the register `meas`.
         visible: bool, [n]; the others have no gate, and read as 0, which is s_j = -1. None for all.
         metadata: What the circuit is to say of itself besides the plan's label and number of steps.
 
     Raises:
-        ValueError: Unknown form; arrays of wrong shape, not finite, or couplings not symmetric with zero
-            diagonal.
+        ValueError: Arrays of wrong shape, not finite, or couplings not symmetric with zero diagonal.
     """
     h = check_fields(fields, ndim=1)
     n = len(h)
     coupled = check_couplings(couplings, n)
     circuit, seen = prepared(plan, n, visible, metadata)
     h, coupled = h * seen, coupled * np.outer(seen, seen)
-    if form not in ("gates", "diagonal"):
-        raise ArgumentError("anneal_circuit", f"expected form 'gates' or 'diagonal', got {form!r}")
     for k in range(plan.steps):
-        fields_k, couplings_k = plan.field_angles[k] * h, plan.coupling_angles[k] * coupled
-        if form == "gates":
-            for j in np.flatnonzero(fields_k):
-                circuit.rz(float(fields_k[j]), int(j))
-            _coupling_gates(circuit, couplings_k)
-        else:
-            _phases(circuit, spin_table(n) @ fields_k + coupling_exponents(couplings_k))
+        fields_k = plan.field_angles[k] * h
+        for j in np.flatnonzero(fields_k):
+            circuit.rz(float(fields_k[j]), int(j))
+        _coupling_gates(circuit, plan.coupling_angles[k] * coupled)
         circuit.rx(-plan.mixer_angles[k], np.flatnonzero(seen).tolist())
     if measure:
         circuit.measure_all()
@@ -102,13 +93,6 @@ def _coupling_gates(circuit: QuantumCircuit, couplings: FloatArray) -> None:
         circuit.rzz(-float(couplings[i, j]), int(i), int(j))
 
 
-def _phases(circuit: QuantumCircuit, twice: FloatArray) -> None:
-    """One gate with the phases of all states, given doubled."""
-    from qiskit.circuit.library import DiagonalGate
-
-    circuit.append(DiagonalGate(np.exp(0.5j * twice).tolist()), circuit.qubits)
-
-
 def to_qasm3(circuit: QuantumCircuit) -> str:
     """Export the circuit as OpenQASM 3 source; `qiskit.qasm3.loads` reads it.
 
@@ -121,8 +105,7 @@ def to_qasm3(circuit: QuantumCircuit) -> str:
     if diagonals:
         raise ArgumentError(
             "to_qasm3",
-            f"expected a circuit of form 'gates', got {diagonals} DiagonalGates, "
-            "which OpenQASM 3 cannot express",
+            f"expected a circuit of anneal_circuit, got {diagonals} DiagonalGates, which OpenQASM 3 cannot express",
         )
     source: str = qasm3.dumps(circuit)
     return source
@@ -159,13 +142,7 @@ class ParameterisedCircuit:
         }
 
 
-def parameterised_circuit(
-    plan: TrotterPlan,
-    couplings: ArrayLike,
-    *,
-    measure: bool = False,
-    metadata: Mapping[str, Any] | None = None,
-) -> ParameterisedCircuit:
+def parameterised_circuit(plan: TrotterPlan, couplings: ArrayLike) -> ParameterisedCircuit:
     """Build one circuit of a plan for all problems with these couplings.
 
     The field rotation and the mixer of a spin merge into one gate, up to a global phase,
@@ -178,28 +155,26 @@ def parameterised_circuit(
     Args:
         plan: Angles of the Trotter steps.
         couplings: Programmed couplings in diabat's sign, [n, n]. Zero couplings make no gate.
-        measure: Add a measurement of all qubits, into the register `meas`.
-        metadata: What the circuit is to say of itself besides the plan's label and number of steps.
 
     Raises:
         ValueError: Couplings of wrong shape, not finite, or not symmetric with zero diagonal.
     """
     from qiskit.circuit import Parameter
+    from qiskit.circuit.library import DiagonalGate
 
     coupled = check_couplings(couplings)
     n = len(coupled)
-    circuit, _ = prepared(plan, n, None, metadata)
+    circuit, _ = prepared(plan, n, None, None)
     parameters = tuple(tuple(Parameter(f"phi_{k}_{j}") for j in range(n)) for k in range(plan.steps))
     exponents = coupling_exponents(coupled) if plan.steps << n <= _MAX_PHASES else None
     for k, layer in enumerate(parameters):
         if exponents is not None and coupled.any():
-            _phases(circuit, plan.coupling_angles[k] * exponents)
+            phases = np.exp(0.5j * (plan.coupling_angles[k] * exponents))
+            circuit.append(DiagonalGate(phases.tolist()), circuit.qubits)
         else:
             _coupling_gates(circuit, plan.coupling_angles[k] * coupled)
         for j, parameter in enumerate(layer):
             circuit.u(-float(plan.mixer_angles[k]), -np.pi / 2, parameter, j)
-    if measure:
-        circuit.measure_all()
     return ParameterisedCircuit(circuit, parameters, plan)
 
 
