@@ -34,7 +34,8 @@ class Capabilities:
         log_partition: Reports log Z, if ``moments`` is asked for it.
         remembers: A result depends on earlier calls; asked of a composite and its bases by `state.remembers`.
         note: What beside the name decides what is supported, for refusals: " with engine 'aer'".
-        gradients: Estimators that support it, best first (``gradient="auto"`` takes the first).
+        gradients: Estimators that support it, best first (``gradient="auto"`` takes the first).  With ``adjoint``,
+            :meth:`Sampler.solution` is an ``AdjointSolution``.
         max_states: Largest Σ 2^n that a layer may request in one call if every problem has a different J, when no work
             is shared; None if the backend does not enumerate.
     """

@@ -11,6 +11,7 @@ import torch
 from diabat.attention.estimators import ESTIMATORS
 from diabat.ising import Ising
 from diabat.samplers.analytic import AnalyticSampler
+from diabat.samplers.answers import AdjointSolution
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.testing.core import ConformanceError, Trial, check, demand, demand_equal
 from diabat.testing.problems import make_problem
@@ -103,5 +104,10 @@ def declared_capabilities(trial: Trial) -> None:
     demand_equal(isinstance(trial.sampler, AnalyticSampler), "exact" in able.gradients, "exact gradients")
     reads = [name for name in able.gradients if name != "exact" and ESTIMATORS[name].uses_reads]
     demand(able.samples or not reads, f"gradients: expected {reads} only where samples can be drawn.")
+    if "adjoint" in able.gradients:
+        solution = type(trial.sampler.solution(make_problem((2,), 4, seed=trial.seed)))
+        demand(
+            issubclass(solution, AdjointSolution), f"solution: expected an AdjointSolution, got {solution}."
+        )
     fits = able.max_spins is None or able.max_spins >= 1
     demand(fits, f"max_spins: expected None or >= 1, got {able.max_spins}.")

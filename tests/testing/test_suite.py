@@ -136,6 +136,7 @@ class _Careless(Sampler):
         ({"max_spins": 6}, "too_many_spins"),
         ({"exact": True, "law": "diabatic"}, "declared_capabilities"),
         ({"samples": False}, "declared_capabilities"),
+        ({"gradients": ("adjoint",)}, "declared_capabilities"),
         ({"log_partition": True}, "shapes_and_dtypes"),
     ],
 )
