@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -17,6 +17,7 @@ from diabat.circuits import (
     Betas,
     Engine,
     OutOfRangeWarning,
+    PlanGradient,
     PlanRange,
     TrotterPlan,
     anneal_circuit,
@@ -414,24 +415,23 @@ class _AnnealSolution(AdjointSolution):
     def __init__(self, sampler: DQASampler, ising: Ising, seed: int) -> None:
         self._sampler, self._ising, self._seed = sampler, ising, seed
         self._programmed, self._plan, self._engine = sampler._begun(ising, seed)
-        self._states: Any = None
+        self._kept: partial[PlanGradient] | None = None
 
     @cached_property
     def moments(self) -> Moments:
         if self._sampler.sampled:
             return self._sampler.moments(self._ising, seed=self._seed)
-        found, self._states = self._engine.moments_and_states(self._plan, self._programmed.batches)
+        found, self._kept = self._engine.moments_and_gradient(self._plan, self._programmed.batches)
         p = self._programmed.flat.from_visible([m.probability for m in found]).to(self._ising.fields)
         info = self._sampler._info(self._programmed, self._seed)  # warns outside the range of the plan
         return Moments(p.clamp(0, 1), self._ising.visible_mask, info=info)
 
     def derivative(self, v: Tensor) -> AdjointGradient:
         batch, betas, ising = self._programmed.flat, self._sampler.betas, self._ising
-        angles, states, self._states = self._sampler.schedule_angles, self._states, None
+        angles, kept, self._kept = self._sampler.schedule_angles, self._kept, None
+        run = kept or partial(self._engine.gradient, self._plan, self._programmed.batches)
         of_spins = batch.unpadded_values(batch.visible_values(_numpy(v.double())))
-        gradient = self._engine.gradient(
-            self._plan, self._programmed.batches, of_spins, angles=angles is not None, states=states
-        )
+        gradient = run(of_spins, angles=angles is not None)
         h = (batch.from_visible([g.fields for g in gradient.batches]) / betas.beta_h).to(ising.fields)
         J = None
         if ising.couplings is not None:

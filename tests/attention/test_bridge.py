@@ -270,12 +270,12 @@ def test_the_states_of_the_forward_pass_serve_one_backward_pass(
 ) -> None:
     """Same numbers as without them, in any backward pass; nothing is kept without a gradient or after it."""
     kept: list[weakref.ref[Any]] = []
-    sampler, run = DQASampler(**QUICK), NativeEngine.moments_and_states
+    sampler, run = DQASampler(**QUICK), NativeEngine.moments_and_gradient
 
     def watched(*args: Any, **options: Any) -> Any:
-        moments, states = run(*args, **options)
-        kept.append(weakref.ref(states))
-        return moments, states
+        moments, gradient = run(*args, **options)
+        kept.append(weakref.ref(gradient.args[2]))
+        return moments, gradient
 
     def step(**options: Any) -> tuple[Tensor, ...]:
         ising = make_problem((problems,), 5, seed=1)
@@ -283,7 +283,7 @@ def test_the_states_of_the_forward_pass_serve_one_backward_pass(
         alpha = spin_probabilities(h, J, sampler, gradient="adjoint", seed=1)
         return alpha.detach(), *torch.autograd.grad(alpha.pow(2).sum(), (h, J), **options), alpha
 
-    monkeypatch.setattr(NativeEngine, "moments_and_states", watched)
+    monkeypatch.setattr(NativeEngine, "moments_and_gradient", watched)
     *first, alpha = step()
     assert [one() for one in kept] == [None]
     assert alpha.requires_grad
@@ -297,7 +297,7 @@ def test_the_states_of_the_forward_pass_serve_one_backward_pass(
         assert torch.equal(torch.autograd.grad(alpha.pow(2).sum(), h, retain_graph=True)[0], first[1])
     assert kept[2]() is None
     monkeypatch.setattr(native_engine, "KEPT_BYTES", 0)
-    monkeypatch.setattr(NativeEngine, "moments_and_states", run)
+    monkeypatch.setattr(NativeEngine, "moments_and_gradient", run)
     *anew, _ = step()
     for one, two, three in zip(first, again, anew, strict=True):
         assert torch.equal(one, two)

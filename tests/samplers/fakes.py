@@ -132,11 +132,10 @@ class RecordingEngine(Engine):
         pair_cotangents: Sequence[Array] | None = None,
         *,
         angles: bool = True,
-        states: NDArray[Any] | None = None,
     ) -> PlanGradient:
         """Record and answer."""
         self._record(plan, batches)
-        return self.inner.gradient(plan, batches, cotangents, pair_cotangents, angles=angles, states=states)
+        return self.inner.gradient(plan, batches, cotangents, pair_cotangents, angles=angles)
 
     def taken(self) -> list[Batch]:
         """The batches since the last call of this."""

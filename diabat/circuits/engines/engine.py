@@ -6,8 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from functools import cached_property, partial
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -215,11 +215,11 @@ class Engine(ABC):
             found.append(BatchMoments(table @ (states > 0), pairs))
         return found
 
-    def moments_and_states(
+    def moments_and_gradient(
         self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
-    ) -> tuple[list[BatchMoments], NDArray[Any] | None]:
-        """`moments`, and the final states |ψ> for `gradient`; None, the default, if the engine keeps none."""
-        return self.moments(plan, batches, correlations=correlations), None
+    ) -> tuple[list[BatchMoments], partial[PlanGradient]]:
+        """`moments`, and the rest of `gradient` for the same run, which may keep final states."""
+        return self.moments(plan, batches, correlations=correlations), partial(self.gradient, plan, batches)
 
     def sample(
         self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
@@ -251,7 +251,6 @@ class Engine(ABC):
         pair_cotangents: Sequence[FloatArray] | None = None,
         *,
         angles: bool = True,
-        states: NDArray[Any] | None = None,
     ) -> PlanGradient:
         """Exact derivative of L = Σ v_j P(s_j = +1) + Σ_{jk} w_jk <s_j s_k> by the adjoint method.
 
@@ -267,8 +266,6 @@ class Engine(ABC):
             cotangents: v, [Q, n] for each batch.
             pair_cotangents: w, symmetric [Q, n, n] for each batch; None for zero.
             angles: Whether the derivatives with respect to angles are requested; else they may be zero.
-            states: From `moments_and_states` of the same plan and batches, unchanged by the call; None runs the steps
-                again, with the same result.
 
         Raises:
             EngineError: The engine has no gradient (`differentiable` is False).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -114,14 +115,15 @@ class NativeEngine(Engine):
             plan, self._lanes(plan, batches, correlations), batches, correlations, self._none
         )
 
-    def moments_and_states(
+    def moments_and_gradient(
         self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
-    ) -> tuple[list[BatchMoments], NDArray[Any] | None]:
-        """Moments and final states, [rows, lanes], as `Engine.moments_and_states`; no states above 256 MiB."""
-        lanes, kept = self._lanes(plan, batches, correlations), None
+    ) -> tuple[list[BatchMoments], partial[PlanGradient]]:
+        """As `Engine.moments_and_gradient`; the gradient keeps up to 256 MiB of states, which it does not change."""
+        lanes, kept = self._lanes(plan, batches, True), self._none
         if lanes.state_rows * VECTOR_BYTES <= KEPT_BYTES:
             kept = aligned_rows(lanes.state_rows, self._dtype)
-        return self._moments(plan, lanes, batches, correlations, self._none if kept is None else kept), kept
+        found = self._moments(plan, lanes, batches, correlations, kept)
+        return found, partial(self._gradient, plan, lanes, kept, batches)
 
     def _moments(
         self,
@@ -178,19 +180,26 @@ class NativeEngine(Engine):
         pair_cotangents: Sequence[FloatArray] | None = None,
         *,
         angles: bool = True,
-        states: NDArray[Any] | None = None,
     ) -> PlanGradient:
         """Exact derivative by the adjoint method, as `Engine.gradient`; derivatives of angles are optional."""
+        lanes = self._lanes(plan, batches, True)
+        return self._gradient(plan, lanes, self._none, batches, cotangents, pair_cotangents, angles=angles)
+
+    def _gradient(
+        self,
+        plan: TrotterPlan,
+        lanes: Lanes,
+        kept: NDArray[Any],
+        batches: Sequence[Batch],
+        cotangents: Sequence[FloatArray],
+        pair_cotangents: Sequence[FloatArray] | None = None,
+        *,
+        angles: bool = True,
+    ) -> PlanGradient:
         from diabat.circuits.engines.native.adjoint import run_gradient
 
         check_cotangents(batches, cotangents, pair_cotangents)
-        lanes, w, kept = self._lanes(plan, batches, True), self._none, self._none
-        if states is not None:
-            kept = states
-            if kept.shape != (expected := (lanes.state_rows, self._width)) or kept.dtype != self._dtype:
-                raise ArgumentError(
-                    "states", f"expected those of the same problems, {expected}, got {kept.shape}."
-                )
+        w = self._none
         if pair_cotangents is not None:
             w = lanes.pack([2 * lower_pairs(c) for c in pair_cotangents], out=True)
         field_part, pair_part = np.empty_like(lanes.fields), self._outputs(lanes)

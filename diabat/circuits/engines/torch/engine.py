@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from diabat.checks import ArgumentError, is_number
@@ -100,7 +100,6 @@ class TorchEngine(Engine):
         pair_cotangents: Sequence[FloatArray] | None = None,
         *,
         angles: bool = True,
-        states: NDArray[Any] | None = None,
     ) -> PlanGradient:
         """Derivative by the adjoint method; see `Engine.gradient` and `diabat.circuits.engines.torch.adjoint`.
 

@@ -58,9 +58,11 @@ class Objective:
     def __call__(self, angles: FloatArray) -> tuple[float, FloatArray]:
         """L and ∂L/∂angles, float64, at the free angles of :func:`to_plan`."""
         plan = to_plan(angles)
-        found, states = self.engine.moments_and_states(plan, self.batches, correlations=self.pair_weight > 0)
+        found, derivative = self.engine.moments_and_gradient(
+            plan, self.batches, correlations=self.pair_weight > 0
+        )
         loss, cotangents, pairs = self._loss(found)
-        gradient = self.engine.gradient(plan, self.batches, cotangents, pairs, states=states)
+        gradient = derivative(cotangents, pairs)
         return loss, np.concatenate((gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles))
 
     def loss(self, plan: TrotterPlan) -> float:
