@@ -87,9 +87,8 @@ def _mean_field() -> None:
 def _dqa(precision: str, *, gradient: bool) -> None:
     backend = sampler("dqa", schedule="boltzmann-4", precision=precision)
     ising = _problem(4, 4, torch.float32)
-    if gradient:
-        solved = backend.solution(ising)
-        _ = solved and solved.gradient(torch.ones_like(ising.fields), pairs=True)
+    if gradient and (solved := backend.solution(ising)):
+        solved.gradient(torch.ones_like(ising.fields), pairs=True)
     else:
         backend.sample(ising, 2, seed=0)
         backend.moments(_problem(4, 2, torch.float32))  # few problems have a kernel in single precision

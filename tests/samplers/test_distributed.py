@@ -213,6 +213,7 @@ def test_capabilities_and_gradients() -> None:
     assert DistributedSampler("mean_field", workers=0).capabilities.gradients == FROM_MARGINALS
     assert "adjoint" in DistributedSampler("dqa", workers=0).capabilities.gradients
     assert not DistributedSampler("tempering", workers=0).capabilities.edges
+    assert distributed.solution(problems()["shared"]) is None
     J = random_couplings()
     gradients = []
     for backend in (exact, distributed):

@@ -228,6 +228,25 @@ def test_adjoint_equals_differences_of_the_moments(lead: Any, options: dict[str,
     )
 
 
+def test_a_solution_can_be_attached_to_autograd_and_has_no_log_odds() -> None:
+    sampler, ising = quick(), padded_windows("heads")
+    h, J, v = (
+        ising.fields.clone().requires_grad_(),
+        ising.couplings.clone().requires_grad_(),
+        torch.randn(3, 2, 4, 4),
+    )
+    solution = sampler.solution(ising)
+    result, log_z = solution.attached(Ising(h, J, ising.visible))
+    assert torch.equal(result, sampler.moments(ising).probability)
+    assert log_z is None
+    want = adjoint(sampler, ising, v)
+    found = torch.autograd.grad((v * result).sum(), (h, J))
+    assert torch.equal(found[0], want.fields)
+    assert torch.equal(found[1], want.couplings)
+    assert sampler.solution(ising, odds=True) is None
+    assert quick(engine="aer").solution(ising) is None
+
+
 def test_engines_agree_on_the_adjoint_which_keeps_the_dtype() -> None:
     ising = padded_windows("heads")
     v = torch.randn(ising.fields.shape, dtype=F64)
