@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from diabat.checks import ArgumentError, check_choice
+from diabat.checks import ArgumentError, check_choice, is_finite
 from diabat.circuits.plan import TrotterPlan
 from diabat.circuits.schedules import FloatArray
 from diabat.files import create_file, parse_json, replacing, text_of_file
@@ -128,11 +128,6 @@ def _angles(path: str, content: dict[str, Any], key: str) -> FloatArray:
     if not isinstance(values, list):
         raise ArgumentError(f"{path}: expected {key} as a list of angles in radians, got {values!r:.60}")
     for at, value in enumerate(values):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ArgumentError(f"{path}: expected numbers in {key}, got {value!r:.60} at step {at}")
-    try:
-        return np.array(values, dtype=np.float64)
-    except OverflowError:
-        raise ArgumentError(
-            f"{path}: expected finite numbers in {key}, got an integer beyond 1e308"
-        ) from None
+        if not is_finite(value):
+            raise ArgumentError(f"{path}: expected finite numbers in {key}, got {value!r:.60} at step {at}")
+    return np.array(values, dtype=np.float64)

@@ -68,38 +68,27 @@ class AnnealingSchedule:
         for key in ("s", "A_GHz", "B_GHz"):
             object.__setattr__(self, key, self._column(key, getattr(self, key)))
         if self.s[0] != 0.0 or self.s[-1] != 1.0:
-            raise ValueError(
-                f"schedule {self.name!r}: expected s to span 0 to 1, got {self.s[0]:g} to {self.s[-1]:g}"
-                f"{span_hint(self.s[-1])}"
-            )
-        falling = np.flatnonzero(np.diff(self.s) < LEAST_STEP)
-        if falling.size:
-            at = int(falling[0]) + 1
-            raise ValueError(
-                f"schedule {self.name!r}: expected s strictly increasing by {LEAST_STEP:g} or more, got {self.s[at]:g} "
-                f"after {self.s[at - 1]:g} at point {at}"
-            )
+            got = f"got {self.s[0]:g} to {self.s[-1]:g}{span_hint(self.s[-1])}"
+            raise self._refusal(f"s to span 0 to 1, {got}")
+        for at in np.flatnonzero(np.diff(self.s) < LEAST_STEP)[:1] + 1:
+            got = f"got {self.s[at]:g} after {self.s[at - 1]:g} at point {at}"
+            raise self._refusal(f"s strictly increasing by {LEAST_STEP:g} or more, {got}")
 
     def _column(self, key: str, values: ArrayLike) -> FloatArray:
         column = np.array(values, dtype=np.float64)
         if column.ndim != 1 or len(column) < 2 or len(column) != np.size(self.s):
-            raise ValueError(
-                f"schedule {self.name!r}: expected {key} as a list of {max(np.size(self.s), 2)} numbers, "
-                f"got shape {column.shape}"
-            )
-        bad = np.flatnonzero(~np.isfinite(column) | (column < 0))
-        if bad.size:
-            raise ValueError(
-                f"schedule {self.name!r}: expected {key} finite and not negative, "
-                f"got {column[bad[0]]:g} at point {bad[0]}"
-            )
+            count = max(np.size(self.s), 2)
+            raise self._refusal(f"{key} as a list of {count} numbers, got shape {column.shape}")
+        for at in np.flatnonzero(~np.isfinite(column) | (column < 0))[:1]:
+            raise self._refusal(f"{key} finite and not negative, got {column[at]:g} at point {at}")
         if key != "s" and column.max() > MAX_GHZ:
-            raise ValueError(
-                f"schedule {self.name!r}: expected {key} in GHz, got a maximum of {column.max():.2g}; is the table "
-                "in MHz, Hz or rad/s?"
-            )
+            got = f"got a maximum of {column.max():.2g}; is the table in MHz, Hz or rad/s?"
+            raise self._refusal(f"{key} in GHz, {got}")
         column.flags.writeable = False
         return column
+
+    def _refusal(self, expected: str) -> ValueError:
+        return ValueError(f"schedule {self.name!r}: expected {expected}")
 
     def A(self, s: ArrayLike) -> FloatArray:  # noqa: N802 - the physicists' name
         """Transverse-field energy in GHz at normalised times s in [0, 1], any shape."""

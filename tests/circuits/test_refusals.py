@@ -313,8 +313,11 @@ PLAN_FILES: list[tuple[Any, str]] = [
     (changed(metadata=[1]), r"expected metadata as a dict, got \[1\]"),
     (changed(mixer_angles_rad=None), "expected the key 'mixer_angles_rad', got only format, version, field"),
     (changed(mixer_angles_rad=0.5), "expected mixer_angles_rad as a list of angles in radians, got 0.5"),
-    (changed(field_angles_rad=[1.0, "2"]), "expected numbers in field_angles_rad, got '2' at step 1"),
-    (changed(field_angles_rad=[True, 1.0]), "expected numbers in field_angles_rad, got True at step 0"),
+    (changed(field_angles_rad=[1.0, "2"]), "expected finite numbers in field_angles_rad, got '2' at step 1"),
+    (
+        changed(field_angles_rad=[True, 1.0]),
+        "expected finite numbers in field_angles_rad, got True at step 0",
+    ),
     (changed(coupling_angles_rad=[1.0]), r"coupling_angles: expected shape \(2,\), got \(1,\)"),
     (changed(field_angles_rad=[]), r"field_angles: expected shape \(1,\), got \(0,\)"),
     (changed(mixer_angles_rad=[1.0, NAN]), "expected finite numbers, got NaN"),
@@ -322,7 +325,7 @@ PLAN_FILES: list[tuple[Any, str]] = [
     (rewritten('"version": 1', '"version": 2, "version": 1'), "the key 'version' is given twice"),
     (rewritten("0.5", "1_0"), "expected a plan in JSON"),
     ("[" * 100_000, "nested too deeply"),
-    (rewritten("0.5", "1e999"), "mixer_angles: expected finite angles, got inf at step 0"),
+    (rewritten("0.5", "1e999"), "expected finite numbers in mixer_angles_rad, got inf at step 0"),
 ]
 
 
