@@ -89,6 +89,7 @@ class DQASampler(Sampler):
     Attributes:
         schedule_angles: The learnable angles, [3, steps] (fields, couplings, mixer); None if they are fixed.
         anneal: The anneal, with its plan and first-order inverse temperatures.
+        betas: Inverse temperatures by which h and J are divided.
 
     Raises:
         ValueError: If an option is invalid; the message names it.
@@ -129,7 +130,7 @@ class DQASampler(Sampler):
             calibration = "none" if self.anneal.learned else "predicted"
         check_choice("calibration", calibration, get_args(Calibration))
         self.calibration = calibration if given is None else "given"
-        self._betas = given or (Betas(1.0, 1.0) if calibration == "none" else self.anneal.betas)
+        self.betas = given or (Betas(1.0, 1.0) if calibration == "none" else self.anneal.betas)
         if num_reads is not None:
             num_reads = check_count("num_reads", num_reads)
             self.num_reads = num_reads
@@ -172,11 +173,6 @@ class DQASampler(Sampler):
     def predicted_betas(self) -> Betas:
         """First-order inverse temperatures of the current plan."""
         return self.anneal.betas if self.schedule_angles is None else plan_betas(self.plan)
-
-    @property
-    def betas(self) -> Betas:
-        """Inverse temperatures by which h and J are divided."""
-        return self._betas
 
     def state_probabilities(self, ising: Ising) -> Tensor:
         """P(s) of the circuit, float64 [*batch, 2^n]; bit j of the index is spin j, bit 1 means +1.
@@ -352,14 +348,13 @@ class DQASampler(Sampler):
         """Entries of ``info`` that do not depend on the problems."""
         kept, betas = self._kept_facts, self.betas
         if kept is None or self.schedule_angles is not None:
-            plan = self.plan
-            predicted = self.anneal.betas if self.schedule_angles is None else plan_betas(plan)
+            predicted = self.predicted_betas
             kept = self._kept_facts = {
                 "law": "diabatic",
                 "engine": self.engine.name,
                 "schedule": self.anneal.name,
                 "annealing_time_ns": self.anneal.annealing_time_ns,
-                "steps": plan.steps,
+                "steps": self.anneal.plan.steps,
                 "calibration": self.calibration,
                 # First-order inverse temperatures of the anneal, and those by which h and J were divided.
                 "beta_h": predicted.beta_h,
