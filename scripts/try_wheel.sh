@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install a wheel with its declared dependencies in an empty environment, import every module, sample a problem.
+# Install a wheel with its declared dependencies in an empty environment, import every module, run every command.
 # PYTHON chooses the interpreter, PIP_OPTIONS go to pip.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -12,4 +12,17 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 venv/bin/python "$here/import_all.py"
 printf 'fields: [0.5, 0.0]\ncouplings: [[0, 1, 1.0]]\n' > problem.yaml
-venv/bin/diabat sample problem.yaml
+diabat() { echo "diabat $*"; venv/bin/diabat "$@" > out.log 2>&1 || { cat out.log; exit 1; }; }
+diabat --version
+diabat backends
+diabat config list
+diabat config show recall-exact
+for backend in exact banded mean_field tempering dqa refine; do diabat sample problem.yaml "sampler.backend=$backend"; done
+diabat fidelity problem.yaml
+diabat train recall-exact task.num_train=64 task.num_validation=8 task.num_test=8 training.max_epochs=1 output=run
+diabat evaluate run
+diabat explain run --couplings
+diabat anneal show boltzmann-8
+diabat anneal export boltzmann-8 problem.yaml --output circuit.qasm
+diabat heads analyse --help
+diabat warm-up
