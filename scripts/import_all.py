@@ -12,6 +12,7 @@ import diabat
 
 EXTRAS = {
     "dwave",
+    "minorminer",
     "transformers",
     "peft",
     "accelerate",
@@ -31,7 +32,7 @@ def main() -> None:
     for name in names:
         try:
             importlib.import_module(name)
-        except ModuleNotFoundError as error:
+        except ImportError as error:  # also of a module that names its extra
             if str(error.name).partition(".")[0] not in EXTRAS:
                 raise
             left_out += 1
