@@ -31,6 +31,8 @@ Cost = Callable[[int, int, int], float]
 """Cost of a bucket as a function of (groups, problems of a group, spins)."""
 
 _CACHED_MASK_ELEMENTS = 1 << 16
+ZEROS: dict[torch.dtype, Any] = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
+"""0 in each precision, as compiled code takes it."""
 
 
 def enumeration_cost(groups: int, problems: int, spins: int) -> float:
@@ -346,6 +348,13 @@ def flat_interactions(ising: Ising) -> tuple[Tensor | None, Tensor | None]:
         None if J is None else J.reshape(-1, n, n),
         None if K is None else K.reshape(-1, n, n, n),
     )
+
+
+def in_memory(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """A contiguous tensor in this precision, whose numbers stand in memory as they are."""
+    if values.dtype == dtype and values.is_contiguous() and not values.is_neg():
+        return values
+    return values.detach().to(dtype).contiguous().resolve_neg()
 
 
 @kept(lambda mask, mask_shape, shape, lead: 8 * shape[:-1].numel() * (8 + shape[-1]))

@@ -15,7 +15,7 @@ import diabat
 from diabat.ising import Ising, pair_indices
 from diabat.ising.edges import DENSE_SPINS
 from diabat.samplers import UnsupportedError
-from diabat.samplers.banded import BandedSampler, native
+from diabat.samplers.banded import BandedSampler, compiled
 from diabat.testing import brute_force
 from diabat.testing.problems import Lead, make_problem
 
@@ -46,8 +46,8 @@ def test_the_band_is_found_in_the_couplings() -> None:
 
 def test_segments_are_formed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments of a few spins: most messages are formed twice."""
-    monkeypatch.setattr("diabat.samplers.banded.native._SEGMENT_BYTES", 1 << 12)
-    native.segment_of.cache_clear()
+    monkeypatch.setattr("diabat.samplers.banded.compiled._SEGMENT_BYTES", 1 << 12)
+    compiled.segment_of.cache_clear()
     ising = banded_problem((40, 29), 29, 3, seed=6, dtype=torch.float32)
     causal = torch.ones(29, 29, dtype=torch.bool).tril()
     ising = Ising(ising.fields, ising.couplings, causal)
@@ -139,10 +139,11 @@ def test_reads_of_problems_beside_strong_ones_are_theirs() -> None:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_gradients_of_mixed_strengths_are_those_of_logarithms(own: bool) -> None:
-    ising = mixed_problem(torch.float64, own=own)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_of_mixed_strengths_are_those_of_logarithms(dtype: torch.dtype, own: bool) -> None:
+    ising = mixed_problem(dtype, own=own)
     ising.fields[:, 2] *= 1000  # problems of one J that need different arithmetic
-    weights = torch.randn(3, 5, 9, generator=torch.Generator().manual_seed(1), dtype=F64)
+    weights = torch.randn(3, 5, 9, generator=torch.Generator().manual_seed(1), dtype=dtype)
     found = []
     for engine in ("native", "torch"):
         h, J = ising.fields.clone().requires_grad_(), ising.couplings.clone().requires_grad_()
@@ -150,17 +151,18 @@ def test_gradients_of_mixed_strengths_are_those_of_logarithms(own: bool) -> None
         ((weights * moments.probability).sum() + 0.1 * moments.log_partition.sum()).backward()
         found.append((h.grad, J.grad))
     for got, want in zip(*found, strict=True):
-        assert (got - want).abs().max() < 1e-10 * float(want.abs().max())
+        assert (got - want).abs().max() < TOLERANCE[dtype] * float(want.abs().max())
 
 
-def test_large_fields_far_from_strong_couplings_cost_nothing() -> None:
-    """Range is counted step by step: 2 |h| = 60 at one spin, 28 for the coupling of others, 80 allowed."""
+@pytest.mark.parametrize(("strong", "arithmetic"), [(0, "float32"), (10, "float64")])
+def test_large_fields_far_from_strong_couplings_cost_nothing(strong: int, arithmetic: str) -> None:
+    """Range is counted step by step: 2 |h| = 60 at one spin, 28 for the coupling of spins 9 and 10, 80 allowed."""
     n = 12
     h, pairs = torch.zeros(1, n), torch.zeros(n, n)
-    h[0, 0] = 30.0
+    h[0, strong] = 30.0
     pairs[9, 10] = pairs[10, 9] = 7.0
     got = BandedSampler(bandwidth=2).moments(Ising(h, pairs), correlations=True)
-    assert got.info["arithmetic"] == "float32"
+    assert got.info["arithmetic"] == arithmetic
     assert_moments(got, brute_force(Ising(h, pairs)), torch.float32, TOLERANCE[torch.float32])
 
 

@@ -205,7 +205,7 @@ def test_strong_problems(engine: Any) -> None:
 
 def test_segments_and_lanes_of_a_causal_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """n = 29 in segments of a few spins, all prefixes of one J; the torch engine has neither segments nor lanes."""
-    monkeypatch.setattr("diabat.samplers.banded.native._SEGMENT_BYTES", 1 << 12)
+    monkeypatch.setattr("diabat.samplers.banded.compiled._SEGMENT_BYTES", 1 << 12)
     ising = banded_problem((7, 29), 29, 3, seed=24, visible=causal(29))
     native, by_torch = (
         BandedSampler(bandwidth=3, engine="native"),

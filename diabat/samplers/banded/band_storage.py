@@ -7,77 +7,99 @@ stays a band), and the pattern gets a separate band.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from diabat.compute.loading import loaded
 from diabat.ising import Ising, pair_indices
 from diabat.ising.edges import Edges
-from diabat.samplers.banded.native import BandProblems, Rows
+from diabat.samplers.banded.torch import BandProblems
 from diabat.samplers.capabilities import UnsupportedError
-from diabat.samplers.flat import Flat, Integers, flat, flat_fields
+from diabat.samplers.flat import ZEROS, Flat, Integers, flat, in_memory
 from diabat.samplers.kept import kept
+
+_KERNEL = "diabat.samplers.banded.kernel"
+
+
+class Blocks(NamedTuple):
+    """Problems in blocks of lanes."""
+
+    own: bool  # whether the lanes of a block have different couplings
+    members: Integers  # problem of each lane, -1 for an empty one, [blocks, lanes]
+    work: Integers  # of each block, [blocks]
+    table: Integers  # what kernels read, see `kernel.opened`
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the fields and couplings of N problems with up to n visible spins are; tensors are on their device.
+    """Where the fields and couplings of N problems with up to n visible spins are.
 
     Attributes:
         width: Largest distance of coupled spins.
-        rows: Table of couplings and number of visible spins of each problem.
+        orders: Spin at each place, visible ones first, int64 [N, n].
+        lengths: Number of visible spins of each problem, int64 [N].
+        tables: Table of couplings of each problem, int64 [N], on the device of the problems, as those below.
         live: Which places have a spin, bool [N, n]; None for all.
-        order: Spin at each place, visible ones first, int64 [N, n]; None if all problems are prefixes.
+        order: As ``orders``; None if all problems are prefixes.
         place: Place of each spin, likewise.
-        inside: Whether there is a coupling J_{t,t-1-d} in each table, bool [K, n, w].
-        numbers: Numbers of the flat J whose mean it is, int64 [K, n, w]: J_jk and J_kj of a matrix, so that the
-            gradient of a symmetric J is symmetric, or one value of edges.
+        numbers: Numbers of the flat J whose mean J_{t,t-1-d} of each table is, int64 [.., K, n, w], -1 for none: J_jk
+            and J_kj of a matrix, so that the gradient of a symmetric J is symmetric, or one value of edges.
     """
 
     width: int
-    rows: Rows
+    orders: Integers
+    lengths: Integers
+    tables: Tensor
     live: Tensor | None
     order: Tensor | None
     place: Tensor | None
-    inside: Tensor
-    numbers: tuple[Tensor, ...]
+    numbers: Tensor
+    _blocks: dict[int, Blocks] = field(default_factory=dict, repr=False)
 
-    def problems(self, ising: Ising) -> BandProblems:
-        """The fields of visible spins in order, zero behind them, and couplings in the band; differentiable."""
-        h, (_, J, _) = self.by_place(flat_fields(ising)), ising.terms
-        if self.live is not None:
-            h = torch.where(self.live, h, 0)
-        if J is None or not J.numel():
-            return BandProblems(h, h.new_zeros(self.inside.shape), self.rows)
-        flat_J, (first, *others) = J.reshape(-1), self.numbers
-        bands = flat_J[first]
-        for index in others:
-            bands = bands + flat_J[index]
-        return BandProblems(h, bands * self.inside / len(self.numbers), self.rows)
+    def blocks(self, lanes: int) -> Blocks:
+        """Blocks of problems with similar lengths and, unless lanes have different ones, equal couplings."""
+        if lanes not in self._blocks:
+            (rows, n), lengths, numbers = self.orders.shape, self.lengths, self.numbers.numpy()
+            parts, count, _, width = numbers.shape
+            # If a quarter of the lanes share a table, this saves more than idle lanes cost.
+            own, tables = 4 * rows < lanes * count, self.tables.numpy()
+            key = np.zeros_like(tables) if own else tables
+            order, counts = np.lexsort((lengths, key)), np.bincount(key)
+            first_block = np.concatenate(([0], np.cumsum(-(-counts // lanes))))
+            place = np.arange(rows) - np.repeat(np.cumsum(counts) - counts, counts)
+            members = np.full((first_block[-1], lanes), -1, np.int64)
+            members[first_block[key[order]] + place // lanes, place % lanes] = order
+            work = 1 + np.where(members >= 0, lengths[members], 0).max(1)
+            cells, header = self.orders + np.arange(rows)[:, None] * n, (n, width, count, parts, rows, own)
+            arrays: tuple[Any, ...] = header, cells, lengths, tables, numbers
+            table = np.concatenate([np.ravel(t).astype(np.int64, copy=False) for t in arrays])
+            self._blocks[lanes] = Blocks(own, members, work, table)
+        return self._blocks[lanes]
 
-    def of_couplings(self, gradient: Tensor, J: Tensor) -> Tensor:
-        """The derivative by J as it is held, from that by the bands [K, n, w]."""
-        out, share = gradient.new_zeros(J.numel()), gradient * self.inside / len(self.numbers)
-        for index in self.numbers if len(out) else ():
-            out.index_put_((index,), share, accumulate=True)
-        return out.reshape(J.shape)
+    def problems(self, fields: Tensor, J: Tensor | None, rows: Any = slice(None)) -> BandProblems:
+        """Some problems with the fields [*batch, n] and J as it is held; differentiable, in float64."""
+        order, live = (None if t is None else t[rows] for t in (self.order, self.live))
+        h = fields.reshape(-1, fields.shape[-1])[rows].double()
+        h = h if order is None else h.gather(1, order)
+        h = h if live is None else torch.where(live, h, 0)
+        bands = h.new_zeros(self.numbers.shape[1:])
+        if J is not None and J.numel():
+            bands = torch.where(self.numbers >= 0, J.double().reshape(-1)[self.numbers], 0).mean(0)
+        return BandProblems(h, bands, self.tables[rows], live)
 
-    def by_place(self, values: Tensor) -> Tensor:
-        """Values by place from those per spin of the batch, both [N, n]."""
-        return values if self.order is None else values.gather(1, self.order)
+    def per_spin(self, values: Tensor, rows: Any = slice(None)) -> Tensor:
+        """Values per spin from those by place of some problems, also [..., N, n]; differentiable."""
+        return values if self.place is None else values.gather(-1, self.place[rows].expand(values.shape))
 
-    def per_spin(self, values: Tensor) -> Tensor:
-        """The inverse, also for [..., N, n]; differentiable."""
-        return values if self.place is None else values.gather(-1, self.place.expand(values.shape))
-
-    def per_pair(self, values: Tensor) -> Tensor:
+    def per_pair(self, values: Tensor, rows: Any = slice(None)) -> Tensor:
         """Values per pair of spins from those by pair of places, symmetric, both [N, n, n]."""
         if self.place is None:
             return values
-        index = self.place[:, None].expand(values.shape)
+        index = self.place[rows][:, None].expand(values.shape)
         return values.gather(2, index).mT.gather(2, index)
 
 
@@ -85,27 +107,24 @@ def band_layout(ising: Ising, width: int, count: int) -> Layout:
     """The layout of a batch with ``count`` different J; couplings at distances above ``width`` are ignored."""
     edges = None if ising.edges is None else np.ascontiguousarray(ising.edges.index.numpy(force=True))
     device = ising.fields.device
-    return _shared(flat(ising), count, width, device, None if edges is None else edges.tobytes())
+    return _layout(flat(ising), count, width, device, None if edges is None else edges.tobytes())
 
 
-def _bytes(problems: Flat, count: int, width: int, device: torch.device, edges: bytes | None) -> int:
+def _bytes(problems: Flat, count: int, width: int, device: torch.device, held: bytes | None) -> int:
     spins, kinds = problems.shape.numel(), count * len(problems.counts)
-    return 40 * spins + 17 * kinds * problems.shape[-1] * max(1, width) + len(edges or b"")
+    return 64 * spins + 48 * kinds * problems.shape[-1] * max(1, width) + len(held or b"")
 
 
 @kept(_bytes)
-def _shared(problems: Flat, count: int, width: int, device: torch.device, edges: bytes | None) -> Layout:
-    index = None if edges is None else np.frombuffer(edges, np.int64).reshape(-1, 2)
-    return _layout(problems, count, width, device, index)
-
-
-def _layout(problems: Flat, count: int, width: int, device: torch.device, edges: Integers | None) -> Layout:
+def _layout(problems: Flat, count: int, width: int, device: torch.device, held: bytes | None) -> Layout:
     """The layout for ``count`` matrices, or sets of values of edges [E, 2]."""
     n, w = problems.shape[-1], max(1, width)
-    if edges is None:
+    numbers: list[Any]
+    if held is None:
         edges = np.stack(pair_indices(n, width), 1)
         size, numbers = n * n, [edges @ (n, 1), edges @ (1, n)]
     else:
+        edges = np.frombuffer(held, np.int64).reshape(-1, 2)
         size, numbers = len(edges), [np.arange(len(edges))]
     # All prefixes have order 0.
     others = np.flatnonzero((problems.orders != np.arange(n)).any(1))
@@ -120,23 +139,16 @@ def _layout(problems: Flat, count: int, width: int, device: torch.device, edges:
     last, behind = np.maximum(one, other), np.abs(one - other)
     # Invisible spins move apart, and may leave the band.
     of_order, pair = np.nonzero((behind <= w) & (np.abs(edges[:, 0] - edges[:, 1]) <= width))
-    slots, inside = (
-        (of_order, last[of_order, pair], behind[of_order, pair] - 1),
-        np.zeros((len(orders), n, w), bool),
-    )
-    inside[slots] = True
+    at = np.full((len(numbers), len(orders), n, w), -1)
+    at[:, of_order, last[of_order, pair], behind[of_order, pair] - 1] = np.stack(numbers)[:, pair]
     table, kind = np.divmod(keys, len(orders))
-    index = []
-    for number in numbers:
-        at = np.zeros(inside.shape, np.int64)
-        at[slots] = number[pair]
-        index.append(at[kind] + (table * size)[:, None, None])
-    rows = Rows(tables, problems.num_visible, len(keys), n)
-    moved = orders[of_problem] if len(orders) > 1 else None
-    given = rows.live, moved, None if moved is None else moved.argsort(1), inside[kind], *index
+    at = np.where(at[:, kind] < 0, -1, at[:, kind] + (table * size)[:, None, None])
+    spins, lengths = orders[of_problem], problems.num_visible
+    live = None if (lengths == n).all() else np.arange(n) < lengths[:, None]
+    order, place = (spins, spins.argsort(1)) if len(others) else (None, None)
+    given: tuple[Any, ...] = tables, live, order, place, at
     found: list[Any] = [None if one is None else torch.from_numpy(one).to(device) for one in given]
-    live, order, place, mask, *places = found
-    return Layout(width, rows, live, order, place, mask, tuple(places))
+    return Layout(width, spins, lengths, *found)
 
 
 def band_width(ising: Ising, bandwidth: int | None, learned: bool) -> int:
@@ -151,14 +163,19 @@ def band_width(ising: Ising, bandwidth: int | None, learned: bool) -> int:
     n, J = ising.num_spins, ising.held_couplings
     if J is None or (bandwidth is not None and bandwidth >= n - 1):
         return min(bandwidth or 0, n - 1)
-    values = J.values if isinstance(J, Edges) else J
-    if bandwidth is None and (learned or (torch.is_grad_enabled() and values.requires_grad)):
-        return J.bandwidth if isinstance(J, Edges) else n - 1
-    values = values.detach()
-    if isinstance(J, Edges):
-        pairs = J.index[(values != 0).reshape(J.lead.numel(), J.count).any(0)]
+    edges, values = (J, J.values) if isinstance(J, Edges) else (None, J)
+    if bandwidth is None and (learned or (values.requires_grad and torch.is_grad_enabled())):
+        return n - 1 if edges is None else edges.bandwidth
+    if edges is None and values.is_cpu:
+        held, count = in_memory(values, values.dtype), values.shape[:-2].numel()
+        found: int = loaded(_KERNEL).reach(ZEROS[held.dtype], held.data_ptr(), count, n, bandwidth or 0)
+        if bandwidth is None or found <= bandwidth:
+            return found
+    used = values.detach() != 0
+    if edges is not None:
+        pairs = edges.index[used.reshape(edges.lead.numel(), edges.count).any(0)]
     else:
-        pairs = (values.flatten(0, -3).any(0) if values.ndim > 2 else values).nonzero()
+        pairs = (used.flatten(0, -3).any(0) if used.ndim > 2 else used).nonzero()
     distance = pairs.diff().abs()[:, 0]
     if bandwidth is None:
         return int(distance.max()) if len(pairs) else 0

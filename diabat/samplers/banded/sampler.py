@@ -16,8 +16,8 @@ from diabat.ising.checks import DTYPES
 from diabat.samplers.analytic import AnalyticSampler
 from diabat.samplers.answers import Moments, Samples, Solution
 from diabat.samplers.banded.band_storage import band_layout, band_width
-from diabat.samplers.banded.native import scratch_vectors, segment_of
-from diabat.samplers.banded.solution import BandSolution, Divided
+from diabat.samplers.banded.compiled import scratch_rows, segment_of
+from diabat.samplers.banded.solution import BandSolution
 from diabat.samplers.banded.torch import NUMBERS_PER_STATE, pinned_log_odds
 from diabat.samplers.capabilities import FROM_READS, Capabilities, UnsupportedError
 from diabat.samplers.folding import transformed
@@ -93,7 +93,7 @@ class BandedSampler(AnalyticSampler):
             if J is not None and self.bandwidth is not None and not h.is_cpu and self.engine != "native":
                 return self._unread(h, J, ising.visible)
             self._require(ising)
-            return BandSolution(ising, self._divided(ising, odds=True)).attached(ising)[0]
+            return self._solution(ising, odds=True).solved().attached(ising)[0]
 
     def _unread(self, h: Tensor, J: Tensor, visible: Tensor | None) -> Tensor:
         """Log-odds of a layer on another device than the CPU; no number is read there."""
@@ -114,31 +114,29 @@ class BandedSampler(AnalyticSampler):
     def solution(self, ising: Ising, *, odds: bool = False, seed: int = 0) -> Solution:
         """As in the base class, for all problems."""
         self._require(ising)
-        return BandSolution(ising, self._divided(ising, learned=True, odds=odds))
+        return self._solution(ising, learned=True, odds=odds).solved()
 
     def _moments(self, ising: Ising, correlations: bool, seed: int) -> Moments:
-        divided = self._divided(ising, ising.num_spins / 2 if correlations else 1)
-        found = BandSolution(ising, divided)
+        found = self._solution(ising, ising.num_spins / 2 if correlations else 1).solved()
         p, log_z = found.attached(ising)
         pairs = found.correlation() if correlations else None
-        return Moments(p, ising.visible_mask, pairs, log_z, info=divided.info)
+        return Moments(p, ising.visible_mask, pairs, log_z, info=found.info)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         # Reads are drawn in float64 at least.
-        divided = self._divided(ising, 1 + num_reads / 2**4, least=1)
-        keys = stream_keys(seed, ising.num_problems)
-        drawn = [part.solver.reads(num_reads, keys[part.chosen]) for part in divided.parts]
-        spins = divided.layout.per_spin(divided.joined(drawn, torch.int8).transpose(0, 1))
-        info = {"effective_beta": 1.0, **divided.info}
-        return Samples(spins.reshape(num_reads, *ising.fields.shape), ising.visible_mask, info=info)
+        found = self._solution(ising, 1 + num_reads / 2**4, least=1)
+        spins = found.reads(num_reads, stream_keys(seed, ising.num_problems))
+        return Samples(spins, ising.visible_mask, info={"effective_beta": 1.0, **found.info})
 
-    def _divided(self, ising: Ising, effort: float = 1, *, learned: bool = False, **options: Any) -> Divided:
+    def _solution(
+        self, ising: Ising, effort: float = 1, *, learned: bool = False, **options: Any
+    ) -> BandSolution:
         """The problems to solve; ``effort`` is the time relative to that of the marginals."""
         h, width, distinct = ising.fields, band_width(ising, self.bandwidth, learned), ising.num_couplings
         n = h.shape[-1]
         self._refuse_excess(n, width, problems=h.numel() // n, distinct=distinct, effort=effort)
         native, budget = self._is_native(h.device), int(self.memory_budget_mb * 2**20)
-        return Divided(ising, band_layout(ising, width, distinct), native, budget, **options)
+        return BandSolution(ising, band_layout(ising, width, distinct), native, budget, **options)
 
     def _require(self, ising: Ising) -> None:
         """As in the base class; numbers beyond its limit are found where their arithmetic is chosen."""
@@ -164,7 +162,7 @@ class BandedSampler(AnalyticSampler):
         memory = 16.0 * (n + 4) * distinct * states
         if width < 40:  # likewise
             segment = segment_of(n, max(1, width), effort > 1)
-            memory += VECTOR_BYTES * scratch_vectors(n, max(1, width), segment, 1)
+            memory += VECTOR_BYTES * scratch_rows(n, max(1, width), segment, 1)
         if seconds > self.max_seconds or memory > self.memory_budget_mb * 2**20:
             raise UnsupportedError(
                 "couplings",

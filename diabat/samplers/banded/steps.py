@@ -17,13 +17,13 @@ from __future__ import annotations
 from typing import Any
 
 from diabat.compute.jit import inner
-from diabat.compute.simd import add, constant, fma, load, mul, store, sub
+from diabat.compute.simd import add, constant, fma, item, load, mul, store, sub
 
 
 @inner
 def edge(like: Any, shared: Any, own: bool, rows: Any, x: int) -> Any:
     """e(x), shared by all lanes or different in each lane."""
-    return load(rows, x) if own else constant(like, shared[x])
+    return load(rows, x) if own else constant(like, item(shared, x))
 
 
 @inner

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,69 +22,93 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diabat.compute.counter_random import uniforms
-from diabat.samplers.banded.native import BandProblems
+
+if TYPE_CHECKING:
+    from diabat.samplers.banded.band_storage import Layout
 
 NUMBERS_PER_STATE = 30
 """Of the graph of autograd of the sums of a problem, per window state and spin, forward and backward."""
+
+
+class BandProblems(NamedTuple):
+    """Problems with couplings to the w previous spins, by place, in float64."""
+
+    fields: Tensor  # h, [Q, n], zero from the length of a problem on
+    bands: Tensor  # J_{t,t-1-d} at [k, t, d], [K, n, w] with w >= 1, zero where t-1-d < 0
+    tables: Tensor  # table of couplings of each problem, int64 [Q]
+    live: Tensor | None  # which places have a spin, bool [Q, n]; None for all
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
     """Problems with couplings to the w previous spins, and the log-odds of their spins."""
 
-    signs: Tensor  # ±1 of the spins of a window, [2^w, w]; bit d is spin t-1-d
-    live: Tensor  # whether spin t belongs to the problem, bool [Q, n]
-    odds: list[Tensor]  # o_t of all windows, n tensors [Q, 2^w]
+    odds: list[Tensor]  # o_t of all windows, n tensors [Q, 2^w]; bit d is spin t-1-d
     log_z: Tensor  # [Q]
+    live: Tensor | None  # whether spin t belongs to the problem, bool [Q, n]
 
 
-def chain(problems: BandProblems, which: slice = slice(None)) -> Chain:
-    """Log-odds and log Z of some problems, differentiable."""
-    fields, bands = problems.fields[which].double(), problems.bands.double()
-    (queries, n), width, device, rows = fields.shape, bands.shape[2], fields.device, problems.rows
-    tables, lengths = (torch.from_numpy(t[which]).to(device) for t in (rows.tables, rows.lengths))
-    index, spins = (torch.arange(size, device=device) for size in (1 << width, n))
-    signs = (2 * ((index[:, None] >> index[:width]) & 1) - 1).to(fields)
-    live = spins < lengths[:, None]
-    message, log_z, odds = fields.new_zeros(queries, 1 << width), fields.new_zeros(queries), []
-    for t in range(n - 1, -1, -1):
-        down, up = _later(message)
-        local = (bands[:, t] @ signs.T)[tables] + fields[:, t, None]
-        up, down = up + local, down - local
-        odds.append(up - down)
-        joined = _log_sum(up, down)
-        # Messages are relative to the reference window; log Z sums the factors.
-        scale = torch.where(live[:, t], joined[:, 0], 0)
-        log_z += scale
-        message = torch.where(live[:, t, None], joined - scale[:, None], 0)
-    return Chain(signs, live, odds[::-1], log_z)
+def chain(problems: BandProblems) -> Chain:
+    """Log-odds and log Z, differentiable."""
+    bands, tables = problems.bands, problems.tables
+    local = problems.fields[..., None] + (bands @ _signs(bands))[tables]
+    return _chain(local, problems.live)
+
+
+def _signs(like: Tensor) -> Tensor:
+    """±1 of the spins of all windows, [w, 2^w], for bands [.., w]."""
+    width = like.shape[-1]
+    index, bits = (torch.arange(size, device=like.device) for size in (1 << width, width))
+    return (2 * ((index >> bits[:, None]) & 1) - 1).to(like)
+
+
+def _chain(local: Tensor, live: Tensor | None, *, scaled: bool = True) -> Chain:
+    """The chain of h_t + Σ_d J_{t,t-1-d} s_{t-1-d} of all windows, [.., n, 2^w].
+
+    Messages are relative to the reference window if they are ``scaled``, and log Z sums the factors.
+    """
+    half = local.shape[-1] // 2
+    message, odds = torch.zeros_like(local[..., 0, :]), []
+    log_z = message[..., 0]
+    # A window is its oldest spin, and the others, to which the new one comes.
+    steps = local.unflatten(-1, (2, half)).unbind(-3)
+    for t in range(len(steps) - 1, -1, -1):
+        down, up = message.unflatten(-1, (1, half, 2)).unbind(-1)
+        own = torch.add(up - down, steps[t], alpha=2)
+        odds.append(own.flatten(-2))
+        message = (down - steps[t] + _softplus(own)).flatten(-2)
+        if scaled:
+            message = message if live is None else torch.where(live[..., t, None], message, 0)
+            scale = message[..., :1]
+            message, log_z = message - scale, log_z + scale[..., 0]
+    return Chain(odds[::-1], log_z, live)
 
 
 def marginals(c: Chain) -> Tensor:
     """P(s_t = +1), [Q, n], 0 beyond the length; differentiable."""
-    out, law = [], _first(c)
+    found, law = [], _first(c)
     for odds in c.odds:
         up, down = law * torch.sigmoid(odds), law * torch.sigmoid(-odds)
         total = up.sum(1)
-        out.append(total / (total + down.sum(1)))
+        found.append(total / (total + down.sum(1)))
         law = _slide(down, up)
-    return torch.where(c.live, torch.stack(out, 1), 0)
+    p = torch.stack(found, 1)
+    return p if c.live is None else torch.where(c.live, p, 0)
 
 
 def log_odds(c: Chain) -> Tensor:
     """Log P(s_t = +1) - log P(s_t = -1), [Q, n], 0 beyond the length; differentiable."""
-    out, law = (
-        [],
-        torch.zeros_like(c.log_z)[:, None],
-    )  # logarithms of the law of the windows, whose old spins exist
-    for odds in c.odds:
-        odds = odds[:, : law.shape[1]]
-        up, down = law - _softplus(-odds), law - _softplus(odds)
-        out.append(up.logsumexp(1) - down.logsumexp(1))
-        if law.shape[1] == len(c.signs):
-            up, down = (_log_sum(*half.chunk(2, 1)) for half in (up, down))
-        law = torch.stack((down, up), -1).flatten(-2)
-    return torch.where(c.live, torch.stack(out, 1), 0)
+    found, states = [], c.odds[0].shape[-1]
+    law = torch.zeros_like(c.odds[0][..., :1])  # logarithms, of the windows whose old spins exist
+    for own in c.odds:
+        own = own[..., : law.shape[-1]]
+        up = law + F.logsigmoid(own)
+        both = torch.stack((up - own, up), -1)
+        found.append(both.logsumexp(-2))
+        law = both.unflatten(-2, (2, -1)).logsumexp(-3) if own.shape[-1] == states else both
+        law = law.flatten(-2)
+    down, up = torch.stack(found, -2).unbind(-1)
+    return up - down if c.live is None else torch.where(c.live, up - down, 0)
 
 
 def pinned_log_odds(fields: Tensor, J: Tensor, visible: Tensor | None, width: int) -> Tensor:
@@ -91,71 +116,23 @@ def pinned_log_odds(fields: Tensor, J: Tensor, visible: Tensor | None, width: in
 
     Invisible spins are held at -1 by strong fields, and what they would add to the fields of others is taken back.
     """
-    n, half, h, J = fields.shape[-1], 1 << (width - 1), fields.double(), J.double()
+    n, h, J = fields.shape[-1], fields.double(), J.double()
     bands = [F.pad(J.diagonal(-d, -2, -1), (d, 0)) for d in range(1, width + 1)]  # J_{t,t-d} at t
     if visible is not None:
         hidden = (~visible).double()
         for d, band in enumerate(bands[: n - 1], 1):
             h = h + band * F.pad(hidden[..., :-d], (d, 0)) + F.pad(band[..., d:] * hidden[..., d:], (0, d))
         h = torch.where(visible, h, -40 - 2 * width * J.detach().abs().amax())
-    index = torch.arange(2 * half, device=h.device)
-    signs = 2 * ((index >> index[:width, None]) & 1).to(h) - 1  # bit d is spin t-1-d
-    local = h[..., None] + torch.stack(bands, -1) @ signs  # of all windows, [*batch, n, 2^w]
-    # A window is its oldest spin, and the others, to which the new one comes.
-    steps = local.unflatten(-1, (2, half)).unbind(-3)
-    message, odds, found = torch.zeros_like(local[..., 0, :]), [], []
-    for own in reversed(steps):
-        down, up = message.unflatten(-1, (1, half, 2)).unbind(-1)
-        odds.append(torch.add(up - down, own, alpha=2))
-        message = (down - own + F.softplus(odds[-1], threshold=40)).flatten(-2)
-    law = torch.zeros_like(message[..., :1])  # logarithms, of the windows whose old spins exist
-    for o in (o.flatten(-2) for o in reversed(odds)):
-        o = o[..., : law.shape[-1]]
-        up = law + F.logsigmoid(o)
-        both = torch.stack((up - o, up), -1)
-        found.append(both.logsumexp(-2))
-        law = both.unflatten(-2, (2, half)).logsumexp(-3) if o.shape[-1] == 2 * half else both
-        law = law.flatten(-2)
-    down, up = torch.stack(found, -2).unbind(-1)
-    result = (up - down).to(fields.dtype)
+    band = torch.stack(bands, -1)
+    result = log_odds(_chain(h[..., None] + band @ _signs(band), None, scaled=False)).to(fields.dtype)
     return result if visible is None else result.masked_fill(~visible, 0)
-
-
-def covariances(c: Chain, p: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Derivative of L = Σ v P + Σ u log Z with respect to h [Q, n] and J_{t,t-1-d} of each query [Q, n, w].
-
-    Both are covariances with f = Σ_j v_j ([s_j = +1] - P_j) + u, computed from the conditional mean of the contribution
-    of later spins to f, and the mean contribution of earlier spins.
-    """
-    gain, loss = v * (1 - p) * c.live, -v * p * c.live
-    later = [torch.zeros_like(c.odds[0])]
-    for t in range(len(c.odds) - 1, 0, -1):
-        low, high = _later(later[-1])
-        up, down = torch.sigmoid(c.odds[t]), torch.sigmoid(-c.odds[t])
-        later.append(up * (high + gain[:, t, None]) + down * (low + loss[:, t, None]))
-    law = _first(c)
-    earlier = law * u[:, None]
-    of_fields, of_couplings = [], []
-    for t, odds in enumerate(c.odds):
-        low, high = _later(later.pop())
-        up, down = torch.sigmoid(odds), torch.sigmoid(-odds)
-        live = c.live[:, t, None]
-        plus = up * (earlier + law * (high + gain[:, t, None]))
-        minus = down * (earlier + law * (low + loss[:, t, None]))
-        response = torch.where(live, plus - minus, 0)
-        of_fields.append(response.sum(1))
-        of_couplings.append(response @ c.signs)
-        earlier = _slide(down * (earlier + law * loss[:, t, None]), up * (earlier + law * gain[:, t, None]))
-        law = _slide(down * law, up * law)
-    return torch.stack(of_fields, 1), torch.stack(of_couplings, 1)
 
 
 def pairs(c: Chain) -> Tensor:
     """<s_j s_k>, [Q, n, n], 0 beyond the length; one pass propagates the signed laws of all earlier spins."""
-    n = len(c.odds)
-    out = torch.zeros(*c.live.shape, n, dtype=c.log_z.dtype, device=c.log_z.device)
-    signed = out.new_zeros(len(out), 0, c.odds[0].shape[1])
-    law = _first(c)
+    n, law = len(c.odds), _first(c)
+    out = law.new_zeros(len(law), n, n)
+    signed = law.new_zeros(len(law), 0, law.shape[1])
     for t, odds in enumerate(c.odds):
         up, down = torch.sigmoid(odds)[:, None], torch.sigmoid(-odds)[:, None]
         out[:, t, :t] = (signed * (up - down)).sum(2)
@@ -164,82 +141,101 @@ def pairs(c: Chain) -> Tensor:
         law = _slide(low, high)[:, 0]
         out[:, t, t] = 0.5
     out = out + out.mT
-    return out * c.live[:, :, None] * c.live[:, None, :]
+    return out if c.live is None else out * c.live[:, :, None] * c.live[:, None, :]
 
 
 def reads(c: Chain, keys: NDArray[np.uint64], num_reads: int) -> Tensor:
-    """Independent draws of all problems, whose streams are the keys [Q], int8 [Q, R, n]."""
+    """Independent draws of all problems, whose streams are the keys [Q], int8 [R, Q, n]; -1 beyond the length."""
     window = torch.zeros(num_reads, *c.log_z.shape, dtype=torch.long, device=c.log_z.device)
     first, spins = np.arange(num_reads)[:, None] * len(c.odds), []
     for t, odds in enumerate(c.odds):
         u = torch.from_numpy(uniforms(keys, first + t)).to(window.device)
         plus = u < torch.sigmoid(odds.T.gather(0, window))
-        window = ((window << 1) | plus.long()) & (len(c.signs) - 1)
-        spins.append(torch.where(plus & c.live[:, t], 1, -1).to(torch.int8))
-    return torch.stack(spins, -1).transpose(0, 1)
+        window = ((window << 1) | plus.long()) & (odds.shape[1] - 1)
+        spins.append(plus)
+    up = torch.stack(spins, -1) if c.live is None else torch.stack(spins, -1) & c.live
+    return 2 * up.to(torch.int8) - 1
+
+
+def solved(
+    layout: Layout, fields: Tensor, J: Tensor | None, rows: Any = slice(None), *, odds: bool
+) -> tuple[Tensor, Tensor]:
+    """P(s = +1) or log-odds [Q, n], 0 for invisible spins, and log Z [Q] of some problems; differentiable."""
+    c = chain(layout.problems(fields, J, rows))
+    return layout.per_spin(log_odds(c) if odds else marginals(c), rows), c.log_z
 
 
 class Logarithms:
-    """Problems that these operations solve in parts that fit in a budget of bytes."""
+    """Some problems of a batch; as `Compiled`, but for the arithmetic.
 
-    def __init__(self, problems: BandProblems, budget: int) -> None:
-        self._problems, self._budget = problems, budget
+    Args:
+        fields: Of the batch.
+        J: As it is held, or None.
+        layout: Its couplings in a band.
+        rows: The problems, as integers or as the slice of all.
+        budget: Bytes.
+        odds: Request log-odds in place of P(s = +1).
+    """
 
-    def solve(self, *, odds: bool) -> tuple[Tensor, Tensor]:
-        """P(s = +1) or log-odds [P, n], 0 beyond the length, and log Z [P]."""
+    kind = 2
+
+    def __init__(
+        self, fields: Tensor, J: Tensor | None, layout: Layout, rows: Any, budget: int, *, odds: bool
+    ) -> None:
+        self.rows, self._layout, self._budget, self._odds = rows, layout, budget, odds
+        self._h, self._J = fields.detach(), None if J is None else J.detach()
+
+    def solve(self) -> tuple[Tensor, Tensor]:
+        """P(s = +1) or log-odds [P, n], 0 for invisible spins, and log Z [P]."""
         with torch.no_grad():
-            found = [sums(chain(self._problems, part), odds=odds) for part in self._parts(2)]
-        self._x, log_z = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return self._x.clone(), log_z  # callers may change it
+            found = [solved(self._layout, self._h, self._J, part, odds=self._odds) for part in self._parts(2)]
+        x, log_z = (torch.cat(values) for values in zip(*found, strict=True))
+        return x, log_z
 
-    def gradient(self, v: Tensor, u: Tensor, *, odds: bool) -> tuple[Tensor, Tensor]:
-        """dL/dh [P, n] and dL/dJ [K, n, w] of L = Σ v x + Σ u log Z, x as from `solve`, which went before; float64."""
-        h, J, rows = self._problems
-        if odds:  # where P underflows, its logarithm has a derivative
-            h, J = (t.detach().double().requires_grad_() for t in (h, J))
-            for part in self._parts(NUMBERS_PER_STATE):
-                with torch.enable_grad():
-                    x, log_z = sums(chain(BandProblems(h, J, rows), part), odds=True)
-                    ((x * v[part]).sum() + (log_z * u[part]).sum()).backward(inputs=(h, J))
-            return h.grad, J.grad
-        of_fields, of_bands = [], torch.zeros_like(J, dtype=torch.float64)
-        tables, p, v, u = torch.from_numpy(rows.tables).to(J.device), self._x, v.double(), u.double()
-        for part in self._parts(2):
-            one, of_tables = covariances(chain(self._problems, part), p[part], v[part], u[part])
-            of_fields.append(one)
-            of_bands.index_add_(0, tables[part], of_tables)
-        return torch.cat(of_fields), of_bands
+    def gradient(self, v: Tensor, u: Tensor | None, out: Tensor | None) -> Tensor:
+        """dL/dh [P, n] of L = Σ v x + Σ u log Z; adds dL/dJ to ``out`` as J is held."""
+        leaves = [t.double().detach().requires_grad_() for t in (self._h, self._J) if t is not None]
+        h, J = leaves if len(leaves) == 2 else (leaves[0], None)
+        v, u = v.reshape(-1, v.shape[-1]), None if u is None else u.reshape(-1)
+        for part in self._parts(NUMBERS_PER_STATE):
+            with torch.enable_grad():
+                x, log_z = solved(self._layout, h, J, part, odds=self._odds)
+                loss = (x * v[part]).sum() + (0 if u is None else (log_z * u[part]).sum())
+                loss.backward(inputs=leaves)
+        of_h, of_J = h.grad, None if J is None else J.grad
+        assert of_h is not None
+        if out is not None and of_J is not None:  # there may be no edges
+            out += of_J.reshape(-1)
+        return of_h.reshape(v.shape)[self.rows]
 
     def pairs(self) -> Tensor:
-        """<s_j s_k>, [P, n, n]."""
-        return torch.cat([pairs(chain(self._problems, part)) for part in self._parts(2)])
+        """<s_j s_k>, [P, n, n], 0 for invisible spins."""
+        return torch.cat([self._layout.per_pair(pairs(self._chain(part)), part) for part in self._parts(2)])
 
     def reads(self, num_reads: int, keys: NDArray[np.uint64]) -> Tensor:
-        """Independent draws, int8 [P, R, n]; ``keys`` are the streams, [P]."""
+        """Independent draws, int8 [R, P, n], -1 for invisible spins; ``keys`` are the streams of all problems."""
         parts = self._parts(2, num_reads * 32)  # a uniform, a window and spins
-        return torch.cat([reads(chain(self._problems, part), keys[part], num_reads) for part in parts])
+        found = [
+            self._layout.per_spin(reads(self._chain(part), keys[part], num_reads), part) for part in parts
+        ]
+        return torch.cat(found, 1)
 
-    def _parts(self, numbers: int, more: int = 0) -> Iterator[slice]:
+    def _chain(self, part: Any) -> Chain:
+        return chain(self._layout.problems(self._h, self._J, part))
+
+    def _parts(self, numbers: int, more: int = 0) -> Iterator[Any]:
         """Problems that need so many numbers per state and spin, and so many bytes more each."""
-        (total, n), width = self._problems.fields.shape, self._problems.bands.shape[2]
+        n, width = self._layout.numbers.shape[2:]
         step = max(1, self._budget // (8 * (numbers * (n + 4) << width) + more))
-        return (slice(start, start + step) for start in range(0, total, step))
-
-
-def sums(c: Chain, *, odds: bool) -> tuple[Tensor, Tensor]:
-    """P(s = +1) or log-odds [Q, n], 0 beyond the length, and log Z [Q]; differentiable."""
-    return log_odds(c) if odds else marginals(c), c.log_z
-
-
-def _log_sum(up: Tensor, down: Tensor) -> Tensor:
-    """log(e^up + e^down); second derivatives of torch.logaddexp are NaN if the arguments are far apart."""
-    odds = up - down
-    return torch.where(odds > 0, up + _softplus(-odds), down + _softplus(odds))
+        total = len(self._layout.tables) if isinstance(self.rows, slice) else len(self.rows)
+        for start in range(0, total, step):
+            part = slice(start, min(start + step, total))
+            yield part if isinstance(self.rows, slice) else self.rows[part]
 
 
 def _softplus(x: Tensor) -> Tensor:
     """log(1 + e^x), exact to rounding on the whole line."""
-    return torch.nn.functional.softplus(x, threshold=40)
+    return F.softplus(x, threshold=40)
 
 
 def _first(c: Chain) -> Tensor:
@@ -247,12 +243,6 @@ def _first(c: Chain) -> Tensor:
     law = torch.zeros_like(c.odds[0])
     law[:, 0] = 1
     return law
-
-
-def _later(message: Tensor) -> tuple[Tensor, Tensor]:
-    """Entries of the windows 2x' and 2x'+1 that follow window x = (oldest, x'), both [Q, 2^w]."""
-    down, up = message[..., 0::2], message[..., 1::2]
-    return torch.cat((down, down), -1), torch.cat((up, up), -1)
 
 
 def _slide(down: Tensor, up: Tensor) -> Tensor:

@@ -6,113 +6,108 @@ from typing import Any
 
 from diabat.compute.compiled_random import uniform
 from diabat.compute.jit import inner, jit
-from diabat.compute.simd import load, store, sub
+from diabat.compute.simd import item, load, skip, store, sub
 from diabat.samplers.banded.kernel import (
-    fill_own_edges,
+    Work,
+    advance,
     half_size,
     load_block,
-    open_window,
-    shared_row,
+    opened,
     sweep_back,
 )
-from diabat.samplers.banded.steps import forward
 
 
 @jit
-def run_pairs(start: int, stop: int, blocks: Any, problems: Any, work: Any, pairs: Any) -> None:
-    """Fill <s_j s_k> of all pairs, [N, n, n], up to the length of each problem; n²/2 steps per block.
+def run_pairs(start: int, stop: int, plan: Any, scratch: Any, pairs: Any) -> None:
+    """Fill <s_j s_k> of all pairs of visible spins, [N, n, n]; n²/2 steps per block.
 
     α of the whole law gives the totals; then for every j the same sums, signed by s_j, continue from spin j.
     """
-    states = work.beta.shape[1]
+    work = opened(plan, scratch, start > stop)
+    n = work.n
+    states = work.states
     for b in range(start, stop):
-        block = blocks[b]
-        n = load_block(block, problems, work)
-        if n == 0:
+        length = load_block(b, work)
+        if length == 0:
             continue
-        sweep_back(n, block, problems, work)
-        now = 0
-        for j in range(n):
-            half = half_size(j, states)
-            high, low = _advance(block, problems, work, work.alpha[now], work.alpha[1 - now], j, half, states)
-            now = 1 - now
-            store(work.sources[0], j, high)
-            store(work.sources[1], j, low)
-            signed = work.alpha_dot
-            for x in range(half):
-                store(signed[0], 2 * x + 1, load(work.alpha[now], 2 * x + 1))
-                minus = load(work.alpha[now], 2 * x)
-                store(signed[0], 2 * x, sub(sub(minus, minus), minus))
+        sweep_back(length, work)
+        for j in range(length):
+            old, new = skip(work.alpha, (j & 1) * states), skip(work.alpha, (~j & 1) * states)
+            later = skip(work.beta, j * states)
+            high, low = advance(work, new, old, later, j)
+            store(work.gain, j, high)
+            store(work.loss, j, low)
+            for x in range(half_size(j, states)):
+                store(work.alpha_dot, 2 * x + 1, load(new, 2 * x + 1))
+                minus = load(new, 2 * x)
+                store(work.alpha_dot, 2 * x, sub(sub(minus, minus), minus))
             at = 0
-            for k in range(j + 1, n):
-                half = half_size(k, states)
-                high, low = _advance(block, problems, work, signed[at], signed[1 - at], k, half, states)
+            for k in range(j + 1, length):
+                signed, other = skip(work.alpha_dot, at * states), skip(work.alpha_dot, (1 - at) * states)
+                high, low = advance(work, other, signed, skip(work.beta, k * states), k)
                 at = 1 - at
-                store(work.rows, 0, sub(high, low))
-                for q in range(len(block)):
-                    if k < work.ends[q]:
-                        pairs[block[q], k, j] = work.rows[0, q]
-        _normalise(block, work, pairs)
+                store(work.small, 0, sub(high, low))
+                for q in range(work.lanes):
+                    if k < item(work.ends, q):
+                        row = item(work.block, q)
+                        one, two = item(work.cells, row * n + k), item(work.cells, row * n + j)
+                        pairs[row, one - row * n, two - row * n] = item(work.small, q)
+        _normalise(work, pairs)
 
 
 @inner
-def _advance(block: Any, problems: Any, work: Any, old: Any, new: Any, t: int, half: int, states: int) -> Any:
-    if problems.own:
-        fill_own_edges(block, problems, work, t, half)
-    shared = problems.edges[shared_row(problems.own, problems.tables, block, t)]
-    open_window(old, t, half, states)
-    up, down = load(work.weights[0], t), load(work.weights[1], t)
-    return forward(new, old, work.beta[t], shared, problems.own, work.edges, up, down, half)
-
-
-@inner
-def _normalise(block: Any, work: Any, pairs: Any) -> None:
+def _normalise(work: Work, pairs: Any) -> None:
     """Divide <s_j s_k> by the total of step k, which is 1 up to rounding, and mirror it."""
-    for q in range(len(block)):
-        for k in range(work.ends[q]):
-            total = work.sources[0, k, q] + work.sources[1, k, q]
+    for q in range(work.lanes):
+        row = item(work.block, q)
+        first = row * work.n
+        for k in range(item(work.ends, q)):
+            total = item(work.gain, k * work.lanes + q) + item(work.loss, k * work.lanes + q)
+            one = item(work.cells, first + k) - first
             for j in range(k):
-                pairs[block[q], k, j] /= total
-                pairs[block[q], j, k] = pairs[block[q], k, j]
-            pairs[block[q], k, k] = 1.0
+                other = item(work.cells, first + j) - first
+                pairs[row, one, other] /= total
+                pairs[row, other, one] = pairs[row, one, other]
+            pairs[row, one, one] = 1.0
 
 
 @jit
-def run_reads(start: int, stop: int, blocks: Any, problems: Any, work: Any, keys: Any, spins: Any) -> None:
+def run_reads(start: int, stop: int, plan: Any, scratch: Any, keys: Any, spins: Any) -> None:
     """Draw independent reads, int8 ±1 [R, N, n]: each spin from its law given the window before it.
 
-    Read r of spin t uses number r·n + t of the stream of its problem, whose ``keys`` are uint64 [N].  Work has one
-    segment with all spins.
+    Read r of the spin at place t uses number r·n + t of the stream of its problem, whose ``keys`` are uint64 [N].  Work
+    has one segment with all spins.
     """
-    states = work.beta.shape[1]
+    work = opened(plan, scratch, start > stop)
+    n = work.n
     for b in range(start, stop):
-        block = blocks[b]
-        n = load_block(block, problems, work)
-        if n:
-            sweep_back(n, block, problems, work)
-        for q in range(len(block)):
-            row = block[q]
-            for r in range(spins.shape[0] if row >= 0 else 0):
+        length = load_block(b, work)
+        if length:
+            sweep_back(length, work)
+        for q in range(work.lanes):
+            row = item(work.block, q)
+            for r in range(spins.shape[0] if item(work.ends, q) >= 0 else 0):
                 window = 0
-                for t in range(work.ends[q]):
-                    half = half_size(t, states)
-                    e = _edge_of(problems, row, t, window)
-                    later = 2 * (window & (half - 1))
-                    high = work.weights[0, t, q] * e * work.beta[t, later + 1, q]
-                    low = work.weights[1, t, q] / e * work.beta[t, later, q]
-                    plus = uniform(keys[row], r * spins.shape[2] + t) * (high + low) < high
-                    spins[r, row, t] = 1 if plus else -1
-                    window = later + (1 if plus else 0)
+                for t in range(item(work.ends, q)):
+                    half, at = half_size(t, work.states), t * work.lanes + q
+                    e = _edge_of(work, item(work.tables, row) * n + t, window)
+                    after = 2 * (window & (half - 1))
+                    later = t * work.states + after
+                    high = item(work.up, at) * e * item(work.beta, (later + 1) * work.lanes + q)
+                    low = item(work.down, at) / e * item(work.beta, later * work.lanes + q)
+                    plus = uniform(keys[row], r * n + t) * (high + low) < high
+                    spins[r, row, item(work.cells, row * n + t) - row * n] = 1 if plus else -1
+                    window = after + (1 if plus else 0)
 
 
 @inner
-def _edge_of(problems: Any, row: int, t: int, window: int) -> float:
-    """e(window) of one problem."""
-    k = problems.tables[row]
-    if not problems.own:
-        return problems.edges[k, t, window]
-    e = problems.base[k, t]
-    for d in range(problems.factors.shape[2]):
+def _edge_of(work: Work, at: int, window: int) -> float:
+    """e(window) of one problem and spin."""
+    width = work.width
+    if not work.own:
+        return item(work.shared, (at << width) + window)
+    e = item(work.shared, at)
+    for d in range(width):
         if window >> d & 1:
-            e *= problems.factors[k, t, d]
+            e *= item(work.factors, at * width + d)
     return e

@@ -23,7 +23,7 @@ from diabat.samplers.answers import Solution
 from diabat.samplers.call_checks import LARGEST
 from diabat.samplers.derivatives import smooth_gradient
 from diabat.samplers.exact.operators import MARGIN, smooth_moments
-from diabat.samplers.flat import Flat, flat
+from diabat.samplers.flat import ZEROS, Flat, flat, in_memory
 from diabat.samplers.folding import refuse_batched_cotangent
 from diabat.samplers.kept import kept
 
@@ -34,7 +34,6 @@ _LEAST_SPINS = 6  # problems of fewer spins get phantom spins
 _REACH = 600.0
 """Largest difference between the exponent of a state and a reference at which sums have all digits of float64."""
 _LARGEST = {torch.float32: 72.0, torch.float64: 690.0}  # strength, see `kernel_tables`
-_REAL: dict[torch.dtype, Any] = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
 _STATES_PER_THREAD = 1 << 20
 _PAIR_BYTES = 1 << 25  # memory for the sums of pairs of some blocks
 _KEPT_ROWS = 1 << 15  # of scratch that is kept between calls, 2 MB
@@ -64,7 +63,7 @@ class Plan:
         self, rows: Array, couplings: Array, members: Array, shape: tuple[int, int], dtype: torch.dtype,
         *, strong: bool = False,
     ) -> None:  # fmt: skip
-        (number, n), zero = shape, _REAL[dtype]
+        (number, n), zero = shape, ZEROS[dtype]
         most, lanes = max(_LEAST_SPINS, members.shape[1]), lanes_of(zero.dtype)
         self.most = most
         spins = (members < n).sum(1)
@@ -205,8 +204,8 @@ class _Pass:
     def __init__(self, plan: Plan, h: Tensor, J: Tensor | None, odds: bool, correlations: bool) -> None:
         self.plan, self._odds, dtype = plan, odds, plan.dtype
         number, n = plan.shape
-        self._h = _numbers(h, dtype)
-        self._J = torch.from_numpy(plan.no_couplings) if J is None else _numbers(J, dtype)
+        self._h = in_memory(h, dtype)
+        self._J = torch.from_numpy(plan.no_couplings) if J is None else in_memory(J, dtype)
         self.result = (h.new_empty if plan.whole else h.new_zeros)(h.shape, dtype=dtype)
         # P(s = +1), P(s = -1), and the sums of weights and log Z of each problem
         self._kept = (np.empty if plan.whole else np.zeros)(2 * number * (n + 1), plan.zero.dtype)
@@ -228,7 +227,7 @@ class _Pass:
     def gradient(self, v: Tensor, u: Tensor | None, out: Array | None) -> Tensor:
         """dL/dh in the shape of v; adds dL/dJ to ``out``, float64 [C, n, n], unless it is None; lost ones have any."""
         plan, dtype = self.plan, self.plan.dtype
-        v, u = _numbers(v, dtype), None if u is None else _numbers(u, dtype)
+        v, u = in_memory(v, dtype), None if u is None else in_memory(u, dtype)
         fields = (v.new_empty if plan.whole else v.new_zeros)(v.shape, dtype=dtype)
         plan.backward(
             self.lost, self._h.data_ptr(), self._J.data_ptr(),
@@ -311,13 +310,6 @@ class CompiledSolution(Solution):
         """The result and log Z by operators, in float64."""
         ising = Ising(fields.double(), None if J is None else J.double(), self._ising.visible, check=False)
         return smooth_moments(ising, odds=self._odds)
-
-
-def _numbers(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor in this precision, whose numbers stand in memory as they are."""
-    if values.dtype == dtype and values.is_contiguous() and not values.is_neg():
-        return values
-    return values.detach().to(dtype).contiguous().resolve_neg()
 
 
 @lru_cache(maxsize=16)
