@@ -29,6 +29,7 @@ def cases() -> list[Case]:
         *variants(),
         *causal(),
         *mean_field(),
+        *few_banded(),
         *banded(),
     ]
 
@@ -211,6 +212,38 @@ def mean_field() -> list[Case]:
         target = {n: 1 / (0.9 if n <= 256 else 0.7) for n in taken}
         peer = {"damped iteration": Peer(partial(theirs, own=own, way=way), target)}
         found.append(Case(name, partial(ours, own=own), taken, "n", "problem", peer))
+    return found
+
+
+def few_banded() -> list[Case]:
+    """The public call from tensors: a chain against messages in torch, wider bands against enumeration."""
+    sizes = {
+        f"{n}, {w}, {queries}": (n, w, queries) for n, w, queries in ((8, 1, 1), (16, 3, 1), (16, 3, 64))
+    }
+    chain, *bands = sizes
+
+    def by(backend: str, width: int) -> Callable[[Tensor, Tensor], Tensor]:
+        sampler = diabat.sampler(backend, **({"bandwidth": width} if backend == "banded" else {}))
+        return lambda h, J: sampler.moments(Ising(h, J)).probability
+
+    def forward(solve: Callable[[int], Any], size: str) -> Work:
+        n, width, queries = sizes[size]
+        ising, probabilities = in_a_band(queries, n, width), solve(width)
+        return Work(partial(probabilities, ising.fields, couplings(ising)))
+
+    def both(solve: Callable[[int], Any], size: str) -> Work:
+        n, width, queries = sizes[size]
+        return Work(differentiated(solve(width), in_a_band(queries, n, width)).call)
+
+    found = []
+    for name, way in (("forward", forward), ("gradients", both)):
+        messages = {"messages": Peer(partial(way, lambda _: peers.chain_messages), 1 / 0.8)}
+        enumeration = {"exact": Peer(partial(way, partial(by, "exact")), 1.0)}
+        ours = partial(way, partial(by, "banded"))
+        found += [
+            Case(f"banded/one chain, {name}", ours, [chain], "n, w, problems", peers=messages),
+            Case(f"banded/few spins, {name}", ours, bands, "n, w, problems", peers=enumeration),
+        ]
     return found
 
 

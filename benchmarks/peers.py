@@ -151,6 +151,19 @@ def transfer_matrix_log_z(h: Tensor, J: Tensor, width: int) -> Tensor:
     return message[:, 0]
 
 
+def chain_messages(h: Tensor, J: Tensor) -> Tensor:
+    """P(s = +1) of chains [batch, n] with the couplings next to the diagonal of J, by messages in both directions."""
+    spin = torch.tensor([-1.0, 1.0])
+    local, links = h[..., None] * spin, J.diagonal(1)[:, None, None] * (spin[:, None] * spin)
+    fields = torch.stack((local, local.flip(1))).unbind(2)
+    pairs = torch.stack((links, links.flip(0)), 1)[:, :, None].unbind(0)
+    messages = [torch.zeros_like(fields[0])]  # of the spins before, and of those behind, [2, batch, 2]
+    for field, pair in zip(fields, pairs, strict=False):
+        messages.append(torch.logsumexp((messages[-1] + field)[..., None] + pair, -2))
+    before, behind = torch.stack(messages, 2)
+    return (before + behind.flip(1) + local).softmax(-1)[..., 1]
+
+
 class Softmax(nn.Module):
     """Causal attention with torch's fused softmax, and projections."""
 
