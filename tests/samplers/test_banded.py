@@ -13,6 +13,7 @@ from torch import Tensor
 
 import diabat
 from diabat.ising import Ising, pair_indices
+from diabat.ising.checks import IsingError
 from diabat.ising.edges import DENSE_SPINS
 from diabat.samplers import UnsupportedError
 from diabat.samplers.banded import BandedSampler, compiled
@@ -329,6 +330,18 @@ def test_changes_in_place_reach_no_gradient() -> None:
     fields.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         p.sum().backward()
+
+
+@pytest.mark.parametrize("value", [2e9, math.inf, math.nan])
+@pytest.mark.parametrize("odds", [False, True])
+def test_unchecked_numbers_beyond_the_limit_are_refused(odds: bool, value: float) -> None:
+    """They are found where the arithmetic of a problem is; those of invisible spins are not read."""
+    h, sampler = torch.zeros(2, 4), BandedSampler(bandwidth=1)
+    h[1, 2] = value
+    with pytest.raises(IsingError, match=r"^fields: "):
+        sampler.solution(Ising(h, torch.zeros(4, 4), check=False), odds=odds)
+    found = sampler.solution(Ising(h, torch.zeros(4, 4), h == 0, check=False), odds=odds)
+    assert torch.equal(found.result[h == 0], torch.full((7,), 0.0 if odds else 0.5))
 
 
 def test_a_layer_takes_one_autograd_function() -> None:
