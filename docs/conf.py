@@ -36,6 +36,8 @@ templates_path = ["_templates"]
 autosummary_ignore_module_all = False
 autodoc_typehints = "none"  # docstrings give types, shapes and dtypes; signatures stay short
 autodoc_member_order = "bysource"
+# Else attributes that a base class describes as well would be described twice.
+autodoc_inherit_docstrings = False
 toc_object_entries_show_parents = "hide"  # "On this page" says step, not BoltzmannAttention.step
 napoleon_use_rtype = False
 default_role = "code"

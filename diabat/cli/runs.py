@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -148,12 +149,14 @@ def compare_backends(
     couplings of a trained model.  A PROBLEM takes the place of the random ones, as fidelity.problem=FILE does.  It is
     a file as of 'diabat sample', or - for standard input.  Any other file is a CONFIG.
     """
-    from diabat.ising.problem_files import is_problem
     from diabat.lab.config import load_config
 
     name, changes = arguments.config_and_overrides(config, overrides)
-    if name is not None and is_problem(name):
-        name, changes = None, [f"fidelity.problem={json.dumps(name)}", *changes]
+    if name is not None and (name == "-" or os.path.isfile(name)):
+        from diabat.ising.problem_files import is_problem  # with torch
+
+        if is_problem(name):
+            name, changes = None, [f"fidelity.problem={json.dumps(name)}", *changes]
     resolved = load_config(name or "fidelity", changes, trust=trust)
     require_writable(figure)
     from diabat.documents.errors import of_section

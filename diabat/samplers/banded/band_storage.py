@@ -17,12 +17,20 @@ from torch import Tensor
 from diabat.compute.loading import loaded
 from diabat.ising import Ising, pair_indices
 from diabat.ising.edges import Edges
-from diabat.samplers.banded.torch import BandProblems
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.flat import ZEROS, Flat, Integers, flat, in_memory
 from diabat.samplers.kept import kept
 
 _KERNEL = "diabat.samplers.banded.kernel"
+
+
+class BandProblems(NamedTuple):
+    """Problems with couplings to the w previous spins, by place, in float64."""
+
+    fields: Tensor  # h, [Q, n], zero from the length of a problem on
+    bands: Tensor  # J_{t,t-1-d} at [k, t, d], [K, n, w] with w >= 1, zero where t-1-d < 0
+    tables: Tensor  # table of couplings of each problem, int64 [Q]
+    live: Tensor | None  # which places have a spin, bool [Q, n]; None for all
 
 
 class Blocks(NamedTuple):

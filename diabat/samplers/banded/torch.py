@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,21 +22,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diabat.compute.counter_random import uniforms
-
-if TYPE_CHECKING:
-    from diabat.samplers.banded.band_storage import Layout
+from diabat.samplers.banded.band_storage import BandProblems, Layout
 
 NUMBERS_PER_STATE = 30
 """Of the graph of autograd of the sums of a problem, per window state and spin, forward and backward."""
-
-
-class BandProblems(NamedTuple):
-    """Problems with couplings to the w previous spins, by place, in float64."""
-
-    fields: Tensor  # h, [Q, n], zero from the length of a problem on
-    bands: Tensor  # J_{t,t-1-d} at [k, t, d], [K, n, w] with w >= 1, zero where t-1-d < 0
-    tables: Tensor  # table of couplings of each problem, int64 [Q]
-    live: Tensor | None  # which places have a spin, bool [Q, n]; None for all
 
 
 @dataclass(frozen=True, eq=False)
