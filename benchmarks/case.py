@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -48,8 +49,9 @@ class Peer:
     @property
     def installed(self) -> bool:
         """Whether its module can be imported."""
-        package = self.module.partition(".")[0]  # find_spec raises an error where the package is missing
-        return not package or (find_spec(package) is not None and find_spec(self.module) is not None)
+        with suppress(ModuleNotFoundError):  # of a package above it
+            return not self.module or find_spec(self.module) is not None
+        return False
 
     def takes(self, size: Any) -> bool:
         """Whether it is measured at a size."""
