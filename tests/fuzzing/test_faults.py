@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 # Files that are written under their own name: what a kill leaves is half of one.
 CARELESS = """
 import sys
-import diabat.lab.training.checkpoint, diabat.heads.games.store, diabat.heads.calibration.file
+import diabat.checkpoints, diabat.heads.games.store, diabat.heads.calibration.file
 def careless(path, content):
     with open(path, "wb") as file:
         file.write(content)
-for module in (diabat.lab.training.checkpoint, diabat.heads.games.store, diabat.heads.calibration.file):
+for module in (diabat.checkpoints, diabat.heads.games.store, diabat.heads.calibration.file):
     module.replace_file = careless
 from fuzz.faults.__main__ import main
 sys.exit(main(sys.argv[1:]))
