@@ -116,8 +116,13 @@ def test_what_the_guide_imports_is_listed() -> None:
 
 
 def test_packages_are_there_after_importing_the_top_alone() -> None:
-    tops = sorted({name.split(".")[1] for name in PACKAGES if "." in name})
-    code = f"import diabat\nfor name in {tops}: assert name in dir(diabat) and getattr(diabat, name).__doc__"
+    names = [name.split(".")[1:] for name in PACKAGES if "." in name]
+    reached = sorted({".".join(parts[: 2 if parts[0] == "lab" else 1]) for parts in names})
+    code = (
+        "import diabat\nfrom functools import reduce\n"
+        f"for name in {reached}: assert reduce(getattr, name.split('.'), diabat).__all__\n"
+        f"assert {sorted({parts[0] for parts in names})} == [n for n in dir(diabat) if n in {[p[0] for p in names]}]"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
