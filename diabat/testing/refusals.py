@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -101,7 +102,10 @@ def declared_capabilities(trial: Trial) -> None:
     exact = able.law == "boltzmann" or not able.exact
     demand(exact, f"exact: expected False for the law '{able.law}', got True.")
     demand_equal(set(able.gradients) - {"exact", *ESTIMATORS}, set(), "gradients: unknown names")
-    demand_equal(isinstance(trial.sampler, AnalyticSampler), "exact" in able.gradients, "exact gradients")
+    analytic = isinstance(trial.sampler, AnalyticSampler)
+    demand_equal(analytic, "exact" in able.gradients, "exact gradients")
+    taken = analytic or "log_partition" in inspect.signature(trial.sampler._moments).parameters
+    demand(taken or not able.log_partition, "log_partition: expected an argument of _moments, got none.")
     reads = [name for name in able.gradients if name != "exact" and ESTIMATORS[name].uses_reads]
     demand(able.samples or not reads, f"gradients: expected {reads} only where samples can be drawn.")
     if "adjoint" in able.gradients:

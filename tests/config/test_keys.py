@@ -53,6 +53,7 @@ def declared() -> dict[str, Any]:
 
 def test_the_file_of_keys_has_what_the_classes_declare() -> None:
     want = json.dumps(declared(), indent=1) + "\n"
-    if FILE.read_text(encoding="utf-8") != want:
+    held = FILE.read_text(encoding="utf-8")
+    if held != want:
         FILE.write_text(want, encoding="utf-8")
-        raise AssertionError(f"{FILE.name} was not up to date, and has been written anew: commit it.")
+    assert held == want, f"{FILE.name} was not up to date, and has been written anew: commit it."

@@ -174,6 +174,14 @@ def test_exact_gradients_without_derivatives_are_refused() -> None:
         run_check("declared_capabilities", Claiming(reads()))
 
 
+def test_a_declared_log_partition_must_be_an_argument() -> None:
+    class Forgetful(FIFOSampler):
+        capabilities = Capabilities(log_partition=True)
+
+    with pytest.raises(ConformanceError, match="log_partition: expected an argument of _moments, got none"):
+        run_check("declared_capabilities", Forgetful(reads()))
+
+
 @pytest.fixture
 def half_a_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diabat.compute.memory.available_bytes", lambda: 1 << 29)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import diabat
 from diabat.checks import ArgumentError
-from diabat.documents.errors import explain, unknown_key
+from diabat.documents.errors import explain
 from diabat.documents.overrides import apply_overrides
 from diabat.extras import extra
 from diabat.heads.calibration.file import load_gac, stored_calibration
@@ -102,8 +102,6 @@ Options = TypeVar("Options")
 def read_options(kind: type[Options], overrides: Iterable[str]) -> Options:
     """Options from ``key=value``, values in YAML; a ConfigError names a key that is unknown or has a bad value."""
     given, known = apply_overrides({}, overrides), get_type_hints(kind)
-    for key in given.keys() - known.keys():
-        raise unknown_key(key, known)
     try:
         return TypeAdapter(kind).validate_json(json.dumps(given))
     except ValidationError as error:
