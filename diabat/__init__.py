@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from diabat.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from diabat.attention import BoltzmannAttention as BoltzmannAttention
     from diabat.attention import BoltzmannMultiheadAttention as BoltzmannMultiheadAttention
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from diabat.samplers import UnsupportedError as UnsupportedError
     from diabat.samplers import available_backends as available_backends
     from diabat.samplers import sampler as sampler
-
-__version__ = "0.2.0.dev0"
 
 # Every name is imported on first use: importing torch takes a second, and `diabat --help` must be faster.
 _NAMES = {

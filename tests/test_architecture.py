@@ -23,6 +23,7 @@ LAYER = {
     "progress": 0,
     "report": 0,
     "secrets": 0,
+    "version": 0,
     "compute": 1,
     "checkpoints": 2,
     "ising": 2,

@@ -38,7 +38,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from diabat import __version__
+        from diabat.version import __version__
 
         say(f"diabat {__version__}")
         raise typer.Exit

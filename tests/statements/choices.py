@@ -86,8 +86,7 @@ def five_estimators() -> None:
 
 @says
 def watched() -> None:
-    """backends: | `mean_field` | .009, .044, .074 (mean, g = 0.3, 0.6, 1); large where couplings are strong |
-    converged; residual at most `tolerance`; iterations |
+    """backends: large where couplings are strong | converged; residual at most `tolerance`; iterations |
     backends: R-hat at most 1.3, swap rates at least 0.2, autocorrelation time at most `burn_in`/10
     backends: no spin outside the range; predicted beta of the reads from 0.7 to 1.4 |
     backends: at most 5 % of qubit chains broken and of ancillas flipped; fitted betas (with `beta="estimate"`) from

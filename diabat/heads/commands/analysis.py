@@ -17,7 +17,6 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-import diabat
 from diabat.checks import ArgumentError
 from diabat.documents.errors import explain
 from diabat.documents.overrides import apply_overrides
@@ -32,6 +31,7 @@ from diabat.heads.games.store import ValueStore
 from diabat.huggingface.loading import DTYPES, check_adapter, load_adapter, load_decoder
 from diabat.huggingface.model_digest import ROUNDED, model_digest
 from diabat.progress import new_bar
+from diabat.version import __version__
 
 OPTIONS = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=1)]
@@ -238,7 +238,7 @@ def analyse(
         data=str(data),
         value=value,
         options=options,
-        versions={"diabat": diabat.__version__, "torch": str(torch.__version__),
+        versions={"diabat": __version__, "torch": str(torch.__version__),
                   "transformers": extra("transformers").__version__},
         players=tuple(game.groups for game, _ in games),
     )  # fmt: skip

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import diabat
 from diabat.checks import ArgumentError
 from diabat.circuits import (
     NativeEngine,
@@ -37,6 +36,7 @@ from diabat.lab.studies.learned.problems import (
 )
 from diabat.lab.studies.learned.search import Objective, learn_plan, trained_range
 from diabat.progress import new_bar
+from diabat.version import __version__
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -125,7 +125,7 @@ class _Keeper:
             "kind": "learned anneal",
             "finished": False,
             "command": shlex.join(made),
-            "diabat": diabat.__version__,
+            "diabat": __version__,
             "anneal": section,
             "seed": config.seed,
         }

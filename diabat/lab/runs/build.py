@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from diabat import __version__
 from diabat.documents.errors import ConfigError, of_section, refused
 from diabat.lab.config.loading import load_config, to_plain
 from diabat.lab.config.schema import Config, SamplerChoice
@@ -17,6 +16,7 @@ from diabat.lab.training.evaluate import BATCH
 from diabat.lab.training.folder import CONFIG
 from diabat.lab.training.train import FREE_ON_RESUME
 from diabat.samplers.registry import sampler
+from diabat.version import __version__
 
 if TYPE_CHECKING:
     from diabat.lab.models import Model
