@@ -173,8 +173,10 @@ FAULTS = {
 def test_an_answer_is_a_minimum_and_that_of_the_problem_alone(case: str, batch: int, form: str) -> None:
     """Saddles are left, also those where every field is within the tolerance, and oscillations are damped."""
     J, field = FAULTS[case]
+    if form == "torch" and len(J) > 100:
+        J = J.double()  # in float32 some BLAS round sums of 139 equal terms by more than the tolerance
     n = len(J)
-    h = torch.randn(batch, n, generator=torch.Generator().manual_seed(batch))
+    h = torch.randn(batch, n, generator=torch.Generator().manual_seed(batch)).to(J)
     h[batch // 2] = field
     sampler, whole = MeanFieldSampler(), Ising(h, J)
     moments, alone = sampler.moments(whole), sampler.moments(Ising(h[batch // 2], J))
