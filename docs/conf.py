@@ -76,12 +76,12 @@ html_title = "diabat"
 html_theme_options = {
     "show_prev_next": True,
     "navigation_with_keys": False,
-    "header_links_before_dropdown": 7,
+    "navbar_center": [],  # all pages stand in the sidebar
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": ["sphinx-version"],
 }
-html_sidebars = {"**": ["globaltoc.html"]}  # the groups of the start page, beside every page
+html_sidebars = {"**": ["pages.html"]}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
