@@ -141,7 +141,8 @@ def _check_couplings(couplings: Any, heads: int, keys: int) -> None:
             "couplings", f"expected those of {heads} heads as the queries have, got {couplings.num_heads}."
         )
     if not couplings.relative and keys > couplings.window:
-        raise ArgumentError("key", f"expected at most window = {couplings.window} positions, got {keys}.")
+        expected = f"expected at most window = {couplings.window} positions, got {keys}"
+        raise ArgumentError("key", f"{expected}; WindowCouplings with relative=True take any number.")
 
 
 def _law(

@@ -294,7 +294,8 @@ def check_sequences(
     if x.ndim != 3 or x.shape[-1] != features or x.shape[0] == 0 or x.shape[1] == 0:
         raise ArgumentError("x", f"expected shape [B, T, {features}] with B, T >= 1, got {list(x.shape)}.")
     if window is not None and x.shape[1] > window:
-        raise ArgumentError("x", f"expected at most window = {window} positions, got {x.shape[1]}.")
+        expected = f"expected at most window = {window} positions, got {x.shape[1]}"
+        raise ArgumentError("x", f"{expected}; relative=True takes any number.")
     if padding is not None:
         _check_padding(x, padding)
 

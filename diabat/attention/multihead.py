@@ -207,9 +207,9 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
                 f"expected a batch of {query.shape[1 - axis]} as the queries, got {key.shape[1 - axis]}.",
             )
         if key.shape[axis] > self.window:
-            raise ArgumentError(
-                "key", f"expected at most window = {self.window} positions, got {key.shape[axis]}."
-            )
+            expected = f"expected at most window = {self.window} positions, got {key.shape[axis]}"
+            fix = "diabat.BoltzmannAttention with relative=True takes any number"
+            raise ArgumentError("key", f"{expected}; {fix}.")
         return batched
 
     def extra_repr(self) -> str:

@@ -36,6 +36,7 @@ from diabat.checks import check_choice, check_count, check_positive
 from diabat.ising import Ising, without_autocast
 from diabat.ising.checks import check_finite
 from diabat.samplers.base import Sampler
+from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.folding import behind_transforms
 from diabat.samplers.registry import sampler as build_sampler
 from diabat.samplers.seeds import draw_seed
@@ -49,7 +50,7 @@ class NeuroGameAttention(IsingLayer):
 
     Each head has its own W_v, gate and temperature.  Output ``pooled`` is [B, D], the paper's.  Output ``tokens`` is
     [B, T, D] with α_i V_i in place of the sum, for use inside a stack.  Its sum over T is the pooled output
-    (without bias), and tokens act on each other through α alone.
+    (without bias), and tokens act on each other through α alone.  It is not causal: every token acts on every α.
 
     Args:
         embed_dim: D, divisible by ``num_heads``.
@@ -172,6 +173,10 @@ class NeuroGameAttention(IsingLayer):
             UnsupportedError: If a sequence has more tokens than the sampler accepts spins, or Σ 2^n over sequences and
                 heads is more than it enumerates in one call.  This is checked before anything is computed.
         """
+        if torch.compiler.is_exporting():
+            raise UnsupportedError(
+                "torch.export", "NeuroGameAttention is not exported, since it reads values of its inputs."
+            )
         check_sequences(x, self.value, self.embed_dim, key_padding_mask)
         self._check_lengths(x, key_padding_mask)
         x, V, players = self._values(x, key_padding_mask)

@@ -224,7 +224,8 @@ CALLED: list[Row] = [
         ({"couplings": torch.ones(5, 5) > 0}, TypeError,
          "couplings: expected WindowCouplings or None, got Tensor; a mask goes to attn_mask="),
         ({"couplings": WindowCouplings(3, 4)}, "couplings: expected those of 2 heads as the queries have, got 3"),
-        ({"couplings": WindowCouplings(2, 4, relative=False)}, "key: expected at most window = 4 positions, got 5"),
+        ({"couplings": WindowCouplings(2, 4, relative=False)},
+         "key: expected at most window = 4 positions, got 5; WindowCouplings with relative=True"),
         ({"couplings": WindowCouplings(2, 5, relative=False), "far": "independent"},
          "far: expected 'none' unless windows move .relative=True., got 'independent'"),
         *(({"couplings": WindowCouplings(2, 64, **options)}, UnsupportedError,
@@ -261,7 +262,7 @@ SHAPES: list[Row] = [
         for shape in ((5, 8), (2, 5, 7), (0, 5, 8), (2, 0, 8))
     ),
     (lambda: layer("attention", window=5)(torch.zeros(2, 6, 8)), ValueError,
-     "x: expected at most window = 5 positions, got 6"),
+     "x: expected at most window = 5 positions, got 6; relative=True takes any number"),
     *(
         (lambda kind=kind, mask=mask: layer(kind, window=5)(X, mask), ValueError,
          rf"key_padding_mask: expected bool \[3, 5\], got {re.escape(str(mask.dtype))} ")
@@ -277,7 +278,7 @@ SHAPES: list[Row] = [
         ({"key": X[:, :0]}, r"key: .* none of them empty, got \[3, 0, 8\]"),
         ({"value": X[:, :4]}, r"value: expected the positions of the keys, \[3, 5\], got \[3, 4\]"),
         ({"key": torch.zeros(3, 7, 8), "value": torch.zeros(3, 7, 8)},
-         "key: expected at most window = 6 positions, got 7"),
+         "key: expected at most window = 6 positions, got 7; diabat.BoltzmannAttention with relative=True"),
         ({"attn_mask": torch.zeros(5, 4)}, r"attn_mask: expected shape \[5, 5\] or \[6, 5, 5\], got \[5, 4\]"),
         ({"attn_mask": torch.zeros(5, 5).int()}, "attn_mask: expected dtype bool or float, got torch.int32"),
         ({"key_padding_mask": torch.zeros(5)}, r"key_padding_mask: expected shape \[3, 5\], got \[5\]"),

@@ -14,7 +14,7 @@ from torch.export import Dim
 
 import diabat
 from diabat import Ising, sampler
-from diabat.attention import BoltzmannAttention, WindowCouplings, couplings_of
+from diabat.attention import BoltzmannAttention, NeuroGameAttention, WindowCouplings, couplings_of
 from diabat.lab.models import Transformer, TransformerOptions
 from statements.table import F64, refused, says
 
@@ -172,9 +172,20 @@ def own_spin() -> None:
 
 @says
 def dynamic_exports() -> None:
-    """pytorch: - Lengths begin at 4 tokens."""
+    """pytorch: - Lengths begin at 4 tokens; with a mask as a further input, at the window."""
     layer = BoltzmannAttention(8, 2, 6, relative=True, readout="odds").eval()
-    shapes = ({0: Dim("batch", min=2, max=64), 1: Dim("length", min=4, max=512)},)
-    exported = torch.export.export(layer, (torch.randn(3, 9, 8),), dynamic_shapes=shapes).module()
-    x = torch.randn(5, 20, 8)
-    torch.testing.assert_close(exported(x), layer(x), rtol=1e-5, atol=1e-6)
+    x, padding = torch.randn(5, 20, 8), torch.arange(20).expand(5, -1) < 3
+    for shortest, given in ((4, (x,)), (6, (x, padding))):
+        shape = {0: Dim("batch", min=2, max=64), 1: Dim("length", min=shortest, max=512)}
+        sample = tuple(tensor[:3, :9].clone(memory_format=torch.contiguous_format) for tensor in given)
+        exported = torch.export.export(layer, sample, dynamic_shapes=(shape,) * len(given)).module()
+        torch.testing.assert_close(exported(*given), layer(*given), rtol=1e-5, atol=1e-6)
+
+
+@says
+def tokens_are_not_causal() -> None:
+    """games: **every token with every other, later ones too**: it is for encoders,"""
+    layer, x = NeuroGameAttention(8, 2, output="tokens").eval(), torch.randn(1, 6, 8)
+    before = layer(x)[0, :-1]
+    x[0, -1] += 3
+    assert not torch.allclose(layer(x)[0, :-1], before)
