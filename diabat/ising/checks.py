@@ -62,7 +62,8 @@ class IsingError(ArgumentError):
 def check_tensor(name: str, value: Any, expected: str = "a tensor, an array or a list") -> None:
     """Raise IsingError unless a value is a dense tensor with data."""
     if not isinstance(value, Tensor):
-        raise IsingError(name, f"expected {expected}, got {type(value).__name__}.")
+        fix = "; diabat.ising.from_bqm reads it" if hasattr(value, "vartype") else ""  # a model of dimod
+        raise IsingError(name, f"expected {expected}, got {type(value).__name__}{fix}.")
     if value.is_meta:
         raise IsingError(name, "expected a tensor with data, got one on the device meta.")
     if value.is_nested:

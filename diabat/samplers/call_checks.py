@@ -20,7 +20,8 @@ def require_call(ising: Any) -> None:
     """Raise UnsupportedError in a trace, and TypeError for all but an Ising."""
     refuse_trace()
     if not isinstance(ising, Ising):
-        raise ArgumentTypeError("ising", f"expected a diabat.Ising, got {type(ising).__name__}.")
+        fix = "; diabat.ising.from_bqm makes one of it" if hasattr(ising, "vartype") else ""  # of dimod
+        raise ArgumentTypeError("ising", f"expected a diabat.Ising, got {type(ising).__name__}{fix}.")
 
 
 def refuse_trace() -> None:

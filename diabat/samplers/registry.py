@@ -77,6 +77,8 @@ def _built(name: str, options: Mapping[str, Any]) -> Sampler:
     for option in options:
         if option not in known and not takes_anything:
             hint = did_you_mean(option, known) or f" It accepts {', '.join(known) or 'no options'}."
+            if name == "dimod":
+                hint += " Keywords of the sampler's own sample() go into parameters={...}."
             raise TypeError(f"sampler '{name}' has no option '{option}'.{hint}")
     return factory(**options)
 

@@ -21,6 +21,7 @@ from diabat.ising import Ising, IsingError, pack_couplings
 from diabat.samplers import UnsupportedError
 from diabat.samplers.banded import BandedSampler
 from diabat.samplers.dimod import DimodSampler
+from diabat.samplers.dimod.submission import SubmissionError
 from diabat.samplers.dimod.tiled import TiledComposite
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.exact import ExactSampler
@@ -176,6 +177,7 @@ OF_DIMOD: list[tuple[dict[str, Any], str]] = [
     ({"sampler": plain(), "beta": "predicted"}, "beta: expected a positive number, two of them or 'estimate', got"),
     # Of samplers that may choose the temperature themselves.
     ({"sampler": SA}, "parameters: expected .*beta_schedule.* may otherwise choose the temperature"),
+    ({"sampler": SA, "beta": "estimate"}, "parameters: expected .*beta_schedule.* may otherwise choose"),
     ({"sampler": plain("beta")}, "parameters: expected beta, .* got none; beta=1.0 keeps it at 1"),
     ({"sampler": plain("beta_min", "beta_max")},
      "parameters: expected beta_max, .* got none; beta_min=1.0, beta_max=1.0 keeps it at 1"),
@@ -287,7 +289,9 @@ OPTIONS: list[Row] = [
      "parameters": {"flux_biases": []}}, "TiledComposite has no parameter 'flux_biases'"),
     ("dimod", {"sampler": TiledComposite(chip(), 4), "beta": 10.0, "parameters": {"initial_state": {}}},
      "TiledComposite has no parameter 'initial_state'"),
-    ("dimod", {"sampler": chip(), "beta": 10.0, "qpu": {}}, "sampler 'dimod' has no option 'qpu'"),
+    ("dimod", {"sampler": TiledComposite(chip(), 4), "beta": 10.0, "parameters": {"chain_strength": 2.0}},
+     "no parameter 'chain_strength'. It is an option of TiledComposite(...)."),
+    ("dimod", {"sampler": chip(), "beta": 10.0, "qpu": {}}, r"sampler 'dimod' has no option 'qpu'.*parameters=\{...\}"),
 ]  # fmt: skip
 
 
@@ -354,6 +358,7 @@ def chains(spins: Any) -> None:
     TemperingSampler(num_replicas=3, persistent=True).chains = spins
 
 
+MODEL: Any = dimod.BinaryQuadraticModel({"a": 1.0}, {}, 0.0, "SPIN")
 CALLS: list[tuple[Callable[[], Any], Any, str]] = [
     *((lambda x=x: REFERENCE.sample(ONE, x), ValueError, READS) for x in (0, -3, True, 1.0, "7")),
     *((lambda x=x: REFERENCE.moments(ONE, num_reads=x), ValueError, READS) for x in (0, True, 2.5)),
@@ -362,6 +367,8 @@ CALLS: list[tuple[Callable[[], Any], Any, str]] = [
     # Layers under autocast build problems without a check.
     (lambda: REFERENCE.moments(HALF), ValueError, "fields: expected dtype float32 or float64, got torch.float16"),
     (lambda: REFERENCE.moments(torch.zeros(3)), ValueError, "ising: expected a diabat.Ising, got Tensor"),
+    (lambda: REFERENCE.moments(MODEL), ValueError, "ising: .* got BinaryQuadraticModel; diabat.ising.from_bqm"),
+    (lambda: Ising(MODEL), ValueError, "fields: .* got BinaryQuadraticModel; diabat.ising.from_bqm reads it"),
     (lambda: diabat.sampler("mean_field").moments(ONE, log_partition=True), UnsupportedError,
      "log_partition: expected a sampler that computes log Z, got 'mean_field' with its options."),
     (lambda: diabat.sampler("refine", sampler="tempering").moments(ONE, log_partition=True), UnsupportedError,
@@ -439,6 +446,8 @@ CALLS: list[tuple[Callable[[], Any], Any, str]] = [
      "h_range"),
     (lambda: DimodSampler(plain(), beta="estimate").sample(PAIR, 5), ValueError,
      "beta: expected answers that some positive temperature explains"),
+    (lambda: DimodSampler(chip(), beta=10.0).sample(make_problem((1,), 4), 1), SubmissionError,
+     "StrictMockQPU failed: BinaryQuadraticModelStructureError: .*; put a TiledComposite or an EmbeddingComposite"),
     (lambda: TILED.sample(make_problem((1,), 3, seed=1), 5), ValueError,
      "fields: expected 0 with fast_anneal, which has no h, got other values; use TiledComposite(..., fields='anc"),
     (lambda: DimodSampler(TiledComposite(chip(), 3), beta=10.0).sample(make_problem((1,), 4), 1), UnsupportedError,

@@ -73,8 +73,8 @@ def calibration_errors() -> None:
 @says
 def declared_temperatures() -> None:
     """hardware: **`beta` must be given** for your own sampler
-    hardware: If beta is declared, a simulated annealer that chooses its own final temperature is refused,
-    since it would solve another problem. So is a schedule that ends at another beta.
+    hardware: A simulated annealer that chooses its own final temperature is refused, since it would solve another
+    problem. So is a schedule that ends at another beta than the one declared.
     hardware: `law="boltzmann"` is refused for optimisers, such as tabu search and steepest descent
     hardware: `auto_scale=False` is always sent, and True is refused.
     hardware: options named like a token are refused"""
@@ -86,6 +86,7 @@ def declared_temperatures() -> None:
     for options, message in (
         ({"sampler": annealer}, "beta: expected the inverse temperature"),
         ({"sampler": annealer, "beta": 1.0}, "parameters: expected beta_schedule or beta_range"),
+        ({"sampler": annealer, "beta": "estimate"}, "parameters: expected beta_schedule or beta_range"),
         (
             {"sampler": annealer, "beta": 1.0, "parameters": at_two},
             "beta: expected the last inverse temperature",

@@ -149,6 +149,8 @@ def call_keywords(sampler: DimodLike, parameters: Mapping[str, Any]) -> dict[str
             raise ArgumentError("parameters", "expected no 'max_answers', which would cut the reads.")
         if name not in known:
             hint = did_you_mean(name, known) or f" It accepts {', '.join(sorted(known))}."
+            if name in inspect.signature(type(sampler)).parameters:
+                hint = f" It is an option of {kind}(...)."
             raise ArgumentTypeError("parameters", f"{kind} has no parameter '{name}'.{hint}")
     if "num_reads" not in known:
         raise ArgumentError("sampler", f"expected one that accepts num_reads, got {kind}, which does not.")
@@ -207,6 +209,8 @@ TRANSIENT = _TIMEOUTS | {
     "ProblemUploadError",
 }
 _LONGEST_WAIT_S = 60.0
+# A processor takes the couplers of its graph only.
+_PLACED = "put a TiledComposite or an EmbeddingComposite around it"
 # A sampler that returns too few reads is refused after this many submissions.
 _MOST_PARTS = 4
 _MOST_SUBMISSIONS = 1_000_000
@@ -440,7 +444,9 @@ class Submitter:
                 if isinstance(error, BudgetError):  # of a backend behind an OceanSampler
                     raise
                 if not is_transient(error):
-                    raise SubmissionError(f"{failed}: {safe_message(error)}") from None
+                    unplaced = type(error).__name__ == "BinaryQuadraticModelStructureError"
+                    fix = f"; {_PLACED}" if unplaced else ""
+                    raise SubmissionError(f"{failed}: {safe_message(error)}{fix}") from None
                 if attempt == self._retries:
                     times = f"{attempt + 1} times in a row, the last time with"
                     raise SubmissionError(f"{failed} {times} {safe_message(error)}") from None

@@ -88,7 +88,8 @@ def check_sampler(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Beta
     """Refuse a law that an optimiser does not have, and a beta that a simulated annealer does not end at.
 
     A sampler that states another law than ``boltzmann`` has no such temperature.  ValueError also if keywords that
-    could set the temperature do not.
+    could set the temperature do not: an annealer that takes it from the size of a model's biases answers a model times
+    ten as the model, and no number describes that, an estimate neither.
     """
     for member in family(sampler) if law == "boltzmann" else ():
         if any(kind.__name__ in _NO_LAW for kind in type(member).__mro__):
@@ -99,7 +100,7 @@ def check_sampler(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Beta
             )
     offered = [name for name in _STAYS if name in accepted_parameters(sampler)]
     stated = device_properties(sampler)  # an OceanSampler states its law, and keeps to its default beta
-    if not offered or isinstance(beta, str) or stated.get("law", "boltzmann") != "boltzmann":
+    if not offered or stated.get("law", "boltzmann") != "boltzmann":
         return
     named = (parameters[name] for name in offered if parameters.get(name) is not None)
     given = next(named, stated.get("default_beta"))
@@ -109,6 +110,8 @@ def check_sampler(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Beta
             f"expected {' or '.join(offered)}, because {type(sampler).__name__} may otherwise choose the "
             f"temperature, got none; {_STAYS[offered[0]]} keeps it at 1.",
         )
+    if isinstance(beta, str):
+        return
     last = float(np.asarray(given, dtype=np.float64).reshape(-1)[-1])
     if any(not math.isclose(last, one, rel_tol=1e-9) for one in beta):
         raise ArgumentError(
