@@ -243,7 +243,7 @@ def decay_at(T: Any, a: float, b: float, c: float) -> Any:
 
 
 def show(experiment: Experiment, options: argparse.Namespace) -> None:
-    """Train or read the runs; print their tables, and draw the figure."""
+    """Train or read the runs, and print their tables."""
     runs = plan(experiment, options.output, options.row, options.seed, options.overrides)
     if options.no_train:
         runs = [run for run in runs if is_finished(run[2].output, run[2].training)]
@@ -252,7 +252,7 @@ def show(experiment: Experiment, options: argparse.Namespace) -> None:
     outcomes = []
     for one in calls(outcome, jobs, options.jobs):
         outcomes.append(one)
-        said = f"{one.row}, seed {one.seed}: {one.metric:.4f} ({one.epochs} epochs, {one.seconds:.0f} s)"
+        said = f"{one.row}, seed {one.seed}: {one.metric:.4f} ({one.epochs} epochs, {one.seconds:.0f} s), {one.folder}"
         print(said, file=sys.stderr, flush=True)
     outcomes.sort(key=lambda one: one.seed)
     formats = {key: ".4f" for key in ("metric", "mean", "σ", "published", "published σ")}

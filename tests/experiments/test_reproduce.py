@@ -68,7 +68,7 @@ def test_a_table_is_trained_resumed_and_read(
     main([*command, "--row", "t6-fast", "--seed", "3", *half])  # limits may change on resumption
     folder = tmp_path / "runs" / "reproduce-small" / "t6-fast-seed3"
     assert load_config(folder / "config.json").training.max_epochs == 1
-    capsys.readouterr()
+    assert str(folder) in capsys.readouterr().err
     main([*command, "--row", "t6-fast", "--seed", "3"])
     resumed = printed(capsys)[0][-1]
     assert resumed["metric"] == whole["metric"]
