@@ -21,7 +21,7 @@ from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.layer import check_heads, check_sequences
 from diabat.attention.rotary import rotated
 from diabat.attention.visible import Visible
-from diabat.checks import ArgumentError, check_flag
+from diabat.checks import ArgumentError, check_flag, check_number
 
 
 class BoltzmannAttention(CoupledLayer):
@@ -96,6 +96,7 @@ class BoltzmannAttention(CoupledLayer):
             raise ArgumentError(
                 "rotary", f"expected an even embed_dim / num_heads, got {embed_dim} / {num_heads}."
             )
+        check_number("dropout", dropout, "[0, 1]")
         self.embed_dim, self.num_heads, self.causal, self.rotary = embed_dim, num_heads, causal, rotary
         self.register_module("couplings", None)  # parameters of couplings come first
         self.query, self.key, self.value, self.output = (

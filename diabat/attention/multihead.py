@@ -20,7 +20,7 @@ from diabat.attention.couplings import WindowCouplings
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.layer import check_heads, check_tokens, warn_of_causal
 from diabat.attention.visible import Visible, read_mask
-from diabat.checks import ArgumentError
+from diabat.checks import ArgumentError, check_number
 
 
 class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
@@ -85,6 +85,7 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
         for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
             if value:
                 raise ArgumentError(name, f"expected False, since couplings are between keys, got {value!r}.")
+        check_number("dropout", dropout, "[0, 1]")
         nn.MultiheadAttention.__init__(
             self, embed_dim, num_heads, dropout, bias, kdim=kdim, vdim=vdim, batch_first=batch_first,
             device=device, dtype=dtype,

@@ -32,7 +32,7 @@ from diabat.attention.layer import (
     require_within_limits,
     within_limits,
 )
-from diabat.checks import check_choice, check_count, check_positive
+from diabat.checks import check_choice, check_count, check_number, check_positive
 from diabat.ising import Ising, without_autocast
 from diabat.ising.checks import check_finite
 from diabat.samplers.base import Sampler
@@ -114,6 +114,7 @@ class NeuroGameAttention(IsingLayer):
         num_coalitions = check_count("num_coalitions", num_coalitions)
         eval_coalitions = check_count("eval_coalitions", eval_coalitions)
         check_positive("temperature", temperature)
+        check_number("dropout", dropout, "[0, 1]")
         for name, value, known in (
             ("weighting", weighting, ("gibbs", "uniform")),
             ("f", f, NONLINEARITIES),

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from diabat.checks import ArgumentError, check_count, keep_count
+from diabat.checks import ArgumentError, check_count, is_finite, keep_count
 from diabat.circuits.engines.engine import Batch
 from diabat.circuits.grids import MAX_STEPS
 from diabat.circuits.plan import TrotterPlan
@@ -85,7 +85,7 @@ class AnnealOptions:
             if value is not None and not numbers:
                 raise ArgumentError(name, "expected at least one, got none.")
             for x in numbers:
-                if not (math.isfinite(x) and (x > 0 or (zero and x == 0))):
+                if not is_finite(x) or x < 0 or (x == 0 and not zero):
                     raise ArgumentError(name, f"expected a finite number >{'=' * zero} 0, got {x!r}.")
         if self.weights is not None and (len(self.weights) != len(self.strengths) or not sum(self.weights)):
             wanted = f"{len(self.strengths)} numbers, one for each strength, not all 0"
