@@ -47,22 +47,13 @@ Row = tuple[Callable[[], Any], str]
 
 # Calls on one line each, and what the sentence says of them.
 ENGINES: list[Row] = [
-    (lambda: AerEngine(precision="half"), "precision: expected 'double' or 'single', got 'half'"),
-    (lambda: AerEngine(threads=-1), "threads: expected an integer >= 0, got -1"),
-    (lambda: AerEngine(batch_size=0), "batch_size: expected an integer >= 1, got 0"),
-    (lambda: NativeEngine("half"), "precision: expected 'double' or 'single', got 'half'"),
-    *((lambda x=x: NativeEngine(threads=x), "threads: expected an integer >= 1, got ")
-     for x in (0, -1, True, 1.5, "2", None)),
-    (lambda: TorchEngine(precision="half"), "precision: expected 'double' or 'single', got 'half'"),
     *((lambda x=x: TorchEngine(x), f"device: expected a torch device with float64, got '{x}'")
      for x in ("abacus", "cpu:x", "meta")),
-    (lambda: TorchEngine(memory_gib=0), "memory_gib: expected a positive number of GiB, got 0"),
     (lambda: PrimitiveEngine("aer"), r"primitive: expected a qiskit\.primitives\.BaseSamplerV2, got str\."),
     (lambda: PrimitiveEngine(StatevectorEstimator()), "BaseSamplerV2, got StatevectorEstimator"),
     (lambda: PrimitiveEngine(backend="ibm"), "backend: expected a Qiskit backend and a level, got str and 1"),
     (lambda: PrimitiveEngine(backend=line_backend(), optimization_level=4),
      "backend: expected a Qiskit backend and a level, got .* and 4 .Invalid optimization level 4"),
-    (lambda: PrimitiveEngine(max_spins=0), "max_spins: expected an integer >= 1 or None, got 0"),
 ]  # fmt: skip
 
 
