@@ -231,7 +231,16 @@ def test_correlations_of_large_problems_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "count", "edges"), [(4, 3, False), (40, 60, True), (40, 400, False), (1, 0, True)]
+    ("n", "count", "edges"),
+    [
+        (4, 3, False),
+        (40, 60, True),
+        (40, 100, True),
+        (40, 101, False),
+        (16, 16, True),
+        (16, 17, False),
+        (1, 0, True),
+    ],
 )
 def test_a_bqm_becomes_edges_where_it_is_sparse(n: int, count: int, edges: bool) -> None:
     ising = sparse_problem((), n, count, seed=1)
@@ -239,7 +248,8 @@ def test_a_bqm_becomes_edges_where_it_is_sparse(n: int, count: int, edges: bool)
     assert bqm.num_interactions == count
     back, labels = from_bqm(bqm)
     assert labels == [f"x{j}" for j in range(n)]
-    assert (back.edges is not None) is edges
+    for one in (back, Ising.from_dict(dict(bqm.linear), dict(bqm.quadratic))[0]):
+        assert (one.edges is not None) is edges
     assert torch.equal(back.fields, ising.fields)
     assert torch.equal(back.couplings, ising.couplings)
     if edges:  # a matrix has no interactions of bias 0

@@ -147,6 +147,7 @@ def test_annealed_reads_are_no_samples_of_the_law() -> None:
     assert moments.num_reads == 200
     assert torch.equal(moments.probability, reads.moments(dtype=moments.probability.dtype).probability)
     assert moments.log_partition is None
+    assert "rhat" not in moments.info
     for name in ("auto", "straight_through", "covariance"):
         with pytest.raises(UnsupportedError, match=r"gradient: sampler 'tempering' supports none, got"):
             diabat.spin_probabilities(ising.fields, ising.couplings, backend, gradient=name)

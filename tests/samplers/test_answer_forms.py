@@ -56,6 +56,7 @@ def test_what_was_saved_is_loaded(name: str, tmp_path: Path) -> None:
                 torch.testing.assert_close(new[key], value, rtol=0, atol=0, equal_nan=True)
             assert isinstance(value, torch.Tensor | dict) or new[key] == value
     if isinstance(given, diabat.Samples):
+        assert back.ising is None
         assert torch.equal(replace(back, ising=given.ising).lowest().energy, given.lowest().energy)
 
 

@@ -225,7 +225,7 @@ def test_no_probability_exceeds_one_by_rounding() -> None:
             torch.bernoulli(p)
 
 
-@pytest.mark.parametrize("backend_name", [*SMOOTH, "tempering", "dqa", "refine"])
+@pytest.mark.parametrize("backend_name", [*SMOOTH, "tempering", "dqa", "refine", "dimod"])
 def test_values_that_are_not_finite_are_named_where_nobody_checked(backend_name: str) -> None:
     """As a layer hands them on; an invisible spin may hold what it likes."""
     backend = SMOOTH.get(backend_name) or sampler(backend_name)

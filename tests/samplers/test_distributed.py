@@ -311,11 +311,6 @@ def test_a_causal_batch_of_a_layer_is_the_same_in_one_chunk() -> None:
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"chunk": 0}, ValueError, "chunk: expected an integer >= 1, got 0."),
-    ({"chunk": True}, ValueError, "chunk: expected an integer >= 1, got True."),
-    ({"progress": 1}, ValueError, "progress: expected True or False, got 1."),
-    ({"workers": -1}, ValueError, "workers: expected an integer >= 0 or None, got -1."),
-    ({"workers": True}, ValueError, "workers: expected an integer >= 0 or None, got True."),
     ({"workers": 2, "executor": Spy()}, ValueError, "workers: cannot be combined with an executor"),
     ({"executor": 3}, TypeError, "executor: expected a concurrent.futures.Executor or None, got int."),
     (

@@ -177,6 +177,7 @@ def test_parameters_are_the_keywords_of_sample_and_name_properties(name: str) ->
 
 
 def test_properties_and_parameters_are_copies_and_unknown_keywords_are_named_and_ignored() -> None:
+    assert OceanSampler().sampler.name == "tempering"
     sampler = ocean("exact")
     sampler.properties["law"] = sampler.parameters["beta"] = []
     assert sampler.properties["law"] == "boltzmann"

@@ -148,6 +148,8 @@ OF_DIMOD: list[tuple[dict[str, Any], str]] = [
      "parameters: expected beta_max, .* got none; beta_min=1.0, beta_max=1.0 keeps it at 1"),
     ({"sampler": SA, "parameters": {"beta_range": [0.1, 5.0]}},
      "beta: expected the last inverse temperature of the schedule, 5, got"),
+    ({"sampler": SA, "parameters": {"beta_schedule_type": "custom", "beta_schedule": [2.0] * 3}},
+     "beta: expected the last inverse temperature of the schedule, 2, got"),
     # Laws that do not hold.
     ({"sampler": plain(), "law": "gibbs"}, "law: expected 'boltzmann'"),
     ({"sampler": plain(), "law": "boltzmann", "scale": 2.0}, "law: 'boltzmann' cannot be combined with scale="),

@@ -116,29 +116,6 @@ def second_order() -> None:
 
 
 @says
-def predicted_temperatures() -> None:
-    r"""dqa: The anneal then samples near $\beta = 10$"""
-    problem = drawn(2)
-    info = sampler("dqa", calibration="none").moments(problem).info
-    assert info["effective_beta"] == pytest.approx((10.6, 11.6), abs=0.05)
-    assert sampler("dqa").moments(problem).info["programmed_with"] == info["effective_beta"]
-    assert sampler("dqa").moments(problem).info["effective_beta"] == pytest.approx((1, 1))
-
-
-@says
-def orders_of_splitting() -> None:
-    """dqa: First order costs the same and is less accurate."""
-    problem = drawn(8, dtype=F64)
-    backends = [sampler("dqa", order=order, steps=200) for order in ("first", "strang")]
-    assert [backend.plan.steps for backend in backends] == [200, 200]
-    true = sampler("dqa", steps=4000).state_probabilities(problem)
-    first, strang = (
-        float((backend.state_probabilities(problem) - true).abs().sum(-1).mean()) for backend in backends
-    )
-    assert first > 3 * strang
-
-
-@says
 def control_errors() -> None:
     """own-anneals: # mine (own schedule), 3 ns, 90 steps, strang, adaptive grid
     own-anneals: | 0.03 | 0.34 | .114 | .045 | 0.75, 0.82 |"""
@@ -156,22 +133,6 @@ def control_errors() -> None:
     assert float((P.mean(0) - ideal).abs().mean()) == pytest.approx(0.045, abs=0.002)
     fit = fit_betas(copies, noisy.sample(copies, 50, seed=1).spins)
     assert (fit.field, fit.coupling) == pytest.approx((0.75, 0.82), abs=0.006)
-
-
-@says
-def engines() -> None:
-    """dqa: all engines run the same plan and agree to rounding.
-    dqa: `primitive` returns reads only, no probabilities."""
-    problem = drawn(2, n=4, J=0.2, dtype=F64)
-    problem = Ising(problem.fields.clamp(-1, 1), problem.couplings)
-    native, *others = (
-        sampler("dqa", schedule="boltzmann-4", engine=engine).moments(problem)
-        for engine in ("native", "torch", "aer")
-    )
-    assert native.num_reads is None
-    assert all(torch.allclose(native.probability, other.probability, atol=1e-12) for other in others)
-    reads = sampler("dqa", schedule="boltzmann-4", engine="primitive", num_reads=20)
-    assert reads.moments(problem, seed=0).num_reads == 20
 
 
 @says

@@ -7,8 +7,6 @@ import math
 import re
 from typing import Any
 
-import dimod
-import numpy as np
 import pytest
 import torch
 from rounding import assert_same_sums
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 import diabat
 from diabat import Ising, sampler
 from diabat.attention.coupled import SELF_MODES
-from diabat.ising import from_bqm, pack_three_body, triple_indices
+from diabat.ising import pack_three_body, triple_indices
 from statements.table import F64, ROWS, drawn, refused, says
 
 
@@ -31,73 +29,6 @@ def modes() -> None:
         layer = diabat.BoltzmannAttention(4, 1, 3, mode=mode, readout="probability")
         assert layer(torch.randn(1, 3, 4)).shape == (1, 3, 4)
     assert diabat.BoltzmannAttention(4, 1, 3).mode == "h+J"
-
-
-@says
-def number_types() -> None:
-    """conventions: A mix of float32 and float64 tensors is refused.
-    conventions: | float64 tensors and arrays | float64 | | nested lists | torch's default dtype | | half
-    precision, integers, everything else | float32 | | couplings | the dtype of the fields |"""
-    single = (
-        [0.5, 1.0],
-        torch.ones(2).half(),
-        torch.ones(2).bfloat16(),
-        torch.tensor([1, 2]),
-        np.array([1, 2]),
-    )
-    assert all(Ising(fields).fields.dtype == torch.float32 for fields in single)
-    assert all(Ising(fields).fields.dtype == F64 for fields in (torch.ones(2, dtype=F64), np.ones(2)))
-    J = [[0.0, 1.0], [1.0, 0.0]]
-    for couplings in (J, torch.tensor(J).half(), diabat.Edges([(0, 1)], torch.ones(1))):
-        held = Ising(torch.ones(2, dtype=F64), couplings).held_couplings
-        assert (held.values if isinstance(held, diabat.Edges) else held).dtype == F64
-    with refused("couplings: expected dtype torch.float32"):
-        Ising(torch.ones(2), torch.tensor(J, dtype=F64))
-
-
-@says
-def repeated_pairs() -> None:
-    """conventions: In `Edges` every pair is named once, in either order; a second time is refused.
-    conventions: Repeated entries of an uncoalesced COO tensor are added, as torch defines it."""
-    for again in ((0, 1), (1, 0)):
-        with refused("pair"):
-            Ising(torch.zeros(2), diabat.Edges([(0, 1), again], torch.ones(2)))
-    index = torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]])
-    coo = torch.sparse_coo_tensor(index, torch.tensor([1.0, 2, 1, 2]), (2, 2), check_invariants=True)
-    assert Ising(torch.zeros(2), coo).couplings[0, 1] == 3
-
-
-@says
-def forms_of_models() -> None:
-    """conventions: give edges, unless spins have more than n/8 neighbours on average."""
-    for n, reach, sparse in (
-        (16, 1, True),
-        (40, 2, True),
-        (40, 3, False),
-    ):  # 2 reach neighbours, n/8 = 2 and 5
-        pairs = {(i, (i + d) % n): 1.0 for i in range(n) for d in range(1, reach + 1)}
-        problem, _ = from_bqm(dimod.BinaryQuadraticModel({}, pairs, 0.0, "SPIN"))
-        assert (problem.edges is not None) is sparse
-        assert (Ising.from_dict({}, pairs)[0].edges is not None) is sparse
-
-
-@says
-def invisible_spins() -> None:
-    """conventions: An invisible spin has no field, no coupling and probability 0. Samples report it as -1.
-    conventions: of R reads with a share P of +1, attention uses $(R P + 1/2)/(R + 1)$.
-    """
-    problem = drawn(3)
-    hidden = Ising(problem.fields, problem.couplings, torch.tensor([True] * 5 + [False]))
-    without = Ising(problem.fields[:, :5], problem.couplings[:5, :5])
-    for name in ("exact", "banded", "mean_field", "dqa"):
-        p = sampler(name).moments(hidden).probability
-        assert (p[:, 5] == 0).all()
-        assert torch.allclose(p[:, :5], sampler(name).moments(without).probability, atol=1e-5)
-    found = sampler("tempering").sample(hidden, 10, seed=0)
-    assert (found.spins[..., 5] == -1).all()
-    moments = found.moments()
-    smoothed = (10 * moments.probability + 0.5) / 11
-    assert torch.allclose(moments.smoothed_probability[:, :5], smoothed[:, :5])
 
 
 @says
@@ -175,14 +106,6 @@ def float_masks() -> None:
 
 
 @says
-def refused_options() -> None:
-    """conventions: | refused | `add_bias_kv`, `add_zero_attn` |"""
-    for name in ("add_bias_kv", "add_zero_attn"):
-        with refused(f"{name}: expected False"):
-            diabat.BoltzmannMultiheadAttention(8, 2, window=5, **{name: True})
-
-
-@says
 def seeds() -> None:
     """conventions: | training | from torch's global generator; restoring its state repeats a training step |
     conventions: | evaluation | `layer.eval_seed`, 0 unless you set it: equal inputs have equal outputs; None
@@ -248,6 +171,7 @@ def inside_an_encoder() -> None:
     conventions: - `forward` takes torch's arguments, in the same order and with the same defaults
     conventions: The constructor takes torch's arguments in the same order, and needs one more by name: `window`.
     `add_bias_kv` and `add_zero_attn` must be False.
+    conventions: | refused | `add_bias_kv`, `add_zero_attn` |
     conventions: Its parameters have torch's names. Those of `couplings` are added.
     questions: `add_bias_kv` and `add_zero_attn` are refused."""
     ours = diabat.BoltzmannMultiheadAttention(16, 4, batch_first=True, window=6)
@@ -265,22 +189,3 @@ def inside_an_encoder() -> None:
     nn.TransformerEncoder(plain, 2, enable_nested_tensor=False).eval()(torch.randn(2, 6, 16))
     with pytest.warns(UserWarning, match="enable_nested_tensor is True, but"):
         nn.TransformerEncoder(plain, 2)
-
-
-@says
-def energies_of_models() -> None:
-    """conventions: so that the energies of a problem are those of its model times beta, for SPIN and for BINARY
-    variables.
-    conventions: An `offset` of the exponent shifts energies and log Z, and nothing else."""
-    spin = dimod.BinaryQuadraticModel({"a": 0.5, "b": -0.2}, {("a", "b"): 0.7}, 0.3, "SPIN")
-    states = torch.tensor([[1, 1], [1, -1], [-1, 1], [-1, -1]])
-    for model in (spin, spin.change_vartype("BINARY", inplace=False)):
-        problem, labels = from_bqm(model, beta=2.0)
-        values = states.numpy() if model.vartype is dimod.SPIN else (states.numpy() + 1) // 2
-        want = 2 * model.energies((values, labels))
-        assert problem.energy(states).tolist() == pytest.approx(want.tolist())
-    shifted = Ising(problem.fields, problem.held_couplings, offset=problem.offset + 1.5)
-    one, other = (sampler("exact").moments(each) for each in (problem, shifted))
-    assert torch.equal(one.probability, other.probability)
-    assert float(other.log_partition - one.log_partition) == pytest.approx(1.5)
-    assert torch.allclose(problem.energy(states) - shifted.energy(states), torch.tensor(1.5, dtype=F64))

@@ -24,9 +24,7 @@ from torch.func import grad, hessian, jacfwd, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import diabat
-from diabat import Ising, sampler
 from diabat.attention import WindowCouplings
-from diabat.circuits import OutOfRangeWarning
 from statements.table import ANALYTIC, drawn, refused, says
 
 
@@ -145,26 +143,6 @@ def half_precision() -> None:
     assert layer.couplings.pairs.grad is not None
     assert (y.dtype, layer.couplings.pairs.grad.dtype) == (torch.bfloat16, torch.float32)
     assert layer.query.weight.dtype == torch.bfloat16
-
-
-@says
-def large_numbers() -> None:
-    """pytorch: - NaN and infinity; - with `exact`, `banded` and `mean_field` also numbers beyond 10⁹.
-    pytorch: Probabilities are in [0, 1], also after rounding.
-    limitations: All analytic backends refuse numbers beyond 10⁹"""
-    for name in ("exact", "banded", "mean_field", "tempering", "dqa", "refine", "dimod"):
-        for value in (math.nan, math.inf):
-            with refused(r"fields: expected finite values, got .* at index \(0, 1\)"):
-                sampler(name).moments(Ising(torch.tensor([[0.0, value]])))
-        large = Ising(torch.tensor([[0.0, 2e9]]))
-        if name in ANALYTIC:
-            with refused(r"fields: expected numbers up to 1e[+]09, .* at index \(0, 1\)"):
-                sampler(name).moments(large)
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", OutOfRangeWarning)
-            p = sampler(name).moments(large, seed=0).probability
-        assert 0.9 < p[0, 1] <= 1
 
 
 @says

@@ -65,19 +65,6 @@ def phases() -> None:
 
 
 @says
-def too_many_states() -> None:
-    """limitations: More are refused, with the limit in spins and the estimated time; `max_seconds` moves it.
-    backends: 20 in milliseconds, 30 in seconds, 38 in minutes; more are refused
-    questions: `exact` solves 20 spins in milliseconds, 30 in seconds, 38 in minutes, and refuses more"""
-    assert sampler("exact").capabilities.max_spins == 38
-    for n, time in ((39, "minutes"), (42, "hours")):
-        with refused(f"at most 38 visible spins in 1 problem within .*, got {n}, which need about .* {time}"):
-            sampler("exact").moments(Ising(torch.zeros(n)))
-    with refused("at most 28 .* max_seconds = 1, got 31, which need about .* s"):
-        sampler("exact", max_seconds=1).moments(Ising(torch.zeros(31)))
-
-
-@says
 def states_of_sequences() -> None:
     """limitations: 23 tokens for 32 sequences of 4 heads."""
     layer = diabat.NeuroGameAttention(8, 4, sampler="exact")
@@ -214,15 +201,3 @@ def many_spins_on_edges() -> None:
     diabat.spin_probabilities(h, ring, plain, seed=0).sum().backward()
     with refused(advice):
         diabat.spin_probabilities(h, ring, plain, gradient="linear_response", seed=0).sum().backward()
-
-
-@says
-def bases_of_workers() -> None:
-    """limitations: **`distributed`** does not support a base with learnable parameters or persistent Markov
-    chains
-    backends: A base that continues from its last call (`persistent=True` of `tempering`) is refused"""
-    with refused("without learnable parameters"):
-        learned = {"schedule": "boltzmann-8", "learn_schedule": True}
-        sampler("distributed", sampler="dqa", options=learned, workers=0)
-    with refused("without state between calls"):
-        sampler("distributed", sampler="tempering", options={"persistent": True}, workers=0)

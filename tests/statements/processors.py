@@ -12,15 +12,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from dwave.samplers import SimulatedAnnealingSampler, TabuSampler
 from dwave.system import EmbeddingComposite
 from typer.testing import CliRunner
 
-import diabat
 from diabat import Ising, Samples, sampler
 from diabat.cli import app
 from diabat.samplers.dimod.budget import BudgetError, estimated_access_us
-from diabat.samplers.dimod.submission import call_keywords
 from diabat.samplers.dimod.tiled import TiledComposite
 from diabat.samplers.pseudolikelihood import calibration_error, fit_betas
 from diabat.testing.strict_qpu import TIMING, StrictMockQPU
@@ -68,39 +65,6 @@ def calibration_errors() -> None:
         assert error(backend=sampler("exact"), problem=at_beta) < 0.015
     other = Ising(-problem.fields, 2 * problem.couplings.roll((1, 1), (0, 1)))  # another problem's reads
     assert error(backend=sampler("exact"), problem=other) > 0.05
-
-
-@says
-def declared_temperatures() -> None:
-    """hardware: **`beta` must be given** for your own sampler
-    hardware: A simulated annealer that chooses its own final temperature is refused, since it would solve another
-    problem. So is a schedule that ends at another beta than the one declared.
-    hardware: `law="boltzmann"` is refused for optimisers, such as tabu search and steepest descent
-    hardware: `auto_scale=False` is always sent, and True is refused.
-    hardware: options named like a token are refused"""
-    annealer, at_two = (
-        SimulatedAnnealingSampler(),
-        {"beta_schedule_type": "custom", "beta_schedule": [2.0] * 3},
-    )
-    chip = StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4], beta=10.0, sweeps=2)
-    for options, message in (
-        ({"sampler": annealer}, "beta: expected the inverse temperature"),
-        ({"sampler": annealer, "beta": 1.0}, "parameters: expected beta_schedule or beta_range"),
-        ({"sampler": annealer, "beta": "estimate"}, "parameters: expected beta_schedule or beta_range"),
-        (
-            {"sampler": annealer, "beta": 1.0, "parameters": at_two},
-            "beta: expected the last inverse temperature",
-        ),
-        (
-            {"sampler": TabuSampler(), "beta": 1.0, "law": "boltzmann"},
-            "law: expected None, got 'boltzmann' for Tabu",
-        ),
-        ({"sampler": chip, "beta": 10.0, "parameters": {"auto_scale": True}}, "auto_scale: expected False"),
-        ({"sampler": "m:S", "beta": 1.0, "options": {"token": "x"}}, "options: expected no 'token'"),
-    ):
-        with refused(message):
-            sampler("dimod", **options)
-    assert call_keywords(chip, {})["auto_scale"] is False
 
 
 @says
@@ -160,22 +124,3 @@ def paid_answers() -> None:
         found = CliRunner().invoke(app, ["train", "brackets-small", *tiny, "output=run"])
         assert found.exit_code == 0
         assert {path.name for path in Path().iterdir()} == {"paid", "run"}
-
-
-@says
-def parts_of_the_mock() -> None:
-    """limitations: or simulates a noiseless anneal of parts of up to 16 qubits."""
-    options: dict[str, Any] = {"schedule": "Advantage2_system1"}
-    chip = StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4], **options)
-    for n in (16, 17):
-        backend = sampler(
-            "dimod", **tiled(chip, spins=n, bandwidth=1, fields="direct"), beta=(10.0, 11.0), retries=0
-        )
-        chain = Ising(
-            torch.zeros(n), diabat.Edges([(j, j + 1) for j in range(n - 1)], torch.full((n - 1,), 0.1))
-        )
-        if n == 16:
-            assert backend.sample(chain, 2, seed=1).spins.shape == (2, 16)
-        else:
-            with refused("parts of at most 16 coupled qubits", Exception):
-                backend.sample(chain, 2, seed=1)
