@@ -10,13 +10,7 @@ from diabat.samplers.exact import ExactSampler, batches, operators, sampler
 
 
 def by_operators(patch: pytest.MonkeyPatch, *, halves: bool = False, device: bool = False) -> None:
-    """Solve all problems by operators from now on.
-
-    Args:
-        patch: Undoes it.
-        halves: As products of halves, also of few spins.
-        device: As on a device whose numbers the host does not read, with pinned spins.
-    """
+    """Solve all problems by operators from now on; ``device`` is one whose numbers the host does not read."""
     patch.setattr(ExactSampler, "_plan", lambda self, ising: None)
     if halves:
         patch.setattr(operators, "FEW_SPINS", 0)

@@ -18,12 +18,7 @@ from diabat.samplers.capabilities import Capabilities
 
 
 class FIFOSampler(Sampler):
-    """Returns given spins, first in first out, whatever the problem.
-
-    Args:
-        spins: Tensors ±1 [num_reads, *batch, n], one per call.
-        num_reads: Number of reads of ``moments``.
-    """
+    """Returns given spins, first in first out, whatever the problem."""
 
     name = "fifo"
     capabilities = Capabilities(three_body=True)
@@ -43,14 +38,7 @@ class FIFOSampler(Sampler):
 
 @dataclass(frozen=True)
 class Call:
-    """One recorded call.
-
-    Attributes:
-        method: ``sample`` or ``moments``.
-        num_reads: Requested reads; None for moments.
-        seed: Seed that reached the backend.
-        shape: Shape [*batch, n] of the fields.
-    """
+    """One recorded call."""
 
     method: Literal["sample", "moments"]
     num_reads: int | None
@@ -60,12 +48,7 @@ class Call:
 
 @dataclass(eq=False)
 class RecorderSampler(Sampler):
-    """Forwards every call unchanged and records it.
-
-    Attributes:
-        base: The sampler that answers.
-        calls: The calls so far.
-    """
+    """Forwards every call unchanged and records it."""
 
     base: Sampler
     calls: list[Call] = field(default_factory=list)

@@ -1,7 +1,4 @@
-"""Samplers with one mistake each: a changed problem, seed, samples or moments.
-
-The suite must reject every one of them.
-"""
+"""Samplers with one mistake each: a changed problem, seed, samples or moments."""
 
 from __future__ import annotations
 
@@ -26,17 +23,7 @@ def _same(value: Any) -> Any:
 
 
 class Mutant(Sampler):
-    """A sampler whose problem, seed, samples or moments are changed.
-
-    Args:
-        base: The correct sampler.
-        name: Name of the mistake.
-        problem: Ising -> Ising.
-        seed: int -> int.
-        samples: Samples -> Samples.
-        moments: Moments -> Moments, applied to analytic moments only; sampled ones follow from the samples.
-        promise: Capabilities -> Capabilities.
-    """
+    """A sampler whose problem, seed, samples or moments are changed."""
 
     def __init__(
         self,
@@ -82,14 +69,7 @@ def mutant(base: Sampler, name: str, **changes: Change) -> Sampler:
 
 
 def mutants(base: Sampler) -> dict[str, Sampler]:
-    """Wrap a correct Boltzmann sampler in one mistake at a time; every one must fail :func:`check_sampler`.
-
-    Args:
-        base: A sampler that passes the suite.
-
-    Returns:
-        Mutants by name of the mistake; those of drawing are left out if the base does not draw.
-    """
+    """Wrap a correct Boltzmann sampler in one mistake at a time; every one must fail :func:`check_sampler`."""
     built: dict[str, Sampler] = {}
     for changes in (PROBLEM, RESULT, DRAW if base.capabilities.samples else {}):
         built |= {name: mutant(base, name, **change) for name, change in changes.items()}

@@ -215,18 +215,7 @@ def sparse_problem(
     couplings: float = 0.6,
     dtype: torch.dtype = torch.float64,
 ) -> Ising:
-    """Random problem whose couplings are ``count`` random edges; h and J are multiples of 1/64, exact in float32.
-
-    Args:
-        batch: Leading shape of the fields.
-        n: Spins.
-        count: Edges, at most n(n - 1)/2.
-        lead: Leading shape of the values.
-        seed: Seed.
-        fields: Standard deviation of h.
-        couplings: Standard deviation of J.
-        dtype: float32 or float64.
-    """
+    """Random problem whose couplings are ``count`` random edges; h and J are multiples of 1/64, exact in float32."""
     generator = torch.Generator().manual_seed(seed)
     pairs = torch.triu_indices(n, n, offset=1).T
     index = pairs[torch.randperm(len(pairs), generator=generator)[:count]]

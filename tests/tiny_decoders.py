@@ -64,15 +64,7 @@ WORDS = tuple(_TEXT.split())
 
 
 def decoder(name: str = "llama", seed: int = 0, *, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    """A causal language model in evaluation mode, with the attention that it has by default.
-
-    Args:
-        name: One of `DECODERS`.
-        seed: Of the weights.
-        dtype: Of the weights.
-        changes: Of the configuration, by the names of a Llama (GPT-2 knows them) or of the model itself;
-            ``attn_implementation`` as well.
-    """
+    """One of `DECODERS` in evaluation mode; ``changes`` of its configuration by the names of a Llama, or its own."""
     import transformers
 
     settings = _SIZE | _KINDS[name] | changes

@@ -403,10 +403,6 @@ def test_a_beta_beside_the_json_of_dimod_counts(tmp_path: Path) -> None:
     assert (read_problem(path).beta, read_problem(path).ising.fields.tolist()) == (2.0, [2.0, -0.5, -1.0])
 
 
-def test_beta_of_the_call_replaces_that_of_the_file(tmp_path: Path) -> None:
-    assert read_problem(write(tmp_path / "p", YAML), beta=1.0).ising.fields.tolist() == [0.5, -1, 0]
-
-
 @pytest.mark.parametrize(
     "couplings",
     ["[[0, 0.5, 0], [0.5, 0, 1.5], [0, 1.5, 0]]", "[[0, 1, 0.5], [1, 2, 1.5], [0, 2, 0]]"],
@@ -416,10 +412,6 @@ def test_couplings_as_matrix_and_as_triples(tmp_path: Path, couplings: str) -> N
     ising = read_problem(write(tmp_path / "p", f"fields: [0, 0, 0]\ncouplings: {couplings}\n")).ising
     assert ising.couplings is not None
     assert ising.couplings.tolist() == [[0, 0.5, 0], [0.5, 0, 1.5], [0, 1.5, 0]]
-
-
-F3 = "fields: [0, 0, 0]\n"
-J4 = "fields: [0, 0]\ncouplings: "
 
 
 LINES = (Path(__file__).parent / "problem_refusals.txt").read_text().splitlines()

@@ -6,14 +6,17 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 
 import diabat
 from diabat.documents.overrides import apply_overrides, parse_override
+from diabat.documents.yaml_files import parse_yaml
 from diabat.lab.config import (
     Config,
     ConfigError,
@@ -137,6 +140,30 @@ def test_options_of_the_annealing_backend_reach_it() -> None:
     model = build_model(config, build_task(config), sampler)
     assert any("schedule_angles" in name for name, _ in model.named_parameters())
     assert make_config(to_plain(config)) == config
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("{backend: tempering, betas: [0.0, 0.5, 1.0], sweeps: 12, method: metropolis}",
+     {"ladder": [0.0, 0.5, 1.0], "sweeps": 12, "method": "metropolis"}),
+    ("{backend: refine, sampler: exact, options: {max_seconds: 7.0}, sweeps: 3}",
+     {"base.name": "exact", "base.max_seconds": 7.0, "sweeps": 3}),
+    ("{backend: distributed, sampler: dqa, options: {steps: 9, annealing_time_ns: 0.2}, workers: 0, chunk: 5}",
+     {"base.name": "dqa", "base.plan.steps": 9, "chunk": 5}),
+    ("{backend: distributed, sampler: refine, options: {sampler: exact}}",
+     {"base.name": "refine", "base.base.name": "exact"}),
+    ("{backend: dimod, sampler: 'diabat.samplers.dimod.tiled:TiledComposite', parameters: {annealing_time: 7}, "
+     "beta: [2.0, 3.0], options: {child: 'diabat.testing.strict_qpu:StrictMockQPU', spins: 4, "
+     "child_options: {topology_type: zephyr, topology_shape: [2, 4]}}}",
+     {"target.__class__.__name__": "TiledComposite", "capabilities.max_spins": 4, "betas": (2.0, 3.0)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("section", "expected"), OPTIONS, ids=range(len(OPTIONS)))
+def test_options_reach_every_kind_of_backend(section: str, expected: dict[str, Any]) -> None:
+    built = build_sampler(make_config(parse_yaml(f"sampler: {section}", "text")).sampler)
+    for name, value in expected.items():
+        found = attrgetter(name)(built)
+        assert (found.tolist() if isinstance(found, np.ndarray) else found) == value
 
 
 def test_the_seed_decides_the_initial_weights() -> None:

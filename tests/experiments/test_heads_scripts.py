@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_decoders import WORDS, decoder, tokenizer
+from tiny_decoders import WORDS, adapted, decoder, tokenizer
 
 pytest.importorskip("peft", reason="the extra 'hf' is not installed")
 pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
 
 from diabat.documents.overrides import apply_overrides
 from diabat.documents.yaml_files import read_mapping
-from experiments.heads import train
+from diabat.heads import HeadInteractions
+from experiments.heads import interaction, train
 
 # Of peft and datasets.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -81,3 +82,28 @@ def test_texts_are_packed_in_order() -> None:
     ]
     rows = [row["input_ids"].tolist() for row in train.PackedTexts(texts, "text", tokenizer(), 4)]
     assert rows == [[4, 5, 6, 2], [7, 8, 2, 9]]
+
+
+def test_interaction_is_that_of_the_library(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": f"{words(6, k)} ", "completion": words(8, k + 50)} for k in range(6)]
+    rows += [{"text": words(12, k + 90)} for k in range(6)]
+    texts = lines(tmp_path / "texts.jsonl", rows)
+    adapted(decoder()).save_pretrained(tmp_path / "adapter")
+    arguments = [str(model), str(texts), "--batch-size", "4", "--layers", "0", "2"]
+    interaction.main([*arguments, "--json", "--adapter", str(tmp_path / "adapter")])
+    found = json.loads(capsys.readouterr().out)["rows"]
+    batches = interaction.read_batches(texts, tokenizer(), 4, 1024)
+    expected = HeadInteractions(adapted(decoder()), [0, 2]).measure(batches)
+    assert (batches[0]["labels"] == -100).sum() == 4 * 6
+    assert [row["layer"] for row in found] == [0, 2]
+    for row in found:
+        of_layer = expected[row["layer"]]
+        torch.testing.assert_close(torch.tensor(row["G"], dtype=torch.float64), of_layer.G)
+        assert row["gamma"] == pytest.approx(of_layer.gamma)
+        assert row["tokens"] == of_layer.tokens
+        assert row["invariant_gamma"] == pytest.approx(of_layer.invariant_gamma)
+    interaction.main([*arguments, "--figure", str(tmp_path / "g.png")])
+    assert "gamma" in capsys.readouterr().out
+    assert (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")

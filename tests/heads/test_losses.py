@@ -148,21 +148,6 @@ def test_residual_over_scales(tasks: int, scale: float) -> None:
         assert (rows.T @ alpha).norm().item() == pytest.approx(tasks**0.5, rel=1e-6)
 
 
-def test_the_update_is_free_of_scale() -> None:
-    rows = gradients(3, 6, 1)
-    factors = torch.tensor([1e4, 1.0, 3e-5], dtype=torch.float64)[:, None]
-    update = rows.T @ nash_weights(rows @ rows.T)[0]
-    scaled = (rows * factors).T @ nash_weights((rows * factors) @ (rows * factors).T)[0]
-    torch.testing.assert_close(update, scaled)
-
-
-def test_two_tasks_in_closed_form() -> None:
-    """a = 1/√(1 + c) for both, c the cosine."""
-    c = -0.8
-    found, _ = nash_weights(torch.tensor([[4.0, 6 * c], [6 * c, 9.0]]))
-    assert found.tolist() == pytest.approx([0.5 / (1 + c) ** 0.5, 1 / 3 / (1 + c) ** 0.5])
-
-
 def test_a_task_without_gradient_gets_weight_zero() -> None:
     rows = gradients(3, 6, 2)
     rows[1] = 0

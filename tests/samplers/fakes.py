@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from diabat.circuits import Batch, BatchMoments, Engine, NativeEngine, PlanGradient, TrotterPlan
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.tempering import TemperingSampler
+from diabat.testing.strict_qpu import StrictMockQPU
 
 HELD = {"beta_schedule_type": "custom", "beta_schedule": [1.0] * 50}
 """Keywords that hold dwave's simulated annealer at beta = 1."""
@@ -154,3 +155,9 @@ def quick(**options: Any) -> DQASampler:
 
 def tempering(**options: Any) -> TemperingSampler:
     return TemperingSampler(**({"num_replicas": 3, "burn_in": 32} | options))
+
+
+def chip(**options: Any) -> StrictMockQPU:
+    """A small processor of 160 qubits that is quick and whose strong chains do not break."""
+    shape = {"topology_type": "zephyr", "topology_shape": [2, 4], "sweeps": 30, "tied_below": -1.5}
+    return StrictMockQPU(**(shape | {"beta": 10.0} | options))

@@ -58,25 +58,6 @@ def test_segments_are_formed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert relative_error(got.log_partition, want.log_partition) < 1e-6
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_log_z_of_the_chain(engine: Engine) -> None:
-    """Uniform field h and coupling J: Z = aᵀ Tⁿ⁻¹ a with T(s, s') = exp(J s s' + h (s + s')/2), a(s) = exp(h s/2)."""
-    n, h, J = 700, 0.3, -0.8
-    chain = torch.diag_embed(torch.full((n - 1,), J, dtype=F64), 1)
-    moments = BandedSampler(bandwidth=1, engine=engine).moments(
-        Ising(torch.full((n,), h, dtype=F64), chain + chain.T)
-    )
-    transfer = torch.tensor([[math.exp(J + h), math.exp(-J)], [math.exp(-J), math.exp(J - h)]], dtype=F64)
-    values, vectors = torch.linalg.eigh(transfer)
-    ends = vectors.T @ torch.tensor([math.exp(h / 2), math.exp(-h / 2)], dtype=F64)
-    top = float(values.max())
-    want = (n - 1) * math.log(top) + math.log(float((ends**2 * (values / top) ** (n - 1)).sum()))
-    assert abs(float(moments.log_partition) - want) < 1e-10 * want
-    # Far from the ends the magnetization of the infinite chain, sinh h / sqrt(sinh² h + exp(-4J)).
-    bulk = math.sinh(h) / math.sqrt(math.sinh(h) ** 2 + math.exp(-4 * J))
-    assert abs(float(moments.magnetization[n // 2]) - bulk) < 1e-12
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_hundreds_of_spins(dtype: torch.dtype) -> None:
     """n = 512: float32 and float64 messages against float64 logarithms."""

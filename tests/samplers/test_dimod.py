@@ -17,8 +17,6 @@ from problems import ALPHA
 
 import diabat
 from diabat.ising import Ising, pack_couplings
-from diabat.lab.config import make_config
-from diabat.lab.runs import build_sampler
 from diabat.samplers.dimod import DimodSampler
 from diabat.samplers.dimod.reads import expand
 from diabat.samplers.dimod.submission import SubmissionError
@@ -329,22 +327,3 @@ def test_the_law_is_that_of_the_sampler() -> None:
     assert sampler.sample(Ising(torch.tensor([5.0, -5.0])), 2, seed=1).spins.tolist() == [[1, -1]] * 2
     assert diabat.sampler("dimod").capabilities.law == "boltzmann"
     assert DimodSampler(plain(), beta=1.0).capabilities.law == "diabatic"
-
-
-def test_a_configuration_names_the_sampler() -> None:
-    section = {
-        "backend": "dimod",
-        "sampler": "diabat.samplers.dimod.tiled:TiledComposite",
-        "options": {
-            "child": "diabat.testing.strict_qpu:StrictMockQPU",
-            "child_options": {"topology_type": "zephyr", "topology_shape": [2, 4]},
-            "spins": 4,
-        },
-        "parameters": {"annealing_time": 7},
-        "beta": [2.0, 3.0],
-    }
-    sampler = build_sampler(make_config({"sampler": section}).sampler)
-    assert isinstance(sampler, DimodSampler)
-    assert type(sampler.target).__name__ == "TiledComposite"
-    assert sampler.capabilities.max_spins == 4
-    assert sampler.betas == (2.0, 3.0)

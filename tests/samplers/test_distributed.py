@@ -18,10 +18,7 @@ from problems import adjoint
 from torch import Tensor
 
 import diabat
-from diabat.documents.yaml_files import parse_yaml
 from diabat.ising import Ising, pack_couplings, pack_three_body
-from diabat.lab.config import ConfigError, make_config
-from diabat.lab.runs import build_sampler
 from diabat.progress import stderr_console
 from diabat.samplers import Samples, UnsupportedError, sampler
 from diabat.samplers.capabilities import FROM_MARGINALS, FROM_READS
@@ -358,36 +355,3 @@ def test_a_bar_counts_the_chunks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "exact" in shown.err
     assert "5/5" in shown.err
     assert not shown.out
-
-
-def test_configuration() -> None:
-    text = """
-    sampler:
-      {backend: distributed, sampler: dqa, options: {steps: 9, annealing_time_ns: 0.2}, workers: 0, chunk: 5}
-    """
-    built: Any = build_sampler(make_config(parse_yaml(text, "text")).sampler)
-    assert (built.name, built.base.name, built.base.plan.steps, built.chunk) == ("distributed", "dqa", 9, 5)
-    nested = {"backend": "distributed", "sampler": "refine", "options": {"sampler": "exact"}}
-    built = build_sampler(make_config({"sampler": nested}).sampler)
-    assert (built.base.name, built.base.base.name) == ("refine", "exact")
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"chunk": "many"}, "sampler.chunk: expected an integer, got 'many'"),
-        ({"worker": 1}, "sampler.worker: unknown key. Did you mean 'sampler.workers'?"),
-        (
-            {"executor": "dusk"},
-            "sampler.executor: expected an object that only Python can give, got 'dusk' (string).",
-        ),
-        (
-            {"options": {"stepz": 9}},
-            "sampler.options: sampler 'dqa' has no option 'stepz'. Did you mean 'steps'?",
-        ),
-    ],
-)
-def test_a_bad_configuration_is_one_sentence(section: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build_sampler(make_config({"sampler": {"backend": "distributed", **section}}).sampler)
-    assert str(caught.value).startswith(message)

@@ -371,24 +371,6 @@ def test_the_gradient_is_that_of_the_definition(
     assert len(precise) == 4
 
 
-def test_the_gradient_of_independent_spins() -> None:
-    """J = 0: P = 1 / (1 + exp(-2 h)), and all derivatives at that point in closed form."""
-    h = torch.linspace(-3, 3, 5 * 7, dtype=torch.float64).view(5, 7).requires_grad_()
-    J = torch.zeros(5, 7, 7, dtype=torch.float64, requires_grad=True)
-    found = ExactSampler().moments(Ising(h, J))
-    m = torch.tanh(h.detach())
-    v, u = torch.arange(35.0, dtype=torch.float64).view(5, 7).sin(), torch.arange(5.0, dtype=torch.float64)
-    assert (found.probability - (1 + m) / 2).abs().max() < 1e-14
-    torch.testing.assert_close(found.log_partition, (2 * h.detach().cosh()).log().sum(-1))
-    dh, dJ = torch.autograd.grad((found.probability * v).sum() + (found.log_partition * u).sum(), (h, J))
-    # d m_k / dh_k = 1 - m_k²,  d m_k / dJ_jk = m_j (1 - m_k²),  d log Z / dJ_jk = m_j m_k, half to each entry of J.
-    response = v * (1 - m**2) / 2
-    torch.testing.assert_close(dh, response + u[:, None] * m)
-    cross = response[:, None, :] * m[:, :, None]
-    want = (cross + cross.mT + u[:, None, None] * m[:, :, None] * m[:, None, :]) / 2
-    torch.testing.assert_close(dJ, want * (1 - torch.eye(7)))
-
-
 @pytest.mark.parametrize("odds", [False, True])
 def test_first_and_second_derivatives_by_differences(odds: bool) -> None:
     h = torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3)
@@ -417,19 +399,6 @@ def test_cotangents_of_any_size(size: float) -> None:
         solved.gradient(v, pairs=True), solved.gradient(size * v, pairs=True), strict=True
     ):
         torch.testing.assert_close(scaled.double(), size * one.double(), rtol=1e-5, atol=1e-6 * size)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
-@pytest.mark.parametrize("n", [1, 5, 6, 7, 8, 10])
-def test_correlations(precise: list[bool], n: int, dtype: torch.dtype, tolerance: float) -> None:
-    """Beside the same probabilities as without them."""
-    whole = make_problem((11, 2), n, lead="heads", seed=15, dtype=dtype)
-    for ising in (whole, masked(whole)):
-        found, want = ExactSampler().moments(ising, correlations=True), brute_force(ising)
-        plain = ExactSampler().moments(ising)
-        assert (found.correlation - want.correlation).abs().max() < tolerance
-        assert torch.equal(found.probability, plain.probability)
-    assert all(precise)
 
 
 def test_the_sums_of_pairs_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,17 +441,6 @@ def test_log_odds_and_their_gradient_from_one_enumeration(
     slopes = torch.autograd.grad(want.sin().sum(), (h, J))
     for got, slope in zip(torch.autograd.grad(found, (h, J), want.cos().to(dtype)), slopes, strict=True):
         assert (got - slope).abs().max() < 5 * tolerance * max(1.0, float(slope.abs().max()))
-
-
-def test_log_odds_equal_those_of_the_flipped_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For heads, causal windows and second derivatives; spins that nobody sees get 0."""
-    ising = causal_batch(9, torch.float64)
-    visible = ising.visible_mask & (torch.arange(9) != 4)
-    one = ExactSampler().differentiable_log_odds(Ising(ising.fields, ising.couplings, visible))
-    by_operators(monkeypatch, halves=True)
-    two = ExactSampler().differentiable_log_odds(Ising(ising.fields, ising.couplings, visible))
-    assert not one[~visible].any()
-    assert (one - two).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("link", [150.0, 197.0, 290.0])

@@ -317,18 +317,6 @@ def test_tiles_are_formed_again_in_the_backward_pass(tiles: Callable[[int], list
         assert torch.allclose(got, want, atol=1e-13)
 
 
-def test_a_large_problem_without_couplings(tiles: Callable[[int], list[int]]) -> None:
-    """n = 20 in tiles of 512 kB: the marginals are the sigmoids of the fields."""
-    fields = torch.randn(2, 20, generator=torch.Generator().manual_seed(1))
-    seen = tiles(1 << 19)
-    moments = FORGETFUL.moments(Ising(fields, torch.zeros(20, 20)))
-    assert max(seen) > 4
-    # The promise for float32 is 1e-5 relative in every probability.
-    assert float((moments.probability.double() / torch.sigmoid(2 * fields.double()) - 1).abs().max()) < 1e-5
-    log_z = (2 * fields.double().cosh()).log().sum(-1)
-    assert moments.log_partition.double().tolist() == pytest.approx(log_z.tolist(), rel=1e-6)
-
-
 @pytest.mark.usefixtures("halves")
 def test_invisible_spins_do_not_count() -> None:
     visible = torch.arange(60) < 3

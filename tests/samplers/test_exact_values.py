@@ -14,7 +14,6 @@ import pytest
 import torch
 from fakes import scaled
 from problems import ALPHA, PATTERNS, assert_moments, banded_problem, causal, g_test
-from scipy import stats
 
 from diabat.compute.counter_random import stream_keys, uniforms
 from diabat.ising import Ising, IsingError
@@ -103,14 +102,6 @@ def test_every_visibility(name: str, pattern: str, lead: Lead) -> None:
     check(Ising(ising.fields, ising.couplings, PATTERNS[pattern], ising.three_body), BACKENDS[name])
 
 
-@pytest.mark.parametrize("n", [1, 2, 7])
-def test_a_query_that_sees_nothing(n: int) -> None:
-    ising = with_visible(make_problem((2,), n, lead="none"), torch.zeros(n, dtype=torch.bool))
-    moments = ExactSampler().moments(ising, correlations=True)
-    for value in (moments.probability, moments.correlation, moments.log_partition):
-        assert not value.any()
-
-
 def test_a_larger_causal_window_of_several_heads() -> None:
     """Position i of the batch is position i alone, solved with its first i + 1 spins."""
     n, sampler = 12, ExactSampler()
@@ -124,13 +115,6 @@ def test_a_larger_causal_window_of_several_heads() -> None:
         assert (moments.probability[:, :, i, first] - alone.probability).abs().max() < 1e-12
         assert (moments.log_partition[:, :, i] - alone.log_partition).abs().max() < 1e-11
         assert not moments.probability[:, :, i, i + 1 :].any()
-
-
-def test_magnetization_and_probability_agree() -> None:
-    moments = ExactSampler().moments(causal_problem(5, seed=1))
-    m, seen = moments.magnetization, moments.visible
-    assert torch.equal(m == 0, ~seen)
-    assert torch.allclose(m[seen], 2 * moments.probability[seen] - 1)
 
 
 @pytest.mark.parametrize("lead", LEADS)
@@ -201,14 +185,6 @@ def test_reads_and_problems_are_independent() -> None:
     assert g_test(torch.cat((spins[0::2], spins[1::2]), -1)[:, None], product) > ALPHA
     two = Ising(ising.fields.expand(2, 2).clone(), ising.couplings)
     assert g_test(ExactSampler().sample(two, READS, seed=4).spins.flatten(1)[:, None], product) > ALPHA
-
-
-def test_strong_couplings_are_sampled_without_barriers() -> None:
-    """A ferromagnet that no local chain leaves: both orientations at equal rates (binomial, alpha = 1e-6)."""
-    J = 5 * (torch.ones(6, 6) - torch.eye(6))
-    spins = ExactSampler().sample(Ising(torch.zeros(6), J), 4000, seed=5).spins
-    assert (spins == spins[:, :1]).all()
-    assert stats.binomtest(int((spins[:, 0] > 0).sum()), 4000).pvalue > ALPHA
 
 
 @pytest.mark.parametrize("pattern", ["causal", "ragged"])

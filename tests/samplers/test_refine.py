@@ -14,10 +14,7 @@ from problems import ALPHA, total_variation
 from torch import Tensor
 
 import diabat
-from diabat.documents.yaml_files import parse_yaml
 from diabat.ising import Ising, pack_couplings
-from diabat.lab.config import ConfigError, make_config
-from diabat.lab.runs import build_sampler
 from diabat.samplers import Samples, UnsupportedError, sampler
 from diabat.samplers.capabilities import FROM_READS
 from diabat.samplers.refine import RefineSampler
@@ -92,8 +89,6 @@ def test_many_sweeps_of_a_wrong_base_give_the_boltzmann_law() -> None:
 def test_invisible_spins_stay_down_and_enter_no_local_field() -> None:
     ising = causal_problem(5, seed=6)
     assert pvalue(RefineSampler(AllUp(), sweeps=50), ising, brute_force_states(ising)) > ALPHA
-    nothing = with_visible(ising, torch.zeros(5, dtype=torch.bool))
-    assert (RefineSampler(AllUp()).sample(nothing, 3).spins == -1).all()
 
 
 def test_refined_anneals_are_closer_to_boltzmann() -> None:
@@ -197,32 +192,6 @@ def test_a_single_spin_has_its_probability_and_a_large_field_decides() -> None:
     assert pvalue(one, ising, brute_force_states(ising)) > ALPHA
     decided = one.sample(Ising(torch.tensor([[1e4], [-1e39]], dtype=torch.float64)), READS).spins
     assert torch.equal(decided.unique(dim=0), torch.tensor([[[1], [-1]]], dtype=torch.int8))
-
-
-def test_configuration() -> None:
-    text = "sampler: {backend: refine, sampler: exact, options: {max_seconds: 7.0}, sweeps: 3}"
-    built: Any = build_sampler(make_config(parse_yaml(text, "text")).sampler)
-    assert (built.name, built.base.name, built.base.max_seconds, built.sweeps) == ("refine", "exact", 7.0, 3)
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"sampler": 3}, "sampler.sampler: expected a string, got 3 (integer)."),
-        ({"options": [1]}, "sampler.options: expected a mapping, got [1] (list)."),
-        ({"sweep": 1}, "sampler.sweep: unknown key. Did you mean 'sampler.sweeps'?"),
-        ({"sampler": "mean_field"}, "sampler.sampler: expected a backend that draws samples"),
-        (
-            {"options": {"stepz": 9}},
-            "sampler.options: sampler 'dqa' has no option 'stepz'. Did you mean 'steps'?",
-        ),
-        ({"options": {"steps": "ten"}}, "sampler.options: steps: expected an integer, got 'ten'."),
-    ],
-)
-def test_a_bad_configuration_is_one_sentence(section: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build_sampler(make_config({"sampler": {"backend": "refine", **section}}).sampler)
-    assert str(caught.value).startswith(message)
 
 
 def test_it_is_a_base_like_any_other() -> None:

@@ -17,10 +17,7 @@ from scipy import stats
 from torch import Tensor
 
 import diabat
-from diabat.documents.yaml_files import parse_yaml
 from diabat.ising import Ising, pack_couplings
-from diabat.lab.config import ConfigError, make_config
-from diabat.lab.runs import build_sampler
 from diabat.samplers import Moments, Samples, UnsupportedError
 from diabat.samplers.tempering import TemperingSampler
 from diabat.samplers.tempering.averages import Spread
@@ -540,11 +537,3 @@ def test_the_lowest_state_with_invisible_spins_in_parts_and_in_workers(workers: 
     found = parts.sample(ising, 3, seed=1)
     assert torch.equal(found.lowest().energy, whole.lowest().energy)
     assert torch.equal(ising.energy(found.tracked), ising.energy(whole.tracked))
-
-
-def test_configuration() -> None:
-    text = "sampler: {backend: tempering, betas: [0.0, 0.5, 1.0], sweeps: 12, method: metropolis}"
-    built: Any = build_sampler(make_config(parse_yaml(text, "text")).sampler)
-    assert (built.ladder.tolist(), built.sweeps, built.method) == ([0.0, 0.5, 1.0], 12, "metropolis")
-    with pytest.raises(ConfigError, match=r"sampler.burn_in: expected an integer >= 1, got 0"):
-        build_sampler(make_config({"sampler": {"backend": "tempering", "burn_in": 0}}).sampler)

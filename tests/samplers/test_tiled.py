@@ -12,23 +12,11 @@ from dimod.testing import asserts
 
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.dimod.tiled import TiledComposite
-from diabat.testing.strict_qpu import StrictMockQPU
 
-from .fakes import assert_takes_models_of_dimod
+from .fakes import assert_takes_models_of_dimod, chip
 
 FAST = {"fast_anneal": True, "annealing_time": 0.005}
 RAW = {"auto_scale": False, "answer_mode": "raw"}
-
-
-def chip(**options: Any) -> Any:
-    given = {
-        "topology_type": "zephyr",
-        "topology_shape": [2, 4],
-        "beta": 10.0,
-        "sweeps": 30,
-        "tied_below": -1.5,
-    }
-    return StrictMockQPU(**(given | options))
 
 
 CHIPS = {

@@ -11,11 +11,11 @@ from qiskit_aer.primitives import SamplerV2
 
 import diabat
 from diabat import Ising, sampler
-from diabat.circuits import AnnealingSchedule, OutOfRangeWarning, PrimitiveEngine, schedule
+from diabat.circuits import AnnealingSchedule, OutOfRangeWarning, PrimitiveEngine
 from diabat.circuits.response import second_order_response
 from diabat.ising import pack_couplings
 from diabat.samplers.pseudolikelihood import fit_betas
-from statements.table import F64, drawn, magnetization, refused, says
+from statements.table import F64, drawn, magnetization, says
 
 
 @says
@@ -49,16 +49,6 @@ def default_steps() -> None:
         one.state_probabilities(problem) for one in (default, sampler("dqa", steps=1000), sampler("exact"))
     )
     assert (law - many).abs().sum() < 0.01 * (law - boltzmann).abs().sum()
-
-
-@says
-def fewest_steps() -> None:
-    """dqa: At 5 ns at least 114 equal steps, $2 A(0) t_a$, or 57 adaptive ones are needed."""
-    assert 113 < 2 * float(schedule("Advantage2_system1", "fast").A_GHz[0]) * 5 < 114
-    for order, least in (("first", 114), ("strang", 57)):
-        assert sampler("dqa", order=order, steps=least).plan.steps == least
-        with refused(f"steps: expected at least {least} "):
-            sampler("dqa", order=order, steps=least - 1)
 
 
 @says

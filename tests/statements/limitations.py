@@ -11,7 +11,6 @@ from torch.func import grad, vmap
 
 import diabat
 from diabat import Ising, sampler
-from diabat.circuits import OutOfRangeWarning
 from diabat.samplers.diagnostics import diagnostics
 from statements.table import ANALYTIC, F64, all_to_all, drawn, magnetization, refused, says
 
@@ -142,27 +141,6 @@ def orders() -> None:
     assert found.probability.requires_grad
     assert found.log_partition.requires_grad
     assert not found.correlation.requires_grad
-
-
-@says
-def sign_of_the_minimum() -> None:
-    """limitations: Without fields the sign of the minimum is arbitrary, but always the same."""
-    first, *others = (
-        sampler("mean_field").moments(Ising(torch.zeros(4), all_to_all(4, 2.0))).probability for _ in range(3)
-    )
-    assert (first > 0.99).all() or (first < 0.01).all()
-    assert all(torch.equal(first, other) for other in others)
-
-
-@says
-def outside() -> None:
-    """limitations: Outside, `dqa` warns once (`OutOfRangeWarning`), and `info["outside_range"]` is the fraction
-    of such spins. Circuits that you draw or export yourself are not checked."""
-    backend, strong = sampler("dqa", schedule="boltzmann-8"), Ising(torch.tensor([[8.0, 0, 0, 0]]))
-    backend.circuit(Ising(strong.fields[0]))
-    with pytest.warns(OutOfRangeWarning):
-        assert backend.moments(strong).info["outside_range"] == 0.25
-    assert backend.moments(strong).info["outside_range"] == 0.25  # a warning is an error here
 
 
 @says
