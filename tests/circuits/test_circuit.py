@@ -65,8 +65,6 @@ def test_parameterised_circuit_is_the_same_up_to_a_global_phase() -> None:
 def test_parameterised_circuit_without_couplings_has_no_diagonal() -> None:
     built = parameterised_circuit(random_plan(3, seed=1), np.zeros((2, 2)))
     assert built.circuit.count_ops() == {"u": 6, "h": 2}
-    with pytest.raises(ValueError, match=r"fields: expected shape \[Q, 2\], got \(4, 3\)"):
-        built.binds(np.zeros((4, 3)))
 
 
 def test_zero_terms_make_no_gate_and_measurement_is_optional() -> None:
@@ -95,8 +93,6 @@ def test_invisible_spins_stay_down() -> None:
     two = np.array([0, 2])
     expected = reference_probabilities(plan, fields[:, two], couplings[np.ix_(two, two)])[0]
     assert p[:, 0].reshape(-1) == pytest.approx(expected, abs=1e-12)
-    with pytest.raises(ValueError, match=r"visible: expected bool \[3\], got int64 \[2\]"):
-        anneal_circuit(plan, fields[0], couplings, visible=[1, 0])
 
 
 def test_openqasm_round_trip() -> None:

@@ -181,16 +181,6 @@ def test_a_problem_does_not_depend_on_the_batch_around_it(kind: str) -> None:
             assert (part.couplings == whole.couplings[rows]).all()
 
 
-def test_couplings_that_are_shared_get_the_sum() -> None:
-    plan, batch = random_plan(4, seed=4), make_batch(4, 5, "shared", seed=3)
-    v, w = cotangents(batch)
-    own = Batch(batch.fields, np.stack([batch.couplings] * 5))
-    shared = gradient_of(NativeEngine(), plan, batch, v, w).batches[0]
-    each = gradient_of(NativeEngine(), plan, own, v, w).batches[0]
-    assert shared.couplings == pytest.approx(each.couplings.sum(0), abs=1e-13)
-    assert shared.fields == pytest.approx(each.fields, abs=1e-13)
-
-
 @pytest.mark.parametrize(("engine", "n"), [(NativeEngine(), 4), (NativeEngine(), 8), (TorchEngine(), 3)])
 def test_angles_are_left_out_on_request(engine: Any, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, batch = random_plan(5, seed=2), make_batch(n, 4, "shared", seed=2)

@@ -117,20 +117,6 @@ def test_threads_are_used_and_a_function_is_asked_at_every_call(monkeypatch: pyt
         assert seen.count(threading.get_ident()) == 1
 
 
-def test_one_spin_is_a_spin() -> None:
-    """P(+1) after a quarter turn of the mixer: sin² of half of (π/2 + b h)."""
-    plan = TrotterPlan(np.array([0.7]), np.array([9.0]), np.array([np.pi / 2]))
-    fields = np.array([[0.4], [-1.3], [0.0]])
-    (moments,) = NativeEngine().moments(plan, [Batch(fields, np.zeros((1, 1)))], correlations=True)
-    assert moments.probability == pytest.approx(np.sin((np.pi / 2 + 0.7 * fields) / 2) ** 2, abs=1e-14)
-    assert moments.correlation == pytest.approx(np.ones((3, 1, 1)))
-    table = NativeEngine().probabilities(plan, fields, np.zeros((1, 1)))
-    assert table.shape == (3, 2)
-    assert table[:, 1:] == pytest.approx(moments.probability, abs=1e-14)
-    (spins,) = NativeEngine().sample(plan, [Batch(fields, np.zeros((1, 1)))], 7, np.random.default_rng(1))
-    assert spins.shape == (7, 3, 1)
-
-
 def test_no_batches_at_all() -> None:
     engine, plan = NativeEngine(), random_plan(3, seed=1)
     assert engine.moments(plan, [], correlations=True) == []
@@ -138,19 +124,6 @@ def test_no_batches_at_all() -> None:
     for gradient in (engine.gradient(plan, [], []), engine.gradient(plan, [], [], [])):
         assert gradient.batches == []
         assert (gradient.field_angles == np.zeros(3)).all()
-
-
-@pytest.mark.parametrize("n", [2, 7])
-def test_without_couplings_spins_are_independent(n: int) -> None:
-    plan, (fields, _) = turning(5, 1, seed=6), random_problem(n, 3, seed=2)
-    (moments,) = NativeEngine().moments(plan, [Batch(fields, np.zeros((n, n)))], correlations=True)
-    for j in range(n):
-        (alone,) = NativeEngine().moments(plan, [Batch(fields[:, j : j + 1], np.zeros((1, 1)))])
-        assert moments.probability[:, j] == pytest.approx(alone.probability[:, 0], abs=1e-13)
-    m = 2 * moments.probability - 1
-    product = m[:, :, None] * m[:, None, :]
-    product[:, range(n), range(n)] = 1
-    assert moments.correlation == pytest.approx(product, abs=1e-13)
 
 
 def test_inputs_are_left_alone_and_results_are_fresh() -> None:
@@ -192,16 +165,6 @@ def test_reads_at_the_edges_of_the_table(n: int) -> None:
     batch = Batch(np.pi / 2 * states[None], np.zeros((n, n)))
     (spins,) = NativeEngine().sample(plan, [batch], 3, Edges(np.random.PCG64(0)))
     assert (spins == states).all()
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_same_seed_same_draw_on_any_number_of_threads(threads: int) -> None:
-    plan, batches = turning(5, 1, seed=6), mixed_batches()
-    first = NativeEngine().sample(plan, batches, 30, np.random.default_rng(3))
-    again = NativeEngine(threads=threads).sample(plan, batches, 30, np.random.default_rng(3))
-    other = NativeEngine(threads=threads).sample(plan, batches, 30, np.random.default_rng(4))
-    assert all((a == b).all() for a, b in zip(first, again, strict=True))
-    assert any((a != b).any() for a, b in zip(first, other, strict=True))
 
 
 def test_what_does_not_fit_into_memory_is_refused_with_amounts(monkeypatch: pytest.MonkeyPatch) -> None:

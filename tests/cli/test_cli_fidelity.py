@@ -8,8 +8,7 @@ from cli_runs import run, run_json, train
 from typer.testing import CliRunner, Result
 
 from diabat.cli import app
-from diabat.ising import Ising
-from diabat.ising.problem_files import is_problem, read_problem, write_problem
+from diabat.ising.problem_files import read_problem, write_problem
 from diabat.report import formatted
 
 QUICK = [
@@ -117,28 +116,3 @@ def test_a_problem_of_one_s_own_is_compared(tmp_path: Path) -> None:
     figure = tmp_path / "figure.svg"
     assert "own" in run("fidelity", str(path), *chosen, "--no-progress", "--figure", str(figure)).stdout
     assert figure.read_text().startswith("<?xml")
-
-
-PROBLEMS = [
-    *(PROBLEM, "# by hand\n\n'fields' : [1]\n", "beta: 1\nfields: [1]\n", "# vartype=SPIN\n0 1 0.5\n"),
-    *("0 1 0.5\n", '{"offset": 0, "type": "BinaryQuadraticModel"}'),
-    *('{"offset": 0, "qubo": {}}', '{"J": {"a,b": 1}}', "beta: 2\nlinear: {a: 1}\n"),
-]
-CONFIGURATIONS = [
-    "seed: 3\nfidelity: {sizes: [3]}\n",
-    "fidelity:\n  fields: 3\n",
-    '{"seed": 3}',
-    '{"a": {"h": 1}}',
-    "",
-]
-
-
-def test_a_problem_is_told_from_a_configuration_by_its_content(tmp_path: Path) -> None:
-    for text in (*PROBLEMS, *CONFIGURATIONS):
-        (tmp_path / "file").write_text(text)
-        assert is_problem(tmp_path / "file") is (text in PROBLEMS), text
-    Ising([1.0]).save(tmp_path / "saved")
-    write_problem(tmp_path / "p.bqm", Ising([1.0]))
-    assert is_problem(tmp_path / "saved")
-    assert is_problem(tmp_path / "p.bqm")
-    assert [is_problem(name) for name in ("-", "fidelity", tmp_path, "x" * 999)] == [True, *[False] * 3]

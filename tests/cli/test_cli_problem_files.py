@@ -361,10 +361,23 @@ def test_what_is_a_problem_and_what_a_configuration(tmp_path: Path) -> None:
         json.dumps(as_json(a_bqm())),
         "labels: [a]\nfields: [1]\n",
         '{"h": {}}',
+        "fields: [0.5, -1.0]\ncouplings: [[0, 1, 0.8]]\nbeta: 2\n",
+        "# by hand\n\n'fields' : [1]\n",
+        "beta: 1\nfields: [1]\n",
+        "0 1 0.5\n",
+        '{"offset": 0, "type": "BinaryQuadraticModel"}',
+        '{"offset": 0, "qubo": {}}',
+        "beta: 2\nlinear: {a: 1}\n",
     ]
-    for text in problems:
-        assert is_problem(write(tmp_path / "p", text)), text
+    Ising([1.0]).save(tmp_path / "saved")
+    for problem in (tmp_path / "saved", *(write(tmp_path / "p", text) for text in problems)):
+        assert is_problem(problem), problem.read_bytes()
+    assert is_problem("-")
+    assert not any(is_problem(name) for name in ("fidelity", tmp_path, "x" * 999))
     for text in (
+        "",
+        "fidelity:\n  fields: 3\n",
+        '{"a": {"h": 1}}',
         "fidelity:\n  sizes: [4, 5]\n",
         "# vartype=SPIN\nseed: 1\n",
         '{"seed": 1}',

@@ -19,12 +19,6 @@ def test_state_table_puts_spin_0_in_bit_0() -> None:
     assert state_table(2).tolist() == [[-1, -1], [1, -1], [-1, 1], [1, 1]]
 
 
-def test_one_spin_by_hand() -> None:
-    exact = brute_force(Ising(torch.tensor([0.7], dtype=torch.float64)))
-    assert float(exact.probability) == pytest.approx(1 / (1 + math.exp(-1.4)), abs=1e-15)
-    assert float(exact.log_partition) == pytest.approx(math.log(2 * math.cosh(0.7)), abs=1e-15)
-
-
 def test_two_spins_by_hand() -> None:
     h, J = (0.3, -0.5), 0.8
     weights = {(a, b): math.exp(h[0] * a + h[1] * b + J * a * b) for a in (-1, 1) for b in (-1, 1)}
