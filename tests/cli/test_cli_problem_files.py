@@ -626,7 +626,6 @@ def test_labels_three_body_terms_and_visibility_are_written(tmp_path: Path) -> N
         ("p.yaml", make_problem((), 3), [1, 2, (3, 4)], "labels: expected 3 different strings or integers"),
         ("p.yaml", make_problem((), 2), ["\ud800", "a"], "labels: expected whole characters for YAML, got"),
         ("p.yaml", make_problem((), 2), [2**63, "a"], r"labels: expected integers below 2\^63"),
-        ("p.yaml", Ising(torch.zeros(1_000_001)), None, "expected at most 1,000,000 values, got more"),
         (
             "p.json",
             make_problem((), 2),
@@ -656,4 +655,12 @@ def test_what_a_format_cannot_hold_is_not_written(
 ) -> None:
     with pytest.raises(ArgumentError, match=message):
         write_problem(tmp_path / name, ising, labels)
+    assert not list(tmp_path.iterdir())
+
+
+def test_more_values_than_are_read_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("ising.problem_files", "documents.yaml_files"):
+        monkeypatch.setattr(f"diabat.{module}.MAX_VALUES", 100)
+    with pytest.raises(ArgumentError, match="expected at most 100 values, got more"):
+        write_problem(tmp_path / "p.yaml", Ising(torch.zeros(101)))
     assert not list(tmp_path.iterdir())
