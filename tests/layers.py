@@ -49,6 +49,7 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "odds": _attention(readout="odds"),
     "own spin": _attention(mode="J-self"),
     "band": _attention(bandwidth=1, sampler="banded"),
+    "three-body": _attention(mode="h+J+K"),
     "slots": _attention(3, relative=True),
     "odds of slots": _attention(3, relative=True, readout="odds"),
     "own spin of slots": _attention(3, relative=True, mode="J-self"),

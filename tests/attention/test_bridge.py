@@ -426,25 +426,6 @@ def test_batches_of_cotangents_are_answered_or_refused(name: str) -> None:
         assert torch.allclose(got, want, atol=1e-12)
 
 
-def test_a_vectorised_hessian_of_mean_field() -> None:
-    h, J = torch.randn(2, 3, dtype=F64), pack_couplings(0.3 * torch.randn(3, dtype=F64), 3)
-    backend = sampler("mean_field", tolerance=1e-13)
-
-    def f(h: Tensor) -> Tensor:
-        return spin_probabilities(h, J, backend, check=False).square().sum()
-
-    got, want = (torch.autograd.functional.hessian(f, h, vectorize=v) for v in (True, False))
-    assert torch.allclose(got, want, atol=1e-11)
-
-
-@pytest.mark.parametrize("name", ["straight_through", "linear_response", "adjoint", "covariance"])
-def test_second_derivatives_of_estimators_are_refused(name: str) -> None:
-    h, J = torch.randn(2, 3, dtype=F64), torch.zeros(3, 3, dtype=F64)
-    sentence = f"estimator '{name}' .* has first derivatives only, got a second"
-    with pytest.raises(UnsupportedError, match=sentence):
-        grad(lambda h: grad(lambda h: alpha(name, h, J).square().sum())(h).sum())(h)
-
-
 @pytest.mark.parametrize("backend", ["exact", "banded", "mean_field", "dqa"])
 def test_eight_models_at_once_equal_a_loop(backend: str) -> None:
     """stack_module_state, functional_call and vmap, as in torch's tutorial on ensembles."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,14 +10,13 @@ import pytest
 import torch
 from layers import F64
 from torch import Tensor
-from torch.nn import functional as F
 
 from diabat import BoltzmannAttention, sampler
 from diabat.attention import WindowCouplings, boltzmann_attention, compiled_windows, operators
 from diabat.attention.bridge import GradientBridge
 from diabat.attention.compiled_windows import WindowLaw
-from diabat.attention.couplings import PairSlots, pair_numbers
-from diabat.attention.readout import ODDS, READOUTS, masked_softmax
+from diabat.attention.couplings import PairSlots
+from diabat.attention.readout import ODDS
 from diabat.attention.streaming import far_sums
 from diabat.attention.visible import Visible, Windows
 from diabat.samplers.exact import ExactSampler
@@ -205,106 +203,6 @@ def attended(
     mixed, weights = found
     assert weights is not None
     return mixed, weights
-
-
-def with_all_keys(
-    law: WindowLaw,
-    terms: list[Tensor],
-    pairs: tuple[Tensor, PairSlots] | None,
-    windows: Windows,
-    seen: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """The same from weights of all keys that are ``seen``, [B or 1, 1, Q, S]."""
-    q, k, v = terms
-    k, v = (t.repeat_interleave(HEADS // KEY_HEADS, 1) for t in (k, v))
-    queries, keys, size = q.shape[2], k.shape[2], windows.filled.shape[-1]
-    scores = law.scale * q @ k.mT
-    first = torch.arange(queries) - size + 1 if windows.moves else torch.full((queries,), windows.first)
-    at = first[:, None] + torch.arange(size)
-    slot = (torch.arange(keys) == at[..., None]).to(q)  # [Q, T, S]
-    near = torch.einsum("bhqs,qts->bhqt", scores, slot)
-    J = None
-    if pairs is not None:
-        J = F.pad(pairs[0], (0, 1))[:, None, pair_numbers(*pairs[1], torch.device("cpu"))]
-    filled, odds = windows.filled, law.odds
-    if odds:
-        logits = scores.masked_fill(~seen, -1e30).log_softmax(-1).masked_fill(~seen, 0)
-        h = torch.einsum("bhqs,qts->bhqt", logits, slot).masked_fill(~filled, 0) / 2
-        moved = (law.solve(J, filled, h) - 2 * h).masked_fill(~filled, 0)
-        weights = masked_softmax(logits + torch.einsum("bhqt,qts->bhqs", moved, slot), seen)
-    else:
-        near = law.solve(J, filled, near).masked_fill(~filled, 0)
-        alpha = torch.einsum("bhqt,qts->bhqs", near.sigmoid(), slot)
-        alpha = torch.where(slot.sum(1).bool(), alpha, torch.sigmoid(2 * scores)).masked_fill(~seen, 0)
-        total = alpha.sum(-1, keepdim=True)
-        weights = alpha / total.where(total > 0, 1)
-    slots = torch.einsum("bhqs,qts->bhqt", weights, slot)
-    if windows.far is not None:
-        slots = torch.cat((slots, weights.sum(-1, keepdim=True) - slots.sum(-1, keepdim=True)), -1)
-    return weights @ v, slots
-
-
-def seen_by(visible: Visible, size: int, *, far: bool, relative: bool = True) -> Tensor:
-    """Visible keys, without those before the window unless they count."""
-    seen = visible.rows(torch.device("cpu"))
-    return (
-        seen
-        if far or not relative
-        else seen & torch.ones_like(seen).triu(visible.keys - visible.queries - size + 1)
-    )
-
-
-CALLS = {
-    "slots": (9, 9, True, True),
-    "slots and far keys": (9, 9, True, True),
-    "one query": (1, 9, True, True),
-    "one query and far keys": (1, 9, True, True),
-    "positions": (3, 3, True, False),
-    "some positions": (2, 3, True, False),
-    "all positions": (3, 3, False, False),
-}
-
-
-@pytest.mark.parametrize("readout", ["odds", "probability"])
-@pytest.mark.parametrize("coupled", [True, False])
-@pytest.mark.parametrize("call", CALLS)
-def test_heads_in_groups_windows_and_far_keys(call: str, coupled: bool, readout: str) -> None:
-    queries, keys, causal, relative = CALLS[call]
-    is_far, cpu = "far" in call, torch.device("cpu")
-    place, number = torch.arange(keys), torch.tensor([[keys], [2]])
-    law = WindowLaw(GradientBridge(sampler("exact")) if coupled else None, READOUTS[readout], 0.7)
-    for mask, by_token in itertools.product((None, place >= keys - number, place < number), (True, False)):
-        visible = Visible(queries, keys, causal, mask)
-        windows = visible.windows(WINDOW, cpu, far=is_far) if relative else visible.absolute(cpu)
-        seen = seen_by(visible, WINDOW, far=is_far, relative=relative)
-        terms, pairs = states(queries, keys, by_token=by_token), couplings() if coupled else None
-        leaves, both = [*terms, *([pairs[0]] if pairs else [])], []
-        for results in (
-            attended(law, terms, pairs, windows),
-            with_all_keys(law, terms, pairs, windows, seen),
-        ):
-            loss = results[0].sin().sum() + (results[1] * torch.arange(results[1].shape[-1])).square().sum()
-            both.append([t.detach() for t in (*results, *torch.autograd.grad(loss, leaves))])
-        for a, b in zip(*both, strict=True):
-            assert (a - b).abs().max() < 1e-12 * max(1.0, float(b.abs().max()))
-
-
-@pytest.mark.parametrize("readout", ["odds", "probability"])
-def test_second_derivatives_of_far_keys(readout: str) -> None:
-    windows = Visible(4, 4, True, torch.tensor([[False, True, True, True], [True] * 4])).windows(
-        2, torch.device("cpu"), far=True
-    )
-    law = WindowLaw(GradientBridge(sampler("exact")), READOUTS[readout], 0.7)
-    pairs = torch.tensor([[0.4], [-0.3], [0.0], [0.7]], dtype=F64, requires_grad=True)
-    terms = [t[..., :2].detach().requires_grad_() for t in states(4, 4)]
-
-    def function(*given: Tensor) -> Tensor:
-        torch.manual_seed(3)
-        *heads, J = given
-        return attended(law, heads, (J, (2, 1, 0, 2)), windows, dropout=0.3)[0]
-
-    assert torch.autograd.gradcheck(function, (*terms, pairs))
-    assert torch.autograd.gradgradcheck(function, (*terms, pairs), atol=1e-4)
 
 
 def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 from largest_tensor import LargestTensor
-from layers import F64, attention
+from layers import F64
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import diabat
-from diabat.attention import WindowCouplings, streaming
+from diabat.attention import WindowCouplings
 from diabat.attention.flash import mean_and_mass
 from diabat.attention.streaming import FarKeys, far_sums
 from diabat.attention.visible import Visible, read_mask
@@ -107,21 +107,6 @@ def test_derivatives_in_float32(strength: float) -> None:
         found.append(torch.autograd.grad(results, terms, (of_y.to(dtype), of_x.to(dtype))))
     for got, want in zip(*found, strict=True):
         assert (got - want).abs().max() < 1e-6 * want.abs().max()
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_a_layer_is_that_of_blocks(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = attention(3, relative=True, far="independent", readout="odds")
-    x = torch.randn(2, 20, 8, dtype=F64, requires_grad=True)
-    hidden = torch.zeros(2, 20, dtype=torch.bool)
-    hidden[0, :6], hidden[1, 15:] = True, True
-    leaves, found = [x, *layer.parameters()], []
-    for kernel in (True, False):
-        if not kernel:
-            monkeypatch.setattr(streaming, "has_kernel", lambda *_: False)
-        out = layer(x, hidden if padded else None)
-        found.append((out, *torch.autograd.grad(out.sin().sum(), leaves)))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-13)
 
 
 def leaves_on(device: str, dtype: torch.dtype, length: int = 300) -> list[Tensor]:

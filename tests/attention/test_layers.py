@@ -6,7 +6,6 @@ import copy
 import gc
 import pickle
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,10 +15,11 @@ from layers import LAYERS, PAPER, answer, arguments, coupled, tokens
 from left_behind import left_behind
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.functional import cosine_similarity
 from torch.utils.checkpoint import checkpoint
 
 import diabat
-from diabat.attention.coupled import recording
+from diabat.attention.coupled import SELF_MODES, recording
 from diabat.lab.models import Model
 from diabat.lab.tasks.base import Split
 from diabat.lab.training import evaluate
@@ -85,37 +85,72 @@ def test_chains_that_continue_draw_in_evaluation() -> None:
     assert not torch.equal(answer(layer, x), different)
 
 
-# What has no gradient: scores without fields, and a shift of all scores.
-IDLE = {"own spin": {"query", "key"}, "odds": {"key.bias"}}
+# What has no gradient: scores without fields, a shift of all scores, and J where every spin is even.
+IDLE: dict[str, set[str]] = {
+    **{kind: {"query", "key"} for kind in ("own spin", "K", "J+K", "J-self")},
+    **{kind: {"key.bias"} for kind in ("odds", "softmax")},
+    "J": {"query", "key", "couplings"},
+}
 
 
-@pytest.mark.parametrize("drawn", [False, True])
-@pytest.mark.parametrize("kind", DRAWING)
-def test_gradients_reach_every_parameter(kind: str, drawn: bool) -> None:
-    layer = built(kind, sampler=tempering() if drawn else "mean_field")
+def is_idle(name: str, kind: str) -> bool:
+    return bool({name, name.split(".")[0]} & IDLE.get(kind.split(" of ")[0], set()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {"sampler": name}) for kind in DRAWING for name in ("tempering", "mean_field")),
+        *(("attention", {"mode": mode}) for mode in SELF_MODES),
+    ],
+    ids=str,
+)
+def test_gradients_reach_every_parameter(kind: str, options: dict[str, Any]) -> None:
+    """None of J would be an error for a wrapper, also where it does not matter."""
+    drawn = options.get("sampler") == "tempering"
+    layer = built(kind, **options | ({"sampler": tempering()} if drawn else {}))
     state = torch.get_rng_state()
     found = answer(layer, inputs())
     assert kind == "neurogame" or torch.equal(torch.get_rng_state(), state) is not drawn
     found.sin().sum().backward()
     copy.deepcopy(layer)  # nothing of the graph is kept
     for name, p in layer.named_parameters():
-        if not {name, name.split(".")[0]} & IDLE.get(kind, set()):
+        if is_idle(name, options.get("mode", kind)):
+            assert p.grad is None or p.grad.abs().max() < 1e-5, name
+            assert p.grad is not None or "couplings" not in name
+        else:
             assert p.grad is not None, name
             assert p.grad.isfinite().all(), name
             assert p.grad.any(), name
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", [kind for kind in LAYERS if "hugging face" not in kind])
-def test_half_precision_and_autocast_compute_marginals_in_full_precision(kind: str) -> None:
+def test_half_precision_and_autocast_compute_marginals_in_full_precision(
+    kind: str, dtype: torch.dtype
+) -> None:
+    """Outputs, and the directions of gradients."""
     options = {"sampler": "mean_field"} if kind in DRAWING else {}
     layer, x = coupled(built(kind, **options), std=0.3).eval(), inputs()
     out = answer(layer, x)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", dtype):
         low = answer(layer, x)
-        assert answer(layer, x.bfloat16()).isfinite().all()
-    for found in (low, answer(copy.deepcopy(layer).bfloat16(), x.bfloat16())):
-        assert found.dtype == torch.bfloat16
+        assert answer(layer, x.to(dtype)).isfinite().all()
+    narrow = copy.deepcopy(layer).to(dtype)
+    for found, owner in ((low, layer), (answer(narrow, x.to(dtype)), narrow)):
+        assert found.dtype == dtype
         assert (found.float() - out).abs().max() < 0.1 * out.abs().max() + 0.02
+        slopes = [
+            torch.autograd.grad(
+                y.float().square().sum(),
+                [p for name, p in part.named_parameters() if not is_idle(name, kind)],
+                retain_graph=True,
+            )
+            for y, part in ((out, layer), (found, owner))
+        ]
+        for want, got in zip(*slopes, strict=True):
+            assert got.isfinite().all()
+            assert cosine_similarity(got.double().flatten(), want.double().flatten(), 0) > 0.99
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -190,15 +225,13 @@ def test_an_evaluation_of_a_split_draws_for_every_batch_by_its_seed() -> None:
     assert layer.eval_seed == 0
 
 
-@contextmanager
+@pytest.fixture(scope="module")
 def only_new_objects() -> Iterator[None]:
     """Whatever there is before is left out by the collector, which is then fast."""
     gc.collect()
     gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+    yield
+    gc.unfreeze()
 
 
 def numbers_alive() -> int:
@@ -209,19 +242,20 @@ def numbers_alive() -> int:
     )
 
 
+@pytest.mark.usefixtures("only_new_objects")
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("name", RECORDING)
 def test_nothing_of_a_batch_is_alive_after_it(name: str, gradients: bool) -> None:
     layer = LAYERS[name]()
     with torch.set_grad_enabled(gradients):
         answer(layer, torch.randn(40, 6, 8))  # whatever is computed once
-        with only_new_objects():
+        before = numbers_alive()
+        answer(layer, torch.randn(50, 6, 8))
+        assert numbers_alive() == before
+        with layer.recording():
             answer(layer, torch.randn(50, 6, 8))
-            assert numbers_alive() == 0
-            with layer.recording():
-                answer(layer, torch.randn(50, 6, 8))
-                assert numbers_alive() > 0
-            assert numbers_alive() == 0
+            assert numbers_alive() > before
+        assert numbers_alive() == before
 
 
 @pytest.mark.parametrize("name", RECORDING)
@@ -312,6 +346,7 @@ STEPS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.usefixtures("only_new_objects")
 @pytest.mark.parametrize("options", STEPS, ids=str)
 def test_a_step_of_a_layer_leaves_nothing(options: dict[str, Any]) -> None:
     layer: Any = diabat.BoltzmannAttention(16, 2, 8, **PAPER | options)
@@ -319,6 +354,7 @@ def test_a_step_of_a_layer_leaves_nothing(options: dict[str, Any]) -> None:
     assert left_behind(lambda: layer(x).square().sum().backward()) == 0
 
 
+@pytest.mark.usefixtures("only_new_objects")
 @pytest.mark.parametrize("problems", [1, 3_000])
 def test_log_odds_of_exact_leave_nothing(problems: int) -> None:
     h, J = torch.randn(problems, 6, requires_grad=True), torch.zeros(6, 6, requires_grad=True)

@@ -149,33 +149,6 @@ def test_float_masks_add_to_the_fields_and_hide() -> None:
     assert not weights[~seen].any()
 
 
-@pytest.mark.parametrize("hidden", [-math.inf, torch.finfo(F64).min])
-def test_true_hides_as_the_lowest_number_does(hidden: float) -> None:
-    built, given = boltzmann(), [x.double() for x in tensors(batch_first=True)]
-    wanted = masks("bool 3d")
-    as_float = {
-        name: torch.zeros(m.shape, dtype=F64).masked_fill(m, hidden)
-        for name, m in wanted.items()
-        if m is not None
-    }
-    mixed = {**wanted, "attn_mask": as_float["attn_mask"]}
-    expected = built(*given, **wanted)
-    for other in (as_float, mixed):
-        assert_close(built(*given, **other), expected, rtol=0, atol=1e-14)
-
-
-def test_without_fields_a_float_mask_still_counts() -> None:
-    built, (query, key, value) = (
-        boltzmann(mode="J", readout="probability"),
-        (x.double() for x in tensors(batch_first=True)),
-    )
-    mask = torch.zeros(L, S, dtype=F64)
-    mask[1, 2] = 3.0
-    plain, moved = (built(query, key, value, attn_mask=m)[1] for m in (None, mask))
-    assert moved[:, 1, 2].min() > plain[:, 1, 2].max()
-    assert_close(moved[:, 0], plain[:, 0])
-
-
 def test_a_float_mask_is_learned() -> None:
     mask = torch.zeros(L, S, dtype=F64)
     mask[0, 1] = -math.inf

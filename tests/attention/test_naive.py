@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import diabat
-from diabat.attention import Readout, WindowCouplings, masked_softmax
+from diabat.attention import Readout, WindowCouplings, masked_softmax, streaming
 from diabat.attention.naive import naive_attention
 from diabat.attention.readout import READOUTS as SHIPPED
 
@@ -44,18 +44,22 @@ def call(number: int) -> tuple[list[Tensor], WindowCouplings | None, Tensor | No
     heads, keys, size = draw.choice([1, 2, 4]), draw.randint(1, 6), draw.randint(1, 5)
     queries, groups = draw.choice([1, 1, keys, keys, 3]), draw.choice([1, heads])
     strength, batch = draw.choice([0.3, 1.0, 3.0]), draw.choice([1, 2])
-    q, k, v = (torch.randn(batch, n, m, 3, dtype=F64) * strength
-               for n, m in ((heads, queries), (groups, keys), (groups, keys)))  # fmt: skip
+    shapes = ((queries, heads, 3), (keys, groups, 3), (keys, groups, 3 + number % 3))
+    by_token = [torch.randn(batch, *shape, dtype=F64).transpose(1, 2) * strength for shape in shapes]
+    terms = [t.contiguous() if number % 2 else t for t in by_token]
     options: dict[str, Any] = {"readout": READOUTS[number % len(READOUTS)], "scale": draw.choice([None, 0.7])}
     options["softcap"] = draw.choice([None, None, None, 1.5])
     made, relative = None, draw.random() < 0.7
     if draw.random() < 0.85:
-        terms, biased = draw.choice(["J"] * 7 + ["J+K"]), relative and draw.random() < 0.15
+        kind = draw.choice(["J"] * 6 + ["", "J+K"])
+        biased, banded = relative and draw.random() < 0.15, kind == "J" and draw.random() < 0.2
         made = WindowCouplings(
-            heads, size if relative else 6, terms=terms, relative=relative, offset_bias=biased, dtype=F64
-        )
+            heads, size if relative else 6, terms=kind, relative=relative, offset_bias=biased, dtype=F64,
+            bandwidth=2 if banded else None,
+        )  # fmt: skip
         coupled(made, 0.6)
         options["far"] = draw.choice([None, None, "none"])
+        options["sampler"] = "banded" if banded else None
     causal = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     padding = torch.arange(keys) >= torch.randint(keys, (batch, 1, 1, 1))
     bias = torch.randn(heads, queries, keys, dtype=F64)
@@ -63,34 +67,48 @@ def call(number: int) -> tuple[list[Tensor], WindowCouplings | None, Tensor | No
         None, None, causal, causal, causal & padding, padding & (padding.flip(-1) | causal), bias,
         torch.rand(batch, 1, queries, keys) < 0.6, bias.masked_fill(~causal, -torch.inf),
     ]  # fmt: skip
-    return [q, k, v], made, draw.choice(masks), options, groups != heads
+    return terms, made, draw.choice(masks), options, groups != heads
 
 
+def two_derivatives(outputs: tuple[Tensor, ...], leaves: list[Tensor]) -> list[Tensor]:
+    """By queries, keys, values, couplings and what a mask adds, of a function of all outputs."""
+    loss = sum((y * torch.arange(y.shape[-1])).sin().sum() for y in outputs)
+    slopes = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
+    again = torch.autograd.grad(sum(t.sin().sum() for t in slopes), leaves, materialize_grads=True)
+    return [*slopes, *again]
+
+
+@pytest.mark.parametrize("blocks", ["whole", "blocks"])
 @pytest.mark.parametrize("first", range(0, 480, 60))
-def test_random_calls_are_the_law_by_enumeration(first: int) -> None:
+def test_random_calls_are_the_law_by_enumeration(
+    first: int, blocks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Outputs, weights, both without the other, and in a fifth of the calls two derivatives; then in float32."""
+    if blocks == "blocks":  # of two queries, so that short sequences have several
+        monkeypatch.setattr(streaming, "_LEAST", 2)
+        monkeypatch.setattr(streaming, "_NUMBERS", 0)
     for number in range(first, first + 60):
         terms, couplings, mask, options, grouped = call(number)
 
         def told(text: str, number: int = number) -> str:
             return f"call {number}: {text}"
 
-        leaves = [t.requires_grad_(number % 5 == 0) for t in terms]
-        given = {"attn_mask": mask, **options}
-        out, weights = naive(*terms, couplings, **given)
-        given["enable_gqa"] = grouped
-        with torch.set_grad_enabled(number % 5 == 0):
+        slopes = number % 5 == 0
+        leaves = [*terms, *([] if couplings is None else couplings.parameters())]
+        leaves += [] if mask is None or mask.dtype == torch.bool else [mask]
+        for leaf in leaves:
+            leaf.requires_grad_(slopes)
+        law = {name: value for name, value in options.items() if name != "sampler"}
+        out, weights = naive(*terms, couplings, mask, **law)
+        given = {"attn_mask": mask, "enable_gqa": grouped, **options}
+        with torch.set_grad_enabled(slopes):
             found, shown = ours(*terms, couplings, **given, need_weights=True)
             with sdpa_kernel(SDPBackend.MATH):  # for second derivatives without couplings
                 alone = ours(*terms, couplings, **given)
         for one, other in ((found, out), (alone, out), (shown, weights)):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-10, msg=told)
-        if number % 5 == 0:
-            both = []
-            for y in (alone, out):
-                slopes = torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
-                again = torch.autograd.grad(sum(t.sin().sum() for t in slopes), leaves)
-                both.append([*slopes, *again])
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-11, msg=told)
+        if slopes:
+            both = [two_derivatives(y, leaves) for y in ((found, alone, shown), (out, out, weights))]
             torch.testing.assert_close(*both, rtol=1e-9, atol=1e-9, msg=told)
         with torch.no_grad():
             single = None if couplings is None else couplings.float()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from largest_tensor import LargestTensor
 from layers import F64, attention, enumerated, functional, padded, tokens
-from rounding import assert_same_sums
 from torch import Tensor
 
 from diabat import BoltzmannAttention, UnsupportedError
@@ -25,10 +22,6 @@ WINDOW = 4
 
 def layer(window: int = WINDOW, **options: Any) -> BoltzmannAttention:
     return attention(window, **{"relative": True, **options})
-
-
-def far_layer(window: int = 3, **options: Any) -> BoltzmannAttention:
-    return attention(window, relative=True, far="independent", **options)
 
 
 @pytest.fixture
@@ -143,13 +136,6 @@ def test_other_backends(name: str, readout: str) -> None:
         assert parameter.grad.any()
 
 
-def test_the_representation_shows_the_options() -> None:
-    shown = repr(layer(far="independent", readout="odds", rotary=True))
-    assert "embed_dim=8, num_heads=2, mode='h+J', readout='odds', gradient='auto', far='independent'" in shown
-    assert "causal=True, rotary=True" in shown
-    assert "WindowCouplings(2, 4, bandwidth=3, relative=True)" in shown
-
-
 @pytest.mark.parametrize("name", ["probability", "far odds", "J-self", "rotary", "bias"])
 def test_gradients_are_finite_differences_and_those_of_functional_transforms(name: str) -> None:
     x = tokens(1, 6).requires_grad_()
@@ -161,106 +147,11 @@ def test_gradients_are_finite_differences_and_those_of_functional_transforms(nam
     torch.testing.assert_close(direct, pull(cotangent), rtol=0, atol=1e-12)
 
 
-def test_fields_of_the_last_pass_are_those_of_the_slots() -> None:
-    built, x = layer(), tokens()
-    with built.recording():
-        built(x)
-        problem = built.last_problem()
-    assert problem.fields.shape == (2, 2, 11, WINDOW)
-    assert problem.couplings.shape == (2, 1, WINDOW, WINDOW)
-
-
 def test_one_j_is_limited_by_the_window_only() -> None:
     """Long sequences with a backend that accepts few spins."""
     assert layer(3, sampler="exact")(tokens(1, 300)).shape == (1, 300, 8)
     with pytest.raises(UnsupportedError, match="accepts at most"):
         layer(64)
-
-
-FAR: dict[str, dict[str, Any]] = {
-    "odds": {"readout": "odds"},
-    "probability": {},
-    "softmax": {"mode": "softmax"},
-    "J-self": {"mode": "J-self"},
-    "without fields": {"mode": "J+K", "readout": "odds"},
-    "bias": {"offset_bias": True},
-}
-
-
-def whole(
-    q: Tensor, k: Tensor, v: Tensor, far: Tensor, odds: bool, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    """y and x from whole matrices; ``far`` is bool [*, Q, K]."""
-    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-    s = q @ k.mT
-    if softcap is not None:
-        s = softcap * torch.tanh(s / softcap)
-    if odds:
-        s = s.masked_fill(~far, torch.finfo(s.dtype).min)
-        return s.softmax(-1) @ v, s.logsumexp(-1)
-    p = torch.sigmoid(2 * s).masked_fill(~far, 0)
-    x = p.sum(-1)
-    return p @ v / x[..., None], x.log()
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("odds", [True, False])
-@pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("kind", ["moving", "of each query", "of each head"])
-def test_sums_and_derivatives_of_any_order(odds: bool, softcap: float | None, kind: str) -> None:
-    g = torch.Generator().manual_seed(1)
-    q, k, v = (
-        torch.randn(2, heads, 10, size, generator=g, dtype=F64, requires_grad=True)
-        for heads, size in ((4, 3), (2, 3), (2, 5))
-    )
-    row, key = torch.arange(10), torch.arange(10)
-    heads = {"of each query": 1, "of each head": 4}.get(kind)
-    first: Tensor | int = 2 if heads is None else torch.randint(1, 11, (2, heads, 10), generator=g)
-    start = (2 + row if isinstance(first, int) else first)[..., None]
-    visible = torch.rand(2, 1, 10, 10, generator=g) < 0.7
-    visible[..., 0] = True  # every query has a far key
-    results = [
-        far_sums(q, k, v, FarKeys(first, visible), odds=odds, softcap=softcap),
-        whole(q, k, v, (key < start) & visible, odds, softcap),
-    ]
-    found = []
-    for y, x in results:
-        slopes = torch.autograd.grad(y.sin().sum() + x.cos().sum(), (q, k, v), create_graph=True)
-        curved = torch.autograd.grad(sum(t.sin().sum() for t in slopes), (q, k, v))
-        found.append((y, x, *slopes, *curved))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-10)
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("name", FAR)
-@pytest.mark.parametrize("hidden", [False, True])
-def test_a_layer_without_weights_is_the_layer_with_them(name: str, hidden: bool) -> None:
-    """Outputs and gradients, with padding on either side and inside."""
-    made, x = far_layer(**FAR[name]), torch.randn(3, 11, 8, dtype=F64, requires_grad=True)
-    found = []
-    for shown in (True, False):
-        out = made(x, padded() if hidden else None, shown)
-        out = out[0] if shown else out
-        leaves = [x, *made.parameters()]
-        found.append((out, *torch.autograd.grad(out.sin().sum(), leaves, materialize_grads=True)))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_weights_of_probabilities_that_underflow() -> None:
-    """Every sigmoid(2s) is 0 in float32, near and far; weights are those of float64."""
-    made, x = far_layer(dtype=torch.float32), (torch.rand(1, 9, 8) + 0.5).requires_grad_()
-    with torch.no_grad():
-        made.query.weight.fill_(2.0)
-        made.key.weight.fill_(-2.0)
-    out, weights = made(x, None, True)
-    assert weights[0, 0, 8].std() > 0.1
-    expected = deepcopy(made).double()(x.double(), None, True)[1].float()
-    torch.testing.assert_close(weights, expected, rtol=0, atol=1e-4)
-    again = made(x)
-    torch.testing.assert_close(again, out)
-    again.sum().backward()
-    assert torch.isfinite(x.grad).all()
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -285,29 +176,6 @@ def test_dropout_is_that_of_single_weights(odds: bool) -> None:
     [expected] = torch.autograd.grad(w, q, cotangent * (y != 0) / 0.7)
     torch.testing.assert_close(found, expected)
     assert not far_sums(q, k, v, far, odds=odds, dropout=1.0)[0].any()
-
-
-@pytest.mark.parametrize("name", ["odds", "probability"])
-def test_a_training_step_forms_no_matrix(name: str) -> None:
-    made = far_layer(dtype=torch.float32, dropout=0.1, **FAR[name])
-    x = torch.randn(2, 900, 8, requires_grad=True)
-    with LargestTensor() as largest:
-        made(x, torch.zeros(2, 900, dtype=torch.bool)).sum().backward()
-    assert largest.numel <= 2 * 2 * 128 * 900
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("name", ["odds", "probability"])
-def test_it_compiles_to_one_graph(name: str) -> None:
-    torch._dynamo.reset()  # what other tests compiled counts towards its limit
-    made, x = far_layer(dtype=torch.float32, dropout=0.0, **FAR[name]), torch.randn(2, 11, 8)
-    compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
-    found = []
-    for call in (compiled, made):
-        made.zero_grad()
-        call(x).sin().sum().backward()
-        found.append([call(x), *(p.grad for p in made.parameters())])
-    assert_same_sums(*found)
 
 
 SIZES = [(1, 1), (5, 5), (7, 3), (64, 16), (70, 16), (100, 40), (33, 2), (31, 1)]
