@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 import diabat
 from diabat.attention import couplings_of
+from diabat.attention.coupled import SELF_MODES
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import BoltzmannHeads
 from diabat.ising import Ising
@@ -59,6 +60,52 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "hugging face": lambda **options: BoltzmannHeads(2, BoltzmannOptions(3, **options)),
     "neurogame": lambda **options: diabat.NeuroGameAttention(8, 2, **options),
 }
+
+
+# What `attention` is asked for, by kind: windows of 4 that move with the query,
+MOVING: dict[str, dict[str, Any]] = {
+    "probability": {},
+    "far": {"far": "independent"},
+    "odds": {"readout": "odds"},
+    "far odds": {"far": "independent", "readout": "odds"},
+    "rotary": {"rotary": True, "far": "independent", "readout": "odds"},
+    "K": {"mode": "h+J+K", "readout": "odds"},
+    "far K": {"mode": "h+K", "far": "independent"},
+    "without fields": {"mode": "J+K", "readout": "odds", "far": "independent"},
+    "J": {"mode": "J"},
+    "far J": {"mode": "J", "far": "independent", "readout": "odds"},
+    "h": {"mode": "h", "far": "independent"},
+    "h odds": {"mode": "h", "readout": "odds"},
+    "softmax": {"mode": "softmax"},
+    "far softmax": {"mode": "softmax", "far": "independent"},
+    "J-self": {"mode": "J-self"},
+    "far J-self": {"mode": "J-self", "far": "independent"},
+    "bias": {"offset_bias": True},
+    "far bias": {"offset_bias": True, "far": "independent", "readout": "odds"},
+    "softmax bias": {"mode": "softmax", "offset_bias": True},
+    "far softmax bias": {"mode": "softmax", "offset_bias": True, "far": "independent"},
+    "soft cap": {"softcap": 1.5},
+}
+MOVING = {kind: {"relative": True, **options} for kind, options in MOVING.items()}
+# and all 6 positions, causal or not.
+STILL: dict[str, dict[str, Any]] = {
+    f"{mode} {readout}{' of all keys' * (not causal)}": {
+        **{"window": 6, "mode": mode, "readout": readout, "causal": causal}
+    }
+    for mode in SELF_MODES
+    for readout in ("probability", "odds")
+    for causal in (True, False)
+    if (mode, readout) != ("J-self", "odds")
+}
+STILL |= {
+    f"banded{' of all keys' * (not causal)}": {
+        **STILL["J-self probability"],
+        "sampler": "banded",
+        "causal": causal,
+    }
+    for causal in (True, False)
+}
+KINDS = MOVING | STILL
 
 
 def coupled(layer: Any, std: float = 0.5) -> Any:
@@ -163,6 +210,8 @@ def scores_of(layer: Any, x: Tensor) -> Tensor:
     """q·k/sqrt(d) of all pairs of positions, [B, H, L, L], with the biases of offsets inside the window."""
     q, k, _ = layer._projected(x)
     scores: Tensor = q @ k.mT / q.shape[-1] ** 0.5
+    if (cap := layer._law.softcap) is not None:
+        scores = cap * (scores / cap).tanh()
     if layer.couplings.offset_bias is not None:
         offsets = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
         slots = layer.window - 1 - offsets

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fakes import FIFOSampler, RecorderSampler
 from layers import F64
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 
 from diabat import BoltzmannAttention, sampler, spin_probabilities
@@ -424,31 +424,6 @@ def test_batches_of_cotangents_are_answered_or_refused(name: str) -> None:
     else:
         got: Any = torch.autograd.functional.jacobian(f, h, vectorize=True)
         assert torch.allclose(got, want, atol=1e-12)
-
-
-@pytest.mark.parametrize("backend", ["exact", "banded", "mean_field", "dqa"])
-def test_eight_models_at_once_equal_a_loop(backend: str) -> None:
-    """stack_module_state, functional_call and vmap, as in torch's tutorial on ensembles."""
-    # Of mean field all problems of a batch iterate until the last one is done.
-    options = {"tolerance": 1e-13} if backend == "mean_field" else {}
-    models = [BoltzmannAttention(8, 2, 5, sampler=sampler(backend, **options)).double() for _ in range(8)]
-    for p in (p for m in models for p in m.parameters()):
-        nn.init.normal_(p, std=0.3)
-    parameters, buffers = stack_module_state(models)
-    x = torch.randn(3, 5, 8, dtype=F64)
-
-    def loss(p: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
-        y: Tensor = functional_call(models[0], (p, b), (x,))
-        return y.square().mean()
-
-    # A layer over an anneal draws a seed, one for all, although this one has no use for it.
-    randomness = "same" if backend == "dqa" else "error"
-    got = vmap(grad(loss), randomness=randomness)(parameters, buffers)
-    for i, model in enumerate(models):
-        model.zero_grad()
-        model(x).square().mean().backward()
-        for name, p in model.named_parameters():
-            assert torch.allclose(got[name][i], p.grad, atol=1e-9), name
 
 
 def test_a_learned_anneal_is_not_mapped() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -206,25 +205,6 @@ def test_around_what_no_graph_holds(function: str) -> None:
         x = torch.randn(2, 5, 4)
         assert_same_sums(step(compiled, layer, x), step(f, layer, x))
     assert len(graphs) <= 2
-
-
-@pytest.mark.parametrize("name", ["exact", "mean_field", "banded"])
-def test_an_exported_program_finds_its_backend_by_its_options(name: str) -> None:
-    net, x = Net(name), torch.randn(3, 5, 8)
-    program = torch.export.export(net, (x,))
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    file.seek(0)
-    want = net(x)
-    del net
-    loaded = torch.export.load(file).module()
-    assert_same_sums(loaded(x), want)
-
-
-def test_export_of_a_backend_that_draws_is_refused() -> None:
-    sentence = r"torch\.export: expected a registered sampler with the estimator 'exact'"
-    with pytest.raises(Exception, match=sentence):
-        torch.export.export(Net("tempering"), (torch.randn(3, 5, 8),))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")

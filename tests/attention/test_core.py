@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from layers import attention, tokens
+from layers import attention, padded, tokens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import diabat
@@ -23,29 +23,34 @@ from diabat.huggingface.boltzmann.layer import BoltzmannHeads
 from diabat.lab.config import load_config, shipped_configs
 from diabat.lab.models import TransformerOptions
 
-PATHS: list[tuple[dict[str, Any], str]] = [
-    ({}, "compiled"),
-    ({"readout": "odds", "relative": True}, "compiled"),
-    ({"relative": True, "far": "independent"}, "compiled"),
-    ({"mode": "h"}, "compiled"),
-    ({"mode": "softmax"}, "softmax"),
-    ({"mode": "softmax", "relative": True, "far": "independent"}, "softmax"),
-    ({"mode": "softmax", "relative": True}, "softmax"),
-    ({"mode": "h", "relative": True, "readout": "odds"}, "softmax"),
-    ({"mode": "softmax", "relative": True, "offset_bias": True}, "operators"),
-    ({"mode": "softmax", "relative": True, "softcap": 2.0}, "operators"),
-    ({"relative": True, "offset_bias": True}, "operators"),
-    ({"mode": "h+J+K"}, "operators"),
-    ({"sampler": "tempering"}, "operators"),
-    ({"softcap": 2.0}, "operators"),
+# Options of a layer, arguments of its call, and the path that they take.
+PATHS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {}, "compiled"),
+    ({"readout": "odds", "relative": True}, {}, "compiled"),
+    ({"window": 4, "relative": True}, {"key_padding_mask": padded()}, "compiled"),
+    ({"window": 4, "relative": True}, {"need_weights": True}, "compiled"),
+    ({"relative": True, "far": "independent"}, {}, "compiled"),
+    ({"bandwidth": 2, "sampler": "banded"}, {}, "compiled"),
+    ({"mode": "h"}, {}, "compiled"),
+    ({"mode": "softmax"}, {}, "softmax"),
+    ({"mode": "softmax"}, {"need_weights": True}, "operators"),
+    ({"mode": "softmax", "relative": True, "far": "independent"}, {}, "softmax"),
+    ({"mode": "softmax", "relative": True}, {}, "softmax"),
+    ({"mode": "h", "relative": True, "readout": "odds"}, {}, "softmax"),
+    ({"mode": "softmax", "relative": True, "offset_bias": True}, {}, "operators"),
+    ({"mode": "softmax", "relative": True, "softcap": 2.0}, {}, "operators"),
+    ({"relative": True, "offset_bias": True}, {}, "operators"),
+    ({"mode": "h+J+K"}, {}, "operators"),
+    ({"sampler": "tempering"}, {}, "operators"),
+    ({"softcap": 2.0}, {}, "operators"),
 ]
 
 
-@pytest.mark.parametrize(("options", "path"), PATHS)
-def test_a_layer_says_which_path_it_took(options: dict[str, Any], path: str) -> None:
-    layer = attention(11, **options)
+@pytest.mark.parametrize(("options", "given", "path"), PATHS)
+def test_a_layer_says_which_path_it_took(options: dict[str, Any], given: dict[str, Any], path: str) -> None:
+    layer = attention(**{"window": 11} | options)
     with layer.recording():
-        layer(tokens())
+        layer(tokens(3), **given)
         assert layer.last_path() == path
     with pytest.raises(RuntimeError, match="forward passes are not recorded"):
         layer.last_path()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from layers import LAYERS, answer, attention, padded, reloaded, tokens
+from layers import LAYERS, answer, attention, reloaded, tokens
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
@@ -200,34 +200,6 @@ def test_they_start_at_a_number_or_what_is_drawn() -> None:
             assert bool((parameter == value).all())
         near, distance = make(CouplingInit(mean=0.5, max_distance=1)).couplings.by_pair()
         assert torch.equal(near != 0, (distance == 1).expand(2, -1))
-
-
-PATHS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "softmax": (lambda: attention(11, mode="softmax"), {}, "softmax"),
-    "far softmax": (lambda: attention(4, mode="softmax", relative=True, far="independent"), {}, "softmax"),
-    "weights of softmax": (lambda: attention(11, mode="softmax"), {"need_weights": True}, "operators"),
-    "window": (lambda: attention(4, relative=True), {}, "compiled"),
-    "padded window": (lambda: attention(4, relative=True), {"key_padding_mask": padded()}, "compiled"),
-    "weights of a window": (lambda: attention(4, relative=True), {"need_weights": True}, "compiled"),
-    "far keys": (lambda: attention(4, relative=True, far="independent"), {}, "compiled"),
-    "positions": (lambda: attention(11), {}, "compiled"),
-    "band of positions": (lambda: attention(11, bandwidth=2, sampler="banded"), {}, "compiled"),
-    "three-body": (lambda: attention(4, relative=True, mode="h+J+K"), {}, "operators"),
-    "offset bias": (lambda: attention(4, relative=True, offset_bias=True), {}, "operators"),
-    "soft cap": (lambda: attention(4, relative=True, softcap=2.0), {}, "operators"),
-    "reads": (lambda: attention(4, relative=True, sampler="tempering"), {}, "operators"),
-}
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_the_path_is_that_of_the_couplings(name: str) -> None:
-    make, options, path = PATHS[name]
-    layer = make()
-    with layer.recording():
-        layer(tokens(3), **options)
-        assert layer.last_path() == path
-    with pytest.raises(RuntimeError, match="not recorded"):
-        layer.last_path()
 
 
 def test_couplings_of_a_model_by_their_names() -> None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from layers import F64, decoded, tokens
+from layers import F64, MOVING, attention, decoded, tokens
 from torch import nn
 
 from diabat.attention import WindowCouplings, boltzmann_attention
 
-from .test_relative import OPTIONS, layer
 
-LAYERS: dict[str, Callable[..., Any]] = {name: partial(layer, **options) for name, options in OPTIONS.items()}
-
-
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", MOVING)
 def test_steps_equal_the_full_pass(name: str) -> None:
-    built, x = LAYERS[name](), tokens(2, 40)
+    built, x = attention(**MOVING[name]), tokens(2, 40)
     found, state = decoded(built, x)
     assert (found - built(x)).abs().max() < 1e-12
     assert int(state.position) == 40
@@ -29,15 +24,15 @@ def test_steps_equal_the_full_pass(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["banded", "mean_field"])
 def test_steps_with_other_backends(name: str) -> None:
-    built = layer(sampler=name, bandwidth=2, dtype=torch.float32, readout="odds")
+    built = attention(relative=True, sampler=name, bandwidth=2, dtype=torch.float32, readout="odds")
     x = tokens(dtype=torch.float32)
     assert (decoded(built, x)[0] - built(x)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", MOVING)
 def test_steps_after_a_padded_prompt(name: str) -> None:
     """Prompts of different lengths, padded on the left."""
-    built, x = LAYERS[name](), tokens(3)
+    built, x = attention(**MOVING[name]), tokens(3)
     mask = torch.arange(7) < torch.tensor([[0], [3], [6]])
     prompt, state = built.prefill(x[:, :7], mask)
     assert (prompt - built(x[:, :7], mask)).abs().max() < 1e-12
@@ -69,7 +64,7 @@ def test_one_query_of_a_window_is_that_of_many(
 
 
 def test_beams_are_reordered_and_states_are_not_changed() -> None:
-    built, x = LAYERS["far"](), tokens(3)
+    built, x = attention(**MOVING["far"]), tokens(3)
     _, state = built.prefill(x[:, :6])
     assert state.key_mask is None
     before = [t.clone() for t in (state.keys, state.values, state.position)]
@@ -83,7 +78,7 @@ def test_beams_are_reordered_and_states_are_not_changed() -> None:
 
 
 def test_gradients_pass_through_steps() -> None:
-    built, x = LAYERS["probability"](), tokens(1, 6).requires_grad_()
+    built, x = attention(**MOVING["probability"]), tokens(1, 6).requires_grad_()
     leaves, cotangent = [x, *built.parameters()], torch.randn(1, 6, 8, dtype=F64)
     found, want = (torch.autograd.grad(y, leaves, cotangent) for y in (decoded(built, x)[0], built(x)))
     torch.testing.assert_close(found, want, rtol=0, atol=1e-12)
@@ -93,7 +88,7 @@ def test_gradients_pass_through_steps() -> None:
 @torch.no_grad()
 def test_states_that_share_memory_do_not_change_each_other() -> None:
     """Steps from one state, and from states before the last one, as a search with several continuations takes them."""
-    built, x = layer(far="independent"), tokens(2, 40)
+    built, x = attention(relative=True, far="independent"), tokens(2, 40)
     whole = built(x)
     states, outputs = [built.prefill(x[:, :2])[1]], []
     for i in range(2, 40):
@@ -111,7 +106,7 @@ def test_states_that_share_memory_do_not_change_each_other() -> None:
 
 def test_a_step_without_gradients_does_not_disturb_those_of_others() -> None:
     """Autograd has saved the keys of a state; the next step writes behind them."""
-    built, x = layer(far="independent"), tokens(1, 8)
+    built, x = attention(relative=True, far="independent"), tokens(1, 8)
     with torch.no_grad():
         state = built.step(x[:, 0], None)[1]
         state = built.step(x[:, 1], state)[1]
@@ -124,7 +119,7 @@ def test_a_step_without_gradients_does_not_disturb_those_of_others() -> None:
 
 
 def test_steps_leave_inference_mode() -> None:
-    built, x = layer(far="independent"), tokens(1, 8)
+    built, x = attention(relative=True, far="independent"), tokens(1, 8)
     with torch.inference_mode():
         state = built.step(x[:, 0], built.prefill(x[:, :1])[1])[1]
     with torch.no_grad():

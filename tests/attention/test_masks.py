@@ -153,55 +153,6 @@ def test_the_dtype_of_a_mask_is_free() -> None:
 LENGTHS = torch.tensor([5, 9, 3, 0, 1])
 PADDED = torch.ones(9, 9, dtype=torch.bool).tril() & (torch.arange(9) < LENGTHS[:, None, None])
 PADDED = PADDED[:, None]
-LAWS: dict[str, tuple[Callable[[], WindowCouplings], dict[str, Any]]] = {
-    "window": (lambda: filled(3), {}),
-    "far keys": (lambda: filled(3), {"far": "independent"}),
-    "far keys, probability": (lambda: filled(3), {"far": "independent", "readout": "probability"}),
-    "wide": (lambda: filled(12), {"readout": "probability"}),
-    "three-body": (lambda: filled(3, terms="J+K"), {}),
-    "bias": (lambda: filled(3, offset_bias=True), {}),
-    "no couplings": (lambda: filled(3, terms=""), {}),
-    "mean field": (lambda: filled(3), {"sampler": "mean_field"}),
-}
-
-
-def filled(size: int, **options: Any) -> WindowCouplings:
-    made = WindowCouplings(H, size, dtype=F64, **options)
-    for i, parameter in enumerate(made.parameters()):
-        parameter.data = 0.7 * noise(*parameter.shape, seed=10 + i).double()
-    return made
-
-
-def as_floats(mask: Tensor) -> Tensor:
-    return torch.zeros(mask.shape, dtype=F64).masked_fill(~mask, torch.finfo(F32).min)
-
-
-def results(
-    couplings: WindowCouplings, law: dict[str, Any], mask: Tensor, rows: slice, count: int
-) -> list[Tensor]:
-    """Outputs, weights, and derivatives of two orders, of ``count`` of the sequences in ``rows``."""
-    q, k, v = terms = [noise(6, H, 9, E, seed=i)[rows].double().requires_grad_() for i in range(3)]
-    out, weights = boltzmann_attention(q, k, v, couplings, mask, **law, need_weights=True)
-    loss = out[:count].sin().sum() + weights[:count].square().sum()
-    slopes = torch.autograd.grad(loss, [*terms, *couplings.parameters()], create_graph=True)
-    second = torch.autograd.grad(slopes[0].square().sum(), terms)
-    of_couplings = [t.detach() for t in slopes[3:]]
-    return [*(t.detach()[:count] for t in (out, weights, *slopes[:3], *second)), *of_couplings]
-
-
-@pytest.mark.parametrize("name", LAWS)
-def test_rows_behind_the_end_are_those_of_the_mask(name: str) -> None:
-    """In either form of the mask, alone, and beside a sequence with a hole, by which all are read row by row."""
-    make, law = LAWS[name]
-    couplings, hole = make(), PADDED[1:2] & (torch.arange(9) != 2)
-    expected = results(couplings, law, torch.cat((PADDED, hole)), slice(6), 5)
-    for mask in (PADDED, as_floats(PADDED)):
-        for a, b in zip(results(couplings, law, mask, slice(5), 5), expected, strict=True):
-            assert_close(a, b, rtol=1e-9, atol=1e-11)
-    for row in range(5):
-        alone = results(couplings, law, PADDED[row : row + 1], slice(row, row + 1), 1)
-        for a, b in zip(alone[:5], expected[:5], strict=True):
-            assert_close(a[0], b[row], rtol=1e-9, atol=1e-11)
 
 
 def test_padding_on_the_right_is_still_a_rule() -> None:
@@ -233,8 +184,8 @@ def test_a_scale_is_any_number_as_in_torch(scale: float, shown: bool) -> None:
     for given, mask in cases:
         found = boltzmann_attention(q, k, v, **given, scale=scale, need_weights=shown)
         both = found[0] if shown else found, F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
-        assert_close(*both, rtol=0, atol=1e-13)
-        assert_close(*(torch.autograd.grad(y.sin().sum(), leaves) for y in both), rtol=0, atol=1e-13)
+        assert_close(*both, rtol=0, atol=1e-12)
+        assert_close(*(torch.autograd.grad(y.sin().sum(), leaves) for y in both), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("queries", [S, 1])

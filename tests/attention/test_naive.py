@@ -64,7 +64,7 @@ def call(number: int) -> tuple[list[Tensor], WindowCouplings | None, Tensor | No
     padding = torch.arange(keys) >= torch.randint(keys, (batch, 1, 1, 1))
     bias = torch.randn(heads, queries, keys, dtype=F64)
     masks = [
-        None, None, causal, causal, causal & padding, padding & (padding.flip(-1) | causal), bias,
+        None, causal, causal, causal & padding, causal & padding.flip(-1), padding & (padding.flip(-1) | causal), bias,
         torch.rand(batch, 1, queries, keys) < 0.6, bias.masked_fill(~causal, -torch.inf),
     ]  # fmt: skip
     return terms, made, draw.choice(masks), options, groups != heads

@@ -283,12 +283,6 @@ def test_temperatures() -> None:
     assert bool((trained.log_temperature.grad != 0).all())
 
 
-def test_inside_a_stack() -> None:
-    stack = nn.Sequential(layer(output="tokens"), layer())
-    stack(tokens(3, 6)).sum().backward()
-    assert all(p.grad is not None for p in stack.parameters())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("mode", ["h+J", "uniform"])

@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from layers import F64, attention, enumerated, functional, padded, tokens
+from layers import F64, KINDS, MOVING, attention, enumerated, functional, padded, tokens
 from torch import Tensor
 
 from diabat import BoltzmannAttention, UnsupportedError
-from diabat.attention import streaming
-from diabat.attention.coupled import SELF_MODES
-from diabat.attention.streaming import FarKeys, far_sums
 from diabat.attention.visible import Visible
 from diabat.attention.windows import slot_keys, slots_to_keys, window_mix, window_scores
 from diabat.samplers.dqa import DQASampler
@@ -24,59 +21,10 @@ def layer(window: int = WINDOW, **options: Any) -> BoltzmannAttention:
     return attention(window, **{"relative": True, **options})
 
 
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of three queries, so that short sequences have several."""
-    monkeypatch.setattr(streaming, "_LEAST", 3)
-    monkeypatch.setattr(streaming, "_NUMBERS", 0)
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "probability": {},
-    "far": {"far": "independent"},
-    "odds": {"readout": "odds"},
-    "far odds": {"far": "independent", "readout": "odds"},
-    "rotary": {"rotary": True, "far": "independent", "readout": "odds"},
-    "K": {"mode": "h+J+K", "readout": "odds"},
-    "far K": {"mode": "h+K", "far": "independent"},
-    "without fields": {"mode": "J+K", "readout": "odds", "far": "independent"},
-    "J": {"mode": "J"},
-    "far J": {"mode": "J", "far": "independent", "readout": "odds"},
-    "h": {"mode": "h", "far": "independent"},
-    "h odds": {"mode": "h", "readout": "odds"},
-    "softmax": {"mode": "softmax"},
-    "far softmax": {"mode": "softmax", "far": "independent"},
-    "J-self": {"mode": "J-self"},
-    "far J-self": {"mode": "J-self", "far": "independent"},
-    "bias": {"offset_bias": True},
-    "far bias": {"offset_bias": True, "far": "independent", "readout": "odds"},
-    "softmax bias": {"mode": "softmax", "offset_bias": True},
-    "far softmax bias": {"mode": "softmax", "offset_bias": True, "far": "independent"},
-}
-
-
-# The same over all positions of a window, causal or not.
-ABSOLUTE: dict[str, dict[str, Any]] = {
-    f"{mode}{', odds' * (readout == 'odds')}{', all keys' * (not causal)}": {
-        **{"relative": False, "window": 6, "mode": mode, "readout": readout, "causal": causal}
-    }
-    for mode in SELF_MODES
-    for readout in ("probability", "odds")
-    for causal in (True, False)
-    if (mode, readout) != ("J-self", "odds")
-}
-BANDED = {"relative": False, "window": 6, "mode": "J-self", "sampler": "banded"}
-EVERY: dict[str, dict[str, Any]] = {
-    **OPTIONS,
-    **ABSOLUTE,
-    **{f"banded, {causal}": {**BANDED, "causal": causal} for causal in (True, False)},
-}
-
-
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("length", [1, 3, 11])
 def test_every_row_is_its_own_problem(name: str, length: int) -> None:
-    built, x = layer(**EVERY[name]), tokens(2, length)
+    built, x = attention(**KINDS[name]), tokens(2, length)
     x = x if built.relative else x[:, :6]
     out, weights = built(x, None, True)
     want = enumerated(built, x)
@@ -90,9 +38,9 @@ def test_every_row_is_its_own_problem(name: str, length: int) -> None:
     )
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", KINDS)
 def test_padding_on_either_side_and_inside(name: str) -> None:
-    built = layer(**EVERY[name])
+    built = attention(**KINDS[name])
     mask = (
         padded() if built.relative else torch.tensor([[0, 0, 1, 0, 1, 0], [1] * 6, [1, 0, 0, 0, 1, 1]]).bool()
     )
@@ -139,7 +87,7 @@ def test_other_backends(name: str, readout: str) -> None:
 @pytest.mark.parametrize("name", ["probability", "far odds", "J-self", "rotary", "bias"])
 def test_gradients_are_finite_differences_and_those_of_functional_transforms(name: str) -> None:
     x = tokens(1, 6).requires_grad_()
-    function, values = functional(layer(**OPTIONS[name]))
+    function, values = functional(attention(**MOVING[name]))
     assert torch.autograd.gradcheck(function, [x, *values], atol=1e-6)
     cotangent = torch.randn(1, 6, 8, dtype=F64)
     direct = torch.autograd.grad(function(x, *values), values, cotangent, materialize_grads=True)
@@ -152,30 +100,6 @@ def test_one_j_is_limited_by_the_window_only() -> None:
     assert layer(3, sampler="exact")(tokens(1, 300)).shape == (1, 300, 8)
     with pytest.raises(UnsupportedError, match="accepts at most"):
         layer(64)
-
-
-@pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("odds", [True, False])
-def test_dropout_is_that_of_single_weights(odds: bool) -> None:
-    """Of 6 x 20,000 weights 0.3 are dropped and others grow, independently: 6 standard errors.  x stays as it is."""
-    torch.manual_seed(2)
-    q, k, v = torch.randn(1, 20_000, 1, 4), torch.randn(1, 1, 6, 4), torch.eye(6).expand(1, 1, 6, 6)
-    far = FarKeys(6)
-    want, x = far_sums(q, k, v, far, odds=odds)
-    q.requires_grad_()
-    y, same = far_sums(q, k, v, far, odds=odds, dropout=0.3)
-    torch.testing.assert_close(same, x)
-    dropped = (y == 0).double().flatten(0, 2)
-    torch.testing.assert_close(y, torch.where(y == 0, 0, want / 0.7))
-    assert (dropped.mean(0) - 0.3).abs().max() < 6 * (0.21 / 20_000) ** 0.5
-    assert (dropped.T.corrcoef() - torch.eye(6)).abs().max() < 6 / 20_000**0.5
-    # The backward pass drops the same ones: y = w noise, so its derivative is noise times that of w.
-    cotangent = torch.randn_like(y)
-    [found] = torch.autograd.grad(y, q, cotangent)
-    w, _ = far_sums(q, k, v, far, odds=odds)
-    [expected] = torch.autograd.grad(w, q, cotangent * (y != 0) / 0.7)
-    torch.testing.assert_close(found, expected)
-    assert not far_sums(q, k, v, far, odds=odds, dropout=1.0)[0].any()
 
 
 SIZES = [(1, 1), (5, 5), (7, 3), (64, 16), (70, 16), (100, 40), (33, 2), (31, 1)]

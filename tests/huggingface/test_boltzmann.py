@@ -132,12 +132,14 @@ def test_a_module_is_the_law_by_enumeration(readout: str, far: str, name: str) -
     """Weights, outputs beside them and alone, and derivatives, in the windows of any mask and with grouped queries."""
     g, mask = torch.Generator().manual_seed(3), MASKS[name]
     shapes = ((4, mask.shape[2], 3), (2, 9, 3), (2, 9, 5))
-    terms = [torch.randn(2, *s, generator=g, dtype=torch.float64, requires_grad=True) for s in shapes]
+    q, k, v = terms = [
+        torch.randn(2, *s, generator=g, dtype=torch.float64, requires_grad=True) for s in shapes
+    ]
     module = with_heads(4, BoltzmannOptions(COUPLED, readout=readout, far=far))
     J = module.boltzmann.couplings
-    mixed, expected = naive_attention(*terms, J, mask, readout=readout, far=far)
-    out, weights = boltzmann_attention(module, *terms, mask, output_attentions=True)
-    alone, none = boltzmann_attention(module, *terms, mask)
+    mixed, expected = naive_attention(q, k, v, J, mask, readout=readout, far=far)
+    out, weights = boltzmann_attention(module, q, k, v, mask, output_attentions=True)
+    alone, none = boltzmann_attention(module, q, k, v, mask)
     assert none is None
     torch.testing.assert_close(weights, expected, rtol=0, atol=1e-10)
     # The output of a query without visible keys is a constant; sums of weights give it a slope by rounding.
