@@ -89,7 +89,7 @@ MOVING: dict[str, dict[str, Any]] = {
 MOVING = {kind: {"relative": True, **options} for kind, options in MOVING.items()}
 # and all 6 positions, causal or not.
 STILL: dict[str, dict[str, Any]] = {
-    f"{mode} {readout}{' of all keys' * (not causal)}": {
+    f"still {mode} {readout}{' of all keys' * (not causal)}": {
         **{"window": 6, "mode": mode, "readout": readout, "causal": causal}
     }
     for mode in SELF_MODES
@@ -98,8 +98,8 @@ STILL: dict[str, dict[str, Any]] = {
     if (mode, readout) != ("J-self", "odds")
 }
 STILL |= {
-    f"banded{' of all keys' * (not causal)}": {
-        **STILL["J-self probability"],
+    f"still banded{' of all keys' * (not causal)}": {
+        **STILL["still J-self probability"],
         "sampler": "banded",
         "causal": causal,
     }

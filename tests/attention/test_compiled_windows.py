@@ -30,7 +30,12 @@ COMPILED: dict[str, dict[str, Any]] = {
     **{
         kind: KINDS[kind]
         for kind in (
-            *("h+J probability", "h+J odds", "h probability", "h+J probability of all keys"),
+            *(
+                "still h+J probability",
+                "still h+J odds",
+                "still h probability",
+                "still h+J probability of all keys",
+            ),
             *("probability", "far odds", "rotary", "h odds"),
         )
     },

@@ -53,7 +53,7 @@ def test_moments_are_those_of_the_problem_of_the_query(name: str, query: int) ->
         assert (found.correlations[head] - pairs).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("name", ["probability", "J-self probability", "J-self"])
+@pytest.mark.parametrize("name", ["probability", "still J-self probability", "J-self"])
 def test_reads_estimate_the_correlations(name: str) -> None:
     """N = 20,000 independent reads, 6/sqrt(N): the deviation of a covariance of spins is at most 1.2/sqrt(N).
 
