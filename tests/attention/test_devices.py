@@ -30,10 +30,10 @@ READS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2")
 
 
 class Function(nn.Module):
-    """The function, with queries, keys and values taken from tokens; by a causal mask if asked."""
+    """The function, with queries, keys and values taken from tokens; by a causal mask of a dtype if asked."""
 
     def __init__(
-        self, *, groups: int = 1, couplings: bool = True, mask: bool = False, **options: Any
+        self, *, groups: int = 1, couplings: bool = True, mask: torch.dtype | None = None, **options: Any
     ) -> None:
         super().__init__()
         self.couplings = WindowCouplings(HEADS, 8, init=0.3) if couplings else None
@@ -42,11 +42,13 @@ class Function(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = x.unflatten(-1, (HEADS, -1)).transpose(1, 2).chunk(3, -1)
         k, v = k[:, :: self.groups], v[:, :: self.groups]
-        given: Any = {"is_causal": not self.mask, "enable_gqa": self.groups > 1, **self.options}
-        if self.mask:
-            given["attn_mask"] = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=x.device).tril()
+        given: Any = {"is_causal": self.mask is None, "enable_gqa": self.groups > 1, **self.options}
+        if self.mask is not None:
+            seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=x.device).tril()
+            added = torch.zeros_like(seen, dtype=self.mask)
+            given["attn_mask"] = seen if self.mask == torch.bool else added.masked_fill(~seen, -torch.inf)
         out: Any = boltzmann_attention(q, k, v, self.couplings, **given)
-        return out
+        return torch.cat(out, -1) if given.get("need_weights") else out
 
 
 class Layer(nn.Module):
@@ -81,10 +83,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "far, grouped": (lambda: Function(**FAR, groups=2), 145),
     "far, layer": (lambda: Layer(**SLOTS), 160),
     "far, padded": (lambda: Layer("padded", **SLOTS), 175),
-    "far, mask": (lambda: Function(**FAR, mask=True), 900),
+    "far, mask": (lambda: Function(**FAR, mask=torch.bool), 900),
+    "far, added": (lambda: Function(**FAR, mask=torch.float32), 900),
+    "far, weights": (lambda: Function(**FAR, need_weights=True), 200),
     "decoding": (lambda: Layer("decoded", **SLOTS), 230),
     # Over blocks of queries, one after another.
     "far, probability": (lambda: Function(**PROBABILITY), 900),
+    "far, probability, added": (lambda: Function(**PROBABILITY, mask=torch.float32), 950),
+    "far, probability, weights": (lambda: Function(**PROBABILITY, need_weights=True), 900),
     "far, soft cap": (lambda: Function(**FAR, softcap=2.0), 900),
     "far, dropout": (lambda: Function(**FAR, dropout_p=0.1), 1300),
     "no couplings": (lambda: Function(couplings=False), 30),
@@ -93,7 +99,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "banded": (lambda: Layer(**SLOTS, sampler="banded", bandwidth=2), 450),
     "banded, paper": (lambda: Layer(sampler="banded", bandwidth=2), 400),
 }
-SQUARE = ("no couplings", "far, mask")  # up to torch, which has no flash kernel for meta, and a mask [L, L]
+# Up to torch, which has no flash kernel for meta; a mask or weights [L, L].
+SQUARE = ("no couplings", *(name for name in CASES if name.endswith(("mask", "added", "weights"))))
 ABSOLUTE = tuple(name for name in CASES if "paper" in name or name in ("triples", "own spin"))
 
 

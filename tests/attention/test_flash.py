@@ -17,7 +17,6 @@ import diabat
 from diabat.attention import WindowCouplings
 from diabat.attention.flash import mean_and_mass
 from diabat.attention.streaming import FarKeys, far_sums
-from diabat.attention.visible import Visible, read_mask
 
 # Queries, keys, and the number of far keys of the first query.
 RULES = {
@@ -53,7 +52,7 @@ def cotangents(y: Tensor, seen: Tensor, part: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("sizes", "scale"), [((3, 5), 0.4), ((5, 3), -0.7), ((4, 4), 0.0)])
-def test_sums_and_two_derivatives_are_those_of_whole_matrices(
+def test_sums_and_derivatives_are_those_of_whole_matrices(
     name: str, padded: bool, sizes: tuple[int, int], scale: float
 ) -> None:
     """To 1e-13 of the largest, in float64; also where cotangents of one result are 0, or small beside the others."""
@@ -83,11 +82,6 @@ def test_sums_and_two_derivatives_are_those_of_whole_matrices(
             assert (got - want).abs().max() <= 1e-13 * want.abs().max().clamp_min(
                 0 if part == "small y" else 1
             )
-    curved = []
-    for result in results:
-        slopes = torch.autograd.grad(result, leaves, cotangents(y, seen, "all"), create_graph=True)
-        curved.append(torch.autograd.grad(sum(t.square().sum() for t in slopes), leaves))
-    torch.testing.assert_close(*curved, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("strength", [1.0, 1e-12])
@@ -190,31 +184,3 @@ def test_a_layer_hands_half_precision_on() -> None:
     assert kernels.found == [("flash_attention", torch.bfloat16)]
     assert isinstance(out, Tensor)
     assert out.dtype == torch.bfloat16
-
-
-MASKS = {
-    "causal": (True, None),
-    "mask": (False, torch.bool),
-    "added": (False, torch.float32),
-}
-
-
-@pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("readout", ["odds", "probability"])
-@pytest.mark.parametrize("softcap", [None, 2.0])
-def test_nothing_is_read_elsewhere(name: str, readout: str, softcap: float | None) -> None:
-    """All but the couplings of a window on the device meta, forward and backward; a reading would raise."""
-    causal, kind = MASKS[name]
-    q, k, v = leaves_on("meta", torch.float32, 30)
-    mask = None if kind is None else torch.ones(2, 1, 30, 30, device="meta").tril().to(kind)
-    law: Any = {"far": "independent", "readout": readout, "softcap": softcap, "enable_gqa": True}
-    couplings = WindowCouplings(4, 4, terms="", offset_bias=True).to("meta")
-    for shown in (False, True):
-        out = diabat.boltzmann_attention(
-            q, k, v, couplings, mask, is_causal=causal, need_weights=shown, dropout_p=0.1, **law
-        )
-        found = out[0] if shown else out
-        assert len(torch.autograd.grad(found.sum(), (q, k, v))) == 3
-    if mask is not None:
-        read_mask("attn_mask", mask)
-        assert Visible.of(mask.bool()).mask is not None

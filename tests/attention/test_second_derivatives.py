@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -271,25 +270,8 @@ def by_inputs(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
     return found
 
 
-def by_backward(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
-    given = [t.clone().requires_grad_() for t in leaves]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Using backward.. with create_graph=True", UserWarning)
-        loss(*given).backward(create_graph=True)
-    slopes = [torch.zeros_like(t) if t.grad is None else t.grad for t in given]
-    for t in given:
-        t.grad = None
-    inner(slopes, along).backward()
-    return [torch.zeros_like(t) if t.grad is None else t.grad for t in given]
-
-
 def by_functional(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
     return list(torch.autograd.functional.hvp(loss, leaves, along)[1])
-
-
-def by_hessian(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
-    rows: Any = torch.autograd.functional.hessian(loss, leaves)
-    return [contracted(row, along) for row in rows]
 
 
 def by_reverse_of_reverse(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
@@ -321,9 +303,7 @@ def by_duals(loss: Function, leaves: Leaves, along: Leaves) -> list[Tensor]:
 WAYS = (
     by_create_graph,
     by_inputs,
-    by_backward,
     by_functional,
-    by_hessian,
     by_reverse_of_reverse,
     by_forward_of_reverse,
     by_func_hessian,
@@ -343,37 +323,12 @@ def contracted(row: Sequence[Tensor], along: Leaves) -> Tensor:
     return sum(parts[1:], parts[0])
 
 
-def ways(leaves: Leaves) -> list[Any]:
-    """All of them; whole Hessians, row by row, of few numbers only."""
-    few = sum(t.numel() for t in leaves) <= 40
-    return [way for way in WAYS if few or way is not by_hessian]
-
-
 # One of each kind on every run; the others, and losses that are linear, take minutes.
 USUAL = (
-    *(
-        "mobius",
-        "k_sii",
-        "gibbs_interaction",
-        "NeuroGame gibbs tanh tokens",
-        "attention h+J",
-        "attention J-self",
-    ),
-    *(
-        "attention odds",
-        "attention independent odds",
-        "attention of mean_field",
-        "function without couplings",
-    ),
-    *(
-        "multihead",
-        "hugging face independent",
-        "probabilities exact",
-        "odds banded",
-        "moments of mean_field",
-        "entropy",
-    ),
-)
+    "mobius", "k_sii", "gibbs_interaction", "NeuroGame gibbs tanh tokens", "attention h+J", "attention J-self",
+    "attention odds", "attention independent odds", "attention of mean_field", "function without couplings",
+    "multihead", "hugging face independent", "probabilities exact", "odds banded", "moments of mean_field", "entropy",
+)  # fmt: skip
 EVERY = [
     pytest.param(name, nonlinear, marks=() if nonlinear and name in USUAL else pytest.mark.slow)
     for name in RIGHT
@@ -389,7 +344,7 @@ def test_every_way_is_right(name: str, nonlinear: bool) -> None:
     loss = first(function, leaves, nonlinear)
     along = tuple(random(*t.shape, seed=9 + i) for i, t in enumerate(leaves))
     wanted = by_differences(loss, leaves, along)
-    for way in ways(leaves):
+    for way in WAYS:
         if way is by_functional and name.endswith("of mean_field"):  # hvp differentiates three times
             with pytest.raises(UnsupportedError, match=r"expected at most second derivatives .* got a third"):
                 way(loss, leaves, along)
@@ -404,8 +359,8 @@ def test_fused_kernels_of_torch_refuse_a_second_derivative(name: str) -> None:
     """But transforms of torch.func take operators; a graph of the first derivative alone is no matter."""
     function, leaves = UNCOUPLED[name]()
     loss, along = first(function, leaves, nonlinear=True), tuple(random(*t.shape) for t in leaves)
-    for way in ways(leaves):
-        if way in (by_create_graph, by_inputs, by_backward, by_functional, by_hessian):
+    for way in WAYS:
+        if way in (by_create_graph, by_inputs, by_functional):
             with pytest.raises(
                 UnsupportedError, match=r"^gradient: .* inside of .*sdpa_kernel.SDPBackend.MATH"
             ):
@@ -463,7 +418,7 @@ def test_every_way_is_refused_in_a_sentence(name: str, nonlinear: bool) -> None:
     function, leaves = REFUSED[name]()
     loss = first(function, leaves, nonlinear)
     along = tuple(random(*t.shape, seed=9 + i) for i, t in enumerate(leaves))
-    for way in ways(leaves):
+    for way in WAYS:
         with pytest.raises(UnsupportedError, match=r"^gradient: [^\n]* use [^\n]*\.$"):
             way(loss, leaves, along)
 
