@@ -33,7 +33,7 @@ def escaped(text: str, keep: str = "") -> str:
 
 
 class ArgumentError(ValueError):
-    """A value that cannot be used; the message has the form "argument: expected X, got Y".
+    """A value that cannot be used; the message is "argument: expected X, got Y.", from three strings or a whole one.
 
     Attributes:
         argument: Name of the argument, option or key; None if the message is about no particular one.
@@ -44,7 +44,11 @@ class ArgumentError(ValueError):
     def __init__(self, sentence: str, /) -> None: ...
     @overload
     def __init__(self, argument: str | None, reason: str, /) -> None: ...
-    def __init__(self, first: str | None, second: str | None = None, /) -> None:
+    @overload
+    def __init__(self, argument: str | None, expected: str, got: object, /) -> None: ...
+    def __init__(self, first: str | None, second: str | None = None, /, *got: object) -> None:
+        if got:
+            second = f"expected {second}, got {got[0]}."
         super().__init__(*((first,) if second is None else (first, second)))
         self.argument, self.reason = (None, str(first)) if second is None else (first, second)
 
@@ -90,12 +94,10 @@ def check_count(
     if optional and value is None:
         return None
     if not is_integer(value) or value < least:
-        raise ArgumentError(
-            name, f"expected an integer >= {least}{' or None' * optional}, got {number_text(value)}."
-        )
+        raise ArgumentError(name, f"an integer >= {least}{' or None' * optional}", number_text(value))
     most = _LARGEST_COUNT if most is None else most
     if value > most:
-        raise ArgumentError(name, f"expected at most {most}, got {number_text(value)}.")
+        raise ArgumentError(name, f"at most {most}", number_text(value))
     return int(value)
 
 
@@ -117,8 +119,7 @@ def check_number(name: str, value: Any, interval: str, *, optional: bool = False
     low, high = (float(end) for end in interval[1:-1].split(","))
     fits = is_number(value) and low <= value <= high and (is_finite(value) or value in (low, high))
     if not fits or (value == low and interval[0] == "(") or (value == high and interval[-1] == ")"):
-        expected = f"a number in {interval}{' or None' * optional}"
-        raise ArgumentError(name, f"expected {expected}, got {number_text(value)}.")
+        raise ArgumentError(name, f"a number in {interval}{' or None' * optional}", number_text(value))
 
 
 def is_positive(value: Any) -> bool:
@@ -129,7 +130,7 @@ def is_positive(value: Any) -> bool:
 def check_positive(name: str, value: Any) -> None:
     """Raise ArgumentError unless a value is a finite number above 0."""
     if not is_positive(value):
-        raise ArgumentError(name, f"expected a positive finite number, got {number_text(value)}.")
+        raise ArgumentError(name, "a positive finite number", number_text(value))
 
 
 def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
@@ -143,7 +144,7 @@ def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
 def check_flag(name: str, value: Any) -> None:
     """Raise ArgumentError unless a value is True or False."""
     if not isinstance(value, bool):
-        raise ArgumentError(name, f"expected True or False, got {value!r}.")
+        raise ArgumentError(name, "True or False", f"{value!r}")
 
 
 def refuse_unknown(options: Iterable[str], known: Iterable[str]) -> None:

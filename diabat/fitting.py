@@ -148,8 +148,7 @@ class _Model:
         able = sampler.capabilities
         self.analytic = able.log_partition and "exact" in able.gradients
         if not self.analytic and not able.correlations:
-            expected = "one that reports log Z or correlations"
-            raise UnsupportedError("sampler", f"expected {expected}, got '{sampler.name}'.")
+            raise UnsupportedError("sampler", "one that reports log Z or correlations", f"'{sampler.name}'")
         self.pairs, self.hidden, self.l2, self.sampler, self.seed = pairs, hidden, l2, sampler, seed
         self.count, self.n = len(spins), spins.shape[1] + hidden
         states, times = torch.unique(spins, dim=0, return_counts=True)

@@ -40,8 +40,7 @@ def finished(table: str, output: Path) -> list[Path]:
     runs = [config for _, _, config in plan(experiment, output, [ROW], (), ())]
     found = [config.output for config in runs if is_finished(config.output, config.training)]
     if not found:
-        expected = f"finished runs of {table}, row {ROW}"
-        raise ArgumentError("output", f"expected {expected}, got none in '{output}'.")
+        raise ArgumentError("output", f"finished runs of {table}, row {ROW}", f"none in '{output}'")
     return found
 
 

@@ -117,7 +117,7 @@ def plan(
     found = []
     for row in rows or experiment.entries:
         if row not in experiment.entries:
-            raise ConfigError("row", f"expected one of {', '.join(experiment.entries)}, got '{row}'.")
+            raise ConfigError("row", f"one of {', '.join(experiment.entries)}", f"'{row}'")
         own = experiment.entries[row].overrides
         for text in overrides:
             if text.split("=")[0] in ("seed", "output", *(key.split("=")[0] for key in own)):

@@ -43,9 +43,7 @@ def learn(
     resolved = arguments.load(config, overrides, trust=trust)
     with of_section():
         if "output" not in resolved.model_fields_set:
-            raise ArgumentError(
-                "output", "expected the file of the plan, such as output=plan.json, got none."
-            )
+            raise ArgumentError("output", "the file of the plan, such as output=plan.json", "none")
         require_writable(resolved.output, "output", (".json",), new=not force)
     from diabat.lab.runs.anneals import learn_anneal
 
@@ -91,7 +89,7 @@ def export(
     ising = read_problem(problem, beta=beta).ising
     if ising.three_body is not None or not bool(ising.visible_mask.all()):
         got = "invisible spins" if ising.three_body is None else "three-body terms"
-        raise ArgumentError("problem", f"expected only fields and couplings, got {got} in '{problem}'.")
+        raise ArgumentError("problem", "only fields and couplings", f"{got} in '{problem}'")
     h, J = ising.fields.double(), ising.couplings
     J = torch.zeros(len(h), len(h)) if J is None else J
     source = to_qasm3(anneal_circuit(chosen, h.numpy(), J.double().numpy(), measure=True))

@@ -87,12 +87,12 @@ def explain_prediction(
         _explain_couplings(run, texts, layer, head, figure, trust, as_json)
         return
     if text is None:
-        raise ArgumentError("text", "expected a text or sentences, or --couplings without one, got neither.")
+        raise ArgumentError("text", "a text or sentences, or --couplings without one", "neither")
     if chosen(read_config(stored, trust=True))["task"] == "pairs":
         for name, value in {"position": position, "layer": layer}.items():
             if value is not None:
-                expected = "expected none for sentences, whose pooling has one query in one layer"
-                raise ArgumentError(name, f"{expected}, got {value}.")
+                expected = "none for sentences, whose pooling has one query in one layer"
+                raise ArgumentError(name, expected, value)
         _explain_sentences(run, texts, head, top, at_least, figure, trust, as_json)
         return
     from diabat.lab.models.figures import plot_decoder
@@ -192,7 +192,7 @@ def _split(texts: list[str]) -> tuple[list[str], list[str]]:
 def _index(name: str, index: int | None, count: int) -> int | None:
     """Check the index of a layer or head; the only one needs none."""
     if index is not None and index >= count:
-        raise ArgumentError(name, f"expected a {name} in 0 .. {count - 1}, got {index}.")
+        raise ArgumentError(name, f"a {name} in 0 .. {count - 1}", index)
     return 0 if count == 1 else index
 
 

@@ -100,10 +100,9 @@ def require_writable(
         return
     if path.suffix not in suffixes or path.is_dir():
         kind = "the folder " * path.is_dir()
-        raise ArgumentError(name, f"expected a file ending in {', '.join(suffixes)}, got {kind}'{path}'.")
+        raise ArgumentError(name, f"a file ending in {', '.join(suffixes)}", f"{kind}'{path}'")
     if new and path.exists():
-        got = f"got '{path}', which already exists."
-        raise ArgumentError(name, f"expected a new file, or --force to replace it, {got}")
+        raise ArgumentError(name, "a new file, or --force to replace it", f"'{path}', which already exists")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Files are replaced by renaming, which requires write permission for the folder.
@@ -112,4 +111,4 @@ def require_writable(
     except OSError as error:
         # A file in the place of the folder is reported as one that exists.
         reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
-        raise ArgumentError(name, f"expected a file that can be written, got '{path}' ({reason}).") from error
+        raise ArgumentError(name, "a file that can be written", f"'{path}' ({reason})") from error

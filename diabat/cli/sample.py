@@ -124,7 +124,7 @@ def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int, a
     from diabat.samplers.dimod import DimodSampler
 
     if not isinstance(backend, DimodSampler):
-        raise ArgumentError("dry_run", f"expected backend 'dimod', which submits, got '{backend.name}'.")
+        raise ArgumentError("dry_run", "backend 'dimod', which submits", f"'{backend.name}'")
     report = backend.dry_run(ising, num_reads, seed=seed)
     if as_json:
         print_json(dataclasses.asdict(report))

@@ -28,13 +28,13 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     if not equals or not _KEY.fullmatch(key):
         raise ConfigError(place, "expected KEY=VALUE, for example sampler.backend=dqa.")
     if not value.strip():
-        raise ConfigError(place, f"expected a value after '=', got nothing; write {key}=null for none.")
+        raise ConfigError(place, "a value after '='", f"nothing; write {key}=null for none")
     try:
         parsed = parse_yaml(value, "")
     except ConfigError as error:
         raise ConfigError(place, error.reason) from error
     if isinstance(parsed, dict):
-        raise ConfigError(place, "expected a scalar or a list, got a mapping; override one key each.")
+        raise ConfigError(place, "a scalar or a list", "a mapping; override one key each")
     return tuple(key.split(".")), parsed
 
 
@@ -58,7 +58,7 @@ def apply_overrides(document: dict[str, Any], overrides: Iterable[str]) -> dict[
             section = section[part]
             if not isinstance(section, dict):
                 at = ".".join(sections[:depth])
-                raise ConfigError(place, f"expected a section at '{at}', got {shown(section)}.")
+                raise ConfigError(place, f"a section at '{at}'", shown(section))
         if value is None and tuple(sections) == _LABELLED and key not in section:
             there = ", ".join(section) or "none"
             raise ConfigError(

@@ -103,7 +103,7 @@ def parse_yaml(text: str, name: str, *, build: bool = True) -> Any:
             and the line.
     """
     if len(text) > MAX_BYTES:
-        raise ConfigError(name, f"expected at most {MAX_BYTES} bytes of YAML, got more.")
+        raise ConfigError(name, f"at most {MAX_BYTES} bytes of YAML", "more")
     try:
         _check_events(text)
         return yaml.load(text, Loader=_Loader) if build else None
@@ -139,12 +139,11 @@ def read_mapping(path: Path, *, follow: bool = True) -> dict[str, Any]:
     try:
         value = parse_yaml(read_bytes(path, follow=follow).decode("utf-8"), f"'{path}'")
     except UnicodeDecodeError as error:
-        got = f"got other bytes at offset {error.start}."
-        raise ConfigError(f"'{path}'", f"expected UTF-8 text, {got}") from error
+        raise ConfigError(f"'{path}'", "UTF-8 text", f"other bytes at offset {error.start}") from error
     if value is None:
         raise ConfigError(f"'{path}'", "the file is empty.")
     if not isinstance(value, dict):
-        raise ConfigError(f"'{path}'", f"expected a mapping of keys to values, got a {type(value).__name__}.")
+        raise ConfigError(f"'{path}'", "a mapping of keys to values", f"a {type(value).__name__}")
     return value
 
 

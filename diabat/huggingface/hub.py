@@ -28,16 +28,15 @@ def resolve(name: str, argument: str) -> str:
         ValueError: If the package or the folder does not exist, the name is an address, or as :func:`check_folder`.
     """
     if "://" in name:  # not shown: an address may hold an access token
-        raise ArgumentError(argument, "expected the name of a model or a folder, got an address.")
+        raise ArgumentError(argument, "the name of a model or a folder", "an address")
     path = _in_package(name, argument) if name.startswith(PACKAGE_PREFIX) else Path(name).expanduser()
     if path.is_dir() or name.startswith(PACKAGE_PREFIX):
         if not (path / "config.json").is_file():
-            raise ArgumentError(argument, f"expected a folder with config.json, got '{name}' without one.")
+            raise ArgumentError(argument, "a folder with config.json", f"'{name}' without one")
         check_folder(path, argument)
         return str(path)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        expected = "the name of a model or a folder"
-        raise ArgumentError(argument, f"expected {expected}, got '{name}', which is neither.")
+        raise ArgumentError(argument, "the name of a model or a folder", f"'{name}', which is neither")
     return name
 
 
@@ -51,7 +50,7 @@ def check_folder(folder: Path, argument: str) -> None:
     """
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if file.exists() and not file.is_file() and not file.is_dir():
-            raise ArgumentError(argument, f"expected a folder of regular files, got '{file}', which is none.")
+            raise ArgumentError(argument, "a folder of regular files", f"'{file}', which is none")
         if file.name.endswith(".json") and ".index." in file.name:
             _check_index(file, argument)
 
@@ -63,17 +62,15 @@ def _check_index(file: Path, argument: str) -> None:
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ArgumentError(argument, f"expected an index of weights in '{file}', got: {error}.") from None
     if outside:
-        raise ArgumentError(
-            argument, f"expected an index of files beside it in '{file}', got {outside[0]!r:.60}."
-        )
+        raise ArgumentError(argument, f"an index of files beside it in '{file}'", f"{outside[0]!r:.60}")
 
 
 def _in_package(name: str, argument: str) -> Path:
     package, _, inside = name.removeprefix(PACKAGE_PREFIX).partition("/")
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        fix = f"pip install {package.replace('_', '-')}"
-        raise ArgumentError(argument, f"expected an installed Python package, got '{package}'; {fix}.")
+        got = f"'{package}'; pip install {package.replace('_', '-')}"
+        raise ArgumentError(argument, "an installed Python package", got)
     return Path(next(iter(spec.submodule_search_locations))) / inside
 
 

@@ -66,7 +66,7 @@ def load_decoder(
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):  # unknown, not compiled in, or not there
-        raise ArgumentError("device", f"expected a device that torch has here, got '{device}'.") from None
+        raise ArgumentError("device", "a device that torch has here", f"'{device}'") from None
     transformers, place = extra("transformers"), resolve(name, "model")
     options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     with _refusing("model", "the folder of a model", name, place):
@@ -86,15 +86,13 @@ def load_decoder(
     missing = sorted(report["missing_keys"])
     if missing:  # transformers fills them with random numbers
         got = f"'{name}' without {first_and_others(missing)}"
-        raise ArgumentError("model", f"expected the weights of a causal language model, got {got}.")
+        raise ArgumentError("model", "the weights of a causal language model", got)
     folder, tokenizer = Path(place), None
     if not folder.is_dir() or any((folder / file).is_file() for file in _TOKENIZER_FILES):
         with _refusing("model", "the folder of a model with a tokenizer", name, place):
             tokenizer = transformers.AutoTokenizer.from_pretrained(place, use_fast=True, **options)
         if not tokenizer.is_fast:
-            raise ArgumentError(
-                "model", f"expected a model with a fast tokenizer, got '{name}', which has none."
-            )
+            raise ArgumentError("model", "a model with a fast tokenizer", f"'{name}', which has none")
     return model.to(device).eval(), tokenizer
 
 
@@ -133,7 +131,7 @@ def load_adapter(model: Any, folder: str | Path) -> Any:
     wrong = sorted((expected - found) | (found - taken))
     if wrong:
         got = "without" if wrong[0] in expected else "with"
-        raise ArgumentError("adapter", f"expected an adapter of this model, got '{folder}' {got} {wrong[0]}.")
+        raise ArgumentError("adapter", "an adapter of this model", f"'{folder}' {got} {wrong[0]}")
     return adapted.eval()
 
 
@@ -141,38 +139,31 @@ def check_adapter(folder: Path) -> dict[str, Any]:
     """Read the configuration of an adapter, and refuse what is no LoRA or sets more than its sizes and places."""
     for name in ADAPTER_FILES:
         if not (folder / name).is_file():
-            raise ArgumentError("adapter", f"expected a folder with {name}, got '{folder}' without it.")
+            raise ArgumentError("adapter", f"a folder with {name}", f"'{folder}' without it")
     path = folder / ADAPTER_FILES[0]
     config = json_of(path, "adapter")
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
-        raise ArgumentError("adapter", f"expected peft_type 'LORA', got {kind!r:.40} in '{path}'.")
+        raise ArgumentError("adapter", "peft_type 'LORA'", f"{kind!r:.40} in '{path}'")
     usual = extra("peft").LoraConfig().to_dict()
     for key, value in config.items():
         # An older peft leaves keys out, a newer one adds some that are off.
         if key not in _ADAPTER_KEYS and value and value != usual.get(key):
-            raise ArgumentError(
-                "adapter",
-                f"expected {key} {usual.get(key)!r}, the only value that is taken from a folder, got {value!r:.60} in "
-                f"'{path}'.",
-            )
+            expected = f"{key} {usual.get(key)!r}, the only value that is taken from a folder"
+            raise ArgumentError("adapter", expected, f"{value!r:.60} in '{path}'")
     return config
 
 
 def _check_config(name: str, config: Any) -> None:
     """Refuse a model that is no causal one, or names attention or experts to be fetched."""
     if type(config) not in extra("transformers").MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ArgumentError(
-            "model", f"expected a causal language model, got '{name}' of type {config.model_type}."
-        )
+        raise ArgumentError("model", "a causal language model", f"'{name}' of type {config.model_type}")
     parts = [config, *(getattr(config, key) for key in config.sub_configs)]
     for part in parts:
         for key in ("attn_implementation", "experts_implementation"):
             value = getattr(part, f"_{key}", None)
             if value is not None:  # save_pretrained writes neither; a name with a slash is fetched and run
-                raise ArgumentError(
-                    "model", f"expected a configuration without {key}, got {value!r:.60} in '{name}'."
-                )
+                raise ArgumentError("model", f"a configuration without {key}", f"{value!r:.60} in '{name}'")
 
 
 @contextmanager
@@ -194,4 +185,4 @@ def _refusing(argument: str, expected: str, name: str | Path, place: str | Path)
             ) from None
         words = " ".join(str(error).split()) or type(error).__name__
         first = words.partition(". ")[0].rstrip(".:")[:200]
-        raise ArgumentError(argument, f"expected {expected}, got '{name}': {first}.") from None
+        raise ArgumentError(argument, expected, f"'{name}': {first}") from None

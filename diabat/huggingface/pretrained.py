@@ -33,11 +33,9 @@ def pretrained_model(model: nn.Module) -> Any:
     modules = model.modules() if isinstance(model, nn.Module) else ()
     base: Any = next((module for module in modules if isinstance(module, kind)), None)
     if base is None:
-        raise ArgumentError("model", f"expected a model of transformers, got {type(model).__name__}.")
+        raise ArgumentError("model", "a model of transformers", type(model).__name__)
     if base.config.is_encoder_decoder:
-        raise UnsupportedError(
-            "model", f"expected a decoder, got {type(base).__name__}, which has an encoder too."
-        )
+        raise UnsupportedError("model", "a decoder", f"{type(base).__name__}, which has an encoder too")
     return base
 
 
@@ -53,9 +51,7 @@ def attention_modules(model: nn.Module) -> dict[int, Any]:
         layer = getattr(module, "layer_idx", None)
         if isinstance(layer, int) and getattr(module, "is_causal", None) is True:
             if layer in found:
-                raise UnsupportedError(
-                    "model", f"expected one attention module per layer, got two in layer {layer}."
-                )
+                raise UnsupportedError("model", "one attention module per layer", f"two in layer {layer}")
             found[layer] = module
     if not found:
         raise _no_interface(model)

@@ -49,12 +49,12 @@ def read_fields(value: Any) -> Tensor:
         value = _numbers("fields", value, torch.empty(0, dtype=dtype))
     check_tensor("fields", value)
     if value.dtype not in DTYPES:
-        raise IsingError("fields", f"expected dtype float32 or float64, got {value.dtype}.")
+        raise IsingError("fields", "dtype float32 or float64", value.dtype)
     shape = list(value.shape)
     if not shape or shape[-1] < 1:
-        raise IsingError("fields", f"expected shape [*batch, n] with n >= 1 spins, got shape {shape}.")
+        raise IsingError("fields", "shape [*batch, n] with n >= 1 spins", f"shape {shape}")
     if value.numel() == 0:
-        raise IsingError("fields", f"expected at least one problem, got an empty batch {shape}.")
+        raise IsingError("fields", "at least one problem", f"an empty batch {shape}")
     check_finite("fields", value)
     return value
 
@@ -76,7 +76,7 @@ def read_interaction(
     n, shape = fields.shape[-1], list(value.shape)
     _check_like(name, value, fields)
     if shape[-order:] != [n] * order:
-        raise IsingError(name, f"expected shape [*lead, {', '.join('n' * order)}] with n = {n}, got {shape}.")
+        raise IsingError(name, f"shape [*lead, {', '.join('n' * order)}] with n = {n}", shape)
     _check_lead(name, value.shape[:-order], fields)
     numbers = plain_numbers(value)
     if numbers is None or not (math.isfinite(sum_of_squares(numbers)) and is_symmetric(numbers, order)):
@@ -92,14 +92,14 @@ def read_visible(value: Any, fields: Tensor) -> Tensor | None:
     if _is_array(value):
         array = _array("visible", value)
         if array.dtype != np.bool_:
-            raise IsingError("visible", f"expected dtype bool, got {array.dtype}.")
+            raise IsingError("visible", "dtype bool", array.dtype)
         value = torch.from_numpy(array.copy()).to(fields.device)
     check_tensor("visible", value)
     if value.dtype != torch.bool:
-        raise IsingError("visible", f"expected dtype bool, got {value.dtype}.")
+        raise IsingError("visible", "dtype bool", value.dtype)
     if broadcast_shape(value.shape, fields.shape) != fields.shape:
         expected, got = list(fields.shape), list(value.shape)
-        raise IsingError("visible", f"expected a shape that broadcasts to {expected}, got {got}.")
+        raise IsingError("visible", f"a shape that broadcasts to {expected}", got)
     return value
 
 
@@ -120,7 +120,7 @@ def read_spins(value: Any, fields: Tensor) -> Tensor:
     if _is_array(value):
         array = _array("spins", value)
         if array.dtype.kind not in "iuf":
-            raise IsingError("spins", f"expected integers or floats (-1, 0, +1), got dtype {array.dtype}.")
+            raise IsingError("spins", "integers or floats (-1, 0, +1)", f"dtype {array.dtype}")
         value = torch.from_numpy(np.array(array, dtype=np.float64, order="C")).to(fields)
     check_spins(value, fields)
     spins: Tensor = value
@@ -135,7 +135,7 @@ def check_states(spins: Tensor, visible: Tensor) -> None:
     if (at := first_true(wrong)) is not None:
         value = spins.expand(wrong.shape)[at].item()
         got = f"{value} at {list(at)}{'; 2 * x - 1 makes spins of 0 and 1' * (value == 0)}"
-        raise IsingError("spins", f"expected -1 or +1 at visible spins, got {got}.")
+        raise IsingError("spins", "-1 or +1 at visible spins", got)
 
 
 def read_states(data: Any, hidden: int = 0) -> tuple[Tensor, list[Any]]:
@@ -147,16 +147,14 @@ def read_states(data: Any, hidden: int = 0) -> tuple[Tensor, list[Any]]:
     if array.dtype == object and array.ndim == 2:  # columns of several dtypes, or of pandas' own
         for value, label in zip(array.flat, labels * len(array), strict=True):
             if not isinstance(value, int | float | np.bool_ | np.number):
-                raise IsingError(
-                    "data", f"expected binary values, all there, got {value!r} in column {label!r}."
-                )
+                raise IsingError("data", "binary values, all there", f"{value!r} in column {label!r}")
         array = array.astype(float)
     if array.ndim != 2 or not array.size or array.dtype.kind not in "biuf":
         got = f"{array.dtype} of shape {list(array.shape)}"
-        raise IsingError("data", f"expected a table of binary values [N, n], got {got}.")
+        raise IsingError("data", "a table of binary values [N, n]", got)
     values = np.unique(array).tolist()
     if not any(set(values) <= pair for pair in ({0, 1}, {-1, 1})):
-        raise IsingError("data", f"expected -1 and 1, or 0 and 1, or booleans, got {values[:3]}.")
+        raise IsingError("data", "-1 and 1, or 0 and 1, or booleans", values[:3])
     names = [*labels, *(f"hidden {j}" for j in range(hidden))]
     return torch.from_numpy(np.where(array > 0, 1, -1).astype(np.int8)), names
 
@@ -166,14 +164,12 @@ def require_all_values(spins: Tensor, pairs: Tensor, labels: list[Any]) -> None:
     s, pairs = spins.long(), pairs[(pairs < spins.shape[1]).all(1)]
     alone = (s.sum(0).abs() == len(s)).nonzero().flatten().tolist()
     if alone:
-        raise IsingError(
-            "data", f"expected both values of every variable, got one of {labels[alone[0]]!r}; set l2."
-        )
+        raise IsingError("data", "both values of every variable", f"one of {labels[alone[0]]!r}; set l2")
     values = 2 * (s[:, pairs[:, 0]] > 0) + (s[:, pairs[:, 1]] > 0).long()
     for pair, seen in zip(pairs.tolist(), values.T, strict=True):
         if len(seen.unique()) < 4:
             expected, got = "all four values of every coupled pair", [labels[spin] for spin in pair]
-            raise IsingError("data", f"expected {expected}, got fewer of {got}; set l2.")
+            raise IsingError("data", expected, f"fewer of {got}; set l2")
 
 
 def read_pairs(pairs: Any, names: list[Any], n: int) -> Tensor:
@@ -203,7 +199,7 @@ def read_pairs(pairs: Any, names: list[Any], n: int) -> Tensor:
     found = []
     for pair in rows.tolist() if isinstance(rows, Tensor | np.ndarray) else rows:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise IsingError("pairs", f"expected pairs of two variables, [E, 2], got {pair!r:.60}.")
+            raise IsingError("pairs", "pairs of two variables, [E, 2]", f"{pair!r:.60}")
         found.append([number(variable) for variable in pair])
     index = torch.tensor(found, dtype=torch.int64).reshape(-1, 2)
     check_edges(index, torch.zeros(len(index)), torch.zeros(len(names)))
@@ -216,8 +212,7 @@ def read_matrix(name: str, value: Any) -> np.ndarray:
     value = _numbers(name, value, torch.empty(0, dtype=torch.float64))
     check_tensor(name, value, "a mapping or a matrix")
     if value.ndim != 2 or value.shape[0] != value.shape[1] or not value.is_floating_point():
-        got = f"{value.dtype} {list(value.shape)}"
-        raise IsingError(name, f"expected a square matrix [n, n] of numbers, got {got}.")
+        raise IsingError(name, "a square matrix [n, n] of numbers", f"{value.dtype} {list(value.shape)}")
     check_finite(name, value)
     return value.detach().double().cpu().numpy()
 
@@ -229,14 +224,14 @@ def read_index(value: Any) -> Tensor:
         if value.dtype.kind in "iu" or not value.size:
             value = torch.from_numpy(np.array(value, dtype=np.int64, order="C"))
     elif not isinstance(value, Tensor):
-        raise IsingError("index", f"expected a tensor, an array or a list, got {type(value).__name__}.")
+        raise IsingError("index", "a tensor, an array or a list", type(value).__name__)
     kind = value.dtype
     if not isinstance(kind, torch.dtype) or kind == torch.bool or kind.is_floating_point or kind.is_complex:
-        raise IsingError("index", f"expected integers, got dtype {kind}.")
+        raise IsingError("index", "integers", f"dtype {kind}")
     value = value.detach() if value.numel() else value.reshape(-1, 2)
     if value.ndim != 2 or value.shape[1] != 2:
         hint = "; transpose it" if value.ndim == 2 and value.shape[0] == 2 else ""
-        raise IsingError("index", f"expected pairs of spins [E, 2], got shape {list(value.shape)}{hint}.")
+        raise IsingError("index", "pairs of spins [E, 2]", f"shape {list(value.shape)}{hint}")
     return value.to(torch.int64)
 
 
@@ -246,13 +241,12 @@ def read_values(value: Any, index: Tensor) -> Tensor:
     values: Tensor = _numbers("values", value, torch.empty(0, dtype=wide, device=index.device))
     check_tensor("values", values)
     if not values.is_floating_point():
-        got = f"{values.dtype}, {values.layout}"
-        raise IsingError("values", f"expected a dense tensor of numbers, got {got}.")
+        raise IsingError("values", "a dense tensor of numbers", f"{values.dtype}, {values.layout}")
     if values.ndim < 1 or values.shape[-1] != len(index):
         expected = f"one value for each of {len(index)} pairs, [*lead, E]"
-        raise IsingError("values", f"expected {expected}, got {list(values.shape)}.")
+        raise IsingError("values", expected, list(values.shape))
     if index.device != values.device:
-        raise IsingError("index", f"expected the device of the values, {values.device}, got {index.device}.")
+        raise IsingError("index", f"the device of the values, {values.device}", index.device)
     return values
 
 
@@ -260,33 +254,31 @@ def check_edges(pairs: Tensor, values: Tensor, fields: Tensor) -> None:
     """Raise IsingError unless edges [E, 2] and their J [*lead, E] fit the fields, are finite and name a pair once."""
     n, name = fields.shape[-1], "couplings"
     if values.device != fields.device:
-        expected = f"edges on {fields.device} as the fields"
-        raise IsingError(name, f"expected {expected}, got them on {values.device}.")
+        raise IsingError(name, f"edges on {fields.device} as the fields", f"them on {values.device}")
     _check_lead(name, values.shape[:-1], fields)
     check_finite(name, values)
     if edge := first_true(((pairs < 0) | (pairs >= n)).any(1)):
-        raise IsingError(name, f"expected spins 0 to {n - 1}, got the edge {pairs[edge].tolist()}.")
+        raise IsingError(name, f"spins 0 to {n - 1}", f"the edge {pairs[edge].tolist()}")
     if edge := first_true(pairs[:, 0] == pairs[:, 1]):
         got = f"{pairs[edge].tolist()} at edge {edge[0]}"
-        raise IsingError(name, f"expected edges between two different spins, got {got}.")
+        raise IsingError(name, "edges between two different spins", got)
     names, order = (pairs.amin(1) * n + pairs.amax(1)).sort(stable=True)
     if at := first_true(names[1:] == names[:-1]):
         got = " and ".join(f"{pairs[e].tolist()} at edge {int(e)}" for e in order[at[0] : at[0] + 2])
-        hint = "add their values, or give one direction only"
-        raise IsingError(name, f"expected every pair of spins once, got {got}; {hint}.")
+        got = f"{got}; add their values, or give one direction only"
+        raise IsingError(name, "every pair of spins once", got)
 
 
 def _check_like(name: str, value: Tensor, fields: Tensor) -> None:
     if value.dtype != fields.dtype or value.device != fields.device:
         expected, got = (f"{t.dtype} on {t.device}" for t in (fields, value))
-        raise IsingError(name, f"expected dtype {expected} as in fields, got {got}.")
+        raise IsingError(name, f"dtype {expected} as in fields", got)
 
 
 def _check_lead(name: str, lead: torch.Size, fields: Tensor) -> None:
     batch = fields.shape[:-1]
     if lead and broadcast_shape(lead, batch) != batch:
-        expected = f"leading dimensions that broadcast to the batch {list(batch)}"
-        raise IsingError(name, f"expected {expected}, got {list(lead)}.")
+        raise IsingError(name, f"leading dimensions that broadcast to the batch {list(batch)}", list(lead))
 
 
 def _numbers(name: str, value: Any, like: Tensor) -> Any:
@@ -302,7 +294,7 @@ def _numbers(name: str, value: Any, like: Tensor) -> Any:
         return value
     array = _array(name, value)
     if array.dtype.kind not in "iuf" and array.size:
-        raise IsingError(name, f"expected real numbers, got an array of dtype {array.dtype}.")
+        raise IsingError(name, "real numbers", f"an array of dtype {array.dtype}")
     # Through float64, because torch accepts the native byte order only.
     with np.errstate(over="ignore"):  # infinite values are refused later, with their index
         wide = torch.from_numpy(np.array(array, dtype=np.float64, order="C"))
@@ -319,10 +311,8 @@ def _require_one_order(name: str, matrix: Any, fields: Any = None) -> None:
     named = [labels for axis in axes if (labels := list(axis)) != list(range(len(labels)))]
     for labels in named[1:]:
         if labels != named[0]:
-            expected = "the same labels in rows, columns and fields, in one order"
-            raise IsingError(
-                name, f"expected {expected}, got {named[0]!s:.60} and {labels!s:.60}; use .reindex."
-            )
+            got = f"{named[0]!s:.60} and {labels!s:.60}; use .reindex"
+            raise IsingError(name, "the same labels in rows, columns and fields, in one order", got)
 
 
 def _array(name: str, value: Any) -> np.ndarray:
@@ -331,11 +321,11 @@ def _array(name: str, value: Any) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value
     if _holds_tensor(value):
-        raise IsingError(name, "expected numbers, got a list of tensors; use torch.stack.")
+        raise IsingError(name, "numbers", "a list of tensors; use torch.stack")
     try:
         return np.array(value)
     except ValueError as error:
-        raise IsingError(name, "expected nested lists of equal lengths, got unequal ones.") from error
+        raise IsingError(name, "nested lists of equal lengths", "unequal ones") from error
 
 
 def _holds_tensor(value: Any) -> bool:

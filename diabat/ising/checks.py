@@ -63,27 +63,25 @@ def check_tensor(name: str, value: Any, expected: str = "a tensor, an array or a
     """Raise IsingError unless a value is a dense tensor with data."""
     if not isinstance(value, Tensor):
         fix = "; diabat.ising.from_bqm reads it" if hasattr(value, "vartype") else ""  # a model of dimod
-        raise IsingError(name, f"expected {expected}, got {type(value).__name__}{fix}.")
+        raise IsingError(name, expected, f"{type(value).__name__}{fix}")
     if value.is_meta:
-        raise IsingError(name, "expected a tensor with data, got one on the device meta.")
+        raise IsingError(name, "a tensor with data", "one on the device meta")
     if value.is_nested:
-        hint = "pad it, and hide the padding with visible"
-        raise IsingError(name, f"expected a dense tensor, got a nested one; {hint}.")
+        raise IsingError(name, "a dense tensor", "a nested one; pad it, and hide the padding with visible")
     if value.is_quantized:
-        raise IsingError(name, f"expected a tensor of numbers, got {value.dtype}; use .dequantize().")
+        raise IsingError(name, "a tensor of numbers", f"{value.dtype}; use .dequantize()")
     if value.layout != torch.strided:
-        raise IsingError(name, f"expected a dense tensor, got the layout {value.layout}; use .to_dense().")
+        raise IsingError(name, "a dense tensor", f"the layout {value.layout}; use .to_dense()")
 
 
 def check_finite(name: str, value: Tensor) -> None:
     """Raise IsingError, with the first index, unless all values are finite, or if ``vmap`` hides them."""
     if is_mapped(value):
-        got = "those that torch.func.vmap maps; use check=False"
-        raise IsingError(name, f"expected values that can be read, got {got}.")
+        raise IsingError(name, "values that can be read", "those that torch.func.vmap maps; use check=False")
     if value.dtype in DTYPES and is_within(value, sys.float_info.max):
         return
     if (index := first_true(~torch.isfinite(value))) is not None:
-        raise IsingError(name, f"expected finite values, got {value[index].item()} at index {index}.")
+        raise IsingError(name, "finite values", f"{value[index].item()} at index {index}")
 
 
 def first_true(mask: Tensor) -> tuple[int, ...] | None:
@@ -102,10 +100,9 @@ def check_symmetric(name: str, value: Tensor, order: int) -> None:
             other[-order], other[axis - order] = at[axis - order], at[-order]
             kind, hint = _HINTS[order]
             got = " and ".join(f"{value[tuple(i)]:.6g} at {i}" for i in (at, other))
-            raise IsingError(name, f"expected a symmetric {kind}, got {got}; use {hint}.")
+            raise IsingError(name, f"a symmetric {kind}", f"{got}; use {hint}")
         if worst := float(value.diagonal(0, -order, axis - order).abs().max()):
-            got = f"{worst:.3g} on the diagonal"
-            raise IsingError(name, f"expected zero where two indices coincide, got {got}.")
+            raise IsingError(name, "zero where two indices coincide", f"{worst:.3g} on the diagonal")
 
 
 def _is_mirrored(value: Tensor, i: int, j: int) -> bool:
@@ -159,11 +156,11 @@ def check_spins(spins: Any, fields: Tensor) -> torch.Size:
     """Return the broadcast shape of spins and fields."""
     check_tensor("spins", spins)
     if spins.dtype == torch.bool or spins.is_complex():
-        raise IsingError("spins", f"expected integers or floats (-1, 0, +1), got dtype {spins.dtype}.")
+        raise IsingError("spins", "integers or floats (-1, 0, +1)", f"dtype {spins.dtype}")
     shape = broadcast_shape(spins.shape, fields.shape) or torch.Size()
     if shape[-1:] != fields.shape[-1:]:
         expected, got = list(fields.shape), list(spins.shape)
-        raise IsingError("spins", f"expected a shape that broadcasts against {expected}, got {got}.")
+        raise IsingError("spins", f"a shape that broadcasts against {expected}", got)
     return shape
 
 
@@ -171,11 +168,9 @@ def check_clamped(spins: Any, fields: Tensor, clamped: Tensor | None = None) -> 
     """Return the shape of the clamped batch; ``clamped`` are the values of spins that are already."""
     shape = check_spins(spins, fields)
     if (at := first_true((spins != 0) & (spins.abs() != 1))) is not None:
-        raise IsingError("spins", f"expected -1, 0 (free) or +1, got {spins[at].item()} at index {list(at)}.")
+        raise IsingError("spins", "-1, 0 (free) or +1", f"{spins[at].item()} at index {list(at)}")
     if clamped is not None and (at := first_true(spins.to(clamped) * clamped < 0)) is not None:
-        raise IsingError(
-            "spins", f"expected a free spin or its clamped value, got the opposite at {list(at)}."
-        )
+        raise IsingError("spins", "a free spin or its clamped value", f"the opposite at {list(at)}")
     return shape
 
 

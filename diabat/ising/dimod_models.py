@@ -34,11 +34,11 @@ def from_bqm(bqm: Any, *, beta: float = 1.0) -> tuple[Ising, list[Hashable]]:
     import dimod
 
     if not isinstance(bqm, dimod.BinaryQuadraticModel):
-        raise IsingError("bqm", f"expected a dimod.BinaryQuadraticModel, got {type(bqm).__name__}.")
+        raise IsingError("bqm", "a dimod.BinaryQuadraticModel", type(bqm).__name__)
     check_number("beta", beta, "(-inf, inf)")
     for name, bias in _objects(bqm):
         if not is_finite(bias):
-            raise IsingError(f"bqm[{name!r}]", f"expected a finite number, got {number_text(bias)}.")
+            raise IsingError(f"bqm[{name!r}]", "a finite number", number_text(bias))
     spin = bqm.change_vartype("SPIN", inplace=False)
     labels = list(spin.variables)
     linear, (rows, columns, biases), offset = spin.to_numpy_vectors(variable_order=labels)
@@ -75,23 +75,21 @@ def from_qubo(Q: Any, *, offset: float = 0.0, beta: float = 1.0) -> tuple[Ising,
     if isinstance(Q, Mapping):
         for pair, value in Q.items():
             if not isinstance(pair, tuple) or len(pair) != 2:
-                raise IsingError("Q", f"expected pairs (a, b) as keys, got {pair!r}.")
+                raise IsingError("Q", "pairs (a, b) as keys", f"{pair!r}")
             if not is_finite(value):
-                raise IsingError(f"Q[{pair!r}]", f"expected a finite number, got {number_text(value)}.")
+                raise IsingError(f"Q[{pair!r}]", "a finite number", number_text(value))
         bqm = dimod.BinaryQuadraticModel.from_qubo(Q, float(offset))
     elif isinstance(Q, tuple) and len(Q) == 2 and isinstance(Q[0], Mapping):
-        raise IsingError(
-            "Q", "expected a mapping or a matrix, got a pair; give (Q, offset) as Q, offset=offset."
-        )
+        raise IsingError("Q", "a mapping or a matrix", "a pair; give (Q, offset) as Q, offset=offset")
     else:
         bqm = dimod.BinaryQuadraticModel(read_matrix("Q", Q), "BINARY")
         bqm.offset = float(offset)
         names = list(getattr(Q, "columns", ()))
         if len(set(names)) != len(names):
-            raise IsingError("Q", f"expected different names of columns, got {names}.")
+            raise IsingError("Q", "different names of columns", names)
         bqm.relabel_variables(dict(enumerate(names)))
     if not bqm.num_variables:
-        raise IsingError("Q", "expected at least one variable, got none.")
+        raise IsingError("Q", "at least one variable", "none")
     return from_bqm(bqm, beta=beta)
 
 
@@ -113,12 +111,12 @@ def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
     import dimod
 
     if ising.fields.ndim != 1:
-        raise IsingError("fields", f"expected one problem [n], got a batch {list(ising.fields.shape)}.")
+        raise IsingError("fields", "one problem [n]", f"a batch {list(ising.fields.shape)}")
     if ising.three_body is not None:
-        raise IsingError("three_body", "expected None (a BQM is quadratic), got a tensor.")
+        raise IsingError("three_body", "None (a BQM is quadratic)", "a tensor")
     if ising.visible is not None and not bool(ising.visible.all()):
         got = "invisible spins; drop them first" if ising.clamped is None else "spins that clamp() has fixed"
-        raise IsingError("visible", f"expected every spin visible, got {got}.")
+        raise IsingError("visible", "every spin visible", got)
     names: list[Hashable] = list(range(ising.num_spins)) if labels is None else list(labels)
     try:
         different = len(set(names)) == len(names) == ising.num_spins
@@ -126,9 +124,9 @@ def to_bqm(ising: Ising, labels: list[Hashable] | None = None) -> Any:
             dimod.variables.Variables(names)
     except (TypeError, ValueError, OverflowError) as error:
         expected = "hashable labels, numbers among them finite and below 2^63"
-        raise IsingError("labels", f"expected {expected}, got others ({error}).") from error
+        raise IsingError("labels", expected, f"others ({error})") from error
     if not different:
-        raise IsingError("labels", f"expected {ising.num_spins} different labels, got {names}.")
+        raise IsingError("labels", f"{ising.num_spins} different labels", names)
     pairs, values = coupled_pairs(ising)
     return dimod.BinaryQuadraticModel.from_numpy_vectors(
         -_array(ising.fields),

@@ -118,13 +118,13 @@ def edges_of(J: Tensor, n: int) -> Edges:
     if J.is_nested:
         check_tensor("couplings", J)
     if J.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
-        raise IsingError("couplings", f"expected a dense, COO, CSR or CSC tensor, got the layout {J.layout}.")
+        raise IsingError("couplings", "a dense, COO, CSR or CSC tensor", f"the layout {J.layout}")
     if tuple(J.shape) != (n, n):
         got = f"{list(J.shape)}; use diabat.Edges for several J"
-        raise IsingError("couplings", f"expected a sparse tensor [n, n] with n = {n}, got {got}.")
+        raise IsingError("couplings", f"a sparse tensor [n, n] with n = {n}", got)
     J = J.to_sparse_coo().coalesce()
     if J.dense_dim():
-        raise IsingError("couplings", "expected two sparse dimensions, got a dense one; use diabat.Edges.")
+        raise IsingError("couplings", "two sparse dimensions", "a dense one; use diabat.Edges")
     (rows, columns), values = J.indices(), J.values()
     known = values.detach()
     check_finite("couplings", known)
@@ -140,8 +140,7 @@ def edges_of(J: Tensor, n: int) -> Edges:
         )
     if at := first_true((rows == columns) & (known != 0)):
         where = int(rows[at])
-        got = f"{float(known[at]):.3g} at [{where}, {where}]"
-        raise IsingError("couplings", f"expected no diagonal, got {got}.")
+        raise IsingError("couplings", "no diagonal", f"{float(known[at]):.3g} at [{where}, {where}]")
     upper = rows < columns
     return Edges(torch.stack((rows[upper], columns[upper]), dim=1), ((values + values[order]) / 2)[upper])
 

@@ -135,20 +135,19 @@ class Ising:
         couplings = {} if couplings is None else couplings
         for name, given in (("fields", fields), ("couplings", couplings)):
             if not isinstance(given, Mapping):
-                raise IsingError(name, f"expected a mapping, got {type(given).__name__}.")
+                raise IsingError(name, "a mapping", type(given).__name__)
             for key, value in given.items():
                 if not is_number(value):
                     got = type(value).__name__
-                    raise IsingError(f"{name}[{key!r}]", f"expected a real number, got {got}.")
+                    raise IsingError(f"{name}[{key!r}]", "a real number", got)
         for pair in couplings:
             if not isinstance(pair, tuple) or len(pair) != 2 or pair[0] == pair[1]:
-                expected = "pairs (a, b) of two different spins as keys"
-                raise IsingError("couplings", f"expected {expected}, got {pair!r}.")
+                raise IsingError("couplings", "pairs (a, b) of two different spins as keys", f"{pair!r}")
             if pair[::-1] in couplings:
-                raise IsingError("couplings", f"expected every pair once, got {pair[::-1]} and {pair}.")
+                raise IsingError("couplings", "every pair once", f"{pair[::-1]} and {pair}")
         labels = list(dict.fromkeys([*fields, *chain.from_iterable(couplings)]))
         if not labels:
-            raise IsingError("fields", "expected at least one spin, got none.")
+            raise IsingError("fields", "at least one spin", "none")
         place = {label: j for j, label in enumerate(labels)}
         h = torch.tensor([as_float(fields.get(label, 0)) for label in labels], dtype=torch.float64)
         edges = Edges([(place[a], place[b]) for a, b in couplings], [as_float(J) for J in couplings.values()])
@@ -318,17 +317,15 @@ class Ising:
         Source: Koller and Friedman, Probabilistic Graphical Models (2009), chapter 20.
         """
         if log_partition is None:
-            raise IsingError(
-                "log_partition",
-                "expected log Z, as 'exact', 'banded' and, on request, 'tempering' compute it, got None.",
-            )
+            expected = "log Z, as 'exact', 'banded' and, on request, 'tempering' compute it"
+            raise IsingError("log_partition", expected, "None")
         spins = read_spins(spins, self.fields).to(self.fields.device)
         exponent, log_z = -self.energy(spins), log_partition
         if not torch._C._are_functorch_transforms_active():  # which hide values and gradients
             log_z = cast("Tensor", read_offset(log_z, self.fields, "log_partition"))
             if torch.is_grad_enabled() and self.detach() is not self and not log_z.requires_grad:
-                hint = "use moments of 'exact' or 'banded', or problem.detach() for values"
-                raise IsingError("log_partition", f"expected a gradient as in fields, got none; {hint}.")
+                got = "none; use moments of 'exact' or 'banded', or problem.detach() for values"
+                raise IsingError("log_partition", "a gradient as in fields", got)
         found = exponent - log_z
         if self.clamped is None:
             return found
@@ -387,7 +384,7 @@ class Ising:
             IsingError: With the first such number and its index; or if fields are neither float32 nor float64.
         """
         if self.fields.dtype not in DTYPES:
-            raise IsingError("fields", f"expected dtype float32 or float64, got {self.fields.dtype}.")
+            raise IsingError("fields", "dtype float32 or float64", self.fields.dtype)
         if self.visible is not None and self.visible.is_meta:
             check_tensor("visible", self.visible)
         for name, value in zip(_TERMS, self.terms, strict=True):
@@ -426,7 +423,7 @@ class Ising:
         """
         fields = self.fields.to(*args, **keywords)
         if fields.dtype not in DTYPES:
-            raise IsingError("dtype", f"expected float32 or float64, got {fields.dtype}.")
+            raise IsingError("dtype", "float32 or float64", fields.dtype)
         visible = None if self.visible is None else self.visible.to(fields.device)
         return self._mapped(lambda t: fields if t is self.fields else t.to(*args, **keywords), visible)
 

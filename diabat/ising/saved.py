@@ -45,14 +45,14 @@ def _problem(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> tuple[I
     known = (*_ATTRIBUTES, *_EDGES)
     for name, tensor in tensors.items():
         if name not in known:
-            raise IsingError(name, f"expected only tensors of {', '.join(known)}, got another.")
+            raise IsingError(name, f"only tensors of {', '.join(known)}", "another")
         if tensor.dtype not in (allowed := _DTYPES.get(name, DTYPES)):
-            raise IsingError(name, f"expected dtype {' or '.join(map(str, allowed))}, got {tensor.dtype}.")
+            raise IsingError(name, f"dtype {' or '.join(map(str, allowed))}", tensor.dtype)
     given: dict[str, Any] = {name: tensors.get(name) for name in _ATTRIBUTES}
     fields, J, clamped = tensors["fields"], given["matrix"], given["clamped"]
     edges = Edges(*(tensors[name] for name in _EDGES)) if tensors.keys() & set(_EDGES) else None
     if edges is not None and J is not None:
-        raise IsingError("couplings", "expected a matrix or edges, got both.")
+        raise IsingError("couplings", "a matrix or edges", "both")
     found = Ising(
         fields, J if edges is None else edges, given["visible"], given["three_body"], given["offset"]
     )
@@ -72,4 +72,4 @@ def check_labels(labels: Any, n: int) -> None:
     """Raise IsingError unless labels are a list of n different strings or integers."""
     simple = isinstance(labels, list) and all(isinstance(x, str) or is_integer(x) for x in labels)
     if not simple or len(labels) != n or len(set(labels)) != n:
-        raise IsingError("labels", f"expected {n} different strings or integers, got {labels!r:.60}.")
+        raise IsingError("labels", f"{n} different strings or integers", f"{labels!r:.60}")

@@ -75,15 +75,11 @@ def load_couplings(model: Any, folder: str | Path, sampler: Sampler | str | None
     # The configuration of the file is that of a model with couplings.
     others = [name for name in differences(model, identity, without=NAME) if name != "configuration"]
     if others:
-        raise ArgumentError(
-            "folder", f"expected couplings of this model in {path}, got those of other {others[0]}."
-        )
+        raise ArgumentError("folder", f"couplings of this model in {path}", f"those of other {others[0]}")
     couple(model, kind, options)
     own = _couplings(model)
     if {name: tensor.shape for name, tensor in tensors.items()} != {name: own[name].shape for name in own}:
-        raise ArgumentError(
-            "folder", f"expected couplings of this model in {path}, got other names or sizes."
-        )
+        raise ArgumentError("folder", f"couplings of this model in {path}", "other names or sizes")
     for name, tensor in own.items():
         tensor.copy_(tensors[name])
     return model
@@ -117,10 +113,8 @@ def match_couplings(model: Any, folder: Path, keys: set[str]) -> None:
             )
         return
     if mine is None and not own:
-        raise ArgumentError(
-            "model",
-            f"expected the model with couplings that '{folder}' belongs to, got {type(model).__name__} without.",
-        )
+        got = f"{type(model).__name__} without"
+        raise ArgumentError("model", f"the model with couplings that '{folder}' belongs to", got)
     kind = kind_of(model) if mine is None else None
     try:
         options = BoltzmannOptions.from_settings(settings, None if kind else "exact")
@@ -131,8 +125,8 @@ def match_couplings(model: Any, folder: Path, keys: set[str]) -> None:
     theirs, ours = options.meaning(), BoltzmannOptions.from_settings(mine, "exact").meaning()
     for name, value in ours.items():
         if theirs[name] != value:
-            expected, got = f"{name} = {value!r}, as the model has", f"{name} = {theirs[name]!r}"
-            raise ArgumentError("adapter", f"expected couplings with {expected}, got {got} in '{folder}'.")
+            got = f"{name} = {theirs[name]!r} in '{folder}'"
+            raise ArgumentError("adapter", f"couplings with {name} = {value!r}, as the model has", got)
 
 
 def _settings_beside(folder: Path) -> dict[str, Any] | None:
@@ -144,7 +138,7 @@ def _settings_beside(folder: Path) -> dict[str, Any] | None:
         return None
     settings = content.get(NAME) if isinstance(content, dict) else None
     if not isinstance(settings, dict):
-        raise ArgumentError("adapter", f"expected settings as {NAME!r} in '{file}', got {content!r:.60}.")
+        raise ArgumentError("adapter", f"settings as {NAME!r} in '{file}'", f"{content!r:.60}")
     return settings
 
 

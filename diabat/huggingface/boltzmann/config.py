@@ -55,9 +55,7 @@ class BoltzmannOptions:
         if self.layers is not None:
             layers = list(self.layers) if isinstance(self.layers, list | tuple | range) else []
             if not layers or not all(map(is_integer, layers)) or len({*layers}) < len(layers):
-                raise ArgumentError(
-                    "layers", f"expected different numbers of layers, got {self.layers!r:.60}."
-                )
+                raise ArgumentError("layers", "different numbers of layers", f"{self.layers!r:.60}")
             self.layers = sorted(map(int, layers))
         self.sampler = as_sampler("exact" if self.sampler is None else self.sampler)
 
@@ -79,15 +77,12 @@ class BoltzmannOptions:
         """
         name = "config.boltzmann"
         if settings is None:
-            raise ArgumentError(
-                name,
-                "expected the settings of a converted model, got None; load the plain model and convert it with "
-                "diabat.huggingface.convert.",
-            )
+            got = "None; load the plain model and convert it with diabat.huggingface.convert"
+            raise ArgumentError(name, "the settings of a converted model", got)
         known = [*OPTIONS, "sampler_options"]
         if not isinstance(settings, Mapping) or not set(settings) <= set(known):
             unknown = sorted(set(settings) - set(known)) if isinstance(settings, Mapping) else settings
-            raise ArgumentError(name, f"expected settings among {', '.join(known)}, got {unknown!r:.100}.")
+            raise ArgumentError(name, f"settings among {', '.join(known)}", f"{unknown!r:.100}")
         given = dict(settings)
         kind, options = given.pop("sampler", "exact"), given.pop("sampler_options", {})
         if backend is None and kind not in FOLDER_SAMPLERS:

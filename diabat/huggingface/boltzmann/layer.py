@@ -124,17 +124,14 @@ def boltzmann_attention(
     heads, softcap = module._modules.get(NAME), kwargs.get("softcap")
     converted = getattr(getattr(module, "config", None), NAME, None) is not None
     if heads is None and not converted:
-        raise UnsupportedError(
-            "attn_implementation",
-            f"expected a model with couplings for {NAME!r}, got {type(module).__name__} without; call "
-            "diabat.huggingface.convert(model).",
-        )
+        got = f"{type(module).__name__} without; call diabat.huggingface.convert(model)"
+        raise UnsupportedError("attn_implementation", f"a model with couplings for {NAME!r}", got)
     refuse_others(NAME, kwargs)
     if attention_mask is None:
         raise UnsupportedError(
             "attention_mask",
-            f"expected a mask [B, 1, Q, K], from which attn_implementation {NAME!r} finds the window of every query, "
-            "got None.",
+            f"a mask [B, 1, Q, K], from which attn_implementation {NAME!r} finds the window of every query",
+            "None",
         )
     shown = kwargs.get("output_attentions")
     if shown is None:

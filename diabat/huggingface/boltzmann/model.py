@@ -93,7 +93,7 @@ def convert(
     if "heads" in options:
         hold = "diabat.attention.couplings_of(model)[NAME].hold(0, heads=...)"
         got = f"{options['heads']!r:.60}; {hold} ablates some"
-        raise ArgumentTypeError("heads", f"expected nothing, since all heads have couplings, got {got}.")
+        raise ArgumentTypeError("heads", "nothing, since all heads have couplings", got)
     refuse_unknown(options, OPTIONS)
     chosen = BoltzmannOptions(window, sampler, readout, **options)
     couple(model, kind_of(model), chosen)
@@ -165,7 +165,7 @@ class BoltzmannMixin:
     def __init__(self, config: Any, *args: Any, sampler: Sampler | str | None = None, **kwargs: Any) -> None:
         if name := next((name for name in OPTIONS if name in kwargs), None):
             expected = "nothing, since config.boltzmann has all settings but for the sampler"
-            raise ArgumentError(name, f"expected {expected}, got {kwargs[name]!r:.60}.")
+            raise ArgumentError(name, expected, f"{kwargs[name]!r:.60}")
         options = _BUILT.get() or BoltzmannOptions.from_settings(config.boltzmann, sampler)
         token = _BUILT.set(options)
         try:
@@ -245,11 +245,8 @@ class BoltzmannMixin:
     ) -> str:
         # The last one calls the attention that the model had before.
         if attn_implementation not in (None, NAME, ABLATION):
-            raise UnsupportedError(
-                "attn_implementation",
-                f"expected {NAME!r} for {type(self).__name__}, since others ignore the couplings, "
-                f"got {attn_implementation!r}.",
-            )
+            expected = f"{NAME!r} for {type(self).__name__}, since others ignore the couplings"
+            raise UnsupportedError("attn_implementation", expected, f"{attn_implementation!r}")
         return attn_implementation or NAME
 
 
@@ -285,14 +282,12 @@ def attach(model: Any, options: BoltzmannOptions) -> None:
     A model that is refused, for an invalid option or its cross-attention, is unchanged.
     """
     if getattr(model.config, "add_cross_attention", False):
-        raise UnsupportedError(
-            "model", "expected a decoder without cross-attention, got add_cross_attention=True."
-        )
+        raise UnsupportedError("model", "a decoder without cross-attention", "add_cross_attention=True")
     modules, heads = attention_modules(model), model.config.num_attention_heads
     layers = list(modules) if options.layers is None else options.layers
     for layer in layers:
         if layer not in modules:
-            raise ArgumentError("layers", f"expected layers among 0 .. {max(modules)}, got {layer!r}.")
+            raise ArgumentError("layers", f"layers among 0 .. {max(modules)}", f"{layer!r}")
     size = sum(pair_bytes(heads, options.window, options.bandwidth, copies=len(layers)))
     what = f"couplings of window = {options.window} in {len(layers)} layers of {heads} heads"
     require_memory(size, what, "window")
@@ -373,7 +368,7 @@ def _reading_masks_once(forward: Callable[..., Any]) -> Callable[..., Any]:
 def kind_of(model: Any) -> Any:
     """The class with couplings of a model without, or a refusal."""
     if isinstance(model, BoltzmannMixin):
-        raise ArgumentError("model", f"expected a model without couplings, got {type(model).__name__}.")
+        raise ArgumentError("model", "a model without couplings", type(model).__name__)
     _refuse_adapters(model, f"convert it before they are added, with modules_to_save=[{NAME!r}]")
     known = {kind._plain: kind for kind in kinds()}
     if type(model) not in known:
@@ -383,19 +378,18 @@ def kind_of(model: Any) -> Any:
             heads = ", ".join(auto.removeprefix("AutoModelFor") for auto in _TASKS if auto != "AutoModel")
             expected = f"no head, or one of {heads}"
             below = f"; convert what is below it, model.{name}"
-        raise UnsupportedError("model", f"expected {expected}, got {type(model).__name__}{below}.")
+        raise UnsupportedError("model", expected, f"{type(model).__name__}{below}")
     if model.config._attn_implementation == GAC:
-        raise UnsupportedError(
-            "model", f"expected a model that is not calibrated, got attention {GAC!r}; disable_gac first."
-        )
+        got = f"attention {GAC!r}; disable_gac first"
+        raise UnsupportedError("model", "a model that is not calibrated", got)
     if any(
         "_hf_hook" in vars(part) and any(p.is_meta for p in part.parameters()) for part in model.modules()
     ):
-        raise UnsupportedError("model", "expected weights in memory, got offloaded ones; convert before.")
+        raise UnsupportedError("model", "weights in memory", "offloaded ones; convert before")
     if getattr(model, "hf_quantizer", None) is not None:
         method = model.hf_quantizer.quantization_config.quant_method
         name = getattr(method, "value", method)
-        raise UnsupportedError("model", f"expected weights that are not quantised, got those of {name!r}.")
+        raise UnsupportedError("model", "weights that are not quantised", f"those of {name!r}")
     return known[type(model)]
 
 
@@ -403,7 +397,7 @@ def require_couplings(model: Any) -> None:
     """Refuse a model without couplings, or with adapters of peft."""
     _refuse_adapters(model, "take them off before (merge_and_unload or unload)")
     if not isinstance(model, BoltzmannMixin):
-        raise ArgumentError("model", f"expected a model with couplings, got {type(model).__name__}.")
+        raise ArgumentError("model", "a model with couplings", type(model).__name__)
 
 
 def require_own_couplings(model: nn.Module) -> None:
@@ -412,18 +406,13 @@ def require_own_couplings(model: nn.Module) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first = names.setdefault(parameter.data_ptr() or id(parameter), name)
         if first != name and NAME in name.split("."):
-            raise UnsupportedError(
-                "model",
-                f"expected couplings of its own in every layer that is saved, got {first} and {name}, which are one; "
-                "give each layer a copy (copy.deepcopy).",
-            )
+            got = f"{first} and {name}, which are one; give each layer a copy (copy.deepcopy)"
+            raise UnsupportedError("model", "couplings of its own in every layer that is saved", got)
 
 
 def _refuse_adapters(model: Any, fix: str) -> None:
     if isinstance(model, nn.Module) and any(vars(part).get("peft_config") for part in model.modules()):
-        raise UnsupportedError(
-            "model", f"expected a model without adapters, got {type(model).__name__}; {fix}."
-        )
+        raise UnsupportedError("model", "a model without adapters", f"{type(model).__name__}; {fix}")
 
 
 def couple(model: Any, kind: Any, options: BoltzmannOptions) -> None:

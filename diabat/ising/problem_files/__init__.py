@@ -95,7 +95,7 @@ def read_problem(path: str | Path, *, beta: float | None = None) -> Problem:
         ProblemFileError: If the file is unreadable or not a valid problem.
     """
     if beta is not None and not is_positive(beta):
-        raise ProblemFileError("beta", f"expected a finite number > 0, got {beta}.")
+        raise ProblemFileError("beta", "a finite number > 0", beta)
     piped = str(path) == "-"
     name = "standard input" if piped else str(path)
     try:
@@ -224,11 +224,9 @@ def write_problem(path: str | Path, ising: Ising, labels: list[Hashable] | None 
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
-        raise ArgumentError(
-            "path", f"expected a name that ends in {', '.join(_SUFFIXES)}, got '{path.name}'."
-        )
+        raise ArgumentError("path", f"a name that ends in {', '.join(_SUFFIXES)}", f"'{path.name}'")
     if ising.fields.ndim != 1:
-        raise ArgumentError("fields", f"expected one problem [n], got a batch {list(ising.fields.shape)}.")
+        raise ArgumentError("fields", "one problem [n]", f"a batch {list(ising.fields.shape)}")
     if suffix in (".bqm", ".json"):
         bqm = to_bqm(ising, labels)
         names = json_labels(list(bqm.variables), suffix)

@@ -141,7 +141,7 @@ def json_labels(labels: list[Hashable], suffix: str) -> list[Any]:
             equal = False
         if not equal:
             expected = f"strings, numbers below 2^63, or tuples of them for {suffix}"
-            raise ArgumentError(f"labels[{place}]", f"expected {expected}, got {label!r:.60}.")
+            raise ArgumentError(f"labels[{place}]", expected, f"{label!r:.60}")
         found.append(plain)
     return found
 
@@ -229,11 +229,9 @@ def coo_lines(ising: Ising, labels: list[Hashable] | None) -> Iterator[str]:
     """The problem as COO text; ArgumentError if its labels are no integers >= 0, or it has an offset."""
     names = list(to_bqm(ising, labels).variables)  # checked there
     if wrong := [name for name in names if not is_integer(name) or name < 0]:
-        raise ArgumentError("labels", f"expected integers >= 0 for COO text, got {wrong[0]!r}; use .json.")
+        raise ArgumentError("labels", "integers >= 0 for COO text", f"{wrong[0]!r}; use .json")
     if ising.offset is not None:
-        raise ArgumentError(
-            "offset", f"expected None for COO text, got {float(ising.offset):g}; use .json or .yaml."
-        )
+        raise ArgumentError("offset", "None for COO text", f"{float(ising.offset):g}; use .json or .yaml")
     yield "# vartype=SPIN\n"
     for name, bias in zip(names, to_minimised(ising.fields).tolist(), strict=True):
         yield f"{name} {name} {bias!r}\n"

@@ -167,6 +167,6 @@ def _scalar(label: Any) -> str:
         check_integer("labels", label)
         return str(label)
     if any("\ud800" <= c <= "\udfff" for c in label):
-        raise ArgumentError("labels", f"expected whole characters for YAML, got {label!r:.60}; use .json.")
+        raise ArgumentError("labels", "whole characters for YAML", f"{label!r:.60}; use .json")
     shown = (c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in label)
     return f'"{"".join(shown)}"'

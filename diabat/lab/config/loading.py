@@ -36,9 +36,7 @@ def find_config(name: str | Path) -> Path:
     if os.path.exists(path):  # False for names that are no paths, too long or with a null character
         stored = path / RUN_CONFIG
         if path.is_dir() and not stored.is_file():
-            raise ConfigError(
-                f"'{name}'", f"expected a YAML file or a run folder, got a folder without {RUN_CONFIG}."
-            )
+            raise ConfigError(f"'{name}'", "a YAML file or a run folder", f"a folder without {RUN_CONFIG}")
         return stored if path.is_dir() else path
     shipped, stem = shipped_configs(), str(name).removesuffix(".yaml")
     if stem in shipped:
@@ -55,7 +53,7 @@ def find_run(path: str | Path) -> Path:
     home = path.parent if path.suffix == ".safetensors" else path
     if not (home / RUN_CONFIG).is_file():
         got = f"a folder without {RUN_CONFIG}" if home.is_dir() else "a path that does not exist"
-        raise ConfigError(f"'{path}'", f"expected the folder of a run or one of its checkpoints, got {got}.")
+        raise ConfigError(f"'{path}'", "the folder of a run or one of its checkpoints", got)
     return home / RUN_CONFIG
 
 

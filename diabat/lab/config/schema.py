@@ -55,7 +55,7 @@ class SamplerChoice(BaseModel):
             return value
         backend = value.get("backend", "exact")
         if not isinstance(backend, str):
-            raise ArgumentError("backend", f"expected the name of a backend, got {shown(backend)}.")
+            raise ArgumentError("backend", "the name of a backend", shown(backend))
         try:
             model = options_model(backend)
         except ArgumentError as error:  # no backend has this name

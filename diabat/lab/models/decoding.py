@@ -45,14 +45,12 @@ def check_symbols(argument: str, value: Any, shape: str) -> None:
     is_tensor = isinstance(value, Tensor)
     if not is_tensor or value.dtype != torch.int64 or value.ndim != shape.count(",") + 1 or not value.numel():
         got = f"{value.dtype} {list(value.shape)}" if is_tensor else type(value).__name__
-        raise ArgumentError(argument, f"expected int64 {shape} without empty dimensions, got {got}.")
+        raise ArgumentError(argument, f"int64 {shape} without empty dimensions", got)
 
 
 def check_state(state: Any, num_layers: int) -> None:
     """Refuse anything but None or a state of a model of so many layers."""
     if not isinstance(state, ModelState | None):
-        raise ArgumentTypeError("state", f"expected a ModelState or None, got {type(state).__name__}.")
+        raise ArgumentTypeError("state", "a ModelState or None", type(state).__name__)
     if state is not None and len(state.layers) != num_layers:
-        raise ArgumentError(
-            "state", f"expected the states of {num_layers} layers, got those of {len(state.layers)}."
-        )
+        raise ArgumentError("state", f"the states of {num_layers} layers", f"those of {len(state.layers)}")

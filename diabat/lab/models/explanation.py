@@ -168,12 +168,10 @@ def _checked_position(model: Transformer, symbols: Tensor, position: int | None)
     check_symbols("symbols", symbols, "[n]")
     length, longest = len(symbols), model.longest
     if longest is not None and length > longest:
-        expected = f"at most {longest} tokens, the context of the model"
-        raise ArgumentError("text", f"expected {expected}, got {length}.")
+        raise ArgumentError("text", f"at most {longest} tokens, the context of the model", length)
     position = length - 1 if position is None else position
     if not is_integer(position) or not 0 <= position < length:
-        expected = f"a position of the text in 0 .. {length - 1}"
-        raise ArgumentError("position", f"expected {expected}, got {position!r}.")
+        raise ArgumentError("position", f"a position of the text in 0 .. {length - 1}", f"{position!r}")
     # The maps of one layer are made in several copies.
     maps = (model.options.num_layers + 8) * model.options.num_heads * length**2
     require_memory(8 * maps, f"attention maps of {length} tokens", "text")

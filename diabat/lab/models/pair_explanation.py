@@ -86,7 +86,7 @@ def explain_pair(
         ValueError: If the symbols are not int64 [n] with n >= 1, or too many.
     """
     if symbols.ndim != 1:
-        raise ArgumentError("symbols", f"expected int64 [n], got {list(symbols.shape)}.")
+        raise ArgumentError("symbols", "int64 [n]", list(symbols.shape))
     options, pooling = model.options, model.pooling
     law: dict[str, Tensor] = {}
     with evaluating(model):

@@ -197,7 +197,7 @@ class PairClassifier(Model):
         check_symbols("symbols", symbols, "[B, T]")
         length = int((symbols != PADDING).sum(-1).max())
         if length > self.window:
-            raise ArgumentError("symbols", f"expected at most window = {self.window} tokens, got {length}.")
+            raise ArgumentError("symbols", f"at most window = {self.window} tokens", length)
         symbols = symbols[:, :length]
         padding, separator = symbols == PADDING, symbols == SEPARATOR
         second = separator.cumsum(-1).clamp(max=1)

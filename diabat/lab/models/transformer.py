@@ -76,14 +76,12 @@ class TransformerOptions(ModelOptions):
         for name in ("bandwidth", "attention_window"):
             keep_count(self, name, optional=True)
         if self.embed_dim % self.num_heads:
-            expected = f"a multiple of num_heads = {self.num_heads}"
-            raise ArgumentError("embed_dim", f"expected {expected}, got {self.embed_dim}.")
+            raise ArgumentError("embed_dim", f"a multiple of num_heads = {self.num_heads}", self.embed_dim)
         for name in ("dropout", "attention_dropout", "embedding_dropout"):
             check_number(name, getattr(self, name), "[0, 1)", optional=name == "attention_dropout")
         check_choice("positions", self.positions, ("learned", "rope", "none"))
         if self.attention_window is not None and not self.relative:
-            got = f"got {self.attention_window}"
-            raise ArgumentError("attention_window", f"expected None without relative couplings, {got}.")
+            raise ArgumentError("attention_window", "None without relative couplings", self.attention_window)
         if self.positions == "rope" and self.embed_dim // self.num_heads % 2:
             got = f"{self.embed_dim} / {self.num_heads}"
             raise ArgumentError("positions", f"'rope' expects an even embed_dim / num_heads, got {got}.")
@@ -313,11 +311,11 @@ class Transformer(Model):
 
     def _require_within_context(self, argument: str, length: int) -> None:
         if self.longest is not None and length > self.longest:
-            raise ArgumentError(argument, f"expected at most window = {self.window} positions, got {length}.")
+            raise ArgumentError(argument, f"at most window = {self.window} positions", length)
 
     def _require_relative(self) -> None:
         if not self.options.relative:
-            raise ArgumentError("relative", "expected True to decode token by token, got False.")
+            raise ArgumentError("relative", "True to decode token by token", "False")
 
     def all_blocks(self) -> list[Block]:
         """Return the blocks, first one first."""

@@ -93,8 +93,8 @@ def learn_anneal(
 def find_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
     """A shipped plan by name (else ArgumentError), or a plan from a file (OSError or ValueError), and its metadata."""
     if name in available_schedules():
-        circuit = f"diabat.sampler('dqa', schedule={name!r}).circuit(problem)"
-        raise ArgumentError("plan", f"expected a plan, got a schedule; {circuit} is its circuit.")
+        got = f"a schedule; diabat.sampler('dqa', schedule={name!r}).circuit(problem) is its circuit"
+        raise ArgumentError("plan", "a plan", got)
     path = Path(name)
     # A name with a suffix or a folder, or of an existing file, is taken as a file.
     is_file = name not in available_plans() and (bool(path.suffix) or path.name != name or path.exists())

@@ -42,7 +42,7 @@ def choose_device(config: Config) -> torch.device:
     """The device of the configuration, under torchrun one per process; ConfigError if CUDA is required but missing."""
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
-        raise ConfigError("device", "expected a CUDA device, got none; use device=cpu or device=auto.")
+        raise ConfigError("device", "a CUDA device", "none; use device=cpu or device=auto")
     if config.device == "cpu" or not available:
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -128,5 +128,5 @@ def require_same_run(config: Config) -> None:
             pairs = {f"{section}.{key}": (old.get(key), new.get(key)) for key in old | new}
         for place, (was, given) in pairs.items():
             if was != given and place not in _FREE and not (given is None and place in _BUILT):
-                kept = f"got {given!r}; a resumed run keeps its configuration."
-                raise ConfigError(place, f"expected {was!r} as in the run in '{config.output}', {kept}")
+                got = f"{given!r}; a resumed run keeps its configuration"
+                raise ConfigError(place, f"{was!r} as in the run in '{config.output}'", got)

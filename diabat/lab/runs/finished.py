@@ -113,8 +113,8 @@ def explain_decoder_run(
     run = load_run(path, overrides, trust=trust)
     form = run.task.text
     if form is None:
-        got = f"got '{run.task.name}' with {run.task.vocab_size} symbols."
-        raise ConfigError(f"'{path}'", f"expected a task whose symbols have characters, {got}")
+        got = f"'{run.task.name}' with {run.task.vocab_size} symbols"
+        raise ConfigError(f"'{path}'", "a task whose symbols have characters", got)
     assert isinstance(run.model, Transformer)
     symbols = form.encode(text)
     names = dict(enumerate(form.classes))  # without a name: targets that are ignored or beyond the classes
@@ -139,7 +139,7 @@ def explain_pair_run(
     run = load_run(path, overrides, trust=trust)
     form = run.task.sentences
     if form is None:
-        raise ConfigError(f"'{path}'", f"expected a task of sentences, got '{run.task.name}'.")
+        raise ConfigError(f"'{path}'", "a task of sentences", f"'{run.task.name}'")
     assert isinstance(run.model, PairClassifier)
     symbols = form.encode(*sentences)
     with _as_evaluated(run):
@@ -162,14 +162,12 @@ def learned_couplings(
         J = [J.detach().float().cpu() for part in parts if (J := part.values()) is not None]
         # In mode J weights are uniform, whatever J is; a window of one key has no pairs.
         if not J or not J[0].numel() or run.config.model.mode == "J":
-            raise ConfigError(
-                f"'{path}'", f"expected a run that learns J of positions, got one with attention {attention}."
-            )
+            got = f"one with attention {attention}"
+            raise ConfigError(f"'{path}'", "a run that learns J of positions", got)
         distance = next(iter(parts)).by_pair()[1]
         found.append(LearnedCouplings(attention, distance, torch.stack(J)[None]))
         if found[0].layout != found[-1].layout:
-            expected = f"{found[0].layout}, as in '{paths[0]}'"
-            raise ConfigError(f"'{path}'", f"expected {expected}, got {found[-1].layout}.")
+            raise ConfigError(f"'{path}'", f"{found[0].layout}, as in '{paths[0]}'", found[-1].layout)
     J_of_all = torch.cat([one.couplings for one in found])
     return LearnedCouplings(found[0].attention, found[0].distance, J_of_all)
 
@@ -191,7 +189,7 @@ def evaluate_run(run: Run, split: str = "validation") -> Evaluation:
     task, training = run.task, run.config.training
     if split not in task.sets:
         there = ", ".join(task.sets)
-        raise ArgumentError("split", f"expected one of {there} for the task '{task.name}', got '{split}'.")
+        raise ArgumentError("split", f"one of {there} for the task '{task.name}'", f"'{split}'")
     sequences = task.sets[split].to(next(run.model.parameters()).device)
     options: dict[str, Any] = {"seed": training.seed, "precision": training.precision}
     loss, accuracy = evaluate(run.model, sequences, **options)

@@ -42,9 +42,7 @@ def compared(config: Config, *, trust: bool = False) -> dict[str, Any]:
     if options.checkpoint is not None:
         ensembles += attention_ensembles(options.checkpoint, seed=config.seed, trust=trust)
     elif not ensembles:
-        raise ConfigError(
-            "fidelity", "expected ensembles, strengths and sizes, or a checkpoint, got an empty list."
-        )
+        raise ConfigError("fidelity", "ensembles, strengths and sizes, or a checkpoint", "an empty list")
     return {"backends": backends, "ensembles": ensembles, "num_reads": options.num_reads, "seed": config.seed}
 
 
@@ -61,12 +59,10 @@ def attention_ensembles(
     """
     stored = run_dir / CONFIG
     if not stored.is_file():
-        raise ConfigError(key, f"expected the folder of a run, got '{run_dir}' without {CONFIG}.")
+        raise ConfigError(key, "the folder of a run", f"'{run_dir}' without {CONFIG}")
     model = load_config(stored, trust=trust).model
     if not model.uses_sampler:
-        raise ConfigError(
-            key, f"expected a run with couplings, got '{run_dir}' whose attention is {model.described}."
-        )
+        raise ConfigError(key, "a run with couplings", f"'{run_dir}' whose attention is {model.described}")
     run = load_run(run_dir, ["device=cpu"], trust=trust)
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(run.task.validation), generator=generator)[:_WINDOWS]

@@ -126,7 +126,7 @@ def _checked(
     queries = check_count("queries", queries)
     for g in strengths:
         if not (math.isfinite(g) and g >= 0):
-            raise ArgumentError(name, f"expected finite values >= 0, got {g!r}.")
+            raise ArgumentError(name, "finite values >= 0", f"{g!r}")
     needed = 8 * (len(strengths) + 2) * instances * n * (n + queries)
     require_memory(needed, f"{instances} x {queries} problems of {n} spins", "instances")
     return torch.Generator().manual_seed(seed)
@@ -158,7 +158,7 @@ def from_attention(ising: Ising, name: str = "attention") -> Ensemble:
     """
     if ising.fields.ndim < 3:
         got = list(ising.fields.shape)
-        raise ArgumentError("fields", f"expected shape [windows, ..., T, T], got {got}.")
+        raise ArgumentError("fields", "shape [windows, ..., T, T]", got)
 
     def last(value: Tensor | None, axes: int) -> Tensor | None:
         """Index the axis of queries, before the last ``axes``, where there is one; an axis of size 1 is kept."""
@@ -189,7 +189,7 @@ def compare(
     """
     cases = list(ensembles)
     if not backends or not cases:
-        raise ArgumentError("ensembles" if backends else "backends", "expected at least one, got none.")
+        raise ArgumentError("ensembles" if backends else "backends", "at least one", "none")
     rows: list[Row] = []
     with new_bar(shown=progress) as bar:
         answers = [_solved(case, solve) for case in bar.track(cases, description="exact answers")]

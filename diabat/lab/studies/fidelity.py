@@ -121,7 +121,7 @@ class FidelityReport(Report):
         """
         rows = [row for row in self.rows if row["refused"] is None]
         if not rows:
-            raise ArgumentError("report", "expected one with values, got one in which every backend refused.")
+            raise ArgumentError("report", "one with values", "one in which every backend refused")
         looks = {name: look for look, name in enumerate(dict.fromkeys(row["backend"] for row in rows))}
         panels = {row["ensemble"]: [r for r in rows if r["ensemble"] == row["ensemble"]] for row in rows}
         drawn = [_panel(name, own, looks) for name, own in panels.items()]

@@ -47,13 +47,12 @@ class Split:
     def __post_init__(self) -> None:
         for name, value in {"inputs": self.inputs, "targets": self.targets}.items():
             if value.dtype != torch.int64 or value.ndim != 2 or len(value) == 0:
-                got = f"{value.dtype} {list(value.shape)}"
-                raise ArgumentError(name, f"expected int64 [N, T] with N >= 1, got {got}.")
+                raise ArgumentError(name, "int64 [N, T] with N >= 1", f"{value.dtype} {list(value.shape)}")
         if self.targets.shape not in (self.inputs.shape, (len(self.inputs), 1)):
-            shapes = f"{list(self.inputs.shape)}, got {list(self.targets.shape)}"
-            raise ArgumentError("targets", f"expected the shape of inputs {shapes}.")
+            expected = f"the shape of inputs {list(self.inputs.shape)}"
+            raise ArgumentError("targets", expected, list(self.targets.shape))
         if not bool((self.targets != IGNORED).any()):
-            raise ArgumentError("targets", "expected at least one target that counts, got only ignored ones.")
+            raise ArgumentError("targets", "at least one target that counts", "only ignored ones")
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -102,14 +101,14 @@ class TextForm:
             ValueError: If the text is empty, or has a character that is no symbol.
         """
         if not isinstance(text, str):
-            raise ArgumentTypeError("text", f"expected a string, got {type(text).__name__}.")
+            raise ArgumentTypeError("text", "a string", type(text).__name__)
         if not text:
-            raise ArgumentError("text", "expected at least one character, got an empty text.")
+            raise ArgumentError("text", "at least one character", "an empty text")
         index = {character: symbol for symbol, character in enumerate(self.characters)}
         for position, character in enumerate(text):
             if character not in index:
-                expected = f"the characters {self.characters!r} of the task"
-                raise ArgumentError("text", f"expected {expected}, got {character!r} at position {position}.")
+                got = f"{character!r} at position {position}"
+                raise ArgumentError("text", f"the characters {self.characters!r} of the task", got)
         return torch.tensor([index[character] for character in text])
 
 
@@ -142,17 +141,17 @@ class SentenceForm:
             ValueError: If there are more or fewer sentences, one has no word, or they are too long.
         """
         if len(sentences) != self.sentences:
-            raise ArgumentError("sentences", f"expected {self.sentences} sentences, got {len(sentences)}.")
+            raise ArgumentError("sentences", f"{self.sentences} sentences", len(sentences))
         parts = [words_of(sentence) for sentence in sentences]
         for sentence, words in zip(sentences, parts, strict=True):
             if not words:
-                raise ArgumentError("sentences", f"expected at least one word in each, got {sentence!r}.")
+                raise ArgumentError("sentences", "at least one word in each", f"{sentence!r}")
         while truncate and sum(map(len, parts)) + len(parts) - 1 > self.window:
             max(parts, key=len).pop()
         symbols = [[self._symbols.get(word, UNKNOWN) for word in words] for words in parts]
         found = [symbol for words in symbols for symbol in (SEPARATOR, *words)][1:]
         if len(found) > self.window:
-            raise ArgumentError("sentences", f"expected at most {self.window} tokens, got {len(found)}.")
+            raise ArgumentError("sentences", f"at most {self.window} tokens", len(found))
         return torch.tensor(found)
 
     def tokens(self, symbols: Tensor) -> list[str]:
@@ -231,7 +230,7 @@ class TaskOptions(ABC):
         """
         if model.answers != self.answers:
             expected = f"a model with one answer for {_ANSWERS[self.answers]}, as the task '{self.name}' asks"
-            raise ArgumentError("model.name", f"expected {expected}, got '{model.name}'.")
+            raise ArgumentError("model.name", expected, f"'{model.name}'")
 
     def as_built(self, task: Task) -> Self:
         """The options that a run stores, which build this task again whatever its data become."""

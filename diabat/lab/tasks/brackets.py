@@ -143,7 +143,7 @@ def matched(words: Tensor) -> Tensor:
     depth = ((words == OPEN).long() - (words == CLOSE).long()).cumsum(1)
     if bool((depth < 0).any()):
         got = f"a closing one at position {int((depth < 0).any(0).nonzero()[0])} without"
-        raise ArgumentError("text", f"expected an opening bracket before each closing one, got {got}.")
+        raise ArgumentError("text", "an opening bracket before each closing one", got)
     return matching_positions(words)
 
 

@@ -73,7 +73,7 @@ def generated(num_train: int, num_validation: int, seed: int) -> dict[str, list[
             label, turn = CLASSES[index % 3], index // 3
             found = next(drawn[turns[label][turn % len(turns[label])]], None)
             if found is None:
-                expected = f"fewer pairs than the grammar has of '{label}'"
-                raise ArgumentError("num_train", f"expected {expected}, got {num_train} + {num_validation}.")
+                got = f"{num_train} + {num_validation}"
+                raise ArgumentError("num_train", f"fewer pairs than the grammar has of '{label}'", got)
             sets[part].append(Labelled(found[1:], label, None, "generated"))
     return sets

@@ -94,16 +94,14 @@ class PairOptions(TaskOptions):
         for name in ("words", "classes"):
             value = getattr(self, name)
             if value is not None and not len({*value}) == len(value) > (name == "classes"):
-                raise ArgumentError(name, f"expected different ones, got {value!r:.60}.")
+                raise ArgumentError(name, "different ones", f"{value!r:.60}")
         if self.data is None:
             if self.sentences == 1:
-                raise ArgumentError("sentences", "expected 2 without task.data, got 1.")
+                raise ArgumentError("sentences", "2 without task.data", "1")
             if given := [
                 name for name in ("validation", "test", "train_fraction") if getattr(self, name) is not None
             ]:
-                raise ArgumentError(
-                    given[0], f"expected None without task.data, got {getattr(self, given[0])!r}."
-                )
+                raise ArgumentError(given[0], "None without task.data", f"{getattr(self, given[0])!r}")
 
     def build(self) -> Task:
         """Build the task: one class for each sequence; the metric is the accuracy, also of every class.
@@ -175,8 +173,8 @@ class PairOptions(TaskOptions):
             cut = min(round(len(rows) * (self.train_fraction or TRAIN_FRACTION)), len(rows) - 1)
             sets |= {"train": rows[:cut], "validation": rows[cut:]}
         elif self.train_fraction is not None:
-            got = f"got {self.train_fraction}"
-            raise ArgumentError("train_fraction", f"expected None where validation pairs are named, {got}.")
+            expected = "None where validation pairs are named"
+            raise ArgumentError("train_fraction", expected, self.train_fraction)
         if not sets["train"]:
             raise DataError(f"task.data: expected pairs to train on, got none in '{self.data}'.")
         return {name: rows for name, rows in sets.items() if rows}

@@ -72,7 +72,7 @@ class RecallOptions(TaskOptions):
         keep_count(self, "min_pairs", optional=True)
         keep_count(self, "test_pairs", optional=True)
         if self.distance not in DISTANCES:
-            raise ArgumentError("distance", f"expected 1, 2 or 'mixed', got {self.distance!r}.")
+            raise ArgumentError("distance", "1, 2 or 'mixed'", f"{self.distance!r}")
         if self.distance != "mixed":
             keep_count(self, "distance")
         check_choice("query_order", self.query_order, ("random", "pairs"))
@@ -84,7 +84,7 @@ class RecallOptions(TaskOptions):
         )
         for name, holds, expected in bounds:
             if not holds:
-                raise ArgumentError(name, f"expected {expected}, got {getattr(self, name)}.")
+                raise ArgumentError(name, expected, getattr(self, name))
 
     @property
     def least(self) -> int:
@@ -116,11 +116,11 @@ class RecallOptions(TaskOptions):
         reach = 1 if self.distance == 1 else 2
         if getattr(model, "bandwidth", None) is not None and model.bandwidth < reach:
             expected = f"at least {reach}, the distance from a key to its value"
-            raise ArgumentError("model.bandwidth", f"expected {expected}, got {model.bandwidth}.")
+            raise ArgumentError("model.bandwidth", expected, model.bandwidth)
         seen = getattr(model, "attention_window", None)
         if seen is not None and model.far == "none" and seen < self.window:
             expected = f"at least the {self.window} positions of a sequence with far=none"
-            raise ArgumentError("model.attention_window", f"expected {expected}, got {seen}.")
+            raise ArgumentError("model.attention_window", expected, seen)
 
     def build(self) -> Task:
         """Build the task: S classes (values), accuracy over the queries.
@@ -157,8 +157,7 @@ def _draw_sets(options: RecallOptions) -> tuple[Split, Split, Split]:
             words, targets = torch.cat((words, more[own])), torch.cat((targets, answers[own]))
             if len(words) >= count:
                 return Split(words[:count], targets[:count])
-        reason = f"expected enough of them to hold sequences back from training, got {options.symbols}."
-        raise ArgumentError("symbols", reason)
+        raise ArgumentError("symbols", "enough of them to hold sequences back from training", options.symbols)
 
     return (
         drawn(options.num_train, options.least, options.pairs, range(2, 10)),
@@ -238,12 +237,12 @@ def recalled(words: Tensor, symbols: int) -> Tensor:
                 targets[row, position] = value_of[symbol]
             elif symbol < symbols:
                 if key is not None:
-                    got = f"got none before position {position}"
-                    raise ArgumentError("text", f"expected a value behind every key, {got}.")
+                    got = f"none before position {position}"
+                    raise ArgumentError("text", "a value behind every key", got)
                 key = symbol
             elif symbol < 2 * symbols:
                 if key is None:
-                    got = f"got none before position {position}"
-                    raise ArgumentError("text", f"expected a key before every value, {got}.")
+                    got = f"none before position {position}"
+                    raise ArgumentError("text", "a key before every value", got)
                 value_of[key], key = symbol - symbols, None
     return targets

@@ -46,10 +46,9 @@ class TextOptions(TaskOptions):
         keep_count(self, "characters", optional=True)
         check_number("train_fraction", self.train_fraction, "(0, 1)", optional=True)
         if self.validation is not None and self.train_fraction is not None:
-            got = f"got {self.train_fraction}"
-            raise ArgumentError("train_fraction", f"expected None with a text for validation, {got}.")
+            raise ArgumentError("train_fraction", "None with a text for validation", self.train_fraction)
         if self.symbols is not None and not 0 < len(set(self.symbols)) == len(self.symbols):
-            raise ArgumentError("symbols", f"expected different characters, got {self.symbols!r:.60}.")
+            raise ArgumentError("symbols", "different characters", f"{self.symbols!r:.60}")
 
     def read(self) -> str:
         """Read ``data``; a DataError says what is wrong with it."""

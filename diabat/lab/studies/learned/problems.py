@@ -83,13 +83,13 @@ class AnnealOptions:
             value, zero = getattr(self, name), name in ("weights", "pair_weight")
             numbers = () if value is None else value if isinstance(value, Sequence) else (value,)
             if value is not None and not numbers:
-                raise ArgumentError(name, "expected at least one, got none.")
+                raise ArgumentError(name, "at least one", "none")
             for x in numbers:
                 if not is_finite(x) or x < 0 or (x == 0 and not zero):
-                    raise ArgumentError(name, f"expected a finite number >{'=' * zero} 0, got {x!r}.")
+                    raise ArgumentError(name, f"a finite number >{'=' * zero} 0", f"{x!r}")
         if self.weights is not None and (len(self.weights) != len(self.strengths) or not sum(self.weights)):
-            wanted = f"{len(self.strengths)} numbers, one for each strength, not all 0"
-            raise ArgumentError("weights", f"expected {wanted}, got {list(self.weights)}.")
+            expected = f"{len(self.strengths)} numbers, one for each strength, not all 0"
+            raise ArgumentError("weights", expected, list(self.weights))
         if self.wide_weight is not None and self.wide_fields is None:
             wrong = f"must be combined with wide_fields, got {self.wide_weight:g} without it."
             raise ArgumentError("wide_weight", wrong)
@@ -179,14 +179,13 @@ def with_moments(ensemble: Ensemble, *, weight: float = 1.0) -> list[Instances]:
     """
     ising, name = ensemble.ising.detach().to(torch.float64), ensemble.name
     if ising.three_body is not None:
-        got = f"got three-body terms in '{name}'."
-        raise ArgumentError("ensemble", f"expected only fields and couplings, {got}")
+        raise ArgumentError("ensemble", "only fields and couplings", f"three-body terms in '{name}'")
     batch, n = ising.batch_shape, ising.num_spins
     mask = ising.visible_mask.reshape(-1, n)
     most = int(mask.sum(-1).max())
     if most > _MAX_SPINS:
-        got = f"got {most} in '{name}'; every step of the training costs 2^n."
-        raise ArgumentError("ensemble", f"expected at most {_MAX_SPINS} visible spins, {got}")
+        got = f"{most} in '{name}'; every step of the training costs 2^n"
+        raise ArgumentError("ensemble", f"at most {_MAX_SPINS} visible spins", got)
     moments = ExactSampler().moments(ising, correlations=True)
     assert moments.correlation is not None
     J = ising.fields.new_zeros(n, n) if ising.couplings is None else ising.couplings
@@ -208,7 +207,7 @@ def split_windows(ensemble: Ensemble) -> tuple[Ensemble, Ensemble]:
     """Split the queries of trained attention by windows, the first axis, at least two, into training and held-out."""
     ising, batch = ensemble.ising, ensemble.ising.batch_shape
     if not batch or batch[0] < 2:
-        raise ArgumentError("ensemble", f"expected at least two windows to divide, got {batch[:1].numel()}.")
+        raise ArgumentError("ensemble", "at least two windows to divide", batch[:1].numel())
 
     def part(which: int) -> Ensemble:
         h, J, K = (

@@ -47,9 +47,9 @@ class Objective:
 
     def __init__(self, instances: Sequence[Instances], engine: Engine, *, pair_weight: float = 0.0) -> None:
         if not instances:
-            raise ArgumentError("instances", "expected at least one, got none.")
+            raise ArgumentError("instances", "at least one", "none")
         if not (engine.differentiable and engine.exact):
-            raise ArgumentError("engine", f"expected one with an exact gradient, got '{engine.name}'.")
+            raise ArgumentError("engine", "one with an exact gradient", f"'{engine.name}'")
         self.instances, self.engine = list(instances), engine
         self.pair_weight = float(pair_weight)
         self.batches = [entry.batch for entry in self.instances]
@@ -97,8 +97,8 @@ def _scales(instances: list[Instances]) -> list[FloatArray]:
         effects[entry.name, entry.strength] += effect
     for (name, strength), found in effects.items():
         if not found.min() > _LEAST_EFFECT:
-            got = f"got none in '{name}' at strength {strength:g}."
-            raise ArgumentError("instances", f"expected couplings that change the marginals, {got}")
+            got = f"none in '{name}' at strength {strength:g}"
+            raise ArgumentError("instances", "couplings that change the marginals", got)
     places, total = [(entry.name, entry.strength) for entry in instances], sum(weights.values())
     return [weights[place] / total / effects[place] for place in places]
 
@@ -183,7 +183,7 @@ def stages(steps: int, given: int | None = None) -> list[int]:
     while found[0] != given and found[0] % 2 == 0 and (given is not None or found[0] > _FEWEST):
         found.insert(0, found[0] // 2)
     if given is not None and found[0] != given:
-        raise ArgumentError("start", f"expected {steps} steps over a power of two, got {given}.")
+        raise ArgumentError("start", f"{steps} steps over a power of two", given)
     return found
 
 
