@@ -28,8 +28,7 @@ from diabat.attention import BoltzmannAttention, CouplingInit, coupling_paramete
 from diabat.checks import ArgumentError
 from diabat.lab.models.transformer import Transformer, TransformerOptions
 from diabat.lab.tasks import RecallOptions, Task
-from diabat.lab.training.evaluate import evaluate
-from diabat.lab.training.optimizer import token_loss
+from diabat.lab.training.evaluate import evaluate, token_loss
 from experiments.common import Row, add_choice, every_seed, parser, report, run_script, same_settings
 
 BATCH, EVERY, SOLVED = 128, 25, 0.995

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 import diabat
 from diabat.documents.overrides import apply_overrides
 from diabat.ising import without_autocast
-from diabat.lab.models.pooling import MeanPooling, QueryPooling
+from diabat.lab.models.pairs import MeanPooling, QueryPooling
 from experiments.common import Row, keep, kept, parser, report, run_script, same_settings
 from experiments.verdicts import gap, mcnemar, power, seeds_needed, verdict
 

@@ -166,7 +166,7 @@ def _explain_sentences(
 ) -> None:
     """Explain a classifier; the texts are its sentences, then overrides."""
     from diabat.cli.explain_pair import print_pair
-    from diabat.lab.models.pair_figure import plot_pair
+    from diabat.lab.models.figures import plot_pair
     from diabat.lab.runs import explain_pair_run
 
     sentences, overrides = _split(texts[1:])

@@ -12,8 +12,7 @@ import diabat
 from diabat.attention.coupled import couplings_of, recording
 from diabat.lab.models import PairClassifier, PairClassifierOptions
 from diabat.lab.models.pair_explanation import explain_pair
-from diabat.lab.models.pairs import POOLINGS
-from diabat.lab.models.pooling import MeanPooling, QueryPooling
+from diabat.lab.models.pairs import POOLINGS, MeanPooling, QueryPooling
 from diabat.lab.tasks.base import PADDING, SEPARATOR
 from diabat.samplers import UnsupportedError
 

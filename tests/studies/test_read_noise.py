@@ -10,7 +10,7 @@ from scipy.stats import binom, halfnorm, norm
 
 from diabat.ising import Ising
 from diabat.lab.studies.ensembles import sk, tokens
-from diabat.lab.studies.read_noise import ReadNoise, effective_reads, read_noise
+from diabat.lab.studies.states import ReadNoise, effective_reads, read_noise
 from diabat.samplers import sampler
 from diabat.samplers.answers import Moments
 

@@ -16,7 +16,7 @@ from diabat.circuits import TrotterPlan
 from diabat.lab.models import Transformer, TransformerOptions
 from diabat.lab.tasks import Task
 from diabat.lab.training import TrainOptions, evaluate, load_model
-from diabat.lab.training.optimizer import make_optimizer
+from diabat.lab.training.train import make_optimizer
 from diabat.samplers import sampler
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.state import chain_state

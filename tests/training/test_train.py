@@ -17,8 +17,7 @@ from torch.testing import assert_close
 from diabat.lab.models import Transformer, TransformerOptions
 from diabat.lab.tasks import IGNORED, BracketOptions, Split
 from diabat.lab.training import PROTOCOLS, TrainingError, TrainOptions, evaluate, load_model, train
-from diabat.lab.training.evaluate import epoch_order
-from diabat.lab.training.optimizer import token_loss
+from diabat.lab.training.evaluate import epoch_order, token_loss
 from fuzz.tiny import OPTIONS, tiny_model, tiny_task, tiny_train
 
 

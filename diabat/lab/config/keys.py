@@ -33,10 +33,10 @@ def chosen(document: dict[str, Any]) -> dict[str, str]:
         known, default = list(known_keys()[section]), DEFAULT_TASK
         if section == "model":
             default = found["task"] if found["task"] in known else known[0]
-        given, names = document.get(section), ", ".join(known)
-        if isinstance(given, dict) and given.get("name", None if section == "task" else default) is None:
+        options, names = document.get(section), ", ".join(known)
+        if isinstance(options, dict) and options.get("name", None if section == "task" else default) is None:
             raise ConfigError(f"{section}.name", f"this key is required; it is one of {names}.")
-        name = given.get("name", default) if isinstance(given, dict) else default
+        name = options.get("name", default) if isinstance(options, dict) else default
         if name not in known:
             got = f"got {shown(name)}.{did_you_mean(name, known)}"
             raise ConfigError(f"{section}.name", f"expected one of {names}, {got}")

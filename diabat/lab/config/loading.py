@@ -122,8 +122,8 @@ def to_yaml(config: Config) -> str:
 
 def read_overrides(kind: str, overrides: Iterable[str]) -> dict[str, Any]:
     """``key=value`` for the options of a command on heads, by their class; an unknown key is a ConfigError."""
-    given, known = apply_overrides({}, overrides), known_keys()["heads"][kind]
-    for key in given:
+    options, known = apply_overrides({}, overrides), known_keys()["heads"][kind]
+    for key in options:
         if key not in known:
             raise unknown_key(key, known)
-    return given
+    return options

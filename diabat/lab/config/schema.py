@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import json
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -135,19 +136,17 @@ class FidelityOptions:
 
     def problems(self, seed: int) -> list[Ensemble]:
         """The random ensembles, named by their size if there are several sizes."""
-        found, queries = [], self.instances * self.queries
-        for n in self.sizes:
-            drawn: dict[str, Any] = {"num_spins": n, "seed": seed}
-            for family in self.ensembles:
-                if family == "sk":
-                    made = sk(self.strengths, instances=self.instances, queries=self.queries, **drawn)
-                elif family == "ferromagnet":
-                    made = ferromagnet(self.strengths, queries=queries, **drawn)
-                else:
-                    made = tokens(self.token_weights, instances=queries, **drawn)
-                size = f" n={n}" * (len(self.sizes) > 1)
-                found += [dataclasses.replace(one, name=f"{one.name}{size}") for one in made]
-        return found
+        drawn, count = list[Ensemble](), self.instances * self.queries
+        families: dict[str, Callable[..., list[Ensemble]]] = {
+            "sk": partial(sk, self.strengths, instances=self.instances, queries=self.queries),
+            "ferromagnet": partial(ferromagnet, self.strengths, queries=count),
+            "tokens": partial(tokens, self.token_weights, instances=count),
+        }
+        for n, family in itertools.product(self.sizes, self.ensembles):
+            size = f" n={n}" * (len(self.sizes) > 1)
+            of_size = families[family](num_spins=n, seed=seed)
+            drawn += [dataclasses.replace(one, name=f"{one.name}{size}") for one in of_size]
+        return drawn
 
 
 class Config(BaseModel):

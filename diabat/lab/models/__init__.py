@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from diabat.lab.models.base import Model, ModelOptions
-from diabat.lab.models.decoding import ModelState
+from diabat.lab.models.base import Model, ModelOptions, ModelState
 from diabat.lab.models.pairs import PairClassifier, PairClassifierOptions
 from diabat.lab.models.transformer import Transformer, TransformerOptions
 

@@ -13,7 +13,7 @@ from diabat.attention.coupled import recording
 from diabat.attention.evaluating import evaluating
 from diabat.checks import ArgumentError, is_integer
 from diabat.compute.memory import require_memory
-from diabat.lab.models.decoding import check_symbols
+from diabat.lab.models.base import check_symbols
 from diabat.lab.models.transformer import Transformer
 
 
@@ -71,20 +71,13 @@ class DecoderExplanation:
     def strongest(
         self, count: int, layer: int | None = None, head: int | None = None, at_least: float = 0.0
     ) -> list[tuple[int, int, float]]:
-        """At most ``count`` positions j < k with |C_jk| >= ``at_least`` and not 0, strongest first: (j, k, C_jk).
-
-        ``layer`` or ``head`` None takes the mean over layers, or over heads.
-        """
+        """:func:`strongest` correlations (j, k, C_jk); ``layer`` or ``head`` None takes the mean over them."""
         if self.correlations is None:
             return []
-        C = selected(self.correlations, layer, head)
-        j, k = torch.triu_indices(len(C), len(C), 1)
-        order = C[j, k].abs().argsort(descending=True, stable=True)[:count].tolist()
-        found = [(self.coupled[j[i]], self.coupled[k[i]], float(C[j[i], k[i]])) for i in order]
-        return [pair for pair in found if pair[2] and abs(pair[2]) >= at_least]
+        return strongest(selected(self.correlations, layer, head), self.coupled, count, at_least)
 
     def coupling(self, j: int, k: int, layer: int | None = None, head: int | None = None) -> float | None:
-        """J between two coupled positions; None without J.  ``layer`` and ``head`` as in :meth:`strongest`."""
+        """J between two coupled positions, likewise; None without J."""
         if self.couplings is None:
             return None
         return float(selected(self.couplings, layer, head)[self.coupled.index(j), self.coupled.index(k)])
@@ -97,6 +90,17 @@ def selected(values: Tensor, *indices: int | None) -> Tensor:
     return values
 
 
+def strongest(
+    matrix: Tensor, places: Sequence[int], count: int, at_least: float
+) -> list[tuple[int, int, float]]:
+    """Places j < k of the largest |values| of a symmetric matrix that are >= ``at_least`` and not 0, with them."""
+    j, k = torch.triu_indices(len(matrix), len(matrix), 1)
+    values = matrix[j, k]
+    order = values.abs().argsort(descending=True, stable=True)[:count].tolist()
+    pairs = [(places[j[i]], places[k[i]], float(values[i])) for i in order]
+    return [pair for pair in pairs if pair[2] and abs(pair[2]) >= at_least]
+
+
 @torch.no_grad()
 def explain_decoder(
     model: Transformer,
@@ -107,21 +111,11 @@ def explain_decoder(
     targets: Sequence[str | None] | None = None,
     position: int | None = None,
 ) -> DecoderExplanation:
-    """Explain a decoder over one text; the training mode of the model is unchanged.
+    """Explain a decoder over one text, symbols int64 [n]; the training mode of the model is unchanged.
 
     Reads are drawn from torch's global generator: the weights are those of a forward pass from the same state.
-
-    Args:
-        model: The decoder.
-        symbols: int64 [n].
-        tokens: Texts of the symbols, n of them.
-        classes: Names of the classes.
-        targets: Expected class at each position; None for none.
-        position: Position of the query whose correlations are computed; None for the last one.
-
-    Raises:
-        ValueError: If the symbols are not int64 [n], or the text is longer than the context of the model or does not
-            have this position.
+    ``position`` is that of the query whose correlations are computed, None for the last one; ``targets`` are the
+    classes that are expected.  ValueError if the text is longer than the context, or does not have this position.
     """
     position = _checked_position(model, symbols, position)
     length, layers = len(symbols), model.attention_layers()
@@ -133,7 +127,7 @@ def explain_decoder(
             x = block.added(x, attended)
         attention, logits = torch.stack(maps), model.logits(x)[0]
         reason = reason_without_correlations(layers[0])
-        found = [] if reason is not None else [query_moments(layer, position) for layer in layers]
+        of_query = [] if reason is not None else [query_moments(layer, position) for layer in layers]
     visible, first = torch.arange(1, length + 1), layers[0]
     if not first.causal:
         visible = torch.full((length,), length)
@@ -154,12 +148,12 @@ def explain_decoder(
         visible=visible,
         probabilities=logits.float().softmax(-1).cpu(),
         targets=(None,) * length if targets is None else tuple(targets),
-        coupled=tuple(found[0].positions.tolist()) if found else (),
-        alpha=stacked([moments.probability for moments in found]),
-        correlations=stacked([moments.correlations for moments in found]),
-        couplings=stacked([moments.couplings for moments in found if moments.couplings is not None]),
+        coupled=tuple(of_query[0].positions.tolist()) if of_query else (),
+        alpha=stacked([moments.probability for moments in of_query]),
+        correlations=stacked([moments.correlations for moments in of_query]),
+        couplings=stacked([moments.couplings for moments in of_query if moments.couplings is not None]),
         without_correlations=reason,
-        num_reads=found[0].num_reads if found else None,
+        num_reads=of_query[0].num_reads if of_query else None,
     )
 
 

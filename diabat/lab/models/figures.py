@@ -1,20 +1,23 @@
-"""The figure of an explanation of a decoder over one text."""
+"""The figures of explanations: of a decoder over one text, and of a classifier of sentences."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from diabat.lab.models.explanation import DecoderExplanation, selected
-from diabat.plots import draw_line, new_figure, save_figure, tidy
+from diabat.lab.models.pair_explanation import PairExplanation
+from diabat.plots import COLOURS, draw_line, new_figure, save_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _ROUNDING = 1e-6
-"""Correlations span at least this, or the standard error of reads, so that no rounding and no noise is magnified."""
+"""Colours span at least this, or the standard error of reads, so that no rounding and no noise is magnified."""
 _LABELLED = 40
 """More tokens of a decoder than this are numbered instead of written out."""
 _SHOWN = {" ": "␣", "\n": "↵", "\t": "⇥"}
@@ -34,15 +37,12 @@ def plot_decoder(
     at_least: float = 0.0,
     named: int = 3,
 ) -> Path:
-    """Draw the attention maps of layers and heads, the correlations of the query, and entropies by position.
+    """Draw attention maps, the correlations of the query, and entropies by position; the suffix chooses the format.
 
     One row per layer: the weights of each head with the row of the query framed; then the connected correlations of its
     spins, if there are some, as the mean over the heads that are shown, at most ``named`` pairs with |C_jk| >=
     ``at_least`` framed.  Blue is negative, red positive; the diagonal is left out.  Below them entropy and effective
     number of positions, with those of uniform attention.  ``layer`` or ``head`` None shows all.
-
-    Returns:
-        The path; its suffix chooses the format (png, pdf, svg).
     """
     layers = list(range(len(explanation.attention))) if layer is None else [layer]
     heads = list(range(explanation.attention.shape[1])) if head is None else [head]
@@ -82,7 +82,8 @@ def _correlation_map(
     first, last = explanation.coupled[0] - 0.5, explanation.coupled[-1] + 0.5
     extent = (first, last, last, first)  # the numbers of the axes are positions
     signed_map(figure, axis, values, least, pairs, "$C_{jk}$ of the query", extent)
-    axis.set_title(f"correlations, layer {layer}, {_heads(head)}", fontsize=9)
+    heads = "mean over heads" if head is None else f"head {head}"
+    axis.set_title(f"correlations, layer {layer}, {heads}", fontsize=9)
     _name_positions(axis, explanation, explanation.coupled)
     token = [shown(token) for token in explanation.tokens]
     names = [f"{j} “{token[j]}” and {k} “{token[k]}” {C:+.2g}" for j, k, C in pairs]
@@ -108,10 +109,6 @@ def _entropies(axes: Any, explanation: DecoderExplanation, layers: list[int], he
     axes[0].legend(frameon=False, fontsize=8)
 
 
-def _heads(head: int | None) -> str:
-    return "mean over heads" if head is None else f"head {head}"
-
-
 def signed_map(
     figure: Any, axis: Axes, values: Any, least: float, pairs: Any, label: str, extent: Any = None
 ) -> None:
@@ -131,15 +128,81 @@ def frame(axis: Axes, left: float, top: float, width: float = 1) -> None:
     axis.add_patch(Rectangle((left, top), width, 1, fill=False, edgecolor="black", clip_on=False))
 
 
-def _name_axis(axis: Axes, names: Any, places: Any = None, **style: Any) -> None:
-    places = range(len(names)) if places is None else places
-    axis.set_xticks(places, names, **style)
-    axis.set_yticks(places, names, fontsize=style["fontsize"])
-
-
-def _name_positions(axis: Axes, explanation: DecoderExplanation, positions: Any) -> None:
+def _name_positions(axis: Axes, explanation: DecoderExplanation, positions: Sequence[int]) -> None:
     """Write the tokens at both axes, or leave the numbers of the positions."""
     if len(positions) <= _LABELLED:
         names = [shown(explanation.tokens[position]) for position in positions]
-        _name_axis(axis, names, positions, fontsize=7)
+        axis.set_xticks(positions, names, fontsize=7)
+        axis.set_yticks(positions, names, fontsize=7)
         axis.tick_params(length=0)
+
+
+def plot_pair(
+    explanation: PairExplanation,
+    path: str | Path,
+    *,
+    head: int | None = None,
+    at_least: float = 0.0,
+    named: int = 3,
+) -> Path:
+    """Draw the weights of the tokens; of a law also its fields, with the indices of a game, and its couplings.
+
+    Bars are means over heads, or those of one ``head``; a dot is one head.  Indices are divided by the sum of their
+    absolute values.  The ``named`` strongest pairs with |J_ij| >= ``at_least`` are framed; blue is negative, red
+    positive, and the diagonal is left out.
+    """
+    game = explanation.shapley is not None
+    panels: list[tuple[str, dict[str, Tensor | None]]] = [
+        ("P(s = +1)" if game else "weight", {"": explanation.alpha}),
+        ("index / Σ |index|", {"φ": _share(explanation.shapley), "β": _share(explanation.banzhaf)}),
+        ("field h", {"": explanation.fields}),
+    ]
+    panels = [
+        (label, shown) for label, shown in panels if all(values is not None for values in shown.values())
+    ]
+    maps = explanation.couplings is not None
+    height = 1.4 + 0.27 * len(explanation.tokens)
+    figure = new_figure(1.4 + 2.4 * len(panels) + 1.2 * height * maps, height)
+    ratios = [*(2.4 for _ in panels), *([1.15 * height] * maps)]
+    axes = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
+    for axis, (label, shown) in zip(axes, panels, strict=False):
+        _bars(axis, {name: values for name, values in shown.items() if values is not None}, head)
+        axis.set_yticks(range(len(explanation.tokens)), explanation.tokens if axis is axes[0] else [])
+        axis.set_xlabel(label)
+    if game:
+        axes[0].axvline(0.5, color="0.6", linestyle="--")
+    if explanation.couplings is not None:
+        J = selected(explanation.couplings, head).numpy().copy()
+        np.fill_diagonal(J, np.nan)
+        pairs = explanation.strongest(named, head, at_least)
+        signed_map(figure, axes[-1], J, _ROUNDING, pairs, "$J_{ij}$")
+        places = range(len(explanation.tokens))
+        axes[-1].set_xticks(places, explanation.tokens, rotation=90)
+        axes[-1].set_yticks(places, explanation.tokens)
+    best = int(explanation.probabilities.argmax())
+    predicted = f"{explanation.classes[best]} {float(explanation.probabilities[best]):.3f}"
+    sampler = "" if explanation.sampler is None else f", {explanation.sampler}"
+    figure.suptitle(f"{explanation.pooling}{sampler}: {predicted}", fontsize=11)
+    return save_figure(figure, path)
+
+
+def _share(index: Tensor | None) -> Tensor | None:
+    return None if index is None else index / index.abs().sum(-1, keepdim=True).clamp(min=1e-30)
+
+
+def _bars(axis: Axes, shown: dict[str, Tensor], head: int | None) -> None:
+    """Horizontal bars of each token from above, with a dot for each head."""
+    thick = 0.7 / len(shown)
+    for look, (name, values) in enumerate(shown.items()):
+        places = np.arange(values.shape[-1]) + (look - (len(shown) - 1) / 2) * thick
+        axis.barh(
+            places, selected(values, head).numpy(), thick, color=COLOURS[look], label=name or None, zorder=2
+        )
+        if head is None and len(values) > 1:
+            for of_head in values:
+                axis.plot(of_head.numpy(), places, ".", color="0.25", markersize=4, zorder=3)
+    axis.invert_yaxis()
+    axis.axvline(0, color="0.4", linewidth=0.8)
+    tidy(axis)
+    if len(shown) > 1:
+        axis.legend(frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))

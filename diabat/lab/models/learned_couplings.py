@@ -14,16 +14,10 @@ PANEL = (4.6, 3.5)
 
 @dataclass(frozen=True)
 class CouplingsAtDistance:
-    """What J is at one distance.
+    """J at one distance d = |j - k|: means, and standard deviations of the mean over the others, None of a single one.
 
-    Attributes:
-        distance: d = abs(j - k).
-        pairs: Numbers J of a run: those at this distance, of each chosen layer and head.
-        mean: Mean over pairs and runs.
-        deviation_of_pairs: Standard deviation over pairs of the mean over runs; None for one pair.
-        deviation_of_runs: Standard deviation over runs of the mean over pairs; None for one run.
-        negative: Share of J < 0 among all pairs and runs.
-        largest: Largest abs(J) among them.
+    ``pairs`` is the number of J of a run, of each chosen layer and head; ``negative`` is the share of J < 0 among all
+    pairs and runs, ``largest`` their largest |J|.
     """
 
     distance: int

@@ -13,6 +13,7 @@ from diabat.attention.coupled import recording
 from diabat.attention.evaluating import evaluating
 from diabat.attention.neurogame import NeuroGameAttention, token_ising
 from diabat.checks import ArgumentError
+from diabat.lab.models.explanation import selected, strongest
 from diabat.lab.models.pairs import PairClassifier
 
 
@@ -55,35 +56,19 @@ class PairExplanation:
     def strongest(
         self, count: int, head: int | None = None, at_least: float = 0.0
     ) -> list[tuple[int, int, float]]:
-        """At most ``count`` pairs i < j with |J_ij| >= ``at_least`` and not 0, strongest first: (i, j, J_ij).
-
-        ``head`` None takes the mean over heads.
-        """
+        """:func:`~diabat.lab.models.explanation.strongest` couplings; ``head`` None takes the mean over heads."""
         if self.couplings is None:
             return []
-        J = self.couplings.mean(0) if head is None else self.couplings[head]
-        i, j = torch.triu_indices(len(J), len(J), 1)
-        order = J[i, j].abs().argsort(descending=True, stable=True)[:count].tolist()
-        found = [(int(i[k]), int(j[k]), float(J[i[k], j[k]])) for k in order]
-        return [pair for pair in found if pair[2] and abs(pair[2]) >= at_least]
+        return strongest(selected(self.couplings, head), range(len(self.tokens)), count, at_least)
 
 
 @torch.no_grad()
 def explain_pair(
     model: PairClassifier, symbols: Tensor, tokens: Sequence[str], classes: Sequence[str]
 ) -> PairExplanation:
-    """Explain a classifier over one sequence; the training mode of the model is unchanged.
+    """Explain a classifier over one sequence, symbols int64 [n] (else ValueError); its training mode is unchanged.
 
     Coalitions and reads are drawn as in a forward pass of the model from the same state of torch's generator.
-
-    Args:
-        model: The classifier.
-        symbols: int64 [n].
-        tokens: Texts of the symbols, n of them.
-        classes: Names of the classes.
-
-    Raises:
-        ValueError: If the symbols are not int64 [n] with n >= 1, or too many.
     """
     if symbols.ndim != 1:
         raise ArgumentError("symbols", "int64 [n]", list(symbols.shape))
@@ -94,13 +79,8 @@ def explain_pair(
         if isinstance(pooling, NeuroGameAttention):
             pooled, why = pooling(x, padding, need_explanation=True)
             h, J = token_ising(why.fields, why.interactions, why.temperature)
-            law = {
-                "alpha": why.alpha,
-                "fields": h,
-                "shapley": why.shapley.value,
-                "banzhaf": why.banzhaf.value,
-            }
-            law |= {"gate": why.gate, "couplings": J}
+            law = {"alpha": why.alpha, "fields": h, "couplings": J, "gate": why.gate}
+            law |= {"shapley": why.shapley.value, "banzhaf": why.banzhaf.value}
         else:
             with recording(model.attention_layers()):
                 pooled, law["alpha"] = pooling(x, padding), pooling.weights(x, padding)
@@ -117,7 +97,7 @@ def explain_pair(
         estimates = {"shapley": why.shapley, "banzhaf": why.banzhaf, "pairs": why.pairs}
         more |= {
             "temperature": why.temperature.float().cpu(),
-            "effective": {name: float(made.effective_samples.mean()) for name, made in estimates.items()},
+            "effective": {name: float(e.effective_samples.mean()) for name, e in estimates.items()},
             "num_coalitions": why.num_coalitions,
         }
     return PairExplanation(

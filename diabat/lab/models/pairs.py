@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.layer import IsingLayer, require_within_limits
+from diabat.attention.multihead import BoltzmannMultiheadAttention
 from diabat.attention.neurogame import NeuroGameAttention
 from diabat.checks import ArgumentError, check_choice, check_number, keep_count
 from diabat.compute.memory import require_memory
 from diabat.ising import without_autocast
-from diabat.lab.models.base import Model, ModelOptions
-from diabat.lab.models.decoding import check_symbols
-from diabat.lab.models.pooling import MeanPooling, QueryPooling
+from diabat.lab.models.base import Model, ModelOptions, check_symbols
 from diabat.lab.models.transformer import Block, TransformerOptions
 from diabat.lab.tasks.base import PADDING, SEPARATOR, Answers
 
@@ -28,6 +27,56 @@ _OF_THE_GAME = (
     *("mode", "temperature", "learn_temperature", "weighting"),
     *("num_coalitions", "eval_coalitions", "f", "normalisation"),
 )
+
+
+class MeanPooling(nn.Module):
+    """Mean of the states [B, T, D] of the tokens that are not padding, bool [B, T], as [B, D]."""
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
+        """Pool."""
+        return (self.weights(x, key_padding_mask)[:, 0, None] @ x)[:, 0]
+
+    def weights(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
+        """1/n at every token, [B, 1, T]."""
+        present = (~key_padding_mask).to(x.dtype)
+        return (present / present.sum(-1, keepdim=True))[:, None]
+
+
+class QueryPooling(nn.Module):
+    r"""Attention with one learned query over the tokens: softmax, or Boltzmann with J between positions.
+
+    P(s) ∝ exp( Σ_i h_i s_i + Σ_{i<j} J_ij s_i s_j ), h_i = q · k_i / sqrt(d), and weights alpha_i / Σ_j alpha_j with
+    alpha_i = P(s_i = +1), for each head.
+
+    Args:
+        embed_dim: D, divisible by ``num_heads``.
+        num_heads: H.
+        window: Largest number of tokens T.
+        options: Others of :class:`diabat.BoltzmannMultiheadAttention`, such as ``mode`` and ``sampler``.
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, window: int, **options: Any) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(1, 1, embed_dim))
+        self.attention = BoltzmannMultiheadAttention(
+            embed_dim, num_heads, batch_first=True, window=window, **options
+        )
+
+    def forward(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
+        """Pool states [B, T, D] without padding, bool [B, T], to [B, D]."""
+        return self._attended(x, key_padding_mask, need_weights=False)[0][:, 0]
+
+    def weights(self, x: Tensor, key_padding_mask: Tensor) -> Tensor:
+        """Normalised weights of each head, [B, H, T]."""
+        weights = self._attended(x, key_padding_mask, need_weights=True)[1]
+        assert weights is not None
+        return weights[:, :, 0]
+
+    def _attended(self, x: Tensor, padding: Tensor, *, need_weights: bool) -> tuple[Tensor, Tensor | None]:
+        query = self.query.expand(len(x), -1, -1).to(x)
+        return self.attention(query, x, x, padding, need_weights, average_attn_weights=False)
+
+
 Pooling = NeuroGameAttention | QueryPooling | MeanPooling
 
 
@@ -96,12 +145,8 @@ class PairClassifierOptions(ModelOptions):
     @property
     def encoder(self) -> TransformerOptions:
         """Options of the blocks of the encoder."""
-        sizes: dict[str, Any] = {
-            "embed_dim": self.embed_dim,
-            "num_heads": self.num_heads,
-            "ffn_dim": self.ffn_dim,
-        }
-        return TransformerOptions(**sizes, dropout=self.dropout, mode="softmax", causal=False)
+        sizes = {name: getattr(self, name) for name in ("embed_dim", "num_heads", "ffn_dim", "dropout")}
+        return TransformerOptions(**sizes, mode="softmax", causal=False)
 
     def pool(self, window: int, sampler: Sampler | str | None, gradient: str = "auto") -> Pooling:
         """Build the pooling of up to ``window`` tokens."""
@@ -182,11 +227,7 @@ class PairClassifier(Model):
         self.pooling = options.pool(window, sampler, gradient)
 
     def forward(self, symbols: Tensor) -> Tensor:
-        """Logits [B, 1, C] of symbols, int64 [B, T].
-
-        Raises:
-            ValueError: If there are more tokens than the window.
-        """
+        """Logits [B, 1, C] of symbols, int64 [B, T], no more tokens than the window (else ValueError)."""
         x, padding = self.states(symbols)
         with without_autocast(x):  # norms of coalitions and marginals are inaccurate in half precision
             logits: Tensor = self.classifier(self.pooling(x, padding))
@@ -211,8 +252,8 @@ class PairClassifier(Model):
 
     def attention_layers(self) -> list[IsingLayer]:
         """Return the layer of the pooling with fields and couplings, if it has one."""
-        found = self.pooling.attention if isinstance(self.pooling, QueryPooling) else self.pooling
-        return [found] if isinstance(found, IsingLayer) else []
+        layer = self.pooling.attention if isinstance(self.pooling, QueryPooling) else self.pooling
+        return [layer] if isinstance(layer, IsingLayer) else []
 
     def check_lengths(self, symbols: Tensor, batch_size: int) -> None:
         """Refuse sequences of which a batch of the longest is beyond the sampler of a game."""

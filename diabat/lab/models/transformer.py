@@ -14,8 +14,7 @@ from diabat.attention.coupled import couplings_of
 from diabat.attention.coupling_init import CouplingInit
 from diabat.checks import ArgumentError, check_choice, check_number, keep_count
 from diabat.compute.memory import require_memory
-from diabat.lab.models.base import Model, ModelOptions
-from diabat.lab.models.decoding import ModelState, check_state, check_symbols
+from diabat.lab.models.base import Model, ModelOptions, ModelState, check_state, check_symbols
 from diabat.samplers.state import sampler_parameters
 
 if TYPE_CHECKING:
@@ -89,10 +88,6 @@ class TransformerOptions(ModelOptions):
         with torch.random.fork_rng(devices=[]):  # options that contradict each other are refused now
             self.attention(1, None, device="meta")  # whose backend does not matter
 
-    def attention_window_of(self, context: int) -> int:
-        """The number of coupled positions in sequences of up to ``context`` symbols."""
-        return context if self.attention_window is None else self.attention_window
-
     def attention(
         self, window: int, sampler: Sampler | str | None, gradient: str = "auto", device: str | None = None
     ) -> BoltzmannAttention:
@@ -143,7 +138,7 @@ class Block(nn.Module):
         super().__init__()
         width = options.embed_dim
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = options.attention(options.attention_window_of(window), sampler, gradient)
+        self.attention = options.attention(options.attention_window or window, sampler, gradient)
         self.dropout = nn.Dropout(options.dropout)
         self.ffn: nn.Sequential | None = None
         if options.ffn_dim:
@@ -224,17 +219,11 @@ class Transformer(Model):
         _initialise(self, seed)
 
     def forward(self, symbols: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Compute logits.
+        """Compute logits [B, T, C] in the dtype of the weights.
 
         Args:
-            symbols: int64 [B, T], T <= window; any T with relative couplings and rotary positions.
+            symbols: int64 [B, T], T <= window (else ValueError); any T with relative couplings and rotary positions.
             key_padding_mask: bool [B, T], True at padding, which no position attends to.
-
-        Returns:
-            Logits in the dtype of the weights, [B, T, C].
-
-        Raises:
-            ValueError: If the sequences are longer than the window.
         """
         self._require_within_context("symbols", symbols.shape[-1])
         x = self.embedded(symbols)
@@ -243,14 +232,11 @@ class Transformer(Model):
         return self.logits(x)
 
     def prefill(self, symbols: Tensor, key_padding_mask: Tensor | None = None) -> tuple[Tensor, ModelState]:
-        """Compute the logits of a prompt, and the state from which :meth:`step` continues.
+        """Compute the logits [B, L, C] of a prompt, and the state from which :meth:`step` continues.
 
         Args:
             symbols: int64 [B, L], L as in :meth:`forward`.
             key_padding_mask: bool [B, L], True at padding; of prompts of different lengths on the left.
-
-        Returns:
-            Logits [B, L, C], and the state.
 
         Raises:
             ValueError: If the couplings are not relative, a shape or dtype is wrong, or the prompt is longer than the
@@ -266,16 +252,13 @@ class Transformer(Model):
         return self.logits(x), ModelState(tuple(states))
 
     def step(self, token: Tensor, state: ModelState | None = None) -> tuple[Tensor, ModelState]:
-        """Compute the logits behind one new token; equal to the last ones of :meth:`forward` over all tokens so far.
+        """Compute the logits [B, C] behind one new token, the last ones of :meth:`forward` over all tokens so far.
 
         With learned positions a sequence ends at the context; with rotary ones it is of any length.
 
         Args:
             token: The new symbol of every sequence, int64 [B].
             state: State of the tokens before it, which does not change; None for the first token.
-
-        Returns:
-            Logits [B, C], and the new state.
 
         Raises:
             ValueError: If the couplings are not relative, a shape or dtype is wrong, or the context is full.

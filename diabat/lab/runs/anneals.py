@@ -50,10 +50,7 @@ def learn_anneal(
     """Train the plan of the section ``anneal`` into the file ``config.output``, and judge it on held-out problems.
 
     The best plan so far is in the file, whose folder exists, at all times; it is replaced at most once a second.
-    ``trust`` is as for :func:`diabat.lab.config.load_config`, of the run that the section names.
-
-    Returns:
-        The plan and its metadata, as they are in the file.
+    Returns plan and metadata, as they are in the file.  ``trust`` is that of the run that the section names.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; the message says that the best plan so far is in the file, or that there is none.
@@ -78,10 +75,9 @@ def learn_anneal(
             raise KeyboardInterrupt("Nothing was saved yet.") from error
         plan, loss = keeper.best
         keeper.save(plan, loss)
-        found = f"The best plan so far ({plan.steps} steps, loss {loss:.3g}) is saved in '{config.output}'"
+        best = f"The best plan so far ({plan.steps} steps, loss {loss:.3g}) is saved in '{config.output}'"
         again = shlex.join([f"anneal.start={config.output}", "--force"])
-        how = f"{found}; to begin with it, repeat the command with {again}."
-        raise KeyboardInterrupt(how) from error
+        raise KeyboardInterrupt(f"{best}; to begin with it, repeat the command with {again}.") from error
     finally:
         if keeper.bar.live.is_started:  # to stop a bar that never started prints an empty line
             keeper.bar.stop()
@@ -117,14 +113,14 @@ class _Keeper:
     def __init__(self, config: Config, bar: Progress) -> None:
         section = to_plain(config)["anneal"]
         words = [f"anneal.{key}={json.dumps(value)}" for key, value in section.items() if value is not None]
-        made = ["diabat", "anneal", "learn", f"output={config.output}", *words, f"seed={config.seed}"]
+        command = ["diabat", "anneal", "learn", f"output={config.output}", *words, f"seed={config.seed}"]
         self.output, self.bar, self.task = config.output, bar, bar.add_task("", total=1.0)
         self.best: tuple[TrotterPlan, float] | None = None
         self.last = -_SAVE_EVERY_S
         self.metadata: dict[str, Any] = {
             "kind": "learned anneal",
             "finished": False,
-            "command": shlex.join(made),
+            "command": shlex.join(command),
             "diabat": __version__,
             "anneal": section,
             "seed": config.seed,

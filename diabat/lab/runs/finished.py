@@ -21,9 +21,8 @@ from diabat.lab.models.learned_couplings import LearnedCouplings
 from diabat.lab.runs.build import build_model, build_sampler, build_task, choose_device, use_threads
 from diabat.lab.tasks import DataError, Task
 from diabat.lab.training.checkpoint import copy_tensors
-from diabat.lab.training.evaluate import evaluate, own_random_numbers, predict, tally
+from diabat.lab.training.evaluate import autocast, evaluate, own_random_numbers, predict, tally
 from diabat.lab.training.folder import BEST
-from diabat.lab.training.optimizer import autocast
 from diabat.samplers.state import reset_chains, weights_of
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ def learned_couplings(
         ConfigError: If a model learns no J between positions, or one unlike that of the first, and as
             :func:`load_run`.
     """
-    found: list[LearnedCouplings] = []
+    learned: list[LearnedCouplings] = []
     for path in paths:
         run = load_run(path, overrides, trust=trust)
         attention, parts = run.config.model.described, couplings_of(run.model).values()
@@ -165,11 +164,11 @@ def learned_couplings(
             got = f"one with attention {attention}"
             raise ConfigError(f"'{path}'", "a run that learns J of positions", got)
         distance = next(iter(parts)).by_pair()[1]
-        found.append(LearnedCouplings(attention, distance, torch.stack(J)[None]))
-        if found[0].layout != found[-1].layout:
-            raise ConfigError(f"'{path}'", f"{found[0].layout}, as in '{paths[0]}'", found[-1].layout)
-    J_of_all = torch.cat([one.couplings for one in found])
-    return LearnedCouplings(found[0].attention, found[0].distance, J_of_all)
+        learned.append(LearnedCouplings(attention, distance, torch.stack(J)[None]))
+        if learned[0].layout != learned[-1].layout:
+            raise ConfigError(f"'{path}'", f"{learned[0].layout}, as in '{paths[0]}'", learned[-1].layout)
+    J_of_all = torch.cat([one.couplings for one in learned])
+    return LearnedCouplings(learned[0].attention, learned[0].distance, J_of_all)
 
 
 @contextmanager

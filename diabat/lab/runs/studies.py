@@ -51,11 +51,8 @@ def attention_ensembles(
 ) -> list[Ensemble]:
     """Run a trained model on validation sequences drawn by seed, and take the problems of each attention layer.
 
-    ``key`` is the key that names the folder, for errors; ``trust`` is as for :func:`diabat.lab.config.load_config`.
-
-    Raises:
-        ConfigError: If the folder holds no run or would have to be trusted, or its model has softmax attention.
-        CheckpointError: If the checkpoint is damaged.
+    ``key`` names the folder in a ConfigError: it holds no run, would have to be trusted (see
+    :func:`diabat.lab.config.load_config`), or its model has softmax attention.  CheckpointError if that is damaged.
     """
     stored = run_dir / CONFIG
     if not stored.is_file():

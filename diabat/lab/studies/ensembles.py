@@ -108,14 +108,14 @@ def tokens(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layer = NeuroGameAttention(_WIDTH, 1).double().eval()
-    found, new = [], layer.value.weight.detach().clone()
+    ensembles, new = [], layer.value.weight.detach().clone()
     for factor in weights:
         with torch.no_grad():
             layer.value.weight.copy_(factor * new)
         why = layer.explain(x)
         h, J = (term[:, 0] for term in token_ising(why.fields, why.interactions, why.temperature))
-        found.append(Ensemble("tokens", coupling_strength(Ising(h, J)), Ising(h, J)))
-    return found
+        ensembles.append(Ensemble("tokens", coupling_strength(Ising(h, J)), Ising(h, J)))
+    return ensembles
 
 
 def _checked(
@@ -144,17 +144,9 @@ def coupling_strength(ising: Ising) -> float:
 
 
 def from_attention(ising: Ising, name: str = "attention") -> Ensemble:
-    """The last four queries of each window of a trained attention layer.
+    """The last four queries of each window of a trained attention layer, fields [windows, ..., 4, T].
 
-    Args:
-        ising: The problems of the layer, fields [windows, ..., T, T] (rows are queries), e.g. [B, H, T, T].
-        name: Name of the ensemble.
-
-    Returns:
-        Fields [windows, ..., 4, T]; strength sqrt(T · mean J²) over the pairs.
-
-    Raises:
-        ValueError: If the fields have fewer than three axes.
+    The fields of the layer are [windows, ..., T, T] (else ValueError), rows are queries, e.g. [B, H, T, T].
     """
     if ising.fields.ndim < 3:
         got = list(ising.fields.shape)
@@ -182,10 +174,8 @@ def compare(
 ) -> list[Row]:
     """Solve every ensemble exactly (``solve``), before any backend runs; then ``score`` every backend on each.
 
-    In a row, ``refused`` is what a backend says that refuses an ensemble, or None.
-
-    Raises:
-        ArgumentError: If an ensemble has no exact answer, or there is nothing to compare.
+    In a row, ``refused`` is what a backend says that refuses an ensemble, or None.  ArgumentError if an ensemble has no
+    exact answer, or there is nothing to compare.
     """
     cases = list(ensembles)
     if not backends or not cases:

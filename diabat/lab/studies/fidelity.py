@@ -15,7 +15,6 @@ from diabat.circuits import spin_table
 from diabat.ising import Ising
 from diabat.lab.studies import states
 from diabat.lab.studies.ensembles import Ensemble, compare, is_analytic, timed
-from diabat.lab.studies.read_noise import effective_reads, read_noise
 from diabat.plots import REFERENCE, Line, Panel, lines
 from diabat.report import Column, Report, Row, formatted
 from diabat.samplers.answers import Moments
@@ -247,8 +246,8 @@ def _score(backend: Sampler, ising: Ising, truth: _Truth, num_reads: int, seed: 
     noise = ("effective_reads", "marginal_low", "marginal_high", "marginal_p", "marginal_floor")
     row |= dict.fromkeys((*noise, "pair_mean", "tv", "tv_floor"))
     if reads is not None:
-        row["effective_reads"] = effective_reads(got)
-        allowed = read_noise(exact, row["effective_reads"])
+        row["effective_reads"] = states.effective_reads(got)
+        allowed = states.read_noise(exact, row["effective_reads"])
         row["marginal_low"], row["marginal_high"] = allowed.interval()
         row["marginal_p"] = allowed.tail(row["marginal_mean"])
         row["marginal_floor"] = _mean(states.mean_deviation(exact.probability, reads)[mask])

@@ -1,8 +1,10 @@
-"""Distributions over all 2^n states: of a backend, of its reads, and of independent spins."""
+"""Distributions over all 2^n states: of a backend, of its reads, of independent spins; and the noise of exact reads."""
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from diabat.circuits.problem import spin_table
 from diabat.ising import Ising
-from diabat.samplers.answers import Samples
+from diabat.samplers.answers import Moments, Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
 
@@ -35,12 +37,10 @@ def countable(ising: Ising) -> bool:
 
 def law_of(backend: Sampler, ising: Ising) -> Tensor | None:
     """As :func:`states_of`; None if the backend gives no law, or there are too many states."""
-    if not (isinstance(backend, StateBackend) and countable(ising)):
-        return None
-    try:
-        return states_of(backend, ising)
-    except UnsupportedError:  # a processor provides only reads
-        return None
+    with suppress(UnsupportedError):  # a processor provides only reads
+        if isinstance(backend, StateBackend) and countable(ising):
+            return states_of(backend, ising)
+    return None
 
 
 @torch.no_grad()
@@ -102,3 +102,81 @@ def mean_deviation(p: Tensor, num_reads: float) -> Tensor:
     rest = num_reads - v + 1
     ways = math.lgamma(num_reads + 1) - torch.lgamma(v) - torch.lgamma(rest)
     return 2 / num_reads * (ways + torch.xlogy(v, p) + torch.xlogy(rest, 1 - p)).exp()
+
+
+@dataclass(frozen=True)
+class ReadNoise:
+    """Law of the mean |P - exact| of exact reads: a chi distribution, scaled, of this mean and spread (σ/mean).
+
+    It is exact for one spin (half-normal) and normal for many independent ones.
+    """
+
+    mean: float
+    spread: float
+
+    def tail(self, error: float) -> float:
+        """P(error of exact reads >= error)."""
+        from scipy.special import gammaincc
+
+        if self.mean == 0:
+            return float(error < 1e-12)
+        m = self._shape
+        return float(gammaincc(m, m * (error / self.mean) ** 2 / (1 + self.spread**2)))
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The central interval that holds the error of exact reads in this share of cases."""
+        from scipy.special import gammaincinv
+
+        if self.mean == 0:
+            return 0.0, 0.0
+        m, outside = self._shape, (1 - level) / 2
+        square = self.mean**2 * (1 + self.spread**2) / m
+        low, high = (math.sqrt(square * float(gammaincinv(m, p))) for p in (outside, 1 - outside))
+        return low, high
+
+    @property
+    def _shape(self) -> float:
+        """Half the degrees of freedom, m: 1 + spread² = m Γ(m)²/Γ(m + 1/2)², for many 1 + 1/(4 m)."""
+        from scipy.optimize import brentq
+
+        r = math.log1p(self.spread**2)
+        if r < 1e-5:
+            return 1 / (4 * max(r, 1e-12))
+
+        def excess(log_m: float) -> float:
+            m = math.exp(log_m)
+            return log_m + 2 * (math.lgamma(m) - math.lgamma(m + 0.5)) - r
+
+        return math.exp(brentq(excess, -r - 5, 15))
+
+
+def effective_reads(moments: Moments) -> float:
+    """Independent reads that would have the standard errors of these, at most their number; over all problems."""
+    assert moments.num_reads is not None
+    assert moments.standard_error is not None
+    p, reads = moments.smoothed_probability.double()[moments.visible], moments.num_reads
+    variance = float(moments.standard_error.double()[moments.visible].square().sum())
+    independent = float((p * (1 - p)).sum()) / reads
+    return reads * min(1.0, independent / variance) if variance > 0 else float(reads)
+
+
+def read_noise(exact: Moments, num_reads: float) -> ReadNoise:
+    """Law of the mean |P - exact| over the visible spins of all problems, of N independent reads of the exact law.
+
+    E|d| of a spin is exact (:func:`mean_deviation`), and its variance p (1 - p)/N - (E|d|)².  Two spins of a problem,
+    σ² = p (1 - p)/N, covary as normal deviations of their correlation ρ do, (2/π) σ_j σ_k (√(1 - ρ²) + ρ asin ρ - 1);
+    problems are independent.  N are the effective reads of chains; the moments have correlations.
+    """
+    assert exact.correlation is not None
+    p, visible, m = exact.probability.double(), exact.visible, exact.magnetization.double()
+    mean = torch.where(visible, mean_deviation(p, num_reads), 0)
+    variance = torch.where(visible, p * (1 - p), 0)  # of one read
+    size = (variance[..., :, None] * variance[..., None, :]).sqrt()
+    covariance = (exact.correlation.double() - m[..., :, None] * m[..., None, :]) / 4
+    rho = (covariance / size.masked_fill(size == 0, torch.inf)).clamp(-1, 1)
+    pairs = (2 / math.pi) * size * ((1 - rho**2).sqrt() + rho * rho.asin() - 1)
+    total = float((variance / num_reads - mean**2).sum() + 2 * pairs.triu(1).sum() / num_reads)
+    expected = float(mean.sum())
+    if expected == 0:
+        return ReadNoise(0.0, 0.0)
+    return ReadNoise(expected / int(visible.sum()), math.sqrt(max(total, 0.0)) / expected)

@@ -31,14 +31,11 @@ _ANSWERS = {"positions": "every position", "sequence": "a whole sequence"}
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Sequences with one target per position, or one for each sequence.
+    """Sequences with one target per position, or one for each sequence; ValueError for other forms, or no target.
 
     Args:
-        inputs: Symbols, int64 [N, T].
+        inputs: Symbols, int64 [N, T], N >= 1.
         targets: Classes, int64 [N, T], or [N, 1] of whole sequences; :data:`IGNORED` where one does not count.
-
-    Raises:
-        ValueError: If the tensors are not int64 of these shapes with N >= 1, or every target is ignored.
     """
 
     inputs: Tensor
@@ -94,12 +91,7 @@ class TextForm:
     targets: Callable[[Tensor], Tensor]
 
     def encode(self, text: str) -> Tensor:
-        """Symbols of a text, int64 [n].
-
-        Raises:
-            TypeError: If the text is no string.
-            ValueError: If the text is empty, or has a character that is no symbol.
-        """
+        """Symbols of a text, int64 [n]; ValueError if it is empty, or has a character that is no symbol."""
         if not isinstance(text, str):
             raise ArgumentTypeError("text", "a string", type(text).__name__)
         if not text:
@@ -135,10 +127,8 @@ class SentenceForm:
     def encode(self, *sentences: str, truncate: bool = False) -> Tensor:
         """Symbols of a sequence, int64 [n]: the words of one sentence, or of two with a separator between them.
 
-        ``truncate`` drops the last words of the longer one until they fit.
-
-        Raises:
-            ValueError: If there are more or fewer sentences, one has no word, or they are too long.
+        ``truncate`` drops the last words of the longer one until they fit.  ValueError if there are more or fewer
+        sentences, one has no word, or they are too long.
         """
         if len(sentences) != self.sentences:
             raise ArgumentError("sentences", f"{self.sentences} sentences", len(sentences))
@@ -148,11 +138,11 @@ class SentenceForm:
                 raise ArgumentError("sentences", "at least one word in each", f"{sentence!r}")
         while truncate and sum(map(len, parts)) + len(parts) - 1 > self.window:
             max(parts, key=len).pop()
-        symbols = [[self._symbols.get(word, UNKNOWN) for word in words] for words in parts]
-        found = [symbol for words in symbols for symbol in (SEPARATOR, *words)][1:]
-        if len(found) > self.window:
-            raise ArgumentError("sentences", f"at most {self.window} tokens", len(found))
-        return torch.tensor(found)
+        of_parts = [[self._symbols.get(word, UNKNOWN) for word in words] for words in parts]
+        symbols = [symbol for words in of_parts for symbol in (SEPARATOR, *words)][1:]
+        if len(symbols) > self.window:
+            raise ArgumentError("sentences", f"at most {self.window} tokens", len(symbols))
+        return torch.tensor(symbols)
 
     def tokens(self, symbols: Tensor) -> list[str]:
         """The text of each symbol."""
@@ -198,8 +188,8 @@ class Task:
     @property
     def sets(self) -> Mapping[str, Split]:
         """The sets by name."""
-        there = {"train": self.train, "validation": self.validation}
-        return there if self.test is None else {**there, "test": self.test}
+        sets = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: split for name, split in sets.items() if split is not None}
 
     def metric_value(self, loss: float, accuracy: float) -> float:
         """Return the task's metric from the mean cross-entropy in nats and the accuracy in 0 .. 1."""
@@ -223,11 +213,7 @@ class TaskOptions(ABC):
         """Largest length T of a sequence; None for that of the data."""
 
     def check_model(self, model: Any) -> None:
-        """Refuse options of a model that cannot learn the task; by default one that answers something else.
-
-        Raises:
-            ValueError: Naming the option.
-        """
+        """Refuse options of a model that cannot learn the task by a ValueError; by default one with other answers."""
         if model.answers != self.answers:
             expected = f"a model with one answer for {_ANSWERS[self.answers]}, as the task '{self.name}' asks"
             raise ArgumentError("model.name", expected, f"'{model.name}'")
@@ -238,9 +224,4 @@ class TaskOptions(ABC):
 
     @abstractmethod
     def build(self) -> Task:
-        """Build the task, reading its data.
-
-        Raises:
-            ValueError: If the task cannot be built with these options.
-            DataError: If its data cannot be found, read, verified or downloaded.
-        """
+        """Build the task, reading its data: DataError if that fails, ValueError if the options do not allow it."""

@@ -60,11 +60,8 @@ class BracketOptions(TaskOptions):
         """Build the task: T classes (positions), accuracy over closing brackets.
 
         A tenth of all possible sequences, chosen by a hash, is reserved for validation: no validation sequence is ever
-        trained on.  The same options give the same tensors.
-
-        Raises:
-            ValueError: If the vocabulary and window allow too few sequences to hold any back, or memory does not hold
-                them.
+        trained on.  The same options give the same tensors.  ValueError if there are too few sequences to hold any
+        back, or memory does not hold them.
         """
         train, validation = (Split(words, matching_positions(words)) for words in _draw_sets(self))
         text = None  # of larger vocabularies than there are characters
@@ -135,11 +132,7 @@ def matching_positions(words: Tensor) -> Tensor:
 
 
 def matched(words: Tensor) -> Tensor:
-    """As :func:`matching_positions`, for words of any origin.
-
-    Raises:
-        ValueError: If a closing bracket has no opening one.
-    """
+    """As :func:`matching_positions`, for words of any origin: ValueError if a closing bracket has no opening one."""
     depth = ((words == OPEN).long() - (words == CLOSE).long()).cumsum(1)
     if bool((depth < 0).any()):
         got = f"a closing one at position {int((depth < 0).any(0).nonzero()[0])} without"

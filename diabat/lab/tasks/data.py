@@ -36,9 +36,8 @@ class DataFile:
     @property
     def fix(self) -> str:
         """What to do without the file."""
-        return (
-            f"get {self.filename} from {self.source} and give task.data=PATH or {ENVIRONMENT_VARIABLE}=FOLDER"
-        )
+        where = f"task.data=PATH or {ENVIRONMENT_VARIABLE}=FOLDER"
+        return f"get {self.filename} from {self.source} and give {where}"
 
     def problem(self, content: bytes) -> str | None:
         """What is wrong with the bytes of the file, or None."""
@@ -75,28 +74,27 @@ def fetch(name: str, path: str | os.PathLike[str] | None = None) -> Path:
     """
     data, folder = DATA_FILES[name], os.environ.get(ENVIRONMENT_VARIABLE)
     if path is not None:
-        place, found = "task.data", Path(path)
-        found = found / data.filename if found.is_dir() else found
+        place, file = "task.data", Path(path)
+        file = file / data.filename if file.is_dir() else file
     elif folder:
-        place, found = ENVIRONMENT_VARIABLE, Path(folder) / data.filename
+        place, file = ENVIRONMENT_VARIABLE, Path(folder) / data.filename
     else:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        place, found = _CACHE, cache / "diabat" / data.filename
-        if not found.exists():
-            _download(data, found)
+        place, file = _CACHE, cache / "diabat" / data.filename
+        if not file.exists():
+            _download(data, file)
     try:
-        problem = data.problem(read_data(found))
+        problem = data.problem(read_data(file))
     except FileNotFoundError as error:
-        raise DataError(f"{place}: expected the file {found}, got none; {data.fix}.") from error
+        raise DataError(f"{place}: expected the file {file}, got none; {data.fix}.") from error
     except OSError as error:
-        raise DataError(f"{place}: cannot read {found} ({error.strerror}); {data.fix}.") from error
+        raise DataError(f"{place}: cannot read {file} ({error.strerror}); {data.fix}.") from error
     if problem and place == _CACHE:  # a copy of ours
-        raise DataError(f"{place}: {found} is damaged: {problem}; delete it and {data.fix}.")
+        raise DataError(f"{place}: {file} is damaged: {problem}; delete it and {data.fix}.")
     if problem:
-        raise DataError(
-            f"{place}: {found} is not {data.title}, {problem}; task.name=text takes any text, or {data.fix}."
-        )
-    return found
+        fix = f"task.name=text takes any text, or {data.fix}"
+        raise DataError(f"{place}: {file} is not {data.title}, {problem}; {fix}.")
+    return file
 
 
 def read_data(path: Path) -> bytes:
@@ -105,11 +103,7 @@ def read_data(path: Path) -> bytes:
 
 
 def text_of(place: str, path: str) -> str:
-    """The text of a UTF-8 file of the user, without a mark of byte order; ``place`` is the option that names the file.
-
-    Raises:
-        DataError: If there is no such file, it cannot be read, or is not UTF-8.
-    """
+    """Text of a UTF-8 file (else DataError), without a mark of byte order; ``place`` is the option that names it."""
     try:
         return read_data(Path(path)).decode().removeprefix("\ufeff")
     except FileNotFoundError as error:
@@ -139,7 +133,5 @@ def _download(data: DataFile, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)  # whole or not at all: other processes may be looking for it
     except OSError as error:
-        raise DataError(
-            f"{_CACHE}: cannot write {path} ({error.strerror}); set XDG_CACHE_HOME to a writable folder, or "
-            f"{data.fix}."
-        ) from error
+        fix = f"set XDG_CACHE_HOME to a writable folder, or {data.fix}"
+        raise DataError(f"{_CACHE}: cannot write {path} ({error.strerror}); {fix}.") from error

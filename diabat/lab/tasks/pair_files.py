@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,19 +37,13 @@ class Labelled:
 
 
 def read_labelled(place: str, path: str, named: Mapping[str, str | None], sentences: int) -> list[Labelled]:
-    """Read a file in UTF-8; ``place`` is the option that names it.
+    """Read a file in UTF-8 with 1 or 2 sentences in a line; ``place`` is the option that names it.
 
-    Args:
-        place: The option that names the file.
-        path: The file.  One that begins with ``{`` has a JSON object in every line, another one cells with tabs
-            between them below a header.  Empty lines are left out.
-        named: Column or key of ``first``, ``second``, ``label`` and ``part``; None takes one of :data:`NAMES`.
-        sentences: Sentences of a line, 1 or 2.
-
-    Raises:
-        DataError: If the file cannot be read, or a line is not of this form.
+    One that begins with ``{`` has a JSON object in every line, another one cells with tabs between them below a header;
+    empty lines are left out (else DataError).  ``named`` has the column or key of ``first``, ``second``, ``label`` and
+    ``part``; None takes one of :data:`NAMES`.
     """
-    found, columns = [], None
+    rows, columns = [], None
     for where, names, record in _records(place, path):
         columns = columns or _columns(where, names, named, sentences)
         if record is None:
@@ -66,10 +61,10 @@ def read_labelled(place: str, path: str, named: Mapping[str, str | None], senten
                 f"{where}: expected one of {', '.join(PARTS)} as {columns['part']!r}, got {part!r}."
             )
         texts = tuple(cells[what] for what in ("first", "second")[:sentences])
-        found.append(Labelled(texts, str(cells["label"]), part and PARTS[part.lower()], where))
-    if not found:
+        rows.append(Labelled(texts, str(cells["label"]), part and PARTS[part.lower()], where))
+    if not rows:
         raise DataError(f"{place}: expected sentences with labels, got none in '{path}'.")
-    return found
+    return rows
 
 
 def _records(place: str, path: str) -> Iterator[tuple[str, list[str], dict[str, Any] | None]]:
@@ -81,8 +76,8 @@ def _records(place: str, path: str) -> Iterator[tuple[str, list[str], dict[str, 
     ]
     if full and full[0][1].startswith("{"):
         for where, line in full:
-            found = _object(where, line)
-            yield where, [*found], found
+            record = _object(where, line)
+            yield where, [*record], record
         return
     header: list[str] = []
     for where, line in full:
@@ -94,13 +89,11 @@ def _records(place: str, path: str) -> Iterator[tuple[str, list[str], dict[str, 
 
 
 def _object(where: str, line: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: expected a JSON object, got {line!r:.40}.") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{where}: expected a JSON object, got {line!r:.40}.")
-    return found
+    with suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        if isinstance(record, dict):
+            return record
+    raise DataError(f"{where}: expected a JSON object, got {line!r:.40}.")
 
 
 def _columns(where: str, there: list[str], named: Mapping[str, str | None], sentences: int) -> dict[str, str]:

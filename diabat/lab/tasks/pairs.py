@@ -98,24 +98,20 @@ class PairOptions(TaskOptions):
         if self.data is None:
             if self.sentences == 1:
                 raise ArgumentError("sentences", "2 without task.data", "1")
-            if given := [
-                name for name in ("validation", "test", "train_fraction") if getattr(self, name) is not None
-            ]:
-                raise ArgumentError(given[0], "None without task.data", f"{getattr(self, given[0])!r}")
+            for name in ("validation", "test", "train_fraction"):
+                if (value := getattr(self, name)) is not None:
+                    raise ArgumentError(name, "None without task.data", repr(value))
 
     def build(self) -> Task:
         """Build the task: one class for each sequence; the metric is the accuracy, also of every class.
 
-        Raises:
-            DataError: If a file cannot be read, or a line of it is not as it should be.
-            ValueError: If options contradict each other, or memory does not hold the pairs.
+        DataError if a line of a file is not as it should be; ValueError if options contradict each other.
         """
         sets = self._sets()
         words, classes = self.words, self.classes
         if words is None:
-            counts = Counter(
-                word for row in sets["train"] for text in row.sentences for word in words_of(text)
-            )
+            texts = [text for row in sets["train"] for text in row.sentences]
+            counts = Counter(word for text in texts for word in words_of(text))
             words = tuple(sorted(word for word, count in counts.items() if count >= self.min_count))
         if classes is None:
             classes = tuple(sorted({row.label for row in sets["train"]}))
@@ -123,7 +119,7 @@ class PairOptions(TaskOptions):
                 raise DataError(f"task.data: expected two labels or more, got only {classes[0]!r}.")
         form = SentenceForm(words, classes, self.window or _ANY_LENGTH, self.sentences)
         symbols = {name: [self._encoded(form, row) for row in rows] for name, rows in sets.items()}
-        longest = max(len(found) for of_set in symbols.values() for found in of_set)
+        longest = max(len(sequence) for of_set in symbols.values() for sequence in of_set)
         form = replace(form, window=self.window or longest)
         count = sum(map(len, sets.values()))
         require_memory(24 * count * longest, f"{count} pairs of up to {longest} tokens", "data")
@@ -131,23 +127,15 @@ class PairOptions(TaskOptions):
         sizes = (form.window, UNKNOWN + 1 + len(words), len(classes))
 
         def by_class(split: Split) -> dict[str, Split]:
-            found = {
-                name: torch.where(split.targets == index, index, IGNORED)
-                for index, name in enumerate(classes)
+            own = {name: split.targets == index for index, name in enumerate(classes)}
+            return {
+                name: Split(split.inputs, split.targets.where(of_class, IGNORED))
+                for name, of_class in own.items()
+                if bool(of_class.any())
             }
-            there = {name: targets for name, targets in found.items() if bool((targets != IGNORED).any())}
-            return {name: Split(split.inputs, targets) for name, targets in there.items()}
 
-        return Task(
-            self.name,
-            *sizes,
-            "accuracy",
-            splits["train"],
-            splits["validation"],
-            splits.get("test"),
-            sentences=form,
-            parts=by_class,
-        )
+        parts = (splits["train"], splits["validation"], splits.get("test"))
+        return Task(self.name, *sizes, "accuracy", *parts, sentences=form, parts=by_class)
 
     def as_built(self, task: Task) -> Self:
         """The options with words, classes and length of the task, which are then the same on any file."""
@@ -185,20 +173,20 @@ class PairOptions(TaskOptions):
 
     def _encoded(self, form: SentenceForm, row: Labelled) -> torch.Tensor:
         try:
-            found = form.encode(*row.sentences, truncate=self.truncate)
+            symbols = form.encode(*row.sentences, truncate=self.truncate)
         except ArgumentError as error:
             fix = "; give task.truncate=true, or a larger task.window" * ("tokens" in error.reason)
             raise DataError(f"{row.where}: {error.reason.removesuffix('.')}{fix}.") from error
         if row.label not in form.classes:
             expected = f"one of the labels {', '.join(form.classes):.100}"
             raise DataError(f"{row.where}: expected {expected}, got {row.label!r:.60}.")
-        return found
+        return symbols
 
 
 def _split(
     symbols: list[torch.Tensor], longest: int, rows: Sequence[Labelled], classes: tuple[str, ...]
 ) -> Split:
     inputs = torch.full((len(symbols), longest), PADDING)
-    for row, found in zip(inputs, symbols, strict=True):
-        row[: len(found)] = found
+    for row, sequence in zip(inputs, symbols, strict=True):
+        row[: len(sequence)] = sequence
     return Split(inputs, torch.tensor([[classes.index(row.label)] for row in rows]))

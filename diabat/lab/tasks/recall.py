@@ -107,35 +107,29 @@ class RecallOptions(TaskOptions):
         return self.pair_width * self.longest + self.filler + self.queries
 
     def check_model(self, model: Any) -> None:
-        """Refuse options of a model whose couplings or keys do not reach from a query over its pairs.
-
-        Raises:
-            ValueError: Naming the option.
-        """
+        """Refuse options of a model whose couplings or keys do not reach from a query over its pairs."""
         super().check_model(model)
         reach = 1 if self.distance == 1 else 2
         if getattr(model, "bandwidth", None) is not None and model.bandwidth < reach:
             expected = f"at least {reach}, the distance from a key to its value"
             raise ArgumentError("model.bandwidth", expected, model.bandwidth)
-        seen = getattr(model, "attention_window", None)
-        if seen is not None and model.far == "none" and seen < self.window:
+        keys = getattr(model, "attention_window", None)
+        if keys is not None and model.far == "none" and keys < self.window:
             expected = f"at least the {self.window} positions of a sequence with far=none"
-            raise ArgumentError("model.attention_window", expected, seen)
+            raise ArgumentError("model.attention_window", expected, keys)
 
     def build(self) -> Task:
         """Build the task: S classes (values), accuracy over the queries.
 
         Training, validation and test have no sequence in common: a hash reserves a tenth of all sequences for each of
-        the latter two.  The same options give the same tensors.
-
-        Raises:
-            ValueError: If there are too few different sequences to hold any back, or memory does not hold them.
+        the latter two.  The same options give the same tensors.  ValueError if there are too few different sequences,
+        or memory does not hold them.
         """
         train, validation, test = _draw_sets(self)
         text = None  # of more symbols than there are letters
         if self.symbols <= len(string.ascii_lowercase):
             keys, values = string.ascii_lowercase[: self.symbols], string.ascii_uppercase[: self.symbols]
-            text = TextForm(f"{keys}{values}.", tuple(values), lambda found: recalled(found, self.symbols))
+            text = TextForm(f"{keys}{values}.", tuple(values), partial(recalled, symbols=self.symbols))
         sizes = (self.window, 2 * self.symbols + 1, self.symbols)
         parts = partial(by_distance, symbols=self.symbols)
         return Task(self.name, *sizes, "accuracy", train, validation, test, text=text, parts=parts)
@@ -152,8 +146,8 @@ def _draw_sets(options: RecallOptions) -> tuple[Split, Split, Split]:
         words = targets = torch.empty(0, options.window, dtype=torch.int64)
         for _ in range(_MAX_DRAWS):
             more, answers = draw_sequences(options, 2 * count, least, most, generator)
-            found = hash_of_ten(more, options.seed)
-            own = (found >= hashes.start) & (found < hashes.stop)
+            tenth = hash_of_ten(more, options.seed)
+            own = (tenth >= hashes.start) & (tenth < hashes.stop)
             words, targets = torch.cat((words, more[own])), torch.cat((targets, answers[own]))
             if len(words) >= count:
                 return Split(words[:count], targets[:count])
@@ -210,23 +204,20 @@ def by_distance(split: Split, symbols: int) -> dict[str, Split]:
     apart, back = (value - key)[asked], (place - value)[asked]
 
     def part(chosen: Tensor) -> Split:
-        found = torch.full_like(targets, IGNORED)
-        found[asked] = torch.where(chosen, targets[asked], IGNORED)
-        return Split(words, found)
+        of_part = torch.full_like(targets, IGNORED)
+        of_part[asked] = torch.where(chosen, targets[asked], IGNORED)
+        return Split(words, of_part)
 
     named = {f"value {d} behind its key": apart == d for d in (1, 2)}
-    ends = [2**power for power in range(words.shape[1].bit_length() + 1)]
-    named |= {
-        f"value {low} to {2 * low - 1} before the query": (back >= low) & (back < 2 * low) for low in ends
-    }
+    for low in (2**power for power in range(words.shape[1].bit_length() + 1)):
+        named[f"value {low} to {2 * low - 1} before the query"] = (back >= low) & (back < 2 * low)
     return {name: part(chosen) for name, chosen in named.items() if bool(chosen.any())}
 
 
 def recalled(words: Tensor, symbols: int) -> Tensor:
     """Value of every key that has come with its value before, :data:`IGNORED` elsewhere; int64 [count, T].
 
-    Raises:
-        ValueError: If a key comes again before its value, or a value has no key.
+    ValueError if a key comes again before its value, or a value has no key.
     """
     targets = torch.full_like(words, IGNORED)
     for row, word in enumerate(words.tolist()):

@@ -63,9 +63,7 @@ class TextOptions(TaskOptions):
         that no character is predicted twice.
 
         Raises:
-            DataError: If a text cannot be found or read, is not UTF-8, is shorter than a window, or has a character
-                that is no symbol.
-            ValueError: If memory does not hold the windows.
+            DataError: If a text cannot be read, is shorter than a window, or has a character that is no symbol.
         """
         text, T = self.read()[: self.characters], self.window
         characters = self.symbols or "".join(sorted(set(text)))
@@ -91,9 +89,8 @@ class TextOptions(TaskOptions):
             expected = f"at least {self.window + 1} characters for {use}, task.window and the next one"
             raise DataError(f"{place}: expected {expected}, got {len(text)}.")
         known = set(form.characters)
-        if (
-            first := next((i for i, character in enumerate(text) if character not in known), None)
-        ) is not None:
+        first = next((i for i, character in enumerate(text) if character not in known), None)
+        if first is not None:
             got = f"got {text[first]!r} in line {text.count(chr(10), 0, first) + 1} of the text for {use}"
             whose, fix = "task.symbols", ""
             if self.symbols is None:

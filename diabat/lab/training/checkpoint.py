@@ -27,24 +27,18 @@ from diabat.samplers.state import chain_state, load_chain_state
 
 @dataclass
 class TrainState:
-    """Position of a run.
+    """Position of a run; ValueError if a value is no number, or negative.
 
     Attributes:
-        step: Steps taken.
-        epoch: Epochs completed.
-        batch: Batches taken in the current epoch.
+        step, epoch, batch: Steps taken, epochs completed, batches taken in the current epoch.
         loss_sum: Sum of the losses of these batches in nats.
-        best_loss: Lowest validation loss so far in nats, None before the first validation.
-        best_metric: The task's metric at that validation.
-        best_step: Steps taken before that validation.
+        best_loss, best_metric, best_step: Lowest validation loss so far in nats, None before the first validation; the
+            task's metric at that validation, and the steps taken before it.
         stale_epochs: Validations since then.
         seconds: Wall-clock time spent, over all resumptions.
         cpu_seconds: Processor time of this process (the first one under torchrun) with all its threads, user and
             system, over all resumptions; not that of processes that a sampler starts.
         metrics_bytes: Length of metrics.jsonl when the state was saved.
-
-    Raises:
-        ValueError: If a value is no number, or negative.
     """
 
     step: int = 0
@@ -89,11 +83,10 @@ def load_model(run_dir: str | Path, which: Literal["best", "latest"] = "best") -
 
     Args:
         run_dir: Folder of the run.
-        which: ``best`` for the lowest validation loss, ``latest`` for the last checkpoint.
+        which: ``best`` for the lowest validation loss, ``latest`` for the last checkpoint; else ValueError.
 
     Raises:
         CheckpointError: If there is no such checkpoint or it is damaged.
-        ValueError: If ``which`` is neither.
     """
     check_choice("which", which, ("best", "latest"))
     tensors, _ = read_checkpoint(Path(run_dir) / {"best": BEST, "latest": LATEST}[which])
@@ -140,9 +133,7 @@ def random_tensors(model: nn.Module) -> dict[str, Tensor]:
 def restore_random(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Restore the result of :func:`random_tensors`; of a device on which the run did not begin nothing is known.
 
-    Raises:
-        KeyError: If the state of the CPU's generator is missing.
-        ValueError: If a state is none of a generator, or not that of these samplers.
+    KeyError if the state of the CPU's generator is missing; ValueError if one is not of a generator or these samplers.
     """
     load_chain_state(
         model, {n.removeprefix(_SAMPLERS): t for n, t in tensors.items() if n.startswith(_SAMPLERS)}

@@ -96,8 +96,8 @@ def _largest(model: Model, again: Pass) -> str:
     with torch.no_grad(), recording(layers):
         with suppress(IsingError, UnsupportedError):
             again()
-        found = list(_problems(layers))
-    h, J = (_magnitude([getattr(one, name) for one in found]) for name in ("fields", "couplings"))
+        problems = list(_problems(layers))
+    h, J = (_magnitude([getattr(one, name) for one in problems]) for name in ("fields", "couplings"))
     return f"largest |h| = {h:.4g}, largest |J| = {J:.4g}."
 
 

@@ -1,4 +1,4 @@
-"""Order of sequences, and loss and accuracy of a model over them."""
+"""Order of sequences, precision and loss of a forward pass, and loss and accuracy of a model over a set."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from diabat.attention.layer import IsingLayer
 from diabat.lab.models import Model
 from diabat.lab.tasks import IGNORED, Split
 from diabat.lab.training.data_parallel import Processes
-from diabat.lab.training.optimizer import autocast, token_loss
 from diabat.lab.training.options import Precision
 from diabat.samplers.state import reset_chains
 
@@ -22,19 +22,29 @@ BATCH = 512
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
-    """Order of the sequences in an epoch, a permutation of 0 .. count - 1, int64; batches are cut from it in turn.
-
-    ``epoch`` is the number of epochs completed.
-    """
+    """Order of the sequences behind so many epochs, a permutation of 0 .. count - 1, from which batches are cut."""
     # torch's CPU generator uses only the low 32 bits of a seed, hence the hash of both numbers.
-    return torch.randperm(
-        count, generator=torch.Generator().manual_seed(zlib.crc32(f"{seed} {epoch}".encode()))
-    )
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {epoch}".encode()))
+    return torch.randperm(count, generator=generator)
 
 
 def cuda_devices(model: nn.Module) -> list[torch.device]:
     """The CUDA devices of the model; a run uses their generators in addition to the CPU's."""
     return sorted({p.device for p in model.parameters() if p.is_cuda}, key=str)
+
+
+def autocast(precision: Precision, device: torch.device) -> torch.autocast:
+    """Context of a forward pass; weights and gradients stay in float32."""
+    if precision == "float32":
+        return torch.autocast(device.type, enabled=False)
+    return torch.autocast(device.type, dtype=getattr(torch, precision))
+
+
+def token_loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy in nats of logits [..., C] over the targets [...] that are not ignored."""
+    return F.cross_entropy(
+        logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction=reduction
+    )
 
 
 @contextmanager
@@ -75,10 +85,8 @@ def evaluate(
         precision: Precision of the forward passes.
         processes: The processes that share the work; None for this process alone.
     """
-    loss, correct, count = 0.0, 0.0, 0.0
-    for logits, targets in _passes(model, split, batch_size, seed, precision, processes):
-        some = tally(logits, targets)
-        loss, correct, count = loss + some[0], correct + some[1], count + some[2]
+    tallies = [tally(*one) for one in _passes(model, split, batch_size, seed, precision, processes)]
+    loss, correct, count = map(sum, zip(*tallies, strict=True)) if tallies else (0.0, 0.0, 0.0)
     if processes is not None:
         loss, correct, count = processes.sum(loss, correct, count)
     return loss / count, correct / count

@@ -33,8 +33,7 @@ def writing(path: Path) -> Iterator[None]:
 def opened(folder: Path, resume: bool) -> Iterator[None]:
     """Make the folder of a new run, or find one to resume (perhaps killed while it started), and lock it in the block.
 
-    Raises:
-        OutputError: If there is already a run, no run to resume, or the folder cannot be written, or is locked.
+    OutputError if there is already a run, no run to resume, or the folder cannot be written, or is locked.
     """
     with writing(folder):
         _check_content(folder, resume)
@@ -74,10 +73,7 @@ def metrics_file(folder: Path) -> Iterator[BinaryIO]:
     Lines of event ``step`` hold the loss of one batch, lines of event ``epoch`` the mean training loss of an epoch, the
     validation loss and the metric, lines of event ``sampler`` what sampled this validation
     (:func:`diabat.lab.training.diagnostics.observed`); all hold ``step`` (steps taken), ``epoch`` (epochs completed),
-    ``wall_s`` and ``cpu_s`` (wall-clock and processor time of the run so far).
-
-    Raises:
-        OutputError: If the system refuses.
+    ``wall_s`` and ``cpu_s`` (wall-clock and processor time of the run so far).  OutputError if the system refuses.
     """
     path = folder / METRICS
     with writing(path), os.fdopen(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
@@ -85,12 +81,7 @@ def metrics_file(folder: Path) -> Iterator[BinaryIO]:
 
 
 def cut_metrics(folder: Path, length: int) -> None:
-    """Remove the lines that a killed run wrote after its last checkpoint; they are written again.
-
-    Raises:
-        CheckpointError: If the file is shorter than ``length`` bytes.
-        OutputError: If it cannot be written.
-    """
+    """Remove the lines that a killed run wrote after its last checkpoint; CheckpointError if the file is shorter."""
     with metrics_file(folder) as file:
         if (got := os.fstat(file.fileno()).st_size) < length:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""The training, read downwards: set-up, start or resumption, the loop, a step, a validation, a checkpoint."""
+"""The training, read downwards: optimiser, start or resumption, the loop, a step, a validation, a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from diabat.attention.coupled import coupling_parameters
 from diabat.checkpoints import CheckpointError, read_checkpoint, reading, save_checkpoint
 from diabat.checks import ArgumentError
 from diabat.files import replace_file, to_json
@@ -27,7 +28,7 @@ from diabat.lab.tasks import Task
 from diabat.lab.training.checkpoint import TrainState, copy_tensors, random_tensors, restore_random
 from diabat.lab.training.data_parallel import Processes
 from diabat.lab.training.diagnostics import numbers_in_range, observed, require_finite
-from diabat.lab.training.evaluate import epoch_order, evaluate, own_random_numbers
+from diabat.lab.training.evaluate import autocast, epoch_order, evaluate, own_random_numbers, token_loss
 from diabat.lab.training.folder import (
     BEST,
     CONFIG,
@@ -38,10 +39,9 @@ from diabat.lab.training.folder import (
     opened,
     writing,
 )
-from diabat.lab.training.optimizer import autocast, make_optimizer, token_loss
 from diabat.lab.training.options import TrainOptions
 from diabat.progress import new_bar
-from diabat.samplers.state import weights_of
+from diabat.samplers.state import sampler_parameters, weights_of
 
 FREE_ON_RESUME = frozenset({"max_epochs", "max_steps", "patience", "checkpoint_every"})
 """Options that may change when a run is resumed, because the steps taken so far do not depend on them."""
@@ -54,10 +54,8 @@ class TrainResult:
     Attributes:
         best_loss: Lowest validation loss in nats.
         metric: Name of the task's metric.
-        best_metric: Its value at that validation.
-        best_step: Steps taken before it.
-        epochs: Completed epochs.
-        steps: Steps taken.
+        best_metric, best_step: Its value at that validation, and the steps taken before it.
+        epochs, steps: Completed epochs, steps taken.
         seconds: Wall-clock time of all sessions of the run.
         cpu_seconds: Processor time of all sessions, user and system, all threads of this process.
         run_dir: Folder of the run.
@@ -118,20 +116,20 @@ def train(
 
 
 def _result(trainer: Trainer) -> TrainResult:
-    state, task, path = trainer.state, trainer.task, trainer.folder / LATEST
+    state, path = trainer.state, trainer.folder / LATEST
     if state.best_loss is None or state.best_metric is None or state.best_step is None:
         raise CheckpointError(f"checkpoint: {path} is damaged: expected a run with a validation, got none.")
-    best, times = (state.best_metric, state.best_step), (state.seconds, state.cpu_seconds)
-    counts = (state.epoch, state.step)
-    return TrainResult(state.best_loss, task.metric, *best, *counts, *times, trainer.folder, trainer.sampled)
+    return TrainResult(
+        state.best_loss, trainer.task.metric, state.best_metric, state.best_step, state.epoch, state.step,
+        state.seconds, state.cpu_seconds, trainer.folder, trainer.sampled,
+    )  # fmt: skip
 
 
 @contextmanager
 def delayed_signals() -> Iterator[list[int]]:
     """Record the first SIGINT or SIGTERM of the block in the list; a second one raises KeyboardInterrupt.
 
-    A step that stops half-way would leave some weights updated and others not.  Job schedulers send SIGTERM before they
-    kill a process.
+    A step that stops half-way would leave some weights updated; job schedulers send SIGTERM before they kill.
     """
     received: list[int] = []
 
@@ -151,6 +149,29 @@ def delayed_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def make_optimizer(model: nn.Module, options: TrainOptions) -> torch.optim.AdamW:
+    """AdamW with groups for the couplings J and K and for learnable anneals, where there are some."""
+    couplings = [p for p in coupling_parameters(model) if p.requires_grad]
+    schedules = [p for p in sampler_parameters(model) if p.requires_grad]
+    apart = {*couplings, *schedules}
+    groups = (
+        ([p for p in model.parameters() if p.requires_grad and p not in apart],
+         options.learning_rate, options.weight_decay),
+        (couplings, options.coupling_learning_rate, options.coupling_weight_decay),
+        # Weight decay would pull the angles towards 0, which is not an anneal.
+        (schedules, options.schedule_learning_rate, 0.0),
+    )  # fmt: skip
+    # One fused kernel for all parameters: otherwise small models spend most time in Python.
+    optimizer = torch.optim.AdamW(
+        [{"params": own, "lr": rate, "weight_decay": decay} for own, rate, decay in groups if own], fused=True
+    )
+    for group in optimizer.param_groups:
+        for p in group["params"]:  # otherwise made at its first step; a checkpoint is copied to them
+            moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            optimizer.state[p] = {"step": torch.zeros((), device=p.device), **moments}
+    return optimizer
 
 
 class Trainer:
@@ -175,18 +196,18 @@ class Trainer:
 
     def begin(self, resume: bool, metadata: Mapping[str, Any]) -> None:
         """Continue the run in the folder, or start one: also one that was killed before its first checkpoint."""
-        found = resume and (self.folder / LATEST).exists()
-        if found:
+        begun = resume and (self.folder / LATEST).exists()
+        if begun:
             self._restore()
         self.processes.wait()  # before the first process writes files that the others look for
         if self.processes.is_main:
-            if not found:
+            if not begun:
                 with writing(self.folder):
                     replace_file(self.folder / CONFIG, to_json(dict(metadata)))
             cut_metrics(self.folder, self.state.metrics_bytes)
         self.processes.same_weights(self.model)
         self.started = (time.monotonic() - self.state.seconds, time.process_time() - self.state.cpu_seconds)
-        if not found:
+        if not begun:
             self.save()
 
     def _restore(self) -> None:

@@ -107,10 +107,10 @@ class AnnealOptions:
     def judging(self, seed: int) -> list[Ensemble]:
         """Random problems that are never used for training."""
         sizes, count = _HELD_OUT_SPINS, self.held_out
-        found = random_problems(_HELD_OUT_STRENGTHS, sizes, count, seed=seed, held_out=True)
+        problems = random_problems(_HELD_OUT_STRENGTHS, sizes, count, seed=seed, held_out=True)
         if self.wide_fields is not None:
-            found += wide_problems(self.wide_fields, sizes, count, seed=seed, held_out=True)
-        return found
+            problems += wide_problems(self.wide_fields, sizes, count, seed=seed, held_out=True)
+        return problems
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +118,10 @@ class Instances:
     """Problems of one size with their exact moments, as numpy arrays.
 
     Attributes:
-        name: Family; the loss is measured relative to each family and strength.
-        strength: g of the family, dimensionless.
+        name, strength, weight: Family and its g, to which the loss is relative, and their weight in it.
         batch: Programmed fields and couplings: those of the law, as they are.
         probability: Exact P(s_j = +1), float64 [Q, n].
         correlation: Exact <s_j s_k>, float64 [Q, n, n] with 1 on the diagonal.
-        weight: Weight of the family and strength in the loss.
     """
 
     name: str
@@ -146,11 +144,11 @@ def random_problems(
 
     Held-out problems are never used for training, whatever the seeds.
     """
-    found = []
+    ensembles = []
     for n in num_spins:
         words = np.random.SeedSequence([seed, int(held_out), n]).generate_state(1, np.uint64)
-        found += sk(strengths, num_spins=n, instances=instances, queries=1, seed=int(words[0] >> 1))
-    return found
+        ensembles += sk(strengths, num_spins=n, instances=instances, queries=1, seed=int(words[0] >> 1))
+    return ensembles
 
 
 def wide_problems(
@@ -161,21 +159,21 @@ def wide_problems(
     A plan is a trigonometric polynomial in the fields: beyond the fields it was trained on, P(s) does not stay
     saturated.  Held-out problems are never used for training, whatever the seeds.
     """
-    found, g = [], 0.5
+    ensembles, g = [], 0.5
     for n in num_spins:
         # A fourth word of the seed; seeds of `random_problems` have three words.
         random = np.random.default_rng([seed, int(held_out), n, 1])
         h = torch.from_numpy(random.uniform(-max_field, max_field, (instances, 1, n)))
         J = torch.from_numpy(random.standard_normal((instances, 1, n * (n - 1) // 2)))
-        found.append(Ensemble(f"|h| < {max_field:g}", g, Ising(h, pack_couplings(J, n) * (g / math.sqrt(n)))))
-    return found
+        ising = Ising(h, pack_couplings(J, n) * (g / math.sqrt(n)))
+        ensembles.append(Ensemble(f"|h| < {max_field:g}", g, ising))
+    return ensembles
 
 
 def with_moments(ensemble: Ensemble, *, weight: float = 1.0) -> list[Instances]:
     """Solve problems exactly: one entry for each number of visible spins from 1 up; invisible ones are left out.
 
-    Raises:
-        ValueError: Three-body terms, for which a plan has no angles, or more than 16 visible spins.
+    ValueError for three-body terms, for which a plan has no angles, and more than 16 visible spins.
     """
     ising, name = ensemble.ising.detach().to(torch.float64), ensemble.name
     if ising.three_body is not None:
@@ -243,9 +241,7 @@ class ErrorTable(Report):
 def error_table(plan: TrotterPlan, ensembles: Sequence[Ensemble]) -> list[Row]:
     """Mean |P(s_j = +1) - exact| of a plan, programmed as the problems are, and of three methods without training.
 
-    Returns:
-        One row for each ensemble: name, num_spins, strength, instances (number of problems), the keys of
-        :class:`ErrorTable`, with learned_pairs and anneal_pairs the mean |<s_j s_k> - exact|, j < k.
+    A row for each ensemble, the keys of :class:`ErrorTable`; pairs are the mean |<s_j s_k> - exact|, j < k.
     """
     betas = predicted_beta(_SCHEDULE, _TIME_NS)
     anneal = DQASampler(schedule=trotter_plan(_SCHEDULE, _TIME_NS, _STEPS), betas=betas)
@@ -267,10 +263,6 @@ def plot_plan(plan: TrotterPlan, path: str | Path, title: str = "") -> Path:
     angles = {"mixer a": plan.mixer_angles, "field b": plan.field_angles, "coupling c": plan.coupling_angles}
     drawn = [Line(steps, y, name, look, style=style) for look, (name, y) in enumerate(angles.items())]
     zero = Line((1, plan.steps), (0, 0), style=REFERENCE)
-    axis = {
-        "title": title,
-        "xticks": steps[:: -(-plan.steps // 16)],
-        "xlabel": "step",
-        "ylabel": "angle (rad)",
-    }
-    return lines([[Panel([*drawn, zero], settings=axis)]], path, size=(4.6, 3.0), shared=False)
+    labels = {"title": title, "xlabel": "step", "ylabel": "angle (rad)"}
+    panel = Panel([*drawn, zero], settings={**labels, "xticks": steps[:: -(-plan.steps // 16)]})
+    return lines([[panel]], path, size=(4.6, 3.0), shared=False)

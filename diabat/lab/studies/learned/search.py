@@ -39,10 +39,8 @@ class Objective:
         L = Σ_f w_f/Σw · [ Σ (P - P*)² / Σ (P⁰ - P*)²  +  r Σ_{j<k} (C - C*)² / Σ_{j<k} (C⁰ - C*)² ],
 
     P = P(s_j = +1) and C = <s_j s_k>, sums over the problems and spins of the family, * exact.  L is 1 for J = 0
-    (r = 0) and 0 for a plan that samples exactly; √L is the part of the couplings' effect that is missed.
-
-    Raises:
-        ValueError: No instances, an engine without gradient, or couplings without any effect on the moments.
+    (r = 0) and 0 for a plan that samples exactly; √L is the part of the couplings' effect that is missed.  ValueError
+    without instances, for an engine without gradient, and for couplings without any effect on the moments.
     """
 
     def __init__(self, instances: Sequence[Instances], engine: Engine, *, pair_weight: float = 0.0) -> None:
@@ -58,10 +56,9 @@ class Objective:
     def __call__(self, angles: FloatArray) -> tuple[float, FloatArray]:
         """L and ∂L/∂angles, float64, at the free angles of :func:`to_plan`."""
         plan = to_plan(angles)
-        found, derivative = self.engine.moments_and_gradient(
-            plan, self.batches, correlations=self.pair_weight > 0
-        )
-        loss, cotangents, pairs = self._loss(found)
+        pairwise = self.pair_weight > 0
+        moments, derivative = self.engine.moments_and_gradient(plan, self.batches, correlations=pairwise)
+        loss, cotangents, pairs = self._loss(moments)
         gradient = derivative(cotangents, pairs)
         return loss, np.concatenate((gradient.field_angles, gradient.coupling_angles, gradient.mixer_angles))
 
@@ -154,10 +151,8 @@ def learn_plan(
     ``steps`` is halved as long as it is even and above 4.  The smallest problem is solved from ``restarts`` ramps, or
     from ``start``.  Then, until there are so many steps, the three best different solutions are doubled and solved
     again, as they are and perturbed, ``restarts`` times in all.  The best solution is polished.  ``watch`` is called
-    after every iteration; the best plan may still have fewer steps then.
-
-    Raises:
-        ValueError: A start whose number of steps does not lead to ``steps`` by doubling.
+    after every iteration; the best plan may still have fewer steps then.  ValueError for a start whose number of steps
+    does not lead to ``steps`` by doubling.
     """
     lengths = stages(options.steps, None if start is None else start.steps)
     random, restarts = np.random.default_rng(seed), options.restarts
