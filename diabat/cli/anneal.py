@@ -150,8 +150,7 @@ def _checked(metadata: dict[str, Any], name: str) -> list[dict[str, Any]]:
     rows = held_out.get("rows", []) if isinstance(held_out, dict) else held_out
     for row in rows if isinstance(rows, list) else [rows]:
         fits = isinstance(row, dict) and isinstance(row.get("name"), str) and is_number(row.get("instances"))
-        if not (
-            fits and all(value is None or is_number(value) for key, value in row.items() if key != "name")
-        ):
+        values = [value for key, value in row.items() if key != "name" and value is not None] if fits else []
+        if not fits or not all(map(is_number, values)):
             raise ArgumentError(f"{name}: expected rows of numbers in metadata.held_out, got {row!r:.60}.")
     return rows

@@ -63,21 +63,11 @@ def extra_rows() -> list[dict[str, Any]]:
 def _backend_cells(row: dict[str, Any]) -> tuple[str, ...]:
     if not row["available"]:
         return (row["backend"], "not available", "", "", "")
-    offers = {
-        "exact": "exact moments",
-        "samples": "samples",
-        "correlations": "correlations",
-        "log_partition": "log Z",
-        "three_body": "three-body terms",
-        "edges": "edges",
-    }
-    return (
-        row["backend"],
-        row["law"],
-        "any" if row["max_spins"] is None else str(row["max_spins"]),
-        ", ".join(text for key, text in offers.items() if row[key]),
-        ", ".join(row["gradients"]),
-    )
+    names = {"exact": "exact moments", "log_partition": "log Z", "three_body": "three-body terms"}
+    offered = ("exact", "samples", "correlations", "log_partition", "three_body", "edges")
+    offers = ", ".join(names.get(key, key) for key in offered if row[key])
+    most = "any" if row["max_spins"] is None else str(row["max_spins"])
+    return (row["backend"], row["law"], most, offers, ", ".join(row["gradients"]))
 
 
 def _is_installed(module: str) -> bool:
@@ -93,19 +83,19 @@ def compile_kernels(progress: arguments.ProgressOption = True, as_json: argument
     from diabat.progress import new_bar
     from diabat.samplers import warm_up as backends
 
-    found, asked = [], {**backends.GROUPS, **layers.GROUPS}
+    groups, names = [], {**backends.GROUPS, **layers.GROUPS}
     with new_bar(shown=progress) as bar:
-        task, groups = bar.add_task("kernels", total=len(asked)), backends.warm_up(asked)
-        for name in bar.track(asked, task_id=task):
+        task, compiling = bar.add_task("kernels", total=len(names)), backends.warm_up(names)
+        for name in bar.track(names, task_id=task):
             bar.update(task, description=name)
-            found.append(next(groups))
+            groups.append(next(compiling))
+    compiled = [group for group in groups if group.functions]
     if as_json:
-        print_json({"groups": [group._asdict() for group in found]})
-        return
-    made = [group for group in found if group.functions]
-    if not made:
+        print_json({"groups": [group._asdict() for group in groups]})
+    elif not compiled:
         say("Nothing to compile: all kernels are on disk.")
-        return
-    rows = [(g.group, str(g.functions), f"{g.seconds:.1f}") for g in made]
-    rows.append(("all", str(sum(g.functions for g in made)), f"{sum(g.seconds for g in made):.1f}"))
-    print_table("Compiled", ("kernels", "functions", "seconds"), rows)
+    else:
+        rows = [(g.group, str(g.functions), f"{g.seconds:.1f}") for g in compiled]
+        total = sum(g.functions for g in compiled), sum(g.seconds for g in compiled)
+        rows.append(("all", str(total[0]), f"{total[1]:.1f}"))
+        print_table("Compiled", ("kernels", "functions", "seconds"), rows)

@@ -68,19 +68,14 @@ def _explained(text: str, config: Config) -> str:
 
 def _attributes(kind: Any) -> dict[str, str]:
     """Attributes or arguments of a class and its bases, as their docstrings describe them."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for base in inspect.getmro(kind)[::-1] if inspect.isclass(kind) else [kind]:
         for document in (base.__doc__, getattr(vars(base).get("__init__"), "__doc__", None)):
-            entries = re.finditer(
-                r"^ {4}(\w+): ((?:.+\n?)(?: {8}.+\n?)*)", inspect.cleandoc(document or ""), re.M
-            )
-            found |= {entry[1]: _without_markup(" ".join(entry[2].split())) for entry in entries}
-    return found
-
-
-def _without_markup(text: str) -> str:
-    """A text of a docstring as it is read in YAML."""
-    return re.sub(r"\bNone\b", "null", re.sub(r"(:\w+:)?`+~?([^`]*)`+", r"\2", text))
+            text = inspect.cleandoc(document or "")
+            for entry in re.finditer(r"^ {4}(\w+): ((?:.+\n?)(?: {8}.+\n?)*)", text, re.M):
+                plain = re.sub(r"(:\w+:)?`+~?([^`]*)`+", r"\2", " ".join(entry[2].split()))
+                meanings[entry[1]] = re.sub(r"\bNone\b", "null", plain)  # as it is read in YAML
+    return meanings
 
 
 def list_configs(as_json: arguments.JsonOption = False) -> None:
@@ -88,14 +83,14 @@ def list_configs(as_json: arguments.JsonOption = False) -> None:
     from diabat.documents.yaml_files import read_bytes
     from diabat.lab.config import shipped_configs
 
-    found = []
+    configs = []
     for name, path in shipped_configs().items():
         head = takewhile(lambda line: line.startswith("#"), read_bytes(path).decode().splitlines())
         first, *more = [line.removeprefix("#").strip() for line in head]
         time = next((line.removeprefix("Time:").strip() for line in more if line.startswith("Time:")), "")
-        found.append({"name": name, "description": first, "time": time})
+        configs.append({"name": name, "description": first, "time": time})
     if as_json:
-        say(json.dumps(found))
+        say(json.dumps(configs))
     else:
-        rows = [tuple(row.values()) for row in found]
+        rows = [tuple(config.values()) for config in configs]
         print_table("Configurations", ("name", "what", "time on one core"), rows)

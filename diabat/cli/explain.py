@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +16,7 @@ from diabat.cli.output import print_figure, print_json, print_table, require_wri
 if TYPE_CHECKING:
     from diabat.lab.models.explanation import DecoderExplanation
     from diabat.lab.models.learned_couplings import LearnedCouplings
+    from diabat.lab.models.pair_explanation import PairExplanation
 
 _NEXT, _TOP = 3, 8
 """Most probable classes that are listed for each position; keys and correlations that are."""
@@ -77,108 +80,78 @@ def explain_prediction(
     require_writable(figure)
     texts = [*([] if text is None else [text]), *(more or ())]
     if couplings:
-        for name, value, unset in (
-            ("position", position, None),
-            ("top", top, _TOP),
-            ("at_least", at_least, 0),
-        ):
+        options = (("position", position, None), ("top", top, _TOP), ("at_least", at_least, 0))
+        for name, value, unset in options:
             if value != unset:
                 raise ArgumentError(name, f"cannot be combined with --couplings, got {value}.")
-        _explain_couplings(run, texts, layer, head, figure, trust, as_json)
-        return
-    if text is None:
+        draw, document, tell = _couplings(run, texts, layer, head, trust)
+    elif not texts:
         raise ArgumentError("text", "a text or sentences, or --couplings without one", "neither")
-    if chosen(read_config(stored, trust=True))["task"] == "pairs":
-        for name, value in {"position": position, "layer": layer}.items():
-            if value is not None:
+    elif chosen(read_config(stored, trust=True))["task"] == "pairs":
+        for name, index in {"position": position, "layer": layer}.items():
+            if index is not None:
                 expected = "none for sentences, whose pooling has one query in one layer"
-                raise ArgumentError(name, expected, value)
-        _explain_sentences(run, texts, head, top, at_least, figure, trust, as_json)
-        return
-    from diabat.lab.models.figures import plot_decoder
-    from diabat.lab.runs import explain_decoder_run
-
-    found = explain_decoder_run(run, text, more or (), position=position, trust=trust)
-    layers, heads = found.attention.shape[:2]
-    layer, head = _index("layer", layer, layers), _index("head", head, heads)
+                raise ArgumentError(name, expected, index)
+        draw, document, tell = _sentences(run, texts, head, top, at_least, trust)
+    else:
+        draw, document, tell = _decoder(run, texts, position, layer, head, top, at_least, trust)
     if figure is not None:
-        plot_decoder(found, figure, layer=layer, head=head, at_least=at_least)
+        draw(figure)
     if as_json:
-        print_json({**vars(found), "effective": found.effective})
-        return
-    _print_decoder(found, layer, head, top, at_least)
-    print_figure(figure)
+        print_json(document)
+    else:
+        tell()
+        print_figure(figure)
 
 
-def _explain_couplings(
-    run: Path,
-    more: list[str],
-    layer: int | None,
-    head: int | None,
-    figure: Path | None,
-    trust: bool,
-    as_json: bool,
-) -> None:
-    """Show learned couplings; ``more`` are further runs, then overrides."""
+Explained = tuple[Callable[[Path], object], dict[str, Any], Callable[[], None]]
+"""What draws the figure, what --json prints, and what prints the tables."""
+
+
+def _couplings(run: Path, more: list[str], layer: int | None, head: int | None, trust: bool) -> Explained:
+    """Learned couplings; ``more`` are further runs, then overrides."""
     from diabat.lab.models.learned_couplings import PANEL, coupling_panels
     from diabat.lab.runs import learned_couplings
     from diabat.plots import lines
 
     runs, overrides = _split(more)
-    found = learned_couplings(run, *runs, overrides=overrides, trust=trust)
-    layers, heads = found.couplings.shape[1:3]
+    learned = learned_couplings(run, *runs, overrides=overrides, trust=trust)
+    layers, heads = learned.couplings.shape[1:3]
     layer, head = _index("layer", layer, layers), _index("head", head, heads)
-    if figure is not None:
-        lines([coupling_panels(found, layer=layer, head=head)], figure, size=PANEL, shared=False)
-    if as_json:
-        print_json({**vars(found), "by_distance": [vars(row) for row in found.by_distance(layer, head)]})
-        return
-    _print_couplings(found, layer, head)
-    print_figure(figure)
+    document = {**vars(learned), "by_distance": [vars(row) for row in learned.by_distance(layer, head)]}
+    panels = coupling_panels(learned, layer=layer, head=head)
+    draw = partial(lines, [panels], size=PANEL, shared=False)
+    return draw, document, partial(_print_couplings, learned, layer, head)
 
 
-def _print_couplings(found: LearnedCouplings, layer: int | None, head: int | None) -> None:
-    """Print J at each distance, of one layer and head or, for None, of all."""
-    from diabat.report import formatted
-
-    runs = len(found.couplings)
-    chosen = {"layer": layer, "head": head}
-    which = ", ".join(f"all {name}s" if i is None else f"{name} {i}" for name, i in chosen.items())
-    say(f"Attention {found.attention}{f', {runs} runs' if runs > 1 else ''}\n")
-    columns = ["|j - k|", "pairs", "mean J", "σ of pairs", "σ of runs", "J < 0", "largest |J|"]
-    rows = [
-        [str(row.distance), str(row.pairs), formatted(row.mean, "+.4f"), formatted(row.deviation_of_pairs, ".4f"),
-         formatted(row.deviation_of_runs, ".4f"), f"{row.negative:.0%}", formatted(row.largest, ".4f")]
-        for row in found.by_distance(layer, head)
-    ]  # fmt: skip
-    print_table(f"Learned J by distance, {which}", columns, rows)
-
-
-def _explain_sentences(
-    run: Path,
-    texts: list[str],
-    head: int | None,
-    top: int,
-    at_least: float,
-    figure: Path | None,
-    trust: bool,
-    as_json: bool,
-) -> None:
-    """Explain a classifier; the texts are its sentences, then overrides."""
-    from diabat.cli.explain_pair import print_pair
+def _sentences(
+    run: Path, texts: list[str], head: int | None, top: int, at_least: float, trust: bool
+) -> Explained:
+    """A classifier; the texts are its sentences, then overrides."""
     from diabat.lab.models.figures import plot_pair
     from diabat.lab.runs import explain_pair_run
 
     sentences, overrides = _split(texts[1:])
-    found = explain_pair_run(run, texts[0], *sentences, overrides=overrides, trust=trust)
-    head = _index("head", head, len(found.alpha))
-    if figure is not None:
-        plot_pair(found, figure, head=head, at_least=at_least)
-    if as_json:
-        print_json(vars(found))
-        return
-    print_pair(found, head, top, at_least)
-    print_figure(figure)
+    explanation = explain_pair_run(run, texts[0], *sentences, overrides=overrides, trust=trust)
+    head = _index("head", head, len(explanation.alpha))
+    draw = partial(plot_pair, explanation, head=head, at_least=at_least)
+    return draw, vars(explanation), partial(_print_pair, explanation, head, top, at_least)
+
+
+def _decoder(
+    run: Path, texts: list[str], position: int | None, layer: int | None, head: int | None, top: int,
+    at_least: float, trust: bool,
+) -> Explained:  # fmt: skip
+    """A decoder over the first text; the others are overrides."""
+    from diabat.lab.models.figures import plot_decoder
+    from diabat.lab.runs import explain_decoder_run
+
+    explanation = explain_decoder_run(run, texts[0], texts[1:], position=position, trust=trust)
+    layers, heads = explanation.attention.shape[:2]
+    layer, head = _index("layer", layer, layers), _index("head", head, heads)
+    draw = partial(plot_decoder, explanation, layer=layer, head=head, at_least=at_least)
+    document = {**vars(explanation), "effective": explanation.effective}
+    return draw, document, partial(_print_decoder, explanation, layer, head, top, at_least)
 
 
 def _split(texts: list[str]) -> tuple[list[str], list[str]]:
@@ -194,6 +167,23 @@ def _index(name: str, index: int | None, count: int) -> int | None:
     if index is not None and index >= count:
         raise ArgumentError(name, f"a {name} in 0 .. {count - 1}", index)
     return 0 if count == 1 else index
+
+
+def _print_couplings(learned: LearnedCouplings, layer: int | None, head: int | None) -> None:
+    """Print J at each distance, of one layer and head or, for None, of all."""
+    from diabat.report import formatted
+
+    runs = len(learned.couplings)
+    chosen = {"layer": layer, "head": head}
+    which = ", ".join(f"all {name}s" if i is None else f"{name} {i}" for name, i in chosen.items())
+    say(f"Attention {learned.attention}{f', {runs} runs' if runs > 1 else ''}\n")
+    columns = ["|j - k|", "pairs", "mean J", "σ of pairs", "σ of runs", "J < 0", "largest |J|"]
+    rows = [
+        [str(row.distance), str(row.pairs), formatted(row.mean, "+.4f"), formatted(row.deviation_of_pairs, ".4f"),
+         formatted(row.deviation_of_runs, ".4f"), f"{row.negative:.0%}", formatted(row.largest, ".4f")]
+        for row in learned.by_distance(layer, head)
+    ]  # fmt: skip
+    print_table(f"Learned J by distance, {which}", columns, rows)
 
 
 def _print_decoder(
@@ -226,16 +216,14 @@ def _print_decoder(
         order = [j for j in weights.argsort(descending=True, stable=True)[:top].tolist() if weights[j] > 0]
         cells = [(str(j), tokens[j], formatted(float(weights[j]), ".4f"), chances.get(j, "")) for j in order]
         print_table(f"Attention of position {q}, {which}", columns, [row[: len(columns)] for row in cells])
-        strongest = explanation.strongest(top, layer, head, at_least)
-        J = [explanation.coupling(j, k, layer, head) for j, k, _ in strongest]
-        _print_correlations(explanation, [*zip(strongest, J, strict=True)], at_least, which)
+        _print_correlations(explanation, layer, head, top, at_least, which)
     rows = []
     numbers = (selected(values, layer, head) for values in (explanation.entropy, explanation.effective))
     for i, (expected, entropy, effective) in enumerate(zip(explanation.targets, *numbers, strict=True)):
         place = None if expected is None else explanation.classes.index(expected)
         chance = "" if place is None else formatted(float(explanation.probabilities[i, place]), ".4f")
-        seen, H = str(int(explanation.visible[i])), formatted(float(entropy), ".4f")
-        rows.append((str(i), tokens[i], H, f"{effective:.2f}", seen, likely[i], chance))
+        keys, H = str(int(explanation.visible[i])), formatted(float(entropy), ".4f")
+        rows.append((str(i), tokens[i], H, f"{effective:.2f}", keys, likely[i], chance))
     columns = ["position", "token", "entropy", "effective", "of", "predicted", "P(expected)"]
     title = f"Entropy of the weights in nats and effective positions, {which}; predictions"
     print_table(title, columns, rows)
@@ -243,29 +231,68 @@ def _print_decoder(
 
 def _print_correlations(
     explanation: DecoderExplanation,
-    found: list[tuple[tuple[int, int, float], float | None]],
+    layer: int | None,
+    head: int | None,
+    top: int,
     at_least: float,
     which: str,
 ) -> None:
     from diabat.lab.models.figures import shown
     from diabat.report import formatted
 
-    if explanation.without_correlations is not None:
-        say(f"{explanation.without_correlations}\n")
-        return
-    if not found:
+    pairs = explanation.strongest(top, layer, head, at_least)
+    if not pairs:
         none = f"No pair with |C_jk| {f'>= {at_least:g}' if at_least else '> 0'}."
-        say(f"{'The query has only one spin.' if len(explanation.coupled) < 2 else none}\n")
+        alone = "The query has only one spin." if len(explanation.coupled) < 2 else none
+        say(f"{explanation.without_correlations or alone}\n")
         return
-    rows = []
-    for (*pair, C), J in found:
-        named = [text for i in pair for text in (str(i), shown(explanation.tokens[i]))]
-        rows.append([*named, f"{C:+#.3g}", "together" if C > 0 else "one or the other", formatted(J, "+.4f")])
+    J = [(formatted(explanation.coupling(j, k, layer, head), "+.4f"),) for j, k, _ in pairs]
+    rows = [row + last for row, last in zip(_pairs(pairs, [*map(shown, explanation.tokens)]), J, strict=True)]
     columns = ("position", "token", "and position", "and token", "C_jk", "attended", "J_jk")
-    title = f"Strongest connected correlations of position {explanation.position}, {which}"
-    print_table(title, columns, rows)
-    if explanation.num_reads is not None:
-        say(
-            f"Estimated from {explanation.num_reads} reads; the standard error of a correlation is about "
-            f"{explanation.num_reads**-0.5:.2g} in each layer and head if they are independent.\n"
-        )
+    print_table(
+        f"Strongest connected correlations of position {explanation.position}, {which}", columns, rows
+    )
+    if (reads := explanation.num_reads) is not None:
+        error = f"the standard error of a correlation is about {reads**-0.5:.2g} in each layer and head"
+        say(f"Estimated from {reads} reads; {error} if they are independent.\n")
+
+
+def _pairs(pairs: list[tuple[int, int, float]], tokens: Sequence[str]) -> list[tuple[str, ...]]:
+    """Rows of pairs: positions and tokens, the number, and what its sign means."""
+    return [
+        (str(j), tokens[j], str(k), tokens[k], f"{x:+#.3g}", "together" if x > 0 else "one or the other")
+        for j, k, x in pairs
+    ]
+
+
+def _print_pair(explanation: PairExplanation, head: int | None, top: int, at_least: float) -> None:
+    """Print prediction, tokens and the strongest couplings, of one head or, for None, the mean over heads."""
+    from diabat.lab.models.explanation import selected
+    from diabat.report import formatted
+
+    tokens, which = explanation.tokens, "mean over heads" if head is None else f"head {head}"
+    sampler = "" if explanation.sampler is None else f", sampler {explanation.sampler}"
+    chances = explanation.probabilities
+    order = chances.argsort(descending=True, stable=True).tolist()
+    predicted = ", ".join(f"{explanation.classes[c]} {float(chances[c]):.3f}" for c in order)
+    say(f"Pooling {explanation.pooling}{sampler}")
+    say(f"Predicted: {predicted}\n")
+    alpha = {"P(s = +1)" if explanation.shapley is not None else "weight": explanation.alpha}
+    game = {"φ": explanation.shapley, "β": explanation.banzhaf, "λ": explanation.gate}
+    columns = {
+        name: selected(values, head).tolist()
+        for name, values in {**alpha, "h": explanation.fields, **game}.items()
+        if values is not None
+    }
+    rows = [
+        (str(i), token, *(formatted(values[i], ".4f") for values in columns.values()))
+        for i, token in enumerate(tokens)
+    ]
+    print_table(f"Tokens, {which}", ("position", "token", *columns), rows)
+    if explanation.couplings is not None and top:
+        headings = ("position", "token", "and position", "and token", "J_ij", "favoured")
+        cells = _pairs(explanation.strongest(top, head, at_least), tokens)
+        print_table(f"Strongest couplings, {which}", headings, cells)
+    if explanation.effective is not None:
+        numbers = ", ".join(f"{number:.1f} for {name}" for name, number in explanation.effective.items())
+        say(f"Estimated from K = {explanation.num_coalitions} coalitions; effective samples: {numbers}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,14 +24,9 @@ OptionsArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Options, e.g. layers=[4,5] count=300; docs/heads-commands.md."),
 ]
+_output = partial(typer.Option, "--output", "-o", show_default=False)
 FolderOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        help="Folder of values, result and figure; runs/heads-MODEL if left out.",
-        show_default=False,
-    ),
+    Path | None, _output(help="Folder of values, result and figure; runs/heads-MODEL if left out.")
 ]
 # What the library calls an argument, where the command line has another name.
 NAMES = {"model": "MODEL", "name": "MODEL", "data": "DATA", "layer": "layers", "folder": "calibration",
@@ -64,9 +60,9 @@ def analyse_heads(
 
     chosen = read_options(AnalysisOptions, options or ())
     with _interruptible(model, output, "dividends.png") as (folder, figure):
-        found = analyse(model, data, folder, chosen, progress=progress)
-    report = HeadsReport.of(found)
-    print_report(report, plot_dividends(found, report, figure), as_json=as_json)
+        analysis = analyse(model, data, folder, chosen, progress=progress)
+    report = HeadsReport.of(analysis)
+    print_report(report, plot_dividends(analysis, report, figure), as_json=as_json)
     if not as_json:
         say(f"Analysis: {folder}")
 
@@ -114,13 +110,7 @@ AnalysisArgument = Annotated[
     typer.Argument(metavar="ANALYSIS", help="Folder of 'diabat heads analyse', or its values.safetensors."),
 ]
 FileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
-        help="File ending in .json, or folder for gac.json; that of ANALYSIS if left out.",
-        show_default=False,
-    ),
+    Path | None, _output(help="File ending in .json, or folder for gac.json; that of ANALYSIS if left out.")
 ]
 
 
@@ -141,27 +131,22 @@ def calibrate_heads(
     _refuse_mistyped("CalibrationOptions", options)
     from diabat.documents.errors import of_section
     from diabat.heads.calibration.file import write_gac
+    from diabat.heads.commands import calibration as commands
     from diabat.heads.commands.analysis import read_analysis, read_options
-    from diabat.heads.commands.calibration import (
-        CalibrationOptions,
-        calibration_of,
-        salient_groups,
-        without_calibration,
-    )
     from diabat.heads.commands.report import GroupsReport, shown_layers
 
-    chosen = read_options(CalibrationOptions, options or ())
+    chosen = read_options(commands.CalibrationOptions, options or ())
     with of_section("", {"analysis": "ANALYSIS"}):
-        found = read_analysis(analysis)
-        groups = salient_groups(found, chosen)
-        idle = without_calibration(found, groups)
-        calibration = calibration_of(groups, chosen)
-    write_gac(path, calibration, found.about.digest)
+        analysed = read_analysis(analysis)
+        groups = commands.salient_groups(analysed, chosen)
+        idle = commands.without_calibration(analysed, groups)
+        calibration = commands.calibration_of(groups, chosen)
+    write_gac(path, calibration, analysed.about.digest)
     if as_json:
         print_json({"path": path, "options": chosen, "calibration": calibration.as_dict(), "groups": groups})
         return
     rows = [dataclasses.asdict(group) for group in groups]
-    print_report(GroupsReport(rows, model=found.about.model, method=chosen.method))
+    print_report(GroupsReport(rows, model=analysed.about.model, method=chosen.method))
     if idle:
         say(f"Layer {shown_layers(idle)}: all heads are salient, none is calibrated.")
     say(f"Calibration: {path}")

@@ -92,9 +92,7 @@ def require_writable(
 ) -> None:
     """Make missing folders, and fail before a computation rather than after it; None is no file.
 
-    Raises:
-        ArgumentError: ``name``, if the suffix is not one of these, the path is a folder, the file cannot be written, or
-            it must be ``new`` and exists.
+    ArgumentError of ``name``: another suffix, a folder, a file that cannot be written, or one that must be ``new``.
     """
     if path is None:
         return

@@ -49,11 +49,8 @@ def train_model(
         how = f"The run is saved in '{resolved.output}'; continue with: {again}"
         raise KeyboardInterrupt(how if saved else "Nothing was saved yet.") from error
     except OutputError as error:
-        said = str(error).replace("run_dir:", "output:")
-        said = said.replace(
-            "resume=True, or name another folder", "--resume, or name another by output=FOLDER"
-        )
-        raise OutputError(said) from error
+        told = str(error).replace("run_dir:", "output:").replace("resume=True", "--resume")
+        raise OutputError(told.replace("another folder", "another by output=FOLDER")) from error
     if as_json:
         print_json({**vars(result), "task": resolved.task.name, "config": to_plain(resolved)})
     else:

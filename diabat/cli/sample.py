@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from diabat.samplers.answers import Moments, Samples
     from diabat.samplers.base import Sampler
 
-    Found = tuple[dict[str, Any], list[tuple[str, Sequence[str], list[list[str]]]], list[str]]
-    """What --json prints, tables (title, headings, rows), and lines below them."""
+    Table = tuple[str, Sequence[str], list[list[str]]]
+    """Title, headings and rows."""
+    Shown = tuple[dict[str, Any], list[Table], list[str]]
+    """What --json prints, tables, and lines below them."""
 
 _SHOWN_STATES = 20
 
@@ -72,11 +74,12 @@ def sample_problem(
     fields favour +1 and positive couplings favour agreement.  Energies are those of the file, whatever beta is; log Z
     is that of the law at beta.  Variables of a QUBO or a BINARY model are 0 and 1.
     """
-    asked = {"lowest": lowest, "dry_run": dry_run, "samples": samples}
-    given = [name for name, kind in asked.items() if kind]
-    given += [name for name, kind in {"correlations": correlations, "compare": compare}.items() if kind]
-    if len(given) > 1 and given[0] in asked:
-        raise ArgumentError(given[0], f"cannot be combined with --{given[1].replace('_', '-')}.")
+    alone = {"lowest": lowest, "dry_run": dry_run, "samples": samples}
+    chosen = [
+        name for name, kind in {**alone, "correlations": correlations, "compare": compare}.items() if kind
+    ]
+    if len(chosen) > 1 and chosen[0] in alone:
+        raise ArgumentError(chosen[0], f"cannot be combined with --{chosen[1].replace('_', '-')}.")
     resolved = arguments.load(config, overrides, trust=trust)
     from diabat.ising.edges import DENSE_SPINS
     from diabat.ising.problem_files import read_problem
@@ -95,13 +98,11 @@ def sample_problem(
         if lowest and "track_lowest" in backend.options:
             backend = sampler(backend.name, **_searching(backend.options))
         drawn = backend.sample(ising, reads, seed=seed)
-        tracks = backend.options.get("track_lowest", False)
-        found = (
-            _lowest(loaded, drawn, tracks)
-            if lowest
-            else _with_betas(_reads(loaded, drawn), ising, drawn if dense else None)
-        )
-        _report(loaded, backend, drawn, found, as_json)
+        if lowest:
+            shown = _lowest(loaded, drawn, backend.options.get("track_lowest", False))
+        else:
+            shown = _with_betas(_reads(loaded, drawn), ising, drawn if dense else None)
+        _report(loaded, backend, drawn, shown, as_json)
         return
     other = None if compare is None else _moments_of(compare, ising, seed)  # first: it may refuse
     read: Samples | None = None
@@ -114,8 +115,7 @@ def sample_problem(
         options: dict[str, Any] = {"log_partition": log_z, "num_reads": num_reads, "seed": seed}
         moments = backend.moments(ising, correlations=correlations, **options)
     beside = None if other is None else _compared(moments, *other)
-    found = _with_betas(_marginals(loaded, moments, beside), ising, read)
-    _report(loaded, backend, moments, found, as_json)
+    _report(loaded, backend, moments, _with_betas(_marginals(loaded, moments, beside), ising, read), as_json)
     if beside is not None and not as_json:
         say(_against(beside))
 
@@ -144,23 +144,23 @@ def _moments_of(name: str, ising: Ising, seed: int) -> tuple[Sampler, Moments]:
         raise ArgumentError("compare", str(error.args[-1] if named else error)) from error
 
 
-def _compared(moments: Moments, other: Sampler, found: Moments) -> dict[str, Any]:
+def _compared(moments: Moments, other: Sampler, theirs: Moments) -> dict[str, Any]:
     """Marginals of another backend, and the differences of the answer from them, which are errors if it is exact."""
-    difference = moments.probability.detach() - found.probability.detach().to(moments.probability)
-    seen = difference[moments.visible].abs()
+    difference = moments.probability.detach() - theirs.probability.detach().to(moments.probability)
+    sizes = difference[moments.visible].abs()
     return {
         "backend": other.name,
         "law": other.capabilities.law,
-        "exact": other.capabilities.exact and found.num_reads is None,
-        "probability": found.probability.detach(),
+        "exact": other.capabilities.exact and theirs.num_reads is None,
+        "probability": theirs.probability.detach(),
         "difference": difference,
-        "largest": float(seen.max()) if len(seen) else 0.0,
-        "mean": float(seen.mean()) if len(seen) else 0.0,
-        "standard_error": found.standard_error,
+        "largest": float(sizes.max()) if len(sizes) else 0.0,
+        "mean": float(sizes.mean()) if len(sizes) else 0.0,
+        "standard_error": theirs.standard_error,
     }
 
 
-def _marginals(problem: Problem, moments: Moments, beside: dict[str, Any] | None) -> Found:
+def _marginals(problem: Problem, moments: Moments, beside: dict[str, Any] | None) -> Shown:
     """P(+1) and <s> of every spin with standard errors if sampled, pair correlations, log Z."""
     errors, correlation = moments.standard_error, moments.correlation
     mean = moments.magnetization
@@ -175,18 +175,18 @@ def _marginals(problem: Problem, moments: Moments, beside: dict[str, Any] | None
         columns["error" if beside["exact"] else "difference"] = beside["difference"], "+.2g"
     labels = _labels(problem)
     rows = [
-        [label, *("-" if x is None or not seen else f"{float(x[j]):{form}}" for x, form in columns.values())]
-        for j, (label, seen) in enumerate(zip(labels, moments.visible.tolist(), strict=True))
+        [label, *("-" if x is None or not there else f"{float(x[j]):{form}}" for x, form in columns.values())]
+        for j, (label, there) in enumerate(zip(labels, moments.visible.tolist(), strict=True))
     ]
-    tables: list[tuple[str, Sequence[str], list[list[str]]]] = [("Marginals", (kind, *columns), rows)]
+    tables: list[Table] = [("Marginals", (kind, *columns), rows)]
     if correlation is not None:
         pairs = zip(labels, correlation.tolist(), strict=True)
         grid = [[label, *(f"{c:+.4f}" for c in row)] for label, row in pairs]
         tables.append(("Pair correlations", (corner, *labels), grid))
     log_z = moments.log_partition
-    found = {"probability": moments.probability, "standard_error": errors, "log_partition": log_z}
+    document = {"probability": moments.probability, "standard_error": errors, "log_partition": log_z}
     lines = [] if log_z is None else [f"log Z = {float(log_z):.9g}"]
-    return found | {"correlation": correlation, "comparison": beside}, tables, lines
+    return document | {"correlation": correlation, "comparison": beside}, tables, lines
 
 
 def _labels(problem: Problem) -> list[str]:
@@ -194,48 +194,43 @@ def _labels(problem: Problem) -> list[str]:
     return [escaped(str(label)) for label in problem.labels]
 
 
-def _reads(problem: Problem, samples: Samples) -> Found:
+def _reads(problem: Problem, samples: Samples) -> Shown:
     """Every read, and a table of the distinct states, most frequent first."""
     states, place, counts = samples.spins.unique(dim=0, return_inverse=True, return_counts=True)
     shares = samples.weights.new_zeros(len(states)).index_add(0, place, samples.weights)
     columns = (column.tolist() for column in (states, problem.energy(states), counts, shares))
-    found = sorted(zip(*columns, strict=True), key=lambda row: (-row[3], row[1], row[0]))
-    shown = found[:_SHOWN_STATES]
-    rows = [(state, f"{energy:.6g}", str(count), f"{share:.4f}") for state, energy, count, share in shown]
-    more = len(found) - len(shown)
-    lines = [f"{more} more states; --json prints every read."] if more else []
+    ranked = sorted(zip(*columns, strict=True), key=lambda row: (-row[3], row[1], row[0]))
+    first, more = ranked[:_SHOWN_STATES], len(ranked) - _SHOWN_STATES
+    rows = [(state, f"{energy:.6g}", str(count), f"{share:.4f}") for state, energy, count, share in first]
+    lines = [f"{more} more states; --json prints every read."] if more > 0 else []
     document = {"states": problem.states(samples.spins), "energy": problem.energy(samples.spins)}
-    headings = ("energy", "reads", "share")
-    return document, [_states(problem, "Reads", headings, rows)], lines
+    return document, [_states(problem, "Reads", ("energy", "reads", "share"), rows)], lines
 
 
-def _with_betas(found: Found, ising: Ising, samples: Samples | None) -> Found:
+def _with_betas(shown: Shown, ising: Ising, samples: Samples | None) -> Shown:
     """Add the inverse temperatures of reads, relative to the law, with standard errors; None without reads or a fit."""
     from diabat.samplers.pseudolikelihood import fit_betas
 
-    document, tables, lines = found
-    if samples is None:
-        return document | {"betas": None}, tables, lines
-    fit = fit_betas(ising, samples.spins)
-    if not fit.exists:
+    document, tables, lines = shown
+    fit = None if samples is None else fit_betas(ising, samples.spins)
+    if fit is None or not fit.exists:
         return document | {"betas": None}, tables, lines
     terms = {"beta_h": "field", "beta_J": "coupling", "beta_K": "three_body"}
     values = {name: (getattr(fit, term), getattr(fit, f"{term}_error")) for name, term in terms.items()}
     texts = [f"{name} {beta:.3f} ± {error:.2g}" for name, (beta, error) in values.items() if beta is not None]
-    document["betas"] = {
-        name: {"value": beta, "standard_error": error} for name, (beta, error) in values.items()
-    }
-    return document, tables, [*lines, f"Betas of the reads, 1 is the law: {', '.join(texts)}."]
+    betas = {name: {"value": beta, "standard_error": error} for name, (beta, error) in values.items()}
+    lines = [*lines, f"Betas of the reads, 1 is the law: {', '.join(texts)}."]
+    return document | {"betas": betas}, tables, lines
 
 
 def _searching(options: dict[str, Any]) -> dict[str, Any]:
     """Options that keep the lowest state, and anneal unless they say how the chains run."""
     ways = ("schedule", "num_replicas", "betas", "thin", "persistent")
-    given = "schedule" not in options or any(options.get(name) for name in ways)
-    return options | {"track_lowest": True} | ({} if given else {"schedule": "auto"})
+    chosen = "schedule" not in options or any(options.get(name) for name in ways)
+    return options | {"track_lowest": True} | ({} if chosen else {"schedule": "auto"})
 
 
-def _lowest(problem: Problem, samples: Samples, tracks: bool) -> Found:
+def _lowest(problem: Problem, samples: Samples, tracks: bool) -> Shown:
     """The state of lowest energy, and where it was found."""
     spins = samples.lowest().spins
     energy = float(problem.energy(spins))
@@ -245,9 +240,7 @@ def _lowest(problem: Problem, samples: Samples, tracks: bool) -> Found:
     return {"state": problem.states(spins), "energy": energy, "of": place}, [table], []
 
 
-def _states(
-    problem: Problem, title: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]
-) -> tuple[str, Sequence[str], list[list[str]]]:
+def _states(problem: Problem, title: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> Table:
     """A table whose rows begin with a state, + and - or 1 and 0, below the order of the spins in them."""
     down, up = "01" if problem.binary else "-+"
     labels = f"{'Variables' if problem.binary else 'Spins'} in order: {' '.join(_labels(problem))}"
@@ -264,17 +257,17 @@ def _quality(backend: Sampler, answer: Moments | Samples, errors: Tensor | None)
         "law": able.law,
         "exact": able.exact and answer.num_reads is None,
         "largest_standard_error": None if errors is None else float(errors.max()),
-        "diagnostics": [found._asdict() for found in diagnostics(backend.watched, answer.info)],
+        "diagnostics": [check._asdict() for check in diagnostics(backend.watched, answer.info)],
     }
 
 
 def _report(
-    problem: Problem, backend: Sampler, answer: Moments | Samples, found: Found, as_json: bool
+    problem: Problem, backend: Sampler, answer: Moments | Samples, shown: Shown, as_json: bool
 ) -> None:
-    """Print what was found with the law of the backend and diagnostics; bad ones are marked."""
+    """Print an answer with the law of the backend and diagnostics; bad ones are marked."""
     from diabat.samplers.diagnostics import LAWS
 
-    (document, tables, lines), reads, info = found, answer.num_reads, answer.info
+    (document, tables, lines), reads, info = shown, answer.num_reads, answer.info
     known = _quality(backend, answer, document.get("standard_error"))
     if as_json:
         labels = [v if isinstance(v, int | str) else str(v) for v in problem.labels]
@@ -286,9 +279,8 @@ def _report(
     origin = "computed" if reads is None else f"{reads} reads, seed {info.get('seed')}"
     lines.append(f"{info.get('backend')}: {origin}, {info.get('wall_s', 0.0):.3g} s")
     if info.get("beta") == "estimate":
-        lines.append(
-            "Estimated beta_h, beta_J of the device: {:.4g}, {:.4g}.".format(*info["programmed_with"])
-        )
+        beta_h, beta_J = info["programmed_with"]
+        lines.append(f"Estimated beta_h, beta_J of the device: {beta_h:.4g}, {beta_J:.4g}.")
     exact = ", exact to rounding" if known["exact"] else ""
     lines.append(f"Law: {LAWS[known['law']]} at beta = {problem.beta:g}{exact}.")
     if known["largest_standard_error"] is not None:
