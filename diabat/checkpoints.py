@@ -62,10 +62,7 @@ def reading(path: Path) -> AbstractContextManager[None]:
 def locked(folder: Path, argument: str = "run_dir") -> Iterator[None]:
     """Lock an existing folder, which ``argument`` names, while the block runs; readers need no lock.
 
-    The system releases the lock when the process ends, also by kill -9.
-
-    Raises:
-        OutputError: If another run has the lock, or the folder cannot be written.
+    The system releases the lock when the process ends, also by kill -9.  OutputError if another run has it.
     """
     import filelock
 

@@ -21,10 +21,7 @@ def escaped(text: str, keep: str = "") -> str:
     r"""The text with all characters that a terminal would obey or not show as in JSON: ``\u001b``, ``\u202e``, ``\n``.
 
     What comes from a file is printed in this form, so that it can neither change the screen nor look like another line.
-
-    Args:
-        text: Any text.
-        keep: Characters that stay.
+    Those in ``keep`` stay.
     """
     if text.isprintable():
         return text
@@ -88,8 +85,7 @@ def check_count(
 ) -> Any:
     """Raise ArgumentError unless a value is an integer in ``least`` .. ``most`` (2^63 - 1), or None if optional.
 
-    Returns:
-        It, as an int of Python: small integers of numpy overflow, and JSON has none.
+    Returns it as an int of Python: small integers of numpy overflow, and JSON has none.
     """
     if optional and value is None:
         return None
@@ -158,7 +154,7 @@ def refuse_unknown(options: Iterable[str], known: Iterable[str]) -> None:
 
 def did_you_mean(value: Any, known: Iterable[str]) -> str:
     """Return the hint " Did you mean ...?" with the nearest known name; empty if no name is similar."""
-    names, given = tuple(known), str(value)
-    of_other_case = [name for name in names if name.casefold() == given.casefold()]
-    near = of_other_case or difflib.get_close_matches(given, names, n=1)
+    names, text = tuple(known), str(value)
+    of_other_case = [name for name in names if name.casefold() == text.casefold()]
+    near = of_other_case or difflib.get_close_matches(text, names, n=1)
     return f" Did you mean '{near[0]}'?" if near else ""

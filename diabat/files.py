@@ -27,15 +27,10 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # absent on Windows
 
 
 def open_file(path: Path, flags: int, *, follow: bool = False) -> int:
-    """Open a regular file, and return its descriptor.
+    """Open a regular file by the flags of ``os.open``, and return its descriptor; OSError for a folder, pipe or device.
 
-    Args:
-        path: Its last component must not be a symbolic link, unless ``follow``.
-        flags: Those of ``os.open``.
-        follow: For a path that the user gives, not for a name that is expected in a folder.
-
-    Raises:
-        OSError: As reported by the system, or if the path is such a link, a folder, or else not a regular file.
+    The last component must not be a symbolic link, unless ``follow``: for a path that the user gives, not for a name
+    that is expected in a folder.
     """
     try:
         descriptor = os.open(path, flags | _PROMPT | (0 if follow else _NO_LINK), 0o644)
@@ -53,12 +48,7 @@ def open_file(path: Path, flags: int, *, follow: bool = False) -> int:
 
 
 def create_file(path: Path, content: bytes) -> None:
-    """Write a new file, and wait until it is on the disk.
-
-    Raises:
-        FileExistsError: The path exists, possibly as a broken link.
-        OSError: As reported by the system, with the name of the file.
-    """
+    """Write a new file, and wait until it is on the disk; an OSError has its name, FileExistsError for broken links."""
     descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with naming(path):
@@ -84,16 +74,9 @@ def naming(path: Path) -> Iterator[None]:
 def read_file(
     path: Path, most: int | None = None, *, follow: bool = False, check: Callable[[int], object] | None = None
 ) -> bytes:
-    """Read a regular file; nothing else in the package opens a file to read it.
+    """Read a file of at most ``most`` bytes, None for its size when it is opened; nothing else opens a file to read it.
 
-    Args:
-        path: The file.
-        most: The largest size in bytes; None for that of the file when it is opened.
-        follow: Whether the file may be a symbolic link, see :func:`open_file`.
-        check: Called with the size of the opened file; refuses it by raising.
-
-    Raises:
-        OSError: As reported by the system, or if the file is larger, no regular one, or a link.
+    ``check`` is called with that size, and refuses it by raising; ``follow`` and OSError are as for :func:`open_file`.
     """
     with naming(path), io.FileIO(open_file(path, os.O_RDONLY, follow=follow)) as opened:
         size = os.fstat(opened.fileno()).st_size
@@ -114,9 +97,7 @@ def read_file(
 def text_of_file(path: Path, most: int, what: str) -> str:
     """Read a file in UTF-8 that a user names, with or without a byte order mark.
 
-    Raises:
-        FileNotFoundError: There is no such file.
-        ArgumentError: It cannot be read, is too large, or is no text.
+    FileNotFoundError if there is none; ArgumentError if it cannot be read, is too large, or is no text.
     """
     try:
         return read_file(path, most, follow=True).decode("utf-8-sig")
@@ -165,12 +146,10 @@ def to_json(value: Any) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON document.
+    """Parse a JSON document; json.JSONDecodeError if it is none.
 
-    Raises:
-        json.JSONDecodeError: It is not JSON.
-        ValueError: A key is given twice, a number is NaN or Infinity or has thousands of digits, or it is nested too
-            deeply.  The message is a clause for the caller to complete.
+    ValueError, a clause for the caller to complete, for a key that is given twice, a number that is NaN or Infinity or
+    has thousands of digits, and what is nested too deeply.
     """
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
@@ -179,11 +158,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    if len(entries := dict(pairs)) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise ValueError(f"the key {twice!r:.60} is given twice")
-    return found
+    return entries
 
 
 def _refuse_constant(constant: str) -> float:

@@ -188,9 +188,9 @@ class _Model:
         def loss() -> Tensor:
             advance()
             optimizer.zero_grad()
-            found = self.l2 / 2 * theta.square().sum() - self.mean_log_likelihood(theta)
-            found.backward()
-            return found
+            value = self.l2 / 2 * theta.square().sum() - self.mean_log_likelihood(theta)
+            value.backward()
+            return value
 
         optimizer.step(loss)
         loss()
@@ -208,8 +208,8 @@ class _Model:
             advance()
             if step >= 3 * steps // 4:
                 kept.append(theta.detach().clone())
-        found = torch.stack(kept).mean(0)
-        return found, self.sampled_gradient(found, steps), steps + 1
+        mean = torch.stack(kept).mean(0)
+        return mean, self.sampled_gradient(mean, steps), steps + 1
 
     def sampled_gradient(self, theta: Tensor, step: int) -> Tensor:
         """∂L/∂θ from the moments of the data and of the model."""
@@ -221,9 +221,9 @@ class _Model:
 
     def moments(self, problem: Ising, seed: int) -> Tensor:
         """<s_j> and <s_j s_k>, [*batch, n + E]."""
-        found: Any = self.sampler.moments(problem, correlations=True, seed=seed)
+        moments: Any = self.sampler.moments(problem, correlations=True, seed=seed)
         j, k = self.pairs.T
-        return torch.cat((found.magnetization, found.correlation[..., j, k]), -1)
+        return torch.cat((moments.magnetization, moments.correlation[..., j, k]), -1)
 
     def log_likelihood(self, theta: Tensor) -> tuple[float | None, float | None]:
         """Σ log P(v) and its error."""
@@ -231,8 +231,8 @@ class _Model:
             return self.count * self.mean_log_likelihood(theta).item(), 0.0
         if self.means is None or not self.sampler.capabilities.log_partition:
             return None, None
-        found: Any = self.sampler.moments(self.problem(theta), log_partition=True, seed=self.seed)
-        value, error = self.means @ theta - found.log_partition, found.info["log_partition_error"]
+        moments: Any = self.sampler.moments(self.problem(theta), log_partition=True, seed=self.seed)
+        value, error = self.means @ theta - moments.log_partition, moments.info["log_partition_error"]
         return self.count * value.item(), self.count * float(error)
 
     def standard_errors(self, theta: Tensor, bar: Any) -> Tensor:

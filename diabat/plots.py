@@ -71,13 +71,10 @@ def lines(
     size: tuple[float, float] = (3.6, 3.3),
     shared: bool = True,
 ) -> Path:
-    """Draw rows of equally many panels into a file, and return its path.
+    """Draw rows of equally many panels into a file, and return its path, whose suffix is png, pdf or svg.
 
-    Args:
-        panels: The rows; panels below each other share the horizontal axis.
-        path: Output file; the suffix chooses the format (png, pdf, svg).
-        size: Width and height of a panel in inches.
-        shared: Whether all panels have one vertical axis, and one legend below them, with each label once.
+    Panels, ``size`` inches wide and high, share the horizontal axis with those below; if ``shared`` all of them have
+    one vertical axis, and one legend below them, with each label once.
     """
     count = len(panels[0])
     figure = new_figure(size[0] * count + 1.0, size[1] * len(panels) + 0.6)
@@ -110,7 +107,10 @@ def draw_panel(axis: Axes, panel: Panel) -> None:
         for look, bar in enumerate(drawn):
             bar.set(hatch=HATCHES[look // len(COLOURS) % len(HATCHES)], edgecolor="white", linewidth=0)
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-        names = [_bar_label(height, panel.least) for height in panel.bars.values()]
+        names = [
+            "" if height is None else f"< {panel.least:.2g}" if height < panel.least else f"{height:.2g}"
+            for height in panel.bars.values()
+        ]
         axis.bar_label(drawn, names, padding=2, fontsize="small", zorder=4, bbox=behind)
         turned: dict[str, Any] = dict(rotation=30, ha="right", rotation_mode="anchor", fontsize="small")
         axis.set_xticks(looks, list(panel.bars), **turned)
@@ -121,12 +121,6 @@ def draw_panel(axis: Axes, panel: Panel) -> None:
         getattr(axis, f"set_{name}ticks")([], minor=True)
         getattr(axis, f"set_{name}ticks")(places, [f"{place:.4g}" for place in places])
     tidy(axis, "y" if panel.bars else "both")
-
-
-def _bar_label(height: float | None, least: float) -> str:
-    if height is None:
-        return ""
-    return f"< {least:.2g}" if height < least else f"{height:.2g}"
 
 
 def _colour(look: int) -> str:

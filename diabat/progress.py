@@ -21,10 +21,7 @@ def stderr_console() -> Console:
 def new_bar(*, percent: bool = False, window: float = 30.0, shown: bool = True) -> Progress:
     """Create a bar, not yet shown: description, bar, steps done (or their percentage) and remaining time.
 
-    Args:
-        percent: Show the percentage of the steps.
-        window: Seconds over which the speed is averaged; longer than a step takes.
-        shown: Show the bar; without it nothing is printed.
+    ``window`` are the seconds over which the speed is averaged; if not ``shown`` nothing is printed.
     """
     import rich.progress as rich
 

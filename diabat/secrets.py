@@ -67,7 +67,7 @@ def without_secrets(text: str) -> str:
     text = _COOKIES.sub(r"\1***", text)
     text = _QUERY.sub(r"\1?***", _USER.sub(r"\1***@", text))
     text = _FOLLOWED.sub(r"\1***", _ASSIGNED.sub(r"\1***", text))
-    return _BEARER.sub(lambda found: f"{found[1] or found[2]}***", text)
+    return _BEARER.sub(lambda match: f"{match[1] or match[2]}***", text)
 
 
 # Tokens as D-Wave and others write them.
@@ -79,8 +79,7 @@ _VARIABLE = "DWAVE_API_TOKEN"
 def refuse_secrets(name: str, options: Any, key: str | None = None) -> None:
     """Refuse options (a mapping, a list or a value) named like a token or with one in them, at any depth.
 
-    Raises:
-        ValueError: The message names the argument and the option ``key``, never its value.
+    The ArgumentError names the argument and the option ``key``, never its value.
     """
     if isinstance(options, Mapping):
         for inner, value in options.items():

@@ -111,11 +111,11 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
     # A misspelt key is often reported as a missing key as well; the unknown key is more useful.
     details = sorted(error.errors(include_url=False), key=lambda d: d["type"] != _UNKNOWN)
     detail = details[0]
-    kind, given, inner = detail["type"], detail["input"], detail.get("ctx", {}).get("error")
+    kind, value, inner = detail["type"], detail["input"], detail.get("ctx", {}).get("error")
     location = (*prefix, *_without_tags(detail["loc"]))
     key = dotted(location)
     if kind in _SECTIONS and (keys := [k for k in known if k.startswith(f"{key}.")]):
-        return ConfigError(key, f"expected a mapping with keys such as {keys[0]}, got {shown(given)}.")
+        return ConfigError(key, f"a mapping with keys such as {keys[0]}", shown(value))
     if isinstance(inner, type(error)):
         return explain(inner, known, location)
     if inner is not None:
@@ -128,7 +128,7 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
     same = [d["msg"] for d in details if _without_tags(d["loc"]) == _without_tags(detail["loc"])]
     for theirs, ours in _WORDS.items():
         same = [re.sub(theirs, ours, text) for text in same]
-    return ConfigError(key, f"expected {' or '.join(dict.fromkeys(same))}, got {shown(given)}.")
+    return ConfigError(key, " or ".join(dict.fromkeys(same)), shown(value))
 
 
 def _without_tags(location: tuple[str | int, ...]) -> tuple[str | int, ...]:

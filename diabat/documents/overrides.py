@@ -39,13 +39,10 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
 
 
 def apply_overrides(document: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of the document with overrides applied; the last one takes precedence.
+    """Return a copy of the document with overrides applied, else ConfigError; the last one takes precedence.
 
     Choosing another backend removes the options of the previous one; overrides of the new backend's options are
     applied after the choice, whatever their order on the command line.
-
-    Raises:
-        ConfigError: If an override is malformed or leads through something that is not a mapping.
     """
     result = copy.deepcopy(document)
     parsed = [parse_override(text) for text in overrides]
@@ -60,10 +57,10 @@ def apply_overrides(document: dict[str, Any], overrides: Iterable[str]) -> dict[
                 at = ".".join(sections[:depth])
                 raise ConfigError(place, f"a section at '{at}'", shown(section))
         if value is None and tuple(sections) == _LABELLED and key not in section:
-            there = ", ".join(section) or "none"
-            raise ConfigError(
-                f"{place}=null", f"no backend '{key}' to leave out; the configuration names {there}."
+            reason = (
+                f"no backend '{key}' to leave out; the configuration names {', '.join(section) or 'none'}."
             )
+            raise ConfigError(f"{place}=null", reason)
         if key == "backend" and section.get("backend", value) != value:
             section.clear()
         section[key] = value

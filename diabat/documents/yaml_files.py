@@ -38,14 +38,14 @@ class _Loader(_SafeLoader):  # type: ignore[misc]  # a class that may be absent
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012  # PyYAML's own protocol
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        keys: set[Any] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise _refused(f"expected a name as key, got {key!r:.60}", key_node.start_mark)
-            if key in seen:
+            if key in keys:
                 raise _refused(f"the key '{key}' is given twice", key_node.start_mark)
-            seen.add(key)
+            keys.add(key)
         return super().construct_mapping(node, deep=deep)
 
     def construct_yaml_int(self, node: Any) -> int:
@@ -98,9 +98,7 @@ def _check_events(text: str) -> None:
 def parse_yaml(text: str, name: str, *, build: bool = True) -> Any:
     """Parse one YAML document, or without ``build`` only see that it is within the limits of size.
 
-    Raises:
-        ConfigError: If it is not valid YAML, or beyond a limit of size; the message names ``name``, usually the file,
-            and the line.
+    A ConfigError, if it is not valid YAML or beyond a limit, names ``name``, usually the file, and the line.
     """
     if len(text) > MAX_BYTES:
         raise ConfigError(name, f"at most {MAX_BYTES} bytes of YAML", "more")
@@ -109,19 +107,14 @@ def parse_yaml(text: str, name: str, *, build: bool = True) -> Any:
         return yaml.load(text, Loader=_Loader) if build else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise ConfigError(
-            f"{name}, line {mark.line + 1}" if mark else name, f"{error.problem or error.context}."
-        ) from error
+        place = f"{name}, line {mark.line + 1}" if mark else name
+        raise ConfigError(place, f"{error.problem or error.context}.") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(name, f"not valid YAML ({' '.join(str(error).split())}).") from error
 
 
 def read_bytes(path: Path, most: int = MAX_BYTES, *, follow: bool = True) -> bytes:
-    """Read a file of at most so many bytes; without ``follow`` it must not be a link.
-
-    Raises:
-        ConfigError: If it does not exist, is a folder, is unreadable or too large.
-    """
+    """Read a file of at most so many bytes (else ConfigError); without ``follow`` it must not be a link."""
     try:
         return read_file(path, most, follow=follow)
     except OSError as error:
@@ -131,11 +124,7 @@ def read_bytes(path: Path, most: int = MAX_BYTES, *, follow: bool = True) -> byt
 
 
 def read_mapping(path: Path, *, follow: bool = True) -> dict[str, Any]:
-    """Read a YAML file whose top level is a mapping; without ``follow`` it must not be a link.
-
-    Raises:
-        ConfigError: If the file is unreadable, not UTF-8 or YAML, empty, or something else than a mapping.
-    """
+    """Read a YAML file whose top level is a mapping (else ConfigError); without ``follow`` it must not be a link."""
     try:
         value = parse_yaml(read_bytes(path, follow=follow).decode("utf-8"), f"'{path}'")
     except UnicodeDecodeError as error:

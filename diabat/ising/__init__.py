@@ -14,11 +14,10 @@ from diabat.ising.checks import IsingError
 from diabat.ising.dimod_models import coupled_pairs as coupled_pairs
 from diabat.ising.dimod_models import from_bqm, from_qubo, to_bqm
 from diabat.ising.dimod_models import to_minimised as to_minimised
-from diabat.ising.edges import Edges
+from diabat.ising.edges import Edges, pack_couplings, pack_three_body, pair_indices, triple_indices
 from diabat.ising.model import Ising
 from diabat.ising.model import flat_index as flat_index
 from diabat.ising.model import without_autocast as without_autocast
-from diabat.ising.packed import pack_couplings, pack_three_body, pair_indices, triple_indices
 
 __all__ = [
     "Edges",

@@ -42,9 +42,7 @@ def read_fields(value: Any) -> Tensor:
         dtype = torch.float32
         if isinstance(value, list | tuple):
             dtype = torch.promote_types(torch.get_default_dtype(), dtype)
-        elif (
-            _is_array(value) and (given := _array("fields", value).dtype).kind == "f" and given.itemsize >= 8
-        ):
+        elif _is_array(value) and (kind := _array("fields", value).dtype).kind == "f" and kind.itemsize >= 8:
             dtype = torch.float64
         value = _numbers("fields", value, torch.empty(0, dtype=dtype))
     check_tensor("fields", value)
@@ -60,15 +58,15 @@ def read_fields(value: Any) -> Tensor:
 
 
 def read_interaction(
-    name: str, value: Any, fields: Tensor, *, order: int, given: Any = None
+    name: str, value: Any, fields: Tensor, *, order: int, labelled: Any = None
 ) -> Tensor | None:
     """J or K (order 2 or 3), symmetric without a diagonal; sparse couplings are left as they are.
 
-    ``given`` are the fields as the user gave them, whose labels those of a DataFrame must be.
+    ``labelled`` are the fields as the user gave them, whose labels those of a DataFrame must be.
     """
     if value is None:
         return None
-    _require_one_order(name, value, given)
+    _require_one_order(name, value, labelled)
     value = _numbers(name, value, fields)
     if order == 2 and isinstance(value, Tensor) and value.layout != torch.strided:
         return value
@@ -141,9 +139,7 @@ def check_states(spins: Tensor, visible: Tensor) -> None:
 def read_states(data: Any, hidden: int = 0) -> tuple[Tensor, list[Any]]:
     """The data as int8 ±1 [N, n], and the names of its variables and of hidden spins behind them."""
     array = data.detach().cpu().numpy() if isinstance(data, Tensor) else np.asarray(data)
-    labels = (
-        list(data.columns) if hasattr(data, "columns") else list(range(array.shape[-1] if array.ndim else 0))
-    )
+    labels = list(getattr(data, "columns", range(array.shape[-1] if array.ndim else 0)))
     if array.dtype == object and array.ndim == 2:  # columns of several dtypes, or of pandas' own
         for value, label in zip(array.flat, labels * len(array), strict=True):
             if not isinstance(value, int | float | np.bool_ | np.number):
@@ -166,8 +162,8 @@ def require_all_values(spins: Tensor, pairs: Tensor, labels: list[Any]) -> None:
     if alone:
         raise IsingError("data", "both values of every variable", f"one of {labels[alone[0]]!r}; set l2")
     values = 2 * (s[:, pairs[:, 0]] > 0) + (s[:, pairs[:, 1]] > 0).long()
-    for pair, seen in zip(pairs.tolist(), values.T, strict=True):
-        if len(seen.unique()) < 4:
+    for pair, of_pair in zip(pairs.tolist(), values.T, strict=True):
+        if len(of_pair.unique()) < 4:
             expected, got = "all four values of every coupled pair", [labels[spin] for spin in pair]
             raise IsingError("data", expected, f"fewer of {got}; set l2")
 
@@ -188,20 +184,20 @@ def read_pairs(pairs: Any, names: list[Any], n: int) -> Tensor:
     def number(variable: Any) -> int:
         if counted and isinstance(variable, Integral):
             return int(variable)
-        if (found := times[variable] if isinstance(variable, Hashable) else 0) != 1:
-            several = "the name of several columns, " * (found > 1)
-            hint = did_you_mean(variable, map(str, place)) * (found == 0)
+        if (count := times[variable] if isinstance(variable, Hashable) else 0) != 1:
+            several = "the name of several columns, " * (count > 1)
+            hint = did_you_mean(variable, map(str, place)) * (count == 0)
             raise IsingError(
                 "pairs", f"expected names of columns or numbers, got {several}{variable!r}.{hint}"
             )
         return place[variable]
 
-    found = []
+    numbers = []
     for pair in rows.tolist() if isinstance(rows, Tensor | np.ndarray) else rows:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise IsingError("pairs", "pairs of two variables, [E, 2]", f"{pair!r:.60}")
-        found.append([number(variable) for variable in pair])
-    index = torch.tensor(found, dtype=torch.int64).reshape(-1, 2)
+        numbers.append([number(variable) for variable in pair])
+    index = torch.tensor(numbers, dtype=torch.int64).reshape(-1, 2)
     check_edges(index, torch.zeros(len(index)), torch.zeros(len(names)))
     return index
 

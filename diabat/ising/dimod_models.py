@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -36,21 +36,16 @@ def from_bqm(bqm: Any, *, beta: float = 1.0) -> tuple[Ising, list[Hashable]]:
     if not isinstance(bqm, dimod.BinaryQuadraticModel):
         raise IsingError("bqm", "a dimod.BinaryQuadraticModel", type(bqm).__name__)
     check_number("beta", beta, "(-inf, inf)")
-    for name, bias in _objects(bqm):
-        if not is_finite(bias):
-            raise IsingError(f"bqm[{name!r}]", "a finite number", number_text(bias))
+    if bqm.dtype == object:  # objects of Python, which may be of any size or kind
+        for name, bias in chain(bqm.linear.items(), bqm.quadratic.items(), [("offset", bqm.offset)]):
+            if not is_finite(bias):
+                raise IsingError(f"bqm[{name!r}]", "a finite number", number_text(bias))
     spin = bqm.change_vartype("SPIN", inplace=False)
     labels = list(spin.variables)
     linear, (rows, columns, biases), offset = spin.to_numpy_vectors(variable_order=labels)
     edges = Edges(np.stack((rows, columns), axis=1), -beta * biases.astype(float))
     constant = -beta * float(offset) if offset else None
     return Ising(-beta * linear.astype(float), best_form(edges, len(labels)), offset=constant), labels
-
-
-def _objects(bqm: Any) -> Iterator[tuple[Any, Any]]:
-    """The biases of a model that holds objects of Python, which may be of any size or kind."""
-    if bqm.dtype == object:
-        yield from chain(bqm.linear.items(), bqm.quadratic.items(), [("offset", bqm.offset)])
 
 
 def from_qubo(Q: Any, *, offset: float = 0.0, beta: float = 1.0) -> tuple[Ising, list[Hashable]]:

@@ -1,8 +1,10 @@
-"""Couplings as a list of edges: memory and work linear in the number of coupled pairs."""
+"""Couplings as edges, with memory and work linear in their number; J and K from a number for each pair or triple."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,16 +67,12 @@ class Edges:
 
     def with_values(self, values: Tensor) -> Edges:
         """The same pairs with other values [*lead, E], unchecked; they may be those of a transform of torch.func."""
-        made = object.__new__(Edges)
-        vars(made).update(index=self.index.to(values.device), values=values)
-        return made
+        edges = object.__new__(Edges)
+        vars(edges).update(index=self.index.to(values.device), values=values)
+        return edges
 
     def matrix(self, n: int) -> Tensor:
-        """J as a symmetric matrix [*lead, n, n], differentiable in the values.
-
-        Raises:
-            ArgumentError: If there are more than ``DENSE_SPINS`` spins.
-        """
+        """J as a symmetric matrix [*lead, n, n], differentiable in the values; ArgumentError beyond ``DENSE_SPINS``."""
         if n > DENSE_SPINS:
             raise ArgumentError(
                 "couplings",
@@ -155,3 +153,48 @@ def pairs_of(J: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Pairs [E, 2] of the nonzero entries of a symmetric matrix [n, n], in row-major order, and their values [E]."""
     pairs = np.argwhere(np.triu(J, 1))
     return pairs, J[pairs[:, 0], pairs[:, 1]]
+
+
+def pack_couplings(pairs: Tensor, n: int, reach: int | None = None) -> Tensor:
+    """Build symmetric J [..., n, n] from its upper triangle [..., n(n-1)/2] in row-major order; differentiable.
+
+    With a ``reach`` w the entries are those with k - j <= w, [..., Σ_{d=1..w} (n-d)]; the others are 0.
+    """
+    j, k = pair_indices(n, reach, pairs.device)
+    J = pairs.new_zeros(*pairs.shape[:-1], n, n)
+    J[..., j, k] = pairs
+    return J + J.mT
+
+
+def pair_indices(
+    n: int, reach: int | None = None, device: torch.device | str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """Indices of all pairs j < k of n spins with k - j <= reach, in row-major order."""
+    if reach is None or reach >= n - 1:
+        j, k = torch.triu_indices(n, n, offset=1, device=device)
+        return j, k
+    # All spins but the last w have w partners, and the last ones are all coupled: no mask, whose values are read.
+    j = torch.arange(n - reach, device=device)[:, None].expand(-1, reach)
+    k = j + torch.arange(1, reach + 1, device=device)
+    last = torch.triu_indices(reach, reach, offset=1, device=device) + (n - reach)
+    both = torch.cat((torch.stack((j.flatten(), k.flatten())), last), 1)
+    return both[0], both[1]
+
+
+def pack_three_body(triples: Tensor, n: int) -> Tensor:
+    """Build symmetric K [..., n, n, n] from its entries j<k<l [..., n(n-1)(n-2)/6]; differentiable."""
+    K = triples.new_zeros(*triples.shape[:-1], n, n, n)
+    for j, k, m in permutations(triple_indices(n, triples.device)):
+        K[..., j, k, m] = triples
+    return K
+
+
+def triple_indices(n: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
+    """Indices of all triples j < k < l of n spins, in lexicographic order."""
+    pairs = torch.triu_indices(n, n, offset=1, device=device)
+    # The pairs above each j are the last ones of all pairs.
+    counts = [math.comb(max(n - 1 - j, 0), 2) for j in range(max(n, 1))]
+    above = [pairs[:, pairs.shape[1] - count :] for count in counts]
+    first = [torch.full((count,), j, device=device) for j, count in enumerate(counts)]
+    k, m = torch.cat(above, 1)
+    return torch.cat(first), k, m

@@ -95,7 +95,7 @@ class Ising:
             J, edges = None, J
         if check:
             h = read_fields(h)
-            J = read_interaction("couplings", J, h, order=2, given=fields)
+            J = read_interaction("couplings", J, h, order=2, labelled=fields)
             K = read_interaction("three_body", K, h, order=3)
             visible, c = read_visible(visible, h), read_offset(c, h)
         if isinstance(J, Tensor) and J.layout != torch.strided:
@@ -133,13 +133,12 @@ class Ising:
                 spins, or a pair is given twice.
         """
         couplings = {} if couplings is None else couplings
-        for name, given in (("fields", fields), ("couplings", couplings)):
-            if not isinstance(given, Mapping):
-                raise IsingError(name, "a mapping", type(given).__name__)
-            for key, value in given.items():
+        for name, values in (("fields", fields), ("couplings", couplings)):
+            if not isinstance(values, Mapping):
+                raise IsingError(name, "a mapping", type(values).__name__)
+            for key, value in values.items():
                 if not is_number(value):
-                    got = type(value).__name__
-                    raise IsingError(f"{name}[{key!r}]", "a real number", got)
+                    raise IsingError(f"{name}[{key!r}]", "a real number", type(value).__name__)
         for pair in couplings:
             if not isinstance(pair, tuple) or len(pair) != 2 or pair[0] == pair[1]:
                 raise IsingError("couplings", "pairs (a, b) of two different spins as keys", f"{pair!r}")
@@ -225,12 +224,12 @@ class Ising:
     @property
     def lead(self) -> torch.Size:
         """Broadcast leading shape of J and K, padded with ones in front to the number of dimensions of the batch."""
-        found = torch.Size() if self.matrix is None else self.matrix.shape[:-2]
-        found = found if self.edges is None else self.edges.lead
+        lead = torch.Size() if self.matrix is None else self.matrix.shape[:-2]
+        lead = lead if self.edges is None else self.edges.lead
         if self.three_body is not None:
-            found = torch.Size(np.broadcast_shapes(found, self.three_body.shape[:-3]))
-        missing = self.fields.ndim - 1 - len(found)
-        return torch.Size((1,) * missing + found) if missing else found
+            lead = torch.Size(np.broadcast_shapes(lead, self.three_body.shape[:-3]))
+        missing = self.fields.ndim - 1 - len(lead)
+        return torch.Size((1,) * missing + lead) if missing else lead
 
     @property
     def num_couplings(self) -> int:
@@ -326,11 +325,11 @@ class Ising:
             if torch.is_grad_enabled() and self.detach() is not self and not log_z.requires_grad:
                 got = "none; use moments of 'exact' or 'banded', or problem.detach() for values"
                 raise IsingError("log_partition", "a gradient as in fields", got)
-        found = exponent - log_z
+        log_p = exponent - log_z
         if self.clamped is None:
-            return found
+            return log_p
         agrees = ((self.clamped == 0) | (spins == self.clamped)).all(-1)
-        return torch.where(agrees, found, -math.inf)
+        return torch.where(agrees, log_p, -math.inf)
 
     def clamp(self, spins: Values) -> Ising:
         """Return the problem of the free spins, P(s_free | s_clamped), with the other spins fixed at given values.
@@ -400,20 +399,20 @@ class Ising:
     def _mapped(self, convert: Callable[[Tensor], Tensor], visible: Tensor | None) -> Ising:
         """The problem with h, J, K and the offset converted; the problem itself if nothing changes."""
         names = ("fields", "matrix", "three_body", "offset")
-        found: dict[str, Any] = {
+        new: dict[str, Any] = {
             name: None if (t := getattr(self, name)) is None else convert(t) for name in names
         }
-        found |= {"edges": None if self.edges is None else self.edges.mapped(convert), "visible": visible}
-        if all(value is getattr(self, name) for name, value in found.items()):
+        new |= {"edges": None if self.edges is None else self.edges.mapped(convert), "visible": visible}
+        if all(value is getattr(self, name) for name, value in new.items()):
             return self
-        clamped = None if self.clamped is None else self.clamped.to(found["fields"].device)
-        return self._replaced(**found, clamped=clamped, check=False)
+        clamped = None if self.clamped is None else self.clamped.to(new["fields"].device)
+        return self._replaced(**new, clamped=clamped, check=False)
 
     def _replaced(self, **changes: Any) -> Ising:
         """The same problem with other attributes, without checks."""
-        made = object.__new__(type(self))
-        vars(made).update(vars(self), **changes)
-        return made
+        new = object.__new__(type(self))
+        vars(new).update(vars(self), **changes)
+        return new
 
     def to(self, *args: Any, **keywords: Any) -> Ising:
         """Move and convert as ``Tensor.to`` does, differentiably, with the mask; itself if nothing changes.

@@ -48,24 +48,23 @@ def _problem(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> tuple[I
             raise IsingError(name, f"only tensors of {', '.join(known)}", "another")
         if tensor.dtype not in (allowed := _DTYPES.get(name, DTYPES)):
             raise IsingError(name, f"dtype {' or '.join(map(str, allowed))}", tensor.dtype)
-    given: dict[str, Any] = {name: tensors.get(name) for name in _ATTRIBUTES}
-    fields, J, clamped = tensors["fields"], given["matrix"], given["clamped"]
+    parts: dict[str, Any] = {name: tensors.get(name) for name in _ATTRIBUTES}
+    fields, J, clamped = tensors["fields"], parts["matrix"], parts["clamped"]
     edges = Edges(*(tensors[name] for name in _EDGES)) if tensors.keys() & set(_EDGES) else None
     if edges is not None and J is not None:
         raise IsingError("couplings", "a matrix or edges", "both")
-    found = Ising(
-        fields, J if edges is None else edges, given["visible"], given["three_body"], given["offset"]
-    )
-    given["edges"] = None if edges is None else found.edges
+    others = (parts[name] for name in ("visible", "three_body", "offset"))
+    ising = Ising(fields, J if edges is None else edges, *others)
+    parts["edges"] = None if edges is None else ising.edges
     if clamped is not None:
         check_clamped(clamped, fields)
-        if clamped.shape != fields.shape or bool(((clamped != 0) & found.visible_mask).any()):
+        if clamped.shape != fields.shape or bool(((clamped != 0) & ising.visible_mask).any()):
             raise IsingError("clamped", "expected the shape of fields, and that clamped spins are invisible.")
     check_flag("check", facts["check"])
     labels = facts.get("labels")
     if labels is not None:
-        check_labels(labels, found.num_spins)
-    return found._replaced(**given, check=facts["check"]), labels
+        check_labels(labels, ising.num_spins)
+    return ising._replaced(**parts, check=facts["check"]), labels
 
 
 def check_labels(labels: Any, n: int) -> None:

@@ -30,6 +30,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Problem", "ProblemFileError", "read_problem", "write_problem"]
 
+KNOWN = "JSON, COO text, a file of qbsolv or of the G-set, or YAML with the key 'fields'"
+TO_PROBLEM = "problem, labels = diabat.ising.from_bqm(bqm)"
+LP = f"cqm = dimod.lp.load(FILE); bqm, _ = dimod.cqm_to_bqm(cqm); {TO_PROBLEM}"
+BQPJSON = (
+    "d = json.load(open(FILE)); bqm = d['scale'] * dimod.BinaryQuadraticModel("
+    "{v: 0 for v in d['variable_ids']} | {t['id']: t['coeff'] for t in d['linear_terms']}, "
+    "{(t['id_head'], t['id_tail']): t['coeff'] for t in d['quadratic_terms']}, d['offset'], "
+    f"'SPIN' if d['variable_domain'] == 'spin' else 'BINARY'); {TO_PROBLEM}"
+)
+TABLE = (
+    "pandas.read_csv reads it, and diabat.ising.from_qubo takes the square matrix, or {(i, j): value}, "
+    "as energies of bits that are minimised"
+)
+# What a line of another format looks like, and how it becomes a problem.
+_OTHERS = {
+    re.compile(r"(\\|(min|max)(imi[sz]e|imum)?(\s|$)).*", re.IGNORECASE): f"an LP file: {LP}",
+    re.compile(
+        r"""(?![-?]\s|[{"']*[\w ]+["']?:(\s|$))[^\[\]{}]*[,;\t][^\[\]{}]*"""
+    ): f"a table of values: {TABLE}",
+}
+_KEY = re.compile(r"""^[ \t]*["']?\w+["']?[ \t]*:(\s|$)""", re.MULTILINE)
 _MAX_BYTES = 1 << 31
 _COO_HEADER = re.compile(r"#.*?\bvartype\s*[:=]", re.IGNORECASE)
 _COO_LINE = re.compile(r"\d+[ \t]+\d+[ \t]")
@@ -138,7 +159,6 @@ def _parse(text: str, name: str, beta: float | None) -> Problem:
     from diabat.ising.problem_files.dictionaries import dictionary_bqm
     from diabat.ising.problem_files.dimod_formats import as_json, coo_bqm, json_bqm
     from diabat.ising.problem_files.lists import graph_bqm, qbsolv_bqm
-    from diabat.ising.problem_files.other_formats import KNOWN, like_yaml, other_format, refuse_bqpjson
     from diabat.ising.problem_files.yaml_format import yaml_problem
 
     if not text.strip():
@@ -147,16 +167,18 @@ def _parse(text: str, name: str, beta: float | None) -> Problem:
     lists = {"coo": coo_bqm, "graph": graph_bqm, "qbsolv": qbsolv_bqm}
     if form in lists:
         return _minimised(lists[form](text), 1.0 if beta is None else beta)
-    if (refusal := other_format(first)) is not None:
-        raise refusal
+    for pattern, hint in _OTHERS.items():
+        if pattern.fullmatch(first):
+            raise ArgumentError(f"expected {KNOWN}, got {hint}")
     try:
         document = as_json(text) if form == "json" else parse_yaml(text, f"'{name}'")
     except ConfigError as error:
-        if like_yaml(text):
+        if _KEY.search(text):  # a line begins with a key: the text is meant to be YAML
             raise
         raise ArgumentError(f"expected {KNOWN}, got '{first[:60]}'") from error
     keys = document if isinstance(document, dict) else {}
-    refuse_bqpjson(keys)
+    if {"variable_domain", "linear_terms"} <= keys.keys():
+        raise ArgumentError(f"expected {KNOWN}, got bqpjson: {BQPJSON}")
     scale = keys.get("beta", 1.0) if beta is None else beta
     if not is_positive(scale):
         raise ArgumentError(f"beta: expected a finite number > 0, got {shown(scale)}")
@@ -170,8 +192,6 @@ def _parse(text: str, name: str, beta: float | None) -> Problem:
 
 def _form(text: str) -> tuple[str, str]:
     """The format of a text, and its first line that is neither empty nor a comment."""
-    from diabat.ising.problem_files.other_formats import other_format
-
     header = False
     for line in map(str.strip, text.splitlines()):
         if line and not line.startswith("#"):
@@ -184,9 +204,9 @@ def _form(text: str) -> tuple[str, str]:
         "coo": _COO_LINE.match(line) or (header and ":" not in line),
         "graph": _GRAPH.fullmatch(line),
         "qbsolv": _QBSOLV.match(line),
-        "other": other_format(line),
+        "other": any(pattern.fullmatch(line) for pattern in _OTHERS),
     }
-    return next((kind for kind, found in kinds.items() if found), "yaml"), line
+    return next((kind for kind, fits in kinds.items() if fits), "yaml"), line
 
 
 def _minimised(bqm: Any, beta: float) -> Problem:

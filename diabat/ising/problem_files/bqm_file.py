@@ -19,11 +19,7 @@ _TYPES = {"dtype": ("float32", "float64"), "ntype": _INTEGERS, "itype": _INTEGER
 
 
 def file_bqm(data: bytes) -> Any:
-    """Read the content of a file of version 1 or 2.
-
-    Raises:
-        ArgumentError: If it holds another model of dimod, or its parts do not fit together.
-    """
+    """Read the content of a file of version 1 or 2; ArgumentError for another model, and parts that do not fit."""
     import dimod
 
     if not data.startswith(b"DIMODBQM"):
@@ -57,10 +53,10 @@ def _array(data: bytes, count: int, columns: Any) -> tuple[np.ndarray, bytes]:
     size = count * np.dtype(columns).itemsize
     if size > len(data):
         raise ArgumentError(f"expected {size} more bytes, got {len(data)}")
-    found = np.frombuffer(data[:size], np.dtype(columns))
-    if not np.isfinite(found["bias"]).all():
+    rows = np.frombuffer(data[:size], np.dtype(columns))
+    if not np.isfinite(rows["bias"]).all():
         raise ArgumentError("expected finite biases, got others")
-    return found, data[size:]
+    return rows, data[size:]
 
 
 def _one_of(header: Any, name: str, known: tuple[str, ...]) -> str:
@@ -92,10 +88,10 @@ def _pairs(starts: np.ndarray, others: np.ndarray, biases: np.ndarray) -> tuple[
     return one[0], one[1], one[2].astype(float)
 
 
-def _labels(given: Any, rest: bytes, n: int) -> list[Hashable]:
+def _labels(variables: Any, rest: bytes, n: int) -> list[Hashable]:
     """Names of the variables: of the header in version 1, behind the numbers in version 2 if it says so."""
-    if given is False and not rest:
+    if variables is False and not rest:
         return list(range(n))
-    if given is True and rest[:4] == b"VARS":
-        given = as_json(rest[8 : 8 + int.from_bytes(rest[4:8], "little")])
-    return labels_of("variables", given, n)
+    if variables is True and rest[:4] == b"VARS":
+        variables = as_json(rest[8 : 8 + int.from_bytes(rest[4:8], "little")])
+    return labels_of("variables", variables, n)

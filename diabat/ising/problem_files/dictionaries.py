@@ -28,11 +28,7 @@ _DIGITS = re.compile("0|-?[1-9][0-9]{0,17}")
 
 
 def dictionary_bqm(document: dict[str, Any]) -> Any:
-    """The model of a document with a key of ``DICTIONARIES``.
-
-    Raises:
-        ArgumentError: If a key is unknown, a value is not a finite number, or a variable or pair is given twice.
-    """
+    """The model of a document with a key of ``DICTIONARIES``; ArgumentError for other keys, values, and pairs twice."""
     import dimod
 
     names: tuple[str, ...] = next(form for form in DICTIONARIES if document.keys() & set(form))
@@ -56,52 +52,45 @@ def _linear(name: str, values: Any) -> dict[Hashable, float]:
     if isinstance(values, list):
         values = {str(j): value for j, value in enumerate(values)}
     if not isinstance(values, dict):
-        raise ArgumentError(
-            f"{name}: expected a mapping of variables or a list of numbers, got {shown(values)}"
-        )
+        expected = "a mapping of variables or a list of numbers"
+        raise ArgumentError(f"{name}: expected {expected}, got {shown(values)}")
     return {_label(name, key): number(f"{name}[{key}]", value) for key, value in values.items()}
 
 
 def _pairs(name: str, values: Any, *, square: bool = False) -> dict[tuple[Hashable, Hashable], float]:
     """The value of each pair; those of a square matrix have a diagonal, and two directions that are added."""
-    if _like_a_matrix(values) and (square or not any(values[j][j] for j in range(3))):
+    rows = values if isinstance(values, list) else []
+    cells = [cell for row in rows if isinstance(row, list) and len(row) == 3 for cell in row]
+    # A matrix [3, 3], the one size at which its rows are those of pairs.
+    like_a_matrix = len(rows) == 3 and len(cells) == 9 and all(map(is_number, cells))
+    if like_a_matrix and (square or not any(cells[::4])):
         raise ArgumentError(
             f"{name}: expected rows [a, b, value], got three rows of three numbers, which may be a matrix; write pairs "
             "as keys 'a,b', or names as strings"
         )
-    found: dict[tuple[Hashable, Hashable], float] = {}
+    biases: dict[tuple[Hashable, Hashable], float] = {}
     for where, (a, b), value in _rows(name, values):
         if a == b and not square:
             raise ArgumentError(f"{where}: expected two different variables, got {a!r} twice")
-        if (a, b) in found or (not square and (b, a) in found):
+        if (a, b) in biases or (not square and (b, a) in biases):
             raise ArgumentError(f"{where}: the pair {a!r}, {b!r} is given twice")
-        found[a, b] = number(where, value)
-    return found
-
-
-def _like_a_matrix(values: Any) -> bool:
-    """Whether a list has the form of a matrix [3, 3], the one size at which its rows are those of pairs."""
-    return (
-        isinstance(values, list)
-        and len(values) == 3
-        and all(isinstance(row, list) and len(row) == 3 and all(map(is_number, row)) for row in values)
-    )
+        biases[a, b] = number(where, value)
+    return biases
 
 
 def _rows(name: str, values: Any) -> Iterator[tuple[str, tuple[Hashable, Hashable], Any]]:
     """The place, the pair and the value of each entry."""
     if isinstance(values, dict):
         for key, value in values.items():
-            if not (found := _PAIR.fullmatch(key)):
+            if not (names := _PAIR.fullmatch(key)):
                 expected = "keys 'a,b' or rows [a, b, value]"
                 raise ArgumentError(f"{name}: expected {expected}, got the key {key!r:.60}")
-            a, b = (_label(name, found[group]) for group in (2, 4))
+            a, b = (_label(name, names[group]) for group in (2, 4))
             yield f"{name}[{key}]", (a, b), value
         return
     if not isinstance(values, list):
-        raise ArgumentError(
-            f"{name}: expected a mapping of pairs or a list of [a, b, value], got {shown(values)}"
-        )
+        expected = "a mapping of pairs or a list of [a, b, value]"
+        raise ArgumentError(f"{name}: expected {expected}, got {shown(values)}")
     for place, row in enumerate(values):
         where = f"{name}[{place}]"
         if not isinstance(row, list) or len(row) != 3:
@@ -112,6 +101,6 @@ def _rows(name: str, values: Any) -> Iterator[tuple[str, tuple[Hashable, Hashabl
 def _label(where: str, label: Any) -> Hashable:
     if not isinstance(label, str) and not is_integer(label):
         raise ArgumentError(f"{where}: expected a string or an integer as variable, got {shown(label)}")
-    found = int(label) if isinstance(label, str) and _DIGITS.fullmatch(label) else label
-    check_integer(where, found)
-    return found
+    label = int(label) if isinstance(label, str) and _DIGITS.fullmatch(label) else label
+    check_integer(where, label)
+    return label

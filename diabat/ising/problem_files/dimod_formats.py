@@ -38,19 +38,12 @@ def as_json(text: str | bytes) -> Any:
 
 
 def json_bqm(document: dict[str, Any]) -> Any:
-    """Read the JSON of ``BinaryQuadraticModel.to_serializable``.
-
-    Raises:
-        ArgumentError: If it is not a BinaryQuadraticModel, or its parts do not fit together.
-    """
+    """Read the JSON of ``BinaryQuadraticModel.to_serializable``; ArgumentError for parts that do not fit together."""
     import dimod
 
     if document["type"] != "BinaryQuadraticModel":
-        expected, got = (
-            "the JSON of dimod's BinaryQuadraticModel.to_serializable",
-            f"type {document['type']!r:.60}",
-        )
-        raise ArgumentError(f"expected {expected}, got {got}")
+        expected = "the JSON of dimod's BinaryQuadraticModel.to_serializable"
+        raise ArgumentError(f"expected {expected}, got type {document['type']!r:.60}")
     version = document.get("version")
     schema = version.get("bqm_schema") if isinstance(version, dict) else None
     if schema not in _SCHEMAS:
@@ -79,16 +72,16 @@ def _check_vectors(document: dict[str, Any]) -> None:
             if not isinstance(values, list) or len(values) != expected:
                 got = f"{len(values)}" if isinstance(values, list) else type(values).__name__
                 raise ArgumentError(f"{name}: expected a list of {total} = {expected} entries, got {got}")
-    n, seen = document["num_variables"], set[frozenset[int]]()
+    n, earlier = document["num_variables"], set[frozenset[int]]()
     for place, pair in enumerate(zip(document["quadratic_head"], document["quadratic_tail"], strict=True)):
         for name, index in zip(("quadratic_head", "quadratic_tail"), pair, strict=True):
             if type(index) is not int or not 0 <= index < n:
                 raise ArgumentError(f"{name}[{place}]: expected a variable 0 to {n - 1}, got {index!r:.60}")
         if pair[0] == pair[1]:
             raise ArgumentError(f"quadratic_tail[{place}]: expected another variable than {pair[0]}, got it")
-        if frozenset(pair) in seen:
+        if frozenset(pair) in earlier:
             raise ArgumentError(f"quadratic_head[{place}]: the variables {sorted(pair)} are given twice")
-        seen.add(frozenset(pair))
+        earlier.add(frozenset(pair))
 
 
 def check_integer(where: str, label: Any) -> None:
@@ -97,67 +90,55 @@ def check_integer(where: str, label: Any) -> None:
         raise ArgumentError(f"{where}: expected integers below 2^63, got {label!s:.40}")
 
 
-def labels_of(name: str, given: Any, n: int) -> list[Hashable]:
-    """The labels of a JSON of dimod, whose lists are tuples.
-
-    Raises:
-        ArgumentError: If they are not n different ones.
-    """
-    if not isinstance(given, list) or len(given) != n:
-        raise ArgumentError(f"{name}: expected {n} labels, got {given!r:.60}")
+def labels_of(name: str, values: Any, n: int) -> list[Hashable]:
+    """The labels of a JSON of dimod, whose lists are tuples; ArgumentError if they are not n different ones."""
+    if not isinstance(values, list) or len(values) != n:
+        raise ArgumentError(f"{name}: expected {n} labels, got {values!r:.60}")
     try:
-        labels = [_label(f"{name}[{place}]", label) for place, label in enumerate(given)]
+        labels = [_label(f"{name}[{place}]", label) for place, label in enumerate(values)]
     except RecursionError:
         raise ArgumentError(f"{name}: nested too deeply") from None
     if len(set(labels)) != n:
-        raise ArgumentError(f"{name}: expected {n} different labels, got {given[:3]!s:.60}")
+        raise ArgumentError(f"{name}: expected {n} different labels, got {values[:3]!s:.60}")
     return labels
 
 
-def _label(where: str, given: Any) -> Hashable:
-    if isinstance(given, dict):
+def _label(where: str, value: Any) -> Hashable:
+    if isinstance(value, dict):
         raise ArgumentError(f"{where}: expected a string, a number or a list of them, got a mapping")
-    check_integer(where, given)
-    return tuple(_label(where, part) for part in given) if isinstance(given, list) else given
+    check_integer(where, value)
+    return tuple(_label(where, part) for part in value) if isinstance(value, list) else value
 
 
 def json_labels(labels: list[Hashable], suffix: str) -> list[Any]:
-    """The labels as JSON.
-
-    Raises:
-        ArgumentError: If they are not read back equal.
-    """
+    """The labels as JSON; ArgumentError if they are not read back equal."""
     from dimod.variables import serialize_variable
 
-    found = []
+    values = []
     for place, label in enumerate(labels):
         if type(label) is str or (type(label) is int and abs(label) <= _MAX_LABEL):
-            found.append(label)
+            values.append(label)
             continue
         try:
-            plain = json.loads(json.dumps(serialize_variable(label), allow_nan=False))
-            equal = _label(f"labels[{place}]", plain) == label
+            values.append(json.loads(json.dumps(serialize_variable(label), allow_nan=False)))
+            equal = _label(f"labels[{place}]", values[-1]) == label
         except (ValueError, TypeError, RecursionError):
             equal = False
         if not equal:
             expected = f"strings, numbers below 2^63, or tuples of them for {suffix}"
             raise ArgumentError(f"labels[{place}]", expected, f"{label!r:.60}")
-        found.append(plain)
-    return found
+    return values
 
 
 def coo_bqm(text: str) -> Any:
     """Read COO text: a header ``# vartype=SPIN`` or ``BINARY``, lines ``i j bias``; a comment may say ``offset=2``.
 
     dimod's own reader skips every line it does not understand, ``0 1 1e-3`` among them, and what a comment says; here
-    it is either read or refused.
-
-    Raises:
-        ArgumentError: If the header is missing, or a line is not two labels and a number or names a pair again.
+    it is either read or refused by an ArgumentError: a missing header, another line, a pair that is there again.
     """
     import dimod
 
-    bqm, remarks, seen = None, dict[str, Any](), set[frozenset[int]]()
+    bqm, remarks, pairs = None, dict[str, Any](), set[frozenset[int]]()
     for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
         if line.startswith("#"):
             read_remark(line, number, remarks, ("vartype", "offset"), strict=True)
@@ -166,7 +147,7 @@ def coo_bqm(text: str) -> Any:
                 if "vartype" not in remarks:
                     raise ArgumentError(_NO_HEADER)
                 bqm = dimod.BinaryQuadraticModel(remarks["vartype"])
-            u, v, bias = read_entry(line, number, seen)
+            u, v, bias = read_entry(line, number, pairs)
             if u == v:
                 bqm.add_linear(u, bias)
             else:
@@ -177,7 +158,7 @@ def coo_bqm(text: str) -> Any:
 
 
 def read_remark(
-    line: str, number: int, found: dict[str, Any], known: tuple[str, ...], *, strict: bool
+    line: str, number: int, remarks: dict[str, Any], known: tuple[str, ...], *, strict: bool
 ) -> None:
     """Add what a comment says, of the known names; ArgumentError for what it says in another form.
 
@@ -189,10 +170,9 @@ def read_remark(
             continue
         if other or name not in known:
             expected = f"nothing but {' and '.join(f'{key}=..' for key in known)} in a comment"
-            raise ArgumentError(
-                f"line {number}: expected {expected}, got '{(other or name)[:60]}'; remove it"
-            )
-        if name in found:
+            got = f"'{(other or name)[:60]}'; remove it"
+            raise ArgumentError(f"line {number}: expected {expected}, got {got}")
+        if name in remarks:
             raise ArgumentError(f"line {number}: the {name} is given twice")
         if name == "vartype" and value not in ("SPIN", "BINARY"):
             raise ArgumentError(f"line {number}: expected vartype SPIN or BINARY, got '{value[:60]}'")
@@ -200,29 +180,28 @@ def read_remark(
             if not re.fullmatch(_NUMBER, value, re.IGNORECASE) or not is_finite(float(value)):
                 raise ArgumentError(f"line {number}: expected a finite offset, got '{value[:60]}'")
             value = float(value)
-        found[name] = value
+        remarks[name] = value
     if meant := _MEANT.search(_SAID.sub("", line)):
-        raise ArgumentError(
-            f"line {number}: expected 'offset=2' or no such word in a comment, got '{meant[1]}'"
-        )
+        expected = "'offset=2' or no such word in a comment"
+        raise ArgumentError(f"line {number}: expected {expected}, got '{meant[1]}'")
 
 
-def read_entry(line: str, number: int, seen: set[frozenset[int]]) -> tuple[int, int, float]:
-    """Two labels, the same for the bias of one variable, and the bias; ArgumentError for a pair that was seen."""
-    found = _LINE.fullmatch(line)
-    if found is None:
+def read_entry(line: str, number: int, pairs: set[frozenset[int]]) -> tuple[int, int, float]:
+    """Two labels, the same for the bias of one variable, and the bias; ArgumentError if they are in ``pairs``."""
+    parts = _LINE.fullmatch(line)
+    if parts is None:
         raise ArgumentError(f"line {number}: expected 'i j bias', got '{line[:60]}'")
-    if "-" in found[1] + found[2]:
+    if "-" in parts[1] + parts[2]:
         raise ArgumentError(f"line {number}: expected labels >= 0, got '{line[:60]}'")
     # Python refuses to read thousands of digits.
-    labels = (label.lstrip("0") or "0" for label in found.group(1, 2))
+    labels = (label.lstrip("0") or "0" for label in parts.group(1, 2))
     u, v = (int(label) if len(label) < 20 else _MAX_LABEL + 1 for label in labels)
     if max(u, v) > _MAX_LABEL:
         raise ArgumentError(f"line {number}: expected labels below 2^63, got '{line[:60]}'")
-    if (pair := frozenset((u, v))) in seen:
+    if (pair := frozenset((u, v))) in pairs:
         raise ArgumentError(f"line {number}: the bias of {u} {v} is given twice")
-    seen.add(pair)
-    return u, v, float(found[3])
+    pairs.add(pair)
+    return u, v, float(parts[3])
 
 
 def coo_lines(ising: Ising, labels: list[Hashable] | None) -> Iterator[str]:

@@ -31,48 +31,43 @@ _SIZES = re.compile(rf"{_COUNT}\s+{_COUNT}")
 def qbsolv_bqm(text: str) -> Any:
     """Read a QUBO file: bits, named as in the file; a comment may say ``offset=2``.
 
-    Raises:
-        ArgumentError: If a line is not of the format, a pair is given twice, or a number of lines is another.
+    ArgumentError if a line is not of the format, a pair is given twice, or a number of lines is another.
     """
     import dimod
 
-    head, remarks, found = None, dict[str, Any](), _Entries()
+    head, remarks, entries = None, dict[str, Any](), _Entries()
     for number, line in _lines(text):
         if line.startswith("c"):
             read_remark(line, number, remarks, ("offset",), strict=False)
         elif head is not None:
-            found.read(line, number, range(int(head[1])))
+            entries.read(line, number, range(int(head[1])))
         elif (head := _PROGRAM.fullmatch(line)) is None:
             expected = "'p qubo topology maxNodes nNodes nCouplers'"
             raise ArgumentError(f"line {number}: expected {expected}, got '{line[:60]}'")
-    nodes = sum(i == j for i, j in found.values)
+    nodes = sum(i == j for i, j in entries.values)
     if head is not None:
-        found.require("nodes 'i i weight'", nodes, int(head[2]))
-        found.require("couplers 'i j weight'", len(found.values) - nodes, int(head[3]))
-    return dimod.BinaryQuadraticModel.from_qubo(found.values, remarks.get("offset", 0.0))
+        _require("nodes 'i i weight'", nodes, int(head[2]))
+        _require("couplers 'i j weight'", len(entries.values) - nodes, int(head[3]))
+    return dimod.BinaryQuadraticModel.from_qubo(entries.values, remarks.get("offset", 0.0))
 
 
 def graph_bqm(text: str) -> Any:
-    """Read a graph: spins 1 to n, whose energy Σ w (s s' - 1)/2 is minus the weight of the cut.
-
-    Raises:
-        ArgumentError: If a line is not of the format, an edge is given twice, or their number is another.
-    """
+    """Read a graph: spins 1 to n, whose energy Σ w (s s' - 1)/2 is minus the weight of the cut; errors likewise."""
     import dimod
 
     (_, first), *lines = _lines(text)
     n, edges = (int(count) for count in _SIZES.fullmatch(first).groups())  # type: ignore[union-attr]
     require_memory(500 * n, f"{n} vertices")
-    found = _Entries()
+    entries = _Entries()
     for number, line in lines:
-        i, j = found.read(line, number, range(1, n + 1))
+        i, j = entries.read(line, number, range(1, n + 1))
         if i == j:
             expected = "two different vertices (a QUBO begins with 'p qubo')"
             raise ArgumentError(f"line {number}: expected {expected}, got '{line[:60]}'")
-    found.require("edges 'i j weight'", len(found.values), edges)
+    _require("edges 'i j weight'", len(entries.values), edges)
     spins: dict[Hashable, float] = dict.fromkeys(range(1, n + 1), 0.0)
-    bqm = dimod.BinaryQuadraticModel(spins, {}, -sum(found.values.values()) / 2, "SPIN")
-    bqm.add_quadratic_from({pair: weight / 2 for pair, weight in found.values.items()})
+    bqm = dimod.BinaryQuadraticModel(spins, {}, -sum(entries.values.values()) / 2, "SPIN")
+    bqm.add_quadratic_from({pair: weight / 2 for pair, weight in entries.values.items()})
     return bqm
 
 
@@ -86,19 +81,19 @@ class _Entries:
 
     def __init__(self) -> None:
         self.values: dict[tuple[int, int], float] = {}
-        self._seen: set[frozenset[int]] = set()
+        self._pairs: set[frozenset[int]] = set()
 
     def read(self, line: str, number: int, known: range) -> tuple[int, int]:
         """Add a line ``i j number``; returns i and j."""
-        i, j, value = read_entry(line, number, self._seen)
+        i, j, value = read_entry(line, number, self._pairs)
         if i not in known or j not in known:
             expected = f"numbers {known.start} to {known.stop - 1} before the weight"
             raise ArgumentError(f"line {number}: expected {expected}, got '{line[:60]}'")
         self.values[i, j] = value
         return i, j
 
-    @staticmethod
-    def require(what: str, got: int, expected: int) -> None:
-        """Refuse another number of lines than the first one says."""
-        if got != expected:
-            raise ArgumentError(f"expected {expected} {what}, as the first line says, got {got}")
+
+def _require(what: str, got: int, expected: int) -> None:
+    """Refuse another number of lines than the first one says."""
+    if got != expected:
+        raise ArgumentError(f"expected {expected} {what}, as the first line says, got {got}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from numbers import Integral
 from typing import Any
 
@@ -27,20 +27,15 @@ from diabat.compute.memory import require_memory
 from diabat.documents.errors import shown, unknown_key
 from diabat.ising import Ising, coupled_pairs, triple_indices
 from diabat.ising.edges import Edges, best_form
-from diabat.ising.problem_files import DICTIONARIES
+from diabat.ising.problem_files import DICTIONARIES, KNOWN
 from diabat.ising.problem_files.dimod_formats import check_integer
-from diabat.ising.problem_files.other_formats import KNOWN
 from diabat.ising.saved import check_labels
 
 _KEYS = ("labels", "fields", "couplings", "three_body", "visible", "offset", "beta")
 
 
 def yaml_problem(document: Any, scale: float) -> tuple[Ising, list[Hashable]]:
-    """Build the problem [n], float64, of a parsed document, times a scale, with the labels of its spins.
-
-    Raises:
-        ArgumentError: If a key is unknown or missing, or a value has the wrong form.
-    """
+    """Build the problem [n], float64, of a parsed document (else ArgumentError), times a scale, with its labels."""
     if not isinstance(document, dict):
         raise ArgumentError(f"expected {KNOWN}, got {shown(document)}")
     others = [] if "fields" in document else itertools.chain(*DICTIONARIES)
@@ -114,7 +109,7 @@ def _entries(name: str, rows: Any, names: list[Hashable], *, order: int) -> tupl
         raise ArgumentError(f"{name}: expected a list of {form}, got {shown(rows)}")
     place = {label: j for j, label in enumerate(names)}
     known = f"spins 0 to {len(names) - 1}" if names == list(range(len(names))) else "labels"
-    seen: set[frozenset[Any]] = set()
+    earlier: set[frozenset[Any]] = set()
     index, values = [], []
     for position, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != order + 1:
@@ -124,25 +119,25 @@ def _entries(name: str, rows: Any, names: list[Hashable], *, order: int) -> tupl
             raise ArgumentError(f"{name}[{position}]: expected {known} in {form}, got {shown(row)}")
         if len(set(spins)) != order:
             raise ArgumentError(f"{name}[{position}]: expected {order} different spins, got {spins}")
-        if frozenset(spins) in seen:
+        if frozenset(spins) in earlier:
             got = sorted(spins, key=place.__getitem__)
             raise ArgumentError(f"{name}[{position}]: the spins {got} are given twice")
-        seen.add(frozenset(spins))
+        earlier.add(frozenset(spins))
         index.append([place[s] for s in spins])
         values.append(number(f"{name}[{position}]", value))
-    return torch.tensor(index, dtype=torch.int64).reshape(-1, order), torch.tensor(
-        values, dtype=torch.float64
-    )
+    of_entries = torch.tensor(index, dtype=torch.int64).reshape(-1, order)
+    return of_entries, torch.tensor(values, dtype=torch.float64)
 
 
 def yaml_lines(ising: Ising, labels: list[Hashable] | None) -> Iterator[str]:
     """The problem in this format; ArgumentError if a label is no string or integer, or YAML cannot hold so much."""
     n = ising.num_spins
-    given: Iterable[Any] = range(n) if labels is None else labels
-    plain = [int(x) if isinstance(x, Integral) else x for x in given]
-    check_labels(plain, n)
-    names = [_scalar(label) for label in plain]
-    if plain != list(range(n)):
+    usual = list(range(n))
+    own: list[Any] = usual if labels is None else labels
+    of_spins = [int(x) if isinstance(x, Integral) else x for x in own]
+    check_labels(of_spins, n)
+    names = [_scalar(label) for label in of_spins]
+    if of_spins != usual:
         yield f"labels: [{', '.join(names)}]\n"
     yield f"fields: {json.dumps(ising.fields.detach().double().tolist())}\n"
     pairs, values = coupled_pairs(ising)
