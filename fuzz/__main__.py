@@ -33,23 +33,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--workers", type=int, default=2, help="processes")
     options.add_argument("--only", nargs="+", metavar="NAME", help="properties, or modules like fuzz.files")
     options.add_argument("--replay", metavar="NAME", help="one run of a property here, with all its examples")
-    given = options.parse_args(arguments)
+    words = options.parse_args(arguments)
     load()
-    if given.replay:
-        found = [run(given.replay, given.seed, verbose=True)]
+    if words.replay:
+        ended = [run(words.replay, words.seed, verbose=True)]
     else:
-        chosen = tuple(given.only or [""])
+        chosen, ended = tuple(words.only or [""]), []
         names = [k for k, check in PROPERTIES.items() if k in chosen or check.__module__.startswith(chosen)]
-        share = 60 * given.minutes * given.workers / max(len(names), given.workers)
-        found = []
-        for outcome in outcomes(names, given.seed * SEEDS, share, given.workers):
-            found.append(outcome)
-            left = (len(names) - len(found)) * share / given.workers / 60
+        share = 60 * words.minutes * words.workers / max(len(names), words.workers)
+        for outcome in outcomes(names, words.seed * SEEDS, share, words.workers):
+            ended.append(outcome)
             if sys.stderr.isatty():
-                told = f"\r{len(found)} of {len(names)}, {left:.1f} min left "
-                print(told, end="", file=sys.stderr, flush=True)
-    print(report(found))
-    return int(any(outcome.finding for outcome in found))
+                left = (len(names) - len(ended)) * share / words.workers / 60
+                state = f"\r{len(ended)} of {len(names)}, {left:.1f} min left "
+                print(state, end="", file=sys.stderr, flush=True)
+    print(report(ended))
+    return int(any(outcome.finding for outcome in ended))
 
 
 def load() -> None:
@@ -61,14 +60,8 @@ def load() -> None:
 
 
 def outcomes(
-    names: Sequence[str],
-    seed: int,
-    seconds: float,
-    workers: int,
-    *,
-    limit: float = 60.0,
-    memory_mb: int = 4096,
-) -> Iterator[Outcome]:
+    names: Sequence[str], seed: int, seconds: float, workers: int, *, limit: float = 60.0, memory_mb: int = 4096
+) -> Iterator[Outcome]:  # fmt: skip
     """Run every property for some seconds, with seeds from the first one on, each in a forked process.
 
     A crash, an example that takes longer than the limit in seconds, and a full memory are findings.

@@ -76,18 +76,11 @@ def float_masks(draw: st.DrawFn, seen: Tensor, added: Tensor) -> Tensor:
 
 @st.composite
 def problems(
-    draw: st.DrawFn, *, spins: int = 10, most: float = USUAL, extreme: bool = False, three_body: bool = True,
-    gradients: bool = True,
-) -> Ising:  # fmt: skip
-    """A valid problem.
+    draw: st.DrawFn, *, spins: int = 10, most: float = USUAL, extreme: bool = False, three_body: bool = True
+) -> Ising:
+    """A valid problem of up to ``spins`` spins and the strength ``most``.
 
-    Args:
-        draw: Of hypothesis.
-        spins: Most spins.
-        most: Largest strength.
-        extreme: Whether some have strengths of 1e30 and more.
-        three_body: Whether some have K.
-        gradients: Whether some tensors require a gradient.
+    Some have strengths of 1e30 and more if ``extreme``, a K if ``three_body``, and tensors that require a gradient.
     """
     dtype, batch = draw(DTYPES), draw(st.sampled_from(BATCHES))
     has_three = three_body and draw(one_in(4))
@@ -105,7 +98,7 @@ def problems(
             tensor = tensor.transpose(0, -1).contiguous().transpose(0, -1)
         elif layout == "expanded" and tensor.ndim > order:
             tensor = tensor[:1].expand(tensor.shape)
-        return tensor.requires_grad_(gradients and draw(st.booleans()))
+        return tensor.requires_grad_(draw(st.booleans()))
 
     h, J, K = finished(drawn(batch, 1), 1), None, None
     if not draw(one_in(6)):
@@ -172,8 +165,8 @@ def reach(ising: Ising) -> float:
 def first(ising: Ising) -> Ising:
     """The first problem of the batch alone."""
     tensors = (ising.fields, ising.couplings, ising.visible, ising.three_body, ising.offset)
-    found: list[Any] = [
+    alone: list[Any] = [
         None if tensor is None else tensor[(0,) * (tensor.ndim - order)]
         for tensor, order in zip(tensors, (1, 2, 1, 3, 0), strict=True)
     ]
-    return Ising(*found)
+    return Ising(*alone)

@@ -51,13 +51,8 @@ def holds(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def run(
-    name: str,
-    number: int,
-    *,
-    examples: int = 50,
-    begins: Callable[[], None] = lambda: None,
-    verbose: bool = False,
-) -> Outcome:
+    name: str, number: int, *, examples: int = 50, begins: Callable[[], None] = lambda: None, verbose: bool = False
+) -> Outcome:  # fmt: skip
     """Run a property with a seed, and shrink what it finds; ``begins`` is called before every example."""
     check, endings, finding = PROPERTIES[name], Counter[str](), ""
     in_folder = "folder" in inspect.signature(check).parameters

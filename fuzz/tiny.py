@@ -1,8 +1,10 @@
-"""A model and a task so small that a whole training takes a fraction of a second, for the tests and for the fuzz."""
+"""A model, a task and a decoder so small that a training takes a fraction of a second, for the tests and the fuzz."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,22 +38,44 @@ def tiny_model(task: Task, mode: str = "h+J", seed: int = 0, sampler: str | Samp
 
 
 def tiny_train(
-    run_dir: Path,
-    *,
-    resume: bool = False,
-    progress: bool = False,
-    model: Transformer | None = None,
-    task: Task | None = None,
-    weights: int | None = None,
-    **changes: Any,
-) -> TrainResult:
-    """Train in a folder, from the weights of a seed.
-
-    A run that is resumed from a checkpoint must not depend on its initial weights: without ``weights`` they then come
-    from another seed.
-    """
+    run_dir: Path, *, resume: bool = False, progress: bool = False, model: Transformer | None = None,
+    task: Task | None = None, weights: int | None = None, **changes: Any,
+) -> TrainResult:  # fmt: skip
+    """Train in a folder, from the weights of a seed: another one for a run that is resumed, which must not matter."""
     task = task or tiny_task()
     if weights is None:
         weights = 99 if resume and (run_dir / LATEST).exists() else 0
     model = model or tiny_model(task, seed=weights)
     return train(model, task, replace(OPTIONS, **changes), run_dir, resume=resume, progress=progress)
+
+
+VOCABULARY, LAYERS, HEADS, GROUPS = 24, 2, 4, 2
+QUESTIONS = [{"input_ids": [k, 5, 6], "choices": [3, 7], "answer": 3} for k in range(1, 4)]
+
+
+@cache
+def decoder(seed: int = 0) -> Any:
+    """A Llama with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=8, intermediate_size=8, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=GROUPS, max_position_embeddings=32, initializer_range=0.5,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def analyse(folder: Path, **_: Any) -> None:
+    """Analyse the heads of the decoder, saved beside the folder, on from where the folder is."""
+    from diabat.heads.commands.analysis import AnalysisOptions
+    from diabat.heads.commands.analysis import analyse as analyse_heads
+
+    model, data = folder.parent / "model", folder.parent / "questions.jsonl"
+    if not data.exists():
+        decoder().save_pretrained(model)
+        data.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
+    # One coalition at a time: its value does not depend on which others are still to be evaluated.
+    analyse_heads(str(model), data, folder, AnalysisOptions(batch_size=1, resamples=50))

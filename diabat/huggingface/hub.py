@@ -17,15 +17,10 @@ _MAX_BYTES, _MAX_INDEX_BYTES = 1 << 20, 1 << 26
 
 
 def resolve(name: str, argument: str) -> str:
-    """Return what Hugging Face's ``from_pretrained`` understands.
+    """Return what Hugging Face's ``from_pretrained`` understands of a name; errors name it as ``argument``.
 
-    Args:
-        name: A name on the hub, a folder, or ``package:NAME/FOLDER`` for a folder inside an installed Python
-            package, which is not imported.
-        argument: What the name was given as, for errors.
-
-    Raises:
-        ValueError: If the package or the folder does not exist, the name is an address, or as :func:`check_folder`.
+    It is a name on the hub, a folder, or ``package:NAME/FOLDER`` for a folder inside an installed Python package, which
+    is not imported.  Addresses, and what :func:`check_folder` refuses, are refused.
     """
     if "://" in name:  # not shown: an address may hold an access token
         raise ArgumentError(argument, "the name of a model or a folder", "an address")
@@ -44,9 +39,6 @@ def check_folder(folder: Path, argument: str) -> None:
     """Refuse a folder with devices or pipes, links to them, or an index of weights that names files elsewhere.
 
     transformers would read them.  Links to files may be there: the cache of the hub consists of them.
-
-    Raises:
-        ValueError: The message names the file.
     """
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if file.exists() and not file.is_file() and not file.is_dir():
@@ -76,8 +68,8 @@ def _in_package(name: str, argument: str) -> Path:
 
 def refuse_embedded_adapter(place: Any, *, local_files_only: bool = False) -> None:
     """Refuse a model with an adapter beside it: transformers would load that too, and whatever it names."""
-    found = extra("transformers.utils").find_adapter_config_file(place, local_files_only=local_files_only)
-    if found is not None:
+    utils = extra("transformers.utils")
+    if utils.find_adapter_config_file(place, local_files_only=local_files_only) is not None:
         raise ArgumentError(
             "model",
             f"expected a model without adapter, got '{place}' with {ADAPTER_CONFIG}; load the model that the adapter "
@@ -93,9 +85,7 @@ def first_and_others(names: list[str]) -> str:
 def json_of(file: Path, argument: str) -> Any:
     """The content of a JSON file that may come from somebody else; links are followed, as for all of its folder.
 
-    Raises:
-        FileNotFoundError: There is none.
-        ValueError: It is damaged.
+    FileNotFoundError if there is none, ArgumentError if it is damaged.
     """
     try:
         return parse_json(read_file(file, _MAX_BYTES, follow=True))

@@ -68,21 +68,16 @@ def load_decoder(
     except (RuntimeError, AssertionError, NotImplementedError):  # unknown, not compiled in, or not there
         raise ArgumentError("device", "a device that torch has here", f"'{device}'") from None
     transformers, place = extra("transformers"), resolve(name, "model")
-    options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
+    offline: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     with _refusing("model", "the folder of a model", name, place):
         refuse_embedded_adapter(place, local_files_only=local_files_only)
-        config = transformers.AutoConfig.from_pretrained(place, **options)
+        config = transformers.AutoConfig.from_pretrained(place, **offline)
     _check_config(name, config)
     what = "the folder of a causal language model"
     with _refusing("model", what, name, place), quiet(transformers.utils.logging):
-        model, report = transformers.AutoModelForCausalLM.from_pretrained(
-            place,
-            config=config,
-            dtype=DTYPES[dtype],
-            output_loading_info=True,
-            use_safetensors=True,
-            **options,
-        )
+        options = {"config": config, "dtype": DTYPES[dtype], "use_safetensors": True, **offline}
+        auto = transformers.AutoModelForCausalLM
+        model, report = auto.from_pretrained(place, output_loading_info=True, **options)
     missing = sorted(report["missing_keys"])
     if missing:  # transformers fills them with random numbers
         got = f"'{name}' without {first_and_others(missing)}"
@@ -90,7 +85,7 @@ def load_decoder(
     folder, tokenizer = Path(place), None
     if not folder.is_dir() or any((folder / file).is_file() for file in _TOKENIZER_FILES):
         with _refusing("model", "the folder of a model with a tokenizer", name, place):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(place, use_fast=True, **options)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(place, use_fast=True, **offline)
         if not tokenizer.is_fast:
             raise ArgumentError("model", "a model with a fast tokenizer", f"'{name}', which has none")
     return model.to(device).eval(), tokenizer
@@ -120,15 +115,15 @@ def load_adapter(model: Any, folder: str | Path) -> Any:
     check_adapter(path)
     what = "an adapter of this model"
     with _refusing("adapter", what, path, path), safe_open(path / ADAPTER_FILES[1], "pt") as file:
-        found = set(file.keys())
-    match_couplings(model, path, found)
+        stored = set(file.keys())
+    match_couplings(model, path, stored)
     with _refusing("adapter", what, path, path), warnings.catch_warnings():
         # Of a property that transformers has renamed, and of what is missing, which is checked below.
         warnings.simplefilter("ignore")
         adapted = peft.PeftModel.from_pretrained(model, str(path), local_files_only=True)
         expected = set(peft.get_peft_model_state_dict(adapted, save_embedding_layers=False))
     taken = expected | {key for key in adapted.state_dict() if "lora_" not in key}  # with resized embeddings
-    wrong = sorted((expected - found) | (found - taken))
+    wrong = sorted((expected - stored) | (stored - taken))
     if wrong:
         got = "without" if wrong[0] in expected else "with"
         raise ArgumentError("adapter", "an adapter of this model", f"'{folder}' {got} {wrong[0]}")

@@ -22,22 +22,17 @@ _INCIDENTAL = {
 def model_digest(model: Any, fields: tuple[str, ...] = ("weights",), *, without: str = "") -> dict[str, str]:
     """Checksums of a decoder of transformers, possibly wrapped by peft, with all its weights: a second for 2 GB.
 
-    Args:
-        model: The model.
-        fields: ``weights`` as they are, and those in :data:`ROUNDED` for weights rounded to this dtype: for files that
-            copies of the model in another dtype may use.
-        without: A submodule whose weights do not count, wherever it stands.
-
-    Returns:
-        ``configuration``, without names and versions; ``dtype``, the narrowest of the parameters; ``adapters``, the
-        active ones of peft with their scales, empty if there are none; and the fields, parameters and buffers without
-        adapters.  A field is empty if weights are not in memory, or are quantised and asked for rounded.
+    They are ``configuration``, without names and versions; ``dtype``, the narrowest of the parameters; ``adapters``,
+    the active ones of peft with their scales, empty if there are none; and the fields, parameters and buffers without
+    adapters and without the submodule ``without``.  Fields are ``weights`` as they are, and those in :data:`ROUNDED`
+    for weights rounded to this dtype: for files that copies of the model in another dtype may use.  A field is empty
+    if weights are not in memory, or are quantised and asked for rounded.
     """
     own, adapted, scales = _tensors(model)
     own = {name: tensor for name, tensor in own.items() if not without or without not in name.split(".")}
     config = json.dumps(_essential(model.config.to_dict()), sort_keys=True, default=str)
     plain = all(parameter.is_floating_point() for parameter in model.parameters())
-    found = {
+    digest = {
         "configuration": hashlib.sha256(config.encode()).hexdigest(),
         "dtype": _dtype(model),
         "adapters": _checksum(adapted, None, scales) if scales else "",
@@ -45,8 +40,8 @@ def model_digest(model: Any, fields: tuple[str, ...] = ("weights",), *, without:
     for field in fields:
         known = not any(tensor.is_meta for tensor in own.values()) and (plain or field == "weights")
         dtype = None if field == "weights" else getattr(torch, field)
-        found[field] = _checksum(own, dtype) if known else ""
-    return found
+        digest[field] = _checksum(own, dtype) if known else ""
+    return digest
 
 
 def differences(model: Any, saved: Mapping[str, Any], *, without: str = "") -> list[str]:

@@ -23,12 +23,7 @@ _OTHERS = ("s_aux", "sinks", "position_bias", "indices", "block_indices")
 
 
 def pretrained_model(model: nn.Module) -> Any:
-    """The decoder of transformers in what may be wrapped by peft.
-
-    Raises:
-        ArgumentError: There is none.
-        UnsupportedError: It has an encoder too.
-    """
+    """The decoder of transformers in what may be wrapped by peft; refuses others, and one with an encoder too."""
     kind = extra("transformers").PreTrainedModel
     modules = model.modules() if isinstance(model, nn.Module) else ()
     base: Any = next((module for module in modules if isinstance(module, kind)), None)
@@ -40,22 +35,18 @@ def pretrained_model(model: nn.Module) -> Any:
 
 
 def attention_modules(model: nn.Module) -> dict[int, Any]:
-    """The causal attention modules of a model by layer; nothing is run.
-
-    Raises:
-        UnsupportedError: There is none, or several of one layer.
-    """
-    found: dict[int, Any] = {}
+    """The causal attention modules of a model by layer; UnsupportedError if there is none, or several of a layer."""
+    modules: dict[int, Any] = {}
     for module in model.modules():
         # Every attention module behind the AttentionInterface has both.
         layer = getattr(module, "layer_idx", None)
         if isinstance(layer, int) and getattr(module, "is_causal", None) is True:
-            if layer in found:
+            if layer in modules:
                 raise UnsupportedError("model", "one attention module per layer", f"two in layer {layer}")
-            found[layer] = module
-    if not found:
+            modules[layer] = module
+    if not modules:
         raise _no_interface(model)
-    return dict(sorted(found.items()))
+    return dict(sorted(modules.items()))
 
 
 def query_heads(module: Any) -> int:
@@ -81,8 +72,7 @@ def register_attention(name: str, function: Callable[..., Any], *, boolean: bool
 def switch_attention(model: nn.Module, name: str) -> dict[str, Any]:
     """Set the attention of all layers, and return the former, as ``set_attn_implementation`` takes it.
 
-    Raises:
-        UnsupportedError: A layer keeps its own; the model is then as it was.
+    UnsupportedError if a layer keeps its own; the model is then as it was.
     """
     base = pretrained_model(model)
     modules, former = attention_modules(base), _implementations(base.config)

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn import functional as F
 
 import diabat
 from diabat.attention import WindowCouplings
-from diabat.testing.oracle import state_table
+from diabat.attention.naive import naive_attention
 from fuzz.calls.laws import close, finite
 from fuzz.problems import DTYPES, SEEDS, float_masks, leads, mostly, normal, scales
 from fuzz.properties import demand, holds
@@ -50,17 +49,14 @@ def functions(draw: st.DrawFn) -> None:
     for tensor in (q, k, v, *parameters):
         if tensor.grad is not None:
             finite(tensor.grad, "gradient")
-    if q.dtype == torch.float32:
+    if q.dtype == torch.float32 or backend == "mean_field":
         return
-    scores = _scores(q, k, options["scale"], options["softcap"])
-    if made is None and options["readout"] == "odds":
-        expected = (scores + bias).masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0)
-    elif backend == "mean_field":
-        return
-    else:
-        h = (scores + bias).masked_fill(~seen, -math.inf)
-        expected = _enumerated(h, _matrices(made, seen, far), seen, options["readout"])
-    close(shown, expected, 1e-5, "weights")
+    given = (q.detach(), k.detach(), v.detach(), bias.masked_fill(~seen, -math.inf))
+    q, k, v, added = (x.reshape(-1, *(1, *x.shape)[-3:]) for x in given)
+    law = {name: options[name] for name in ("scale", "readout", "far", "softcap")}
+    with torch.no_grad():
+        expected = naive_attention(q, k, v, made, added, **law)[1]
+    close(shown, expected.reshape(shape), 1e-5, "weights")
 
 
 def _inputs(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,50 +116,3 @@ def _mask(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Tensor | None, bool,
         return mask, False, seen & mask, bias
     given = draw(float_masks(mask, draw(st.just(0.0) | scales(0.01, 10)) * normal(seed + 1, *mask.shape)))
     return given, False, seen & mask, bias + torch.where(mask, given.double(), 0)
-
-
-def _scores(q: Tensor, k: Tensor, scale: float | None, softcap: float | None) -> Tensor:
-    q, k = q.detach(), k.detach()
-    if q.ndim > 2 and k.shape[-3] != q.shape[-3]:
-        k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
-    scores = (q.shape[-1] ** -0.5 if scale is None else scale) * q @ k.mT
-    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
-
-
-def _matrices(made: Coupled, seen: Tensor, far: str) -> Tensor:
-    """J of every query, [*, H, L, S, S]; keys that a window does not show disappear from ``seen``."""
-    *lead, queries, keys = seen.shape
-    J = torch.zeros(*lead, queries, keys, keys, dtype=torch.float64)
-    if made is None:
-        return J
-    if made.pairs is not None:
-        matrix = made.matrix()
-        assert matrix is not None
-        of_heads = matrix.detach()[:, 0].double()
-        if not made.relative:
-            return J + of_heads.reshape(*lead[-1:], 1, keys, keys)
-        for place in torch.cartesian_prod(*(torch.arange(n) for n in (*lead, queries))).view(
-            -1, len(lead) + 1
-        ):
-            at = tuple(place.tolist())
-            last = seen[at].nonzero()[:, 0][-made.window :]
-            slots = torch.arange(made.window - len(last), made.window)
-            head = at[-2] if lead else 0
-            J[at][last[:, None], last] = of_heads[head][slots[:, None], slots]
-    if made.relative and far == "none":
-        after = seen.flip(-1).cumsum(-1).flip(-1)
-        seen &= after <= made.window
-    return J
-
-
-def _enumerated(scores: Tensor, J: Tensor, seen: Tensor, readout: str) -> Tensor:
-    """Weights from all states of the visible keys of every query."""
-    scores = scores.masked_fill(~seen, -math.inf)
-    h = (scores - scores.logsumexp(-1, keepdim=True)) / 2 if readout == "odds" else scores
-    h, J = h.masked_fill(~seen, 0), J * seen[..., None] * seen[..., None, :]
-    s = state_table(seen.shape[-1])
-    exponent = h @ s.T + torch.einsum("ni,...ij,nj->...n", s, J, s) / 2
-    parts = (exponent[..., None].masked_fill(s != sign, -math.inf).logsumexp(-2) for sign in (1, -1))
-    odds = next(parts) - next(parts)
-    weights = odds if readout == "odds" else F.logsigmoid(odds)
-    return weights.masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0)

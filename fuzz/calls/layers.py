@@ -212,9 +212,13 @@ def held(draw: st.DrawFn) -> None:
     x, padding = _inputs(draw, layer, 6, torch.float64)
     other = diabat.BoltzmannAttention(layer.embed_dim, layer.num_heads, **options).double()
     values, heads = st.none() | st.floats(-3, 3), st.none() | st.just([0])
+
+    def hold(part: Any) -> None:
+        part.hold(draw(values), heads=draw(heads))
+
     changes: dict[str, Callable[[Any], object]] = {
-        "hold": lambda part: part.hold(draw(values), heads=draw(heads)),
-        "hold more": lambda part: part.hold(draw(values), heads=draw(heads)),
+        "hold": hold,
+        "hold more": hold,
         "train": lambda part: [p.data.add_(torch.randn_like(p)) for p in part.parameters()],
         "release": lambda part: part.release(),
         "empty": lambda part: part.to_empty(device="cpu"),

@@ -29,11 +29,7 @@ CALLS = (
 class Disk:
     """Watches operations on files below a folder, from :meth:`watch` on, for the rest of the process.
 
-    Args:
-        root: The folder.
-        moment: Number of the operation that fails, from 1; 0 for none.
-        how: In what way.
-        before: Called just before it fails.
+    Number ``moment`` of them, from 1 (0 for none), fails as ``how`` says, and ``before`` is called just before that.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +21,10 @@ from fuzz.properties import refusal_flaw
 
 @dataclass(frozen=True)
 class Ending:
-    """How a session ended.
+    """How a session ended: ``done``, ``sentence``, ``raw`` for an error that is not a sentence, or ``killed``.
 
-    Attributes:
-        kind: ``done``, ``sentence``, ``raw`` for an error that is not a sentence, or ``killed``.
-        text: Message of the error.
-        operations: Names of its file operations, if it was not killed.
-        step: Step of the checkpoint when the fault came; -1 if there was none, or no fault.
-        fault: Name of the operation that failed.
+    ``text`` is the message of the error, ``operations`` names its file operations if it was not killed, ``fault`` the
+    one that failed, and ``step`` is that of the checkpoint when it did; -1 if there was none, or no fault.
     """
 
     kind: str
@@ -51,12 +48,9 @@ def session(
         time.sleep(kill_after)
         os.kill(child, signal.SIGKILL)
     with os.fdopen(reader, "rb") as pipe:
-        lines = [json.loads(line) for line in pipe]
+        told = [json.loads(line) for line in pipe]
     _, status = os.waitpid(child, 0)
-    facts: dict[str, Any] = {"kind": "killed" if os.WIFSIGNALED(status) else "raw"}
-    for line in lines:
-        facts |= line
-    return Ending(**facts)
+    return Ending(**ChainMap(*reversed(told), {"kind": "killed" if os.WIFSIGNALED(status) else "raw"}))
 
 
 def _child(folder: Path, run: Callable[[Path], Any], disk: Disk | None, writer: int) -> None:

@@ -13,21 +13,18 @@ import torch
 
 from diabat.lab.training import TrainingError, load_model
 from diabat.lab.training.folder import LATEST
-from fuzz.decoders import analyse, decoder
 from fuzz.faults.session import Ending, saved_step
 from fuzz.properties import REFUSALS, refusal_flaw
-from fuzz.tiny import tiny_train
+from fuzz.tiny import analyse, decoder, tiny_train
 
 
 @dataclass(frozen=True)
 class Work:
     """Work that goes on in its folder after a fault, and ends as if there had been none.
 
-    Attributes:
-        run: Begins, or goes on with, the work in a folder.
-        lost: What a fault has lost before the work goes on, from the folder and the ending; empty if nothing.
-        difference: The first difference of two folders of finished work; empty if there is none.
-        every: Sweep each so manieth operation only, unless another number is asked for.
+    ``run`` begins, or goes on with, the work in a folder; ``lost`` says what a fault has lost before that, from the
+    folder and the ending; ``difference`` is the first one of two folders of finished work; both are empty for none.  A
+    sweep takes ``every`` so manieth operation, unless another number is asked for.
     """
 
     run: Callable[[Path], Any]
@@ -83,22 +80,16 @@ def _save_model(folder: Path) -> None:
     disable_gac(plain)
 
 
-def _read_values(path: Path) -> None:
-    """The values so far, and the analysis if it is finished."""
-    from diabat.heads.commands.analysis import read_analysis
-    from diabat.heads.games.store import ValueStore
-
-    if ValueStore.read(path).analysis:
-        read_analysis(path)
-
-
 def _unreadable(folder: Path, ending: Ending) -> str:
     """Models load or are refused in a sentence, and what is written whole or not at all is whole."""
     from diabat.heads import load_gac
+    from diabat.heads.commands.analysis import read_analysis
+    from diabat.heads.games.store import ValueStore
     from diabat.huggingface import load_decoder
 
+    values = folder / "values.safetensors"
     for name, load in {
-        "values.safetensors": lambda: _read_values(folder / "values.safetensors"),
+        "values.safetensors": lambda: ValueStore.read(values).analysis and read_analysis(values),
         "model/model.safetensors": lambda: load_decoder(str(folder / "model")),
         "plain/gac.json": lambda: load_gac(load_decoder(str(folder / "plain"))[0], folder / "plain"),
     }.items():

@@ -15,15 +15,14 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from diabat.files import to_json
 from diabat.heads import Calibration, disable_gac, enable_gac, enabled_calibration, load_gac, save_gac
 from diabat.heads.commands.analysis import FILE, read_analysis
 from diabat.heads.commands.calibration import CalibrationOptions, calibration_of, salient_groups
 from diabat.huggingface import convert, load_adapter, load_decoder
 from diabat.huggingface.boltzmann.config import FOLDER_SAMPLERS
-from fuzz.decoders import HEADS, analyse, decoder
 from fuzz.files.mutations import damaged, other_tensors, tampered
 from fuzz.properties import demand, holds, naming
+from fuzz.tiny import HEADS, analyse, decoder
 
 Files = dict[str, bytes]
 _SETTINGS = (
@@ -34,13 +33,13 @@ _SETTINGS = (
 
 @cache
 def _calibrations() -> list[bytes]:
-    found, model = [], decoder()
+    files, model = [], decoder()
     with tempfile.TemporaryDirectory() as folder:
         for setting in _SETTINGS:
             enable_gac(model, setting)
-            found.append(save_gac(model, folder).read_bytes())
+            files.append(save_gac(model, folder).read_bytes())
     disable_gac(model)
-    return found
+    return files
 
 
 @holds
@@ -48,16 +47,16 @@ def gac_file(draw: st.DrawFn, folder: Path) -> None:
     """``gac.json``: the calibration that it describes, or a sentence with its name, and the model as it was."""
     content = draw(damaged(_calibrations(), is_json=True))
     (folder / "gac.json").write_bytes(content)
-    model, found = decoder(), None
+    model, loaded = decoder(), None
     try:
         with naming("gac.json"):
-            found = load_gac(model, folder)
+            loaded = load_gac(model, folder)
     finally:
         on = enabled_calibration(model)
         disable_gac(model)
-        demand(on == found, f"calibration: expected {found} enabled, got {on}")
+        demand(on == loaded, f"calibration: expected {loaded} enabled, got {on}")
     described, stored = (json.loads(one) for one in (content, _calibrations()[0]))
-    demand(found == Calibration.from_dict(described["calibration"]), f"calibration: got {found}")
+    demand(loaded == Calibration.from_dict(described["calibration"]), f"calibration: got {loaded}")
     for name in ("configuration", "adapters"):
         got = described["model"].get(name)
         demand(got == stored["model"][name], f"model: expected a refusal of another {name}, {got}")
@@ -147,12 +146,11 @@ def coupled_adapter(draw: st.DrawFn, folder: Path) -> None:
     _write(draw, folder, files, "boltzmann.json", changed)
     with naming("adapter"):
         model = load_adapter(decoder.__wrapped__(), folder)
-    found, asked = model.config.boltzmann, json.loads((folder / "boltzmann.json").read_bytes())["boltzmann"]
-    got = found["sampler"]
-    demand(got in FOLDER_SAMPLERS, f"sampler: expected {FOLDER_SAMPLERS}, got {got}")
+    own, asked = model.config.boltzmann, json.loads((folder / "boltzmann.json").read_bytes())["boltzmann"]
+    demand(own["sampler"] in FOLDER_SAMPLERS, f"sampler: expected {FOLDER_SAMPLERS}, got {own['sampler']}")
     for name in ("window", "readout", "far"):
-        want, got = asked.get(name, found[name]), found[name]
-        demand(got == want, f"{name}: expected {want}, got {got}")
+        want = asked.get(name, own[name])
+        demand(own[name] == want, f"{name}: expected {want}, got {own[name]}")
     _answers(model)
 
 
@@ -167,10 +165,6 @@ def _write(draw: st.DrawFn, folder: Path, files: Files, config: str, settings: s
         name = next(name for name in files if name.endswith(".safetensors"))
         files = files | {name: draw(other_tensors(files[name]))}
     else:
-        changed = draw(settings)
-        try:
-            files = files | {config: to_json(changed)}
-        except (ValueError, TypeError):  # NaN, which JSON does not hold
-            files = files | {config: json.dumps(changed).encode()}
+        files = files | {config: json.dumps(draw(settings)).encode()}  # with NaN, which JSON does not hold
     for name, content in files.items():
         (folder / name).write_bytes(content)

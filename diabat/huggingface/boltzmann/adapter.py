@@ -86,12 +86,7 @@ def load_couplings(model: Any, folder: str | Path, sampler: Sampler | str | None
 
 
 def match_couplings(model: Any, folder: Path, keys: set[str]) -> None:
-    """Convert a model with the settings beside an adapter of peft, or compare them with its own.
-
-    Args:
-        model: Without adapters.
-        folder: Of the adapter.
-        keys: Names of its tensors.
+    """Convert a model with the settings beside an adapter of peft with these tensors, or compare them with its own.
 
     Errors and warnings are those of ``load_adapter``.
     """

@@ -71,9 +71,7 @@ class BoltzmannOptions:
     def from_settings(cls, settings: Any, backend: Sampler | str | None = None) -> BoltzmannOptions:
         """Read what `as_dict` gave, maybe to somebody else; ``backend`` takes the place of the one in it.
 
-        Raises:
-            ArgumentError: If there are no settings, they are invalid, or they name a backend that is not one of
-                `FOLDER_SAMPLERS` and none is given.
+        ArgumentError if they are invalid, or name a backend that is not one of `FOLDER_SAMPLERS` and none is given.
         """
         name = "config.boltzmann"
         if settings is None:
@@ -83,8 +81,8 @@ class BoltzmannOptions:
         if not isinstance(settings, Mapping) or not set(settings) <= set(known):
             unknown = sorted(set(settings) - set(known)) if isinstance(settings, Mapping) else settings
             raise ArgumentError(name, f"settings among {', '.join(known)}", f"{unknown!r:.100}")
-        given = dict(settings)
-        kind, options = given.pop("sampler", "exact"), given.pop("sampler_options", {})
+        others = dict(settings)
+        kind, options = others.pop("sampler", "exact"), others.pop("sampler_options", {})
         if backend is None and kind not in FOLDER_SAMPLERS:
             raise ArgumentError(
                 name,
@@ -99,14 +97,16 @@ class BoltzmannOptions:
                 raise ArgumentError(
                     name, f"expected sampler_options of '{kind}', got {options!r:.60}: {error}"
                 ) from None
-        return cls(sampler=backend, **given)
+        return cls(sampler=backend, **others)
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON can hold them; of a backend that a folder may not name, its name only."""
         assert self.sampler is not None
         backend = as_sampler(self.sampler)
-        found = {field.name: getattr(self, field.name) for field in fields(self)} | {"sampler": backend.name}
-        return found | ({"sampler_options": backend.options} if backend.name in FOLDER_SAMPLERS else {})
+        settings = {field.name: getattr(self, field.name) for field in fields(self)} | {
+            "sampler": backend.name
+        }
+        return settings | ({"sampler_options": backend.options} if backend.name in FOLDER_SAMPLERS else {})
 
 
 OPTIONS = tuple(field.name for field in fields(BoltzmannOptions))

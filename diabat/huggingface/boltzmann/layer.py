@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -76,15 +76,9 @@ class BoltzmannHeads(CoupledLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """Mix values; and normalised weights, [B, H, Q, K], or None unless they are needed.
 
-        Args:
-            q: Queries [B, H, Q, D].
-            key: [B, H_kv, K, D].
-            value: Likewise.
-            mask: bool [B or 1, 1 or H, Q, K], True where a key is visible, or floating, added to the scores.
-            scale: Factor of q·k; None for 1/√D.
-            softcap: c; the scores s become c tanh(s / c) before all else.
-            dropout: Probability of dropout of the weights.
-            need_weights: Whether weights are needed.
+        Queries are [B, H, Q, D], keys and values [B, H_kv, K, D]; the mask [B or 1, 1 or H, Q, K] is bool, True where a
+        key is visible, or added to the scores.  ``scale`` is 1/√D if None, ``softcap`` c makes scores c tanh(s / c)
+        before all else, and ``dropout`` is that of the weights.
         """
         if (scale, softcap) != (self._law.scale, self._law.softcap):  # the same in every pass of a module
             self._law = replace(self._law, scale=scale, softcap=softcap)
@@ -95,8 +89,7 @@ class BoltzmannHeads(CoupledLayer):
                 dropout=dropout if self.training else 0.0, need_weights=need_weights,
             )  # fmt: skip
 
-        found: tuple[Tensor, Tensor | None] = self.couplings(attended)
-        return found
+        return cast("tuple[Tensor, Tensor | None]", self.couplings(attended))
 
 
 def boltzmann_attention(

@@ -180,11 +180,7 @@ class BoltzmannMixin:
     def from_pretrained(
         cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
     ) -> Any:
-        """Load as transformers does, and refuse a checkpoint without couplings.
-
-        Raises:
-            ArgumentError: If couplings are missing, or there is an adapter beside them.
-        """
+        """Load as transformers does; ArgumentError if couplings are missing, or there is an adapter beside them."""
         place, local = pretrained_model_name_or_path, bool(kwargs.get("local_files_only"))
         check_folder(Path(str(place), kwargs.get("subfolder") or ""), "pretrained_model_name_or_path")
         refuse_embedded_adapter(place, local_files_only=local)
@@ -199,11 +195,7 @@ class BoltzmannMixin:
         return (model, info) if output_loading_info else model
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save as transformers does, with a card README.md that says how to load it; a card that is there stays.
-
-        Raises:
-            UnsupportedError: If layers share couplings.
-        """
+        """Save as transformers does, with a card README.md if there is none; UnsupportedError for shared couplings."""
         require_own_couplings(cast(nn.Module, self))
         cast(Any, super()).save_pretrained(save_directory, *args, **kwargs)
         card = Path(save_directory) / "README.md"
@@ -254,16 +246,15 @@ class BoltzmannMixin:
 def kinds() -> tuple[Any, ...]:
     """The models with couplings of all families and tasks that this version of transformers has."""
     transformers = extra("transformers")
-    found = []
-    for family in FAMILIES:
-        if family in transformers.CONFIG_MAPPING:
-            plain = transformers.CONFIG_MAPPING[family]
-            config = _config(family, plain)
-            for auto, mapping in _TASKS.items():
-                models = getattr(transformers, mapping)
-                if plain in models:
-                    found.append(_kind(getattr(transformers, auto), models[plain], config))
-    return tuple(found)
+    classes = []
+    for family in (family for family in FAMILIES if family in transformers.CONFIG_MAPPING):
+        plain = transformers.CONFIG_MAPPING[family]
+        config = _config(family, plain)
+        for auto, mapping in _TASKS.items():
+            models = getattr(transformers, mapping)
+            if plain in models:
+                classes.append(_kind(getattr(transformers, auto), models[plain], config))
+    return tuple(classes)
 
 
 def register_boltzmann() -> None:
@@ -277,10 +268,7 @@ def register_boltzmann() -> None:
 
 
 def attach(model: Any, options: BoltzmannOptions) -> None:
-    """Give every attention module of a model couplings J = 0, as its submodule ``boltzmann``.
-
-    A model that is refused, for an invalid option or its cross-attention, is unchanged.
-    """
+    """Give every attention module of a model couplings J = 0, as submodule ``boltzmann``; refused, it is unchanged."""
     if getattr(model.config, "add_cross_attention", False):
         raise UnsupportedError("model", "a decoder without cross-attention", "add_cross_attention=True")
     modules, heads = attention_modules(model), model.config.num_attention_heads
@@ -291,25 +279,19 @@ def attach(model: Any, options: BoltzmannOptions) -> None:
     size = sum(pair_bytes(heads, options.window, options.bandwidth, copies=len(layers)))
     what = f"couplings of window = {options.window} in {len(layers)} layers of {heads} heads"
     require_memory(size, what, "window")
-    built = {layer: _heads_of(modules[layer], options) for layer in layers}
+    built = {}
+    for layer in layers:
+        w = next(modules[layer].parameters())
+        dtype = torch.promote_types(w.dtype, torch.float32)
+        built[layer] = BoltzmannHeads(query_heads(modules[layer]), options, device=w.device, dtype=dtype)
     for layer, part in built.items():
         modules[layer].add_module(NAME, part)
     for module in modules.values():
         setattr(module, ALWAYS_WEIGHTS, "output_attentions" in signature(type(module).forward).parameters)
 
 
-def _heads_of(module: Any, options: BoltzmannOptions) -> BoltzmannHeads:
-    """Couplings for an attention module."""
-    w = next(module.parameters())
-    dtype = torch.promote_types(w.dtype, torch.float32)
-    return BoltzmannHeads(query_heads(module), options, device=w.device, dtype=dtype)
-
-
 def _write_settings_beside(adapters: dict[str, Any], config: Any) -> None:
-    """Let adapters, by name, write the settings of a model beside them.
-
-    peft and transformers save an adapter by its configuration, which is replaced by a copy: it may serve other models.
-    """
+    """Let adapters, by name, write the settings of a model beside them, by a copy of their configuration."""
     for name, adapter in adapters.items():
         if "save_pretrained" not in vars(adapter):
             adapters[name] = own = copy(adapter)
@@ -440,8 +422,7 @@ def _become(model: Any, kind: Any, **own: Any) -> None:
 def __getattr__(name: str) -> Any:
     """The classes by their names, made on first use; pickle finds them here."""
     if name.startswith("Boltzmann"):
-        for kind in kinds():
-            for found in (kind.config_class, kind):
-                if found.__name__ == name:
-                    return found
+        known = {one.__name__: one for kind in kinds() for one in (kind.config_class, kind)}
+        if name in known:
+            return known[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
