@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib import import_module
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before OpenJij is loaded
@@ -45,12 +45,9 @@ def load_cases() -> dict[str, Case]:
 def child(effort: str, peers: str, jobs: str) -> None:
     """Measure the cases of :func:`benchmarks.children.in_child`, and print their rows as JSON."""
     prepare()
-    cases = load_cases()
-    rows = [
-        row
-        for name, sizes in json.loads(jobs)
-        for row in measure(cases[name], sizes, EFFORTS[effort], peers=json.loads(peers))
-    ]
+    cases, rows, compared = load_cases(), list[Row](), json.loads(peers)
+    for name, sizes in json.loads(jobs):
+        rows += measure(cases[name], sizes, EFFORTS[effort], peers=compared)
     print(json.dumps([asdict(row) for row in rows]))
 
 
@@ -79,30 +76,27 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.against and not (options.against / "diabat" / "__init__.py").exists():
         parser.error(f"--against: expected a checkout of diabat, got {options.against}.")
     prepare()
-    effort, rows = EFFORTS["quick" if options.quick else "full"], list[Row]()
+    effort, rows = "quick" if options.quick else "full", list[Row]()
     with new_bar() as bar:
-        task = bar.add_task("", total=sum(len(effort.of(case.sizes)) for case in chosen))
+        task = bar.add_task("", total=sum(len(EFFORTS[effort].of(case.sizes)) for case in chosen))
         for subject, group in groupby(chosen, lambda case: case.name.partition("/")[0]):
             bar.update(task, description=subject)
-            found = []
-            for row in timed(list(group), options):
-                found.append(row)
+            of_subject = []
+            for row in timed(list(group), options.against, effort):
+                of_subject.append(row)
                 bar.advance(task)
-            rows += found
+            rows += of_subject
             if not options.json:
-                report.show(subject, cases, found)
+                report.show(subject, cases, of_subject)
     print(report.as_json(rows) if options.json else report.summary(cases, rows))
     return int(any(OURS in row.errors for row in rows))
 
 
-def timed(cases: Sequence[Case], options: argparse.Namespace) -> Iterator[Row]:
-    """Measure the cases of a subject."""
-    effort = "quick" if options.quick else "full"
-    if options.against:
-        yield from compare(cases, options.against.resolve(), effort)
-        return
-    for case in cases:
-        yield from run(case, effort)
+def timed(cases: Sequence[Case], other: Path | None, effort: str) -> Iterator[Row]:
+    """Measure the cases of a subject, here or beside another checkout."""
+    if other is not None:
+        return compare(cases, other.resolve(), effort)
+    return chain.from_iterable(run(case, effort) for case in cases)
 
 
 if __name__ == "__main__":

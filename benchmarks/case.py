@@ -34,11 +34,8 @@ Build = Callable[[Any], Call | Work]
 class Peer:
     """What a case is compared with: another program, a first implementation, or ours without an option.
 
-    Attributes:
-        build: The same work at a size.
-        target: Of the ratio of our time to its time.
-        module: A module that has to be installed.
-        last: Largest size, because of its memory or time.
+    ``build`` makes the same work at a size, up to the ``last`` one, which its memory or time allows; ``target`` is that
+    of the ratio of our time to its time, and ``module`` has to be installed.
     """
 
     build: Build
@@ -65,11 +62,9 @@ class Case:
     Attributes:
         name: SUBJECT/WHAT.
         build: What is timed.
-        sizes: Increasing numbers, or names.
-        label: What the sizes are.
-        unit: What a time belongs to, the unit of :class:`Work`.
+        sizes, label: Increasing numbers, or names, and what they are.
+        unit, target: What a time belongs to, the unit of :class:`Work`, and the target of its seconds.
         peers: By name; they take turns with the case.
-        target: Of the seconds of a unit.
         clock: CPU time of all threads of the process; wall time for work in other processes; or the seconds that the
             call returns.
         fresh: Whether each size is measured in a process of its own, with its first call and its peak memory.

@@ -21,17 +21,8 @@ QUERIES = 512
 
 def cases() -> list[Case]:
     """All of them."""
-    return [
-        *small(),
-        *exact(),
-        *few_states(),
-        *exact_reads(),
-        *variants(),
-        *causal(),
-        *mean_field(),
-        *few_banded(),
-        *banded(),
-    ]
+    parts = (small, exact, few_states, exact_reads, variants, causal, mean_field, few_banded, banded)
+    return [case for part in parts for case in part()]
 
 
 def small() -> list[Case]:
@@ -91,12 +82,9 @@ def exact() -> list[Case]:
 
 def few_states() -> list[Case]:
     """The public call from tensors, with all its checks, by number of spins and of problems."""
-    shapes = {
-        f"{n} x {queries}": (n, queries) for n in (4, 6, 8, 10, 12, 14, 16) for queries in (1, 8, 64, 512)
-    }
+    pairs, sampler = product((4, 6, 8, 10, 12, 14, 16), (1, 8, 64, 512)), diabat.sampler("exact")
+    shapes = {f"{n} x {queries}": (n, queries) for n, queries in pairs}
     few = [name for name, (n, queries) in shapes.items() if (queries <= 64 if n <= 8 else queries >= 64)]
-
-    sampler = diabat.sampler("exact")
 
     def ours(h: Tensor, J: Tensor) -> Tensor:
         return sampler.moments(Ising(h, J)).probability
@@ -115,16 +103,13 @@ def few_states() -> list[Case]:
         known = {"all states": peers.every_state, "half-split": peers.half_split}
         return {name: Peer(partial(way, solve), targets) for name, solve in known.items()}
 
-    return [
-        Case(
-            f"exact/few states, {name}",
-            partial(way, lambda _: ours),
-            few,
-            "n x problems",
-            peers=compared(way, small),
+    found = []
+    for name, way, small in (("forward", forward, 1 / 0.45), ("gradients", both, 1 / 0.8)):
+        build: Build = partial(way, lambda _: ours)
+        found.append(
+            Case(f"exact/few states, {name}", build, few, "n x problems", peers=compared(way, small))
         )
-        for name, way, small in (("forward", forward, 1 / 0.45), ("gradients", both, 1 / 0.8))
-    ]
+    return found
 
 
 def exact_reads() -> list[Case]:

@@ -114,10 +114,7 @@ def layers() -> list[Case]:
     def exact(T: int) -> Call:
         return step(diabat.NeuroGameAttention(32, heads, sampler="exact"), torch.randn(32, T, 32))
 
-    compared, plain = (
-        {"MultiheadAttention": Peer(softmax, {256: 40.0})},
-        {"MultiheadAttention": Peer(softmax)},
-    )
+    compared, plain = ({"MultiheadAttention": Peer(softmax, target)} for target in ({256: 40.0}, None))
     short, targets = ("1 x 4", "1 x 16", "32 x 4", "32 x 16"), {"1 x 4": 4e-3, "1 x 16": 4e-3}
     found = [Case("NeuroGame/exact marginals", exact, (4, 8, 12), "T", "step")]
     for name in WEIGHTINGS:

@@ -16,12 +16,9 @@ from diabat.attention import WindowCouplings
 
 BATCH, LENGTH, LAYERS, HEADS, WINDOW = 16, 128, 2, 4, 8
 TARGETS = {
-    "window": 2.0,
-    "window without far keys": 1.3,
-    "window by the function": 2.0,
-    "mode softmax": 1.1,
+    "window": 2.0, "window without far keys": 1.3, "window by the function": 2.0, "mode softmax": 1.1,
     "function alone": 1.1,
-}
+}  # fmt: skip
 """By kind; of training steps."""
 
 
@@ -136,8 +133,7 @@ class GPT(nn.Module):
         x = self.symbols(symbols) + self.places.weight[: symbols.shape[1]]
         for block in self.blocks:
             x = block.added(x, block.attention(block.norm(x)))
-        logits: Tensor = self.head(x)
-        return logits
+        return self.head(x)
 
     def prefill(self, prompt: Tensor) -> tuple[Tensor, Any]:
         """The symbols behind those of prompts [B, L], and the state from which `step` continues."""
@@ -147,9 +143,8 @@ class GPT(nn.Module):
     def step(self, symbol: Tensor, state: Any) -> tuple[Tensor, Any]:
         """The symbol behind one more, [B]."""
         position, states = state
-        return self._decoded(
-            self.symbols(symbol) + self.places.weight[position], "step", position + 1, states
-        )
+        x = self.symbols(symbol) + self.places.weight[position]
+        return self._decoded(x, "step", position + 1, states)
 
     def _decoded(self, x: Tensor, way: str, position: int, states: Any) -> tuple[Tensor, Any]:
         after = []
@@ -166,13 +161,10 @@ class Block(nn.Module):
     def __init__(self, width: int, attention: nn.Module) -> None:
         super().__init__()
         self.attention, self.norm = attention, nn.LayerNorm(width)
-        wide = 4 * width
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width)
-        )
+        into, out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(nn.LayerNorm(width), into, nn.GELU(), out)
 
     def added(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add attention, and then the MLP, to the stream x."""
         x = x + attended
-        found: Tensor = x + self.mlp(x)
-        return found
+        return x + self.mlp(x)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.case import Call, Case, Peer, Work
+from benchmarks.case import Build, Call, Case, Peer, Work
 
 VOCABULARY = 512
 
@@ -78,20 +79,15 @@ def coupled() -> list[Case]:
         return decoding(model(window, **options), tokens(1, 128))
 
     kinds: dict[str, dict[str, Any]] = {
-        "odds": {},
-        "odds, far none": {"far": "none"},
-        "probability": {"readout": "probability"},
-    }
+        "odds": {}, "odds, far none": {"far": "none"}, "probability": {"readout": "probability"},
+    }  # fmt: skip
     found = list[Case]()
     for what, way, target in (("training step", step, {12: 3.0}), ("decoded token", token, None)):
-        peers = {
-            "sdpa": Peer(partial(way, attention="sdpa"), target),
-            "eager": Peer(partial(way, attention="eager")),
-        }
+        peers = {name: Peer(partial(way, attention=name)) for name in ("sdpa", "eager")}
+        peers["sdpa"] = replace(peers["sdpa"], target=target)
         for name, options in kinds.items():
-            found.append(
-                Case(f"Llama/{what}, {name}", partial(way, **options), (8, 12, 16), "T", peers=peers)
-            )
+            build: Build = partial(way, **options)
+            found.append(Case(f"Llama/{what}, {name}", build, (8, 12, 16), "T", peers=peers))
     return found
 
 
@@ -114,17 +110,12 @@ def calibrated() -> list[Case]:
             return decoding(model, tokens(rows, length))
         return torch.no_grad()(partial(model, tokens(rows, length), logits_to_keep=1, use_cache=True))
 
-    sizes, eager = (
-        ("prompt 4 x 128", "prompt 1 x 512", "token behind 1 x 512"),
-        partial(build, attention="eager"),
-    )
-    return [
-        Case(
-            f"calibration/{name}", partial(build, setting=name), sizes, "",
-            peers={"sdpa": Peer(build, 1.05 if name == "off again" else None), "eager": Peer(eager)},
-        )
-        for name in settings
-    ]  # fmt: skip
+    sizes, found = ("prompt 4 x 128", "prompt 1 x 512", "token behind 1 x 512"), list[Case]()
+    for name in settings:
+        sdpa = Peer(build, 1.05 if name == "off again" else None)
+        peers = {"sdpa": sdpa, "eager": Peer(partial(build, attention="eager"))}
+        found.append(Case(f"calibration/{name}", partial(build, setting=name), sizes, "", peers=peers))
+    return found
 
 
 ARMS: dict[str, tuple[dict[str, Any], float]] = {
@@ -143,9 +134,8 @@ def fine_tuning() -> list[Case]:
         from diabat.heads import GameLoss, GameOptions
 
         warnings.simplefilter("ignore")
-        adapters = LoraConfig(
-            r=16, lora_alpha=32, lora_dropout=0.1, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]
-        )
+        targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        adapters = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.1, target_modules=targets)
         model, ids = get_peft_model(llama(6, 256, 8, 2), adapters).train(), tokens(2, 128)
         batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
         optimizer, game = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-4), None
@@ -171,12 +161,8 @@ def fine_tuning() -> list[Case]:
 
         return Work(run, 10)
 
-    return [
-        Case(
-            f"GAME-LoRA/{name}",
-            partial(build, options=options),
-            unit="step",
-            peers={"plain LoRA": Peer(build, most)},
-        )
-        for name, (options, most) in ARMS.items()
-    ]
+    found = []
+    for name, (options, most) in ARMS.items():
+        peers = {"plain LoRA": Peer(build, most)}
+        found.append(Case(f"GAME-LoRA/{name}", partial(build, options=options), unit="step", peers=peers))
+    return found

@@ -51,14 +51,10 @@ def one_layer() -> list[Case]:
         next(p for name, p in made.named_parameters() if "pairs" in name).data[0, 0] = strongest
         return step(made, BATCH, LENGTH // BATCH)
 
-    backends, sizes = (
-        ("exact", "mean_field", "dqa", "tempering"),
-        ("8", "64", "512", "512, far keys", "512, window of 64"),
-    )
-    sdpa, weak = (
-        Peer(partial(softmax, sdpa=True), dict.fromkeys(sizes[:4], 1.05)),
-        Peer(partial(strong, strongest=0.3), 1.05),
-    )
+    backends = ("exact", "mean_field", "dqa", "tempering")
+    sizes = ("8", "64", "512", "512, far keys", "512, window of 64")
+    sdpa = Peer(partial(softmax, sdpa=True), dict.fromkeys(sizes[:4], 1.05))
+    weak = Peer(partial(strong, strongest=0.3), 1.05)
     return [
         Case("layer/one sequence, gradients", lambda name: step(layer(name, 8, 32), 8, 1, 32), backends, ""),
         Case("layer/mode softmax", softmax, sizes, "T", peers={"SDPA in the same layer": sdpa}),

@@ -85,9 +85,11 @@ def moments(backend: str, ising: Ising, *, correlations: bool = False, **options
 def gradients(backend: str, ising: Ising, **options: Any) -> Work:
     """Marginals, and the gradient of a linear form of them in h and J; a unit is a problem."""
     sampler = diabat.sampler(backend, **options)
-    return differentiated(
-        lambda h, J: sampler.moments(Ising(h, J, ising.visible, check=False), seed=1).probability, ising
-    )
+
+    def solve(h: Tensor, J: Tensor) -> Tensor:
+        return sampler.moments(Ising(h, J, ising.visible, check=False), seed=1).probability
+
+    return differentiated(solve, ising)
 
 
 def differentiated(probabilities: Any, ising: Ising) -> Work:

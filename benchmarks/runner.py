@@ -42,18 +42,13 @@ EFFORTS = {"full": Effort(5, 0.02, 2.0, 1), "quick": Effort(3, 0.005, 0.2, 2)}
 
 @dataclass
 class Row:
-    """What was found for a case at a size.
+    """Times of a case, by its name, at a size.
 
     Attributes:
-        case: Its name.
-        size: As in the case.
-        seconds: Median time of a unit; None if it failed.
-        spread: Slowest over fastest round; None if it was timed once.
-        peers: Median time of a unit of each peer.
-        ratios: Our time over that of each peer, median of the rounds.
-        first: Seconds of the first call of a fresh process.
-        peak: Largest resident memory of that process in MB.
-        grown: That less the largest before the first call.
+        seconds, spread: Median time of a unit, None if it failed; slowest over fastest round, None if timed once.
+        peers, ratios: Median time of a unit of each peer; our time over that, median of the rounds.
+        first, peak, grown: Of a fresh process: seconds of its first call, its largest resident memory in MB, and that
+            less the largest before the first call.
         errors: What failed, by peer; "" is the case itself.
     """
 
@@ -73,8 +68,8 @@ class Line:
     """One of the calls that take turns: built, called once for nothing (which compiles) and once for its length."""
 
     def __init__(self, build: Build, size: Any, clock: str, effort: Effort) -> None:
-        made = build(size)
-        self._work = made if isinstance(made, Work) else Work(made)
+        work = build(size)
+        self._work = work if isinstance(work, Work) else Work(work)
         self._clock = clock
         before = peak_memory()
         self.first = self._seconds(1)

@@ -46,9 +46,7 @@ def first_calls() -> list[Case]:
             "NUMBA_CACHE_DIR": cache,
         }
         words = [sys.executable, "-c", _FIRST, *calls[name]]
-        return float(
-            subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout
-        )
+        return float(subprocess.check_output(words, env=environment, text=True, stderr=subprocess.PIPE))
 
     def cold(name: str) -> Callable[[], float]:
         def run() -> float:

@@ -217,16 +217,8 @@ def ground_states() -> list[Case]:
         "OpenJij": annealing("openjij", "SASampler"),
     }
     kinds = ("dense, n = 64", "dense, n = 128", "3-regular, n = 128")
-    return [
-        Case(
-            "tempering/ground state",
-            partial(to_solution, annealing_schedule),
-            kinds,
-            "",
-            "solution",
-            compared,
-        )
-    ]
+    build = partial(to_solution, annealing_schedule)
+    return [Case("tempering/ground state", build, kinds, "", "solution", compared)]
 
 
 @cache

@@ -321,15 +321,14 @@ def draw(name: str, rows: list[Row], folder: Path) -> None:
             if row[label] == READS:  # what lies below it cannot be seen in so many reads
                 style = {"color": "0.75", "linewidth": 4, "marker": ""}
             found.append(Line([*points], [*points.values()], row[label], len(found), style=style))
-    settings: Row = {"xlabel": "sweeps", "ylabel": "total variation"}
+    settings: Row = {"xlabel": "sweeps", "ylabel": "total variation", "yscale": "log"}
     if name == "strength":
-        settings = {
+        settings |= {
             "xlabel": "coupling strength g",
             "ylabel": "mean |ΔP|",
             "xscale": "log",
             "ylim": (1e-5, 0.5),
         }
-    settings["yscale"] = "log"
     drawn = [Panel(found, settings=settings | {"title": title}) for title, found in panels.items()]
     folder.mkdir(parents=True, exist_ok=True)
     lines([drawn], folder / f"dqa-{name}.png")

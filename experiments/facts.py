@@ -72,9 +72,8 @@ class World:
 
     def pairs(self, kind: str) -> np.ndarray:
         """Pairs (entity, relation) of a kind, [N, 2]; contradicted pairs are the seen ones, behind another note."""
-        return np.argwhere(
-            self.drawn()[0] == {"seen": 0, "contradicted": 0, "unseen": 1, "probabilistic": 2}[kind]
-        )
+        number = {"seen": 0, "contradicted": 0, "unseen": 1, "probabilistic": 2}[kind]
+        return np.argwhere(self.drawn()[0] == number)
 
 
 def documents(

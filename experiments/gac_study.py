@@ -52,19 +52,19 @@ class Study:
         """The model, and questions by set and part, each by length."""
         model, tokenizer = load_decoder(self.model)
         parts = product(SETS, ("validation", "test"))
-        read = {(n, part): read_questions(self.sets / f"{n}-{part}.jsonl").values() for n, part in parts}
-        return model, {
-            key: batches([*rows], tokenizer, model.config.vocab_size) for key, rows in read.items()
-        }
+        asked = {}
+        for n, part in parts:
+            rows = [*read_questions(self.sets / f"{n}-{part}.jsonl").values()]
+            asked[n, part] = batches(rows, tokenizer, model.config.vocab_size)
+        return model, asked
 
     def answers(self, name: str, part: str, spared: Any = None, *options: float) -> tuple[Tensor, Tensor]:
         """Right or wrong, and log-odds; all heads but ``spared`` are calibrated with α and β, or as by ACT."""
         (model, asked), found = self.loaded, []
         for one in asked[name, part]:
             act = (min(1.0, 5 / one.tokens.shape[1]), 0.4, "prompt")
-            found.append(
-                answers(model, [one], None if spared is None else Calibration(spared, *(options or act)))
-            )
+            calibration = None if spared is None else Calibration(spared, *(options or act))
+            found.append(answers(model, [one], calibration))
         right, odds = zip(*found, strict=True)
         return torch.cat(right), torch.cat(odds)
 

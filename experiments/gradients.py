@@ -165,9 +165,8 @@ def main() -> None:
     if options.figure is not None:
         draw(rows, options.figure)
     if not options.json:  # as wide as a screen
-        rows = [
-            {key: row[key] for key in row if key not in ("num_spins", "queries", "num_reads")} for row in rows
-        ]
+        hidden = ("num_spins", "queries", "num_reads")
+        rows = [{key: row[key] for key in row if key not in hidden} for row in rows]
     report("Gradients against exact", rows, as_json=options.json)
 
 

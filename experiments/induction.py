@@ -95,9 +95,9 @@ def attention(model: Any, samples: Sequence[Row]) -> tuple[Row, list[Tensor]]:
     for sample in samples:
         half, length = sample["half"], len(sample["input_ids"])
         with torch.no_grad():
-            found = model(torch.tensor([sample["input_ids"]]), output_attentions=True).attentions
-        maps = maps or [layer[0] for layer in found]
-        weights, rows = torch.stack(found)[:, 0], torch.arange(length - half, length)
+            of_layers = model(torch.tensor([sample["input_ids"]]), output_attentions=True).attentions
+        maps = maps or [layer[0] for layer in of_layers]
+        weights, rows = torch.stack(of_layers)[:, 0], torch.arange(length - half, length)
         for name, back in (("previous", 1), ("prefix", half - 1)):
             sums[name] = sums.get(name, 0) + weights[:, :, rows, rows - back].mean(-1) / len(samples)
     model.set_attn_implementation(former)
@@ -112,10 +112,10 @@ def ranked(scores: Sequence[Sequence[float]]) -> list[Head]:
 
 def others(chosen: Iterable[Head], every: Iterable[Head], draw: random.Random) -> list[Head]:
     """As many random heads in the same layers, none of the chosen."""
-    found, taken = [], {*chosen}
+    drawn, taken = [], {*chosen}
     for layer, count in sorted(Counter(layer for layer, _ in taken).items()):
-        found += draw.sample([head for head in every if head[0] == layer and head not in taken], count)
-    return found
+        drawn += draw.sample([head for head in every if head[0] == layer and head not in taken], count)
+    return drawn
 
 
 def removal(
@@ -132,9 +132,8 @@ def removal(
         arms += [("random", k, others(orders[first][:k], every, draw)) for _ in range(DRAWS)]
     present = torch.tensor([[head not in absent for head in every] for _, _, absent in arms])
     losses, asked = -game.sample_values(present), [arm in ("none", first) for arm, _, _ in arms]
-    before = -HeadCoalitions(model, samples, value=first_half, **options).sample_values(
-        present[torch.tensor(asked)]
-    )
+    halves = HeadCoalitions(model, samples, value=first_half, **options)
+    before = -halves.sample_values(present[torch.tensor(asked)])
     rows, by_first = [], iter(before.T)
     for (arm, k, absent), loss, both in zip(arms, losses.T, asked, strict=True):
         row = {"arm": arm, "removed": k, "heads": absent, "loss": loss.tolist()}
@@ -144,26 +143,22 @@ def removal(
 
 def pair(model: Any, tokenizer: Any, heads: Sequence[Head]) -> Row:
     """v(N) - v(N without i) - v(N without j) + v(N without both) on fresh questions, as the dividend of two players."""
-    asked = questions(FRESH, "fresh")
-    game = HeadCoalitions(
-        model, asked, players=[[h] for h in heads], tokenizer=tokenizer, ablation="corrupted"
+    players = [[head] for head in heads]
+    options: dict[str, Any] = {"tokenizer": tokenizer, "ablation": "corrupted"}
+    none, one, other, full = (
+        HeadCoalitions(model, questions(FRESH, "fresh"), players=players, **options).sample_table().unbind(1)
     )
-    table = game.sample_table()
-    both = table[:, 3] - table[:, 1] - table[:, 2] + table[:, 0]
-    costs = torch.stack(
-        (table[:, 3] - table[:, 2], table[:, 3] - table[:, 1], table[:, 3] - table[:, 0], both), 1
-    )
+    costs = torch.stack((full - other, full - one, full - none, full - one - other + none), 1)
     names = ("first", "second", "both", "pair")
     values = zip(names, costs.mean(0).tolist(), standard_error(costs).tolist(), strict=True)
-    return {"heads": [*heads], "full": float(table[:, 3].mean())} | {n: [v, e] for n, v, e in values}
+    return {"heads": [*heads], "full": float(full.mean())} | {n: [v, e] for n, v, e in values}
 
 
 def study(folder: Path, model_folder: Path, seeds: int) -> Row:
     """Everything that is measured; what stands in the folder is read."""
     settings = {"questions": QUESTIONS, "options": OPTIONS, "sequences": SEQUENCES, "fresh": FRESH}
-    same_settings(
-        folder, settings | {"removed": {kind: [*counts] for kind, counts in REMOVED.items()}, "draws": DRAWS}
-    )
+    removed = {kind: [*counts] for kind, counts in REMOVED.items()}
+    same_settings(folder, settings | {"removed": removed, "draws": DRAWS})
     for seed in range(seeds):
         if not (path := folder / f"scores-{seed}").with_suffix(".json").exists():
             data, began = folder / f"questions-{seed}.jsonl", time.process_time()
@@ -178,14 +173,12 @@ def study(folder: Path, model_folder: Path, seeds: int) -> Row:
     maps, path = shapley_map(scores[0]), folder / "attention.json"
     best = ranked(maps)
     if not path.exists():
-        found, (drawn,) = (
-            attention(model, sequences("words", SEQUENCES, tokenizer))[0],
-            sequences("shown", 1, tokenizer),
-        )
-        weights = attention(model, [drawn])[1]
+        scored, _ = attention(model, sequences("words", SEQUENCES, tokenizer))
+        (drawn,) = sequences("shown", 1, tokenizer)
+        _, weights = attention(model, [drawn])
         words = [tokenizer.decode(token).strip() for token in drawn["input_ids"]]
-        shown = {"{}.{}".format(*head): weights[head[0]][head[1]].tolist() for head in best[:2]}
-        keep(path, found | {"maps": shown, "words": words})
+        shown = {f"{layer}.{head}": weights[layer][head].tolist() for layer, head in best[:2]}
+        keep(path, scored | {"maps": shown, "words": words})
     patterns = kept(path)
     if not (path := folder / "pair.json").exists():
         keep(path, pair(model, tokenizer, sorted(best[:2])))
@@ -212,14 +205,13 @@ def shown(value: Tensor) -> str:
 
 def random_losses(rows: Sequence[Row], k: int) -> Tensor:
     """Mean loss of every draw of k random heads."""
-    return torch.tensor([row["loss"] for row in rows if (row["arm"], row["removed"]) == ("random", k)]).mean(
-        1
-    )
+    drawn = [row["loss"] for row in rows if (row["arm"], row["removed"]) == ("random", k)]
+    return torch.tensor(drawn).mean(1)
 
 
-def tables(found: Row) -> Titled:
+def tables(results: Row) -> Titled:
     """Rows with titles."""
-    for seed, scores in enumerate(found["scores"]):
+    for seed, scores in enumerate(results["scores"]):
         best = [
             f"{row['layer']}.{row['head']} {shown_dividend(row['shapley'], row['shapley_error'])}"
             for row in scores["rows"][:5]
@@ -229,26 +221,21 @@ def tables(found: Row) -> Titled:
             for pair in scores["pairs"][:3]
         ]
         full, empty = (shown_dividend(scores[key], scores[f"{key}_error"]) for key in ("v_full", "v_empty"))
-        yield (
-            "Scores",
-            {"seed": seed, "v(N)": full, "v(∅)": empty, "largest": best, "CPU s": scores["seconds"]},
-        )
+        row = {"seed": seed, "v(N)": full, "v(∅)": empty, "largest": best, "CPU s": scores["seconds"]}
+        yield "Scores", row
         yield "Strongest interactions", {"seed": seed, "pairs": strongest}
-    one = found["pair"]
-    names = ["{}.{}".format(*head) for head in one["heads"]]
-    labels = (*(f"without {name}" for name in names), "without both", "pair")
+    one = results["pair"]
+    labels = (*(f"without {layer}.{head}" for layer, head in one["heads"]), "without both", "pair")
     costs = zip(labels, ("first", "second", "both", "pair"), strict=True)
-    yield (
-        "Log-odds that are lost on fresh questions",
-        {label: shown_dividend(*one[key]) for label, key in costs},
-    )
+    lost = {label: shown_dividend(*one[key]) for label, key in costs}
+    yield "Log-odds that are lost on fresh questions", lost
     for name in ("previous", "prefix"):
-        scores = found["attention"][name]
+        scores = results["attention"][name]
         heads = ", ".join(f"{layer}.{head} {scores[layer][head]:.2f}" for layer, head in ranked(scores)[:7])
         yield "Attention", {"to": name, "heads": heads}
-    for kind, rows in found["losses"].items():
+    for kind, rows in results["losses"].items():
         for k in (0, *REMOVED[kind]):
-            row: Row = {"removed": k}
+            row = {"removed": k}
             for arm in ("shapley", "pattern"):
                 (one,) = (r for r in rows if r["removed"] == k and r["arm"] in (arm, "none"))
                 row[arm] = shown(torch.tensor(one["loss"]))
@@ -273,18 +260,12 @@ def curves(rows: Sequence[Row]) -> list[Line]:
     drawn = [random_losses(rows, k) for k in counts]
     start = float(torch.tensor(whole["loss"]).mean())
     means, spread = [start, *(float(m.mean()) for m in drawn)], [0.0, *(float(m.std()) for m in drawn)]
+    dashed = {**REFERENCE, "linestyle": "--"}
     return [
         line("loss", "shapley", "without the largest Shapley values", 1),
         line("loss", "pattern", "without the most attention of induction", 0),
         Line([0, *counts], means, f"random, same layers (σ of {DRAWS} draws)", 2, spread),
-        line(
-            "first half",
-            "shapley",
-            "first half, largest Shapley values",
-            0,
-            **REFERENCE,
-            linestyle="--",
-        ),
+        line("first half", "shapley", "first half, largest Shapley values", 0, **dashed),
     ]
 
 
@@ -323,9 +304,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure what is not there, print, and draw."""
     command = parser(__doc__)
     command.add_argument("folder", type=Path, help="of the results; finished ones are kept")
-    command.add_argument(
-        "--model", type=Path, default=Path("models/smollm2"), help="written there if it is not"
-    )
+    model = Path("models/smollm2")
+    command.add_argument("--model", type=Path, default=model, help="written there if it is not")
     command.add_argument("--seeds", type=int, default=1, help="sets of questions; the first one is drawn")
     command.add_argument("--figure", type=Path)
     given = command.parse_args(arguments)

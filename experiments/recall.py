@@ -183,15 +183,8 @@ def built(options: Row, task: Task, width: int, seed: int) -> Transformer:
 
     Options are those of a Transformer, the ``sampler``, ``own_init``, and ``convolved``: ``k`` or ``qkv``.
     """
-    paper: Row = {"readout": "probability", "far": "none"}
-    options = {
-        "embed_dim": width,
-        "ffn_dim": 2 * width,
-        "dropout": 0.0,
-        "positions": "rope",
-        **paper,
-        **options,
-    }
+    sizes_of: Row = {"embed_dim": width, "ffn_dim": 2 * width, "dropout": 0.0}
+    options = sizes_of | {"positions": "rope", "readout": "probability", "far": "none"} | options
     sampler, own_init = options.pop("sampler", SAMPLERS["exact"]), options.pop("own_init", False)
     convolved = options.pop("convolved", "")
     torch.manual_seed(seed)
@@ -260,13 +253,9 @@ def train(model: Transformer, task: Task, seed: int, steps: int, coupling_rate: 
             reached = step if reached is None and accuracy >= 0.99 else reached
             if accuracy >= SOLVED:
                 break
-    seconds = time.process_time() - began
-    return {
-        "accuracy": recalled(model, task),
-        "steps to 99 %": reached,
-        "CPU ms a step": 1e3 * seconds / step,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-    }
+    cost, size = 1e3 * (time.process_time() - began) / step, sum(p.numel() for p in model.parameters())
+    row = {"accuracy": recalled(model, task), "steps to 99 %": reached}
+    return row | {"CPU ms a step": cost, "parameters": size}
 
 
 def recalled(model: Transformer, task: Task) -> float:
@@ -291,17 +280,17 @@ def one(job: Row, seed: int, options: Namespace) -> Row:
 
 def summary(name: str, rows: Sequence[Row]) -> Row:
     """Means over seeds; steps are the median of the seeds that reached 99 %."""
-    found: Row = {"": name, "seeds": len(rows), "refused": sum("refused" in row for row in rows)}
+    means: Row = {"": name, "seeds": len(rows), "refused": sum("refused" in row for row in rows)}
     rows = [row for row in rows if "refused" not in row]
     if not rows:
-        return found
-    found["solved"] = sum(row["accuracy"] >= 0.99 for row in rows)
+        return means
+    means["solved"] = sum(row["accuracy"] >= 0.99 for row in rows)
     for key in rows[0]:
         values = [row[key] for row in rows if row[key] is not None]
-        found[key] = (statistics.median if "steps" in key else statistics.fmean)(values) if values else None
+        means[key] = (statistics.median if "steps" in key else statistics.fmean)(values) if values else None
     accuracies = [row["accuracy"] for row in rows]
-    found["σ"] = statistics.stdev(accuracies) if len(rows) > 1 else None
-    return found
+    means["σ"] = statistics.stdev(accuracies) if len(rows) > 1 else None
+    return means
 
 
 def main() -> None:

@@ -91,10 +91,8 @@ class Outcome:
 
 def load(folder: Path = HERE) -> dict[str, Experiment]:
     """All tables of the YAML files in a folder, by name."""
-    files = sorted(folder.glob("*.yaml"))
-    return {
-        name: _table(name, t) for file in files for name, t in yaml.safe_load(file.read_text("utf-8")).items()
-    }
+    documents = (yaml.safe_load(file.read_text("utf-8")) for file in sorted(folder.glob("*.yaml")))
+    return {name: _table(name, table) for document in documents for name, table in document.items()}
 
 
 def _table(name: str, table: Row) -> Experiment:
@@ -136,9 +134,8 @@ def outcome(row: str, seed: int, document: dict[str, Any], progress: bool) -> Ou
     if started:
         require_same_run(config)
     result = run_training(config, resume=started, progress=progress)
-    return Outcome(
-        row, seed, config.output, result.best_metric, result.epochs, result.seconds, result.cpu_seconds or 0.0
-    )
+    cost = (result.epochs, result.seconds, result.cpu_seconds)
+    return Outcome(row, seed, config.output, result.best_metric, *cost)
 
 
 def metrics_of(row: str, outcomes: Sequence[Outcome]) -> list[float]:
@@ -192,10 +189,8 @@ def gaps(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[list[Row]
             whole = combined([found for _, found in known])
             told = [row["published"] for row, _ in known]
             mean = None if None in told else weighted(told, [found for _, found in known])
-            windows = f"{len(known)} windows"
-            together.append(
-                {"gap": " - ".join(arms), "of": windows, **compared(whole, whole.difference, mean)}
-            )
+            place = {"gap": " - ".join(arms), "of": f"{len(known)} windows"}
+            together.append(place | compared(whole, whole.difference, mean))
     return [row for members in families.values() for row, _ in members], together
 
 
@@ -230,10 +225,11 @@ def fit_decay(values: Mapping[int, float]) -> Row | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", OptimizeWarning)
-            found, covariance = curve_fit(decay_at, x, y, p0=(2 * (y[0] - y[-1]), 0.3, y[-1]), maxfev=10_000)
+            start = (2 * (y[0] - y[-1]), 0.3, y[-1])
+            fitted, covariance = curve_fit(decay_at, x, y, p0=start, maxfev=10_000)
     except (RuntimeError, OptimizeWarning):
         return None
-    (a, b, c), errors = found.tolist(), np.sqrt(np.diag(covariance)).tolist()
+    (a, b, c), errors = fitted.tolist(), np.sqrt(np.diag(covariance)).tolist()
     return {"a": a, "b": b, "± b": errors[1], "c": c, "± c": errors[2]} if errors[1] < b else None
 
 
@@ -260,9 +256,8 @@ def show(experiment: Experiment, options: argparse.Namespace) -> None:
     report(experiment.title, summary(experiment, outcomes), as_json=options.json, formats=formats)
     formats = dict.fromkeys(("difference", "95 % interval", "published"), "+.4f")
     formats |= {"p": ".2g", "Holm": ".2g", "power": ".0%"}
-    for title, rows in zip(
-        ("Gaps, by Welch's t test", "Gaps over all windows"), gaps(experiment, outcomes), strict=True
-    ):
+    single, together = gaps(experiment, outcomes)
+    for title, rows in (("Gaps, by Welch's t test", single), ("Gaps over all windows", together)):
         report(title, rows, as_json=options.json, formats=formats)
     fits = [
         {"arm": arm, "means": whose, **fit}

@@ -173,17 +173,14 @@ def try_longest(model: PairClassifier, lengths: Sequence[int]) -> None:
 
 def optimizer_of(model: PairClassifier, config: Row) -> torch.optim.AdamW:
     """AdamW with rates of their own for the encoder, for pooling and classifier, and for couplings."""
-    rates = (
-        config["trainer"]["learning_rate"],
-        config["head_learning_rate"],
-        config["coupling_learning_rate"],
-    )
+    training = config["trainer"]
+    rates = (training["learning_rate"], config["head_learning_rate"], config["coupling_learning_rate"])
     groups: list[list[nn.Parameter]] = [[], [], []]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             groups[2 if "coupling" in name else 1 - name.startswith("encoder.")].append(parameter)
     chosen = [{"params": own, "lr": rate} for own, rate in zip(groups, rates, strict=True) if own]
-    return torch.optim.AdamW(chosen, weight_decay=config["trainer"]["weight_decay"], fused=True)
+    return torch.optim.AdamW(chosen, weight_decay=training["weight_decay"], fused=True)
 
 
 def run(config: Row, seed: int, folder: Path, sets: dict[str, Any]) -> Row:
@@ -194,9 +191,8 @@ def run(config: Row, seed: int, folder: Path, sets: dict[str, Any]) -> Row:
     torch.manual_seed(seed)
     train = sets["train"].select(range(config["num_train"] or len(sets["train"])))
     encoder, tokenizer = encoder_of(config, [*train["first"], *train["second"]])
-    torch.manual_seed(
-        seed
-    )  # poolings of one seed start with the same classifier, whatever the encoder has drawn
+    # Poolings of one seed start with the same classifier, whatever the encoder has drawn.
+    torch.manual_seed(seed)
     model = PairClassifier(encoder, config)
 
     def tokens(rows: Any) -> Any:
@@ -255,10 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for seed in range(options.seeds):
             path = options.folder / f"{pooling}-{seed}.json"
             if not path.exists():
-                keep(
-                    path,
-                    run({**config, "pooling": pooling}, seed, options.folder / f"{pooling}-{seed}", sets),
-                )
+                keep(path, run({**config, "pooling": pooling}, seed, path.with_suffix(""), sets))
             found.append(kept(path))
         tests = [100 * row["test"] for row in found]
         right[pooling] = [[*map(int, row["right"])] for row in found]

@@ -30,13 +30,12 @@ def read_batches(path: Path, tokenizer: Any, batch_size: int, max_length: int) -
         if line.strip():
             given = json.loads(line)
             text, completion = given["text"], given.get("completion", "")
-            found = tokenizer(
-                text + completion, return_offsets_mapping=True, truncation=True, max_length=max_length
-            )
+            options = {"return_offsets_mapping": True, "truncation": True, "max_length": max_length}
+            encoded = tokenizer(text + completion, **options)
             # A token that reaches into the completion is a target, also if it starts in the text.
             start = len(text) if completion else -1
-            counts = [end > start for _, end in found["offset_mapping"]]
-            ids = found["input_ids"]
+            counts = [end > start for _, end in encoded["offset_mapping"]]
+            ids = encoded["input_ids"]
             rows.append((ids, [i if there else -100 for i, there in zip(ids, counts, strict=True)]))
     return [_padded(rows[at : at + batch_size]) for at in range(0, len(rows), batch_size)]
 
