@@ -93,9 +93,7 @@ class BoltzmannAttention(CoupledLayer):
         check_flag("causal", causal)
         check_flag("rotary", rotary)
         if rotary and embed_dim // num_heads % 2:
-            raise ArgumentError(
-                "rotary", f"expected an even embed_dim / num_heads, got {embed_dim} / {num_heads}."
-            )
+            raise ArgumentError("rotary", "an even embed_dim / num_heads", f"{embed_dim} / {num_heads}")
         check_number("dropout", dropout, "[0, 1]")
         self.embed_dim, self.num_heads, self.causal, self.rotary = embed_dim, num_heads, causal, rotary
         self.register_module("couplings", None)  # parameters of couplings come first
@@ -108,9 +106,7 @@ class BoltzmannAttention(CoupledLayer):
             init=coupling_init, device=device, dtype=dtype,
         )  # fmt: skip
         if relative and not causal:
-            raise ArgumentError(
-                "relative", "expected causal=True, since windows end at the query, got causal=False."
-            )
+            raise ArgumentError("relative", "causal=True, since windows end at the query", "causal=False")
         self.window, self.relative = couplings.window, relative
         self._couple(couplings, mode, **law)
 
@@ -216,7 +212,7 @@ class BoltzmannAttention(CoupledLayer):
 
     def _require_relative(self) -> None:
         if self._longest is not None:
-            raise ArgumentError("relative", "expected True to decode token by token, got False.")
+            raise ArgumentError("relative", "True to decode token by token", "False")
 
     def extra_repr(self) -> str:
         """Show the options in ``repr``."""

@@ -245,8 +245,8 @@ def refuse_inference(
         if t is not None and t.is_inference():
             raise ArgumentError(
                 name,
-                "expected a tensor that autograd can save, got one made in torch.inference_mode; use its .clone(), "
-                "or torch.no_grad there.",
+                "a tensor that autograd can save",
+                "one made in torch.inference_mode; use its .clone(), or torch.no_grad there",
             )
 
 
@@ -264,7 +264,7 @@ def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
             f"expected gradients among {', '.join(known)} in the capabilities of '{sampler.name}', got {unknown[0]!r}.",
         )
     if not isinstance(gradient, str) or gradient not in ("auto", *known):
-        raise UnsupportedError("gradient", f"expected auto, {', '.join(known)}, got {gradient!r}.")
+        raise UnsupportedError("gradient", f"auto, {', '.join(known)}", f"{gradient!r}")
     for estimator in supported:
         if gradient in ("auto", estimator):
             if estimator == "exact" and not isinstance(sampler, AnalyticSampler):

@@ -76,8 +76,8 @@ class LayerBridge(GradientBridge):
         if torch.compiler.is_exporting() and not self._name.startswith("{"):
             raise UnsupportedError(
                 "torch.export",
-                "expected a registered sampler with the estimator 'exact' (exact, banded or mean_field), "
-                "got one that draws or is not registered.",
+                "a registered sampler with the estimator 'exact' (exact, banded or mean_field)",
+                "one that draws or is not registered",
             )
         fields, couplings, visible, three_body, seed = given
         assert not isinstance(couplings, Edges)

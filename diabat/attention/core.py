@@ -131,7 +131,7 @@ def far_of(far: str | None, couplings: WindowCouplings | None) -> str:
         return "independent" if moves else "none"
     check_choice("far", far, FAR)
     if far != "none" and couplings is not None and not moves:
-        raise ArgumentError("far", f"expected 'none' unless windows move (relative=True), got {far!r}.")
+        raise ArgumentError("far", "'none' unless windows move (relative=True)", f"{far!r}")
     return far
 
 

@@ -48,9 +48,7 @@ class CouplingInit:
         number: Any = init
         if is_number(number):
             return cls(as_float(number))
-        raise ArgumentTypeError(
-            "coupling_init", f"expected a CouplingInit, a number or None, got {type(init).__name__}."
-        )
+        raise ArgumentTypeError("coupling_init", "a CouplingInit, a number or None", type(init).__name__)
 
     @torch.no_grad()
     def fill(self, pairs: Tensor, distances: Tensor) -> None:

@@ -76,11 +76,11 @@ class WindowCouplings(InFloat32):
         window = check_count("window", window)
         bandwidth = check_count("bandwidth", bandwidth, optional=True)
         if terms not in ("J", "K", "J+K", ""):
-            raise ArgumentError("terms", f"expected J, K, J+K or an empty text, got {terms!r}.")
+            raise ArgumentError("terms", "J, K, J+K or an empty text", f"{terms!r}")
         check_flag("relative", relative)
         check_flag("offset_bias", offset_bias)
         if offset_bias and not relative:
-            raise ArgumentError("offset_bias", "expected False without relative=True, got True.")
+            raise ArgumentError("offset_bias", "False without relative=True", "True")
         widest = window - 1
         self.num_heads, self.window, self.relative = num_heads, window, relative
         self.bandwidth = widest if bandwidth is None else min(bandwidth, widest)
@@ -136,10 +136,10 @@ class WindowCouplings(InFloat32):
         """
         now, (_, distance) = self.values(), self.by_pair()
         if now is None:
-            raise ArgumentError("couplings", "expected couplings with J, got none.")
+            raise ArgumentError("couplings", "couplings with J", "none")
         self._require_parameter()
         if now.is_meta:
-            raise ArgumentError("couplings", "expected J in memory, got it on 'meta'; load it before.")
+            raise ArgumentError("couplings", "J in memory", "it on 'meta'; load it before")
         if value is not None:
             check_number("value", value, "(-inf, inf)")
         all_heads = torch.arange(self.num_heads)

@@ -87,7 +87,7 @@ class DecodingState:
         """
         if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 1:
             got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
-            raise ArgumentError("rows", f"expected int64 [B], got {got}.")
+            raise ArgumentError("rows", "int64 [B]", got)
         key_mask = None if self.key_mask is None else self.key_mask[rows]
         return DecodingState(self.keys[rows], self.values[rows], key_mask, self.position)
 
@@ -139,18 +139,16 @@ def check_state(x: Tensor, state: DecodingState | None, num_heads: int, embed_di
         ValueError: Names the argument.
     """
     if x.shape[1] != 1:
-        raise ArgumentError(
-            "x", f"expected one token of every sequence, [B, {embed_dim}], got {list(x.shape)}."
-        )
+        raise ArgumentError("x", f"one token of every sequence, [B, {embed_dim}]", list(x.shape))
     if state is None:
         return
     if not isinstance(state, DecodingState):
-        raise ArgumentTypeError("state", f"expected a DecodingState or None, got {type(state).__name__}.")
+        raise ArgumentTypeError("state", "a DecodingState or None", type(state).__name__)
     expected = (x.shape[0], num_heads, embed_dim // num_heads)
     batch, heads, _, features = state.keys.shape
     if (batch, heads, features) != expected:
         raise ArgumentError(
             "state",
-            f"expected keys [{expected[0]}, {num_heads}, S, {expected[2]}] for this token, "
-            f"got {list(state.keys.shape)}.",
+            f"keys [{expected[0]}, {num_heads}, S, {expected[2]}] for this token",
+            list(state.keys.shape),
         )

@@ -133,13 +133,9 @@ def _check_couplings(couplings: Any, heads: int, keys: int) -> None:
         return
     if not isinstance(couplings, WindowCouplings):
         fix = "; a mask goes to attn_mask=" if isinstance(couplings, Tensor) else ""
-        raise ArgumentTypeError(
-            "couplings", f"expected WindowCouplings or None, got {type(couplings).__name__}{fix}."
-        )
+        raise ArgumentTypeError("couplings", "WindowCouplings or None", f"{type(couplings).__name__}{fix}")
     if couplings.num_heads != heads:
-        raise ArgumentError(
-            "couplings", f"expected those of {heads} heads as the queries have, got {couplings.num_heads}."
-        )
+        raise ArgumentError("couplings", f"those of {heads} heads as the queries have", couplings.num_heads)
     if not couplings.relative and keys > couplings.window:
         expected = f"expected at most window = {couplings.window} positions, got {keys}"
         raise ArgumentError("key", f"{expected}; WindowCouplings with relative=True take any number.")
@@ -197,33 +193,27 @@ def _check(
     for name, t in (("query", query), ("key", key), ("value", value)):
         check_tokens(t, query, name, "the query")
         if t.ndim < 2 or t.ndim != query.ndim:
-            raise ArgumentError(name, f"expected [*, H, L, E] as the query has, got {list(t.shape)}.")
+            raise ArgumentError(name, "[*, H, L, E] as the query has", list(t.shape))
     H, groups = (t.shape[-3] if t.ndim > 2 else 1 for t in (query, key))
     if key.shape[:-1] != value.shape[:-1] or key.shape[:-3] != query.shape[:-3]:
         got = f"{list(query.shape)}, {list(key.shape)} and {list(value.shape)}"
-        raise ArgumentError(
-            "key", f"expected [*, H, S, E] of the batch of queries, and values alike, got {got}."
-        )
+        raise ArgumentError("key", "[*, H, S, E] of the batch of queries, and values alike", got)
     if key.shape[-1] != query.shape[-1] or not key.shape[-1]:
-        raise ArgumentError(
-            "key", f"expected {query.shape[-1]} features as queries have, at least 1, got {key.shape[-1]}."
-        )
+        raise ArgumentError("key", f"{query.shape[-1]} features as queries have, at least 1", key.shape[-1])
     if groups != H and not (enable_gqa and groups and H % groups == 0):
         hint = "" if enable_gqa else " without enable_gqa=True"
-        raise ArgumentError("key", f"expected {H} heads as the query has{hint}, got {groups}.")
+        raise ArgumentError("key", f"{H} heads as the query has{hint}", groups)
     if mask is None:
         return
     if is_causal:
-        raise ArgumentError("is_causal", "expected False together with attn_mask, got True.")
+        raise ArgumentError("is_causal", "False together with attn_mask", "True")
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         got = str(mask.dtype) if isinstance(mask, Tensor) else type(mask).__name__
-        raise ArgumentError("attn_mask", f"expected a bool or floating tensor, got {got}.")
+        raise ArgumentError("attn_mask", "a bool or floating tensor", got)
     shape = (*query.shape[:-1], key.shape[-2])
     try:
         fits = torch.broadcast_shapes(mask.shape, shape) == shape
     except RuntimeError:
         fits = False
     if not fits:
-        raise ArgumentError(
-            "attn_mask", f"expected a shape that broadcasts to {list(shape)}, got {list(mask.shape)}."
-        )
+        raise ArgumentError("attn_mask", f"a shape that broadcasts to {list(shape)}", list(mask.shape))

@@ -252,7 +252,7 @@ def check_heads(embed_dim: int, num_heads: int) -> tuple[int, int]:
     embed_dim = check_count("embed_dim", embed_dim)
     num_heads = check_count("num_heads", num_heads)
     if embed_dim % num_heads:
-        raise ArgumentError("embed_dim", f"expected a multiple of num_heads = {num_heads}, got {embed_dim}.")
+        raise ArgumentError("embed_dim", f"a multiple of num_heads = {num_heads}", embed_dim)
     # float32: weights, gradients and both moments of an optimiser.
     require_memory(64 * embed_dim**2, f"weights of embed_dim = {embed_dim}", "embed_dim")
     return embed_dim, num_heads
@@ -265,18 +265,18 @@ def check_tokens(x: Any, weight: Tensor, name: str = "x", like: str = "the layer
         ValueError: If it is not a dense floating tensor, is on another device, or has another dtype outside autocast.
     """
     if not isinstance(x, Tensor):
-        raise ArgumentError(name, f"expected a torch.Tensor, got {type(x).__name__}.")
+        raise ArgumentError(name, "a torch.Tensor", type(x).__name__)
     if not x.is_floating_point():
-        raise ArgumentError(name, f"expected a floating dtype, got {x.dtype}.")
+        raise ArgumentError(name, "a floating dtype", x.dtype)
     if x.is_nested:
         expected = "expected a dense tensor with a mask of padding"
         raise ArgumentError(name, f"{expected}, got a nested one; use .to_padded_tensor(0.0).")
     if x.layout != torch.strided:
-        raise ArgumentError(name, f"expected a dense tensor, got the layout {x.layout}; use .to_dense().")
+        raise ArgumentError(name, "a dense tensor", f"the layout {x.layout}; use .to_dense()")
     if x.device != weight.device:
-        raise ArgumentError(name, f"expected a tensor on {weight.device} as {like}, got one on {x.device}.")
+        raise ArgumentError(name, f"a tensor on {weight.device} as {like}", f"one on {x.device}")
     if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-        raise ArgumentError(name, f"expected dtype {weight.dtype} as {like}, got {x.dtype}.")
+        raise ArgumentError(name, f"dtype {weight.dtype} as {like}", x.dtype)
 
 
 def check_sequences(
@@ -292,7 +292,7 @@ def check_sequences(
     weight = getattr(projection, "weight", None)
     check_tokens(x, weight if isinstance(weight, Tensor) else x)
     if x.ndim != 3 or x.shape[-1] != features or x.shape[0] == 0 or x.shape[1] == 0:
-        raise ArgumentError("x", f"expected shape [B, T, {features}] with B, T >= 1, got {list(x.shape)}.")
+        raise ArgumentError("x", f"shape [B, T, {features}] with B, T >= 1", list(x.shape))
     if window is not None and x.shape[1] > window:
         expected = f"expected at most window = {window} positions, got {x.shape[1]}"
         raise ArgumentError("x", f"{expected}; relative=True takes any number.")
@@ -303,6 +303,5 @@ def check_sequences(
 def _check_padding(x: Tensor, padding: Tensor) -> None:
     if padding.dtype != torch.bool or padding.shape != x.shape[:2]:
         raise ArgumentError(
-            "key_padding_mask",
-            f"expected bool {list(x.shape[:2])}, got {padding.dtype} {list(padding.shape)}.",
+            "key_padding_mask", f"bool {list(x.shape[:2])}", f"{padding.dtype} {list(padding.shape)}"
         )

@@ -84,7 +84,7 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
         embed_dim, num_heads = check_heads(embed_dim, num_heads)
         for name, value in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
             if value:
-                raise ArgumentError(name, f"expected False, since couplings are between keys, got {value!r}.")
+                raise ArgumentError(name, "False, since couplings are between keys", f"{value!r}")
         check_number("dropout", dropout, "[0, 1]")
         nn.MultiheadAttention.__init__(
             self, embed_dim, num_heads, dropout, bias, kdim=kdim, vdim=vdim, batch_first=batch_first,
@@ -164,7 +164,7 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend over sequences of different lengths, as ``nn.TransformerEncoder`` packs them at inference."""
         if not self.batch_first:
-            raise ArgumentError("query", "expected dense tensors without batch_first, got a nested one.")
+            raise ArgumentError("query", "dense tensors without batch_first", "a nested one")
         lengths, keys = (torch.tensor([len(t) for t in x.unbind()], device=x.device) for x in (query, key))
         q, k, v = (x.to_padded_tensor(0.0) for x in (query, key, value))
         hidden = torch.arange(k.shape[1], device=k.device) >= keys[:, None]
@@ -192,20 +192,17 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
             if x.ndim not in (2, 3) or x.ndim != query.ndim or x.shape[-1] != features or 0 in x.shape:
                 form = "[L, B, E], [B, L, E] or [L, E]" if name == "query" else f"{query.ndim} dimensions"
                 raise ArgumentError(
-                    name,
-                    f"expected {form} with {features} features, none of them empty, got {list(x.shape)}.",
+                    name, f"{form} with {features} features, none of them empty", list(x.shape)
                 )
         batched = query.ndim == 3
         axis = 1 if batched and self.batch_first else 0
         if key.shape[:-1] != value.shape[:-1]:
             raise ArgumentError(
-                "value",
-                f"expected the positions of the keys, {list(key.shape[:-1])}, got {list(value.shape[:-1])}.",
+                "value", f"the positions of the keys, {list(key.shape[:-1])}", list(value.shape[:-1])
             )
         if batched and query.shape[1 - axis] != key.shape[1 - axis]:
             raise ArgumentError(
-                "key",
-                f"expected a batch of {query.shape[1 - axis]} as the queries, got {key.shape[1 - axis]}.",
+                "key", f"a batch of {query.shape[1 - axis]} as the queries", key.shape[1 - axis]
             )
         if key.shape[axis] > self.window:
             expected = f"expected at most window = {self.window} positions, got {key.shape[axis]}"
@@ -256,10 +253,10 @@ def _split(name: str, mask: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def _check(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise ArgumentError(name, f"expected dtype bool or float, got {mask.dtype}.")
+        raise ArgumentError(name, "dtype bool or float", mask.dtype)
     if all(tuple(mask.shape) != shape for shape in shapes):
         expected = " or ".join(str(list(shape)) for shape in shapes)
-        raise ArgumentError(name, f"expected shape {expected}, got {list(mask.shape)}.")
+        raise ArgumentError(name, f"shape {expected}", list(mask.shape))
 
 
 def is_nested(*tensors: Tensor) -> bool:
@@ -271,5 +268,5 @@ def is_nested(*tensors: Tensor) -> bool:
     # An input that is not a tensor is refused by _check_inputs.
     kinds = {isinstance(tensor, Tensor) and tensor.is_nested for tensor in tensors}
     if len(kinds) == 2:
-        raise ArgumentError("query", "expected query, key and value all nested or all dense, got both kinds.")
+        raise ArgumentError("query", "query, key and value all nested or all dense", "both kinds")
     return kinds == {True}

@@ -84,13 +84,11 @@ def default_steps(schedule: str | AnnealingSchedule, annealing_time_ns: float, g
 def check_steps(schedule: AnnealingSchedule, time: float, steps: Any, grid: Grid) -> int:
     """Return the number of steps as an int; refuse too small or too large numbers."""
     if not is_integer(steps):
-        raise ArgumentError("steps", f"expected an integer, got {steps!r}.")
+        raise ArgumentError("steps", "an integer", f"{steps!r}")
     if steps > MAX_STEPS:
-        raise ArgumentError("steps", f"expected at most {MAX_STEPS}, got {steps}.")
+        raise ArgumentError("steps", f"at most {MAX_STEPS}", steps)
     least = minimum_steps(schedule, time, grid)
     if steps < least:
         rule = "more than 2·A(0)·t_a" if grid == "uniform" else "a turn below π in every step of this grid,"
-        raise ArgumentError(
-            "steps", f"expected at least {least} ({rule} for {schedule.name} at {time:g} ns), got {steps}."
-        )
+        raise ArgumentError("steps", f"at least {least} ({rule} for {schedule.name} at {time:g} ns)", steps)
     return int(steps)

@@ -57,16 +57,16 @@ class TrotterPlan:
             angles = np.array(getattr(self, key), dtype=np.float64)
             if angles.ndim != 1 or not len(angles) or len(angles) != np.size(self.field_angles):
                 steps = max(np.size(self.field_angles), 1)
-                raise ArgumentError(key, f"expected shape ({steps},), got {angles.shape}.")
+                raise ArgumentError(key, f"shape ({steps},)", angles.shape)
             if not np.isfinite(angles).all():
                 at = int(np.flatnonzero(~np.isfinite(angles))[0])
-                raise ArgumentError(key, f"expected finite angles, got {angles[at]} at step {at}.")
+                raise ArgumentError(key, "finite angles", f"{angles[at]} at step {at}")
             if (np.abs(angles) > MAX_ANGLE).any():
                 at = int(np.abs(angles).argmax())
                 raise ArgumentError(
                     key,
-                    f"expected at most {MAX_ANGLE:g} rad, because double precision does not resolve larger angles, "
-                    f"got {angles[at]:g} at step {at}.",
+                    f"at most {MAX_ANGLE:g} rad, because double precision does not resolve larger angles",
+                    f"{angles[at]:g} at step {at}",
                 )
             angles.flags.writeable = False
             object.__setattr__(self, key, angles)

@@ -52,7 +52,7 @@ def save_plan(path: str | Path, plan: TrotterPlan, metadata: Mapping[str, Any] |
     try:
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ArgumentError("metadata", f"expected JSON values, got {error}.") from None
+        raise ArgumentError("metadata", "JSON values", error) from None
     with replacing(path, prefix=".") as temporary:
         create_file(temporary, f"{text}\n".encode())
 

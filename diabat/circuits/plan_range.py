@@ -49,7 +49,7 @@ class PlanRange:
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not (number and value > 0 and value != most):
-                raise ArgumentError(name, f"expected a number > 0, got {value!r}.")
+                raise ArgumentError(name, "a number > 0", f"{value!r}")
 
     @classmethod
     def of_metadata(cls, metadata: Mapping[str, Any]) -> PlanRange | None:
@@ -65,8 +65,7 @@ class PlanRange:
             return cls(entry["max_field"], entry["max_row_norm"])
         except (KeyError, TypeError, ValueError):
             raise ArgumentError(
-                KEY,
-                f"expected {{'max_field': ..., 'max_row_norm': ...}} with numbers > 0, got {entry!r:.80}.",
+                KEY, "{'max_field': ..., 'max_row_norm': ...} with numbers > 0", f"{entry!r:.80}"
             ) from None
 
     @classmethod

@@ -113,9 +113,7 @@ def second_order_response(plan: TrotterPlan) -> Response:
     """
     beta_h, beta_j = plan_betas(plan)
     if not (beta_h and beta_j):
-        raise ArgumentError(
-            "plan", f"expected beta_h and beta_J other than 0, got {beta_h:g} and {beta_j:g}."
-        )
+        raise ArgumentError("plan", "beta_h and beta_J other than 0", f"{beta_h:g} and {beta_j:g}")
     ahead, b, c = mixer_angle_ahead(plan), plan.field_angles, plan.coupling_angles
     inner = c * np.sin(ahead)
     field = inner @ _sine_before(b, ahead, ahead)

@@ -149,7 +149,7 @@ def schedule(name: str, protocol: str = "fast") -> AnnealingSchedule:
     """
     check_choice("schedule", name, SHEETS)
     if protocol not in PROTOCOLS:
-        raise ArgumentError("protocol", f"expected {' or '.join(map(repr, PROTOCOLS))}, got {protocol!r}.")
+        raise ArgumentError("protocol", " or ".join(map(repr, PROTOCOLS)), f"{protocol!r}")
     table = resources.files(__package__).joinpath("data", "annealing_schedules.npz")
     with table.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         s, a, b = archive[f"{name}.{protocol}"].T

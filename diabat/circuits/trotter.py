@@ -75,15 +75,15 @@ def check_plan_time(schedule: AnnealingSchedule, annealing_time_ns: float) -> fl
         most = MAX_STEPS / (2 * float(schedule.A_GHz.max()))
         raise ArgumentError(
             "annealing_time_ns",
-            f"expected at most {most:.4g} ns for {schedule.name} ({MAX_STEPS} steps), "
-            f"got {time:g}, which needs at least {needed} steps.",
+            f"at most {most:.4g} ns for {schedule.name} ({MAX_STEPS} steps)",
+            f"{time:g}, which needs at least {needed} steps",
         )
     turn = 2 * np.pi * time * float(schedule.integral_A(1.0))
     if turn < _LEAST_TURN:
         least = time * _LEAST_TURN / turn if turn else math.inf
         raise ArgumentError(
             "annealing_time_ns",
-            f"expected at least {least:.3g} ns for {schedule.name} (in less, the spins never "
-            f"leave |+>), got {time:g}; is it in microseconds? 0.005 microseconds are 5 ns.",
+            f"at least {least:.3g} ns for {schedule.name} (in less, the spins never leave |+>)",
+            f"{time:g}; is it in microseconds? 0.005 microseconds are 5 ns",
         )
     return time

@@ -162,7 +162,7 @@ WATCHED = (
 def _named(name: str, protocol: Protocol | None) -> tuple[AnnealingSchedule | TrotterPlan, Mapping[str, Any]]:
     """The schedule or plan of a name or path, and the metadata of a plan."""
     if protocol is not None and not isinstance(protocol, str):
-        raise ArgumentError("protocol", f"expected a name or None, got {protocol!r}.")
+        raise ArgumentError("protocol", "a name or None", f"{protocol!r}")
     if name in available_schedules():
         return built_in_schedule(name, "fast" if protocol is None else protocol), {}
     if name in available_plans():
@@ -209,7 +209,7 @@ def build_engines(
             return engine, None
         return PrimitiveEngine(None if named else engine), None
     if not isinstance(precision, str | None):
-        raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
+        raise ArgumentError("precision", "'double' or 'single'", f"{precision!r}")
     wanted: tuple[Precision, ...] = ("double", "single") if precision is None else (precision,)
     if engine == "native":  # as many threads as torch uses at the time of the call
         built: list[Engine] = [NativeEngine(one, torch.get_num_threads) for one in wanted]

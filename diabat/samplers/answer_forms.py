@@ -96,7 +96,7 @@ def spin_index(n: int, labels: Labels) -> Any:
     """An index of pandas with a label of each spin."""
     names = list(range(n)) if labels is None else list(labels)
     if len(set(names)) != len(names) or len(names) != n:
-        raise ArgumentError("labels", f"expected {n} different labels, got {names}.")
+        raise ArgumentError("labels", f"{n} different labels", names)
     return extra("pandas", "stats").Index(names, name="spin", tupleize_cols=False)
 
 

@@ -312,7 +312,7 @@ class Samples(SavedAnswer):
         count = chains_of(self.info) or 1 if chains is None else chains
         count = check_count("chains", count)
         if self.num_reads % count:
-            raise ArgumentError("chains", f"expected a divisor of the {self.num_reads} reads, got {count}.")
+            raise ArgumentError("chains", f"a divisor of the {self.num_reads} reads", count)
         *batch, n = self.visible.shape
         spins = self.spins.unflatten(0, (-1, count)).transpose(0, 1).reshape(-1, n)
         rows = row_index({"chain": count, "draw": self.num_reads // count}, batch)

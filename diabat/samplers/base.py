@@ -146,18 +146,18 @@ class Sampler(WithOptions, InFloat32, ABC):
         if correlations and ising.edges is not None and ising.num_spins > DENSE_SPINS:
             raise UnsupportedError(
                 "correlations",
-                f"expected at most {DENSE_SPINS} spins, whose correlations form a matrix, got {ising.num_spins}; "
-                "average the products of the spins of interest over the reads of sample.",
+                f"at most {DENSE_SPINS} spins, whose correlations form a matrix",
+                f"{ising.num_spins}; average the products of the spins of interest over the reads of sample",
             )
         if log_partition and (num_reads is not None or not self.capabilities.log_partition):
             got = f"'{self.name}' with its options" if num_reads is None else "num_reads, and reads have none"
-            raise UnsupportedError("log_partition", f"expected a sampler that computes log Z, got {got}.")
+            raise UnsupportedError("log_partition", "a sampler that computes log Z", got)
         if num_reads is not None:
             if not self.capabilities.samples:
                 raise UnsupportedError(
                     "num_reads",
-                    f"expected a sampler that draws reads, got '{self.name}', which computes its moments without "
-                    "them; leave num_reads out.",
+                    "a sampler that draws reads",
+                    f"'{self.name}', which computes its moments without them; leave num_reads out",
                 )
             samples = self.sample(ising, num_reads, seed=seed)
             return samples.moments(correlations=correlations, dtype=ising.fields.dtype).with_constants(ising)

@@ -21,7 +21,7 @@ def require_call(ising: Any) -> None:
     refuse_trace()
     if not isinstance(ising, Ising):
         fix = "; diabat.ising.from_bqm makes one of it" if hasattr(ising, "vartype") else ""  # of dimod
-        raise ArgumentTypeError("ising", f"expected a diabat.Ising, got {type(ising).__name__}{fix}.")
+        raise ArgumentTypeError("ising", "a diabat.Ising", f"{type(ising).__name__}{fix}")
 
 
 def refuse_trace() -> None:

@@ -315,9 +315,7 @@ class _Second(_Opaque):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Gradients:
         name = ctx.solver.sampler.name
-        raise UnsupportedError(
-            "gradient", f"expected at most second derivatives through sampler '{name}', got a third."
-        )
+        raise UnsupportedError("gradient", f"at most second derivatives through sampler '{name}'", "a third")
 
 
 for _function in (_Moments, _Gradient, _Second):

@@ -99,13 +99,13 @@ class DistributedSampler(Sampler):
         given: Any = executor
         if not isinstance(given, Executor | None):
             got = type(given).__name__
-            raise ArgumentTypeError("executor", f"expected a concurrent.futures.Executor or None, got {got}.")
+            raise ArgumentTypeError("executor", "a concurrent.futures.Executor or None", got)
         if executor is not None and workers is not None:
             raise ArgumentError("workers", f"cannot be combined with an executor, got {workers}.")
         why = "which workers do not receive"
         self.base = build_base(sampler, options, samples=False, remembers=False, not_learnable=why)
         if any(isinstance(module, DistributedSampler) for module in self.base.modules()):
-            raise ArgumentError("sampler", f"expected a base without workers, got '{self.base.name}'.")
+            raise ArgumentError("sampler", "a base without workers", f"'{self.base.name}'")
         self.chunk, self.num_reads, self.progress = chunk, self.base.num_reads, progress
         allowed = getattr(os, "sched_getaffinity", None)  # not on every system
         available = len(allowed(0)) if allowed else os.cpu_count() or 1

@@ -217,8 +217,7 @@ class DQASampler(Sampler):
         self._require_problem(ising)
         if ising.fields.ndim != 1:
             raise IsingError(
-                "fields",
-                f"expected one problem [n], got a batch {list(ising.fields.shape)}; use circuits or pub.",
+                "fields", "one problem [n]", f"a batch {list(ising.fields.shape)}; use circuits or pub"
             )
         return self.circuits(ising, measure=measure, labels=labels)[0]
 
@@ -270,8 +269,7 @@ class DQASampler(Sampler):
         seen = _numpy(ising.visible_mask).reshape(-1, n)
         if (seen != seen[0]).any():
             raise IsingError(
-                "visible",
-                "expected the same visible spins in every problem, got different ones; use circuits.",
+                "visible", "the same visible spins in every problem", "different ones; use circuits"
             )
         couplings = J.reshape(-1, n, n) * np.outer(seen[0], seen[0])
         metadata = self._metadata(seen[0], labels)
@@ -285,14 +283,14 @@ class DQASampler(Sampler):
 
     def _require_problem(self, ising: Any) -> None:
         if not isinstance(ising, Ising):
-            raise ArgumentTypeError("ising", f"expected a diabat.Ising, got {type(ising).__name__}.")
+            raise ArgumentTypeError("ising", "a diabat.Ising", type(ising).__name__)
         # A circuit has any number of qubits; only engines have a largest one.
         require_terms(self.name, self.capabilities, ising)
 
     def _metadata(self, seen: np.ndarray, labels: Sequence[Hashable] | None) -> dict[str, Any]:
         names: list[Hashable] = list(range(len(seen))) if labels is None else list(labels)
         if len(names) != len(seen):
-            raise IsingError("labels", f"expected {len(seen)} labels, one per spin, got {len(names)}.")
+            raise IsingError("labels", f"{len(seen)} labels, one per spin", len(names))
         return {**plain(self._facts()), "labels": names, "visible": seen.tolist()}
 
     def solution(self, ising: Ising, *, odds: bool = False, seed: int = 0) -> AdjointSolution | None:
@@ -337,8 +335,7 @@ class DQASampler(Sampler):
         """The angles of the plan as a parameter."""
         if not self.engine.differentiable:
             raise ArgumentError(
-                "learn_schedule",
-                f"expected engine native or torch, which have gradients, got '{self.engine.name}'.",
+                "learn_schedule", "engine native or torch, which have gradients", f"'{self.engine.name}'"
             )
         plan = self.anneal.plan
         angles = np.stack((plan.field_angles, plan.coupling_angles, plan.mixer_angles))

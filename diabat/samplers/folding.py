@@ -94,8 +94,8 @@ def behind_transforms(name: str, t: Tensor) -> Tensor:
         if torch._C._functorch.is_batchedtensor(t):
             raise UnsupportedError(
                 name,
-                "expected a tensor that torch.func.vmap does not map, since its values are read, got one that depends "
-                "on what is mapped; give the elements as a batch, or use a loop.",
+                "a tensor that torch.func.vmap does not map, since its values are read",
+                "one that depends on what is mapped; give the elements as a batch, or use a loop",
             )
         t = torch._C._functorch.get_unwrapped(t)
     return t

@@ -87,7 +87,7 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
         if not isinstance(bqm, dimod.BinaryQuadraticModel):
             hint = "; use dimod.cqm_to_bqm" * isinstance(bqm, dimod.ConstrainedQuadraticModel)
             got = f"{type(bqm).__name__}{hint}"
-            raise ArgumentTypeError("bqm", f"expected a dimod.BinaryQuadraticModel, got {got}.")
+            raise ArgumentTypeError("bqm", "a dimod.BinaryQuadraticModel", got)
         num_reads = check_count("num_reads", num_reads)
         check_number("beta", beta, "[0, inf)")
         beta = float(beta)
@@ -110,8 +110,7 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
             UnsupportedError: Always; the sentence says what to convert it with.
         """
         raise UnsupportedError(
-            "cqm",
-            f"expected a binary quadratic model, got {type(cqm).__name__}; use dimod.cqm_to_bqm and sample.",
+            "cqm", "a binary quadratic model", f"{type(cqm).__name__}; use dimod.cqm_to_bqm and sample"
         )
 
     def close(self) -> None:
@@ -131,10 +130,10 @@ def to_sampleset(samples: Samples, labels: Sequence[Hashable] | None = None) -> 
     """
     if samples.spins.ndim != 2 or not bool(samples.visible.all()):
         got = f"shape {list(samples.spins.shape)}" if samples.spins.ndim != 2 else "invisible spins"
-        raise ArgumentError("samples", f"expected reads of one problem with visible spins, got {got}.")
+        raise ArgumentError("samples", "reads of one problem with visible spins", got)
     n = samples.spins.shape[-1]
     names = list(range(n)) if labels is None else list(labels)
     if len(set(names)) != n or len(names) != n:
-        raise ArgumentError("labels", f"expected {n} different labels, got {names}.")
+        raise ArgumentError("labels", f"{n} different labels", names)
     rows, energy = samples.spins.cpu().numpy(), samples.energy.double().cpu().numpy()
     return dimod.SampleSet.from_samples((rows, names), "SPIN", energy, info=plain(samples.info))

@@ -27,7 +27,7 @@ def check_betas(betas: tuple[float, float] | None, calibration: str | None) -> B
         raise ArgumentError("calibration", f"cannot be combined with betas, got {calibration!r}.")
     values = tuple(betas) if isinstance(betas, (tuple, list)) else ()
     if len(values) != 2 or not all(map(is_positive, values)):
-        raise ArgumentError("betas", f"expected two positive numbers (beta_h, beta_J), got {betas!r}.")
+        raise ArgumentError("betas", "two positive numbers (beta_h, beta_J)", f"{betas!r}")
     return Betas(float(values[0]), float(values[1]))
 
 
@@ -63,8 +63,8 @@ def check_noise(noise: float | tuple[float, float]) -> ControlNoise:
     if len(values) != 2 or not all(is_finite(value) and value >= 0 for value in values):
         raise ArgumentError(
             "noise",
-            "expected a standard deviation >= 0 in hardware units, or two of them (fields, couplings), "
-            f"got {noise!r}.",
+            "a standard deviation >= 0 in hardware units, or two of them (fields, couplings)",
+            f"{noise!r}",
         )
     return ControlNoise(float(values[0]), float(values[1]))
 

@@ -121,8 +121,7 @@ def _labels(ising: Ising, groups: Tensor) -> Tensor:
         labels = groups.expand(ising.batch_shape).reshape(-1)
     except RuntimeError:
         raise ArgumentError(
-            "groups",
-            f"expected labels that broadcast to {list(ising.batch_shape)}, got {list(groups.shape)}.",
+            "groups", f"labels that broadcast to {list(ising.batch_shape)}", list(groups.shape)
         ) from None
     return torch.unique(labels.cpu(), return_inverse=True)[1]
 
@@ -133,13 +132,11 @@ def _read(ising: Ising, spins: Values, weights: Tensor | None) -> tuple[Tensor, 
         spins = read_spins(spins, ising.fields)
     reads, n, batch = len(spins), ising.num_spins, list(ising.batch_shape)
     if not reads or list(spins.shape) not in ([reads, *batch, n], [reads, n]):
-        raise ArgumentError(
-            "spins", f"expected shape {['reads', *batch, n]} or {['reads', n]}, got {list(spins.shape)}."
-        )
+        raise ArgumentError("spins", f"shape {['reads', *batch, n]} or {['reads', n]}", list(spins.shape))
     if weights is None:
         weights = torch.full((reads, *batch), 1 / reads, dtype=torch.float64)
     if list(weights.shape) != [reads, *batch]:
-        raise ArgumentError("weights", f"expected shape {[reads, *batch]}, got {list(weights.shape)}.")
+        raise ArgumentError("weights", f"shape {[reads, *batch]}", list(weights.shape))
     spins = spins.detach().cpu()
     seen = ising.visible_mask.cpu() if spins.ndim > ising.fields.ndim else torch.ones(n, dtype=torch.bool)
     check_states(spins, seen)
@@ -202,9 +199,9 @@ class BetaFit:
             ValueError: If the term or the level is invalid.
         """
         if term not in ("field", "coupling", "three_body"):
-            raise ArgumentError("term", f"expected 'field', 'coupling' or 'three_body', got {term!r}.")
+            raise ArgumentError("term", "'field', 'coupling' or 'three_body'", f"{term!r}")
         if not 0 < level < 1:
-            raise ArgumentError("level", f"expected a number between 0 and 1, got {level!r}.")
+            raise ArgumentError("level", "a number between 0 and 1", f"{level!r}")
         value, error = getattr(self, term), getattr(self, f"{term}_error")
         if value is None or error is None:
             return None

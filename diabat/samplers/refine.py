@@ -59,7 +59,7 @@ class RefineSampler(Sampler):
     ) -> None:
         sweeps = check_count("sweeps", sweeps, least=0)
         if sweeps >= 2**31:
-            raise ArgumentError("sweeps", f"expected an integer below 2^31, got {sweeps}.")
+            raise ArgumentError("sweeps", "an integer below 2^31", sweeps)
         num_reads = check_count("num_reads", num_reads)
         self.base = build_base(sampler, options, not_learnable="because reads cannot train them")
         self.sweeps, self.num_reads = sweeps, num_reads

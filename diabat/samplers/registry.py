@@ -37,7 +37,7 @@ def register(name: str, factory: Callable[..., Sampler]) -> None:
         ValueError: If another factory has this name.
     """
     if name in _BUILT_IN or _registered.get(name, factory) is not factory:
-        raise ArgumentError("name", f"expected an unused name, got '{name}', which already exists.")
+        raise ArgumentError("name", "an unused name", f"'{name}', which already exists")
     _registered[name] = factory
 
 
@@ -89,7 +89,7 @@ def as_sampler(value: Sampler | str) -> Sampler:
         return value
     if isinstance(value, str):
         return sampler(value)
-    raise ArgumentTypeError("sampler", f"expected a diabat Sampler or its name, got {type(value).__name__}.")
+    raise ArgumentTypeError("sampler", "a diabat Sampler or its name", type(value).__name__)
 
 
 def build_base(
@@ -134,7 +134,7 @@ def _base(sampler: str | Sampler, options: Mapping[str, Any] | None) -> Sampler:
             )
         return as_sampler(sampler)
     if options is not None and not isinstance(options, Mapping):
-        raise ArgumentError("options", f"expected a mapping of names to values, got {options!r}.")
+        raise ArgumentError("options", "a mapping of names to values", f"{options!r}")
     backend_factory(sampler)  # an unknown name is an error of ``sampler``, later errors are of ``options``
     try:
         return _built(sampler, options or {})

@@ -20,7 +20,7 @@ def draw_seed(seed: int | None) -> int:
         with torch._C._DisableFuncTorch():  # one seed for all that torch.func.vmap maps over
             return int(torch.randint(MAX_SEED, ()))
     if not is_integer(seed) or not 0 <= seed <= MAX_SEED:
-        raise ArgumentError("seed", f"expected an integer between 0 and 2^63 - 1, got {seed!r}.")
+        raise ArgumentError("seed", "an integer between 0 and 2^63 - 1", f"{seed!r}")
     return int(seed)
 
 

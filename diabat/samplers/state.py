@@ -57,14 +57,12 @@ def load_chain_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """
     weights = weights_of(model)
     if state.keys() & weights.keys():
-        raise ArgumentError("state", f"expected no weights, got {', '.join(state.keys() & weights.keys())}.")
+        raise ArgumentError("state", "no weights", ", ".join(state.keys() & weights.keys()))
     try:
         model.load_state_dict({**weights, **state})
     except RuntimeError as error:
         names = ", ".join(sorted(state))
-        raise ArgumentError(
-            "state", f"expected the state of the samplers of the model, got {names}."
-        ) from error
+        raise ArgumentError("state", "the state of the samplers of the model", names) from error
 
 
 @contextmanager

@@ -97,7 +97,7 @@ def fast_annealing_time(keywords: Keywords) -> float:
     points = keywords.get("anneal_schedule")
     time: Any = keywords.get("annealing_time") if points is None else points[-1][0]
     if time is None:
-        raise ArgumentError("annealing_time", "expected one with a schedule, got none.")
+        raise ArgumentError("annealing_time", "one with a schedule", "none")
     return float(time)
 
 
@@ -112,7 +112,7 @@ def programmed(
         ValueError: Out of range without ``auto_scale``, or h other than 0 with ``fast_anneal``.
     """
     if keywords.get("fast_anneal") and h.any():
-        raise ArgumentError("h", f"expected 0 with fast_anneal, got {h[np.flatnonzero(h)[0]]:g}.")
+        raise ArgumentError("h", "0 with fast_anneal", f"{h[np.flatnonzero(h)[0]]:g}")
     ranges = stated_ranges(properties)
     parts = (
         ("h", "values", h, ranges.h),
@@ -125,5 +125,5 @@ def programmed(
     for name, what, values, allowed in parts:
         if allowed is not None and len(outside := values[beyond(values, allowed)]):
             low, high = allowed
-            raise ArgumentError(name, f"expected {what} in [{low:g}, {high:g}], got {outside[0]:g}.")
+            raise ArgumentError(name, f"{what} in [{low:g}, {high:g}]", f"{outside[0]:g}")
     return h, J

@@ -217,7 +217,7 @@ def _anneal(
 
     if ((flux != 0) & (np.abs(flux) < _HOLDING_FIELD)).any():
         enough = "0 or enough to hold a qubit with a schedule"
-        raise ArgumentError("flux_biases", f"expected {enough}, got a weak one.")
+        raise ArgumentError("flux_biases", enough, "a weak one")
     held = -np.sign(flux)  # 0 where the qubit is free
     out = np.empty((reads, len(model.h)), dtype=np.int8)
     out[:, held != 0] = held[held != 0].astype(np.int8)
@@ -241,6 +241,6 @@ def _parts(model: _Model, held: FloatArray) -> Iterator[tuple[NDArray[np.int64],
     for n in sorted({len(part) for part in members}):
         if n > _MOST_QUBITS:
             limit = f"parts of at most {_MOST_QUBITS} coupled qubits"
-            raise ArgumentError("schedule", f"expected {limit}, got one of {n}.")
+            raise ArgumentError("schedule", limit, f"one of {n}")
         qubits = np.stack([part for part in members if len(part) == n])
         yield qubits, h[qubits], J[qubits[:, :, None], qubits[:, None, :]]

@@ -67,14 +67,10 @@ def inverse_temperature(temperature: Temperature, like: Tensor) -> Tensor:
     """
     if isinstance(temperature, Tensor):
         if not temperature.is_floating_point():
-            raise ArgumentTypeError(
-                "temperature", f"expected a number or a floating tensor, got {temperature.dtype}."
-            )
+            raise ArgumentTypeError("temperature", "a number or a floating tensor", temperature.dtype)
         if not bool(((temperature > 0) & torch.isfinite(temperature)).all()):
             worst = float(temperature.detach().min())
-            raise ArgumentError(
-                "temperature", f"expected positive finite numbers, got a smallest of {worst:g}."
-            )
+            raise ArgumentError("temperature", "positive finite numbers", f"a smallest of {worst:g}")
         return 1 / temperature.to(like)
     check_positive("temperature", temperature)
     return torch.full((), 1 / temperature, dtype=like.dtype, device=like.device)

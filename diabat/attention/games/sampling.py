@@ -172,9 +172,7 @@ def sample_interaction(
 def _check(num_samples: int, weighting: str, antithetic: bool) -> None:
     check_count("num_samples", num_samples)
     if antithetic and num_samples % 2:
-        raise ArgumentError(
-            "num_samples", f"expected an even number with antithetic=True, got {num_samples}."
-        )
+        raise ArgumentError("num_samples", "an even number with antithetic=True", num_samples)
     check_choice("weighting", weighting, ("uniform", "gibbs"))
 
 

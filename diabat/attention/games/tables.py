@@ -86,13 +86,13 @@ def num_players(table: Tensor) -> int:
     """
     if not isinstance(table, Tensor) or not table.is_floating_point():
         got = table.dtype if isinstance(table, Tensor) else type(table).__name__
-        raise ArgumentTypeError("table", f"expected a floating tensor, got {got}.")
+        raise ArgumentTypeError("table", "a floating tensor", got)
     size = table.shape[-1] if table.ndim else 0
     n = size.bit_length() - 1
     if size < 1 or size != 1 << n:
-        raise ArgumentError("table", f"expected shape [..., 2^n], got {list(table.shape)}.")
+        raise ArgumentError("table", "shape [..., 2^n]", list(table.shape))
     if n > MAX_PLAYERS:
-        raise ArgumentError("table", f"expected at most {MAX_PLAYERS} players, got {n}.")
+        raise ArgumentError("table", f"at most {MAX_PLAYERS} players", n)
     return n
 
 
@@ -135,11 +135,10 @@ def evaluate(value: Callable[[Tensor], Tensor], masks: Tensor) -> Tensor:
     out = value(masks)
     if not isinstance(out, Tensor) or not out.is_floating_point():
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
-        raise ArgumentTypeError("value", f"expected a function that returns a floating tensor, got {got}.")
+        raise ArgumentTypeError("value", "a function that returns a floating tensor", got)
     if out.ndim < 1 or out.shape[-1] != masks.shape[0]:
         raise ArgumentError(
-            "value",
-            f"expected values [..., {masks.shape[0]}] of {masks.shape[0]} coalitions, got {list(out.shape)}.",
+            "value", f"values [..., {masks.shape[0]}] of {masks.shape[0]} coalitions", list(out.shape)
         )
     return out
 

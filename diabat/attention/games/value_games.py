@@ -45,11 +45,9 @@ class NormGame:
     ) -> None:
         if not isinstance(vectors, Tensor) or not vectors.is_floating_point():
             got = vectors.dtype if isinstance(vectors, Tensor) else type(vectors).__name__
-            raise ArgumentTypeError("vectors", f"expected a floating tensor, got {got}.")
+            raise ArgumentTypeError("vectors", "a floating tensor", got)
         if vectors.ndim < 2 or vectors.shape[-2] < 1:
-            raise ArgumentError(
-                "vectors", f"expected shape [*batch, n, d] with n >= 1, got {list(vectors.shape)}."
-            )
+            raise ArgumentError("vectors", "shape [*batch, n, d] with n >= 1", list(vectors.shape))
         check_choice("f", f, NONLINEARITIES)
         self.f = f
         self.players = _players(players, vectors)
@@ -81,7 +79,7 @@ class NormGame:
         """
         n = self.gram.shape[-1]
         if n > MAX_PLAYERS:
-            raise ArgumentError("vectors", f"expected at most {MAX_PLAYERS} players for a table, got {n}.")
+            raise ArgumentError("vectors", f"at most {MAX_PLAYERS} players for a table", n)
         few = n // 2
         low, high = (all_coalitions(k, self.gram.device).to(self.gram) for k in (few, n - few))
         G = self.gram
@@ -174,12 +172,12 @@ def _players(players: Tensor | None, vectors: Tensor) -> Tensor:
         return torch.ones(shape, dtype=torch.bool, device=vectors.device)
     if not isinstance(players, Tensor) or players.dtype != torch.bool:
         got = players.dtype if isinstance(players, Tensor) else type(players).__name__
-        raise ArgumentError("players", f"expected a bool tensor, got {got}.")
+        raise ArgumentError("players", "a bool tensor", got)
     try:
         return players.expand(shape)
     except RuntimeError:
         raise ArgumentError(
-            "players", f"expected a shape that broadcasts to {list(shape)}, got {list(players.shape)}."
+            "players", f"a shape that broadcasts to {list(shape)}", list(players.shape)
         ) from None
 
 
@@ -226,7 +224,7 @@ class FunctionGame:
         self, value: Callable[[Tensor], Tensor], num_players: int, device: torch.device | str = "cpu"
     ) -> None:
         if not callable(value):
-            raise ArgumentTypeError("value", f"expected a function of masks, got {type(value).__name__}.")
+            raise ArgumentTypeError("value", "a function of masks", type(value).__name__)
         num_players = check_count("num_players", num_players)
         self._value = value
         self.players = torch.ones(num_players, dtype=torch.bool, device=device)

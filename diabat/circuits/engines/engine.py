@@ -283,15 +283,14 @@ def check_cotangents(
     counts = len(cotangents), len(batches) if pairs is None else len(pairs)
     if counts != (len(batches), len(batches)):
         raise ArgumentError(
-            "cotangents",
-            f"expected one array per batch ({len(batches)}), got {counts[0]} and {counts[1]} for pairs.",
+            "cotangents", f"one array per batch ({len(batches)})", f"{counts[0]} and {counts[1]} for pairs"
         )
     named = [("cotangents", v, b.fields.shape) for v, b in zip(cotangents, batches, strict=True)]
     for w, b in zip(pairs or (), batches, strict=pairs is not None):
         named.append(("pair_cotangents", w, (*b.fields.shape, b.num_spins)))
     for name, array, shape in named:
         if np.shape(array) != shape:
-            raise ArgumentError(name, f"expected shape {shape}, got {np.shape(array)}.")
+            raise ArgumentError(name, f"shape {shape}", np.shape(array))
 
 
 def draw_spins(probabilities: FloatArray, uniforms: FloatArray) -> NDArray[np.int8]:

@@ -91,9 +91,7 @@ def gac_attention(
     refuse_others(NAME, kwargs)
     if attention_mask is None or not attention_mask.is_floating_point():
         got = "None" if attention_mask is None else attention_mask.dtype
-        raise UnsupportedError(
-            "attention_mask", f"expected a floating mask [B, 1, Q, K] for calibrated attention, got {got}."
-        )
+        raise UnsupportedError("attention_mask", "a floating mask [B, 1, Q, K] for calibrated attention", got)
     cache, asked = kwargs.get(CACHE), kwargs.get("output_attentions")
     (batch, heads, rows, size), columns = query.shape, key.shape[2]
     past = _sums_before(cache, state, batch, rows, columns)
@@ -168,9 +166,7 @@ def hand_on_cache(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tup
     if cache is not None:
         caches = extra("transformers.cache_utils")
         if isinstance(cache, caches.EncoderDecoderCache):
-            raise UnsupportedError(
-                "past_key_values", "expected the cache of a decoder, got an EncoderDecoderCache."
-            )
+            raise UnsupportedError("past_key_values", "the cache of a decoder", "an EncoderDecoderCache")
         if any(isinstance(layer, caches.StaticLayer) for layer in cache.layers):
             raise UnsupportedError(
                 "past_key_values",
@@ -231,9 +227,7 @@ def _sums_before(
     kept = None if cache is None else _sums(cache).get(state.layer)
     if kept is None or kept.heads != state.heads:
         got = f"{before} tokens from before it" if kept is None else "one calibrated in other heads"
-        raise UnsupportedError(
-            "past_key_values", f"expected a cache filled with this calibration enabled, got {got}."
-        )
+        raise UnsupportedError("past_key_values", "a cache filled with this calibration enabled", got)
     if kept.tokens != before:
         raise UnsupportedError(
             "past_key_values",
@@ -242,7 +236,7 @@ def _sums_before(
     if kept.sums.total.shape[0] != batch:
         raise UnsupportedError(
             "past_key_values",
-            f"expected a batch of {kept.sums.total.shape[0]} as at the last pass, got {batch}; "
-            "use model._reorder_cache(cache, index) to repeat or select sequences.",
+            f"a batch of {kept.sums.total.shape[0]} as at the last pass",
+            f"{batch}; use model._reorder_cache(cache, index) to repeat or select sequences",
         )
     return kept.sums.last(columns - rows)

@@ -35,11 +35,9 @@ def save_gac(model: nn.Module, folder: str | Path) -> Path:
     """
     calibration = enabled_calibration(model)
     if calibration is None:
-        raise ArgumentError("model", "expected a model with a calibration enabled, got one without.")
+        raise ArgumentError("model", "a model with a calibration enabled", "one without")
     if not Path(folder).is_dir():
-        raise ArgumentError(
-            "folder", f"expected the folder of a model, got '{folder}', which is not a folder."
-        )
+        raise ArgumentError("folder", "the folder of a model", f"'{folder}', which is not a folder")
     return write_gac(Path(folder) / FILE, calibration, model_digest(model, _FIELDS))
 
 
@@ -66,7 +64,7 @@ def load_gac(model: nn.Module, folder: str | Path) -> Calibration:
     others = differences(model, identity)
     if others:
         got = f"one of a model with other {' and '.join(others)}"
-        raise ArgumentError("folder", f"expected the calibration of this model in {path}, got {got}.")
+        raise ArgumentError("folder", f"the calibration of this model in {path}", got)
     try:
         enable_gac(model, calibration)
     except ArgumentError as error:
@@ -89,12 +87,10 @@ def stored_calibration(path: str | Path) -> tuple[Calibration, dict[str, Any]]:
     except FileNotFoundError:
         raise FileNotFoundError(f"{file}: no such file, expected a calibration that save_gac wrote") from None
     except OSError as error:
-        raise ArgumentError("folder", f"expected a readable file {file}, got {error.strerror}.") from None
+        raise ArgumentError("folder", f"a readable file {file}", error.strerror) from None
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
-        raise ArgumentError(
-            "folder", f"expected a calibration that save_gac wrote in {file}, got {reason}."
-        ) from None
+        raise ArgumentError("folder", f"a calibration that save_gac wrote in {file}", reason) from None
 
 
 def _file(path: str | Path) -> Path:

@@ -59,8 +59,7 @@ class Calibration:
     def __post_init__(self) -> None:
         if not isinstance(self.salient, Mapping) or not self.salient:
             raise ArgumentError(
-                "salient",
-                f"expected a mapping of at least one layer to its salient heads, got {self.salient!r}.",
+                "salient", "a mapping of at least one layer to its salient heads", f"{self.salient!r}"
             )
         chosen = {layer: _heads(layer, self.salient[layer]) for layer in self.salient}
         object.__setattr__(self, "salient", dict(sorted(chosen.items())))
@@ -80,8 +79,7 @@ class Calibration:
         known = set(cls.__dataclass_fields__)
         if set(content) != known:
             raise ArgumentError(
-                "calibration",
-                f"expected the keys {', '.join(sorted(known))}, got {', '.join(sorted(content))}.",
+                "calibration", f"the keys {', '.join(sorted(known))}", ", ".join(sorted(content))
             )
         salient = content["salient"]
         if isinstance(salient, Mapping):
@@ -94,11 +92,11 @@ class Calibration:
 def _heads(layer: Any, heads: Any) -> tuple[int, ...]:
     # Tensors and arrays are neither; bytes are a sequence of integers.
     if isinstance(heads, str | bytes | bytearray) or not isinstance(heads, Sequence | Set):
-        raise ArgumentError("salient", f"expected the heads of layer {layer} as a list, got {heads!r:.60}.")
+        raise ArgumentError("salient", f"the heads of layer {layer} as a list", f"{heads!r:.60}")
     for number in (layer, *heads):
         check_count("salient", number, least=0)
     if len(set(heads)) < len(heads):
-        raise ArgumentError("salient", f"expected every head of layer {layer} once, got {list(heads)}.")
+        raise ArgumentError("salient", f"every head of layer {layer} once", list(heads))
     return tuple(sorted(heads))
 
 
@@ -117,7 +115,7 @@ class ColumnSums(NamedTuple):
         """Those of the last columns: a sliding window forgets columns on the left."""
         start = self.total.shape[-1] - columns
         if start < 0:
-            raise ArgumentError("columns", f"expected at most {self.total.shape[-1]}, got {columns}.")
+            raise ArgumentError("columns", f"at most {self.total.shape[-1]}", columns)
         return ColumnSums(*(part[..., start:] for part in self))
 
     def select(self, index: Tensor) -> ColumnSums:
@@ -149,7 +147,7 @@ def calibrate(
     """
     old = weights.shape[-1] - weights.shape[-2]
     if old != (0 if past is None else past.total.shape[-1]):
-        raise ArgumentError("past", f"expected sums of {old} columns, got {past and past.total.shape[-1]}.")
+        raise ArgumentError("past", f"sums of {old} columns", past and past.total.shape[-1])
     maps = weights.to(torch.promote_types(weights.dtype, torch.float32))
     own = visible.diagonal(old, -2, -1)
     seen = visible & own.unsqueeze(-1)

@@ -53,7 +53,7 @@ def enable_gac(model: nn.Module, calibration: Calibration) -> None:
         ImportError: If the extra ``hf`` is not installed.
     """
     if not isinstance(calibration, Calibration):
-        raise ArgumentError("calibration", f"expected a Calibration, got {type(calibration).__name__}.")
+        raise ArgumentError("calibration", "a Calibration", type(calibration).__name__)
     base = pretrained_model(model)
     chosen = _chosen(attention_modules(base), calibration)
     disable_gac(model)
@@ -102,18 +102,18 @@ def _chosen(modules: dict[int, Any], calibration: Calibration) -> dict[int, tupl
     for layer, salient in calibration.salient.items():
         if layer not in modules:
             raise ArgumentError(
-                "salient", f"expected layers among {', '.join(map(str, modules))} of this model, got {layer}."
+                "salient", f"layers among {', '.join(map(str, modules))} of this model", layer
             )
         module = modules[layer]
         count = query_heads(module)
         if max(salient, default=0) >= count:
             raise ArgumentError(
-                "salient", f"expected heads below {count} in layer {layer} of this model, got {max(salient)}."
+                "salient", f"heads below {count} in layer {layer} of this model", max(salient)
             )
         parameters = inspect.signature(type(module).forward).parameters.values()
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             raise UnsupportedError(
-                "model", f"expected attention that hands on keyword arguments, got {type(module).__name__}."
+                "model", "attention that hands on keyword arguments", type(module).__name__
             )
         heads = tuple(head for head in range(count) if head not in salient)
         if heads:
@@ -126,6 +126,6 @@ def _refuse_several(module: nn.Module, args: tuple[Tensor, ...]) -> None:
     if args[0].shape[-2] > 1:
         raise UnsupportedError(
             "rows",
-            f"expected 'running' for logits of {args[0].shape[-2]} positions, got 'prompt', where later tokens change "
-            "earlier ones; logits_to_keep=1 asks for the last.",
+            f"'running' for logits of {args[0].shape[-2]} positions",
+            "'prompt', where later tokens change earlier ones; logits_to_keep=1 asks for the last",
         )

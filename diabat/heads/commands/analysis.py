@@ -254,7 +254,7 @@ def open_game(model: str, data: Path, folder: Path, options: GameOptions) -> tup
     """
     # Whatever can be refused without a model.
     if folder.exists() and not folder.is_dir():
-        raise ArgumentError("output", f"expected a folder, got the file '{folder}'.")
+        raise ArgumentError("output", "a folder", f"the file '{folder}'")
     questions = read_questions(data, options.count, options.seed)
     if options.calibration is not None:
         stored_calibration(options.calibration)
@@ -287,7 +287,7 @@ def read_analysis(path: Path) -> Analysis:
     """Read an analysis from its folder or its file; ArgumentError if there is none, or it is not ours."""
     file = path / FILE if path.is_dir() else path
     if not file.exists():
-        raise ArgumentError("analysis", f"expected a finished analysis, got '{path}' without {FILE}.")
+        raise ArgumentError("analysis", "a finished analysis", f"'{path}' without {FILE}")
     try:
         store = ValueStore.read(file, follow=file == path)
         if not store.analysis:

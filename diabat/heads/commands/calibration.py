@@ -84,7 +84,7 @@ def salient_groups(analysis: Analysis, options: CalibrationOptions) -> list[Sali
     wanted = known if options.layers is None else options.layers
     for layer in wanted:
         if layer not in known:
-            raise ArgumentError("layers", f"expected layers that were analysed, {known}, got {layer}.")
+            raise ArgumentError("layers", f"layers that were analysed, {known}", layer)
     chosen = ((game, tuple(layer for layer in game.layers if layer in wanted)) for game in analysis.games)
     return [_group(game, here, options) for game, here in chosen if here]
 
@@ -121,8 +121,8 @@ def _players(game: AnalysedGame, options: CalibrationOptions) -> tuple[int, ...]
     if table is None:
         raise ArgumentError(
             "method",
-            f"expected max_dividend or common for dividends of at most {game.options.max_size} players, got surrogate, "
-            "which needs the values of all coalitions; analyse again without max_size.",
+            f"max_dividend or common for dividends of at most {game.options.max_size} players",
+            "surrogate, which needs the values of all coalitions; analyse again without max_size",
         )
     bits = 1 << torch.arange(count)
     return surrogate(

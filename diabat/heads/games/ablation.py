@@ -81,8 +81,8 @@ class Ablation:
             if name == NAME or any(kind in name for kind in ("flash", "flex", "paged")):
                 raise UnsupportedError(
                     "model",
-                    f"expected attention that takes a mask ('eager', 'sdpa' or one of diabat), got {name!r}; call "
-                    "model.set_attn_implementation('sdpa').",
+                    "attention that takes a mask ('eager', 'sdpa' or one of diabat)",
+                    f"{name!r}; call model.set_attn_implementation('sdpa')",
                 )
         former, token = switch_attention(self.base, NAME), _APPLIED.set(self)
         try:
@@ -121,9 +121,7 @@ def eager(module: nn.Module) -> Attention:
         found = vars(sys.modules[kind.__module__]).get("eager_attention_forward")
         if found is not None:
             return found
-    raise UnsupportedError(
-        "model", f"expected a file with eager_attention_forward, got that of {type(module).__name__}."
-    )
+    raise UnsupportedError("model", "a file with eager_attention_forward", f"that of {type(module).__name__}")
 
 
 def _attend(
@@ -133,8 +131,7 @@ def _attend(
     ablation = _APPLIED.get()
     if ablation is None:
         raise UnsupportedError(
-            "attn_implementation",
-            f"expected {NAME!r} inside a game on heads only, got it in a model by itself.",
+            "attn_implementation", f"{NAME!r} inside a game on heads only", "it in a model by itself"
         )
     name, interface = ablation.former[id(module.config)], extra("transformers").AttentionInterface()
     attention: Attention = eager(module) if name == "eager" else interface[name]

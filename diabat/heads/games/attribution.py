@@ -103,7 +103,7 @@ class _Draws(FunctionGame):
     ) -> None:
         check_count(name, draws)
         if draws % 2:
-            raise ArgumentError(name, f"expected an even number, got {draws}.")
+            raise ArgumentError(name, "an even number", draws)
         n, generator = game.num_players, torch.Generator().manual_seed(seed)
         self._chosen = [*range(n)] if chosen is None else [*chosen]
         super().__init__(game.value, len(self._chosen))

@@ -184,10 +184,10 @@ class HeadCoalitions(FunctionGame):
         """Columns [M] of coalitions, evaluated on all samples, or each on the ``wanted`` one only."""
         if not isinstance(coalitions, Tensor) or coalitions.dtype != torch.bool:
             got = coalitions.dtype if isinstance(coalitions, Tensor) else type(coalitions).__name__
-            raise ArgumentTypeError("coalitions", f"expected a bool tensor, got {got}.")
+            raise ArgumentTypeError("coalitions", "a bool tensor", got)
         shape, n = list(coalitions.shape), self.num_players
         if len(shape) != 2 or shape[1] != n:
-            raise ArgumentError("coalitions", f"expected shape [M, {n}], got {shape}.")
+            raise ArgumentError("coalitions", f"shape [M, {n}]", shape)
         size = 16 * len(self.samples) * len(coalitions)
         require_memory(size, "values of all samples and coalitions", "coalitions")
         columns = self.store.columns(self.groups, coalitions)
@@ -223,7 +223,7 @@ class HeadCoalitions(FunctionGame):
                 values = self._value_of_sample.of(partial(forward, present), sample).cpu().numpy()
                 if not np.isfinite(values).all():
                     got = values[~np.isfinite(values)][0]
-                    raise ArgumentError("value", f"expected finite values, got {got} of sample {index}.")
+                    raise ArgumentError("value", "finite values", f"{got} of sample {index}")
                 self.store.put(index, part, values)
                 self.store.save(now=False)
                 done += len(part)
@@ -234,7 +234,7 @@ class HeadCoalitions(FunctionGame):
         """What values belong to, besides the coalition."""
         replay, model = self._replay, model_digest(self._replay.model)
         if not model["weights"]:
-            raise UnsupportedError("store", "expected a model whose weights are in memory, got one without.")
+            raise UnsupportedError("store", "a model whose weights are in memory", "one without")
         # How attention is computed, and what a calibration changes in it.
         attention = [replay.model.config._attn_implementation]
         attention += [repr(vars(m)[CALIBRATED]) for m in replay.model.modules() if CALIBRATED in vars(m)]

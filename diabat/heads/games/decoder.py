@@ -66,7 +66,7 @@ def player_groups(
     if players is not None:
         for name, value in (("layer", layers), ("heads_per_player", heads_per_player)):
             if value is not None:
-                raise ArgumentError(name, f"expected None with players, which say it, got {value!r}.")
+                raise ArgumentError(name, "None with players, which say it", f"{value!r}")
         return _given_groups(attention, players)
     chosen = [*attention] if layers is None else [layers] if isinstance(layers, Integral) else layers
     heads_per_player = check_count("heads_per_player", heads_per_player, optional=True)
@@ -76,9 +76,7 @@ def player_groups(
         # As attention functions know it; a configuration may have keys that the model does not use.
         size = heads_per_player or int(getattr(attention[layer], "num_key_value_groups", 1))
         if heads % size:
-            raise ArgumentError(
-                "heads_per_player", f"expected a divisor of {heads}, the heads of layer {layer}, got {size}."
-            )
+            raise ArgumentError("heads_per_player", f"a divisor of {heads}, the heads of layer {layer}", size)
         groups += [tuple((layer, first + i) for i in range(size)) for first in range(0, heads, size)]
     return tuple(groups)
 
@@ -87,7 +85,7 @@ def _given_groups(attention: Mapping[int, Any], players: Iterable[Iterable[Head]
     try:
         groups = tuple(tuple((layer, head) for layer, head in group) for group in players)
     except (TypeError, ValueError):
-        raise ArgumentError("players", f"expected groups of (layer, head), got {players!r:.80}.") from None
+        raise ArgumentError("players", "groups of (layer, head)", f"{players!r:.80}") from None
     if not groups or not all(groups):
         raise ArgumentError("players", "expected one or more groups, each of one or more heads.")
     owner: dict[Head, int] = {}
@@ -100,8 +98,8 @@ def _given_groups(attention: Mapping[int, Any], players: Iterable[Iterable[Head]
             if (layer, head) in owner:
                 raise ArgumentError(
                     "players",
-                    f"expected groups without a common head, got head {head} of layer {layer} in players "
-                    f"{owner[layer, head]} and {player}.",
+                    "groups without a common head",
+                    f"head {head} of layer {layer} in players {owner[layer, head]} and {player}",
                 )
             owner[layer, head] = player
     return tuple(tuple((int(layer), int(head)) for layer, head in group) for group in groups)
@@ -110,12 +108,12 @@ def _given_groups(attention: Mapping[int, Any], players: Iterable[Iterable[Head]
 def check_layers(argument: str, layers: Any, attention: Mapping[int, object]) -> list[int]:
     """Layers as a list, if they are different blocks with attention; else raise ArgumentError."""
     if not isinstance(layers, Sequence) or isinstance(layers, str) or not layers:
-        raise ArgumentError(argument, f"expected a list of one layer or more, got {layers!r}.")
+        raise ArgumentError(argument, "a list of one layer or more", f"{layers!r}")
     for layer in layers:
         if not is_integer(layer) or layer not in attention:
             known = [*attention]
             among = f"{known[0]} .. {known[-1]}" if len(known) > known[-1] - known[0] else known
-            raise ArgumentError(argument, f"expected a layer with attention, {among}, got {layer!r}.")
+            raise ArgumentError(argument, f"a layer with attention, {among}", f"{layer!r}")
     if len(set(layers)) < len(layers):
-        raise ArgumentError(argument, f"expected different layers, got {list(layers)}.")
+        raise ArgumentError(argument, "different layers", list(layers))
     return [int(layer) for layer in layers]

@@ -51,11 +51,10 @@ class Dividends:
         coalitions = small_coalitions(num_players, max_size)
         if not isinstance(values, Tensor) or not values.is_floating_point():
             got = values.dtype if isinstance(values, Tensor) else type(values).__name__
-            raise ArgumentTypeError("values", f"expected a floating tensor, got {got}.")
+            raise ArgumentTypeError("values", "a floating tensor", got)
         if values.ndim != 2 or values.shape[1] != len(coalitions) or not len(values):
             raise ArgumentError(
-                "values",
-                f"expected shape [samples, {len(coalitions)}] with one row per sample, got {list(values.shape)}.",
+                "values", f"shape [samples, {len(coalitions)}] with one row per sample", list(values.shape)
             )
         gains = values.double() - values[:, :1].double()
         if max_size is None:
@@ -130,13 +129,11 @@ def small_coalitions(num_players: int, max_size: int | None = None) -> Tensor:
     max_size = check_count("max_size", max_size, most=num_players, optional=True)
     if max_size is None:
         if num_players > MAX_PLAYERS:
-            raise ArgumentError(
-                "max_size", f"expected 3, for example, for a game of {num_players} players, got none."
-            )
+            raise ArgumentError("max_size", f"3, for example, for a game of {num_players} players", "none")
         return all_coalitions(num_players)
     count = sum(math.comb(num_players, size) for size in range(max_size + 1))
     if count > _MOST_COALITIONS:
-        raise ArgumentError("max_size", f"expected at most {_MOST_COALITIONS} coalitions, got {count}.")
+        raise ArgumentError("max_size", f"at most {_MOST_COALITIONS} coalitions", count)
     masks = [torch.zeros(1, num_players, dtype=torch.bool)]
     for size in range(1, max_size + 1):
         members = torch.combinations(torch.arange(num_players), size)
@@ -182,7 +179,7 @@ def common(dividends: Dividends, share: float = 0.5) -> tuple[int, ...]:
         ValueError: If the share is out of range.
     """
     if not is_number(share) or not 0 < share <= 1:
-        raise ArgumentError("share", f"expected a number in (0, 1], got {share!r}.")
+        raise ArgumentError("share", "a number in (0, 1]", f"{share!r}")
     positive = dividends.coalitions[(dividends.value > 0) & (dividends.sizes > 0)]
     if not len(positive):
         return ()

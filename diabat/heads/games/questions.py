@@ -72,10 +72,10 @@ def read_questions(path: Path, count: int | None = None, seed: int = 0) -> dict[
                 questions[place] = parse_json(line)
             except ValueError as error:
                 reason = error.args[0] if type(error) is ValueError else "no valid JSON"
-                raise ArgumentError(place, f"expected a JSON object, got {reason}.") from None
+                raise ArgumentError(place, "a JSON object", reason) from None
             check_question(questions[place], place)
     if not questions:
-        raise ArgumentError("data", f"expected questions in '{path}', one JSON object per line, got none.")
+        raise ArgumentError("data", f"questions in '{path}', one JSON object per line", "none")
     if count is not None and count < len(questions):
         questions = dict(random.Random(seed).sample(list(questions.items()), count))
     return questions
@@ -109,13 +109,13 @@ def tokenised(
     if isinstance(questions, Mapping | str | bytes | Tensor | np.ndarray) or not isinstance(
         questions, Iterable
     ):
-        raise ArgumentError("samples", f"expected a sequence of dicts, got {type(questions).__name__}.")
+        raise ArgumentError("samples", "a sequence of dicts", type(questions).__name__)
     found = tuple(
         _tokenised(given, tokenizer, vocabulary, f"samples[{k}]", corrupted, more)
         for k, given in enumerate(questions)
     )
     if not found:
-        raise ArgumentError("samples", "expected at least one, got none.")
+        raise ArgumentError("samples", "at least one", "none")
     return found
 
 
@@ -139,10 +139,10 @@ def check_question(given: Any, name: str, *, more: bool = False) -> int | None:
         ArgumentError: If it is no question; ``name`` is what the message calls it.
     """
     if not isinstance(given, Mapping):
-        raise ArgumentError(name, f"expected a dict, got {type(given).__name__}.")
+        raise ArgumentError(name, "a dict", type(given).__name__)
     if sum(kind in given for kind in KINDS) != 1:
         got = ", ".join(map(repr, given))[:200] or "no key"
-        raise ArgumentError(name, f"expected one of prompt, messages and input_ids, got {got}.")
+        raise ArgumentError(name, "one of prompt, messages and input_ids", got)
     for key in () if more else given:
         if key not in _KEYS:
             expected = f"expected keys among {', '.join(_KEYS)}"
@@ -152,16 +152,16 @@ def check_question(given: Any, name: str, *, more: bool = False) -> int | None:
     elif "messages" in given:
         messages = given["messages"]
         if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
-            raise ArgumentError(f"{name}.messages", f"expected a list of messages, got {messages!r:.60}.")
+            raise ArgumentError(f"{name}.messages", "a list of messages", f"{messages!r:.60}")
         for message in messages:
             if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-                raise ArgumentError(f"{name}.messages", f"expected role and content, got {message!r:.60}.")
+                raise ArgumentError(f"{name}.messages", "role and content", f"{message!r:.60}")
             _check_text(message["content"], f"{name}.messages")
     else:
         _ids(given["input_ids"], f"{name}.input_ids")
     choices = given.get("choices", ())
     if isinstance(choices, str) or not isinstance(choices, Sequence):
-        raise ArgumentError(f"{name}.choices", f"expected a list, got {type(choices).__name__}.")
+        raise ArgumentError(f"{name}.choices", "a list", type(choices).__name__)
     for k, choice in enumerate(choices):
         place = f"{name}.choices[{k}]"
         _check_text(choice, place) if isinstance(choice, str) else _ids(choice, place)
@@ -174,7 +174,7 @@ def _tokenised(given: Any, tokenizer: Any, vocabulary: int, name: str, corrupted
     written = {k: choice for k, choice in enumerate(choices) if isinstance(choice, str)}
     if tokenizer is None and (written or kind != "input_ids"):
         text = f"{name}.choices[{min(written)}]" if kind == "input_ids" else name
-        raise ArgumentError("tokenizer", f"expected that of the model, since {text} is a text, got None.")
+        raise ArgumentError("tokenizer", f"that of the model, since {text} is a text", "None")
     if kind == "input_ids":
         tokens = given["input_ids"]
         found = {k: tokenizer(text, add_special_tokens=False)["input_ids"] for k, text in written.items()}
@@ -191,10 +191,10 @@ def _tokenised(given: Any, tokenizer: Any, vocabulary: int, name: str, corrupted
         return sample
     name, count = f"{name}.corrupted", len(ids[0])
     if "corrupted" not in given:
-        raise ArgumentError(name, "expected a prompt for ablation=corrupted, got none.")
+        raise ArgumentError(name, "a prompt for ablation=corrupted", "none")
     other = _tokenised({**given, kind: given["corrupted"]}, tokenizer, vocabulary, name, False, more).tokens
     if len(other) != count:
-        raise ArgumentError(name, f"expected {count} tokens, as many as the {kind}, got {len(other)}.")
+        raise ArgumentError(name, f"{count} tokens, as many as the {kind}", len(other))
     return replace(sample, corrupted=other)
 
 
@@ -214,8 +214,8 @@ def _with_choices(
         if not text[:kept] or not text[kept - 1].isspace():
             raise ArgumentError(
                 f"{name}.choices[{merged[0]}]",
-                f"expected a choice whose tokens follow those of the text, got {written[merged[0]]!r}, which merges "
-                "with its end; end the text with a space.",
+                "a choice whose tokens follow those of the text",
+                f"{written[merged[0]]!r}, which merges with its end; end the text with a space",
             )
         kept -= 1  # white space that the tokenizer writes with a choice
 
@@ -237,11 +237,11 @@ def _chat(messages: Sequence[Mapping[str, Any]], tokenizer: Any, name: str) -> s
 
 def _check_text(text: Any, name: str) -> None:
     if not isinstance(text, str):
-        raise ArgumentError(name, f"expected a text, got {type(text).__name__}.")
+        raise ArgumentError(name, "a text", type(text).__name__)
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ArgumentError(name, f"expected text without surrogates, got {text!a:.60}.") from None
+        raise ArgumentError(name, "text without surrogates", f"{text!a:.60}") from None
 
 
 def _ids(value: Any, name: str) -> Tensor:
@@ -249,11 +249,9 @@ def _ids(value: Any, name: str) -> Tensor:
     try:
         ids = torch.as_tensor([value] if isinstance(value, int) and "choices" in name else value)
     except (TypeError, ValueError, RuntimeError):
-        raise ArgumentError(name, f"expected token ids, got {value!r:.60}.") from None
+        raise ArgumentError(name, "token ids", f"{value!r:.60}") from None
     if ids.ndim != 1 or not len(ids) or ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ArgumentError(
-            name, f"expected token ids [T] with T >= 1, got {list(ids.shape)} of {str(ids.dtype)[6:]}."
-        )
+        raise ArgumentError(name, "token ids [T] with T >= 1", f"{list(ids.shape)} of {str(ids.dtype)[6:]}")
     return ids.to("cpu", torch.int64)
 
 
@@ -265,7 +263,7 @@ def _position(choices: Sequence[Any], answer: Any, name: str) -> int:
         found.add(int(answer))
     if len(found) != 1:
         got = f"{answer!r}, which is choices {sorted(found)}" if found else repr(answer)
-        raise ArgumentError(name, f"expected one of the choices {list(choices)} or its position, got {got}.")
+        raise ArgumentError(name, f"one of the choices {list(choices)} or its position", got)
     return found.pop()
 
 

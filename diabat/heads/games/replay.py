@@ -63,9 +63,7 @@ class Replay(Ablation):
         def catch(block: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             caught.append(arguments[0] if arguments else named.get("hidden_states"))
             if not isinstance(caught[0], Tensor):
-                raise UnsupportedError(
-                    "model", f"expected blocks that take hidden states first, got {type(block).__name__}."
-                )
+                raise UnsupportedError("model", "blocks that take hidden states first", type(block).__name__)
 
         with self._hooked(catch, slice(self.first, None)):
             self._logits(tokens[None], torch.tensor([-1]))
@@ -131,8 +129,8 @@ class Replay(Ablation):
         if float((whole - replayed).abs().max()) > allowed * max(1.0, float(whole.abs().max())):
             raise UnsupportedError(
                 "model",
-                "expected blocks that receive the states of the block before and nothing else from it, got "
-                f"{type(self.model).__name__}, whose replay differs from the whole pass.",
+                "blocks that receive the states of the block before and nothing else from it",
+                f"{type(self.model).__name__}, whose replay differs from the whole pass",
             )
         self._checked = self.groups
 

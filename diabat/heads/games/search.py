@@ -76,9 +76,7 @@ def fit_surrogate(coalitions: Tensor, values: Tensor) -> Surrogate:
     if not isinstance(values, Tensor) or not values.is_floating_point():
         raise ArgumentTypeError("values", "expected a floating tensor [M].")
     if values.shape != coalitions.shape[:1] or len(values) < 2:
-        raise ArgumentError(
-            "values", f"expected {len(coalitions)} values, two or more, got shape {list(values.shape)}."
-        )
+        raise ArgumentError("values", f"{len(coalitions)} values, two or more", f"shape {list(values.shape)}")
     n, v = coalitions.shape[1], values.double()
     s = 2 * coalitions.double() - 1
     rows, columns = torch.triu_indices(n, n, offset=1)
@@ -121,9 +119,9 @@ def surrogate(
         ValueError: If an argument is out of range.
     """
     if not callable(value):
-        raise ArgumentTypeError("value", f"expected a function of masks, got {type(value).__name__}.")
+        raise ArgumentTypeError("value", "a function of masks", type(value).__name__)
     if not is_finite(penalty) or penalty < 0:
-        raise ArgumentError("penalty", f"expected a number >= 0, got {number_text(penalty)}.")
+        raise ArgumentError("penalty", "a number >= 0", number_text(penalty))
     num_players, rounds = check_count("num_players", num_players), check_count("rounds", rounds)
     num_reads = check_count("num_reads", num_reads)
     evaluations = check_count("evaluations", evaluations, least=8)
@@ -189,7 +187,7 @@ def low_energy_states(
     """
     if not isinstance(sampler, Sampler):
         raise ArgumentTypeError(
-            "sampler", f"expected a Sampler, as diabat.sampler('tempering') gives it, got {sampler!r:.60}."
+            "sampler", "a Sampler, as diabat.sampler('tempering') gives it", f"{sampler!r:.60}"
         )
     # Of uniform spins the exponent has this standard deviation.
     spread = float((fields.square().sum() + couplings.square().sum() / 2).sqrt())

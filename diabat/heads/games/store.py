@@ -64,9 +64,7 @@ class ValueStore:
                     f"expected values of this game, got {path} with other {', '.join(others)}; name another file.",
                 )
             if (known._heads, len(known.values)) != (self._heads, samples):
-                raise ArgumentError(
-                    "store", f"expected a file of values of samples, got {path} of other shapes."
-                )
+                raise ArgumentError("store", "a file of values of samples", f"{path} of other shapes")
             self._column, self.values, self.analysis = known._column, known.values, known.analysis
 
     @classmethod
@@ -91,7 +89,7 @@ class ValueStore:
             if bool(np.isinf(values).any()):
                 raise ValueError
         except (SafetensorError, LookupError, ValueError, TypeError, AttributeError):
-            raise ArgumentError("store", f"expected a file of values of samples, got {path}.") from None
+            raise ArgumentError("store", "a file of values of samples", path) from None
         store._column, store.values = column, values.copy()
         return store
 

@@ -45,7 +45,7 @@ class Value:
     def check(self, sample: Sample, name: str, most: int | None = None) -> None:
         """Raise ArgumentError if the value does not apply to a sample, or the model reads ``most`` tokens only."""
         if len(sample.tokens) < self.tokens:
-            raise ArgumentError(name, f"expected {self.tokens} tokens or more for a {self.name}, got 1.")
+            raise ArgumentError(name, f"{self.tokens} tokens or more for a {self.name}", "1")
         if len(sample.choices) < self.choices:
             got = f"got {len(sample.choices)}."
             raise ArgumentError(f"{name}.choices", f"expected {self.choices} or more with an answer, {got}")
@@ -123,16 +123,14 @@ def value_of(value: Any) -> Value:
         check_choice("value", value, VALUES)
         return VALUES[value]
     if not callable(value):
-        raise ArgumentTypeError("value", f"expected a name or a function, got {type(value).__name__}.")
+        raise ArgumentTypeError("value", "a name or a function", type(value).__name__)
 
     def of(forward: Forward, sample: Sample) -> Tensor:
         logits = forward(sample.tokens, torch.arange(len(sample.tokens)))
         values = value(logits, sample.given)
         if not isinstance(values, Tensor) or values.shape != logits.shape[:1]:
             got = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise ArgumentError(
-                "value", f"expected a function that returns [{len(logits)}] values, got {got}."
-            )
+            raise ArgumentError("value", f"a function that returns [{len(logits)}] values", got)
         return values.double()
 
     known = value if isinstance(value, FunctionType) else type(value)

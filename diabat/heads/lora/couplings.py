@@ -54,7 +54,7 @@ def gradient_products(gradients: Tensor) -> Tensor:
     _check(gradients, "gradients", "[..., H, d]", 2)
     g = gradients.flatten(0, -3) if gradients.ndim > 2 else gradients[None]  # [N, H, d]
     if not len(g):
-        raise ArgumentError("gradients", "expected one token or more, got none.")
+        raise ArgumentError("gradients", "one token or more", "none")
     rows = g.double().transpose(0, 1).flatten(1)  # [H, N d]
     return rows @ rows.T
 
@@ -86,9 +86,7 @@ def reachable_coupling(slices: Tensor, moments: Tensor) -> Tensor:
 def interaction(omega: Tensor, rho: Tensor) -> Tensor:
     """G = ω ∘ ρ, [H, H], of equation 6; positive semidefinite since both factors are."""
     if omega.shape != rho.shape:
-        raise ArgumentError(
-            "rho", f"expected the shape of omega, {list(omega.shape)}, got {list(rho.shape)}."
-        )
+        raise ArgumentError("rho", f"the shape of omega, {list(omega.shape)}", list(rho.shape))
     return omega * rho.to(omega.device)
 
 
@@ -114,9 +112,9 @@ def _block_sums(matrix: Tensor, heads: int) -> Tensor:
 def _check(value: Tensor, name: str, form: str, least: int) -> None:
     if not isinstance(value, Tensor) or value.ndim < least or not value.is_floating_point():
         got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ArgumentError(name, f"expected a floating tensor {form}, got {got}.")
+        raise ArgumentError(name, f"a floating tensor {form}", got)
 
 
 def _check_moments(moments: Tensor, size: int) -> None:
     if moments.shape != (size, size):
-        raise ArgumentError("moments", f"expected [{size}, {size}], got {list(moments.shape)}.")
+        raise ArgumentError("moments", f"[{size}, {size}]", list(moments.shape))

@@ -31,7 +31,7 @@ class TaskGradients:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if not self.parameters:
             raise UnsupportedError(
-                "model", "expected trained parameters, got none; wrap it with get_peft_model, or unfreeze it."
+                "model", "trained parameters", "none; wrap it with get_peft_model, or unfreeze it"
             )
         self.clear()
 
@@ -88,8 +88,7 @@ class HeadProducts:
         for layer, gradient in zip(captured.onward, gradients, strict=True):
             if gradient is None:
                 raise ArgumentError(
-                    "cross_entropy",
-                    f"expected a loss of the captured forward, got one without layer {layer}.",
+                    "cross_entropy", "a loss of the captured forward", f"one without layer {layer}"
                 )
             self._add(layer, captured.by_head(layer, gradient), mask)
 
@@ -104,7 +103,7 @@ class HeadProducts:
         for layer, products in found.items():
             if not torch.isfinite(products).all():
                 raise ArgumentError(
-                    "loss", f"expected finite gradients at the heads of layer {layer}, got NaN or infinity."
+                    "loss", f"finite gradients at the heads of layer {layer}", "NaN or infinity"
                 )
         return found
 

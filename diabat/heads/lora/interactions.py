@@ -96,9 +96,7 @@ class HeadInteractions:
             ValueError: If there is no batch, one has no target, or a gradient is not finite.
         """
         if not isinstance(batches, Iterable):
-            raise ArgumentTypeError(
-                "batches", f"expected a mapping or several, got {type(batches).__name__}."
-            )
+            raise ArgumentTypeError("batches", "a mapping or several", type(batches).__name__)
         sums: dict[int, _Sums] = {}
         with _measured(self.outputs.model):
             for batch in [batches] if isinstance(batches, Mapping) else batches:
@@ -106,7 +104,7 @@ class HeadInteractions:
                     former = sums.get(layer)
                     sums[layer] = added if former is None else _Sums(*map(add, former, added))
         if not sums:
-            raise ArgumentError("batches", "expected one batch or more, got none.")
+            raise ArgumentError("batches", "one batch or more", "none")
         return {layer: self._result(layer, found) for layer, found in sums.items()}
 
     def _sums(self, batch: Batch) -> Iterator[tuple[int, _Sums]]:
@@ -124,8 +122,7 @@ class HeadInteractions:
             outputs, g, r = (part[counted.to(part.device)].double() for part in parts)
             if not bool(torch.isfinite(g).all() & torch.isfinite(r).all()):
                 raise ArgumentError(
-                    "batch",
-                    f"expected finite gradients at the heads, got others in layer {layer}; use dtype=float32.",
+                    "batch", "finite gradients at the heads", f"others in layer {layer}; use dtype=float32"
                 )
             o = outputs.flatten(1)  # [N, H d]
             yield (

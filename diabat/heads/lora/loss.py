@@ -78,7 +78,7 @@ class GameLoss:
 
     def __init__(self, model: nn.Module, options: GameOptions, total_steps: int) -> None:
         if not isinstance(options, GameOptions):
-            raise ArgumentError("options", f"expected GameOptions, got {type(options).__name__}.")
+            raise ArgumentError("options", "GameOptions", type(options).__name__)
         total_steps = check_count("total_steps", total_steps)
         self.model, self.options, self.total_steps = model, options, total_steps
         self._heads = HeadOutputs(model, options.measured())
@@ -135,8 +135,8 @@ class GameLoss:
         if targets is not None and heads.logits is None:
             raise UnsupportedError(
                 "model",
-                "expected a forward that computes logits, which the loss 'entropy' needs, got none; trainers that fuse "
-                "the head with the loss, such as SFTTrainer, have no logits.",
+                "a forward that computes logits, which the loss 'entropy' needs",
+                "none; trainers that fuse the head with the loss, such as SFTTrainer, have no logits",
             )
         self._forward = _Forward(heads, padding, targets)
 
@@ -156,8 +156,7 @@ class GameLoss:
         forward, self._forward = self._forward, None
         if forward is None:
             raise ArgumentError(
-                "cross_entropy",
-                "expected a forward with gradients inside capture() before each loss(), got none.",
+                "cross_entropy", "a forward with gradients inside capture() before each loss()", "none"
             )
         nash = self.options.combination == "nash" and bool(self.options.losses)
         solve = nash and (self.steps % self.options.nash_every == 0 or not self.weights)
@@ -223,12 +222,11 @@ class GameLoss:
                 raise ValueError("products that are not finite")
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
-            raise ArgumentError("game_state", f"expected what state_dict() returned, got {reason}.") from None
+            raise ArgumentError("game_state", "what state_dict() returned", reason) from None
         for name, value in self.state_dict()["options"].items():
             if former.get(name) != value:
                 raise ArgumentError(
-                    "game_state",
-                    f"expected the options of the run, {name} {value!r}, got {former.get(name)!r:.40}.",
+                    "game_state", f"the options of the run, {name} {value!r}", f"{former.get(name)!r:.40}"
                 )
         self.reset()
         self.steps, self.weights, self.ema = state["steps"], weights, float(state["ema"])
@@ -284,7 +282,7 @@ class GameLoss:
         _, *parts, mean_gamma = mean_over_ranks(values).tolist()
         for name, value in zip(["cross-entropy", *losses], values.tolist()[:-1], strict=True):
             if not math.isfinite(value):
-                raise ArgumentError("loss", f"expected a finite {name}, got {value}.")
+                raise ArgumentError("loss", f"a finite {name}", value)
         factors = self.options.factors(min(self.steps / self.total_steps, 1.0))
         for name, value in zip(losses, parts, strict=True):
             self._values[name].append(value)
@@ -303,7 +301,7 @@ class GameLoss:
         decay = self.options.ema_decay
         mean = decay * sum(self._twins) / len(self._twins) + (1 - decay) * self.ema
         if not mean > 0:
-            raise ArgumentError("loss", f"expected a positive running mean to divide by, got {mean}.")
+            raise ArgumentError("loss", "a positive running mean to divide by", mean)
         return mean
 
     def _bargained(
@@ -320,7 +318,7 @@ class GameLoss:
         weights, opposed = nash_weights(gramian)
         if not weights[0]:
             raise ArgumentError(
-                "cross_entropy", "expected a gradient that is not zero, got zero for every trained parameter."
+                "cross_entropy", "a gradient that is not zero", "zero for every trained parameter"
             )
         weights = weights / weights[0]
         self.weights = dict(zip(names[1:], weights[1:].tolist(), strict=True))

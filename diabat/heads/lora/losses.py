@@ -42,15 +42,12 @@ def log_det_barrier(coupling: Tensor, epsilon: float = 0.01) -> Tensor:
     check_positive("epsilon", epsilon)
     heads = coupling.shape[-1] if coupling.ndim else 0
     if coupling.shape != (heads, heads) or heads < 2:
-        raise ArgumentError(
-            "coupling", f"expected [H, H] with two or more heads, got {list(coupling.shape)}."
-        )
+        raise ArgumentError("coupling", "[H, H] with two or more heads", list(coupling.shape))
     matrix = coupling.double() + epsilon * torch.eye(heads, dtype=torch.float64, device=coupling.device)
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if failed:
         raise ArgumentError(
-            "coupling",
-            f"expected a positive semi-definite G [H, H], got one for which G + {epsilon} I is not.",
+            "coupling", "a positive semi-definite G [H, H]", f"one for which G + {epsilon} I is not"
         )
     return -2 * factor.diagonal().log().sum()
 
@@ -106,7 +103,7 @@ def cross_head_barlow_twins(
     if weights is None:
         return distances.mean()
     if weights.shape != (heads, heads):
-        raise ArgumentError("weights", f"expected [{heads}, {heads}], got {list(weights.shape)}.")
+        raise ArgumentError("weights", f"[{heads}, {heads}]", list(weights.shape))
     return (weights.to(distances.dtype)[upper] * distances).mean()
 
 
@@ -127,7 +124,7 @@ def negative_entropy(logits: Tensor, mask: Tensor | None = None) -> Tensor:
     In nats, <= 0, of logits [B, T, V] at the positions where the mask [B, T] is True; None for all.
     """
     if logits.ndim != 3:
-        raise ArgumentError("logits", f"expected [B, T, V], got {list(logits.shape)}.")
+        raise ArgumentError("logits", "[B, T, V]", list(logits.shape))
     rows = _unmasked(logits, mask, least=1)
     log_p = rows.log_softmax(-1)
     return (log_p.exp() * log_p).sum(-1).mean()
@@ -136,9 +133,7 @@ def negative_entropy(logits: Tensor, mask: Tensor | None = None) -> Tensor:
 def _tokens(outputs: Tensor, mask: Tensor | None, least: int) -> Tensor:
     """Head outputs [N, H, d] of the tokens that count."""
     if outputs.ndim != 4 or outputs.shape[2] < 2:
-        raise ArgumentError(
-            "outputs", f"expected [B, T, H, d] with two or more heads, got {list(outputs.shape)}."
-        )
+        raise ArgumentError("outputs", "[B, T, H, d] with two or more heads", list(outputs.shape))
     return _unmasked(outputs, mask, least)
 
 
@@ -147,10 +142,10 @@ def _unmasked(values: Tensor, mask: Tensor | None, least: int) -> Tensor:
     flat = values.flatten(0, 1)
     if mask is not None:
         if mask.shape != values.shape[:2]:
-            raise ArgumentError("mask", f"expected {list(values.shape[:2])}, got {list(mask.shape)}.")
+            raise ArgumentError("mask", f"{list(values.shape[:2])}", list(mask.shape))
         flat = flat[mask.flatten().bool()]
     if len(flat) < least:
-        raise ArgumentError("mask", f"expected {least} or more tokens that count, got {len(flat)}.")
+        raise ArgumentError("mask", f"{least} or more tokens that count", len(flat))
     return flat.to(torch.promote_types(values.dtype, torch.float32))
 
 
@@ -172,13 +167,13 @@ def nash_weights(gramian: Tensor) -> tuple[Tensor, bool]:
         ArgumentError: G is not square, has a value that is not finite, or no task has a gradient.
     """
     if gramian.ndim != 2 or gramian.shape[0] != gramian.shape[1] or not len(gramian):
-        raise ArgumentError("gramian", f"expected [K, K] with K >= 1, got {list(gramian.shape)}.")
+        raise ArgumentError("gramian", "[K, K] with K >= 1", list(gramian.shape))
     matrix = gramian.detach().double().cpu().numpy()
     if not np.isfinite(matrix).all():
-        raise ArgumentError("gramian", "expected finite gradients of every task, got NaN or infinity.")
+        raise ArgumentError("gramian", "finite gradients of every task", "NaN or infinity")
     active = np.flatnonzero(matrix.diagonal() > 0)
     if not len(active):
-        raise ArgumentError("gramian", "expected a task with a gradient, got zero for all.")
+        raise ArgumentError("gramian", "a task with a gradient", "zero for all")
     norms: np.ndarray = matrix.diagonal()[active] ** 0.5
     cosines: np.ndarray = matrix[np.ix_(active, active)] / np.outer(norms, norms)
     found, weights = _solve((cosines + cosines.T) / 2), np.zeros(len(matrix))
@@ -215,11 +210,10 @@ def counted_tokens(batch: Mapping[str, Any]) -> Tensor:
     """
     if not isinstance(batch, Mapping):
         raise ArgumentTypeError(
-            "batch",
-            f"expected a mapping of tensors, as a data collator gives it, got {type(batch).__name__}.",
+            "batch", "a mapping of tensors, as a data collator gives it", type(batch).__name__
         )
     if batch.get("labels") is None:
-        raise ArgumentError("batch", "expected labels, the targets of the cross-entropy, got none.")
+        raise ArgumentError("batch", "labels, the targets of the cross-entropy", "none")
     shape = token_matrix(batch, "input_ids").shape
     counted = token_matrix(batch, "labels", shape) != IGNORED
     if batch.get("attention_mask") is not None:
@@ -228,7 +222,7 @@ def counted_tokens(batch: Mapping[str, Any]) -> Tensor:
         counted[:, 1:] &= visible[:, :-1]  # a target needs a visible token before it
     counted = F.pad(counted[:, 1:], (0, 1))  # by the position that predicts
     if not bool(counted.any()):
-        raise ArgumentError("batch", "expected one target or more, got labels that are all -100 or padded.")
+        raise ArgumentError("batch", "one target or more", "labels that are all -100 or padded")
     return counted
 
 
@@ -245,9 +239,7 @@ def token_matrix(batch: Mapping[str, Any], key: str, shape: Any = None) -> Tenso
     value = batch.get(key)
     if not isinstance(value, Tensor) or value.ndim != 2:
         got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ArgumentError(f"batch.{key}", f"expected a tensor [B, T], got {got}.")
+        raise ArgumentError(f"batch.{key}", "a tensor [B, T]", got)
     if shape is not None and value.shape != shape:
-        raise ArgumentError(
-            f"batch.{key}", f"expected the shape of input_ids, {list(shape)}, got {list(value.shape)}."
-        )
+        raise ArgumentError(f"batch.{key}", f"the shape of input_ids, {list(shape)}", list(value.shape))
     return value

@@ -69,17 +69,17 @@ class GameOptions:
             if name == "layers" or getattr(self, name) is not None:
                 object.__setattr__(self, name, _layers(name, getattr(self, name)))
         if isinstance(self.losses, str) or not isinstance(self.losses, Sequence):
-            raise ArgumentError("losses", f"expected a list of losses, got {self.losses!r}.")
+            raise ArgumentError("losses", "a list of losses", f"{self.losses!r}")
         object.__setattr__(self, "losses", tuple(self.losses))
         for loss in self.losses:
             check_choice("losses", loss, get_args(Loss))
         if len(set(self.losses)) < len(self.losses):
-            raise ArgumentError("losses", f"expected different losses, got {list(self.losses)}.")
+            raise ArgumentError("losses", "different losses", list(self.losses))
         for interval, names in _INTERVALS.items():
             for name in names:
                 check_number(name, getattr(self, name), interval)
         if self.warmup > self.cooldown:
-            raise ArgumentError("warmup", f"expected at most cooldown = {self.cooldown}, got {self.warmup}.")
+            raise ArgumentError("warmup", f"at most cooldown = {self.cooldown}", self.warmup)
         keep_count(self, "nash_every")
         for name, kind in _CHOICES.items():
             check_choice(name, getattr(self, name), get_args(kind))
@@ -119,7 +119,7 @@ _CHOICES = {"target": Target, "weighting": Weighting, "combination": Combination
 
 def _layers(name: str, value: object) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
-        raise ArgumentError(name, f"expected a list of layers, got {value!r}.")
+        raise ArgumentError(name, "a list of layers", f"{value!r}")
     if not all(is_integer(layer) and layer >= 0 for layer in value) or len(set(value)) < len(value):
-        raise ArgumentError(name, f"expected different integers >= 0, got {list(value)}.")
+        raise ArgumentError(name, "different integers >= 0", list(value))
     return tuple(map(int, value))

@@ -72,9 +72,7 @@ class HeadOutputs:
         self.projections: Mapping[int, OutputProjection] = MappingProxyType({k: every[k] for k in chosen})
         for layer, projection in self.projections.items():
             if projection.heads < 2:
-                raise ArgumentError(
-                    "model", f"expected two heads or more that interact, got one in layer {layer}."
-                )
+                raise ArgumentError("model", "two heads or more that interact", f"one in layer {layer}")
             self.slices(layer)
 
     def slices(self, layer: int) -> Tensor:
@@ -96,8 +94,8 @@ class HeadOutputs:
         if type(base) not in plain or type(weight) is not nn.Parameter or not weight.is_floating_point():
             raise UnsupportedError(
                 "model",
-                f"expected floating-point weights in a Linear or Conv1D at the output projection of layer "
-                f"{layer}, got {type(base).__name__}; load the model without quantization.",
+                f"floating-point weights in a Linear or Conv1D at the output projection of layer {layer}",
+                f"{type(base).__name__}; load the model without quantization",
             )
         for name in adapters:
             weight = weight + module.get_delta_weight(name)
@@ -146,8 +144,7 @@ class Captured:
         _check_known(layer, self._projections)
         if layer not in self._before:
             raise ArgumentError(
-                "layer",
-                f"expected a forward with gradients inside capture(), got none through layer {layer}.",
+                "layer", "a forward with gradients inside capture()", f"none through layer {layer}"
             )
         return self.by_head(layer, self._before[layer])
 
@@ -168,8 +165,7 @@ class Captured:
         for layer, heads, residual in zip(layers, found, found[len(layers) :], strict=False):
             if heads is None or residual is None:
                 raise ArgumentError(
-                    "loss",
-                    f"expected a loss of the captured forward, got one without the heads of layer {layer}.",
+                    "loss", "a loss of the captured forward", f"one without the heads of layer {layer}"
                 )
             gradients[layer] = HeadGradients(self.by_head(layer, heads), residual)
         return gradients
@@ -238,8 +234,8 @@ def _adapters(module: Any, layer: int) -> list[str]:
     if module.merged:
         raise UnsupportedError(
             "model",
-            f"expected adapters beside the weights, got one merged into the output projection of layer "
-            f"{layer}; call model.unmerge_adapter().",
+            "adapters beside the weights",
+            f"one merged into the output projection of layer {layer}; call model.unmerge_adapter()",
         )
     active = [] if module.disable_adapters else [n for n in module.active_adapters if n in module.lora_A]
     for name in active:
@@ -254,7 +250,7 @@ def _adapters(module: Any, layer: int) -> list[str]:
 
 def _check_known(layer: int, layers: Mapping[int, Any]) -> None:
     if layer not in layers:
-        raise ArgumentError("layer", f"expected one of {list(layers)}, got {layer!r}.")
+        raise ArgumentError("layer", f"one of {list(layers)}", f"{layer!r}")
 
 
 def _check_checkpointing(model: nn.Module) -> None:
@@ -265,6 +261,6 @@ def _check_checkpointing(model: nn.Module) -> None:
         if on and function.keywords.get("use_reentrant", False):
             raise UnsupportedError(
                 "model",
-                "expected checkpointing with use_reentrant=False, got reentrant checkpointing; set "
-                "gradient_checkpointing_kwargs={'use_reentrant': False}.",
+                "checkpointing with use_reentrant=False",
+                "reentrant checkpointing; set gradient_checkpointing_kwargs={'use_reentrant': False}",
             )

@@ -58,7 +58,7 @@ class GameMixin:
 
     def __init__(self, *args: Any, game: GameOptions, **kwargs: Any) -> None:
         if not isinstance(game, GameOptions):
-            raise ArgumentError("game", f"expected GameOptions, got {type(game).__name__}.")
+            raise ArgumentError("game", "GameOptions", type(game).__name__)
         base: Any = super()
         base.__init__(*args, **kwargs)
         _check_trainer(self)
@@ -167,8 +167,7 @@ def _callback(trainer: Any) -> Any:
             game.load_state_dict(state.stateful_callbacks[_CALLBACK]["attributes"]["game"])
             if game.steps != step:
                 raise ArgumentError(
-                    "resume_from_checkpoint",
-                    f"expected a game state of step {step}, got one of step {game.steps}.",
+                    "resume_from_checkpoint", f"a game state of step {step}", f"one of step {game.steps}"
                 )
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -213,10 +212,8 @@ def _check_targets(inputs: dict[str, Any], num_items_in_batch: Tensor | int | No
     """Refuse a step without targets, because its cross-entropy has no gradient."""
     labels = inputs.get("shift_labels", inputs.get("labels"))
     if not isinstance(labels, Tensor):
-        raise ArgumentError(
-            "labels", "expected labels in the batch, which the cross-entropy needs, got none."
-        )
+        raise ArgumentError("labels", "labels in the batch, which the cross-entropy needs", "none")
     shifted = labels if "shift_labels" in inputs else labels[..., 1:]
     count = shifted.ne(IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
     if not int(count):
-        raise ArgumentError("labels", f"expected one target or more in the batch, got {IGNORED} everywhere.")
+        raise ArgumentError("labels", "one target or more in the batch", f"{IGNORED} everywhere")

@@ -76,8 +76,8 @@ class BandedSampler(AnalyticSampler):
         if self.bandwidth is not None and self.bandwidth < reach:
             raise UnsupportedError(
                 "bandwidth",
-                f"expected at least {reach}, the range of the couplings, "
-                f"got sampler 'banded' with {self.bandwidth}.",
+                f"at least {reach}, the range of the couplings",
+                f"sampler 'banded' with {self.bandwidth}",
             )
         width = reach if self.bandwidth is None else self.bandwidth
         other = type(self)(**{**self.options, "bandwidth": width})

@@ -102,9 +102,7 @@ class DimodSampler(Sampler):
         if sampler is None:
             for name, value in {"options": options, "parameters": parameters, "beta": beta}.items():
                 if value is not None:
-                    raise ArgumentError(
-                        "sampler", f"expected a dimod sampler or its name with {name}, got None."
-                    )
+                    raise ArgumentError("sampler", f"a dimod sampler or its name with {name}", "None")
             sampler, parameters, beta, law = DEFAULT_SAMPLER, _DEFAULT_PARAMETERS, 1.0, "boltzmann"
         self.num_reads = check_count("num_reads", num_reads)
         self.together = check_count("together", together, optional=True)
@@ -114,7 +112,7 @@ class DimodSampler(Sampler):
         check_number("max_qpu_seconds", max_qpu_seconds, "[0, inf)", optional=True)
         check_number("retry_wait_s", retry_wait_s, "[0, inf)")
         if cache_dir is not None and not isinstance(cache_dir, str | Path):
-            raise ArgumentError("cache_dir", f"expected a path or None, got {cache_dir!r}.")
+            raise ArgumentError("cache_dir", "a path or None", f"{cache_dir!r}")
         self._beta, self._scale = temperature.check_beta(beta), temperature.check_scale(scale)
         temperature.check_law(law, self._scale, self._beta)
         self._law: Literal["boltzmann", "diabatic"] = law or "diabatic"
@@ -265,8 +263,8 @@ class DimodSampler(Sampler):
             if parameters.get("fast_anneal") and one.chip.fields.any():
                 raise ArgumentError(
                     "fields",
-                    "expected 0 with fast_anneal, which has no h, got other values; use TiledComposite(..., "
-                    "fields='ancilla').",
+                    "0 with fast_anneal, which has no h",
+                    "other values; use TiledComposite(..., fields='ancilla')",
                 )
         limits = (self._reads_per_call, problems.longest_run(parameters, properties))
         most = min((limit for limit in limits if limit is not None), default=None)

@@ -266,16 +266,14 @@ def check_times(parameters: Mapping[str, Any], properties: Mapping[str, Any]) ->
             )
     if fast and schedule is not None and ([*schedule[0]] != [0, 0] or [s for _, s in schedule] != [0, 1]):
         raise ArgumentError(
-            "anneal_schedule", f"expected two points [[0, 0], [t, 1]] with fast_anneal, got {schedule!r}."
+            "anneal_schedule", "two points [[0, 0], [t, 1]] with fast_anneal", f"{schedule!r}"
         )
     of = "fast_anneal_time_range" if fast else "annealing_time_range"
     total = time if schedule is None else schedule[-1][0]
     if total is not None and of in properties:
         low, high = properties[of]
         if not low <= total <= high:
-            raise ArgumentError(
-                "annealing_time", f"expected {low:g} to {high:g} microseconds ({of}), got {total:g}."
-            )
+            raise ArgumentError("annealing_time", f"{low:g} to {high:g} microseconds ({of})", f"{total:g}")
 
 
 def longest_run(parameters: Mapping[str, Any], properties: Mapping[str, Any]) -> int | None:

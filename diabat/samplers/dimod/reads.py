@@ -72,12 +72,12 @@ def expand(sampleset: Any, labels: list[int], random: np.random.Generator, asked
     record = sampleset.record
     energies, counts = np.asarray(record.energy), np.asarray(record.num_occurrences)
     if not np.isfinite(energies).all():
-        raise ArgumentError("answer", "expected finite energies, got NaN or infinity.")
+        raise ArgumentError("answer", "finite energies", "NaN or infinity")
     if not np.issubdtype(counts.dtype, np.integer) or (counts < 0).any():
-        raise ArgumentError("answer", "expected num_occurrences as non-negative integers, got other numbers.")
+        raise ArgumentError("answer", "num_occurrences as non-negative integers", "other numbers")
     total = counts.sum(dtype=np.float64)  # the sum may overflow int64
     if asked is not None and total > _MOST_EXCESS * asked:
-        raise ArgumentError("answer", f"expected about the requested {asked} reads, got {total:.10g}.")
+        raise ArgumentError("answer", f"about the requested {asked} reads", f"{total:.10g}")
     values = _columns(sampleset, labels)
     rows = np.repeat(np.arange(len(values)), counts)
     if (counts != 1).any():
@@ -101,11 +101,11 @@ def _columns(sampleset: Any, labels: list[int]) -> Spins:
     """Values ±1 of the rows, with columns in the order of ``labels``."""
     place = {label: column for column, label in enumerate(sampleset.variables)}
     if missing := [label for label in labels if label not in place]:
-        raise ArgumentError("answer", f"expected a value for every variable, got none for {missing[0]!r}.")
+        raise ArgumentError("answer", "a value for every variable", f"none for {missing[0]!r}")
     values = np.asarray(sampleset.record.sample)[:, [place[label] for label in labels]]
     low = {"SPIN": -1, "BINARY": 0}.get(sampleset.vartype.name)
     if low is None or not np.isin(values, (low, 1)).all():
-        raise ArgumentError("answer", f"expected spins or bits, got values of type {sampleset.vartype.name}.")
+        raise ArgumentError("answer", "spins or bits", f"values of type {sampleset.vartype.name}")
     return (values if low else 2 * values - 1).astype(np.int8)
 
 
@@ -160,7 +160,7 @@ class AnswerCache:
 
     def __init__(self, folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
-            raise ArgumentError("cache_dir", f"expected a folder, got '{folder}', which is not a folder.")
+            raise ArgumentError("cache_dir", "a folder", f"'{folder}', which is not a folder")
         self.folder = folder
 
     def holds(self, key: str) -> bool:

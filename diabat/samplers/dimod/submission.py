@@ -81,15 +81,13 @@ def _build(text: str, options: dict[str, Any], name: str) -> Any:
     module, _, attribute = text.partition(":")
     if not attribute.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         such = "such as 'dwave.samplers:SimulatedAnnealingSampler'"
-        raise ArgumentError(
-            name, f"expected a dimod sampler or its name 'module:name', {such}, got {text!r}."
-        )
+        raise ArgumentError(name, f"a dimod sampler or its name 'module:name', {such}", f"{text!r}")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except ImportError as error:
         raise ValueError(missing_package(error, f"{name}: '{text}'")) from None
     except AttributeError:
-        raise ArgumentError(name, f"expected a name in the module {module}, got '{attribute}'.") from None
+        raise ArgumentError(name, f"a name in the module {module}", f"'{attribute}'") from None
     except Exception as error:  # importing a module can raise any type
         raise ArgumentError(name, f"'{text}' cannot be imported: {safe_message(error)}") from None
     import dimod
@@ -153,7 +151,7 @@ def call_keywords(sampler: DimodLike, parameters: Mapping[str, Any]) -> dict[str
                 hint = f" It is an option of {kind}(...)."
             raise ArgumentTypeError("parameters", f"{kind} has no parameter '{name}'.{hint}")
     if "num_reads" not in known:
-        raise ArgumentError("sampler", f"expected one that accepts num_reads, got {kind}, which does not.")
+        raise ArgumentError("sampler", "one that accepts num_reads", f"{kind}, which does not")
     if parameters.get("auto_scale"):
         raise ArgumentError(
             "auto_scale",

@@ -56,7 +56,7 @@ def check_beta(beta: Beta | None) -> Mode | Betas:
         values = tuple(beta) if isinstance(beta, (tuple, list)) else (beta, beta)
         if len(values) == 2 and all(is_positive(value) for value in values):
             return Betas(float(values[0]), float(values[1]))
-    raise ArgumentError("beta", f"expected a positive number, two of them or 'estimate', got {beta!r}.")
+    raise ArgumentError("beta", "a positive number, two of them or 'estimate'", f"{beta!r}")
 
 
 def check_scale(scale: Scale | None) -> Scale:
@@ -66,7 +66,7 @@ def check_scale(scale: Scale | None) -> Scale:
     if isinstance(scale, str) and scale == "fit":
         return "fit"
     if not is_positive(scale):
-        raise ArgumentError("scale", f"expected a positive number or 'fit', got {scale!r}.")
+        raise ArgumentError("scale", "a positive number or 'fit'", f"{scale!r}")
     return float(scale)
 
 
@@ -75,7 +75,7 @@ def check_law(law: str | None, scale: Scale, beta: Mode | Betas) -> None:
     if law is None:
         return
     if law != "boltzmann":
-        raise ArgumentError("law", f"expected 'boltzmann', or None for an unspecified law, got {law!r}.")
+        raise ArgumentError("law", "'boltzmann', or None for an unspecified law", f"{law!r}")
     for other, refused, why in (
         (f"scale={scale!r}", scale != 1.0, "because its law has beta = 1"),
         ("beta='estimate'", beta == "estimate", "which fits a temperature to any law"),
@@ -107,16 +107,14 @@ def check_sampler(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Beta
     if given is None:
         raise ArgumentError(
             "parameters",
-            f"expected {' or '.join(offered)}, because {type(sampler).__name__} may otherwise choose the "
-            f"temperature, got none; {_STAYS[offered[0]]} keeps it at 1.",
+            f"{' or '.join(offered)}, because {type(sampler).__name__} may otherwise choose the temperature",
+            f"none; {_STAYS[offered[0]]} keeps it at 1",
         )
     if isinstance(beta, str):
         return
     last = float(np.asarray(given, dtype=np.float64).reshape(-1)[-1])
     if any(not math.isclose(last, one, rel_tol=1e-9) for one in beta):
-        raise ArgumentError(
-            "beta", f"expected the last inverse temperature of the schedule, {last:g}, got {tuple(beta)}."
-        )
+        raise ArgumentError("beta", f"the last inverse temperature of the schedule, {last:g}", tuple(beta))
 
 
 def reference_problems(spins: int) -> Ising:

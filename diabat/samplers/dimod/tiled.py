@@ -93,7 +93,7 @@ class TiledComposite(dimod.ComposedSampler):  # type: ignore[misc]  # dimod has 
         sampler: Any = resolve(child, child_options, "child")
         kind, known, ancilla = type(sampler).__name__, accepted_parameters(sampler), fields == "ancilla"
         if not callable(getattr(sampler, "to_networkx_graph", None)):
-            raise ArgumentError("child", f"expected a structured sampler such as DWaveSampler, got {kind}.")
+            raise ArgumentError("child", "a structured sampler such as DWaveSampler", kind)
         if ancilla and "flux_biases" not in known:
             raise ArgumentError("fields", f"'ancilla' needs flux_biases, which {kind} does not have.")
         if chain_strength is None:
@@ -190,7 +190,7 @@ class TiledComposite(dimod.ComposedSampler):  # type: ignore[misc]  # dimod has 
         slots = self._slots(bqm)
         if (most := len(self.tiles)) <= slots.max(initial=-1) // self._width:
             expected = f"parts that fit into the {most} tiles of one submission"
-            raise ArgumentError("bqm", f"expected {expected}, got more; `batches` divides a model.")
+            raise ArgumentError("bqm", expected, "more; `batches` divides a model")
         h, (first, second, J), offset = bqm.change_vartype("SPIN", inplace=False).to_numpy_vectors(
             list(bqm.variables)
         )

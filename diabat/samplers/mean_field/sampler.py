@@ -70,7 +70,7 @@ class MeanFieldSampler(AnalyticSampler):
 
     def __init__(self, *, damping: float = 0.7, max_iterations: int = 500, tolerance: float = 1e-6) -> None:
         if not is_number(damping) or not 0 < damping <= 1:
-            raise ArgumentError("damping", f"expected a number in (0, 1], got {damping!r}.")
+            raise ArgumentError("damping", "a number in (0, 1]", f"{damping!r}")
         max_iterations = check_count("max_iterations", max_iterations)
         check_positive("tolerance", tolerance)
         self.damping, self.max_iterations, self.tolerance = damping, max_iterations, float(tolerance)

@@ -35,13 +35,10 @@ def check_schedule(schedule: Any, burn_in: int) -> Schedule | None:
     betas = list(schedule) if isinstance(schedule, list | tuple) else []
     numbers = all(is_number(b) and math.isfinite(b) for b in betas)
     if not (betas and numbers and betas[0] >= 0 and all(a <= b for a, b in pairwise(betas))):
-        raise ArgumentError(
-            "schedule", f"expected 'auto' or ascending numbers from 0 or more, got {schedule!r}."
-        )
+        raise ArgumentError("schedule", "'auto' or ascending numbers from 0 or more", f"{schedule!r}")
     if len(betas) > burn_in:
         raise ArgumentError(
-            "schedule",
-            f"expected at most one number for each of the {burn_in} sweeps of burn_in, got {len(betas)}.",
+            "schedule", f"at most one number for each of the {burn_in} sweeps of burn_in", len(betas)
         )
     return tuple(map(float, betas))
 

@@ -81,7 +81,7 @@ class Kept:
         """
         if "chains" not in tensors:
             names = ", ".join(tensors)
-            raise ArgumentError("state", f"expected the chains of a persistent sampler, got {names}.")
+            raise ArgumentError("state", "the chains of a persistent sampler", names)
         spins = cls.checked(tensors["chains"], replicas).spins
         couplings = int(tensors["couplings"]) if "couplings" in tensors else None
         if "ladder" not in tensors:
@@ -89,9 +89,9 @@ class Kept:
         ladder = tensors["ladder"].cpu().numpy().copy()
         expected, got = [math.prod(spins.shape[2:-1]), replicas], list(ladder.shape)
         if got != expected:
-            raise ArgumentError("state", f"expected a ladder of shape {expected}, got {got}.")
+            raise ArgumentError("state", f"a ladder of shape {expected}", got)
         if ladder.dtype != np.float64 or not (np.isfinite(ladder).all() and (np.diff(ladder) >= 0).all()):
-            raise ArgumentError("state", "expected a ladder of ascending float64, got other values.")
+            raise ArgumentError("state", "a ladder of ascending float64", "other values")
         return cls(spins, couplings, ladder)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -80,5 +80,5 @@ def rhat(means: Array, variances: Array, steps: int) -> Array:
 def _series(series: Array) -> Array:
     x = np.asarray(series, dtype=np.float64)
     if x.ndim < 2 or x.shape[0] < 4:
-        raise ArgumentError("series", f"expected [T, C, ...] with T >= 4 steps, got shape {list(x.shape)}.")
+        raise ArgumentError("series", "[T, C, ...] with T >= 4 steps", f"shape {list(x.shape)}")
     return x

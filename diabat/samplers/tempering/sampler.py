@@ -175,9 +175,7 @@ class TemperingSampler(Sampler):
     @chains.setter
     def chains(self, spins: Tensor) -> None:
         if not self.persistent:
-            raise ArgumentError(
-                "chains", "expected a sampler with persistent=True, got one that keeps no chains."
-            )
+            raise ArgumentError("chains", "a sampler with persistent=True", "one that keeps no chains")
         self._kept = Kept.checked(spins, self.num_replicas)
 
     def reset(self) -> None:
@@ -199,7 +197,7 @@ class TemperingSampler(Sampler):
         """
         state = {name: state_dict[prefix + name] for name in Kept.NAMES if prefix + name in state_dict}
         if state and not self.persistent:
-            raise ArgumentError("state", "expected no chains for a sampler with persistent=False, got some.")
+            raise ArgumentError("state", "no chains for a sampler with persistent=False", "some")
         kept = Kept.from_tensors(state, self.num_replicas) if state else None
         others = {
             name: tensor for name, tensor in state_dict.items() if name.removeprefix(prefix) not in state
@@ -297,8 +295,7 @@ def _check_ladder(num_replicas: Any, betas: Any) -> Array:
         count = _DEFAULT_REPLICAS if num_replicas is None else num_replicas
         if not is_integer(count) or not 1 <= count <= _MOST_REPLICAS:
             raise ArgumentError(
-                "num_replicas",
-                f"expected an integer between 1 and {_MOST_REPLICAS}, got {num_replicas!r}.",
+                "num_replicas", f"an integer between 1 and {_MOST_REPLICAS}", f"{num_replicas!r}"
             )
         return even_ladder(int(count))
     if num_replicas is not None:
@@ -308,7 +305,6 @@ def _check_ladder(num_replicas: Any, betas: Any) -> Array:
     ascending = numbers and all(a < b for a, b in pairwise(rungs))
     if not (rungs and len(rungs) <= _MOST_REPLICAS and ascending and rungs[0] >= 0 and rungs[-1] == 1):
         raise ArgumentError(
-            "betas",
-            f"expected up to {_MOST_REPLICAS} ascending numbers from 0 or more to 1.0, got {betas!r}.",
+            "betas", f"up to {_MOST_REPLICAS} ascending numbers from 0 or more to 1.0", f"{betas!r}"
         )
     return np.array(rungs, dtype=np.float64)

@@ -77,7 +77,7 @@ class NativeEngine(Engine):
             ValueError: An invalid argument.
         """
         if precision not in ("double", "single"):
-            raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
+            raise ArgumentError("precision", "'double' or 'single'", f"{precision!r}")
         self.precision = precision
         self.threads = threads if callable(threads) else check_count("threads", threads)
         self._dtype: Any = np.float64 if precision == "double" else np.float32
@@ -234,7 +234,7 @@ class NativeEngine(Engine):
         """Refuse too many spins, and phases that are too large for the precision."""
         for batch in batches:
             if (spins := batch.fields.shape[1]) > MAX_SPINS:
-                raise ArgumentError("fields", f"expected at most {MAX_SPINS} spins, got {spins}.")
+                raise ArgumentError("fields", f"at most {MAX_SPINS} spins", spins)
         most = MOST_PHASE[self.precision]
         if not phases_within(plan.largest_angles, batches, most):
             largest = max(largest_phase(plan.largest_angles, batch.strength) for batch in batches)

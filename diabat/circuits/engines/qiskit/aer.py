@@ -54,7 +54,7 @@ class AerEngine(Engine):
             ValueError: An invalid argument.
         """
         if precision not in ("double", "single"):
-            raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
+            raise ArgumentError("precision", "'double' or 'single'", f"{precision!r}")
         threads, batch_size = check_count("threads", threads, least=0), check_count("batch_size", batch_size)
         self.precision, self.threads, self.batch_size = precision, threads, batch_size
         self._last: tuple[TrotterPlan, FloatArray, ParameterisedCircuit] | None = None
@@ -69,7 +69,7 @@ class AerEngine(Engine):
         h, coupled = check_batch(fields, couplings)
         problems, n = h.shape
         if n > self.max_spins:
-            raise ArgumentError("fields", f"expected at most {self.max_spins} spins, got {n}.")
+            raise ArgumentError("fields", f"at most {self.max_spins} spins", n)
         out = np.empty((problems, 1 << n))
         stack = coupled.reshape(-1, n, n)
         distinct, group = np.unique(stack, axis=0, return_inverse=True)

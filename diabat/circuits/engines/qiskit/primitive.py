@@ -74,7 +74,7 @@ class PrimitiveEngine(Engine):
 
             if not isinstance(primitive, BaseSamplerV2):
                 got = type(primitive).__name__
-                raise ArgumentError("primitive", f"expected a qiskit.primitives.BaseSamplerV2, got {got}.")
+                raise ArgumentError("primitive", "a qiskit.primitives.BaseSamplerV2", got)
         max_spins = check_count("max_spins", max_spins, optional=True)
         self.primitive, self.max_spins = primitive, max_spins or _MAX_SIMULATED
         self._passes: Any = None
@@ -88,7 +88,7 @@ class PrimitiveEngine(Engine):
                 qubits = backend.target.num_qubits
             except (AttributeError, ValueError) as error:
                 got = f"{type(backend).__name__} and {optimization_level!r} ({error})"
-                raise ArgumentError("backend", f"expected a Qiskit backend and a level, got {got}.") from None
+                raise ArgumentError("backend", "a Qiskit backend and a level", got) from None
             self.max_spins = min(max_spins or qubits, qubits)
         self._kept: dict[tuple[bytes, int, tuple[tuple[int, int], ...]], IsingCircuit] = {}
 
@@ -140,7 +140,7 @@ class PrimitiveEngine(Engine):
         """
         n = batch.num_spins
         if n > self.max_spins:
-            raise ArgumentError("fields", f"expected at most {self.max_spins} spins, got {n}.")
+            raise ArgumentError("fields", f"at most {self.max_spins} spins", n)
         angles = np.stack([plan.field_angles, plan.coupling_angles, plan.mixer_angles]).tobytes()
         key = (angles, n, coupled_pairs(batch.couplings))
         if key not in self._kept:

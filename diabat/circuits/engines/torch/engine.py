@@ -63,9 +63,9 @@ class TorchEngine(Engine):
             ValueError: Unknown precision, a device that is unknown or unavailable, or a memory that is not positive.
         """
         if precision not in _DTYPES:
-            raise ArgumentError("precision", f"expected 'double' or 'single', got {precision!r}.")
+            raise ArgumentError("precision", "'double' or 'single'", f"{precision!r}")
         if not is_number(memory_gib) or not 0 < memory_gib < 1e9:
-            raise ArgumentError("memory_gib", f"expected a positive number of GiB, got {memory_gib!r}.")
+            raise ArgumentError("memory_gib", "a positive number of GiB", f"{memory_gib!r}")
         self.device, self.precision, self.memory_gib = _usable_device(device), precision, float(memory_gib)
         self._amplitudes = max(2, int(self.memory_gib * 2**30) // _BYTES[precision])
         self.max_spins = self._amplitudes.bit_length() - 1
