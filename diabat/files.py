@@ -48,7 +48,7 @@ def open_file(path: Path, flags: int, *, follow: bool = False) -> int:
 
 
 def create_file(path: Path, content: bytes) -> None:
-    """Write a new file, and wait until it is on the disk; OSErrors have its name, FileExistsError also for a broken link."""
+    """Write a new file, and wait until it is on the disk; FileExistsError if the path exists, also as a broken link."""
     descriptor = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         with naming(path):
