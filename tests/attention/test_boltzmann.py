@@ -12,10 +12,9 @@ from largest_tensor import LargestTensor
 from layers import F64, attention, tokens
 from torch import Tensor
 
-from diabat.attention import BoltzmannAttention, BoltzmannMultiheadAttention, CouplingInit
+from diabat.attention import BoltzmannAttention, BoltzmannMultiheadAttention
 from diabat.attention.bridge import GradientBridge
-from diabat.ising import pair_indices
-from diabat.samplers import UnsupportedError, sampler
+from diabat.samplers import sampler
 from diabat.samplers.dqa import DQASampler
 from diabat.testing import ReferenceSampler
 
@@ -149,19 +148,6 @@ def test_the_last_problem() -> None:
                 other.last_problem()
 
 
-def test_another_sampler_in_place_is_checked_like_the_first() -> None:
-    layer = BoltzmannAttention(8, 2, 5, gradient="straight_through")
-    layer.sampler = sampler("tempering")
-    assert (layer.sampler.name, layer.gradient) == ("tempering", "straight_through")
-    layer.use_sampler("exact")
-    assert layer.gradient == "auto"
-    with pytest.raises(UnsupportedError, match="accepts at most 3 spins, got 5"):
-        layer.use_sampler(sampler("exact", max_seconds=2e-8))
-    with pytest.raises(UnsupportedError, match="sampler 'tempering' supports"):
-        layer.use_sampler("tempering", gradient="exact")
-    assert layer.sampler.name == "exact"  # a refusal changes nothing
-
-
 def random_couplings(spins: int, scale: float, dtype: torch.dtype = F64, heads: int = 2) -> Tensor:
     J = scale * torch.randn(
         heads, 1, spins, spins, generator=torch.Generator().manual_seed(4), dtype=dtype
@@ -266,20 +252,3 @@ def test_a_band_is_not_expanded() -> None:
     assert largest.numel <= 2 * 1000 * 8
     assert layer.couplings.pairs.grad.abs().sum() > 0
     assert torch.equal(recorded, built)
-
-
-def pairs_of(**options: Any) -> torch.Tensor:
-    torch.manual_seed(3)
-    layer = BoltzmannAttention(8, 2, 12, coupling_init=CouplingInit(**options), bandwidth=4)
-    return layer.couplings.pairs.detach()
-
-
-def test_couplings_begin_where_they_are_told() -> None:
-    near = torch.tensor([k - j for j, k in zip(*pair_indices(12, 4), strict=True)]) <= 2
-    J = pairs_of(mean=0.5, std=0.1, max_distance=2)
-    assert bool((J[:, ~near] == 0).all())
-    # 2 x 21 draws: six standard errors of mean and standard deviation
-    assert J[:, near].mean().item() == pytest.approx(0.5, abs=6 * 0.1 / 42**0.5)
-    assert J[:, near].std().item() == pytest.approx(0.1, rel=6 / 84**0.5)
-    assert torch.equal(J, pairs_of(mean=0.5, std=0.1, max_distance=2)), "torch's seed decides"
-    assert bool((pairs_of(mean=-0.25) == -0.25).all())

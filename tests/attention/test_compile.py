@@ -1,21 +1,23 @@
-"""torch.compile and torch.export of models with our layers: the same answers, one graph, compiled once."""
+"""torch.compile of models with our layers: the same answers, one graph, compiled once."""
 
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from layers import PAPER
+from layers import attention
 from rounding import assert_same_sums
 from torch import Tensor, nn
 
 import diabat
 from diabat import BoltzmannAttention, NeuroGameAttention
 from diabat.attention import WindowCouplings
+from diabat.attention.compiled import _Kept
 
 # What torch's compiler says of torch, and hides from users.
 pytestmark = [
@@ -31,20 +33,8 @@ def _fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-class Net(nn.Module):
-    """Two layers of Boltzmann attention with couplings that are not zero."""
-
-    def __init__(self, sampler: Any, **options: Any) -> None:
-        super().__init__()
-        self.first = BoltzmannAttention(8, 2, 5, sampler=sampler, **PAPER | options)
-        self.second = BoltzmannAttention(8, 2, 5, sampler=sampler, **PAPER | options)
-        with torch.no_grad():
-            for p in self.parameters():
-                p.add_(0.2 * torch.randn_like(p))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.second(self.first(x).relu())
-        return y
+def positions(**options: Any) -> Any:
+    return attention(5, dtype=torch.float32, **options)
 
 
 def step(model: Callable[..., Any], owner: nn.Module, x: Tensor) -> list[Tensor]:
@@ -78,16 +68,22 @@ CASES: dict[str, dict[str, Any]] = {
         "sampler": diabat.sampler("dqa", schedule="boltzmann-4", learn_schedule=True),
         "gradient": "adjoint",
     },
+    "far": {"relative": True, "far": "independent"},
+    "far odds": {"relative": True, "far": "independent", "readout": "odds"},
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_graph_compiled_once_with_the_answers_of_eager_mode(name: str) -> None:
-    net = Net(**CASES[name])
+    """Also of a copy, whose bridge is its own."""
+    first = positions(**CASES[name])
+    net = copy.deepcopy(first)
+    for p in first.parameters():
+        p.data.zero_()
     graphs, backend = count_graphs()
     compiled = torch.compile(net, fullgraph=True, backend=backend)
-    for batch in (3, 3):
-        x = torch.randn(batch, 5, 8)
+    for _ in range(2):
+        x = torch.randn(3, 11 if net.relative else 5, 8)
         assert_same_sums(step(compiled, net, x), step(net, net, x))
     assert len(graphs) == 1
     net.eval()
@@ -110,8 +106,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("probability", "
 @pytest.mark.parametrize("name", ["drawn J-self", "drawn odds", *SLOW])
 def test_relative_couplings_in_one_graph_for_all_lengths(name: str) -> None:
     """With padding, and once without: one graph of each for the first length, one more for all others."""
-    net = BoltzmannAttention(8, 2, 3, relative=True, **PAPER | WINDOWS[name])
-    torch.nn.init.normal_(net.couplings.pairs, std=0.3)
+    net = attention(3, relative=True, dtype=torch.float32, **WINDOWS[name])
     graphs, backend = count_graphs("eager")
     compiled = torch.compile(net, fullgraph=True, backend=backend)
     for length in (7, 9, 12):
@@ -125,7 +120,7 @@ def test_relative_couplings_in_one_graph_for_all_lengths(name: str) -> None:
 @pytest.mark.slow
 def test_batches_of_other_sizes() -> None:
     """A second graph with a free batch size, a third with a free length."""
-    net = Net("exact")
+    net = positions(sampler="exact")
     graphs, backend = count_graphs()
     compiled = torch.compile(net, fullgraph=True, backend=backend)
     for batch, length in ((4, 5), (7, 5), (2, 5), (3, 4), (5, 3), (2, 2)):
@@ -153,7 +148,7 @@ def test_layers_of_torch_with_our_attention(mask: str) -> None:
 
 @pytest.mark.slow
 def test_the_default_compiler() -> None:
-    net = Net("exact")
+    net = positions(sampler="exact")
     x = torch.randn(3, 5, 8)
     assert_same_sums(step(torch.compile(net, fullgraph=True), net, x), step(net, net, x))
 
@@ -162,7 +157,7 @@ def test_gradients_wanted_of_some_terms_only() -> None:
     """The couplings frozen, or all but the couplings."""
     x = torch.randn(3, 5, 8)
     for frozen in ("couplings.pairs", "weight"):
-        net = Net("banded")
+        net = positions(sampler="banded", bandwidth=2)
         for name, p in net.named_parameters():
             p.requires_grad_(frozen not in name)
         compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
@@ -173,14 +168,10 @@ def test_gradients_wanted_of_some_terms_only() -> None:
 
 def test_a_forward_pass_keeps_no_state() -> None:
     """What the backward pass needs hangs on a tensor of the graph and goes with it."""
-    import gc
-
-    from diabat.attention.compiled import _Kept
-
-    net = Net("exact")
+    net = positions(sampler="exact")
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
     kept = [compiled(torch.randn(3, 5, 8)) for _ in range(3)]
-    assert sum(type(o) is _Kept for o in gc.get_objects()) == 6
+    assert sum(type(o) is _Kept for o in gc.get_objects()) == 3
     kept.clear()
     gc.collect()
     assert sum(type(o) is _Kept for o in gc.get_objects()) == 0
@@ -216,23 +207,12 @@ def test_a_trace_would_freeze_the_answers(name: str) -> None:
         torch.jit.trace(BoltzmannAttention(8, 2, 5, **options), torch.randn(3, 5, 8), check_trace=False)
 
 
-@pytest.mark.parametrize("name", ["exact", "dqa"])
-def test_deepcopies_have_bridges_of_their_own(name: str) -> None:
-    net = Net(name)
-    twin, x = copy.deepcopy(net), torch.randn(2, 5, 8)
-    assert twin.first.sampler is not net.first.sampler
-    for p in net.parameters():
-        p.data.zero_()
-    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
-    assert_same_sums(step(compiled, twin, x), step(twin, twin, x))
-
-
 def test_another_backend_in_place() -> None:
     """What is compiled follows, with one compilation more."""
-    net, x = Net("exact"), torch.randn(3, 5, 8)
+    net, x = positions(sampler="exact"), torch.randn(3, 5, 8)
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager")
     before = compiled(x)
-    net.second.use_sampler("mean_field")
+    net.use_sampler("mean_field")
     after = compiled(x)
     assert_same_sums(after, net(x))
     assert not torch.allclose(after, before, atol=1e-5)

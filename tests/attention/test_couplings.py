@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize, prune
 import diabat
 from diabat.attention import CouplingInit, WindowCouplings, coupling_parameters, couplings_of
 from diabat.attention.couplings import pair_numbers
+from diabat.lab.config import make_config
 from diabat.samplers.state import sampler_parameters
 
 MADE: dict[str, Callable[..., Any]] = {
@@ -189,17 +190,29 @@ def test_holds_of_what_there_is_not_are_refused(options: dict[str, Any], sentenc
         WindowCouplings(2, 4, terms="K").hold(0.0)
 
 
-def test_they_start_at_a_number_or_what_is_drawn() -> None:
-    makes: list[Callable[..., Any]] = [
-        lambda init: diabat.BoltzmannAttention(8, 2, 4, coupling_init=init),
-        lambda init: diabat.BoltzmannMultiheadAttention(8, 2, window=4, coupling_init=init),
-    ]
-    for make in makes:
-        for init, value in ((None, 0.0), (0.5, 0.5), (-1, -1.0), (CouplingInit(mean=0.25), 0.25)):
-            parameter, _ = make(init).couplings.by_pair()
-            assert bool((parameter == value).all())
-        near, distance = make(CouplingInit(mean=0.5, max_distance=1)).couplings.by_pair()
-        assert torch.equal(near != 0, (distance == 1).expand(2, -1))
+@pytest.mark.parametrize("make", [diabat.BoltzmannAttention, diabat.BoltzmannMultiheadAttention])
+def test_they_start_at_a_number_or_what_is_drawn(make: Any) -> None:
+    for init, value in ((None, 0.0), (0.5, 0.5), (-1, -1.0), (CouplingInit(mean=0.25), 0.25)):
+        parameter, _ = make(8, 2, window=4, coupling_init=init).couplings.by_pair()
+        assert bool((parameter == value).all())
+    assert make(8, 2, window=4, mode="softmax", coupling_init=0.5).couplings.pairs is None
+    start = CouplingInit(mean=0.5, std=0.1, max_distance=2)
+    found = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        J, distance = make(8, 2, window=12, coupling_init=start, bandwidth=4).couplings.by_pair()
+        assert torch.equal(J != 0, (distance <= 2).expand(2, -1))
+        found.append(J[:, distance <= 2].detach())
+    # 2 x 21 draws: six standard errors of mean and standard deviation
+    assert found[0].mean().item() == pytest.approx(0.5, abs=6 * 0.1 / 42**0.5)
+    assert found[0].std().item() == pytest.approx(0.1, rel=6 / 84**0.5)
+    assert torch.equal(*found), "torch's seed decides"
+
+
+def test_a_configuration_says_how_they_start() -> None:
+    model = {"name": "transformer", "coupling_init": {"mean": 0.5, "max_distance": 1}}
+    config: Any = make_config({"task": {"name": "brackets"}, "model": model})
+    assert config.model.coupling_init == CouplingInit(mean=0.5, max_distance=1)
 
 
 def test_couplings_of_a_model_by_their_names() -> None:

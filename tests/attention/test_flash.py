@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from largest_tensor import LargestTensor
 from layers import F64
 from torch import Tensor
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import diabat
@@ -111,27 +108,6 @@ def leaves_on(device: str, dtype: torch.dtype, length: int = 300) -> list[Tensor
 def loss(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
     y, x = far_sums(q, k, v, FarKeys(-7, visible), odds=True, scale=0.3)
     return y.sin().sum() + x.clamp(-10, 10).cos().sum()
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_eager_and_compiled_form_no_matrix_of_all_keys(padded: bool) -> None:
-    """And one graph, forward and backward, gives the same."""
-    torch._dynamo.reset()
-    q, k, v = terms = leaves_on("cpu", torch.float32)
-    visible = torch.ones(2, 1, 1, 300, dtype=torch.bool) if padded else None
-    with LargestTensor() as largest:
-        eager = torch.autograd.grad(loss(q, k, v, visible), terms)
-    formed = [largest.numel]
-
-    def compiler(graph: Any, _: Any) -> Any:
-        values = [node.meta.get("val") for node in graph.graph.nodes]
-        formed.extend(t.untyped_storage().nbytes() // t.itemsize for t in values if isinstance(t, Tensor))
-        return make_boxed_func(graph.forward)
-
-    compiled = torch.compile(loss, backend=aot_autograd(fw_compiler=compiler), fullgraph=True)
-    found = torch.autograd.grad(compiled(q, k, v, visible), terms)
-    torch.testing.assert_close(found, eager)
-    assert max(formed) <= 2 * 4 * 300 * 8
 
 
 class Kernels(TorchDispatchMode):

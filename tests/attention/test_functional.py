@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from layers import F64, tokens
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
@@ -221,17 +221,6 @@ def test_dropout_is_that_of_single_weights(form: str, shown: bool) -> None:
     assert not (everything[0] if shown else everything).any()
 
 
-# What is coupled, at random: J over slots or positions.
-COUPLED: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "no couplings": (lambda: None, {}),
-    "window": (lambda: windows(3, std=0.6), {"far": "none"}),
-    "far keys": (lambda: windows(3, std=0.6), {"far": "independent"}),
-    "band": (lambda: windows(4, std=0.6, bandwidth=1), {"far": "independent", "sampler": "banded"}),
-    "offset bias": (lambda: windows(3, std=0.6, offset_bias=True), {"far": "independent"}),
-    "three-body": (lambda: windows(3, std=0.6, terms="J+K"), {"far": "none"}),
-    "only biases": (lambda: windows(3, std=0.6, terms="", offset_bias=True), {"far": "none"}),
-    "positions": (lambda: windows(6, std=0.6, relative=False), {}),
-}
 MASKS: dict[str, dict[str, Any]] = {
     "all keys": {},
     "causal": {"is_causal": True},
@@ -264,36 +253,6 @@ def test_a_value_that_is_nan_reaches_the_queries_that_see_it(mask: str) -> None:
     assert_close(found, expected, rtol=0, atol=1e-12, equal_nan=True)
 
 
-SOME = ("no couplings", "far keys", "positions")
-
-
-def function_of(name: str, *, is_causal: bool = True, **options: Any) -> tuple[Any, list[Tensor]]:
-    """The function of queries, keys, values and all parameters of couplings, and these."""
-    make, law = COUPLED[name]
-    couplings = make() or nn.Module()
-    names = [n for n, _ in couplings.named_parameters()]
-    leaves = [noise(2, H, 4, E, seed=i) for i in range(3)] + [p.detach() for p in couplings.parameters()]
-
-    def function(q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> Any:
-        if not names:
-            return ours(q, k, v, None, is_causal=is_causal, **law, **options)
-        wrapped = Wrapped(couplings, is_causal=is_causal, **law, **options)
-        values = {f"couplings.{n}": p for n, p in zip(names, parameters, strict=True)}
-        return torch.func.functional_call(wrapped, values, (q, k, v))
-
-    return function, leaves
-
-
-class Wrapped(nn.Module):
-    def __init__(self, couplings: nn.Module, **options: Any) -> None:
-        super().__init__()
-        self.couplings, self.options = couplings, options
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        couplings: Any = self.couplings
-        return ours(q, k, v, couplings, **self.options)
-
-
 def test_softmax_behind_a_mask_has_one_derivative() -> None:
     """The one of a backward pass of its own, of a graph of it, and forward; also of a query that sees no key."""
     q, k, v = leaves = [noise(2, H, 4, E, seed=i).requires_grad_() for i in range(3)]
@@ -311,36 +270,17 @@ def test_softmax_behind_a_mask_has_one_derivative() -> None:
     assert_close(tangent, total, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_transforms(name: str) -> None:
-    """torch.func: gradients, a batch as a loop, and forward derivatives against backward ones."""
-    function, leaves = function_of(name)
-    places = tuple(range(len(leaves)))
-    found = torch.func.grad(lambda *t: function(*t).sin().sum(), places)(*leaves)
-    given = [t.clone().requires_grad_() for t in leaves]
-    expected = torch.autograd.grad(function(*given).sin().sum(), given)
-    assert_close(found, expected, rtol=0, atol=1e-11)
-    mapped = torch.func.vmap(lambda *t: function(*(s[None] for s in t), *leaves[3:])[0])(*leaves[:3])
-    assert_close(mapped, function(*leaves), rtol=0, atol=1e-12)
-    along = [noise(*t.shape, seed=20 + i) for i, t in enumerate(leaves)]
-    tangent: Tensor = torch.func.jvp(lambda *t: function(*t).sin().sum(), tuple(leaves), tuple(along))[1]
-    total = sum((a * b).sum() for a, b in zip(along, expected, strict=True))
-    assert_close(tangent, total, rtol=1e-9, atol=1e-10)
-
-
 @pytest.mark.parametrize(
-    "name",
-    [
-        "no couplings",
-        "positions",
-        pytest.param("far keys", marks=pytest.mark.slow),
-    ],
+    "name", ["no couplings", "positions", pytest.param("far keys", marks=pytest.mark.slow)]
 )
 def test_it_compiles_to_one_graph(name: str) -> None:
     """Also where the length is free, from the second one on."""
     torch._dynamo.reset()
-    make, law = COUPLED[name]
-    couplings = make()
+    couplings, law = {
+        "no couplings": (None, {}),
+        "positions": (windows(6, std=0.6, relative=False), {}),
+        "far keys": (windows(3, std=0.6), {"far": "independent"}),
+    }[name]
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Any:
         return ours(q, k, v, couplings, is_causal=True, **law)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from largest_tensor import LargestTensor
 from layers import LAYERS, PAPER, answer, arguments, coupled, tokens
 from left_behind import left_behind
 from torch import Tensor, nn
@@ -192,12 +193,45 @@ def test_padding_is_the_shorter_sequence(kind: str) -> None:
         torch.testing.assert_close(out[row, :length] if out.ndim == 3 else out[row], alone, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("kind", PADDED)
-def test_vmap_is_a_loop(kind: str) -> None:
-    layer, x = built(kind).double().eval(), tokens(6, 6).unflatten(0, (3, 2))
+@pytest.mark.parametrize(
+    ("kind", "options"), [*((kind, {}) for kind in PADDED), ("attention", {"mode": "softmax"})], ids=str
+)
+def test_vmap_is_a_loop(kind: str, options: dict[str, Any]) -> None:
+    layer, x = built(kind, **options).double().eval(), tokens(6, 6).unflatten(0, (3, 2))
     mapped = vmap(partial(answer, layer))(x)
     atol = 1e-5 if "mean field" in kind else 1e-10  # problems of a batch iterate until the last one is done
     torch.testing.assert_close(mapped, torch.stack([answer(layer, part) for part in x]), rtol=0, atol=atol)
+
+
+def test_representations_show_the_options() -> None:
+    shown = "mode='h+J', readout='odds', gradient='auto', "
+    sampled = "(sampler): DQASampler(engine='native', schedule='Advantage2_system1', annealing_time_ns=2.0,"
+    for kind, options, parts in (
+        ("odds", {"bias": False}, [f"embed_dim=8, num_heads=2, {shown}causal=True", "bias=False"]),
+        ("attention", {"sampler": diabat.sampler("dqa", annealing_time_ns=2.0, steps=60)}, [sampled]),
+        ("odds of far keys", {"rotary": True}, [f"{shown}far='independent', causal=True, rotary=True"]),
+        ("slots", {}, ["WindowCouplings(2, 3, bandwidth=2, relative=True)"]),
+        ("multihead", {"readout": "odds"}, [f"embed_dim=8, num_heads=2, {shown}batch_first=True"]),
+        ("band", {}, ["WindowCouplings(2, 6, bandwidth=1, relative=False)", "BandedSampler(bandwidth=1"]),
+    ):
+        for part in parts:
+            assert part in repr(LAYERS[kind](**options))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in ("slots", "odds of far keys", "hugging face")),
+        *((kind, {"dropout": 0.1}) for kind in ("far keys", "odds of far keys")),
+    ],
+    ids=str,
+)
+def test_a_training_step_forms_no_matrix_of_scores(kind: str, options: dict[str, Any]) -> None:
+    """Of 2 x 2 heads and 900 tokens; a mask of Hugging Face has 900 x 900 numbers."""
+    layer, x = built(kind, **options), tokens(2, 900, dtype=torch.float32).requires_grad_()
+    with LargestTensor() as largest:
+        answer(layer, x).sum().backward()
+    assert largest.numel <= (900 * 900 if kind == "hugging face" else 2 * 2 * 128 * 900)
 
 
 @pytest.mark.parametrize("kind", ["attention", "odds of far keys", "multihead"])

@@ -198,7 +198,3 @@ def test_a_scale_with_couplings_is_a_factor_of_the_queries(law: dict[str, Any], 
         given = {"couplings": WindowCouplings(H, 3, init=0.5), **mask, **law}
         ours = boltzmann_attention(q, k, v, **given, scale=scale)
         assert_close(ours, boltzmann_attention(q * scale, k, v, **given, scale=1.0), rtol=0, atol=1e-6)
-    wrong: list[Any] = [math.nan, math.inf, "1"]
-    for scale in wrong:
-        with pytest.raises(ValueError, match=r"^scale: expected a number in \(-inf, inf\)"):
-            boltzmann_attention(q, k, v, scale=scale)

@@ -49,10 +49,7 @@ SHARED: list[tuple[str, dict[str, Any], Any, str]] = [
     ("all", {"dim": 7}, ValueError, "embed_dim: expected a multiple of num_heads = 2, got 7"),
     ("attention neurogame", {"dim": 0}, ValueError, "embed_dim: expected an integer >= 1, got 0"),
     ("attention neurogame", {"heads": True}, ValueError, "num_heads: expected an integer >= 1, got True"),
-    ("attention", {"heads": 0}, ValueError, "num_heads: expected an integer >= 1, got 0"),
     ("attention multihead", {"window": 0}, ValueError, "window: expected an integer >= 1, got 0"),
-    ("attention", {"window": 2.0}, ValueError, "window: expected an integer >= 1, got 2.0"),
-    ("attention", {"window": -1}, ValueError, "window: expected an integer >= 1, got -1"),
     ("attention multihead", {"mode": "h+j"}, ValueError,
      r"mode: expected one of softmax, h\+J, .*, got 'h\+j'\. Did you mean 'h\+J'\?"),
     ("multihead", {"mode": "J-self"}, ValueError, r"mode: expected one of softmax, .*K, got 'J-self'"),
@@ -74,7 +71,6 @@ SHARED: list[tuple[str, dict[str, Any], Any, str]] = [
     ("attention", {"dropout": 1.5}, ValueError, "dropout"),
     ("attention", {"causal": "no"}, ValueError, "causal: expected True or False, got 'no'"),
     ("attention multihead", {"bandwidth": 0}, ValueError, r"bandwidth: expected an integer >= 1 or None, got 0\.$"),
-    ("attention", {"bandwidth": True}, ValueError, r"bandwidth: expected an integer >= 1 or None, got True\.$"),
     ("attention", {"window": 64, "bandwidth": 4, "sampler": BandedSampler(bandwidth=3)}, UnsupportedError,
      r"bandwidth: expected at least 4, the range of the couplings, got sampler 'banded' with 3\.$"),
     ("attention", {"window": 64, "sampler": "banded"}, UnsupportedError,
@@ -84,11 +80,7 @@ SHARED: list[tuple[str, dict[str, Any], Any, str]] = [
     ("multihead", {"add_zero_attn": True}, ValueError, "add_zero_attn: expected False"),
     ("neurogame", {"num_coalitions": 0}, ValueError, "num_coalitions: expected an integer >= 1, got 0"),
     ("neurogame", {"eval_coalitions": 2.0}, ValueError, "eval_coalitions: expected an integer >= 1, got 2.0"),
-    *(
-        ("neurogame", {"temperature": wrong}, ValueError,
-         f"temperature: expected a positive finite number, got {wrong}")
-        for wrong in (0.0, -1, NAN, True)
-    ),
+    ("neurogame", {"temperature": 0.0}, ValueError, "temperature: expected a positive finite number, got 0.0"),
     ("neurogame", {"weighting": "boltzmann"}, ValueError,
      "weighting: expected one of gibbs, uniform, got 'boltzmann'"),
     ("neurogame", {"f": "gelu"}, ValueError, "f: expected one of identity, relu, tanh, got 'gelu'"),
@@ -98,7 +90,6 @@ SHARED: list[tuple[str, dict[str, Any], Any, str]] = [
     ("neurogame", {"eval_seed": -1}, ValueError, ".*seed: expected an integer between 0"),
     ("neurogame", {"gradient": "adjoint"}, UnsupportedError, "gradient: sampler 'mean_field' supports"),
     ("neurogame", {"num_reads": 10}, UnsupportedError, "num_reads: gradient 'exact' differentiates"),
-    ("neurogame", {"num_reads": 0, "sampler": "dqa"}, ValueError, "num_reads: expected an integer >= 1, got 0"),
 ]  # fmt: skip
 KINDS = ("attention", "multihead", "neurogame")
 
@@ -133,7 +124,6 @@ LAYOUTS: list[Row] = [
         ({"far": "all"}, "far: expected one of none, independent, got 'all'"),
         ({"relative": False, "far": "independent"},
          "far: expected 'none' unless windows move .relative=True., got 'independent'"),
-        ({"readout": "odd"}, "readout: expected one of odds, probability, got 'odd'"),
         ({"readout": "odds", "mode": "J-self"},
          "readout: expected 'probability' in mode 'J-self', .* got 'odds'"),
         ({"rotary": True, "embed_dim": 6}, "rotary: expected an even embed_dim / num_heads, got 6 / 2"),
@@ -141,7 +131,6 @@ LAYOUTS: list[Row] = [
         ({"relative": False, "offset_bias": True}, "offset_bias: expected False without relative=True, got True"),
         ({"mode": "J+K", "offset_bias": True},
          "offset_bias: expected a mode with fields, got True in mode 'J.K'"),
-        ({"window": 64}, UnsupportedError, "window: sampler 'exact' accepts at most .* spins, got 64"),
         ({"coupling": 0.5}, TypeError,
          r"options: expected some of sampler, gradient, .*, got 'coupling'\. Did you mean 'coupling_init'\?"),
         ({"couplings": "tokens"}, TypeError, "options: expected some of sampler, gradient, .*, got 'couplings'"),
@@ -216,7 +205,6 @@ CALLED: list[Row] = [
         *(({"attn_mask": torch.ones(shape)}, r"attn_mask: expected a shape that broadcasts to \[3, 2, 5, 5\], got")
           for shape in ((5, 4), (2, 5, 5, 5), (1, 3, 2, 5, 5))),
         ({"dropout_p": 1.5}, r"dropout_p: expected a number in \[0, 1\], got 1.5"),
-        ({"readout": "odd"}, "readout: expected one of odds, probability, got 'odd'"),
         ({"far": "all"}, "far: expected one of none, independent, got 'all'"),
         ({"softcap": 0.0}, "softcap: expected a positive finite number, got 0.0"),
         ({"scale": NAN}, r"scale: expected a number in \(-inf, inf\) or None, got nan"),
@@ -235,8 +223,6 @@ CALLED: list[Row] = [
               ({"bandwidth": 2}, "use 'banded' or 'mean_field' or 'tempering', or a smaller window"))),
         ({"couplings": WindowCouplings(2, 4), "sampler": "exat"}, r"sampler: .*Did you mean 'exact'\?"),
         ({"sampler": "exat"}, r"sampler: .*Did you mean 'exact'\?"),
-        ({"couplings": WindowCouplings(2, 4), "num_reads": 5}, UnsupportedError,
-         "num_reads: gradient 'exact' differentiates"),
     ),
 ]  # fmt: skip
 
@@ -367,11 +353,8 @@ CALLS: list[Row] = [
     (lambda: games.shapley([0.0, 1.0]), TypeError, "table: expected a floating tensor, got list"),
     (lambda: games.shapley(torch.zeros(1 << 21)), ValueError, "table: expected at most 20 players, got 21"),
     (lambda: games.k_sii(torch.zeros(8), 4), ValueError, "order: expected an integer in 1 .. 3, got 4"),
-    (lambda: games.k_sii(torch.zeros(8), True), ValueError, "order: expected an integer in 1 .. 3, got True"),
     (lambda: games.all_coalitions(21), ValueError, "n: expected an integer in 0 .. 20, got 21"),
     (lambda: games.gibbs_marginal(torch.zeros(8), 0.0), ValueError, "temperature: expected a positive finite"),
-    (lambda: games.gibbs_marginal(torch.zeros(8), True), ValueError,
-     "temperature: expected a positive finite number, got True"),
     (lambda: games.gibbs_marginal(torch.zeros(2, 8), torch.tensor([1.0, -1.0])), ValueError,
      "temperature: expected positive finite numbers, got a smallest of -1"),
     (lambda: games.value_table(lambda m: m.sum(-1), 3), TypeError, "value: expected a function that returns"),
@@ -383,11 +366,9 @@ CALLS: list[Row] = [
         for row in options_of(
             lambda sampled=sampled, **given: sampled(game(), **{"num_samples": 4} | given),
             ({"num_samples": 0}, "num_samples: expected an integer >= 1, got 0"),
-            ({"num_samples": True}, "num_samples: expected an integer >= 1, got True"),
             ({"num_samples": 3, "antithetic": True}, "num_samples: expected an even number with antithetic"),
             ({"weighting": "gips"}, "weighting: expected one of uniform, gibbs, got 'gips'"),
             ({"weighting": "gibbs", "temperature": -1.0}, "temperature: expected a positive finite number"),
-            ({"weighting": "gibbs", "temperature": NAN}, "temperature: expected a positive"),
             ({"seed": -1}, "seed: expected an integer between 0"),
         )
     ),

@@ -34,9 +34,9 @@ def answer(layer: nn.Module, x: Tensor) -> Tensor:
     return layers.answer(layer, x)
 
 
-def built(kind: str, sampler: Any) -> Any:
+def built(kind: str, sampler: Any, **options: Any) -> Any:
     torch.manual_seed(0)
-    options = {"eval_seed": 3} if kind == "neurogame" else {}
+    options |= {"eval_seed": 3} if kind == "neurogame" else {}
     return layers.coupled(layers.LAYERS[kind](sampler=sampler, **options), std=0.8).eval()
 
 
@@ -155,16 +155,23 @@ def test_a_model_shows_its_sampler_once() -> None:
 
 
 def test_a_sampler_that_is_assigned_is_bound_like_the_first() -> None:
-    layer = built("attention", "exact")
+    """A refusal changes nothing."""
+    layer = built("attention", "exact", gradient="straight_through")
     layer.sampler = chains()
+    assert layer.gradient == "straight_through"
     assert isinstance(layer.sampler, TemperingSampler)
     assert [name for name, _ in layer.named_children()].count("sampler") == 1
     assert layer.sampler is layer._bridge.sampler
     answer(layer, inputs())
     assert "sampler.chains" in layer.state_dict()
-    layer.sampler = "mean_field"
+    layer.use_sampler("mean_field")
     assert layer.gradient == "auto"
     assert not chain_state(layer)
+    with pytest.raises(diabat.UnsupportedError, match="accepts at most 3 spins, got 6"):
+        layer.use_sampler(diabat.sampler("exact", max_seconds=2e-8))
+    with pytest.raises(diabat.UnsupportedError, match="sampler 'tempering' supports"):
+        layer.use_sampler("tempering", gradient="exact")
+    assert layer.sampler.name == "mean_field"
 
 
 @pytest.mark.parametrize("engine", ["native", "torch"])

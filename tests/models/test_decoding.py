@@ -16,11 +16,7 @@ CASES: dict[str, dict[str, Any]] = {
     "learned": {},
     "rope": {"positions": "rope"},
     "far odds": {"far": "independent", "readout": "odds", "positions": "rope"},
-    "far": {"far": "independent"},
     "softmax": {"mode": "softmax", "positions": "rope"},
-    "offset bias": {"far": "independent", "readout": "odds", "positions": "rope", "offset_bias": True},
-    "K": {"mode": "J+K"},
-    "J-self": {"mode": "J-self", "positions": "rope"},
     "no ffn": {"ffn_dim": 0, "num_layers": 1},
 }
 
