@@ -53,11 +53,13 @@ def engines() -> list[Case]:
 
     def new_couplings(n: int) -> Work:
         """The circuit of a new J is built in every call."""
-        engine, given = AerEngine(), batch(n)
+        engine, problems = AerEngine(), batch(n)
         strengths = iter(np.linspace(1, 2, 10_000))
 
         def run() -> None:
-            engine.moments(plans()["200 steps"], [Batch(given.fields, given.couplings * next(strengths))])
+            engine.moments(
+                plans()["200 steps"], [Batch(problems.fields, problems.couplings * next(strengths))]
+            )
 
         return Work(run, QUERIES)
 
@@ -89,15 +91,15 @@ def adjoint() -> list[Case]:
         engine = NativeEngine(precision)
         return Work(partial(engine.gradient, plans()[plan], [batch(n)], [v], angles=angles), QUERIES)
 
-    found = []
+    gradients = []
     for plan in ("200 steps", "boltzmann-8"):
         for precision in ("single", "double"):
             compared = {"moments": Peer(partial(native, plan=plan, precision=precision), 4.0)}
             for angles in (False, True):
                 name = f"dqa/adjoint, {plan}, {precision}{', all angles' * angles}"
                 way: Build = partial(build, plan=plan, precision=precision, angles=angles)
-                found.append(Case(name, way, (4, 8, 10), "n", "query", compared))
-    return found
+                gradients.append(Case(name, way, (4, 8, 10), "n", "query", compared))
+    return gradients
 
 
 def training() -> list[Case]:
@@ -108,8 +110,8 @@ def training() -> list[Case]:
         h, J = (t.requires_grad_() for t in ising.terms[:2] if t is not None)
 
         def step() -> None:
-            found = diabat.spin_probabilities(h, J, sampler, gradient="adjoint", seed=0, check=False)
-            torch.autograd.grad(found.pow(2).sum(), (h, J))
+            probabilities = diabat.spin_probabilities(h, J, sampler, gradient="adjoint", seed=0, check=False)
+            torch.autograd.grad(probabilities.pow(2).sum(), (h, J))
 
         return Work(step, queries)
 
@@ -117,16 +119,16 @@ def training() -> list[Case]:
         ising, sampler = problem(n, queries, dtype=dtype), diabat.sampler("dqa", schedule=schedule)
         return Work(partial(sampler.moments, ising), queries)
 
-    found = []
+    steps = []
     for name, (dtype, queries) in product(
         ("Advantage2_system1", "boltzmann-8"),
         ((torch.float32, 64), (torch.float64, 64), (torch.float32, 512)),
     ):
-        given: dict[str, Any] = {"schedule": name, "dtype": dtype, "queries": queries}
-        alone = {"moments": Peer(partial(forward, **given), 4.5)}
+        options: dict[str, Any] = {"schedule": name, "dtype": dtype, "queries": queries}
+        alone = {"moments": Peer(partial(forward, **options), 4.5)}
         title = f"dqa/training step, {name}, {str(dtype)[6:]}, {queries} queries"
-        found.append(Case(title, partial(build, **given), (4, 8, 10, 12), "n", "query", alone))
-    return found
+        steps.append(Case(title, partial(build, **options), (4, 8, 10, 12), "n", "query", alone))
+    return steps
 
 
 def few() -> list[Case]:
@@ -135,10 +137,10 @@ def few() -> list[Case]:
     def build(queries: int, n: int, plan: str, precision: Any = "single") -> Any:
         return native(n, plan, precision, queries).call
 
-    found = [
+    single = [
         Case(f"dqa/engine, {plan}, n = {n}", partial(build, n=n, plan=plan), (1, 4, 16), "problems")
         for plan in ("boltzmann-8", "200 steps")
         for n in (8, 11)
     ]
     double = partial(build, n=11, plan="200 steps", precision="double")
-    return [*found, Case("dqa/engine, 200 steps, n = 11, double", double, (1, 2, 3, 8), "problems")]
+    return [*single, Case("dqa/engine, 200 steps, n = 11, double", double, (1, 2, 3, 8), "problems")]

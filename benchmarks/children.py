@@ -38,12 +38,12 @@ def run(case: Case, effort: str) -> Iterator[Row]:
 def compare(cases: Sequence[Case], other: Path, effort: str) -> Iterator[Row]:
     """Measure cases with diabat of this and of another checkout in processes that take turns; the other is the peer."""
     for jobs in _batches(cases, EFFORTS[effort]):
-        found: dict[Path, list[Row]] = {HERE: [], other: []}
+        measured: dict[Path, list[Row]] = {HERE: [], other: []}
         for _ in range(EFFORTS[effort].rounds):
-            for folder, rows in found.items():
+            for folder, rows in measured.items():
                 rows += in_child(folder, jobs, effort, peers=False)
-        theirs = _by_size(found[other])
-        for key, ours in _by_size(found[HERE]).items():
+        theirs = _by_size(measured[other])
+        for key, ours in _by_size(measured[HERE]).items():
             yield _joined(ours, theirs.get(key, []), str(other))
 
 
@@ -62,10 +62,10 @@ def _batches(cases: Sequence[Case], effort: Effort) -> Iterator[list[Job]]:
 
 def _by_size(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
     """Rows of the same case and size."""
-    found: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(f"{row.case} {row.size}", []).append(row)
-    return found
+        groups.setdefault(f"{row.case} {row.size}", []).append(row)
+    return groups
 
 
 def _joined(ours: Sequence[Row], theirs: Sequence[Row], name: str) -> Row:

@@ -52,9 +52,9 @@ def one(way: Callable[..., Work], size: float) -> Call:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for name, sizes, build in (line for line in lines() if re.search("".join(sys.argv[1:]), line[0])):
-        made = [Line(build, n, "cpu", EFFORTS["quick"]) for n in sizes]
-        for timed in made * 5:
+        timings = [Line(build, n, "cpu", EFFORTS["quick"]) for n in sizes]
+        for timed in timings * 5:
             timed.take_turn()
-        times = {size: min(timed.times) for size, timed in zip(sizes, made, strict=True)}
+        times = {size: min(timed.times) for size, timed in zip(sizes, timings, strict=True)}
         ratio, at = max((times[b] / times[a], b) for a, b in pairwise(sizes))
         print(f"{name}: {ratio:.2f} times at {at:g};", *(f"{n:g}: {t:.2g} s" for n, t in times.items()))

@@ -103,13 +103,11 @@ def few_states() -> list[Case]:
         known = {"all states": peers.every_state, "half-split": peers.half_split}
         return {name: Peer(partial(way, solve), targets) for name, solve in known.items()}
 
-    found = []
+    rows = []
     for name, way, small in (("forward", forward, 1 / 0.45), ("gradients", both, 1 / 0.8)):
         build: Build = partial(way, lambda _: ours)
-        found.append(
-            Case(f"exact/few states, {name}", build, few, "n x problems", peers=compared(way, small))
-        )
-    return found
+        rows.append(Case(f"exact/few states, {name}", build, few, "n x problems", peers=compared(way, small)))
+    return rows
 
 
 def exact_reads() -> list[Case]:
@@ -134,12 +132,12 @@ def variants() -> list[Case]:
         "forward": partial(moments, "exact"), "gradients": partial(gradients, "exact"), "correlations": pairs,
     }  # fmt: skip
     without = {"without": Peer(lambda n: moments("exact", shared(n)), 1.5)}
-    found = [Case("exact/correlations", lambda n: pairs(shared(n)), (4, 8, 12, 16), "n", "query", without)]
+    rows = [Case("exact/correlations", lambda n: pairs(shared(n)), (4, 8, 12, 16), "n", "query", without)]
     for name, way in ways.items():
         compared = {"shared J": Peer(partial(solved, way=way, make=shared), dict.fromkeys((4, 8, 12), 1.5))}
         build: Build = partial(solved, way=way, make=own)
-        found.append(Case(f"exact/own J, {name}", build, (4, 8, 12, 16), "n", "query", compared))
-    return found
+        rows.append(Case(f"exact/own J, {name}", build, (4, 8, 12, 16), "n", "query", compared))
+    return rows
 
 
 def causal() -> list[Case]:
@@ -158,9 +156,12 @@ def causal() -> list[Case]:
 
     def masked(h: Tensor, J: Tensor) -> Tensor:
         """2^T states for every position."""
-        seen = mask.to(h)
-        rows = [peers.softmax_marginals(h[:, i] * seen[i], J * seen[i][:, None] * seen[i]) for i in range(T)]
-        return torch.stack(rows, 1) * seen
+        visible = mask.to(h)
+        rows = [
+            peers.softmax_marginals(h[:, i] * visible[i], J * visible[i][:, None] * visible[i])
+            for i in range(T)
+        ]
+        return torch.stack(rows, 1) * visible
 
     def by(probabilities: Any) -> Build:
         return lambda _: Work(differentiated(probabilities, windows()).call)
@@ -191,13 +192,13 @@ def mean_field() -> list[Case]:
         return way(batch(n, own))
 
     ways = {"": (moments_of, peers.damped), ", gradients": (gradients_of, peers.damped_gradients)}
-    found, sizes = list[Case](), (8, 16, 32, 64, 128, 256, 1024)
+    rows, sizes = list[Case](), (8, 16, 32, 64, 128, 256, 1024)
     for own, (end, (ours, way)) in product((False, True), ways.items()):
         name, taken = f"mean_field/{'own' if own else 'one'} J{end}", sizes[: 6 if own else 7]
         target = {n: 1 / (0.9 if n <= 256 else 0.7) for n in taken}
         peer = {"damped iteration": Peer(partial(theirs, own=own, way=way), target)}
-        found.append(Case(name, partial(ours, own=own), taken, "n", "problem", peer))
-    return found
+        rows.append(Case(name, partial(ours, own=own), taken, "n", "problem", peer))
+    return rows
 
 
 def few_banded() -> list[Case]:
@@ -220,16 +221,16 @@ def few_banded() -> list[Case]:
         n, width, queries = sizes[size]
         return Work(differentiated(solve(width), in_a_band(queries, n, width)).call)
 
-    found = []
+    rows = []
     for name, way in (("forward", forward), ("gradients", both)):
         messages = {"messages": Peer(partial(way, lambda _: peers.chain_messages), 1 / 0.8)}
         enumeration = {"exact": Peer(partial(way, partial(by, "exact")), 1.0)}
         ours = partial(way, partial(by, "banded"))
-        found += [
+        rows += [
             Case(f"banded/one chain, {name}", ours, [chain], "n, w, problems", peers=messages),
             Case(f"banded/few spins, {name}", ours, bands, "n, w, problems", peers=enumeration),
         ]
-    return found
+    return rows
 
 
 def banded() -> list[Case]:

@@ -61,9 +61,11 @@ def pairs() -> list[Case]:
 
         def run() -> None:
             game = games.NormGame(V)
-            found = games.sample_interaction(game, count, weighting=weighting, seed=0, diagnostics=False)
+            interactions = games.sample_interaction(
+                game, count, weighting=weighting, seed=0, diagnostics=False
+            )
             if backward:
-                found.value.square().sum().backward()
+                interactions.value.square().sum().backward()
 
         return Work(run, batch * count * n * (n - 1) / 2)
 
@@ -72,20 +74,22 @@ def pairs() -> list[Case]:
         x = torch.randn(1, n, 64).requires_grad_()
 
         def run(game: games.NormGame, number: int) -> None:
-            found = games.sample_interaction(game, number, weighting="gibbs", seed=0, diagnostics=False)
-            found.value.square().sum().backward()
+            interactions = games.sample_interaction(
+                game, number, weighting="gibbs", seed=0, diagnostics=False
+            )
+            interactions.value.square().sum().backward()
 
         run(games.NormGame(torch.randn(1, 8, 64).requires_grad_()), 4)  # compiles
         return lambda: run(games.NormGame(x), count)
 
-    found = []
+    rates = []
     for dtype in (torch.float32, torch.float64):
         for backward in (False, True):
             build: Build = partial(rate, dtype=dtype, backward=backward)
             name = f"games/pairs alone, {str(dtype)[6:]}{', gradients' * backward}"
-            found.append(Case(name, build, WEIGHTINGS, "", "pair and coalition"))
+            rates.append(Case(name, build, WEIGHTINGS, "", "pair and coalition"))
     sizes = ("1024 x 32", "1024 x 128", "1024 x 512", "2048 x 32")
-    return [*found, Case("games/memory of n x K", large, sizes, "", fresh=True)]
+    return [*rates, Case("games/memory of n x K", large, sizes, "", fresh=True)]
 
 
 def layers() -> list[Case]:
@@ -116,14 +120,14 @@ def layers() -> list[Case]:
 
     compared, plain = ({"MultiheadAttention": Peer(softmax, target)} for target in ({256: 40.0}, None))
     short, targets = ("1 x 4", "1 x 16", "32 x 4", "32 x 16"), {"1 x 4": 4e-3, "1 x 16": 4e-3}
-    found = [Case("NeuroGame/exact marginals", exact, (4, 8, 12), "T", "step")]
+    rows = [Case("NeuroGame/exact marginals", exact, (4, 8, 12), "T", "step")]
     for name in WEIGHTINGS:
         build: Build = partial(neurogame, weighting=name)
-        found += [
+        rows += [
             Case(f"NeuroGame/{name}", build, (32, 64, 128, 256), "T", "step", compared),
             Case(f"NeuroGame/{name}, short", build, short, "B x T", "step", plain, targets),
         ]
-    return found
+    return rows
 
 
 def mobius() -> list[Case]:

@@ -38,10 +38,10 @@ def cases() -> list[Case]:
 def model(kind: str, width: int) -> GPT:
     """A GPT whose couplings are not zero."""
     torch.manual_seed(0)
-    made = GPT(kind, width)
-    for parameter in diabat.attention.coupling_parameters(made):
+    gpt = GPT(kind, width)
+    for parameter in diabat.attention.coupling_parameters(gpt):
         nn.init.normal_(parameter, std=0.2)
-    return made
+    return gpt
 
 
 def training_step(gpt: GPT) -> Call:
@@ -83,9 +83,9 @@ def attention(kind: str, width: int) -> nn.Module:
         case "function alone":
             return OwnAttention(width, diabat.boltzmann_attention)
         case "window by the function":
-            made = OwnAttention(width, diabat.boltzmann_attention)
-            made.options["couplings"] = made.couplings = WindowCouplings(HEADS, WINDOW, relative=True)
-            return made
+            own = OwnAttention(width, diabat.boltzmann_attention)
+            own.options["couplings"] = own.couplings = WindowCouplings(HEADS, WINDOW, relative=True)
+            return own
     return OwnAttention(width, F.scaled_dot_product_attention)
 
 

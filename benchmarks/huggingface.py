@@ -58,18 +58,18 @@ def coupled() -> list[Case]:
 
         if attention:
             return llama(4, 256, attention=attention)
-        made = convert(llama(4, 256), window, **options)
-        for name, parameter in made.named_parameters():
+        converted = convert(llama(4, 256), window, **options)
+        for name, parameter in converted.named_parameters():
             if name.endswith("couplings.pairs"):
                 nn.init.normal_(parameter, std=0.2)
-        return made
+        return converted
 
     def step(window: int, **options: Any) -> Call:
-        made, ids = model(window, **options), tokens(2, 256)
-        optimizer = torch.optim.AdamW(made.parameters(), lr=3e-4)
+        decoder, ids = model(window, **options), tokens(2, 256)
+        optimizer = torch.optim.AdamW(decoder.parameters(), lr=3e-4)
 
         def run() -> None:
-            made.train()(input_ids=ids, labels=ids).loss.backward()
+            decoder.train()(input_ids=ids, labels=ids).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -81,14 +81,14 @@ def coupled() -> list[Case]:
     kinds: dict[str, dict[str, Any]] = {
         "odds": {}, "odds, far none": {"far": "none"}, "probability": {"readout": "probability"},
     }  # fmt: skip
-    found = list[Case]()
+    rows = list[Case]()
     for what, way, target in (("training step", step, {12: 3.0}), ("decoded token", token, None)):
         peers = {name: Peer(partial(way, attention=name)) for name in ("sdpa", "eager")}
         peers["sdpa"] = replace(peers["sdpa"], target=target)
         for name, options in kinds.items():
             build: Build = partial(way, **options)
-            found.append(Case(f"Llama/{what}, {name}", build, (8, 12, 16), "T", peers=peers))
-    return found
+            rows.append(Case(f"Llama/{what}, {name}", build, (8, 12, 16), "T", peers=peers))
+    return rows
 
 
 def calibrated() -> list[Case]:
@@ -110,12 +110,12 @@ def calibrated() -> list[Case]:
             return decoding(model, tokens(rows, length))
         return torch.no_grad()(partial(model, tokens(rows, length), logits_to_keep=1, use_cache=True))
 
-    sizes, found = ("prompt 4 x 128", "prompt 1 x 512", "token behind 1 x 512"), list[Case]()
+    sizes, rows = ("prompt 4 x 128", "prompt 1 x 512", "token behind 1 x 512"), list[Case]()
     for name in settings:
         sdpa = Peer(build, 1.05 if name == "off again" else None)
         peers = {"sdpa": sdpa, "eager": Peer(partial(build, attention="eager"))}
-        found.append(Case(f"calibration/{name}", partial(build, setting=name), sizes, "", peers=peers))
-    return found
+        rows.append(Case(f"calibration/{name}", partial(build, setting=name), sizes, "", peers=peers))
+    return rows
 
 
 ARMS: dict[str, tuple[dict[str, Any], float]] = {
@@ -161,8 +161,8 @@ def fine_tuning() -> list[Case]:
 
         return Work(run, 10)
 
-    found = []
+    rows = []
     for name, (options, most) in ARMS.items():
         peers = {"plain LoRA": Peer(build, most)}
-        found.append(Case(f"GAME-LoRA/{name}", partial(build, options=options), unit="step", peers=peers))
-    return found
+        rows.append(Case(f"GAME-LoRA/{name}", partial(build, options=options), unit="step", peers=peers))
+    return rows

@@ -47,9 +47,9 @@ def one_layer() -> list[Case]:
 
     def strong(kind: str, strongest: float = 20.0) -> Call:
         torch.manual_seed(0)
-        made = relative(8, 4, **KINDS[kind])
-        next(p for name, p in made.named_parameters() if "pairs" in name).data[0, 0] = strongest
-        return step(made, BATCH, LENGTH // BATCH)
+        attention = relative(8, 4, **KINDS[kind])
+        next(p for name, p in attention.named_parameters() if "pairs" in name).data[0, 0] = strongest
+        return step(attention, BATCH, LENGTH // BATCH)
 
     backends = ("exact", "mean_field", "dqa", "tempering")
     sizes = ("8", "64", "512", "512, far keys", "512, window of 64")
@@ -81,10 +81,12 @@ def layer(
     backend: str, window: int, width: int = FEATURES, heads: int = 1, **options: Any
 ) -> diabat.BoltzmannAttention:
     """A layer with couplings that are not zero, of the paper's law unless options say otherwise."""
-    made = diabat.BoltzmannAttention(width, heads, window, sampler=backend, **KINDS["probability"] | options)
-    if made.couplings.pairs is not None:
-        nn.init.normal_(made.couplings.pairs, std=0.3)
-    return made
+    attention = diabat.BoltzmannAttention(
+        width, heads, window, sampler=backend, **KINDS["probability"] | options
+    )
+    if attention.couplings.pairs is not None:
+        nn.init.normal_(attention.couplings.pairs, std=0.3)
+    return attention
 
 
 def step(attention: nn.Module, window: int, sequences: int = BATCH, width: int = FEATURES) -> Call:
@@ -97,8 +99,8 @@ def model(mode: str, window: int, sampler: str = "exact", **options: Any) -> tup
     """The paper's Tiny Shakespeare model, and a batch of random symbols and targets."""
     torch.manual_seed(0)
     chosen = TransformerOptions(mode=mode, **KINDS["probability"] | options)
-    made = Transformer(chosen, SYMBOLS, SYMBOLS, window, sampler)
-    return made, torch.randint(SYMBOLS, (BATCH, window)), torch.randint(SYMBOLS, (BATCH, window))
+    transformer = Transformer(chosen, SYMBOLS, SYMBOLS, window, sampler)
+    return transformer, torch.randint(SYMBOLS, (BATCH, window)), torch.randint(SYMBOLS, (BATCH, window))
 
 
 def training() -> list[Case]:
@@ -184,14 +186,14 @@ def long_sequences() -> list[Case]:
         return [torch.randn(batch, LENGTH, FEATURES, requires_grad=True) for _ in range(3)]
 
     def coupled(window: int, batch: int, options: dict[str, Any]) -> Work:
-        made = relative(window, 1, **options)
+        module = relative(window, 1, **options)
         q, k, v = inputs(batch)
-        leaves = [q, k, v, *(p for p in (made.couplings.pairs,) if p is not None)]
+        leaves = [q, k, v, *(p for p in (module.couplings.pairs,) if p is not None)]
         cotangent = torch.randn(batch, 1, LENGTH, FEATURES)
 
         def run() -> Any:
             y = diabat.boltzmann_attention(
-                q[:, None], k[:, None], v[:, None], made.couplings, is_causal=True, readout=made.readout, far=made.far
+                q[:, None], k[:, None], v[:, None], module.couplings, is_causal=True, readout=module.readout, far=module.far
             )  # fmt: skip
             assert isinstance(y, Tensor)
             return torch.autograd.grad(y, leaves, cotangent)
@@ -209,8 +211,8 @@ def long_sequences() -> list[Case]:
         return Work(run, batch * LENGTH)
 
     def far(length: int) -> Call:
-        made, x = relative(8, 1, **KINDS["far odds"]), torch.randn(1, length, FEATURES)
-        return lambda: made(x).sum().backward()
+        attention, x = relative(8, 1, **KINDS["far odds"]), torch.randn(1, length, FEATURES)
+        return lambda: attention(x).sum().backward()
 
     targets = {name: {8: 1.0, 12: 1.0, 16: 4.0} for name in ("probability", "odds")}
     memory = Case("long sequences/memory, far odds", far, (1024, 2048, 4096, 8192), "L", fresh=True)
@@ -225,16 +227,16 @@ def long_sequences() -> list[Case]:
     return [*compared, memory]
 
 
-def tokens_behind(made: Any, new: Tensor, prompt: Tensor) -> Call:
+def tokens_behind(decoder: Any, new: Tensor, prompt: Tensor) -> Call:
     """The same token again and again behind a prompt, and from the prompt anew after 64 of them."""
     with torch.no_grad():
-        state = start = made.prefill(prompt)[1]
+        state = start = decoder.prefill(prompt)[1]
     turns = cycle(range(64))
 
     @torch.no_grad()
     def step() -> None:
         nonlocal state
-        state = made.step(new, state if next(turns) else start)[1]
+        state = decoder.step(new, state if next(turns) else start)[1]
 
     return step
 
@@ -243,8 +245,8 @@ def cached_token() -> Case:
     """A token of one layer of 4 heads behind 512 others, against eight lines of torch: a cache and its attention."""
 
     def ours(width: int) -> Call:
-        made = diabat.BoltzmannAttention(width, 4, 8, relative=True)
-        return tokens_behind(made, torch.randn(1, width), torch.randn(1, LENGTH, width))
+        attention = diabat.BoltzmannAttention(width, 4, 8, relative=True)
+        return tokens_behind(attention, torch.randn(1, width), torch.randn(1, LENGTH, width))
 
     def cached(width: int) -> Call:
         project, output, x = nn.Linear(width, 3 * width), nn.Linear(width, width), torch.randn(1, 1, width)
@@ -288,7 +290,7 @@ def decoding() -> list[Case]:
         x = torch.randn(1, length, FEATURES)
         return tokens_behind(relative(window, HEADS, **KINDS[name]), x[:, 0], x)
 
-    found = [
+    behind = [
         Case(
             f"decoding/{name}, after {length}", partial(build, name=name, length=length), (8, 12, 16), "T", "token",
             target=1.5e-3,
@@ -296,4 +298,4 @@ def decoding() -> list[Case]:
         for name in ("probability", "odds", "far odds")
         for length in (64, 4096)
     ]  # fmt: skip
-    return [cached_token(), *found]
+    return [cached_token(), *behind]

@@ -75,9 +75,9 @@ def summary(cases: Cases, rows: Sequence[Row]) -> str:
     for row in rows:
         case = cases[row.case]
         absent |= {peer.module for peer in case.peers.values() if not peer.installed}
-        found = [(row.seconds, case.target)]
-        found += [(row.ratios.get(name), peer.target) for name, peer in case.peers.items()]
-        limits = [(value, at(target, row.size)) for value, target in found]
+        measured = [(row.seconds, case.target)]
+        measured += [(row.ratios.get(name), peer.target) for name, peer in case.peers.items()]
+        limits = [(value, at(target, row.size)) for value, target in measured]
         kept += [value <= limit for value, limit in limits if value is not None and limit is not None]
     lines = [f"{kept.count(False)} of {len(kept)} targets missed; {machine()}"]
     return "\n".join([*lines, *([f"not installed: {', '.join(sorted(absent))}"] * bool(absent))])

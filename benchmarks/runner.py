@@ -74,12 +74,12 @@ class Line:
         before = peak_memory()
         self.first = self._seconds(1)
         own = clock == "returned"  # of a process that it starts, for which nothing is compiled here
-        once = self.first if own else self._seconds(1)
+        single = self.first if own else self._seconds(1)
         self.peak = peak_memory()
         self.grown = None if self.peak is None or before is None else self.peak - before
-        self.slow = once > effort.limit
-        self._repetitions = 1 if own else max(1, round(effort.shortest / max(once, 1e-7)))
-        self.times = [once / self._work.units] if self.slow else []
+        self.slow = single > effort.limit
+        self._repetitions = 1 if own else max(1, round(effort.shortest / max(single, 1e-7)))
+        self.times = [single / self._work.units] if self.slow else []
 
     def _seconds(self, repetitions: int) -> float:
         if self._clock == "returned":

@@ -59,7 +59,7 @@ def updates() -> list[Case]:
         sampler = tempering(num_replicas=1, burn_in=1, sweeps=sweeps, num_chains=chains)
         return Work(partial(sampler.moments, dense(n, beta), seed=1), n * sweeps * chains)
 
-    found, alike = [], {"plain chains": None, "1 read": 1, "16 reads": 16}
+    rows, alike = [], {"plain chains": None, "1 read": 1, "16 reads": 16}
     for beta in (1.0, 3.0):
         compared = annealed(partial(dense, beta=beta), lambda n: max(100, 200_000 // n), 0.5)
         ways: dict[str, Build] = {
@@ -74,8 +74,8 @@ def updates() -> list[Case]:
             if name in alike:
                 theirs["kept-field loop"] = Peer(partial(kept, beta=beta, chains=alike[name]), 1.0)
             case = f"tempering/updates, beta = {beta:g}, {name}"
-            found.append(Case(case, build, (16, 64, 256, 1024), "n", "update", theirs))
-    return found
+            rows.append(Case(case, build, (16, 64, 256, 1024), "n", "update", theirs))
+    return rows
 
 
 def fields() -> list[Case]:
@@ -205,8 +205,8 @@ def ground_states() -> list[Case]:
     def annealing(module: str, name: str) -> Peer:
         def solve(ising: Ising, runs: int, sweeps: int) -> Tensor:
             sampler = getattr(import_module(module), name)()
-            found = sampler.sample(to_bqm(ising), num_reads=runs, num_sweeps=sweeps).record
-            return torch.from_numpy(np.repeat(found.energy, found.num_occurrences).copy())
+            records = sampler.sample(to_bqm(ising), num_reads=runs, num_sweeps=sweeps).record
+            return torch.from_numpy(np.repeat(records.energy, records.num_occurrences).copy())
 
         return Peer(partial(to_solution, solve), 0.1, module)
 
@@ -248,8 +248,8 @@ def lowest(ising: Ising, runs: int, sweeps: int) -> Tensor:
     """One chain of 8 replicas for each copy of the problem, up to beta = 3/√degree; the lowest of all sweeps."""
     J = couplings(ising)
     copies = Ising(torch.zeros(runs, len(J)), 3.0 / float((J != 0).sum(1).double().mean()) ** 0.5 * J)
-    found = tempering(burn_in=sweeps, track_lowest=True).sample(copies, 1, seed=sweeps).lowest().spins
-    return Ising(copies.fields, J).energy(found)
+    spins = tempering(burn_in=sweeps, track_lowest=True).sample(copies, 1, seed=sweeps).lowest().spins
+    return Ising(copies.fields, J).energy(spins)
 
 
 def to_solution(solve: Solver, kind: str, runs: int = 256, instances: int = 5) -> Work:
@@ -297,9 +297,9 @@ def refine() -> list[Case]:
         backend = diabat.sampler("refine", sampler=Given(spins), sweeps=sweeps)
         return partial(backend.sample, problem(n, 64, h=1.0), count, seed=1)
 
-    found = []
+    rows = []
     for count in (100, 1000):
         for sweeps in (1, 10):
             way: Build = partial(build, count=count, sweeps=sweeps)
-            found.append(Case(f"refine/{count} reads, sweeps: {sweeps}", way, (8, 16, 32, 64)))
-    return found
+            rows.append(Case(f"refine/{count} reads, sweeps: {sweeps}", way, (8, 16, 32, 64)))
+    return rows

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import secrets
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +145,31 @@ def replace_file(path: Path, content: bytes) -> None:
 def to_json(value: Any) -> bytes:
     """Serialise to JSON with sorted keys; floats are exact after a round trip."""
     return (json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def jsonable(value: Any) -> Any:
+    """Convert tensors, arrays, numpy numbers, tuples, mappings, dataclasses and paths to JSON types.
+
+    NaN and infinity become None, because JSON has no such numbers; objects of other types become their ``repr``.
+    """
+    import numpy as np
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return str(value) if isinstance(value, Path) else repr(value)
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -113,10 +113,10 @@ class Report(ABC):
 
     def to_json(self) -> str:
         """Return facts, definitions and rows; a number that is not finite becomes null."""
-        from diabat.documents.plain import plain
+        from diabat.files import jsonable
 
         facts = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "rows"}
-        content = plain({**facts, "definitions": self.definitions(), "rows": self.rows})
+        content = jsonable({**facts, "definitions": self.definitions(), "rows": self.rows})
         return json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
 
     def table(self) -> Table:

@@ -29,17 +29,17 @@ def parser(
     doc: str | None, *, study: bool = False, sections: Mapping[str, Any] | None = None
 ) -> argparse.ArgumentParser:
     """A command line with ``--json``; of a study with folder, seeds and workers, or with the names of sections."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--json", action="store_true", help="one line of JSON per table")
+    command = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument("--json", action="store_true", help="one line of JSON per table")
     if study:
-        made.add_argument("folder", type=Path, help="of the results; finished ones are kept")
-        made.add_argument("--seeds", type=int, default=3)
-        made.add_argument("--workers", type=int, default=2, help="processes of one thread")
+        command.add_argument("folder", type=Path, help="of the results; finished ones are kept")
+        command.add_argument("--seeds", type=int, default=3)
+        command.add_argument("--workers", type=int, default=2, help="processes of one thread")
     if sections is not None:
         names = [*sections]
         said = f"{', '.join(names)}; else all"
-        made.add_argument("sections", nargs="*", metavar="SECTION", default=names, help=said)
-    return made
+        command.add_argument("sections", nargs="*", metavar="SECTION", default=names, help=said)
+    return command
 
 
 def run_script(main: Callable[[], object]) -> None:
@@ -50,10 +50,10 @@ def run_script(main: Callable[[], object]) -> None:
         raise SystemExit(sentence(error)) from None
 
 
-def add_choice(made: argparse.ArgumentParser, option: str, names: Iterable[str], said: str = "") -> None:
+def add_choice(command: argparse.ArgumentParser, option: str, names: Iterable[str], said: str = "") -> None:
     """An option that takes some of the names, by default all of them."""
     every = [*names]
-    made.add_argument(
+    command.add_argument(
         option, nargs="+", default=every, choices=every, help=said or "; ".join(every), metavar="NAME"
     )
 
@@ -125,8 +125,8 @@ def same_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     path = folder / "settings.json"
     if not path.exists():
         keep(path, settings)
-    elif (found := kept(path)) != settings:
-        raise SystemExit(f"folder: expected results with {dict(settings)}, got {found}; choose another one.")
+    elif (stored := kept(path)) != settings:
+        raise SystemExit(f"folder: expected results with {dict(settings)}, got {stored}; choose another one.")
 
 
 def calls(function: Callable[..., R], jobs: Sequence[tuple[Any, ...]], workers: int) -> Iterator[R]:

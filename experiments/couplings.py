@@ -38,34 +38,36 @@ def finished(table: str, output: Path) -> list[Path]:
     """Folders of the runs of the row that are there."""
     experiment = load()[table]
     runs = [config for _, _, config in plan(experiment, output, [ROW], (), ())]
-    found = [config.output for config in runs if is_finished(config.output, config.training)]
-    if not found:
+    folders = [config.output for config in runs if is_finished(config.output, config.training)]
+    if not folders:
         raise ArgumentError("output", f"finished runs of {table}, row {ROW}", f"none in '{output}'")
-    return found
+    return folders
 
 
 def over_seeds(J: torch.Tensor) -> Row:
     """Mean of J [R, N] over pairs of each seed, with an interval over seeds, shares of negative J."""
     means = J.double().mean(1).tolist()
-    found = gap(means, [0.0] * len(means), paired=True) if len(means) > 1 else None
+    from_zero = gap(means, [0.0] * len(means), paired=True) if len(means) > 1 else None
     return {
         "pairs": J.shape[1], "seeds": means, "mean": fmean(means),
-        "95 % interval": None if found is None else [found.low, found.high],
-        "p": None if found is None else found.p, "mean is": verdict(found, None),
+        "95 % interval": None if from_zero is None else [from_zero.low, from_zero.high],
+        "p": None if from_zero is None else from_zero.p, "mean is": verdict(from_zero, None),
         "negative": float((J < 0).double().mean()), "largest |J|": float(J.abs().max()),
     }  # fmt: skip
 
 
-def ranges(found: LearnedCouplings) -> list[Row]:
+def ranges(learned: LearnedCouplings) -> list[Row]:
     """The two ranges that the paper speaks of."""
-    J = found.couplings[:, 0, 0]
-    return [{"|j - k|": name, **over_seeds(J[:, of(found.distance)])} for name, of in RANGES.items()]
+    J = learned.couplings[:, 0, 0]
+    return [{"|j - k|": name, **over_seeds(J[:, of(learned.distance)])} for name, of in RANGES.items()]
 
 
-def distances(found: LearnedCouplings) -> list[Row]:
+def distances(learned: LearnedCouplings) -> list[Row]:
     """Every distance, with Holm's p."""
-    J = found.couplings[:, 0, 0]
-    rows = [{"|j - k|": d, **over_seeds(J[:, found.distance == d])} for d in found.distance.unique().tolist()]
+    J = learned.couplings[:, 0, 0]
+    rows = [
+        {"|j - k|": d, **over_seeds(J[:, learned.distance == d])} for d in learned.distance.unique().tolist()
+    ]
     if all(row["p"] is not None for row in rows):
         for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
             row["Holm"] = adjusted
@@ -74,18 +76,18 @@ def distances(found: LearnedCouplings) -> list[Row]:
 
 def main() -> None:
     """Print the tables, and draw the figure."""
-    made = parser(__doc__)
-    made.add_argument("figure", type=Path, help=".png, .pdf or .svg")
-    made.add_argument("--output", type=Path, default=Path("runs"), help="of experiments.reproduce")
-    options, panels = made.parse_args(), []
+    command = parser(__doc__)
+    command.add_argument("figure", type=Path, help=".png, .pdf or .svg")
+    command.add_argument("--output", type=Path, default=Path("runs"), help="of experiments.reproduce")
+    options, panels = command.parse_args(), []
     formats = dict.fromkeys(("seeds", "mean", "95 % interval"), "+.4f") | dict.fromkeys(("p", "Holm"), ".2g")
     formats |= {"negative": ".0%", "largest |J|": ".3f"}
     for task, table in TASKS.items():
-        found = learned_couplings(*finished(table, options.output))
-        for rows in (ranges(found), distances(found)):
+        learned = learned_couplings(*finished(table, options.output))
+        for rows in (ranges(learned), distances(learned)):
             report(f"{task}, T = 12", rows, as_json=options.json, formats=formats)
-        (panel,) = coupling_panels(found)
-        title = f"{task}, T = 12, {len(found.couplings)} seeds"
+        (panel,) = coupling_panels(learned)
+        title = f"{task}, T = 12, {len(learned.couplings)} seeds"
         panels.append(replace(panel, settings={**panel.settings, "title": title}))
     drawn = lines([panels], options.figure, size=PANEL, shared=False)
     if not options.json:

@@ -185,8 +185,8 @@ def strength() -> Titled:
             for g, p in problems.items():
                 law = answer(p, name)
                 capture = 1 - p.error(law) / p.error(p.simple["J = 0"])
-                found = {ERROR: p.error(law), "Coupling capture": capture, "TV": p.distance(law)}
-                for title, value in found.items():
+                measures = {ERROR: p.error(law), "Coupling capture": capture, "TV": p.distance(law)}
+                for title, value in measures.items():
                     rows.setdefault(title, {"n": n, "method": name})[f"g={g:g}"] = value
             yield from rows.items()
         floor: Row = {"n": n, "method": READS}  # below it a better law cannot be seen
@@ -261,8 +261,8 @@ def schedules() -> Titled:
                 "steps": sampler.plan.steps, **sampler.betas._asdict(), "|ΔP|": error,
                 "capture": 1 - error / problems.error(problems.simple["J = 0"]), "TV": problems.distance(law),
             }  # fmt: skip
-            found = {t: response_of(name, protocol, t) for t in (2.0, 5.0, 10.0, 20.0)}
-            cells = {f"{t:g} ns": f"{r.c_hJ:.3f} / {r.c_JJ:.3f}" for t, r in found.items()}
+            responses = {t: response_of(name, protocol, t) for t in (2.0, 5.0, 10.0, 20.0)}
+            cells = {f"{t:g} ns": f"{r.c_hJ:.3f} / {r.c_JJ:.3f}" for t, r in responses.items()}
             yield "c_hJ / c_JJ (Boltzmann: 1 / 1)", place | cells
     for name in LEARNED:
         plan = circuits.builtin_plan(name)[0]
@@ -314,13 +314,13 @@ def draw(name: str, rows: list[Row], folder: Path) -> None:
     panel, label = ("n", "method") if name == "strength" else ("g", "base")
     panels: dict[str, list[Line]] = {}
     for row in rows:
-        found = panels.setdefault(f"{panel} = {row[panel]}", [])
+        curves = panels.setdefault(f"{panel} = {row[panel]}", [])
         if name == "refine" or row[label] in SHOWN:
             points = {float(k.removeprefix("g=")): y for k, y in row.items() if k not in (panel, label)}
             style: Row = {"clip_on": True}
             if row[label] == READS:  # what lies below it cannot be seen in so many reads
                 style = {"color": "0.75", "linewidth": 4, "marker": ""}
-            found.append(Line([*points], [*points.values()], row[label], len(found), style=style))
+            curves.append(Line([*points], [*points.values()], row[label], len(curves), style=style))
     settings: Row = {"xlabel": "sweeps", "ylabel": "total variation", "yscale": "log"}
     if name == "strength":
         settings |= {
@@ -329,7 +329,7 @@ def draw(name: str, rows: list[Row], folder: Path) -> None:
             "xscale": "log",
             "ylim": (1e-5, 0.5),
         }
-    drawn = [Panel(found, settings=settings | {"title": title}) for title, found in panels.items()]
+    drawn = [Panel(curves, settings=settings | {"title": title}) for title, curves in panels.items()]
     folder.mkdir(parents=True, exist_ok=True)
     lines([drawn], folder / f"dqa-{name}.png")
 

@@ -86,7 +86,7 @@ def documents(
     """
     random = np.random.default_rng([seed, 1])
     known = np.concatenate([world.pairs("seen"), world.pairs("probabilistic")]) if pairs is None else pairs
-    laws, found = world.drawn()[1], []
+    laws, rows = world.drawn()[1], []
     for _ in range(count):
         stated = known[random.integers(len(known), size=world.facts)]
         values = [int(random.choice(world.values, p=laws[e, r])) for e, r in stated]
@@ -100,8 +100,8 @@ def documents(
             tokens += world.statement(e, r, value)
         ids = torch.tensor(tokens + [PAD] * (world.length - len(tokens)))
         mask = torch.arange(world.length) < len(tokens)
-        found.append({"input_ids": ids, "attention_mask": mask.long(), "labels": ids.where(mask, -100)})
-    return found
+        rows.append({"input_ids": ids, "attention_mask": mask.long(), "labels": ids.where(mask, -100)})
+    return rows
 
 
 def probes(world: World, kind: str) -> tuple[Tensor, Tensor]:
@@ -130,15 +130,15 @@ def deviations(model: Any, world: World, names: Tensor | None = None) -> dict[st
 
     ``names`` are the model's tokens for those of the world, int64 [vocabulary]; what it gives to others is wrong.
     """
-    found = {}
+    errors = {}
     model.eval()
     for kind in KINDS:
         prompts, truth = probes(world, kind)
         prompts = prompts if names is None else names[prompts]
         predicted = model(input_ids=prompts, logits_to_keep=1).logits[:, -1].double().softmax(-1)
         named = predicted if names is None else predicted[:, names]
-        found[kind] = ((named - truth).abs().sum(1) + 1 - named.sum(1)) / 2
-    return found
+        errors[kind] = ((named - truth).abs().sum(1) + 1 - named.sum(1)) / 2
+    return errors
 
 
 def renamed(rows: list[dict[str, Tensor]], names: Tensor) -> list[dict[str, Tensor]]:

@@ -60,12 +60,12 @@ class Study:
 
     def answers(self, name: str, part: str, spared: Any = None, *options: float) -> tuple[Tensor, Tensor]:
         """Right or wrong, and log-odds; all heads but ``spared`` are calibrated with α and β, or as by ACT."""
-        (model, asked), found = self.loaded, []
+        (model, asked), parts = self.loaded, []
         for one in asked[name, part]:
             act = (min(1.0, 5 / one.tokens.shape[1]), 0.4, "prompt")
             calibration = None if spared is None else Calibration(spared, *(options or act))
-            found.append(answers(model, [one], calibration))
-        right, odds = zip(*found, strict=True)
+            parts.append(answers(model, [one], calibration))
+        right, odds = zip(*parts, strict=True)
         return torch.cat(right), torch.cat(odds)
 
     def path(self, stage: str, name: str) -> Path:
@@ -74,8 +74,8 @@ class Study:
 
     def group(self, name: str, target: str) -> Groups:
         """Salient players of a layer, or of all."""
-        found = {row["layers"][0]: tuple(row["players"]) for row in kept(self.path("games", name))}
-        return found if target == "all" else {int(target): found[int(target)]}
+        players = {row["layers"][0]: tuple(row["players"]) for row in kept(self.path("games", name))}
+        return players if target == "all" else {int(target): players[int(target)]}
 
     def chosen(self, name: str) -> Row:
         """Layer, α and β of the highest accuracy on validation questions; ties go by v."""
@@ -104,22 +104,22 @@ def random_groups(salient: Groups, count: int, seed: int, heads: int) -> list[di
     """Different groups of as many players in each layer, none of them the salient one; fewer if there are no more."""
     most = prod(comb(heads, len(players)) for players in salient.values()) - 1
     generator = torch.Generator().manual_seed(seed)
-    found: list[dict[int, tuple[int, ...]]] = []
-    while len(found) < min(count, most):
+    groups: list[dict[int, tuple[int, ...]]] = []
+    while len(groups) < min(count, most):
         drawn = {
             layer: tuple(sorted(torch.randperm(heads, generator=generator)[: len(players)].tolist()))
             for layer, players in salient.items()
         }
-        if drawn not in found and any(set(drawn[layer]) != set(salient[layer]) for layer in drawn):
-            found.append(drawn)
-    return found
+        if drawn not in groups and any(set(drawn[layer]) != set(salient[layer]) for layer in drawn):
+            groups.append(drawn)
+    return groups
 
 
 def games(study: Study, name: str) -> list[Row]:
     """Salient group of every layer: the largest dividend on validation questions."""
     file, folder = study.sets / f"{name}-validation.jsonl", study.folder / f"games-{name}"
-    found = analyse(study.model, file, folder, AnalysisOptions(layers=study.layers))
-    return [asdict(group) for group in salient_groups(found, CalibrationOptions())]
+    analysis = analyse(study.model, file, folder, AnalysisOptions(layers=study.layers))
+    return [asdict(group) for group in salient_groups(analysis, CalibrationOptions())]
 
 
 def grid(study: Study, name: str) -> list[Row]:
@@ -164,8 +164,8 @@ STAGES: dict[str, Callable[[Study, str], Any]] = {"games": games, "grid": grid, 
 def run(study: Study) -> None:
     """Compute what is missing in the folder."""
     torch.set_num_threads(1)
-    given = {"model": study.model, "sets": str(study.sets), "layers": list(study.layers)}
-    same_settings(study.folder, given)
+    settings = {"model": study.model, "sets": str(study.sets), "layers": list(study.layers)}
+    same_settings(study.folder, settings)
     for stage, name in product(STAGES, SETS):
         if not study.path(stage, name).exists():
             keep(study.path(stage, name), STAGES[stage](study, name))
@@ -180,11 +180,11 @@ def tables(study: Study) -> Titled:
             yield "Salient groups", {"set": name} | {column: row[column] for column in shown}
         spared = sum(map(len, kept(study.path("act", name)).values()))
         yield "Chosen on validation questions", {"set": name, **study.chosen(name), "spared by ACT": spared}
-        found = kept(study.path("test", name))
+        tested = kept(study.path("test", name))
         for what in ("accuracy", "v"):
-            row = Row(set=name, off=found[0][what])
-            for arm in dict.fromkeys(one["arm"] for one in found[1:]):
-                own = [one for one in found if one["arm"] == arm]
+            row = Row(set=name, off=tested[0][what])
+            for arm in dict.fromkeys(one["arm"] for one in tested[1:]):
+                own = [one for one in tested if one["arm"] == arm]
                 means = [fmean(one[f"{what} {column}"] for one in own) for column in ("change", "error")]
                 row[arm] = "{:+.2f} ± {:.2f}".format(*means)
             yield f"Test questions: {what}, and its changes ± standard error of the paired difference", row
@@ -194,9 +194,9 @@ def draw(study: Study, path: Path) -> Path:
     """Changes of accuracy on the test questions, a panel per set."""
     panels = []
     for name in SETS:
-        found = kept(study.path("test", name))[1:]
-        arms = dict.fromkeys(row["arm"] for row in found)
-        bars = {arm: fmean(row["accuracy change"] for row in found if row["arm"] == arm) for arm in arms}
+        tested = kept(study.path("test", name))[1:]
+        arms = dict.fromkeys(row["arm"] for row in tested)
+        bars = {arm: fmean(row["accuracy change"] for row in tested if row["arm"] == arm) for arm in arms}
         label = "change of accuracy, points" if name == SETS[0] else ""
         panels.append(Panel(bars=bars, settings={"title": name, "ylabel": label, "ylim": (-72, 14)}))
     return lines([panels], path, size=(3.0, 3.2))

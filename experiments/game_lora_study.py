@@ -33,19 +33,8 @@ from benchmarks.runner import peak_memory
 from diabat.heads import HeadInteractions
 from diabat.huggingface.loading import load_decoder
 from diabat.plots import Line, Panel, draw_panel, legend_below, new_figure, save_figure
-from experiments.common import (
-    Row,
-    Titled,
-    attend_back,
-    calls,
-    fit,
-    keep,
-    kept,
-    parser,
-    print_tables,
-    run_script,
-    same_settings,
-)
+from experiments import common
+from experiments.common import Row, keep, kept, run_script
 from experiments.facts import World, deviations, documents, renamed
 from experiments.heads.sets import NAMES, WORDS, answers, batches, questions
 from experiments.verdicts import gap
@@ -99,14 +88,14 @@ class Study:
         tokenizer, world = self.tokenizer, self.world
         people, things = NAMES.split()[: world.entities], WORDS.split()[: world.relations * world.values]
         words = (".", " Note", *(f" {word}" for word in (*people, "likes", "owns", *things)))
-        found = [tokenizer(word).input_ids for word in words]
-        assert all(len(tokens) == 1 for tokens in found)
-        return torch.tensor([tokenizer.eos_token_id, tokenizer.bos_token_id, *(one for (one,) in found)])
+        ids = [tokenizer(word).input_ids for word in words]
+        assert all(len(tokens) == 1 for tokens in ids)
+        return torch.tensor([tokenizer.eos_token_id, tokenizer.bos_token_id, *(one for (one,) in ids)])
 
     def documents(self, count: int, seed: int) -> list[dict[str, Tensor]]:
         """Documents in the tokens of the model."""
-        found = documents(self.world, count, seed)
-        return found if self.names is None else renamed(found, self.names)
+        rows = documents(self.world, count, seed)
+        return rows if self.names is None else renamed(rows, self.names)
 
     def held_out(self) -> dict[str, Tensor]:
         """Documents that no model was trained on."""
@@ -131,7 +120,7 @@ def decoder() -> Any:
         intermediate_size=2 * WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=GROUPS,
     )  # fmt: skip
     model: Any = LlamaForCausalLM(config)
-    attend_back(model, [1, 2, 1, 2])
+    common.attend_back(model, [1, 2, 1, 2])
     return model
 
 
@@ -146,7 +135,7 @@ def train_base(study: Study, steps: int) -> None:
         world = replace(WORLD, noted=1.0, facts=2) if reading else replace(WORLD, noted=0.5)
         return model(**batch(documents(world, 64 if reading else 32, 1_000_000 + step, old))).loss
 
-    fit(model, lambda step: loss(step).backward(), steps, 1.5e-3)
+    common.fit(model, lambda step: loss(step).backward(), steps, 1.5e-3)
     save_file(model.state_dict(), study.folder / "base.safetensors")
 
 
@@ -208,25 +197,25 @@ def fine_tune(study: Study, arm: str, seed: int) -> str:
 def scores(study: Study, model: Any) -> Row:
     """Coupling of the heads of the layer on held-out text, its loss, and deviations from the truth."""
     text, layer = study.held_out(), layer_of(model)
-    found = HeadInteractions(model, [layer]).measure(text)[layer]
+    state = HeadInteractions(model, [layer]).measure(text)[layer]
     truth = deviations(model, study.world, study.names)
-    seen = truth.pop("seen")
+    of_seen = truth.pop("seen")
     known: Row = {}
     if study.model is None:
-        truth = {"old": seen[::2], "new": seen[1::2], **truth}
+        truth = {"old": of_seen[::2], "new": of_seen[1::2], **truth}
     else:
-        truth = {"new": seen, **truth}
+        truth = {"new": of_seen, **truth}
         asked = questions("capitals", "test", 60, 0, study.tokenizer)
         right, odds = answers(model, batches(asked, study.tokenizer, model.config.vocab_size))
         known = {"capitals": right.double().mean().item(), "v capitals": odds.mean().item()}
-    covariance, heads = found.covariance, len(found.omega)
+    covariance, heads = state.covariance, len(state.omega)
     diagonal = of_pairs(diagonal_correlation(covariance, heads))
     return {
-        "Γ": found.gamma, "Γ'": found.invariant_gamma, "TC": total_correlation(covariance, heads, found.tokens),
+        "Γ": state.gamma, "Γ'": state.invariant_gamma, "TC": total_correlation(covariance, heads, state.tokens),
         "diag": sum(diagonal) / len(diagonal), "text": model(**text).loss.item(),
         **{f"E {kind}": values.mean().item() for kind, values in truth.items()},
         **{f"Pr {kind}": (values >= 0.5).double().mean().item() for kind, values in truth.items()},
-        **known, "pairs": of_pairs(found.G),
+        **known, "pairs": of_pairs(state.G),
     }  # fmt: skip
 
 
@@ -271,7 +260,7 @@ def of_pairs(matrix: Tensor) -> list[float]:
     return matrix[upper[0], upper[1]].tolist()
 
 
-def tables(study: Study, seeds: int, arms: Collection[str]) -> Titled:
+def tables(study: Study, seeds: int, arms: Collection[str]) -> common.Titled:
     """Every arm, mean over seeds ± σ; less plain LoRA of the same seed, ± half of the 95 % t interval; errors on Γ."""
     results = {arm: [kept(study.path(arm, seed)) for seed in range(seeds)] for arm in arms}
     before = kept(study.folder / "before.json")
@@ -318,18 +307,18 @@ def against_gamma(runs: Mapping[str, list[Row]], errors: Collection[str]) -> lis
 def draw(study: Study, seeds: int, arms: Collection[str], path: Path) -> Path:
     """Γ of the training batches over the steps, and G of held-out text before and after; means over the seeds."""
     results = {arm: [kept(study.path(arm, seed)) for seed in range(seeds)] for arm in arms}
-    found = {"before": kept(study.folder / "before.json")["pairs"]}
-    found |= {arm: np.mean([run["pairs"] for run in runs], 0) for arm, runs in results.items()}
-    figure = new_figure(4 + 2.4 * len(found), 3.4)
-    first, *others = figure.subplots(1, 1 + len(found), width_ratios=(1.6, *(1 for _ in found)))
+    matrices = {"before": kept(study.folder / "before.json")["pairs"]}
+    matrices |= {arm: np.mean([run["pairs"] for run in runs], 0) for arm, runs in results.items()}
+    figure = new_figure(4 + 2.4 * len(matrices), 3.4)
+    first, *others = figure.subplots(1, 1 + len(matrices), width_ratios=(1.6, *(1 for _ in matrices)))
     curves = []
     for look, (arm, runs) in enumerate(results.items()):
         steps, gammas = np.mean([run["curve"] for run in runs], 0).T
         curves.append(Line(steps, gammas, arm, look, style={"marker": ""}))
     draw_panel(first, Panel(curves, settings={"xlabel": "step", "ylabel": "Γ", "title": "Γ over training"}))
     legend_below(figure, [first], len(curves))
-    most = max(np.abs(pairs).max() for pairs in found.values())
-    for axis, (name, pairs) in zip(others, found.items(), strict=True):
+    most = max(np.abs(pairs).max() for pairs in matrices.values())
+    for axis, (name, pairs) in zip(others, matrices.items(), strict=True):
         heads = (1 + math.isqrt(1 + 8 * len(pairs))) // 2
         G = np.full((heads, heads), np.nan)
         G[np.triu_indices(heads, 1)] = pairs
@@ -346,16 +335,16 @@ def _spread(runs: list[Row], name: str) -> str:
 
 
 def _difference(runs: list[Row], plain: list[Row], name: str) -> str:
-    found = gap(*([run[name] for run in those] for those in (runs, plain)), paired=True)
-    if found is None:  # alike with every seed
+    paired = gap(*([run[name] for run in those] for those in (runs, plain)), paired=True)
+    if paired is None:  # alike with every seed
         change = runs[0][name] - plain[0][name]
         return f"{change:+.3f} ± 0.000{' *' if change else ''}"
-    return f"{found.difference:+.3f} ± {(found.high - found.low) / 2:.3f}{'' if found.holds(0) else ' *'}"
+    return f"{paired.difference:+.3f} ± {(paired.high - paired.low) / 2:.3f}{'' if paired.holds(0) else ' *'}"
 
 
 def main() -> None:
     """Compute what is missing; print the tables."""
-    command = parser(__doc__, study=True)
+    command = common.parser(__doc__, study=True)
     command.add_argument("--steps", type=int, default=300, help="of each fine-tuning")
     command.add_argument("--base-steps", type=int, default=4000, help="of the training of the base")
     command.add_argument("--model", help="a pretrained one, in place of the base")
@@ -365,16 +354,17 @@ def main() -> None:
     study = Study(options.folder, options.steps, options.model)
     torch.set_num_threads(1)
     names = ("steps", "base_steps") if options.model is None else ("steps", "model")
-    same_settings(study.folder, {name: getattr(options, name) for name in names})
+    common.same_settings(study.folder, {name: getattr(options, name) for name in names})
     if not (study.folder / "before.json").exists():
         if study.model is None:
             train_base(study, options.base_steps)
         keep(study.folder / "before.json", scores(study, adapted(study, seed=0)))
         print("base model", file=sys.stderr)
     runs = [(study, arm, seed) for seed in range(options.seeds) for arm in options.arms]
-    for done in calls(fine_tune, [run for run in runs if not study.path(*run[1:]).exists()], options.workers):
+    missing = [run for run in runs if not study.path(*run[1:]).exists()]
+    for done in common.calls(fine_tune, missing, options.workers):
         print(done, file=sys.stderr)
-    print_tables(tables(study, options.seeds, options.arms), as_json=options.json)
+    common.print_tables(tables(study, options.seeds, options.arms), as_json=options.json)
     if options.figure is not None:
         print(f"Figure: {draw(study, options.seeds, options.arms, options.figure)}", file=sys.stderr)
 

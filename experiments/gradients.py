@@ -118,8 +118,10 @@ def gradient_of(
         leaves["h"], leaves.get("J"), backend, gradient=estimator, visible=ising.visible,
         three_body=ising.three_body, num_reads=num_reads, seed=seed, check=False,
     )  # fmt: skip
-    found = torch.autograd.grad((v.to(alpha) * alpha).sum(), tuple(leaves.values()))
-    return {name: part.detach().double().cpu().flatten() for name, part in zip(leaves, found, strict=True)}
+    gradients = torch.autograd.grad((v.to(alpha) * alpha).sum(), tuple(leaves.values()))
+    return {
+        name: part.detach().double().cpu().flatten() for name, part in zip(leaves, gradients, strict=True)
+    }
 
 
 def _score(
@@ -156,10 +158,12 @@ def _cosine(got: Tensor, to: Tensor) -> float:
 
 def main() -> None:
     """Print the table of the command line."""
-    made = parser(__doc__)
-    made.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of the section fidelity, or seed=N")
-    made.add_argument("--figure", type=Path, help="file of the figure: .png, .pdf or .svg")
-    options = made.parse_args()
+    command = parser(__doc__)
+    command.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="of the section fidelity, or seed=N"
+    )
+    command.add_argument("--figure", type=Path, help="file of the figure: .png, .pdf or .svg")
+    options = command.parse_args()
     config = make_config(apply_overrides({"fidelity": SECTION}, options.overrides))
     rows = gradient_rows(**compared(config), progress=True)
     if options.figure is not None:

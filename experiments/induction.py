@@ -50,15 +50,15 @@ START = "Words:"
 
 def questions(count: int, seed: str) -> list[Row]:
     """Questions as lines of JSON have them."""
-    draw, made = random.Random(seed), []
+    draw, rows = random.Random(seed), []
     for _ in range(count):
         words = draw.sample(WORDS.split(), 2 * ASKED)
         again = draw.randrange(3, ASKED - 1)
         first, other = words[:ASKED], words[ASKED:]
         prompt, corrupted = (" ".join((START, *begin, *first[:again])) for begin in (first, other))
         choices = [f" {word}" for word in first]
-        made.append({"prompt": prompt, "corrupted": corrupted, "choices": choices, "answer": again})
-    return made
+        rows.append({"prompt": prompt, "corrupted": corrupted, "choices": choices, "answer": again})
+    return rows
 
 
 def sequences(kind: str, count: int, tokenizer: Any) -> list[Row]:
@@ -193,9 +193,9 @@ def study(folder: Path, model_folder: Path, seeds: int) -> Row:
 
 def shapley_map(scores: Row) -> list[list[float]]:
     """Shapley values [layers][heads] of a report."""
-    found = {(row["layer"], row["head"]): row["shapley"] for row in scores["rows"]}
-    layers, heads = (1 + max(key[axis] for key in found) for axis in (0, 1))
-    return [[found[layer, head] for head in range(heads)] for layer in range(layers)]
+    values = {(row["layer"], row["head"]): row["shapley"] for row in scores["rows"]}
+    layers, heads = (1 + max(key[axis] for key in values) for axis in (0, 1))
+    return [[values[layer, head] for head in range(heads)] for layer in range(layers)]
 
 
 def shown(value: Tensor) -> str:
@@ -269,12 +269,12 @@ def curves(rows: Sequence[Row]) -> list[Line]:
     ]
 
 
-def draw(found: Row, path: Path) -> Path:
+def draw(results: Row, path: Path) -> Path:
     """Scores of all heads, attention of the best two, and the loss without the best k."""
     figure = new_figure(10.5, 7.8)
     places: Any = [["scores", "first", "second"], ["scores", "loss", "loss"]]
     axes = figure.subplot_mosaic(places, width_ratios=(0.95, 1, 1), height_ratios=(1, 0.85))
-    scores = torch.tensor(shapley_map(found["scores"][0]))
+    scores = torch.tensor(shapley_map(results["scores"][0]))
     most = float(scores.abs().max())
     image = axes["scores"].imshow(scores.numpy(), cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
     figure.colorbar(image, ax=axes["scores"], aspect=40)
@@ -286,8 +286,8 @@ def draw(found: Row, path: Path) -> Path:
         )  # fmt: skip
     settings = {"title": "Shapley values, log-odds", "xlabel": "head", "ylabel": "layer"}
     axes["scores"].set(**settings, xticks=range(scores.shape[1]))
-    words = found["attention"]["words"]
-    for place, (name, weights) in zip(("first", "second"), found["attention"]["maps"].items(), strict=True):
+    words = results["attention"]["words"]
+    for place, (name, weights) in zip(("first", "second"), results["attention"]["maps"].items(), strict=True):
         axis = axes[place]
         axis.imshow(weights, cmap="Blues", vmin=0, vmax=1)
         axis.set_xticks(range(len(words)), words, rotation=90, fontsize=8)
@@ -295,7 +295,9 @@ def draw(found: Row, path: Path) -> Path:
         axis.axhline(len(words) - HALVES["shown"] - 0.5, color=COLOURS[1], linewidth=0.8)
         axis.set(title=f"Attention of head {name}", xlabel="key", ylabel="query")
     settings = {"title": "Loss on repeated words", "xlabel": "heads removed", "ylabel": "nats per token"}
-    draw_panel(axes["loss"], Panel(curves(found["losses"]["words"]), settings=settings | {"ylim": (0, None)}))
+    draw_panel(
+        axes["loss"], Panel(curves(results["losses"]["words"]), settings=settings | {"ylim": (0, None)})
+    )
     axes["loss"].legend(frameon=False, loc="center", bbox_to_anchor=(0.5, 0.745), ncols=2, fontsize="small")
     return save_figure(figure, path)
 
@@ -308,12 +310,12 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("--model", type=Path, default=model, help="written there if it is not")
     command.add_argument("--seeds", type=int, default=1, help="sets of questions; the first one is drawn")
     command.add_argument("--figure", type=Path)
-    given = command.parse_args(arguments)
+    options = command.parse_args(arguments)
     torch.set_num_threads(1)
-    found = study(given.folder, smollm2(given.model), given.seeds)
-    print_tables(tables(found), as_json=given.json)
-    if given.figure is not None:
-        print(f"Figure: {draw(found, given.figure)}")
+    results = study(options.folder, smollm2(options.model), options.seeds)
+    print_tables(tables(results), as_json=options.json)
+    if options.figure is not None:
+        print(f"Figure: {draw(results, options.figure)}")
 
 
 if __name__ == "__main__":

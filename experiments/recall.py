@@ -212,11 +212,11 @@ def convolve(layer: BoltzmannAttention, names: str) -> None:
             projection.register_forward_hook(_convolved)
 
 
-def _convolved(projection: nn.Module, _: tuple[Tensor], found: Tensor) -> Tensor:
+def _convolved(projection: nn.Module, _: tuple[Tensor], features: Tensor) -> Tensor:
     """Features side by side: twice as fast as ``Conv1d`` on a processor."""
-    rows = F.pad(found, (0, 0, 2, 0)).mT[:, :, None]
+    rows = F.pad(features, (0, 0, 2, 0)).mT[:, :, None]
     weight = projection.get_parameter("filters.weight")[:, :, None]
-    return F.conv2d(rows, weight, groups=found.shape[-1])[:, :, 0].mT
+    return F.conv2d(rows, weight, groups=features.shape[-1])[:, :, 0].mT
 
 
 def use(model: Transformer, sampler: Row) -> None:
@@ -295,10 +295,10 @@ def summary(name: str, rows: Sequence[Row]) -> Row:
 
 def main() -> None:
     """Train what is not there, and print the tables."""
-    made = parser(__doc__, study=True)
-    add_choice(made, "--only", TABLES)
-    made.add_argument("--steps", type=int, default=600, help="most steps of a training")
-    options = made.parse_args()
+    command = parser(__doc__, study=True)
+    add_choice(command, "--only", TABLES)
+    command.add_argument("--steps", type=int, default=600, help="most steps of a training")
+    options = command.parse_args()
     same_settings(options.folder, {"steps": options.steps})
     for table in options.only:
         rows = every_seed(one, TABLES[table], options, table)

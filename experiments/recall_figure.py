@@ -24,9 +24,9 @@ RUNS = {"softmax": "softmax", "exact": "h + J, exact", "dqa": "h + J, 5 ns annea
 
 def main() -> None:
     """Draw the figure."""
-    made = parser(__doc__)
-    made.add_argument("folder", type=Path, help="of the three runs")
-    folder = made.parse_args().folder
+    command = parser(__doc__)
+    command.add_argument("folder", type=Path, help="of the three runs")
+    folder = command.parse_args().folder
     run = load_run(folder / "exact")
     assert isinstance(run.model, Transformer)
     layer = run.model.attention_layers()[0]
@@ -70,8 +70,8 @@ def _draw_couplings(figure: Any, axis: Any, J: Tensor) -> None:
     axis.set(title="Learned couplings between positions", xlabel="token at k", ylabel="token at j")
 
 
-def _draw_weights(axis: Any, found: dict[str, Tensor]) -> None:
-    for look, (label, weights) in enumerate(found.items()):
+def _draw_weights(axis: Any, weights_by_label: dict[str, Tensor]) -> None:
+    for look, (label, weights) in enumerate(weights_by_label.items()):
         places = [place + 0.4 * look - 0.2 for place in range(len(weights))]
         colour = ("0.7", COLOURS[1])[look]
         axis.bar(places, weights.tolist(), 0.4, label=label, color=colour, zorder=3)

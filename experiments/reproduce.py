@@ -112,7 +112,7 @@ def plan(
     experiment: Experiment, output: Path, rows: Sequence[str], seeds: Sequence[int], overrides: Sequence[str]
 ) -> list[tuple[str, int, Config]]:
     """Row, seed and configuration of every run."""
-    found = []
+    runs = []
     for row in rows or experiment.entries:
         if row not in experiment.entries:
             raise ConfigError("row", f"one of {', '.join(experiment.entries)}", f"'{row}'")
@@ -123,8 +123,8 @@ def plan(
         for seed in seeds or experiment.seeds:
             folder = json.dumps(str(output / f"reproduce-{experiment.folder}" / f"{row}-seed{seed}"))
             keys = (*experiment.set, *overrides, *own, f"seed={seed}", f"output={folder}")
-            found.append((row, seed, load_config(experiment.config, keys)))
-    return found
+            runs.append((row, seed, load_config(experiment.config, keys)))
+    return runs
 
 
 def outcome(row: str, seed: int, document: dict[str, Any], progress: bool) -> Outcome:
@@ -145,11 +145,11 @@ def metrics_of(row: str, outcomes: Sequence[Outcome]) -> list[float]:
 
 def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[Row]:
     """Every seed, mean and standard deviation of each row beside the published ones."""
-    found = []
+    table = []
     for row, entry in experiment.entries.items():
         runs, metrics = [one for one in outcomes if one.row == row], metrics_of(row, outcomes)
         mean, epochs = fmean(metrics) if runs else None, sum(max(one.epochs, 1) for one in runs)
-        found.append({
+        table.append({
             "row": row, "metric": metrics, "mean": mean, "σ": stdev(metrics) if len(runs) > 1 else None,
             "published": entry.mean, "published σ": entry.deviation,
             "difference": mean / entry.mean - 1 if mean and entry.mean else None,
@@ -157,7 +157,7 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[Row]:
             "CPU s/epoch": sum(one.cpu_seconds for one in runs) / epochs if runs else None,
             "missing": sorted({*experiment.seeds} - {one.seed for one in runs}),
         })  # fmt: skip
-    return found
+    return table
 
 
 def gaps(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[list[Row], list[Row]]:
@@ -171,36 +171,36 @@ def gaps(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[list[Row]
         if ours and others:
             a, b = (experiment.entries[row] for row in pair)
             published = None if a.mean is None or b.mean is None else round(a.mean - b.mean, 6)
-            found = gap(ours, others)
+            difference = gap(ours, others)
             row = {
                 "gap": " - ".join(pair), "runs": f"{len(ours)} and {len(others)}",
-                **compared(found, fmean(ours) - fmean(others), published), "Holm": None,
+                **compared(difference, fmean(ours) - fmean(others), published), "Holm": None,
                 "power": None if published is None else power(ours, others, published),
                 "seeds for 80 %": None if published is None else seeds_needed(ours, others, published),
             }  # fmt: skip
             family = () if a.window is None else (a.arm, b.arm)
-            families.setdefault(family, []).append((row, found))
+            families.setdefault(family, []).append((row, difference))
     together = []
     for arms, members in families.items():
-        known = [(row, found) for row, found in members if found is not None]
-        for (row, _), adjusted in zip(known, holm([found.p for _, found in known]), strict=True):
+        known = [(row, difference) for row, difference in members if difference is not None]
+        for (row, _), adjusted in zip(known, holm([difference.p for _, difference in known]), strict=True):
             row["Holm"] = adjusted
         if arms and len(known) > 1:
-            whole = combined([found for _, found in known])
+            whole = combined([difference for _, difference in known])
             told = [row["published"] for row, _ in known]
-            mean = None if None in told else weighted(told, [found for _, found in known])
+            mean = None if None in told else weighted(told, [difference for _, difference in known])
             place = {"gap": " - ".join(arms), "of": f"{len(known)} windows"}
             together.append(place | compared(whole, whole.difference, mean))
     return [row for members in families.values() for row, _ in members], together
 
 
-def compared(found: Gap | None, difference: float, published: float | None) -> Row:
+def compared(tested: Gap | None, difference: float, published: float | None) -> Row:
     """Difference, interval, p, published gap, and what they say."""
     return {
-        "difference": difference, "95 % interval": None if found is None else [found.low, found.high],
-        "p": None if found is None else found.p, "published": published,
-        "inside": None if found is None or published is None else found.holds(published),
-        "verdict": verdict(found, published),
+        "difference": difference, "95 % interval": None if tested is None else [tested.low, tested.high],
+        "p": None if tested is None else tested.p, "published": published,
+        "inside": None if tested is None or published is None else tested.holds(published),
+        "verdict": verdict(tested, published),
     }  # fmt: skip
 
 
@@ -208,13 +208,13 @@ def means_by_window(
     experiment: Experiment, outcomes: Sequence[Outcome]
 ) -> dict[tuple[str, str], dict[int, float]]:
     """Our means of every arm by window T, and the published ones, by (arm, "ours") and (arm, "published")."""
-    found: dict[tuple[str, str], dict[int, float]] = {}
+    means: dict[tuple[str, str], dict[int, float]] = {}
     for row, entry in experiment.entries.items():
         metrics = metrics_of(row, outcomes)
         for whose, mean in (("ours", fmean(metrics) if metrics else None), ("published", entry.mean)):
             if mean is not None and entry.window is not None:
-                found.setdefault((entry.arm, whose), {})[entry.window] = mean
-    return found
+                means.setdefault((entry.arm, whose), {})[entry.window] = mean
+    return means
 
 
 def fit_decay(values: Mapping[int, float]) -> Row | None:

@@ -198,8 +198,8 @@ def run(config: Row, seed: int, folder: Path, sets: dict[str, Any]) -> Row:
     def tokens(rows: Any) -> Any:
         return tokenizer(rows["first"], rows["second"], truncation=True, max_length=config["max_length"])
 
-    def accuracy(found: Any) -> dict[str, float]:
-        return {"accuracy": float(np.mean(found.predictions.argmax(-1) == found.label_ids))}
+    def accuracy(output: Any) -> dict[str, float]:
+        return {"accuracy": float(np.mean(output.predictions.argmax(-1) == output.label_ids))}
 
     disable_progress_bars()
     there = {name: part.map(tokens, batched=True) for name, part in {**sets, "train": train}.items()}
@@ -247,19 +247,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sets, rows = sick(Path(os.environ.get("DIABAT_DATA", ".")) / "SICK.txt"), []
     right: dict[str, list[list[int]]] = {}
     for pooling in poolings:
-        found = []
+        results = []
         for seed in range(options.seeds):
             path = options.folder / f"{pooling}-{seed}.json"
             if not path.exists():
                 keep(path, run({**config, "pooling": pooling}, seed, path.with_suffix(""), sets))
-            found.append(kept(path))
-        tests = [100 * row["test"] for row in found]
-        right[pooling] = [[*map(int, row["right"])] for row in found]
+            results.append(kept(path))
+        tests = [100 * row["test"] for row in results]
+        right[pooling] = [[*map(int, row["right"])] for row in results]
         rows.append({
             "pooling": pooling, "test accuracy / %": tests, "mean": fmean(tests),
             "σ": stdev(tests) if len(tests) > 1 else None,
-            "validation / %": [100 * row["validation"] for row in found],
-            "s": fmean(row["seconds"] for row in found),
+            "validation / %": [100 * row["validation"] for row in results],
+            "s": fmean(row["seconds"] for row in results),
         })  # fmt: skip
     title = f"SICK by pooling, {config['encoder']}"
     report(title, rows, as_json=options.json, formats={"test accuracy / %": ".2f", "mean": ".2f", "σ": ".2f"})
@@ -272,12 +272,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def gaps(rows: Sequence[Row]) -> list[Row]:
     """What each pooling is ahead of the mean, in points, if that is there and both have two seeds."""
     tests = {row["pooling"]: row["test accuracy / %"] for row in rows}
-    found = {name: gap(own, tests["mean"]) for name, own in tests.items() if "mean" in tests}
+    ahead = {name: gap(own, tests["mean"]) for name, own in tests.items() if "mean" in tests}
     return [
         {"pooling": name, "points": one.difference, "95 % interval": [one.low, one.high], "p": one.p,
          "verdict": verdict(one, None), "power for a point": power(tests[name], tests["mean"], 1.0),
          "seeds for 80 %": seeds_needed(tests[name], tests["mean"], 1.0)}
-        for name, one in found.items() if name != "mean" and one is not None
+        for name, one in ahead.items() if name != "mean" and one is not None
     ]  # fmt: skip
 
 

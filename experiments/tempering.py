@@ -56,14 +56,14 @@ def errors(instances: int) -> Titled:
             yield "errors against enumeration", row | covered(moments(ising, 5, **options), exact)
 
 
-def covered(found: Moments, exact: Moments) -> Row:
+def covered(estimated: Moments, exact: Moments) -> Row:
     """What the errors and R-hat said, and what was so; of one chain R-hat is NaN and says nothing."""
-    assert found.standard_error is not None
+    assert estimated.standard_error is not None
     assert exact.log_partition is not None
-    deviation, rhat = found.probability - exact.probability, found.info["rhat"]
-    row = within("P", deviation / found.standard_error)
-    if found.log_partition is not None:
-        z = (found.log_partition - exact.log_partition) / found.info["log_partition_error"]
+    deviation, rhat = estimated.probability - exact.probability, estimated.info["rhat"]
+    row = within("P", deviation / estimated.standard_error)
+    if estimated.log_partition is not None:
+        z = (estimated.log_partition - exact.log_partition) / estimated.info["log_partition_error"]
         row |= within("log Z", z)
     off = deviation.abs().amax(-1) > OFF
     row |= {"off": float(off.double().mean()), "unseen": float((~(rhat[off] >= SMALL_RHAT)).double().mean())}

@@ -246,13 +246,13 @@ def fit_hallucination(gamma: Tensor, excess: Tensor) -> Row:
 
 def noisy_fits() -> list[Row]:
     """Fits to 20 noisy points of 2 - 0.7/(1 - 0.24 Γ), in a narrow range of Γ as in the paper and in a wide one."""
-    found = []
+    fits = []
     for low, high, noise in ((0.8, 0.9, 0.006), (0.2, 1.1, 0.006)):
         gamma = torch.linspace(low, high, 20, dtype=torch.float64)
         rough = noise * torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        found.append({"Γ": f"{low} to {high}", "true c": 0.24,
+        fits.append({"Γ": f"{low} to {high}", "true c": 0.24,
                       **fit_hallucination(gamma, 2 - 0.7 / (1 - 0.24 * gamma) + rough)})  # fmt: skip
-    return found
+    return fits
 
 
 def main() -> None:

@@ -66,8 +66,8 @@ def seeds_needed(first: Sequence[float], second: Sequence[float], true: float) -
     """Fewest seeds of each arm with which :func:`power` is 80 %; None beyond 100,000, as for a gap of 0."""
     if power(first, second, true) is None:
         return None
-    found = bisect_left(range(MOST), POWER, lo=2, key=lambda n: power(first, second, true, n) or 0.0)
-    return found if found < MOST else None
+    fewest = bisect_left(range(MOST), POWER, lo=2, key=lambda n: power(first, second, true, n) or 0.0)
+    return fewest if fewest < MOST else None
 
 
 def mcnemar(first: Sequence[int], second: Sequence[int]) -> tuple[int, int, float]:
@@ -88,10 +88,10 @@ def holm(p: Sequence[float]) -> list[float]:
     Those below .05 are rejected with a chance of at most .05 of one false rejection, whatever depends on what (Holm
     1979, Scandinavian Journal of Statistics 6, 65).
     """
-    found, largest = [0.0] * len(p), 0.0
+    adjusted, largest = [0.0] * len(p), 0.0
     for rank, at in enumerate(sorted(range(len(p)), key=p.__getitem__)):
-        largest = found[at] = max(largest, min(1.0, (len(p) - rank) * p[at]))
-    return found
+        largest = adjusted[at] = max(largest, min(1.0, (len(p) - rank) * p[at]))
+    return adjusted
 
 
 def combined(gaps: Sequence[Gap]) -> Gap:
@@ -116,7 +116,7 @@ def weighted(values: Sequence[float], gaps: Sequence[Gap]) -> float:
     return fmean(values, [one.error**-2 for one in gaps])
 
 
-def verdict(found: Gap | None, published: float | None) -> str:
+def verdict(measured: Gap | None, published: float | None) -> str:
     """A word by rule, the first that applies; the published gap counts as exact.
 
     reproduced      the interval excludes 0 on the side of the published gap; "smaller" or "larger" if it excludes that
@@ -126,14 +126,14 @@ def verdict(found: Gap | None, published: float | None) -> str:
 
     Without a published gap an interval that excludes 0 is "above 0" or "below 0".
     """
-    if found is None or (published is None and found.holds(0)):
+    if measured is None or (published is None and measured.holds(0)):
         return "cannot tell"
     if published is None:
-        return "above 0" if found.low > 0 else "below 0"
-    inside = found.holds(published)
-    if found.holds(0) or found.difference * published <= 0:
+        return "above 0" if measured.low > 0 else "below 0"
+    inside = measured.holds(published)
+    if measured.holds(0) or measured.difference * published <= 0:
         return "compatible" if inside else "contradicted"
-    size = "" if inside else ", larger" if abs(found.difference) > abs(published) else ", smaller"
+    size = "" if inside else ", larger" if abs(measured.difference) > abs(published) else ", smaller"
     return f"reproduced{size}"
 
 

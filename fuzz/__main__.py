@@ -121,14 +121,14 @@ def _limit_memory(memory_mb: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def report(found: Sequence[Outcome]) -> str:
+def report(ended: Sequence[Outcome]) -> str:
     """The counts of every property, and every finding with the command that replays it."""
     row = "  {:<24}{:>10}{:>12}{:>10}"
     lines = [row.format("", "answers", "sentences", "findings")]
-    lines += [row.format(o.name, o.answers, o.sentences, int(bool(o.finding))) for o in found]
-    counts = ((o.answers, o.sentences, bool(o.finding)) for o in found)
+    lines += [row.format(o.name, o.answers, o.sentences, int(bool(o.finding))) for o in ended]
+    counts = ((o.answers, o.sentences, bool(o.finding)) for o in ended)
     lines.append(row.format("all", *map(sum, zip(*counts, strict=True))))
-    for o in found:
+    for o in ended:
         if o.finding:
             lines.append(f"\n{o.name}: {o.finding}\n    python -m fuzz --replay {o.name} --seed {o.seed}")
     return "\n".join(lines)

@@ -67,11 +67,11 @@ def leads(draw: st.DrawFn, batch: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @st.composite
-def float_masks(draw: st.DrawFn, seen: Tensor, added: Tensor) -> Tensor:
+def float_masks(draw: st.DrawFn, visible: Tensor, added: Tensor) -> Tensor:
     """What is added to scores, in any dtype, and a number that hides a key where none is seen."""
     kinds = (torch.float16, torch.bfloat16, torch.float32)
     hiding = draw(st.sampled_from([-math.inf, *(torch.finfo(kind).min for kind in kinds)]))
-    return added.to(draw(DTYPES)).masked_fill(~seen, hiding)
+    return added.to(draw(DTYPES)).masked_fill(~visible, hiding)
 
 
 @st.composite

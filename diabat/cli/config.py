@@ -43,8 +43,8 @@ def _read_keys(config: Config) -> list[str]:
     """
     from diabat.lab.config import make_config
 
-    given, every = config.model_fields_set, type(config).model_fields
-    studies = {"fidelity", "anneal"} & given if "task" not in given else set()
+    set_keys, every = config.model_fields_set, type(config).model_fields
+    studies = {"fidelity", "anneal"} & set_keys if "task" not in set_keys else set()
     read = {"seed", "output", "threads", *studies} if studies else {*every} - {"fidelity", "anneal"}
     usual = make_config({"seed": config.seed})
     return [key for key in every if key in read or getattr(config, key) != getattr(usual, key)]

@@ -82,9 +82,9 @@ def _print(table: Table) -> None:
 
 def print_json(value: Any) -> None:
     """Print one JSON document on stdout; tensors become lists, NaN and infinity become null."""
-    from diabat.documents.plain import plain
+    from diabat.files import jsonable
 
-    say(json.dumps(plain(value), allow_nan=False))
+    say(json.dumps(jsonable(value), allow_nan=False))
 
 
 def require_writable(

@@ -112,9 +112,7 @@ class Ising:
 
     @classmethod
     def from_dict(
-        cls,
-        fields: Mapping[Any, float],
-        couplings: Mapping[tuple[Any, Any], float] | None = None,
+        cls, fields: Mapping[Any, float], couplings: Mapping[tuple[Any, Any], float] | None = None
     ) -> tuple[Ising, list[Hashable]]:
         """Build one problem from ``{label: h}`` and ``{(a, b): J}``.
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from diabat.checks import ArgumentError, check_count
 from diabat.compute.memory import require_file_memory
-from diabat.documents.plain import plain
 from diabat.extras import extra
 from diabat.files import (
     form_of,
+    jsonable,
     parse_tensor_file,
     read_file,
     reading,
@@ -47,7 +47,7 @@ class SavedAnswer:
         values: dict[str, Any] = vars(self)
         info, facts = values["info"], {"num_reads": getattr(self, "num_reads", None), **form_of(type(self))}
         apart = {f"info/{key}": value.clone() for key, value in info.items() if isinstance(value, Tensor)}
-        facts["info"] = plain({key: value for key, value in info.items() if f"info/{key}" not in apart})
+        facts["info"] = jsonable({key: value for key, value in info.items() if f"info/{key}" not in apart})
         apart |= {name: value for name, value in values.items() if isinstance(value, Tensor)}
         replace_file(Path(path), tensor_file(apart, facts))
 

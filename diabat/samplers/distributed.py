@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count, check_flag
-from diabat.documents.plain import plain
+from diabat.files import jsonable
 from diabat.ising import Ising, flat_index
 from diabat.progress import new_bar
 from diabat.samplers.answers import AdjointGradient, AdjointSolution, Moments, Samples
@@ -308,7 +308,7 @@ def _run(sampler: Sampler | bytes, job: Job) -> Answer:
     else:
         result = getattr(base, method)(ising, seed=seed, **options)
     found = {name: getattr(result, name) for name in _RESULTS[method]}
-    return {k: _array(v) if isinstance(v, Tensor) else plain(v) for k, v in found.items() if v is not None}
+    return {k: _array(v) if isinstance(v, Tensor) else jsonable(v) for k, v in found.items() if v is not None}
 
 
 @kept(lambda packed, thread: len(packed))

@@ -29,7 +29,7 @@ from diabat.circuits.plan_range import SATURATED
 from diabat.circuits.response import plan_betas
 from diabat.circuits.trotter import Order
 from diabat.compute.memory import require_memory
-from diabat.documents.plain import plain
+from diabat.files import jsonable
 from diabat.ising import Ising, IsingError
 from diabat.samplers.anneals import (
     WATCHED,
@@ -291,7 +291,7 @@ class DQASampler(Sampler):
         names: list[Hashable] = list(range(len(seen))) if labels is None else list(labels)
         if len(names) != len(seen):
             raise IsingError("labels", f"{len(seen)} labels, one per spin", len(names))
-        return {**plain(self._facts()), "labels": names, "visible": seen.tolist()}
+        return {**jsonable(self._facts()), "labels": names, "visible": seen.tolist()}
 
     def solution(self, ising: Ising, *, odds: bool = False, seed: int = 0) -> AdjointSolution | None:
         """Moments with the exact derivative of the circuit, by engines that have one; no log-odds."""

@@ -18,7 +18,7 @@ import dimod
 import numpy as np
 
 from diabat.checks import ArgumentError, ArgumentTypeError, check_count, check_number
-from diabat.documents.plain import plain
+from diabat.files import jsonable
 from diabat.ising import from_bqm
 from diabat.samplers.answers import Samples
 from diabat.samplers.base import Sampler
@@ -45,7 +45,7 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
     @property
     def properties(self) -> dict[str, Any]:
         """Name and capabilities of the backend as plain data, the default beta, and the range of seeds."""
-        able = plain(self.sampler.capabilities)
+        able = jsonable(self.sampler.capabilities)
         return {"backend": self.sampler.name, **able, "default_beta": 1.0, "seed_range": [0, MAX_SEED]}
 
     @property
@@ -94,7 +94,7 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
         if bqm.num_variables:
             ising, labels = from_bqm(bqm, beta=beta)
             drawn = self.sampler.sample(ising, num_reads, seed=seed)
-            rows, info = drawn.spins.cpu().numpy(), plain(drawn.info)
+            rows, info = drawn.spins.cpu().numpy(), jsonable(drawn.info)
         else:
             rows, labels = np.empty((num_reads, 0), dtype=np.int8), []
             info = {"backend": self.sampler.name, "seed": draw_seed(seed)}
@@ -136,4 +136,4 @@ def to_sampleset(samples: Samples, labels: Sequence[Hashable] | None = None) -> 
     if len(set(names)) != n or len(names) != n:
         raise ArgumentError("labels", f"{n} different labels", names)
     rows, energy = samples.spins.cpu().numpy(), samples.energy.double().cpu().numpy()
-    return dimod.SampleSet.from_samples((rows, names), "SPIN", energy, info=plain(samples.info))
+    return dimod.SampleSet.from_samples((rows, names), "SPIN", energy, info=jsonable(samples.info))

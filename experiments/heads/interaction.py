@@ -28,8 +28,8 @@ def read_batches(path: Path, tokenizer: Any, batch_size: int, max_length: int) -
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.strip():
-            given = json.loads(line)
-            text, completion = given["text"], given.get("completion", "")
+            entry = json.loads(line)
+            text, completion = entry["text"], entry.get("completion", "")
             options = {"return_offsets_mapping": True, "truncation": True, "max_length": max_length}
             encoded = tokenizer(text + completion, **options)
             # A token that reaches into the completion is a target, also if it starts in the text.
@@ -55,9 +55,9 @@ def _padded(rows: list[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
 def measure(model: Any, batches: list[dict[str, Tensor]], layers: list[int] | None) -> list[Row]:
     """One row per layer."""
     return [
-        {"layer": layer, "tokens": found.tokens, "gamma": found.gamma, "invariant_gamma": found.invariant_gamma,
-         **{name: getattr(found, name).tolist() for name in MATRICES}}
-        for layer, found in HeadInteractions(model, layers).measure(batches).items()
+        {"layer": layer, "tokens": state.tokens, "gamma": state.gamma, "invariant_gamma": state.invariant_gamma,
+         **{name: getattr(state, name).tolist() for name in MATRICES}}
+        for layer, state in HeadInteractions(model, layers).measure(batches).items()
     ]  # fmt: skip
 
 
@@ -91,16 +91,16 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("--batch-size", type=int, default=8)
     command.add_argument("--max-length", type=int, default=1024)
     command.add_argument("--figure", type=Path)
-    given = command.parse_args(arguments)
-    model, tokenizer = load_decoder(given.model)
-    model = model if given.adapter is None else load_adapter(model, given.adapter)
-    batches = read_batches(given.data, tokenizer, given.batch_size, given.max_length)
-    rows = measure(model, batches, given.layers)
-    if given.figure is not None:
-        draw(rows, given.figure)
-    if not given.json:
+    options = command.parse_args(arguments)
+    model, tokenizer = load_decoder(options.model)
+    model = model if options.adapter is None else load_adapter(model, options.adapter)
+    batches = read_batches(options.data, tokenizer, options.batch_size, options.max_length)
+    rows = measure(model, batches, options.layers)
+    if options.figure is not None:
+        draw(rows, options.figure)
+    if not options.json:
         rows = [{key: value for key, value in row.items() if key not in MATRICES} for row in rows]
-    report(f"Head interaction of {given.model}", rows, as_json=given.json)
+    report(f"Head interaction of {options.model}", rows, as_json=options.json)
 
 
 if __name__ == "__main__":

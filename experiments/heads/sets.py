@@ -85,20 +85,20 @@ def question(name: str, draw: random.Random, own: Callable[[str], list[str]]) ->
 
 def questions(name: str, part: str, count: int, seed: int, tokenizer: Any) -> list[Row]:
     """Different questions of one part of a set; every third word is for validation, the others for the test."""
-    draw, found = random.Random(f"{name} {part} {seed}"), dict[str, Row]()
+    draw, asked = random.Random(f"{name} {part} {seed}"), dict[str, Row]()
 
     def own(words: str) -> list[str]:
         return [word for k, word in enumerate(words.split()) if (k % 3 == 0) == (part == "validation")]
 
     for _ in range(100 * count):
         prompt, corrupted, choices = question(name, draw, own)
-        made = {"prompt": prompt, "choices": choices, "answer": 0}
+        row = {"prompt": prompt, "choices": choices, "answer": 0}
         if len(tokenizer(prompt).input_ids) == len(tokenizer(corrupted).input_ids):
-            made["corrupted"] = corrupted
-        found.setdefault(prompt, made)
-        if len(found) == count:
-            return [*found.values()]
-    raise ValueError(f"count: expected at most {len(found)} different questions of {name}, got {count}.")
+            row["corrupted"] = corrupted
+        asked.setdefault(prompt, row)
+        if len(asked) == count:
+            return [*asked.values()]
+    raise ValueError(f"count: expected at most {len(asked)} different questions of {name}, got {count}.")
 
 
 def batches(rows: Sequence[Row], tokenizer: Any, vocabulary: int) -> list[Questions]:
@@ -121,8 +121,8 @@ def answers(
         enable_gac(model, calibration)
     right, odds = [], []
     for part in parts:
-        found = model(part.tokens, logits_to_keep=1, use_cache=False)
-        logits, label = found.logits[:, -1].gather(1, part.choices).double(), part.labels[:, None]
+        output = model(part.tokens, logits_to_keep=1, use_cache=False)
+        logits, label = output.logits[:, -1].gather(1, part.choices).double(), part.labels[:, None]
         others = logits.scatter(1, label, -torch.inf).logsumexp(-1)
         right.append(logits.argmax(-1) == part.labels)
         odds.append(logits.gather(1, label)[:, 0] - others)
@@ -137,19 +137,19 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("folder", type=Path)
     for name, value in (("--validation", 24), ("--test", 60), ("--seed", 0)):
         command.add_argument(name, type=int, default=value)
-    given = command.parse_args(arguments)
-    model, tokenizer = load_decoder(given.model)
-    given.folder.mkdir(parents=True, exist_ok=True)
+    options = command.parse_args(arguments)
+    model, tokenizer = load_decoder(options.model)
+    options.folder.mkdir(parents=True, exist_ok=True)
     table = []
     for name, part in product(SETS, ("validation", "test")):
-        asked = questions(name, part, getattr(given, part), given.seed, tokenizer)
+        asked = questions(name, part, getattr(options, part), options.seed, tokenizer)
         right, odds = answers(model, batches(asked, tokenizer, model.config.vocab_size))
         lines = "".join(json.dumps(one) + "\n" for one in asked)
-        (given.folder / f"{name}-{part}.jsonl").write_text(lines, encoding="utf-8")
+        (options.folder / f"{name}-{part}.jsonl").write_text(lines, encoding="utf-8")
         exact = sum("corrupted" in one for one in asked)
         row = {"set": name, "part": part, "right": int(right.sum()), "of": len(right), "corrupted": exact}
         table.append(row | {"v": float(odds.mean())})
-    report("Right answers of the model", table, as_json=given.json)
+    report("Right answers of the model", table, as_json=options.json)
 
 
 if __name__ == "__main__":

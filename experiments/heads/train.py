@@ -85,11 +85,11 @@ def main(arguments: list[str] | None = None) -> None:
     command.add_argument("config", type=Path)
     command.add_argument("overrides", nargs="*", metavar="key=value")
     command.add_argument("--resume", action="store_true")
-    given = command.parse_args(arguments)
-    config = apply_overrides(read_mapping(given.config), given.overrides)
-    if not given.resume and any(Path(config["output"]).glob("checkpoint-*")):
+    options = command.parse_args(arguments)
+    config = apply_overrides(read_mapping(options.config), options.overrides)
+    if not options.resume and any(Path(config["output"]).glob("checkpoint-*")):
         command.error(f"output: expected a folder without checkpoints, got {config['output']}; add --resume.")
-    trainer = train(config, resume=given.resume)
+    trainer = train(config, resume=options.resume)
     print(f"Adapter: {config['output']}/adapter, {trainer.state.global_step} steps")
 
 

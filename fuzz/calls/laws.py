@@ -125,8 +125,10 @@ def gradient_agrees(p: Tensor, ising: Ising, v: Tensor, bound: float, bandwidth:
     wanted = [(order, tensor) for order, tensor in parts(ising) if tensor.requires_grad]
     if not wanted or not p.requires_grad:  # without a visible spin P may depend on nothing
         return
-    found = torch.autograd.grad((p * v).sum(), [t for _, t in wanted], allow_unused=True, retain_graph=True)
-    for (order, tensor), g in zip(wanted, found, strict=True):
+    gradients = torch.autograd.grad(
+        (p * v).sum(), [t for _, t in wanted], allow_unused=True, retain_graph=True
+    )
+    for (order, tensor), g in zip(wanted, gradients, strict=True):
         want = _gradient(ising, tensor, order, v)
         if bandwidth is not None and order == 2:
             want = want.tril(bandwidth).triu(-bandwidth)
@@ -137,14 +139,14 @@ def gradient_agrees(p: Tensor, ising: Ising, v: Tensor, bound: float, bandwidth:
 
 def _gradient(ising: Ising, tensor: Tensor, order: int, v: Tensor) -> Tensor:
     """Covariances of f = Σ_j v_j [s_j = +1] with products of spins, spread over their equal entries."""
-    p, s, seen = brute_force_states(ising), state_table(ising.num_spins), ising.visible_mask
-    f = torch.where(seen, v, 0.0) @ (s > 0).double().T
+    p, s, visible = brute_force_states(ising), state_table(ising.num_spins), ising.visible_mask
+    f = torch.where(visible, v, 0.0) @ (s > 0).double().T
     letters = "jkl"[:order]
     products = f"...x,{','.join('x' + letter for letter in letters)}->...{letters}"
     g = torch.einsum(products, p * (f - (p * f).sum(-1, keepdim=True)), *[s] * order)
     index = torch.meshgrid(*[torch.arange(ising.num_spins)] * order, indexing="ij")
     for axis in index:
-        g = g * seen[..., axis]
+        g = g * visible[..., axis]
     for a, b in combinations(index, 2):
         g = g.masked_fill(a == b, 0)
     return (g / (1, 2, 6)[order - 1]).sum_to_size(tensor.shape)
@@ -157,8 +159,8 @@ def mean_field(draw: st.DrawFn) -> None:
     options = {} if damping is None else {"damping": damping}
     moments = diabat.sampler("mean_field", **options).moments(ising)
     in_range(moments, ising)
-    p, seen = moments.probability.detach().double(), ising.visible_mask
-    m, local = torch.where(seen, 2 * p - 1, 0), ising.fields.detach().double()
+    p, visible = moments.probability.detach().double(), ising.visible_mask
+    m, local = torch.where(visible, 2 * p - 1, 0), ising.fields.detach().double()
     if ising.couplings is not None:
         local = local + (ising.couplings.detach().double() @ m[..., None])[..., 0]
     if ising.three_body is not None:
@@ -167,7 +169,7 @@ def mean_field(draw: st.DrawFn) -> None:
     most = reach(ising)
     bound = 1e-6 * (1 + min(most, 1e6)) ** 2 + ROUNDING[ising.fields.dtype] * float(local.abs().max())
     if bool(moments.info["converged"]) and bound < 0.1:
-        close(p, torch.where(seen, torch.sigmoid(2 * local), 0), bound, "fixed point")
+        close(p, torch.where(visible, torch.sigmoid(2 * local), 0), bound, "fixed point")
     if ising.fields.requires_grad:
         (g,) = torch.autograd.grad(moments.probability.sum(), [ising.fields])
         finite(g, "gradient")
@@ -180,9 +182,14 @@ def energies(draw: st.DrawFn) -> None:
     states = state_table(ising.num_spins).to(torch.int8)
     lead = (1,) * len(ising.batch_shape)
     states = states.reshape(-1, *lead, ising.num_spins).expand(-1, *ising.fields.shape)
-    exponent, found = brute_force_exponents(ising).movedim(-1, 0), ising.energy(states)
-    seen = exponent.isfinite()
-    close(-found[seen], exponent[seen], TOLERANCE[ising.fields.dtype] * (1 + total(ising)), "energy")
+    exponent, energy = brute_force_exponents(ising).movedim(-1, 0), ising.energy(states)
+    finite_states = exponent.isfinite()
+    close(
+        -energy[finite_states],
+        exponent[finite_states],
+        TOLERANCE[ising.fields.dtype] * (1 + total(ising)),
+        "energy",
+    )
 
 
 @holds
@@ -190,22 +197,22 @@ def clamped(draw: st.DrawFn) -> None:
     """A clamped problem has the conditional law and the energies of the problem, in enumeration and in ``exact``."""
     ising = draw(problems(spins=6, most=5.0))
     held = torch.from_numpy(np.random.default_rng(draw(SEEDS)).integers(-1, 2, ising.fields.shape))
-    given, fixed = ising.clamp(held), (held != 0) & ising.visible_mask
+    conditional, fixed = ising.clamp(held), (held != 0) & ising.visible_mask
     table, bound = state_table(ising.num_spins), TOLERANCE[ising.fields.dtype] * (1 + total(ising))
     agrees = ((table == held[..., None, :]) | ~fixed[..., None, :]).all(-1)
     states = torch.where(agrees, brute_force_states(ising), 0.0)
     condition = states.sum(-1, keepdim=True)
     p = torch.where(ising.visible_mask, (states / condition) @ (table > 0).double(), 0.0)
     likely = condition[..., 0] > 1e-8  # of an unlikely condition no digits are left
-    law, moments = brute_force(given), diabat.sampler("exact").moments(given)
-    in_range(moments, given)
+    law, moments = brute_force(conditional), diabat.sampler("exact").moments(conditional)
+    in_range(moments, conditional)
     close(law.probability[likely], p[likely], max(1e-6, bound), "conditional law")
     close(moments.probability, law.probability, bound, "P of exact")
     for log_z in (law.log_partition, moments.log_partition):
         assert log_z is not None
         want = torch.where(agrees, brute_force_exponents(ising), -torch.inf).logsumexp(-1)
         close(log_z, want, 10 * bound, "log Z")
-    samples = diabat.sampler("exact").sample(given, 2, seed=0)
+    samples = diabat.sampler("exact").sample(conditional, 2, seed=0)
     kept = torch.equal(samples.spins[:, fixed], held[fixed].to(torch.int8).expand(2, -1))
     demand(kept, "reads: expected clamped spins at their values")
     close(samples.energy, ising.energy(samples.spins), 10 * bound, "energy of the given problem")

@@ -171,11 +171,11 @@ def second_derivatives(draw: st.DrawFn) -> None:
     if draw(st.booleans()):
         sampler, ising = diabat.sampler(draw(st.sampled_from(ANALYTIC))), draw(problems(spins=6, most=1.0))
         x, J = ising.fields.detach().clone().requires_grad_(), ising.held_couplings
-        given: dict[str, Any] = {"visible": ising.visible, "three_body": ising.three_body}
+        others: dict[str, Any] = {"visible": ising.visible, "three_body": ising.three_body}
         plain = J is None and ising.three_body is None
 
         def value(x: Tensor) -> Tensor:
-            return diabat.spin_probabilities(x, J, sampler, **given).square().sum() + x.square().sum()
+            return diabat.spin_probabilities(x, J, sampler, **others).square().sum() + x.square().sum()
 
     else:
         options, layer = _layer(draw)

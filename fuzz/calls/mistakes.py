@@ -127,5 +127,5 @@ def arguments(draw: st.DrawFn) -> None:
     name = draw(st.sampled_from([*bad]))
     # An input, or fields that fit nothing else, may be the fault of the others.
     with naming("" if name == "x" or (name == "fields" and call is _solved) else name):
-        found = call(**{**good, name: draw(bad[name])})
-    finite(found, "result")
+        result = call(**{**good, name: draw(bad[name])})
+    finite(result, "result")

@@ -99,9 +99,9 @@ def _follows(samples: Samples, ising: Ising, law: Any = None, sure: Tensor | Non
     """Binomial tests of every spin and pair, with Bonferroni's correction over them and over the campaign."""
     exact: Any = brute_force(ising)
     p, correlation = law or (exact.probability, exact.correlation)
-    seen = samples.visible if sure is None else samples.visible & sure[..., None]
+    visible = samples.visible if sure is None else samples.visible & sure[..., None]
     j, k = torch.triu_indices(ising.num_spins, ising.num_spins, offset=1)
-    used = torch.cat([seen, seen[..., j] & seen[..., k]], -1)
+    used = torch.cat([visible, visible[..., j] & visible[..., k]], -1)
     expected = torch.cat([p, (1 + correlation[..., j, k]) / 2], -1)
     # Rounding of a certain event must not make a read impossible.
     events = torch.cat(spin_and_pair_events(samples.spins), -1)
@@ -117,12 +117,12 @@ def _evolved(sampler: Any, ising: Ising) -> tuple[Tensor, Tensor]:
     J = torch.zeros(n, n) if ising.couplings is None else ising.couplings.detach()
     J = J.double().expand(*ising.batch_shape, n, n).reshape(-1, n, n)
     p, pairs = torch.zeros(fields.shape, dtype=torch.float64), torch.zeros(J.shape, dtype=torch.float64)
-    for row, seen in enumerate(ising.visible_mask.reshape(-1, n)):
-        if bool(seen.any()):
-            h = (fields[row, seen] / betas.beta_h).numpy()[None]
-            own = (J[row][seen][:, seen] / betas.beta_J).numpy()
+    for row, visible in enumerate(ising.visible_mask.reshape(-1, n)):
+        if bool(visible.any()):
+            h = (fields[row, visible] / betas.beta_h).numpy()[None]
+            own = (J[row][visible][:, visible] / betas.beta_J).numpy()
             (states,) = reference_probabilities(sampler.plan, h, own)
-            s = state_table(int(seen.sum())).numpy()
-            p[row, seen] = torch.from_numpy(states @ (s > 0))
-            pairs[row][seen[:, None] & seen] = torch.from_numpy((s.T * states) @ s).reshape(-1)
+            s = state_table(int(visible.sum())).numpy()
+            p[row, visible] = torch.from_numpy(states @ (s > 0))
+            pairs[row][visible[:, None] & visible] = torch.from_numpy((s.T * states) @ s).reshape(-1)
     return p.reshape(ising.fields.shape), pairs.reshape(*ising.fields.shape, n)

@@ -32,23 +32,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--how", action="append", choices=WAYS, help="one of the ways; may be repeated")
     options.add_argument("--kills", type=int, default=50, help="number of kills of each work")
     options.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
-    given = options.parse_args(arguments)
+    chosen = options.parse_args(arguments)
     torch.set_num_threads(1)
     findings: list[str] = []
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         train(Path(folder) / "warm")  # compiled and imported before anything is forked
-        for part in given.only or PARTS:
+        for part in chosen.only or PARTS:
             here = Path(folder) / part
             here.mkdir()
             if part in WORKS:
-                findings += _work(part, WORKS[part], here, given)
+                findings += _work(part, WORKS[part], here, chosen)
             else:
                 findings += _tell(part, (("seen", lost) for lost in torchrun(here)))
     print("\n".join(findings) or "Nothing was lost.")
     return int(bool(findings))
 
 
-def _work(name: str, work: Work, folder: Path, given: argparse.Namespace) -> Iterator[str]:
+def _work(name: str, work: Work, folder: Path, chosen: argparse.Namespace) -> Iterator[str]:
     """Sweep a new session and one that goes on from a kill at two thirds of it; then kills at random moments."""
     work.run(folder / "warm")
     straight, run, half = folder / "straight", folder / "run", folder / "half"
@@ -63,13 +63,13 @@ def _work(name: str, work: Work, folder: Path, given: argparse.Namespace) -> Ite
             return
         total = len(counted.operations)
         print(f"{name}, {kind}: {total} operations: {_counts(counted.operations)}")
-        for how in given.how or WAYS:
-            moments = range(1, total + 1, given.every or work.every)
+        for how in chosen.how or WAYS:
+            moments = range(1, total + 1, chosen.every or work.every)
             yield from _tell(f"{name}, {kind}, {how}", _sweep(work, run, (how, moments), base))
         if base is None:
             _anew(half, None)
             session(half, work.run, disk=Disk(half, max(1, 2 * total // 3), "killed"))
-    yield from _tell(f"{name}, kill -9", _kills(work, run, given, seconds))
+    yield from _tell(f"{name}, kill -9", _kills(work, run, chosen, seconds))
 
 
 def _sweep(work: Work, run: Path, disk: tuple[How, range], base: Path | None) -> Iterator[tuple[str, str]]:
@@ -82,11 +82,11 @@ def _sweep(work: Work, run: Path, disk: tuple[How, range], base: Path | None) ->
         yield ending.kind, lost and f"operation {moment} ({ending.fault}): {lost}"
 
 
-def _kills(work: Work, run: Path, given: argparse.Namespace, seconds: float) -> Iterator[tuple[str, str]]:
+def _kills(work: Work, run: Path, chosen: argparse.Namespace, seconds: float) -> Iterator[tuple[str, str]]:
     """Kill sessions in one folder at random moments until one of them finishes, then in a new one."""
-    moments = random.Random(given.seed)
+    moments = random.Random(chosen.seed)
     _anew(run, None)
-    for _ in range(given.kills):
+    for _ in range(chosen.kills):
         ending = session(run, work.run, kill_after=moments.uniform(0, 1.2 * seconds))
         lost = work.lost(run, ending)
         if ending.kind != "killed":

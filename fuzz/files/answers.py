@@ -44,11 +44,11 @@ def problem_of_ones_own(draw: st.DrawFn, folder: Path) -> None:
     path, content = folder / "some.problem", saved_problem()
     path.write_bytes(draw(damaged([content]) | other_tensors(content)))
     with naming(path.name):
-        found = diabat.Ising.load(path)
-    found.save(path)
-    demand(diabat.Ising.load(path).fields.equal(found.fields), "round trip: expected the same fields")
-    if found.num_spins <= 10 and bool((found.fields.abs() < 1e3).all()):
-        log_z = diabat.sampler("exact").moments(found).log_partition
+        ising = diabat.Ising.load(path)
+    ising.save(path)
+    demand(diabat.Ising.load(path).fields.equal(ising.fields), "round trip: expected the same fields")
+    if ising.num_spins <= 10 and bool((ising.fields.abs() < 1e3).all()):
+        log_z = diabat.sampler("exact").moments(ising).log_partition
         demand(log_z is not None and bool(log_z.isfinite().all()), "log Z: expected finite numbers")
 
 
@@ -59,17 +59,17 @@ def saved_answer(draw: st.DrawFn, folder: Path) -> None:
     content = _answers()[kind]
     path.write_bytes(draw(damaged([content]) | other_tensors(content)))
     with naming(path.name):
-        found = (diabat.Samples, diabat.Moments)[kind].load(path)
-    demand(isinstance(getattr(found, "ising", None), diabat.Ising | None), "ising: expected none")
-    if isinstance(found, diabat.Samples):
-        demand(bool((found.spins.abs() == 1).all()), "spins: expected -1 and +1")
-        demand(found.spins.shape[1:] == found.visible.shape, "spins: expected the shape of visible")
+        answer = (diabat.Samples, diabat.Moments)[kind].load(path)
+    demand(isinstance(getattr(answer, "ising", None), diabat.Ising | None), "ising: expected none")
+    if isinstance(answer, diabat.Samples):
+        demand(bool((answer.spins.abs() == 1).all()), "spins: expected -1 and +1")
+        demand(answer.spins.shape[1:] == answer.visible.shape, "spins: expected the shape of visible")
     else:
-        demand(bool((found.magnetization.abs() <= 1).all()), "magnetization: expected numbers from -1 to 1")
+        demand(bool((answer.magnetization.abs() <= 1).all()), "magnetization: expected numbers from -1 to 1")
         for name in ("correlation", "log_partition"):
-            numbers = getattr(found, name)
+            numbers = getattr(answer, name)
             demand(numbers is None or bool(numbers.isfinite().all()), f"{name}: expected finite numbers")
-        demand(found.probability.shape == found.visible.shape, "probability: expected the shape of visible")
+        demand(answer.probability.shape == answer.visible.shape, "probability: expected the shape of visible")
 
 
 _ENTRIES = st.sampled_from((0, -1, 3, 1 << 62, 1.5, 1e308, float("inf"), None, "x", [1], True))

@@ -76,11 +76,11 @@ def analysis(draw: st.DrawFn, folder: Path) -> None:
     path = folder / FILE
     path.write_bytes(draw(damaged([_analysed()])))
     with naming(path.name):
-        found = read_analysis(path)
+        analysed = read_analysis(path)
     method: Any = draw(st.sampled_from(["max_dividend", "common", "surrogate"]))
     options = CalibrationOptions(method, evaluations=8)
-    groups = salient_groups(found, options)
-    for group, game in zip(groups, found.games, strict=True):
+    groups = salient_groups(analysed, options)
+    for group, game in zip(groups, analysed.games, strict=True):
         heads = {head for player in game.players for head in player}
         demand(set(group.heads) <= heads, f"heads: expected some of {heads}, got {group.heads}")
     calibration_of(groups, options)

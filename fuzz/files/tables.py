@@ -72,12 +72,12 @@ def _texts() -> Sequence[bytes]:
 @cache
 def _binaries() -> Sequence[bytes]:
     """Files of dimod."""
-    found = []
+    files = []
     for model in _models():
         for version in (1, 2):
             with model.to_file(version=version) as file:
-                found.append(file.read())
-    return found
+                files.append(file.read())
+    return files
 
 
 @holds
@@ -89,9 +89,9 @@ def problem_file(draw: st.DrawFn, folder: Path) -> None:
     path = folder / "some.problem"
     path.write_bytes(content)
     with naming(path.name):
-        found = read_problem(path)
-    ising = found.ising
-    demand(len(found.labels) == ising.num_spins, "labels: expected one for each spin")
+        problem_of_file = read_problem(path)
+    ising = problem_of_file.ising
+    demand(len(problem_of_file.labels) == ising.num_spins, "labels: expected one for each spin")
     if ising.num_spins > _MOST_SPINS:
         return
     in_range(diabat.sampler("exact").moments(ising, correlations=True), ising)
@@ -114,9 +114,9 @@ def written_problem(draw: st.DrawFn, folder: Path) -> None:
     except ArgumentError as error:
         demand(error.argument is not None and error.argument.startswith("labels"), f"labels: got {error}")
         return
-    found = read_problem(path)
-    demand(found.labels == labels, f"labels: expected {labels}, got {found.labels}")
-    demand(found.ising.fields.equal(ising.fields), "fields: expected the same numbers")
+    read = read_problem(path)
+    demand(read.labels == labels, f"labels: expected {labels}, got {read.labels}")
+    demand(read.ising.fields.equal(ising.fields), "fields: expected the same numbers")
 
 
 @cache
@@ -151,11 +151,11 @@ def schedule(draw: st.DrawFn, folder: Path) -> None:
 @cache
 def _configurations() -> Sequence[bytes]:
     """Shipped configurations as they are, resolved, and as JSON."""
-    found = [path.read_bytes() for path in shipped_configs().values()]
+    texts = [path.read_bytes() for path in shipped_configs().values()]
     for name in ("recall-dqa", "fidelity", "text"):
         config = load_config(name)
-        found += [to_yaml(config).encode(), json.dumps(to_plain(config), indent=1).encode()]
-    return found
+        texts += [to_yaml(config).encode(), json.dumps(to_plain(config), indent=1).encode()]
+    return texts
 
 
 @holds

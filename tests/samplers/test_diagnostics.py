@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import diabat
-from diabat.documents.plain import plain
+from diabat.files import jsonable
 from diabat.ising import pack_couplings
 from diabat.samplers.diagnostics import (
     LAWS,
@@ -90,7 +90,7 @@ def test_entries_are_computed_once_and_when_they_are_read() -> None:
         assert (type(found), list(found), calls) == (dict, ["a", "b", "c"], ["b", "c"])
         assert (found["a"], found["b"].tolist(), found["c"]) == (1, [1.0, 1.0], 3.0)
     assert repr(made()) == repr({"a": 1, "b": torch.ones(2), "c": 3.0})
-    assert plain({"base": made()}) == {"base": {"a": 1, "b": [1.0, 1.0], "c": 3.0}}
+    assert jsonable({"base": made()}) == {"base": {"a": 1, "b": [1.0, 1.0], "c": 3.0}}
     summary = {"a": 1, "c": {"min": 3.0, "mean": 4.0, "max": 5.0}}
     assert condensed([Info({"a": 1, "c": later("c", 3.0)}), {"c": 5.0}]) == summary
     (fact,) = diagnostics([Watched("base.c", "C", most=2)], {"base": made()})

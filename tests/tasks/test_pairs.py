@@ -14,7 +14,7 @@ import torch
 
 from diabat.lab.tasks import DataError, PairOptions, Split
 from diabat.lab.tasks.base import PADDING, SEPARATOR, UNKNOWN
-from diabat.lab.tasks.pair_grammar import CLASSES
+from diabat.lab.tasks.pair_rows import CLASSES
 
 PAIRS = [(f"A dog {verb}.", f"a cat {verb}", ("yes", "no")[i % 2]) for i, verb in enumerate("abcdefghij")]
 

@@ -61,11 +61,7 @@ tags: [diabat]
 
 
 def convert(
-    model: Any,
-    window: int = 16,
-    sampler: Sampler | str | None = None,
-    readout: str = "odds",
-    **options: Any,
+    model: Any, window: int = 16, sampler: Sampler | str | None = None, readout: str = "odds", **options: Any
 ) -> Any:
     """Turn a model into one with couplings between visible keys of every query, J = 0.
 
@@ -211,9 +207,9 @@ class BoltzmannMixin:
 
     def train(self, mode: bool = True) -> Any:
         """Switch training on or off, and warn if adapters of peft leave the couplings frozen."""
-        found, adapters = cast(Any, super()).train(mode), vars(self).get("peft_config", {})
-        _write_settings_beside(adapters, found.config)  # of adapters added since
-        trained = [name.split(".") for name, p in found.named_parameters() if p.requires_grad]
+        model, adapters = cast(Any, super()).train(mode), vars(self).get("peft_config", {})
+        _write_settings_beside(adapters, model.config)  # of adapters added since
+        trained = [name.split(".") for name, p in model.named_parameters() if p.requires_grad]
         if mode and adapters and trained and not any(NAME in parts for parts in trained):
             warnings.warn(
                 "adapters of peft leave the couplings frozen and do not save them; add "
@@ -221,7 +217,7 @@ class BoltzmannMixin:
                 UserWarning,
                 stacklevel=2,
             )
-        return found
+        return model
 
     def initialize_weights(self) -> None:
         """Initialise what is not initialised; transformers leaves the memory of other missing parameters as it is."""

@@ -28,11 +28,11 @@ def known_keys() -> Any:
 
 def chosen(document: dict[str, Any]) -> dict[str, str]:
     """Names of the task and the model of a document, or their defaults; a ConfigError if there is no such one."""
-    found: dict[str, str] = {}
+    choices: dict[str, str] = {}
     for section in ("task", "model"):
         known, default = list(known_keys()[section]), DEFAULT_TASK
         if section == "model":
-            default = found["task"] if found["task"] in known else known[0]
+            default = choices["task"] if choices["task"] in known else known[0]
         options, names = document.get(section), ", ".join(known)
         if isinstance(options, dict) and options.get("name", None if section == "task" else default) is None:
             raise ConfigError(f"{section}.name", f"this key is required; it is one of {names}.")
@@ -40,8 +40,8 @@ def chosen(document: dict[str, Any]) -> dict[str, str]:
         if name not in known:
             got = f"got {shown(name)}.{did_you_mean(name, known)}"
             raise ConfigError(f"{section}.name", f"expected one of {names}, {got}")
-        found[section] = name
-    return found
+        choices[section] = name
+    return choices
 
 
 def _backend_options(backend: str) -> list[str]:

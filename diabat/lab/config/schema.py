@@ -203,6 +203,6 @@ def with_defaults(document: dict[str, Any]) -> dict[str, Any]:
     seed = {"seed": filled["seed"]} if "seed" in filled else {}
     defaults["training"] = dataclasses.asdict(PROTOCOLS.get(task, TrainOptions())) | seed
     for name, values in defaults.items():
-        if isinstance(given := filled.get(name, {}), dict):
-            filled[name] = {**values, **given}
+        if isinstance(section := filled.get(name, {}), dict):
+            filled[name] = {**values, **section}
     return filled

@@ -21,15 +21,15 @@ LOCAL_BACKENDS = ("banded", "dqa", "exact", "mean_field", "refine", "tempering")
 KeyPath = tuple[str | int, ...]
 
 
-def refuse_untrusted(document: dict[str, Any], path: Path, given: Iterable[KeyPath] = ()) -> None:
+def refuse_untrusted(document: dict[str, Any], path: Path, chosen: Iterable[KeyPath] = ()) -> None:
     """Refuse other backends than the local ones in a configuration from ``path``, if that is one of a run folder.
 
-    ``given`` are keys that the caller has set; a sampler whose every key is the caller's is not refused.  The
+    ``chosen`` are keys that the caller has set; a sampler whose every key is the caller's is not refused.  The
     ConfigError names the key, and how to trust the folder.
     """
     if path.name != RUN_CONFIG:
         return
-    own = tuple(given)
+    own = tuple(chosen)
     for place, section in sampler_sections(document).items():
         leaves = list(_leaves(section, place))
         if all(any(key[: len(mine)] == mine for mine in own) for key, _ in leaves):

@@ -65,8 +65,10 @@ class DecoderExplanation:
 
     def most_probable(self, position: int, count: int) -> list[tuple[str, float]]:
         """Names and probabilities of the most probable classes at a position, at most ``count``."""
-        chances, found = self.probabilities[position].topk(min(count, len(self.classes)))
-        return [(self.classes[c], chance) for c, chance in zip(found.tolist(), chances.tolist(), strict=True)]
+        chances, classes = self.probabilities[position].topk(min(count, len(self.classes)))
+        return [
+            (self.classes[c], chance) for c, chance in zip(classes.tolist(), chances.tolist(), strict=True)
+        ]
 
     def strongest(
         self, count: int, layer: int | None = None, head: int | None = None, at_least: float = 0.0

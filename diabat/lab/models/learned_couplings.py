@@ -75,28 +75,28 @@ def _deviation(values: Tensor) -> float | None:
 
 
 def coupling_panels(
-    found: LearnedCouplings, *, layer: int | None = None, head: int | None = None
+    learned: LearnedCouplings, *, layer: int | None = None, head: int | None = None
 ) -> list[Panel]:
     """J against distance, a panel for each layer and a line for each head; ``layer`` or ``head`` None shows all.
 
     A dot is one pair, as the mean over runs; a line is the mean over pairs, with σ over runs as error bars.
     """
-    _, layers, heads, _ = found.couplings.shape
+    _, layers, heads, _ = learned.couplings.shape
     panels = []
     for i in range(layers) if layer is None else [layer]:
         drawn = []
         for look, h in enumerate(range(heads) if head is None else [head]):
-            rows = found.by_distance(i, h)
+            rows = learned.by_distance(i, h)
             x, y = [float(row.distance) for row in rows], [row.mean for row in rows]
             spread = [row.deviation_of_runs for row in rows]
             bars = [value for value in spread if value is not None] or None
             dots = {"linestyle": "", "marker": ".", "markersize": 4, "alpha": 0.45, "zorder": 2.5}
-            pairs = found.couplings[:, i, h].mean(0)
+            pairs = learned.couplings[:, i, h].mean(0)
             drawn += [
-                Line(found.distance.numpy(), pairs.numpy(), look=look, style=dots),
+                Line(learned.distance.numpy(), pairs.numpy(), look=look, style=dots),
                 Line(x, y, f"head {h}" if heads > 1 else "", look, bars),
             ]
-        ends = [1.0, float(found.distance.max())]
+        ends = [1.0, float(learned.distance.max())]
         zero = Line(ends, [0, 0], style={"color": "0.5", "marker": "", "linewidth": 0.9, "zorder": 2})
         settings = {"xlabel": "distance |j - k|", "ylabel": "$J_{jk}$", "title": f"layer {i}"}
         panels.append(Panel([zero, *drawn], settings=settings))

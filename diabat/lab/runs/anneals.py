@@ -9,16 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from diabat import circuits
 from diabat.checks import ArgumentError
-from diabat.circuits import (
-    NativeEngine,
-    TrotterPlan,
-    available_plans,
-    available_schedules,
-    builtin_plan,
-    load_plan,
-    save_plan,
-)
+from diabat.circuits import TrotterPlan
 from diabat.circuits.plan_range import KEY as TRAINED_RANGE
 from diabat.documents.errors import of_section
 from diabat.lab.config.loading import to_plain
@@ -26,14 +19,7 @@ from diabat.lab.config.schema import Config
 from diabat.lab.runs.build import use_threads
 from diabat.lab.runs.studies import attention_ensembles
 from diabat.lab.studies.ensembles import Ensemble
-from diabat.lab.studies.learned.problems import (
-    AnnealOptions,
-    ErrorTable,
-    Instances,
-    error_table,
-    split_windows,
-    with_moments,
-)
+from diabat.lab.studies.learned import problems as studied
 from diabat.lab.studies.learned.search import Objective, learn_plan, trained_range
 from diabat.progress import new_bar
 from diabat.version import __version__
@@ -61,7 +47,7 @@ def learn_anneal(
     keeper = _Keeper(config, new_bar(percent=True, shown=progress))
     problems = "anneal.strengths" if options.run is None else "anneal.run"
     keys = {"plan": "anneal.start", "ensemble": problems, "instances": problems}
-    engine = NativeEngine()
+    engine = circuits.NativeEngine()
     try:
         with of_section("anneal", keys):
             start = None if options.start is None else find_plan(options.start)[0]
@@ -69,7 +55,7 @@ def learn_anneal(
             objective = Objective(training, engine, pair_weight=options.pair_weight)
             plan, loss = learn_plan(objective, options, seed=config.seed, start=start, watch=keeper.watch)
             keeper.save(plan, loss, **{TRAINED_RANGE: asdict(trained_range(plan, training, engine))})
-            rows = error_table(plan, held_out)
+            rows = studied.error_table(plan, held_out)
     except KeyboardInterrupt as error:
         if keeper.best is None:
             raise KeyboardInterrupt("Nothing was saved yet.") from error
@@ -81,29 +67,32 @@ def learn_anneal(
     finally:
         if keeper.bar.live.is_started:  # to stop a bar that never started prints an empty line
             keeper.bar.stop()
-    table = {"columns": ErrorTable.definitions(), "rows": rows}
+    table = {"columns": studied.ErrorTable.definitions(), "rows": rows}
     seconds = round(time.perf_counter() - began, 1)
     return plan, keeper.save(plan, loss, finished=True, seconds=seconds, held_out=table)
 
 
 def find_plan(name: str) -> tuple[TrotterPlan, dict[str, Any]]:
     """A shipped plan by name (else ArgumentError), or a plan from a file (OSError or ValueError), and its metadata."""
-    if name in available_schedules():
+    if name in circuits.available_schedules():
         got = f"a schedule; diabat.sampler('dqa', schedule={name!r}).circuit(problem) is its circuit"
         raise ArgumentError("plan", "a plan", got)
     path = Path(name)
     # A name with a suffix or a folder, or of an existing file, is taken as a file.
-    is_file = name not in available_plans() and (bool(path.suffix) or path.name != name or path.exists())
-    return load_plan(name) if is_file else builtin_plan(name)
+    like_a_file = bool(path.suffix) or path.name != name or path.exists()
+    shipped = name in circuits.available_plans() or not like_a_file
+    return circuits.builtin_plan(name) if shipped else circuits.load_plan(name)
 
 
-def _problems(options: AnnealOptions, seed: int, trust: bool) -> tuple[list[Instances], list[Ensemble]]:
+def _problems(
+    options: studied.AnnealOptions, seed: int, trust: bool
+) -> tuple[list[studied.Instances], list[Ensemble]]:
     """Problems for training, and held-out ones."""
     if options.run is None:
         return options.training(seed), options.judging(seed)
     layers = attention_ensembles(options.run, seed=seed, trust=trust, key="anneal.run")
-    halves = [split_windows(layer) for layer in layers]
-    training = [entry for half, _ in halves for entry in with_moments(half)]
+    halves = [studied.split_windows(layer) for layer in layers]
+    training = [entry for half, _ in halves for entry in studied.with_moments(half)]
     return training, [half for _, half in halves] + options.judging(seed)
 
 
@@ -138,6 +127,6 @@ class _Keeper:
     def save(self, plan: TrotterPlan, loss: float, **further: Any) -> dict[str, Any]:
         """Write the file, and return its metadata."""
         self.metadata |= {"loss": loss, **further}
-        save_plan(self.output, plan, self.metadata)
+        circuits.save_plan(self.output, plan, self.metadata)
         self.best, self.last = (plan, loss), time.monotonic()
         return self.metadata

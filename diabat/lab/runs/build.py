@@ -126,7 +126,7 @@ def require_same_run(config: Config) -> None:
         pairs = {section: (old, new)}
         if isinstance(old, dict):
             pairs = {f"{section}.{key}": (old.get(key), new.get(key)) for key in old | new}
-        for place, (was, given) in pairs.items():
-            if was != given and place not in _FREE and not (given is None and place in _BUILT):
-                got = f"{given!r}; a resumed run keeps its configuration"
+        for place, (was, value) in pairs.items():
+            if was != value and place not in _FREE and not (value is None and place in _BUILT):
+                got = f"{value!r}; a resumed run keeps its configuration"
                 raise ConfigError(place, f"{was!r} as in the run in '{config.output}'", got)

@@ -54,7 +54,7 @@ DATA_FILES = {
         source="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
         sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
         num_bytes=1_115_394,
-    ),
+    )
 }
 
 

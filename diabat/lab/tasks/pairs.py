@@ -12,27 +12,16 @@ import torch
 
 from diabat.checks import ArgumentError, check_flag, check_number, keep_count
 from diabat.compute.memory import require_memory
-from diabat.lab.tasks.base import (
-    IGNORED,
-    PADDING,
-    UNKNOWN,
-    Answers,
-    SentenceForm,
-    Split,
-    Task,
-    TaskOptions,
-    words_of,
-)
+from diabat.lab.tasks import base
 from diabat.lab.tasks.data import DataError
-from diabat.lab.tasks.pair_files import Labelled, read_labelled
-from diabat.lab.tasks.pair_grammar import generated
+from diabat.lab.tasks.pair_rows import Labelled, generated, read_labelled
 from diabat.lab.tasks.text import TRAIN_FRACTION
 
 _ANY_LENGTH = 2**31
 
 
 @dataclass(frozen=True)
-class PairOptions(TaskOptions):
+class PairOptions(base.TaskOptions):
     """Options of sentences with labels.
 
     A sequence is the words of both sentences with a separator between them, padded behind.  Words and classes are those
@@ -62,7 +51,7 @@ class PairOptions(TaskOptions):
         seed: Seed of the pairs of the grammar and of the share for validation.
     """
 
-    answers: ClassVar[Answers] = "sequence"
+    answers: ClassVar[base.Answers] = "sequence"
 
     name: Literal["pairs"] = field(default="pairs", kw_only=True)
     data: str | None = None
@@ -102,7 +91,7 @@ class PairOptions(TaskOptions):
                 if (value := getattr(self, name)) is not None:
                     raise ArgumentError(name, "None without task.data", repr(value))
 
-    def build(self) -> Task:
+    def build(self) -> base.Task:
         """Build the task: one class for each sequence; the metric is the accuracy, also of every class.
 
         DataError if a line of a file is not as it should be; ValueError if options contradict each other.
@@ -111,33 +100,33 @@ class PairOptions(TaskOptions):
         words, classes = self.words, self.classes
         if words is None:
             texts = [text for row in sets["train"] for text in row.sentences]
-            counts = Counter(word for text in texts for word in words_of(text))
+            counts = Counter(word for text in texts for word in base.words_of(text))
             words = tuple(sorted(word for word, count in counts.items() if count >= self.min_count))
         if classes is None:
             classes = tuple(sorted({row.label for row in sets["train"]}))
             if len(classes) == 1:
                 raise DataError(f"task.data: expected two labels or more, got only {classes[0]!r}.")
-        form = SentenceForm(words, classes, self.window or _ANY_LENGTH, self.sentences)
+        form = base.SentenceForm(words, classes, self.window or _ANY_LENGTH, self.sentences)
         symbols = {name: [self._encoded(form, row) for row in rows] for name, rows in sets.items()}
         longest = max(len(sequence) for of_set in symbols.values() for sequence in of_set)
         form = replace(form, window=self.window or longest)
         count = sum(map(len, sets.values()))
         require_memory(24 * count * longest, f"{count} pairs of up to {longest} tokens", "data")
         splits = {name: _split(symbols[name], longest, rows, classes) for name, rows in sets.items()}
-        sizes = (form.window, UNKNOWN + 1 + len(words), len(classes))
+        sizes = (form.window, base.UNKNOWN + 1 + len(words), len(classes))
 
-        def by_class(split: Split) -> dict[str, Split]:
+        def by_class(split: base.Split) -> dict[str, base.Split]:
             own = {name: split.targets == index for index, name in enumerate(classes)}
             return {
-                name: Split(split.inputs, split.targets.where(of_class, IGNORED))
+                name: base.Split(split.inputs, split.targets.where(of_class, base.IGNORED))
                 for name, of_class in own.items()
                 if bool(of_class.any())
             }
 
         parts = (splits["train"], splits["validation"], splits.get("test"))
-        return Task(self.name, *sizes, "accuracy", *parts, sentences=form, parts=by_class)
+        return base.Task(self.name, *sizes, "accuracy", *parts, sentences=form, parts=by_class)
 
-    def as_built(self, task: Task) -> Self:
+    def as_built(self, task: base.Task) -> Self:
         """The options with words, classes and length of the task, which are then the same on any file."""
         assert task.sentences is not None
         form = task.sentences
@@ -171,7 +160,7 @@ class PairOptions(TaskOptions):
         """A place that does not depend on the order of the file."""
         return hashlib.sha256("\t".join((str(self.seed), *row.sentences)).encode()).digest()
 
-    def _encoded(self, form: SentenceForm, row: Labelled) -> torch.Tensor:
+    def _encoded(self, form: base.SentenceForm, row: Labelled) -> torch.Tensor:
         try:
             symbols = form.encode(*row.sentences, truncate=self.truncate)
         except ArgumentError as error:
@@ -185,8 +174,8 @@ class PairOptions(TaskOptions):
 
 def _split(
     symbols: list[torch.Tensor], longest: int, rows: Sequence[Labelled], classes: tuple[str, ...]
-) -> Split:
-    inputs = torch.full((len(symbols), longest), PADDING)
+) -> base.Split:
+    inputs = torch.full((len(symbols), longest), base.PADDING)
     for row, sequence in zip(inputs, symbols, strict=True):
         row[: len(sequence)] = sequence
-    return Split(inputs, torch.tensor([[classes.index(row.label)] for row in rows]))
+    return base.Split(inputs, torch.tensor([[classes.index(row.label)] for row in rows]))

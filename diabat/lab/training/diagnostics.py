@@ -14,7 +14,7 @@ from diabat.attention.bridge import choose_estimator
 from diabat.attention.coupled import recording
 from diabat.attention.layer import IsingLayer
 from diabat.checkpoints import TrainingError
-from diabat.documents.plain import plain
+from diabat.files import jsonable
 from diabat.ising import Ising, IsingError
 from diabat.lab.models import Model
 from diabat.lab.training.checkpoint import TrainState
@@ -69,11 +69,11 @@ def _facts(layer: IsingLayer, problems: Sequence[Ising], heard: Sequence[Heard])
     num_reads, info = heard[0] if heard else Heard(None, {})
     checks = diagnostics(backend.watched, info)
     return {
-        "backend": backend.name, "law": able.law, "engine": plain(options.get("engine")),
+        "backend": backend.name, "law": able.law, "engine": jsonable(options.get("engine")),
         "gradient": choose_estimator(backend, layer.gradient), "num_reads": num_reads,
-        "largest_field": plain(_magnitude([one.fields for one in problems])),
-        "largest_coupling": plain(_magnitude([one.couplings for one in problems])),
-        "watched": {check.key: plain(check.value) for check in checks},
+        "largest_field": jsonable(_magnitude([one.fields for one in problems])),
+        "largest_coupling": jsonable(_magnitude([one.couplings for one in problems])),
+        "watched": {check.key: jsonable(check.value) for check in checks},
         "doubtful": [check.label for check in checks if check.ok is False],
     }  # fmt: skip
 

@@ -25,20 +25,12 @@ from diabat.checks import ArgumentError
 from diabat.files import replace_file, to_json
 from diabat.lab.models import Model
 from diabat.lab.tasks import Task
+from diabat.lab.training import folder as files
 from diabat.lab.training.checkpoint import TrainState, copy_tensors, random_tensors, restore_random
 from diabat.lab.training.data_parallel import Processes
 from diabat.lab.training.diagnostics import numbers_in_range, observed, require_finite
 from diabat.lab.training.evaluate import autocast, epoch_order, evaluate, own_random_numbers, token_loss
-from diabat.lab.training.folder import (
-    BEST,
-    CONFIG,
-    LATEST,
-    TrainingInterrupted,
-    cut_metrics,
-    metrics_file,
-    opened,
-    writing,
-)
+from diabat.lab.training.folder import TrainingInterrupted
 from diabat.lab.training.options import TrainOptions
 from diabat.progress import new_bar
 from diabat.samplers.state import sampler_parameters, weights_of
@@ -109,14 +101,14 @@ def train(
     with own_random_numbers(model, options.seed), delayed_signals() as signals:
         trainer = Trainer(model, task, options, Path(run_dir))
         is_main = trainer.processes.is_main
-        with opened(trainer.folder, resume) if is_main else nullcontext():
+        with files.opened(trainer.folder, resume) if is_main else nullcontext():
             trainer.begin(resume, extra_metadata or {})
             trainer.loop(signals, progress and is_main)
     return _result(trainer)
 
 
 def _result(trainer: Trainer) -> TrainResult:
-    state, path = trainer.state, trainer.folder / LATEST
+    state, path = trainer.state, trainer.folder / files.LATEST
     if state.best_loss is None or state.best_metric is None or state.best_step is None:
         raise CheckpointError(f"checkpoint: {path} is damaged: expected a run with a validation, got none.")
     return TrainResult(
@@ -196,22 +188,22 @@ class Trainer:
 
     def begin(self, resume: bool, metadata: Mapping[str, Any]) -> None:
         """Continue the run in the folder, or start one: also one that was killed before its first checkpoint."""
-        begun = resume and (self.folder / LATEST).exists()
+        begun = resume and (self.folder / files.LATEST).exists()
         if begun:
             self._restore()
         self.processes.wait()  # before the first process writes files that the others look for
         if self.processes.is_main:
             if not begun:
-                with writing(self.folder):
-                    replace_file(self.folder / CONFIG, to_json(dict(metadata)))
-            cut_metrics(self.folder, self.state.metrics_bytes)
+                with files.writing(self.folder):
+                    replace_file(self.folder / files.CONFIG, to_json(dict(metadata)))
+            files.cut_metrics(self.folder, self.state.metrics_bytes)
         self.processes.same_weights(self.model)
         self.started = (time.monotonic() - self.state.seconds, time.process_time() - self.state.cpu_seconds)
         if not begun:
             self.save()
 
     def _restore(self) -> None:
-        path = self.folder / LATEST
+        path = self.folder / files.LATEST
         tensors, facts = read_checkpoint(path)
         with reading(path):
             self._require_same_run(path, facts)
@@ -325,7 +317,8 @@ class Trainer:
             require_finite(model, state, again, validation_loss=loss)
             metric = self.task.metric_value(loss, accuracy)
             if state.record_validation(loss, metric) and self.processes.is_main:
-                save_checkpoint(self.folder / BEST, weights_of(model), {"step": state.step, "val_loss": loss})
+                facts = {"step": state.step, "val_loss": loss}
+                save_checkpoint(self.folder / files.BEST, weights_of(model), facts)
         figures = {"train_loss": state.loss_sum / state.batch, "val_loss": loss, self.task.metric: metric}
         if state.batch == self.batches:
             state.epoch, state.batch, state.loss_sum = state.epoch + 1, 0, 0.0
@@ -340,7 +333,7 @@ class Trainer:
         times = {"wall_s": round(state.seconds, 3), "cpu_s": round(state.cpu_seconds, 3)}
         line = {"event": event, "step": state.step, "epoch": state.epoch, **figures, **times}
         if self.processes.is_main:
-            with metrics_file(self.folder) as file:
+            with files.metrics_file(self.folder) as file:
                 file.write((json.dumps(line) + "\n").encode())
 
     def _read_clocks(self) -> None:
@@ -352,11 +345,11 @@ class Trainer:
         if not self.processes.is_main:
             return
         self._read_clocks()
-        with metrics_file(self.folder) as file:
+        with files.metrics_file(self.folder) as file:
             os.fsync(file.fileno())
             self.state.metrics_bytes = file.tell()
         facts = {"state": asdict(self.state), "options": asdict(self.options), "data": self.fingerprint}
-        save_checkpoint(self.folder / LATEST, {**self._tensors(), **random_tensors(self.model)}, facts)
+        save_checkpoint(self.folder / files.LATEST, {**self._tensors(), **random_tensors(self.model)}, facts)
 
     def _tensors(self) -> dict[str, Tensor]:
         """Weights, and moments of the optimiser by parameter name, as they are used."""

@@ -189,7 +189,7 @@ def with_moments(ensemble: Ensemble, *, weight: float = 1.0) -> list[Instances]:
     J = ising.fields.new_zeros(n, n) if ising.couplings is None else ising.couplings
     values = ising.fields, moments.probability, J.expand(*batch, n, n), moments.correlation
     fields, probability, couplings, correlation = (value.flatten(0, len(batch) - 1) for value in values)
-    found = []
+    entries = []
     for size in filter(None, mask.sum(-1).unique().tolist()):
         row = (mask.sum(-1) == size).nonzero()
         spins = mask[row[:, 0]].nonzero()[:, 1].view(-1, size)
@@ -197,8 +197,8 @@ def with_moments(ensemble: Ensemble, *, weight: float = 1.0) -> list[Instances]:
         h, P, J, C = fields[row, spins], probability[row, spins], couplings[pairs], correlation[pairs]
         J = J[0] if bool((J[0] == J).all()) else J  # couplings are repeated only if there are several
         problems = Batch(h.numpy(), J.numpy())
-        found.append(Instances(name, ensemble.strength, problems, P.numpy(), C.numpy(), weight))
-    return found
+        entries.append(Instances(name, ensemble.strength, problems, P.numpy(), C.numpy(), weight))
+    return entries
 
 
 def split_windows(ensemble: Ensemble) -> tuple[Ensemble, Ensemble]:
@@ -246,11 +246,11 @@ def error_table(plan: TrotterPlan, ensembles: Sequence[Ensemble]) -> list[Row]:
     betas = predicted_beta(_SCHEDULE, _TIME_NS)
     anneal = DQASampler(schedule=trotter_plan(_SCHEDULE, _TIME_NS, _STEPS), betas=betas)
     backends = {"learned": DQASampler(schedule=plan), "anneal": anneal, "mean_field": MeanFieldSampler()}
-    found = fidelity_report(backends, ensembles).rows
+    of_backends = fidelity_report(backends, ensembles).rows
     names = {"ensemble": "name", "num_spins": "num_spins", "strength": "strength", "queries": "instances",
              "independent_error": "independent"}  # fmt: skip
     rows: list[Row] = []
-    for scores in zip(*(found[k :: len(backends)] for k in range(len(backends))), strict=True):
+    for scores in zip(*(of_backends[k :: len(backends)] for k in range(len(backends))), strict=True):
         row = {name: scores[0][key] for key, name in names.items()}
         row |= {score["backend"]: score["marginal_mean"] for score in scores}
         rows.append(row | {f"{score['backend']}_pairs": score["pair_mean"] for score in scores[:2]})

@@ -66,10 +66,12 @@ class Objective:
         """L of a plan."""
         return self._loss(self.engine.moments(plan, self.batches, correlations=self.pair_weight > 0))[0]
 
-    def _loss(self, found: Sequence[BatchMoments]) -> tuple[float, list[FloatArray], list[FloatArray] | None]:
+    def _loss(
+        self, of_batches: Sequence[BatchMoments]
+    ) -> tuple[float, list[FloatArray], list[FloatArray] | None]:
         """L, ∂L/∂P and ∂L/∂C; the latter counts j<k and k<j half each, as the engine sums over both."""
         loss, cotangents, pairs = 0.0, [], []
-        for entry, moments, (scale, pair_scale) in zip(self.instances, found, self._scales, strict=True):
+        for entry, moments, (scale, pair_scale) in zip(self.instances, of_batches, self._scales, strict=True):
             error = moments.probability - entry.probability
             loss += scale * float((error**2).sum())
             cotangents.append(2 * scale * error)
@@ -92,8 +94,8 @@ def _scales(instances: list[Instances]) -> list[FloatArray]:
         pairs[:, range(m.shape[1]), range(m.shape[1])] = 0
         effect = ((alone - entry.probability) ** 2).sum(), (pairs**2).sum() / 2
         effects[entry.name, entry.strength] += effect
-    for (name, strength), found in effects.items():
-        if not found.min() > _LEAST_EFFECT:
+    for (name, strength), sums in effects.items():
+        if not sums.min() > _LEAST_EFFECT:
             got = f"none in '{name}' at strength {strength:g}"
             raise ArgumentError("instances", "couplings that change the marginals", got)
     places, total = [(entry.name, entry.strength) for entry in instances], sum(weights.values())
@@ -158,28 +160,30 @@ def learn_plan(
     random, restarts = np.random.default_rng(seed), options.restarts
     work = restarts * options.iterations * sum(lengths) + options.polish * lengths[-1]
     run = _Run(objective, float(work), watch)
-    found: list[tuple[float, FloatArray]] = []
+    solutions: list[tuple[float, FloatArray]] = []
     if start is not None:
-        found = [(np.inf, np.concatenate((start.field_angles, start.coupling_angles, start.mixer_angles)))]
+        solutions = [
+            (np.inf, np.concatenate((start.field_angles, start.coupling_angles, start.mixer_angles)))
+        ]
     for stage, steps in enumerate(lengths):
         ramps = (ramp_start(steps, random) for _ in range(restarts))
-        centres = [doubled(x) if stage else x for _, x in found]
-        starts = _around(centres, restarts, random) if found else ramps
-        found = _distinct([run.solve(x, options.iterations, steps) for x in starts])
-    loss, angles = found[0]
+        centres = [doubled(x) if stage else x for _, x in solutions]
+        starts = _around(centres, restarts, random) if solutions else ramps
+        solutions = _distinct([run.solve(x, options.iterations, steps) for x in starts])
+    loss, angles = solutions[0]
     if options.polish:
         loss, angles = run.solve(angles, options.polish, options.steps)
     return run.plan(angles), loss
 
 
-def stages(steps: int, given: int | None = None) -> list[int]:
+def stages(steps: int, first: int | None = None) -> list[int]:
     """Numbers of steps on the way to ``steps``, from that of a given plan (else ValueError) or from the fewest."""
-    found = [steps]
-    while found[0] != given and found[0] % 2 == 0 and (given is not None or found[0] > _FEWEST):
-        found.insert(0, found[0] // 2)
-    if given is not None and found[0] != given:
-        raise ArgumentError("start", f"{steps} steps over a power of two", given)
-    return found
+    lengths = [steps]
+    while lengths[0] != first and lengths[0] % 2 == 0 and (first is not None or lengths[0] > _FEWEST):
+        lengths.insert(0, lengths[0] // 2)
+    if first is not None and lengths[0] != first:
+        raise ArgumentError("start", f"{steps} steps over a power of two", first)
+    return lengths
 
 
 def _around(centres: list[FloatArray], count: int, random: np.random.Generator) -> Iterator[FloatArray]:
@@ -224,10 +228,10 @@ class _Run:
         self._tell(before + iterations * steps, result)  # a start that converged early is done as well
         return float(result.fun), np.asarray(result.x)
 
-    def _tell(self, done: float, found: Any) -> None:
+    def _tell(self, done: float, result: Any) -> None:
         self.done = done
-        if found.fun < self.loss:
-            self.loss, self.best = float(found.fun), self.plan(found.x)
+        if result.fun < self.loss:
+            self.loss, self.best = float(result.fun), self.plan(result.x)
         self.watch(min(1.0, done / self.work), self.best, self.loss)
 
 
