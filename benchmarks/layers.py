@@ -186,15 +186,14 @@ def long_sequences() -> list[Case]:
         return [torch.randn(batch, LENGTH, FEATURES, requires_grad=True) for _ in range(3)]
 
     def coupled(window: int, batch: int, options: dict[str, Any]) -> Work:
-        module = relative(window, 1, **options)
-        q, k, v = inputs(batch)
-        leaves = [q, k, v, *(p for p in (module.couplings.pairs,) if p is not None)]
+        module, qkv = relative(window, 1, **options), inputs(batch)
+        law: dict[str, Any] = {"is_causal": True, "readout": module.readout, "far": module.far}
+        leaves = [*qkv, *(p for p in (module.couplings.pairs,) if p is not None)]
         cotangent = torch.randn(batch, 1, LENGTH, FEATURES)
 
         def run() -> Any:
-            y = diabat.boltzmann_attention(
-                q[:, None], k[:, None], v[:, None], module.couplings, is_causal=True, readout=module.readout, far=module.far
-            )  # fmt: skip
+            q, k, v = (t[:, None] for t in qkv)
+            y = diabat.boltzmann_attention(q, k, v, module.couplings, **law)
             assert isinstance(y, Tensor)
             return torch.autograd.grad(y, leaves, cotangent)
 
