@@ -63,6 +63,7 @@ def check_tensor(name: str, value: Any, expected: str = "a tensor, an array or a
     """Raise IsingError unless a value is a dense tensor with data."""
     if not isinstance(value, Tensor):
         fix = "; diabat.ising.from_bqm reads it" if hasattr(value, "vartype") else ""  # a model of dimod
+        fix = "; diabat.ising.from_qubo and Ising.from_dict read names" if isinstance(value, dict) else fix
         raise IsingError(name, expected, f"{type(value).__name__}{fix}")
     if value.is_meta:
         raise IsingError(name, "a tensor with data", "one on the device meta")
