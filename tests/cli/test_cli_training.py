@@ -38,6 +38,18 @@ def test_train_resumes_to_the_same_weights_as_an_uninterrupted_run(tmp_path: Pat
     assert all(bool((weights[0][k] == weights[1][k]).all()) for k in weights[0])
 
 
+def test_a_run_that_spent_its_budget_goes_on_with_a_larger_one(tmp_path: Path) -> None:
+    paid = ["sampler.backend=dimod", "sampler.num_reads=4", f"sampler.cache_dir={tmp_path / 'answers'}"]
+    spent = train(tmp_path / "run", *paid, "sampler.max_reads=40")
+    assert (spent.exit_code, "max_reads: expected at most 40 reads" in spent.stderr) == (1, True)
+    assert train(tmp_path / "run", *paid, "sampler.max_reads=100000", "--resume").exit_code == 0
+    counted = (tmp_path / "answers" / "spent.json").read_text()
+    assert train(tmp_path / "whole", *paid).exit_code == 0  # an uninterrupted run asks for the same reads
+    assert (tmp_path / "answers" / "spent.json").read_text() == counted
+    other = train(tmp_path / "run", *paid, "sampler.num_reads=8", "--resume")
+    assert "sampler.num_reads: expected 4 as in the run in" in other.stderr
+
+
 def test_evaluate_counts_the_predictions_of_an_accuracy(tmp_path: Path) -> None:
     assert train(tmp_path / "run").exit_code == 0
     told = run_json("evaluate", str(tmp_path / "run"))

@@ -81,7 +81,14 @@ def build_model(config: Config, task: Task, backend: Sampler | None = None) -> M
         return config.model.build(*sizes, backend, config.gradient, config.seed)
 
 
+_PAID = (
+    "max_reads",
+    "max_qpu_seconds",
+    "retries",
+    "retry_wait_s",
+)  # a run that spent its budget goes on with more
 _FREE = {"task.data", "task.symbols", *(f"training.{name}" for name in FREE_ON_RESUME)}
+_FREE |= {f"sampler.{name}" for name in _PAID}
 _BUILT = {"task.words", "task.classes", "task.window"}  # which a run stores where they are left to the data
 _SECTIONS = ("seed", "task", "model", "sampler", "gradient", "training")
 
@@ -112,7 +119,7 @@ def run_training(config: Config, *, resume: bool = False, progress: bool = True)
 
 
 def require_same_run(config: Config) -> None:
-    """Refuse to resume a run under another configuration, naming the key; limits and paths may change.
+    """Refuse to resume a run under another configuration, naming the key; limits, budgets and paths may change.
 
     The training loop itself compares its options (including those that depend on each other), the data and the
     shapes of the weights; the sampler and the estimator are compared only here.
