@@ -28,6 +28,7 @@ def show_backends(as_json: arguments.JsonOption = False) -> None:
         return
     columns = ("backend", "law", "largest n", "offers", "gradients, best first")
     print_table("Backends", columns, (_backend_cells(row) for row in backends))
+    say("At default options: dimod wraps an annealer held at beta = 1, refine and distributed wrap dqa.\n")
     for row in backends:
         if row["reason"]:
             say(f"{row['backend']} is not available: {row['reason']}\n")

@@ -32,6 +32,8 @@ def test_backends_lists_every_backend_and_extra(monkeypatch: pytest.MonkeyPatch)
     assert any("exact" in line and listed in line for line in result.stdout.splitlines())
     for name in (*registry.available_backends(), *backends.EXTRAS):
         assert name in result.stdout
+    wrapped = {repr(registry.sampler(name)).split("'")[1] for name in ("refine", "distributed")}
+    assert (wrapped, "refine and distributed wrap dqa" in result.stdout) == ({"dqa"}, True)
     report = run_json("backends")
     exact = next(row for row in report["backends"] if row["backend"] == "exact")
     assert (exact["exact"], exact["law"], exact["available"]) == (True, "boltzmann", True)

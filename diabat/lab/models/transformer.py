@@ -41,7 +41,7 @@ class TransformerOptions(ModelOptions):
         bandwidth: w; only couplings J_jk with |j - k| <= w are parameters.  None makes all of them parameters.
         relative: Couplings between the last keys that a query sees, for sequences of any length.
         attention_window: T, the number of coupled positions, with ``relative``; None couples the whole context.
-        far: With ``relative``, keys before the window: ``independent``, if it is None, or ``none`` of them is visible.
+        far: With ``relative``, keys before the window: ``independent`` spins, as for None, or ``none``, not visible.
         readout: Attention weights from the ``odds`` of a spin, or from its ``probability``, as in the paper.
         positions: ``learned`` embeddings, one for each position of the context; ``rope``: rotary positions in every
             attention layer; or ``none``.
