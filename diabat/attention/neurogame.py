@@ -36,6 +36,7 @@ from diabat.checks import check_choice, check_count, check_number, check_positiv
 from diabat.ising import Ising, without_autocast
 from diabat.ising.checks import check_finite
 from diabat.samplers.base import Sampler
+from diabat.samplers.call_checks import refuse_trace
 from diabat.samplers.capabilities import UnsupportedError
 from diabat.samplers.folding import behind_transforms
 from diabat.samplers.registry import sampler as build_sampler
@@ -174,6 +175,7 @@ class NeuroGameAttention(IsingLayer):
             UnsupportedError: If a sequence has more tokens than the sampler accepts spins, or Σ 2^n over sequences and
                 heads is more than it enumerates in one call.  This is checked before anything is computed.
         """
+        refuse_trace()
         if torch.compiler.is_exporting():
             raise UnsupportedError(
                 "torch.export", "NeuroGameAttention is not exported, since it reads values of its inputs."

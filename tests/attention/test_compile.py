@@ -199,12 +199,13 @@ def test_around_what_no_graph_holds(function: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("name", ["exact", "mean_field", "tempering", "dqa", "softmax"])
+@pytest.mark.parametrize("name", ["exact", "mean_field", "tempering", "dqa", "softmax", "games"])
 def test_a_trace_would_freeze_the_answers(name: str) -> None:
     options = {"mode": name} if name == "softmax" else {"sampler": name}
+    layer = NeuroGameAttention(8, 2) if name == "games" else BoltzmannAttention(8, 2, 5, **options)
     sentence = r"torch\.jit\.trace: cannot record layers and samplers"
     with pytest.raises(diabat.UnsupportedError, match=sentence):
-        torch.jit.trace(BoltzmannAttention(8, 2, 5, **options), torch.randn(3, 5, 8), check_trace=False)
+        torch.jit.trace(layer, torch.randn(3, 5, 8), check_trace=False)
 
 
 def test_another_backend_in_place() -> None:
