@@ -173,7 +173,8 @@ def inside_an_encoder() -> None:
     `add_bias_kv` and `add_zero_attn` must be False.
     conventions: | refused | `add_bias_kv`, `add_zero_attn` |
     conventions: Its parameters have torch's names. Those of `couplings` are added.
-    questions: `add_bias_kv` and `add_zero_attn` are refused."""
+    questions: `diabat.BoltzmannMultiheadAttention` replaces `nn.MultiheadAttention` up to `window` keys, its one new
+    argument."""
     ours = diabat.BoltzmannMultiheadAttention(16, 4, batch_first=True, window=6)
     plain = nn.TransformerEncoderLayer(16, 4, batch_first=True)
     added = set(ours.state_dict()) - set(plain.self_attn.state_dict())
@@ -185,6 +186,8 @@ def inside_an_encoder() -> None:
     for name in ("add_bias_kv", "add_zero_attn"):
         with refused(f"{name}: expected False"):
             diabat.BoltzmannMultiheadAttention(16, 4, window=6, **{name: True})
+    with refused("key: expected at most window = 6 positions, got 7"):
+        ours(*torch.randn(3, 2, 7, 16))
     plain.self_attn = ours
     nn.TransformerEncoder(plain, 2, enable_nested_tensor=False).eval()(torch.randn(2, 6, 16))
     with pytest.warns(UserWarning, match="enable_nested_tensor is True, but"):
