@@ -81,12 +81,8 @@ def build_model(config: Config, task: Task, backend: Sampler | None = None) -> M
         return config.model.build(*sizes, backend, config.gradient, config.seed)
 
 
-_PAID = (
-    "max_reads",
-    "max_qpu_seconds",
-    "retries",
-    "retry_wait_s",
-)  # a run that spent its budget goes on with more
+# They change no answer: a run that spent its budget goes on with more.
+_PAID = ("max_reads", "max_qpu_seconds", "retries", "retry_wait_s")
 _FREE = {"task.data", "task.symbols", *(f"training.{name}" for name in FREE_ON_RESUME)}
 _FREE |= {f"sampler.{name}" for name in _PAID}
 _BUILT = {"task.words", "task.classes", "task.window"}  # which a run stores where they are left to the data
