@@ -25,6 +25,5 @@ def extra(library: str, name: str = "hf") -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        raise ImportError(
-            f"{package}: expected the package of this name, got none; {install_command(name)}."
-        ) from None
+        got = f"got none; {install_command(name)}."
+        raise ImportError(f"{package}: expected the package of this name, {got}") from None

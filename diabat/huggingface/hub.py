@@ -70,11 +70,8 @@ def refuse_embedded_adapter(place: Any, *, local_files_only: bool = False) -> No
     """Refuse a model with an adapter beside it: transformers would load that too, and whatever it names."""
     utils = extra("transformers.utils")
     if utils.find_adapter_config_file(place, local_files_only=local_files_only) is not None:
-        raise ArgumentError(
-            "model",
-            f"expected a model without adapter, got '{place}' with {ADAPTER_CONFIG}; load the model that the adapter "
-            "belongs to, then diabat.huggingface.load_adapter.",
-        )
+        fix = "load the model that the adapter belongs to, then diabat.huggingface.load_adapter"
+        raise ArgumentError("model", "a model without adapter", f"'{place}' with {ADAPTER_CONFIG}; {fix}")
 
 
 def first_and_others(names: list[str]) -> str:

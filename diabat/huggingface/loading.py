@@ -173,11 +173,9 @@ def _refusing(argument: str, expected: str, name: str | Path, place: str | Path)
         raise
     except Exception as error:
         if not Path(place).is_dir():
-            got = f"'{name}' ({type(error).__name__})"
             fix = "check the spelling, the connection to huggingface.co and your access to it"
-            raise ArgumentError(
-                argument, f"expected {expected}, or its name on the hub, got {got}; {fix}."
-            ) from None
+            got = f"'{name}' ({type(error).__name__}); {fix}"
+            raise ArgumentError(argument, f"{expected}, or its name on the hub", got) from None
         words = " ".join(str(error).split()) or type(error).__name__
         first = words.partition(". ")[0].rstrip(".:")[:200]
         raise ArgumentError(argument, expected, f"'{name}': {first}") from None

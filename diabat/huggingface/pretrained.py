@@ -87,9 +87,8 @@ def refuse_others(implementation: str, arguments: Mapping[str, Any]) -> None:
     """Raise UnsupportedError for an argument that an attention function does not compute."""
     for name in _OTHERS:
         if arguments.get(name) is not None:
-            raise UnsupportedError(
-                name, f"expected None with attn_implementation {implementation!r}, which does not compute it."
-            )
+            expected = f"None with attn_implementation {implementation!r}, which does not compute it"
+            raise UnsupportedError(name, f"expected {expected}.")
 
 
 def _implementations(config: Any) -> dict[str, Any]:
@@ -100,8 +99,5 @@ def _implementations(config: Any) -> dict[str, Any]:
 
 
 def _no_interface(model: nn.Module) -> UnsupportedError:
-    return UnsupportedError(
-        "model",
-        "expected attention behind the AttentionInterface of transformers, found none in "
-        f"{type(model).__name__}.",
-    )
+    expected = "expected attention behind the AttentionInterface of transformers"
+    return UnsupportedError("model", f"{expected}, found none in {type(model).__name__}.")

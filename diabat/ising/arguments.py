@@ -187,9 +187,8 @@ def read_pairs(pairs: Any, names: list[Any], n: int) -> Tensor:
         if (count := times[variable] if isinstance(variable, Hashable) else 0) != 1:
             several = "the name of several columns, " * (count > 1)
             hint = did_you_mean(variable, map(str, place)) * (count == 0)
-            raise IsingError(
-                "pairs", f"expected names of columns or numbers, got {several}{variable!r}.{hint}"
-            )
+            got = f"got {several}{variable!r}.{hint}"
+            raise IsingError("pairs", f"expected names of columns or numbers, {got}")
         return place[variable]
 
     numbers = []

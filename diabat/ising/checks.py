@@ -180,12 +180,9 @@ def check_within(name: str, value: Tensor, limit: float) -> None:
     check_tensor(name, value)
     check_finite(name, value)
     if (index := first_true(value.abs() > limit)) is not None:
-        raise IsingError(
-            name,
-            f"expected numbers up to {limit:g}, so that float64 still resolves smaller ones, got "
-            f"{value[index].item():.3g} at index {index}; hide spins with visible, and keys with a bool mask, rather "
-            "than by large fields.",
-        )
+        fix = "hide spins with visible, and keys with a bool mask, rather than by large fields"
+        expected = f"numbers up to {limit:g}, so that float64 still resolves smaller ones"
+        raise IsingError(name, expected, f"{value[index].item():.3g} at index {index}; {fix}")
 
 
 def is_within(value: Tensor, limit: float) -> bool:

@@ -74,12 +74,12 @@ class Edges:
     def matrix(self, n: int) -> Tensor:
         """J as a symmetric matrix [*lead, n, n], differentiable in the values; ArgumentError beyond ``DENSE_SPINS``."""
         if n > DENSE_SPINS:
-            raise ArgumentError(
-                "couplings",
-                f"edges are expanded into a matrix for up to {DENSE_SPINS} spins, got {n}; 'tempering', "
-                "'mean_field', 'refine', 'dimod' and 'banded' take edges, except with 'linear_response', with second "
-                "derivatives of 'mean_field' and under torch.func.",
+            fix = (
+                "'tempering', 'mean_field', 'refine', 'dimod' and 'banded' take edges, except with "
+                "'linear_response', with second derivatives of 'mean_field' and under torch.func."
             )
+            reason = f"edges are expanded into a matrix for up to {DENSE_SPINS} spins, got {n}; {fix}"
+            raise ArgumentError("couplings", reason)
         j, k = self.index.T
         flat = self.values.new_zeros(*self.lead, n * n)
         flat = flat.index_add(-1, j * n + k, self.values).index_add(-1, k * n + j, self.values)
@@ -131,11 +131,9 @@ def edges_of(J: Tensor, n: int) -> Edges:
     if not bool(wrong.any()):
         wrong = ~torch.isclose(known, known[order], rtol=1e-6, atol=1e-12)
     if at := first_true(wrong):
-        raise IsingError(
-            "couplings",
-            f"expected a symmetric matrix, got {float(known[at]):.6g} at [{int(rows[at])}, {int(columns[at])}] and "
-            "another number, or none, at its mirror image; use U + U.T of an upper triangle U, or diabat.Edges.",
-        )
+        got = f"{float(known[at]):.6g} at [{int(rows[at])}, {int(columns[at])}] and another number, or none"
+        fix = "use U + U.T of an upper triangle U, or diabat.Edges"
+        raise IsingError("couplings", "a symmetric matrix", f"{got}, at its mirror image; {fix}")
     if at := first_true((rows == columns) & (known != 0)):
         where = int(rows[at])
         raise IsingError("couplings", "no diagonal", f"{float(known[at]):.3g} at [{where}, {where}]")

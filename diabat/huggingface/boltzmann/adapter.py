@@ -16,15 +16,10 @@ from torch import Tensor
 
 from diabat.checkpoints import read_checkpoint, reading, save_checkpoint
 from diabat.checks import ArgumentError
+from diabat.huggingface.boltzmann import model as models
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.boltzmann.layer import NAME
-from diabat.huggingface.boltzmann.model import (
-    SETTINGS,
-    couple,
-    kind_of,
-    require_couplings,
-    require_own_couplings,
-)
+from diabat.huggingface.boltzmann.model import SETTINGS, couple, kind_of
 from diabat.huggingface.hub import json_of
 from diabat.huggingface.model_digest import ROUNDED, differences, model_digest
 from diabat.samplers.base import Sampler
@@ -41,8 +36,8 @@ def save_couplings(model: Any, folder: str | Path) -> Path:
         UnsupportedError: It has adapters of peft, or layers share couplings.
         CheckpointError: The file cannot be written.
     """
-    require_couplings(model)
-    require_own_couplings(model)
+    models.require_couplings(model)
+    models.require_own_couplings(model)
     identity = model_digest(model, ("weights", *ROUNDED), without=NAME)
     path, settings = Path(folder) / FILE, cast(Any, model).config.boltzmann
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,18 +89,12 @@ def match_couplings(model: Any, folder: Path, keys: set[str]) -> None:
     mine = getattr(getattr(model, "config", None), NAME, None)
     if settings is None:
         if own and mine is None:
-            raise ArgumentError(
-                "adapter",
-                f"expected {SETTINGS} beside an adapter with couplings, got '{folder}' without it; convert the model "
-                "(diabat.huggingface.convert) as for the training of the adapter.",
-            )
+            fix = "convert the model (diabat.huggingface.convert) as for the training of the adapter"
+            expected = f"{SETTINGS} beside an adapter with couplings"
+            raise ArgumentError("adapter", expected, f"'{folder}' without it; {fix}")
         if own:
-            warnings.warn(
-                f"adapter: '{folder}' has couplings without {SETTINGS}; that they were trained with the settings of "
-                "this model cannot be checked.",
-                UserWarning,
-                stacklevel=3,
-            )
+            text = "that they were trained with the settings of this model cannot be checked."
+            warnings.warn(f"adapter: '{folder}' has couplings without {SETTINGS}; {text}", stacklevel=3)
         return
     if mine is None and not own:
         got = f"{type(model).__name__} without"

@@ -65,7 +65,7 @@ class BoltzmannOptions:
 
     def meaning(self) -> dict[str, Any]:
         """The settings without which couplings mean something else."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("sampler", *_COMPUTING)}
+        return {name: getattr(self, name) for name in OPTIONS if name not in ("sampler", *_COMPUTING)}
 
     @classmethod
     def from_settings(cls, settings: Any, backend: Sampler | str | None = None) -> BoltzmannOptions:
@@ -84,28 +84,25 @@ class BoltzmannOptions:
         others = dict(settings)
         kind, options = others.pop("sampler", "exact"), others.pop("sampler_options", {})
         if backend is None and kind not in FOLDER_SAMPLERS:
-            raise ArgumentError(
-                name,
-                f"expected sampler {', '.join(FOLDER_SAMPLERS)} in the configuration of a model, got {kind!r:.60}; "
+            fix = (
                 "give it in code: from_pretrained(folder, sampler=diabat.sampler(...)); for an adapter, "
-                "convert(model, sampler=...) before it is loaded.",
+                "convert(model, sampler=...) before it is loaded"
             )
+            expected = f"sampler {', '.join(FOLDER_SAMPLERS)} in the configuration of a model"
+            raise ArgumentError(name, expected, f"{kind!r:.60}; {fix}")
         if backend is None:
             try:
                 backend = sampler(kind, **dict(options))
             except (TypeError, ValueError) as error:
-                raise ArgumentError(
-                    name, f"expected sampler_options of '{kind}', got {options!r:.60}: {error}"
-                ) from None
+                got = f"got {options!r:.60}: {error}"
+                raise ArgumentError(name, f"expected sampler_options of '{kind}', {got}") from None
         return cls(sampler=backend, **others)
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON can hold them; of a backend that a folder may not name, its name only."""
         assert self.sampler is not None
         backend = as_sampler(self.sampler)
-        settings = {field.name: getattr(self, field.name) for field in fields(self)} | {
-            "sampler": backend.name
-        }
+        settings = {name: getattr(self, name) for name in OPTIONS} | {"sampler": backend.name}
         return settings | ({"sampler_options": backend.options} if backend.name in FOLDER_SAMPLERS else {})
 
 

@@ -56,10 +56,8 @@ class BoltzmannHeads(CoupledLayer):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        couplings = _Window(
-            num_heads, options.window, bandwidth=options.bandwidth, device=device, dtype=dtype
-        )
-        self._couple(couplings, "h+J", **options.law())
+        own = _Window(num_heads, options.window, bandwidth=options.bandwidth, device=device, dtype=dtype)
+        self._couple(own, "h+J", **options.law())
         self.sampler.to(device=device, dtype=dtype)
 
     def forward(
@@ -121,11 +119,8 @@ def boltzmann_attention(
         raise UnsupportedError("attn_implementation", f"a model with couplings for {NAME!r}", got)
     refuse_others(NAME, kwargs)
     if attention_mask is None:
-        raise UnsupportedError(
-            "attention_mask",
-            f"a mask [B, 1, Q, K], from which attn_implementation {NAME!r} finds the window of every query",
-            "None",
-        )
+        use = f"from which attn_implementation {NAME!r} finds the window of every query"
+        raise UnsupportedError("attention_mask", f"a mask [B, 1, Q, K], {use}", "None")
     shown = kwargs.get("output_attentions")
     if shown is None:
         shown = getattr(module, ALWAYS_WEIGHTS, False)
@@ -170,11 +165,8 @@ def parameter_groups(
     check_number("weight_decay", weight_decay, "[0, inf)")
     couplings = [p for p in (*coupling_parameters(model), *sampler_parameters(model)) if p.requires_grad]
     if not couplings:
-        raise ArgumentError(
-            "model",
-            f"expected couplings that are trained, got none in {type(model).__name__}; convert it "
-            f"(diabat.huggingface.convert), and give adapters of peft modules_to_save=[{NAME!r}].",
-        )
+        fix = f"convert it (diabat.huggingface.convert), and give adapters of peft modules_to_save=[{NAME!r}]"
+        raise ArgumentError("model", "couplings that are trained", f"none in {type(model).__name__}; {fix}")
     own = {id(p) for p in couplings}
     others = [p for p in model.parameters() if p.requires_grad and id(p) not in own]
     groups = [

@@ -95,21 +95,16 @@ def convert(
     couple(model, kind_of(model), chosen)
     for name, value, usual in (("readout", "probability", "odds"), ("far", "none", "independent")):
         if getattr(chosen, name) == value:
-            warnings.warn(
-                f"{name}={value!r} changes what the model computes, also at J = 0, and is meant for training from "
-                f"scratch; {name}={usual!r} does not.",
-                UserWarning,
-                stacklevel=2,
-            )
+            text = "changes what the model computes, also at J = 0, and is meant for training from scratch"
+            warnings.warn(f"{name}={value!r} {text}; {name}={usual!r} does not.", stacklevel=2)
     backend = cast(Sampler, chosen.sampler)
     analytic = "exact" in backend.capabilities.gradients and chosen.num_reads is None
     if as_readout(chosen.readout).odds and not analytic:
-        warnings.warn(
+        text = (
             f"sampler {backend.name!r} does not return sigmoid(2h) exactly at J = 0, so that the converted model "
-            "computes only approximately what it did before; 'exact', 'banded' and 'mean_field' do.",
-            UserWarning,
-            stacklevel=2,
+            "computes only approximately what it did before; 'exact', 'banded' and 'mean_field' do."
         )
+        warnings.warn(text, stacklevel=2)
     return model
 
 
@@ -183,11 +178,9 @@ class BoltzmannMixin:
         model, info = cast(Any, super()).from_pretrained(place, *args, output_loading_info=True, **kwargs)
         missing = sorted(key for key in info["missing_keys"] if f".{NAME}." in key)
         if missing:
-            raise ArgumentError(
-                "pretrained_model_name_or_path",
-                f"expected a checkpoint with couplings, got one without {first_and_others(missing)}; load it as "
-                f"{cls._plain.__name__} and call diabat.huggingface.convert.",
-            )
+            fix = f"load it as {cls._plain.__name__} and call diabat.huggingface.convert"
+            got = f"one without {first_and_others(missing)}; {fix}"
+            raise ArgumentError("pretrained_model_name_or_path", "a checkpoint with couplings", got)
         return (model, info) if output_loading_info else model
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
@@ -211,12 +204,9 @@ class BoltzmannMixin:
         _write_settings_beside(adapters, model.config)  # of adapters added since
         trained = [name.split(".") for name, p in model.named_parameters() if p.requires_grad]
         if mode and adapters and trained and not any(NAME in parts for parts in trained):
-            warnings.warn(
-                "adapters of peft leave the couplings frozen and do not save them; add "
-                f"modules_to_save=[{NAME!r}] to their configuration to train them.",
-                UserWarning,
-                stacklevel=2,
-            )
+            fix = f"add modules_to_save=[{NAME!r}] to their configuration to train them."
+            text = f"adapters of peft leave the couplings frozen and do not save them; {fix}"
+            warnings.warn(text, stacklevel=2)
         return model
 
     def initialize_weights(self) -> None:
@@ -360,9 +350,8 @@ def kind_of(model: Any) -> Any:
     if model.config._attn_implementation == GAC:
         got = f"attention {GAC!r}; disable_gac first"
         raise UnsupportedError("model", "a model that is not calibrated", got)
-    if any(
-        "_hf_hook" in vars(part) and any(p.is_meta for p in part.parameters()) for part in model.modules()
-    ):
+    hooked = [part for part in model.modules() if "_hf_hook" in vars(part)]
+    if any(p.is_meta for part in hooked for p in part.parameters()):
         raise UnsupportedError("model", "weights in memory", "offloaded ones; convert before")
     if getattr(model, "hf_quantizer", None) is not None:
         method = model.hf_quantizer.quantization_config.quant_method

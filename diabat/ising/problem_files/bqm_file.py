@@ -82,9 +82,8 @@ def _pairs(starts: np.ndarray, others: np.ndarray, biases: np.ndarray) -> tuple[
     two = [x[upper][mirrored] for x in (others, rows, biases)]
     twice = len(one[0]) > 1 and ((np.diff(one[0]) == 0) & (np.diff(one[1]) == 0)).any()
     if twice or not all(np.array_equal(x, y) for x, y in zip(one, two, strict=True)):
-        raise ArgumentError(
-            "expected every pair once among the neighbours of each of its variables, got others"
-        )
+        expected = "expected every pair once among the neighbours of each of its variables"
+        raise ArgumentError(f"{expected}, got others")
     return one[0], one[1], one[2].astype(float)
 
 

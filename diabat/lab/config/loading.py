@@ -42,9 +42,8 @@ def find_config(name: str | Path) -> Path:
     if stem in shipped:
         return shipped[stem]
     hint = did_you_mean(stem, shipped) or f" Shipped are {', '.join(shipped)}."
-    raise ConfigError(
-        f"'{cut(str(name))}'", f"no such file, and no shipped configuration has this name.{hint}"
-    )
+    reason = f"no such file, and no shipped configuration has this name.{hint}"
+    raise ConfigError(f"'{cut(str(name))}'", reason)
 
 
 def find_run(path: str | Path) -> Path:

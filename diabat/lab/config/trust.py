@@ -37,12 +37,10 @@ def refuse_untrusted(document: dict[str, Any], path: Path, chosen: Iterable[KeyP
         for key, name in leaves:
             # A composite names its base as ``sampler``, at any depth.
             if key[-1] in ("backend", "sampler") and name not in LOCAL_BACKENDS:
-                raise ConfigError(
-                    dotted(key),
-                    f"expected one of {', '.join(LOCAL_BACKENDS)} in a run folder that is not trusted, got "
-                    f"{name!r:.80} in '{path}'; choose another backend, or give --trust (trust=True) if you "
-                    "trust whoever made the run.",
-                )
+                expected = f"one of {', '.join(LOCAL_BACKENDS)} in a run folder that is not trusted"
+                fix = "or give --trust (trust=True) if you trust whoever made the run"
+                got = f"{name!r:.80} in '{path}'; choose another backend, {fix}"
+                raise ConfigError(dotted(key), expected, got)
 
 
 def refuse_stored_secrets(document: dict[str, Any]) -> None:

@@ -153,14 +153,10 @@ def _panel(name: str, rows: list[Row], looks: Mapping[str, int]) -> Panel:
 
 def _half_intervals(backend: str, rows: list[Row], strengths: list[float]) -> list[float] | None:
     """Half the interval of exact reads at each strength; None if the backend computes its answers."""
-    ends = {
-        row["strength"]: (row["marginal_low"], row["marginal_high"])
-        for row in rows
-        if row["backend"] == backend
-    }
-    if any(low is None for low, _ in ends.values()):
+    own = {row["strength"]: row for row in rows if row["backend"] == backend}
+    if any(row["marginal_low"] is None for row in own.values()):
         return None
-    return [(ends[g][1] - ends[g][0]) / 2 if g in ends else 0.0 for g in strengths]
+    return [(own[g]["marginal_high"] - own[g]["marginal_low"]) / 2 if g in own else 0.0 for g in strengths]
 
 
 def fidelity_report(

@@ -64,9 +64,8 @@ def read_labelled(place: str, path: str, named: Mapping[str, str | None], senten
                 raise DataError(f"{where}: expected a text as {columns[what]!r}, got {value!r:.60}.")
         part = cells.get("part")
         if part is not None and part.lower() not in PARTS:
-            raise DataError(
-                f"{where}: expected one of {', '.join(PARTS)} as {columns['part']!r}, got {part!r}."
-            )
+            expected = f"one of {', '.join(PARTS)} as {columns['part']!r}"
+            raise DataError(f"{where}: expected {expected}, got {part!r}.")
         texts = tuple(cells[what] for what in ("first", "second")[:sentences])
         rows.append(Labelled(texts, str(cells["label"]), part and PARTS[part.lower()], where))
     if not rows:

@@ -109,9 +109,8 @@ def copy_tensors(source: Mapping[str, Tensor], to: Mapping[str, Tensor], path: P
     for name in sorted(source.keys() | to.keys()):
         expected, got = _form(to.get(name)), _form(source.get(name))
         if expected != got:  # also the fused AdamW checks no sizes, and would write out of bounds
-            raise CheckpointError(
-                f"checkpoint: {path} is of another model: {name}: expected {expected}, got {got}."
-            )
+            difference = f"{name}: expected {expected}, got {got}."
+            raise CheckpointError(f"checkpoint: {path} is of another model: {difference}")
     for name, tensor in to.items():
         tensor.copy_(source[name])
 
@@ -144,6 +143,5 @@ def restore_random(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             if (state := tensors.get(f"{_RANDOM}{device}")) is not None:
                 torch.cuda.set_rng_state(state, device)
     except (RuntimeError, TypeError) as error:
-        raise ArgumentError(
-            "rng", f"expected the state of a generator, got an invalid one ({error})"
-        ) from None
+        reason = f"expected the state of a generator, got an invalid one ({error})"
+        raise ArgumentError("rng", reason) from None

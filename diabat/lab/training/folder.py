@@ -50,15 +50,12 @@ def opened(folder: Path, resume: bool) -> Iterator[None]:
 
 def _check_content(folder: Path, resume: bool) -> None:
     if resume and not folder.is_dir():
-        raise OutputError(
-            f"run_dir: expected the folder of a run to resume, got {folder}, which does not exist."
-        )
+        got = f"got {folder}, which does not exist."
+        raise OutputError(f"run_dir: expected the folder of a run to resume, {got}")
     names = {path.name for path in folder.iterdir()} - {LOCK} if folder.exists() else set()
     if names and not resume:
-        raise OutputError(
-            f"run_dir: expected a new or empty folder, got {folder} with files in it; "
-            "continue its run with resume=True, or name another folder."
-        )
+        fix = "continue its run with resume=True, or name another folder."
+        raise OutputError(f"run_dir: expected a new or empty folder, got {folder} with files in it; {fix}")
     others = {n for n in names - {CONFIG, METRICS} if not n.startswith(TEMPORARY_PREFIX)}
     # A run without a checkpoint has written no lines.
     lines = METRICS in names and (folder / METRICS).lstat().st_size
@@ -84,7 +81,6 @@ def cut_metrics(folder: Path, length: int) -> None:
     """Remove the lines that a killed run wrote after its last checkpoint; CheckpointError if the file is shorter."""
     with metrics_file(folder) as file:
         if (got := os.fstat(file.fileno()).st_size) < length:
-            raise CheckpointError(
-                f"checkpoint: {folder / METRICS} is damaged: expected at least {length} bytes, got {got}."
-            )
+            damage = f"expected at least {length} bytes, got {got}."
+            raise CheckpointError(f"checkpoint: {folder / METRICS} is damaged: {damage}")
         os.truncate(file.fileno(), length)

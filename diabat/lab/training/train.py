@@ -222,10 +222,8 @@ class Trainer:
                 got = f"got {value!r}; a resumed run keeps its options."
                 raise CheckpointError(f"{name}: expected {before!r} as in {path}, {got}")
         if facts["data"] != self.fingerprint:
-            raise CheckpointError(
-                f"task: expected the training data of {path} (sha256 {facts['data']}), "
-                f"got other data (sha256 {self.fingerprint})."
-            )
+            expected, got = f"{path} (sha256 {facts['data']})", f"other data (sha256 {self.fingerprint})"
+            raise CheckpointError(f"task: expected the training data of {expected}, got {got}.")
 
     def loop(self, signals: list[int], progress: bool) -> None:
         """Train to the end, with a checkpoint every ``checkpoint_every`` steps; stop behind a step after a signal."""
@@ -242,10 +240,8 @@ class Trainer:
                     self.save()
                 bar.update(row, completed=state.step, description=self._summary())
                 if stop and not state.finished(options):
-                    raise TrainingInterrupted(
-                        f"interrupted after step {state.step}; the state is saved in {self.folder}, "
-                        "continue with resume=True."
-                    )
+                    saved = f"the state is saved in {self.folder}, continue with resume=True."
+                    raise TrainingInterrupted(f"interrupted after step {state.step}; {saved}")
 
     def _summary(self) -> str:
         state, text = self.state, f"epoch {self.state.epoch + bool(self.state.batch)}"
