@@ -16,20 +16,13 @@ from safetensors import safe_open
 
 from diabat.checks import ArgumentError, check_choice
 from diabat.extras import extra
+from diabat.huggingface import hub
 from diabat.huggingface.boltzmann.adapter import match_couplings
-from diabat.huggingface.hub import (
-    ADAPTER_CONFIG,
-    first_and_others,
-    json_of,
-    quiet,
-    refuse_embedded_adapter,
-    resolve,
-)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # A folder without any of these has no tokenizer; models on token ids need none.
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
-ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors")
+ADAPTER_FILES = (hub.ADAPTER_CONFIG, "adapter_model.safetensors")
 # What an adapter may set; other keys have to be as LoraConfig has them.  megatron_config imports the module that
 # megatron_core names, and others read files, change the base model or call for data.
 _ADAPTER_KEYS = frozenset({
@@ -67,20 +60,20 @@ def load_decoder(
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):  # unknown, not compiled in, or not there
         raise ArgumentError("device", "a device that torch has here", f"'{device}'") from None
-    transformers, place = extra("transformers"), resolve(name, "model")
+    transformers, place = extra("transformers"), hub.resolve(name, "model")
     offline: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     with _refusing("model", "the folder of a model", name, place):
-        refuse_embedded_adapter(place, local_files_only=local_files_only)
+        hub.refuse_embedded_adapter(place, local_files_only=local_files_only)
         config = transformers.AutoConfig.from_pretrained(place, **offline)
     _check_config(name, config)
     what = "the folder of a causal language model"
-    with _refusing("model", what, name, place), quiet(transformers.utils.logging):
+    with _refusing("model", what, name, place), hub.quiet(transformers.utils.logging):
         options = {"config": config, "dtype": DTYPES[dtype], "use_safetensors": True, **offline}
         auto = transformers.AutoModelForCausalLM
         model, report = auto.from_pretrained(place, output_loading_info=True, **options)
     missing = sorted(report["missing_keys"])
     if missing:  # transformers fills them with random numbers
-        got = f"'{name}' without {first_and_others(missing)}"
+        got = f"'{name}' without {hub.first_and_others(missing)}"
         raise ArgumentError("model", "the weights of a causal language model", got)
     folder, tokenizer = Path(place), None
     if not folder.is_dir() or any((folder / file).is_file() for file in _TOKENIZER_FILES):
@@ -136,7 +129,7 @@ def check_adapter(folder: Path) -> dict[str, Any]:
         if not (folder / name).is_file():
             raise ArgumentError("adapter", f"a folder with {name}", f"'{folder}' without it")
     path = folder / ADAPTER_FILES[0]
-    config = json_of(path, "adapter")
+    config = hub.json_of(path, "adapter")
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind != "LORA":
         raise ArgumentError("adapter", "peft_type 'LORA'", f"{kind!r:.40} in '{path}'")
@@ -153,20 +146,16 @@ def _check_config(name: str, config: Any) -> None:
     """Refuse a model that is no causal one, or names attention or experts to be fetched."""
     if type(config) not in extra("transformers").MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ArgumentError("model", "a causal language model", f"'{name}' of type {config.model_type}")
-    parts = [config, *(getattr(config, key) for key in config.sub_configs)]
-    for part in parts:
+    for part in (config, *(getattr(config, key) for key in config.sub_configs)):
         for key in ("attn_implementation", "experts_implementation"):
-            value = getattr(part, f"_{key}", None)
-            if value is not None:  # save_pretrained writes neither; a name with a slash is fetched and run
+            # save_pretrained writes neither; a name with a slash is fetched and run.
+            if (value := getattr(part, f"_{key}", None)) is not None:
                 raise ArgumentError("model", f"a configuration without {key}", f"{value!r:.60} in '{name}'")
 
 
 @contextmanager
 def _refusing(argument: str, expected: str, name: str | Path, place: str | Path) -> Iterator[None]:
-    """Turn what transformers and peft raise, half a dozen types, into one sentence; our own sentences stay.
-
-    Their texts are long, and those about the hub may quote requests.
-    """
+    """Turn what transformers and peft raise into one sentence: their texts are long, and may quote requests."""
     try:
         yield
     except ArgumentError:

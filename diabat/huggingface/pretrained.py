@@ -62,8 +62,8 @@ def register_attention(name: str, function: Callable[..., Any], *, boolean: bool
     masks = extra("transformers.masking_utils")
     extra("transformers").AttentionInterface.register(name, function)
 
-    def boolean_mask(*given: Any, **options: Any) -> Any:
-        return masks.sdpa_mask(*given, **options | {"allow_is_causal_skip": False})
+    def boolean_mask(*args: Any, **options: Any) -> Any:
+        return masks.sdpa_mask(*args, **options | {"allow_is_causal_skip": False})
 
     # Without a mask function of this name the mask is None, and attention is silently not causal.
     masks.AttentionMaskInterface.register(name, boolean_mask if boolean else masks.eager_mask)

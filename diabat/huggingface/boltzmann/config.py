@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from diabat.attention.core import FAR
 from diabat.attention.readout import READOUTS
@@ -84,10 +84,8 @@ class BoltzmannOptions:
         others = dict(settings)
         kind, options = others.pop("sampler", "exact"), others.pop("sampler_options", {})
         if backend is None and kind not in FOLDER_SAMPLERS:
-            fix = (
-                "give it in code: from_pretrained(folder, sampler=diabat.sampler(...)); for an adapter, "
-                "convert(model, sampler=...) before it is loaded"
-            )
+            fix = "give it in code: from_pretrained(folder, sampler=diabat.sampler(...))"
+            fix += "; for an adapter, convert(model, sampler=...) before it is loaded"
             expected = f"sampler {', '.join(FOLDER_SAMPLERS)} in the configuration of a model"
             raise ArgumentError(name, expected, f"{kind!r:.60}; {fix}")
         if backend is None:
@@ -100,8 +98,7 @@ class BoltzmannOptions:
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as JSON can hold them; of a backend that a folder may not name, its name only."""
-        assert self.sampler is not None
-        backend = as_sampler(self.sampler)
+        backend = cast(Sampler, self.sampler)
         settings = {name: getattr(self, name) for name in OPTIONS} | {"sampler": backend.name}
         return settings | ({"sampler_options": backend.options} if backend.name in FOLDER_SAMPLERS else {})
 

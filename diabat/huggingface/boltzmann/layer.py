@@ -113,22 +113,19 @@ def boltzmann_attention(
         UnsupportedError: The module has no couplings, there is no mask, or the model needs another attention.
     """
     heads, softcap = module._modules.get(NAME), kwargs.get("softcap")
-    converted = getattr(getattr(module, "config", None), NAME, None) is not None
-    if heads is None and not converted:
+    if heads is None and getattr(getattr(module, "config", None), NAME, None) is None:
         got = f"{type(module).__name__} without; call diabat.huggingface.convert(model)"
         raise UnsupportedError("attn_implementation", f"a model with couplings for {NAME!r}", got)
     refuse_others(NAME, kwargs)
     if attention_mask is None:
         use = f"from which attn_implementation {NAME!r} finds the window of every query"
         raise UnsupportedError("attention_mask", f"a mask [B, 1, Q, K], {use}", "None")
-    shown = kwargs.get("output_attentions")
-    if shown is None:
+    if (shown := kwargs.get("output_attentions")) is None:
         shown = getattr(module, ALWAYS_WEIGHTS, False)
     if heads is None:  # a layer that stays softmax
         visible, dropout = seen_once(attention_mask, _visible), dropout if module.training else 0.0
         law = Law(scale=scaling, softcap=softcap)
-        call = Attention(law, query, key, value, visible, dropout, need_weights=shown)
-        mixed, weights = attend(call, None)
+        mixed, weights = attend(Attention(law, query, key, value, visible, dropout, need_weights=shown), None)
     else:  # called, since peft may have wrapped the couplings (modules_to_save)
         mixed, weights = heads(
             query, key, value, attention_mask,

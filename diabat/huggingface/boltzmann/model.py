@@ -7,7 +7,6 @@ and a loaded model never runs another attention than ``boltzmann``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from contextvars import ContextVar
 from copy import copy
 from functools import cache, partial, wraps
@@ -100,11 +99,9 @@ def convert(
     backend = cast(Sampler, chosen.sampler)
     analytic = "exact" in backend.capabilities.gradients and chosen.num_reads is None
     if as_readout(chosen.readout).odds and not analytic:
-        text = (
-            f"sampler {backend.name!r} does not return sigmoid(2h) exactly at J = 0, so that the converted model "
-            "computes only approximately what it did before; 'exact', 'banded' and 'mean_field' do."
-        )
-        warnings.warn(text, stacklevel=2)
+        cause = f"sampler {backend.name!r} does not return sigmoid(2h) exactly at J = 0"
+        text = "so that the converted model computes only approximately what it did before"
+        warnings.warn(f"{cause}, {text}; 'exact', 'banded' and 'mean_field' do.", stacklevel=2)
     return model
 
 
@@ -127,11 +124,10 @@ def revert(model: Any) -> Any:
         UnsupportedError: If it has adapters of peft.
     """
     require_couplings(model)
-    parts, former = list(cast(nn.Module, model).modules()), vars(model).get(FORMER)
-    for part in parts:
+    former = vars(model).get(FORMER)
+    for part in list(cast(nn.Module, model).modules()):
         part._modules.pop(NAME, None)
         vars(part).pop(ALWAYS_WEIGHTS, None)
-    for part in parts:
         if isinstance(part, BoltzmannMixin):  # also below a head that was loaded
             vars(part).pop(FORMER, None)
             cast(Any, part)._keep_in_fp32_modules_strict.discard(NAME)
@@ -148,10 +144,8 @@ class BoltzmannMixin:
     """
 
     _keep_in_fp32_modules_strict = (NAME,)  # for versions of transformers that load at the dtype of the model
-    _plain: Any = None
-    """The class of transformers without couplings."""
-    _auto: Any = None
-    """The class that finds the model type."""
+    _plain: Any = None  # the class of transformers without couplings
+    _auto: Any = None  # the class that finds the model type
 
     def __init__(self, config: Any, *args: Any, sampler: Sampler | str | None = None, **kwargs: Any) -> None:
         if name := next((name for name in OPTIONS if name in kwargs), None):
@@ -213,8 +207,7 @@ class BoltzmannMixin:
         """Initialise what is not initialised; transformers leaves the memory of other missing parameters as it is."""
         for part in cast(nn.Module, self).modules():
             if isinstance(part, BoltzmannHeads) and not vars(part).get("_is_hf_initialized"):
-                with torch.no_grad():
-                    # Skips what was read from a checkpoint.
+                with torch.no_grad():  # what was read from a checkpoint stays
                     part.couplings.initialise(extra("transformers.initialization"))
         cast(Any, super()).initialize_weights()
 
@@ -259,9 +252,8 @@ def attach(model: Any, options: BoltzmannOptions) -> None:
         raise UnsupportedError("model", "a decoder without cross-attention", "add_cross_attention=True")
     modules, heads = attention_modules(model), model.config.num_attention_heads
     layers = list(modules) if options.layers is None else options.layers
-    for layer in layers:
-        if layer not in modules:
-            raise ArgumentError("layers", f"layers among 0 .. {max(modules)}", f"{layer!r}")
+    if unknown := [layer for layer in layers if layer not in modules]:
+        raise ArgumentError("layers", f"layers among 0 .. {max(modules)}", f"{unknown[0]!r}")
     size = sum(pair_bytes(heads, options.window, options.bandwidth, copies=len(layers)))
     what = f"couplings of window = {options.window} in {len(layers)} layers of {heads} heads"
     require_memory(size, what, "window")
@@ -309,28 +301,22 @@ def _config(family: str, plain: Any) -> Any:
 
 
 def _kind(auto: Any, plain: Any, config: Any) -> Any:
+    @wraps(plain.forward)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # graphs read a mask in every layer
+            return plain.forward(*args, **kwargs)
+        with one_pass():  # all layers share what one reads in a mask
+            return plain.forward(*args, **kwargs)
+
     own = {
         "__doc__": f"{plain.__name__} with couplings between the last keys of every query.",
         "__module__": __name__,
         "config_class": config,
         "_plain": plain,
         "_auto": auto,
-        "forward": _reading_masks_once(plain.forward),
+        "forward": forward,
     }
     return type(f"Boltzmann{plain.__name__}", (BoltzmannMixin, plain), own)
-
-
-def _reading_masks_once(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward pass in which all layers share what one found in a mask; graphs read it in every layer."""
-
-    @wraps(forward)
-    def shared(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return forward(*args, **kwargs)
-        with one_pass():
-            return forward(*args, **kwargs)
-
-    return shared
 
 
 def kind_of(model: Any) -> Any:
@@ -355,8 +341,8 @@ def kind_of(model: Any) -> Any:
         raise UnsupportedError("model", "weights in memory", "offloaded ones; convert before")
     if getattr(model, "hf_quantizer", None) is not None:
         method = model.hf_quantizer.quantization_config.quant_method
-        name = getattr(method, "value", method)
-        raise UnsupportedError("model", "weights that are not quantised", f"those of {name!r}")
+        got = f"those of {getattr(method, 'value', method)!r}"
+        raise UnsupportedError("model", "weights that are not quantised", got)
     return known[type(model)]
 
 
