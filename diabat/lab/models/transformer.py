@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from diabat.samplers.state import sampler_parameters
 if TYPE_CHECKING:
     from diabat.attention.decoding import DecodingState
     from diabat.samplers.base import Sampler
+
+_OF_ATTENTION = ("mode", "relative", "bandwidth", "offset_bias", "coupling_init", "causal", "readout", "far")
 
 
 @dataclass(frozen=True)
@@ -92,24 +94,10 @@ class TransformerOptions(ModelOptions):
         self, window: int, sampler: Sampler | str | None, gradient: str = "auto", device: str | None = None
     ) -> BoltzmannAttention:
         """Build the attention of a block with ``window`` coupled positions."""
-        return BoltzmannAttention(
-            self.embed_dim,
-            self.num_heads,
-            window,
-            mode=self.mode,
-            relative=self.relative,
-            bandwidth=self.bandwidth,
-            offset_bias=self.offset_bias,
-            coupling_init=self.coupling_init,
-            causal=self.causal,
-            dropout=self.dropout if self.attention_dropout is None else self.attention_dropout,
-            rotary=self.positions == "rope",
-            device=device,
-            sampler=sampler,
-            gradient=gradient,
-            readout=self.readout,
-            far=self.far,
-        )
+        options: dict[str, Any] = {name: getattr(self, name) for name in _OF_ATTENTION}
+        options["dropout"] = self.dropout if self.attention_dropout is None else self.attention_dropout
+        options |= {"rotary": self.positions == "rope", "sampler": sampler, "gradient": gradient}
+        return BoltzmannAttention(self.embed_dim, self.num_heads, window, device=device, **options)
 
     @property
     def uses_sampler(self) -> bool:

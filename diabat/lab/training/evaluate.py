@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from diabat.attention.evaluating import evaluating
 from diabat.attention.layer import IsingLayer
 from diabat.lab.models import Model
 from diabat.lab.tasks import IGNORED, Split
@@ -105,22 +106,13 @@ def predict(model: Model, split: Split, *, seed: int = 0, precision: Precision =
     return torch.cat([logits.float().cpu() for logits, _ in passes])
 
 
+@torch.no_grad()
 def _passes(
-    model: Model,
-    split: Split,
-    batch_size: int,
-    seed: int,
-    precision: Precision,
-    processes: Processes | None = None,
+    model: Model, split: Split, size: int, seed: int, precision: Precision, processes: Processes | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits and targets, batch by batch; the state of model and samplers is kept."""
-    batches = torch.arange(len(split)).split(batch_size)
-    was_training, device = model.training, next(model.parameters()).device
-    model.eval()
-    with torch.no_grad(), own_random_numbers(model, seed), reset_chains(model), autocast(precision, device):
-        try:
-            for chosen in batches if processes is None else processes.own(batches):
-                inputs, targets = split.batch(chosen.to(device))
-                yield model(inputs), targets
-        finally:
-            model.train(was_training)
+    batches, device = torch.arange(len(split)).split(size), next(model.parameters()).device
+    with evaluating(model), own_random_numbers(model, seed), reset_chains(model), autocast(precision, device):
+        for chosen in batches if processes is None else processes.own(batches):
+            inputs, targets = split.batch(chosen.to(device))
+            yield model(inputs), targets

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Literal, get_args
 
 from diabat.checks import check_choice, check_number, keep_count
@@ -64,19 +63,11 @@ class TrainOptions:
 
 # Written out, so that another default moves no table of the paper.
 _PUBLISHED = TrainOptions(
-    learning_rate=1e-3,
-    coupling_learning_rate=3e-5,
-    weight_decay=0.01,
-    coupling_weight_decay=0.01,
-    clip=1.0,
-    batch_size=64,
-    max_epochs=200,
-    patience=20,
-)
-PROTOCOLS: Mapping[str, TrainOptions] = MappingProxyType(
-    {
-        "shakespeare": _PUBLISHED,
-        "brackets": replace(_PUBLISHED, learning_rate=3e-4, coupling_learning_rate=1e-4),
-    }
-)
+    learning_rate=1e-3, coupling_learning_rate=3e-5, weight_decay=0.01, coupling_weight_decay=0.01,
+    clip=1.0, batch_size=64, max_epochs=200, patience=20,
+)  # fmt: skip
+PROTOCOLS: Mapping[str, TrainOptions] = {
+    "shakespeare": _PUBLISHED,
+    "brackets": replace(_PUBLISHED, learning_rate=3e-4, coupling_learning_rate=1e-4),
+}
 """Published options by the name of the task; options that the paper does not give have default values."""
