@@ -107,14 +107,14 @@ def training() -> list[Case]:
     """A step of the paper's model with AdamW against the same with softmax."""
 
     def build(window: int, mode: str, sampler: str = "exact") -> Call:
-        made, symbols, targets = model(mode, window, sampler)
-        optimizer = torch.optim.AdamW(made.parameters(), lr=1e-3)
+        transformer, symbols, targets = model(mode, window, sampler)
+        optimizer = torch.optim.AdamW(transformer.parameters(), lr=1e-3)
 
         def run() -> None:
-            loss = nn.functional.cross_entropy(made(symbols).flatten(0, 1), targets.flatten())
+            loss = nn.functional.cross_entropy(transformer(symbols).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(made.parameters(), 1.0)
+            nn.utils.clip_grad_norm_(transformer.parameters(), 1.0)
             optimizer.step()
 
         return run
@@ -134,8 +134,8 @@ def compiled() -> list[Case]:
 
     def build(window: int, sampler: str, compiling: bool = True) -> Call:
         os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
-        made, symbols, targets = model("h+J", window, sampler, dropout=0.0)
-        called: Any = torch.compile(made, fullgraph=True) if compiling else made
+        transformer, symbols, targets = model("h+J", window, sampler, dropout=0.0)
+        called: Any = torch.compile(transformer, fullgraph=True) if compiling else transformer
 
         def run() -> None:
             torch.manual_seed(1)  # of the reads
@@ -270,11 +270,11 @@ def padded() -> list[Case]:
     """16 sequences with up to half of their positions padded on the left, another mask at every step; per position."""
 
     def build(window: int, padding: bool) -> Work:
-        made, x = relative(window, 1), torch.randn(16, LENGTH, FEATURES)
+        attention, x = relative(window, 1), torch.randn(16, LENGTH, FEATURES)
 
         def run() -> None:
             hidden = torch.arange(LENGTH) < torch.randint(LENGTH // 2, (16, 1))
-            made(x, hidden if padding else None).sum().backward()
+            attention(x, hidden if padding else None).sum().backward()
 
         return Work(run, 16 * LENGTH)
 

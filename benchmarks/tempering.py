@@ -59,7 +59,7 @@ def updates() -> list[Case]:
         sampler = tempering(num_replicas=1, burn_in=1, sweeps=sweeps, num_chains=chains)
         return Work(partial(sampler.moments, dense(n, beta), seed=1), n * sweeps * chains)
 
-    rows, alike = [], {"plain chains": None, "1 read": 1, "16 reads": 16}
+    rows, kept_chains = [], {"plain chains": None, "1 read": 1, "16 reads": 16}
     for beta in (1.0, 3.0):
         compared = annealed(partial(dense, beta=beta), lambda n: max(100, 200_000 // n), 0.5)
         ways: dict[str, Build] = {
@@ -71,8 +71,8 @@ def updates() -> list[Case]:
         }
         for name, build in ways.items():
             theirs = dict(compared) if name == "plain chains" else {}
-            if name in alike:
-                theirs["kept-field loop"] = Peer(partial(kept, beta=beta, chains=alike[name]), 1.0)
+            if name in kept_chains:
+                theirs["kept-field loop"] = Peer(partial(kept, beta=beta, chains=kept_chains[name]), 1.0)
             case = f"tempering/updates, beta = {beta:g}, {name}"
             rows.append(Case(case, build, (16, 64, 256, 1024), "n", "update", theirs))
     return rows
