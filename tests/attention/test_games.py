@@ -250,6 +250,46 @@ def off_diagonal(x: Tensor) -> Tensor:
     return x[..., i, j]
 
 
+def demand_mean(values: Tensor, exact: Tensor, alpha: float) -> None:
+    """t-test of the mean of replicas [R, m] in every entry, at alpha over all entries."""
+    R = values.shape[0]
+    t = (values.mean(0) - exact) / (values.std(0) / R**0.5)
+    smallest = 2 * stats.t.sf(float(t.abs().max()), R - 1)
+    assert smallest * t.numel() > alpha
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_uniform_estimates_are_unbiased(case: str) -> None:
+    """N = 1000 replicas of K = 4 draws; alpha = 1e-6 over all entries."""
+    sampled, exact, options = CASES[case]
+    game, table = replicas(6, 1000, "tanh", scale=0.3)
+    values = sampled(game, 4, seed=1, diagnostics=False, **options).value
+    demand_mean(off_diagonal(values), off_diagonal(exact(table)), alpha=1e-6)
+
+
+@pytest.mark.parametrize("case", GIBBS)
+def test_gibbs_estimates_converge_to_the_gibbs_weighted_contribution(case: str) -> None:
+    """n = 6, K = 8000, 20 replicas; alpha = 1e-6 of a t-test.  φ and β have the same limit, which is neither index.
+
+    The bias of a ratio, of order 1/K, is some twenty times below the standard error of the mean here.
+    """
+    sampled, options = GIBBS[case]
+    game, table = replicas(6, 20)
+    temperature = 0.7
+    value = off_diagonal(
+        sampled(
+            game, 8000, weighting="gibbs", temperature=temperature, seed=3, diagnostics=False, **options
+        ).value
+    )
+    pairs = "pairs" in case
+    limit = (games.gibbs_interaction if pairs else games.gibbs_marginal)(table, temperature)
+    demand_mean(value, off_diagonal(limit), alpha=1e-6)
+    # The test would see the index instead of the limit.
+    index = (games.shapley_interaction if pairs else games.shapley)(table)
+    with pytest.raises(AssertionError):
+        demand_mean(value, off_diagonal(index), alpha=1e-6)
+
+
 @pytest.mark.parametrize("case", [*CASES, *(f"gibbs {name}" for name in GIBBS)])
 def test_standard_errors_are_calibrated(case: str) -> None:
     """n = 6, 600 replicas: mean of ((estimate - exact)/error)² is 1 ± 0.3 (alpha < 1e-6, entries fully dependent).

@@ -65,7 +65,7 @@ def call(number: int) -> tuple[list[Tensor], WindowCouplings | None, Tensor | No
     bias = torch.randn(heads, queries, keys, dtype=F64)
     masks = [
         None, causal, causal, causal & padding, causal & padding.flip(-1), padding & (padding.flip(-1) | causal), bias,
-        torch.rand(batch, 1, queries, keys) < 0.6, bias.masked_fill(~causal, -torch.inf),
+        torch.rand(batch, draw.choice([1, heads]), queries, keys) < 0.6, bias.masked_fill(~causal, -torch.inf),
     ]  # fmt: skip
     return terms, made, draw.choice(masks), options, groups != heads
 
