@@ -8,24 +8,52 @@ import re
 from functools import partial
 from typing import Any, get_type_hints
 
+import dimod
 import numpy as np
 import pytest
+import torch
 
 import diabat
 from diabat.attention import CouplingInit, WindowCouplings
 from diabat.attention.core import LawOptions
 from diabat.attention.coupled import CoupledLayer
-from diabat.circuits import AerEngine, NativeEngine, PrimitiveEngine, TorchEngine
-from diabat.heads import Calibration, GameOptions
+from diabat.circuits import (
+    AerEngine,
+    NativeEngine,
+    PrimitiveEngine,
+    TorchEngine,
+    linear_ramp,
+    predicted_beta,
+    schedule,
+    trotter_plan,
+)
+from diabat.heads import (
+    Calibration,
+    Dividends,
+    GameOptions,
+    common,
+    max_dividend,
+    small_coalitions,
+    surrogate,
+)
+from diabat.heads.lora.losses import cross_head_barlow_twins, log_det_barrier, pair_weights
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
+from diabat.ising import from_bqm, from_qubo
 from diabat.lab.config.schema import FidelityOptions
 from diabat.lab.models import PairClassifierOptions, TransformerOptions
+from diabat.lab.studies.ensembles import ferromagnet, sk, tokens
+from diabat.lab.studies.fidelity import fidelity_report
 from diabat.lab.studies.learned.problems import AnnealOptions
 from diabat.lab.tasks import BracketOptions, PairOptions, RecallOptions, ShakespeareOptions, TextOptions
 from diabat.lab.training import TrainOptions
 from diabat.samplers.dimod.tiled import TiledComposite
+from diabat.samplers.ocean import OceanSampler
+from diabat.testing import ReferenceSampler
 from diabat.testing.strict_qpu import StrictMockQPU
 
+BACKEND, ONE = ReferenceSampler(), diabat.Ising([0.5])
+OCEAN, EMPTY = OceanSampler("exact"), OceanSampler("exact")  # the second is given no spins
+GAME = Dividends.of(torch.zeros(2, 8), 3)
 # Kinds: `2` is an integer of 2 or more, `1..9` has a largest, `(0,1]` is an interval of numbers, the names of PHRASES
 # are finite numbers above 0, `flag` is True or False, and `a|b` one of these names.  `?` takes None too.  After the
 # slash stand options of other forms, which the tests of their own file refuse.
@@ -87,6 +115,28 @@ TABLE: dict[Any, str] = {
         num_validation=1 seed=0 / data validation test first second label part words classes name""",
     ShakespeareOptions: "window=1 characters=1? train_fraction=(0,1)? / data validation symbols name",
     TextOptions: "window=1 characters=1? train_fraction=(0,1)? / data validation symbols name",
+    # Functions and methods.
+    BACKEND.sample: "num_reads=1 seed=seed? / ising",
+    BACKEND.moments: "num_reads=1? seed=seed? / ising correlations log_partition",
+    OCEAN.sample: "num_reads=1 seed=seed? beta=[0,inf) / bqm unknown",
+    EMPTY.sample: "num_reads=1 seed=seed? beta=[0,inf) / bqm unknown",
+    from_bqm: "beta=(-inf,inf) / bqm",
+    from_qubo: "beta=(-inf,inf) offset=(-inf,inf) / Q",
+    predicted_beta: "annealing_time_ns=time / schedule",
+    trotter_plan: "annealing_time_ns=time order=strang|first grid=uniform|adaptive / schedule steps",
+    small_coalitions: "max_size=1..4? / num_players",
+    max_dividend: "min_size=1..3 / dividends",
+    common: "share=(0,1] / dividends",
+    GAME.largest: "min_size=1..3",
+    GAME.selection_frequency: "min_size=1..3 resamples=1 / seed",
+    surrogate: "num_players=1 penalty=zero evaluations=8 rounds=1 num_reads=1 / value sampler seed",
+    log_det_barrier: "epsilon=positive / coupling",
+    cross_head_barlow_twins: "target=identity|zero / outputs weights mask",
+    pair_weights: "weighting=adaptive|inverse|uniform / coupling floor slope threshold",
+    sk: "num_spins=1 instances=1 queries=1 / strengths seed",
+    ferromagnet: "num_spins=1 queries=1 / strengths seed",
+    tokens: "num_spins=1 instances=1 / weights seed",
+    fidelity_report: "num_reads=1 / backends ensembles seed progress",
 }  # fmt: skip
 PHRASES = {
     "positive": "a positive finite number",
@@ -94,6 +144,8 @@ PHRASES = {
     "size0": "a finite number >= 0",
     "time": "a positive finite time in ns",
     "GiB": "a positive number of GiB",
+    "zero": "a number >= 0",
+    "seed": "an integer between 0 and 2^63 - 1",
 }
 GIVEN: dict[Any, dict[str, Any]] = {
     diabat.BoltzmannAttention: {"embed_dim": 8, "num_heads": 2, "window": 4},
@@ -102,6 +154,25 @@ GIVEN: dict[Any, dict[str, Any]] = {
     WindowCouplings: {"num_heads": 2, "window": 4},
     TiledComposite: {"child": StrictMockQPU(topology_type="zephyr", topology_shape=[2, 4]), "spins": 4},
     Calibration: {"salient": {0: []}},
+    BACKEND.sample: {"ising": ONE, "num_reads": 1},
+    BACKEND.moments: {"ising": ONE},
+    OCEAN.sample: {"bqm": dimod.BinaryQuadraticModel({0: 1.0}, {}, "SPIN")},
+    EMPTY.sample: {"bqm": dimod.BinaryQuadraticModel("SPIN")},
+    from_bqm: {"bqm": dimod.BinaryQuadraticModel({0: 1.0}, {}, "SPIN")},
+    from_qubo: {"Q": {(0, 0): 1.0}},
+    predicted_beta: {"schedule": schedule("Advantage2_system1")},
+    trotter_plan: {"schedule": linear_ramp(2.0, 2.0), "annealing_time_ns": 1.0},
+    small_coalitions: {"num_players": 4},
+    max_dividend: {"dividends": GAME},
+    common: {"dividends": GAME},
+    surrogate: {"value": len, "num_players": 4, "sampler": diabat.sampler("exact")},
+    log_det_barrier: {"coupling": torch.eye(2)},
+    cross_head_barlow_twins: {"outputs": torch.ones(1, 3, 2, 2)},
+    pair_weights: {"coupling": torch.eye(2)},
+    fidelity_report: {
+        "backends": {"r": BACKEND},
+        "ensembles": sk([0.1], num_spins=2, instances=1, queries=1),
+    },
 }
 ARRAY, HUGE = np.array([1.0, 2.0]), 10**400
 Wrong = tuple[Any, str]
@@ -139,8 +210,8 @@ def of_kind(kind: str) -> list[Wrong]:
     if kind[0] in "[(":
         return in_interval(kind)
     if words := PHRASES.get(kind, ""):
-        zero = -1 if kind == "size0" else 0
-        return [(value, words) for value in (zero, -1.0, math.nan, math.inf, True, "1", HUGE, ARRAY)]
+        values = [-1 if kind in ("size0", "zero", "seed") else 0, -1.0, math.nan, True, "1", HUGE, ARRAY]
+        return [(value, words) for value in (values if kind == "zero" else [*values, math.inf])]
     if kind == "flag":
         return [(value, "True or False") for value in (1, None, "yes", ARRAY)]
     if kind == "double/single":
@@ -170,7 +241,7 @@ def test_wrong_values_of_an_option_are_refused_in_a_sentence(of: Any, name: str,
         assert re.match(rf"{name}: expected {re.escape(words)}[^\n]*, got [^\n]+", str(caught.value))
 
 
-@pytest.mark.parametrize("of", TABLE, ids=[getattr(of, "__name__", of) for of in TABLE])
+@pytest.mark.parametrize("of", TABLE, ids=[getattr(of, "__qualname__", of) for of in TABLE])
 def test_every_option_has_a_kind(of: Any) -> None:
     names = set(inspect.signature(maker(of)).parameters)
     if "law" in names and inspect.isclass(of) and issubclass(of, CoupledLayer):

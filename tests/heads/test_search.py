@@ -77,12 +77,6 @@ def test_the_common_group_of_many_players() -> None:
     assert common(found, 0.25) == (3, 7, 20)
 
 
-def test_a_share_is_a_number_up_to_one() -> None:
-    for share in (0, 1.5, float("nan"), True, "half"):
-        with pytest.raises(ValueError, match=r"share: expected a number in \(0, 1\]"):
-            common(of(2, p0=1.0), share)
-
-
 def pairwise(n: int, seed: int = 0, higher: float = 0.0) -> Tensor:
     """A table whose dividends are of order 1 and 2, and a little above."""
     g = torch.Generator().manual_seed(seed)

@@ -289,10 +289,6 @@ def test_an_option_that_is_none_is_refused_by_name(backend: str, name: str, valu
 # Calls
 
 ONE, HALF = make_problem((), 2), Ising(torch.zeros(2, 3, dtype=torch.float16), check=False)
-SEED, READS = (
-    "seed: expected an integer between 0 and 2^63 - 1, got",
-    "num_reads: expected an integer >= 1, got",
-)
 HIDDEN = with_visible(ONE, torch.tensor([True, False]))
 PAIR = Ising(torch.zeros(2, 3, dtype=torch.float64))
 CUBIC = make_problem((2,), 3, three_body=1.0)
@@ -312,10 +308,6 @@ def chains(spins: Any) -> None:
 
 MODEL: Any = dimod.BinaryQuadraticModel({"a": 1.0}, {}, 0.0, "SPIN")
 CALLS: list[tuple[Callable[[], Any], Any, str]] = [
-    *((lambda x=x: REFERENCE.sample(ONE, x), ValueError, READS) for x in (0, -3, True, 1.0, "7")),
-    *((lambda x=x: REFERENCE.moments(ONE, num_reads=x), ValueError, READS) for x in (0, True, 2.5)),
-    *((lambda x=x, f=f: f(ONE, num_reads=1, seed=x), ValueError, SEED)
-      for f in (REFERENCE.sample, REFERENCE.moments) for x in (-1, 2**63, True, 1.0)),
     # Layers under autocast build problems without a check.
     (lambda: REFERENCE.moments(HALF), ValueError, "fields: expected dtype float32 or float64, got torch.float16"),
     (lambda: REFERENCE.moments(torch.zeros(3)), ValueError, "ising: expected a diabat.Ising, got Tensor"),
@@ -454,19 +446,6 @@ def test_bad_calls(call: Callable[[], Any], error: type[Exception], message: str
 @pytest.mark.parametrize(("options", "error", "message"), OF_TILES, ids=range(len(OF_TILES)))
 def test_bad_options_of_tiles(options: dict[str, Any], error: type[Exception], message: str) -> None:
     refuses(message, error, lambda: TiledComposite(**{"child": chip(), "spins": 4, **options}))
-
-
-OF_OCEAN: list[tuple[dict[str, Any], str]] = [
-    *(({"beta": x}, f"beta: expected a number in [0, inf), got {x}.") for x in (-1.0, NAN, True, [1.0])),
-    *(({"num_reads": x}, f"num_reads: expected an integer >= 1, got {x}.") for x in (0, True)),
-    *(({"seed": x}, "seed: expected an integer between 0 and") for x in (-1, 0.5)),
-]
-
-
-@pytest.mark.parametrize("bqm", [dimod.BQM("SPIN"), dimod.BQM({"a": 1.0}, {}, "SPIN")], ids=["empty", "one"])
-@pytest.mark.parametrize(("options", "message"), OF_OCEAN, ids=range(len(OF_OCEAN)))
-def test_bad_arguments_of_a_dimod_sampler(options: dict[str, Any], message: str, bqm: Any) -> None:
-    refuses(message, ValueError, lambda: OceanSampler("exact").sample(bqm, **options))
 
 
 def test_a_plan_with_a_bad_range_is_named(tmp_path: Path) -> None:

@@ -86,7 +86,6 @@ def test_from_attention_takes_the_last_rows() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: sk([0.1], num_spins=0), "num_spins: expected an integer >= 1, got 0"),
         (lambda: tokens([1.0, -1.0]), "weights: expected finite values >= 0, got -1.0"),
         (lambda: sk([math.nan]), "strengths: expected finite values >= 0, got nan"),
         (lambda: from_attention(Ising(torch.zeros(4, 4))), r"fields: expected shape .* got \[4, 4\]"),

@@ -156,19 +156,11 @@ def test_refusal_is_a_row_and_no_exact_answer_an_error(tmp_path: Path) -> None:
     assert recorder.calls == []
 
 
-@pytest.mark.parametrize(
-    ("backends", "ensembles", "options", "message"),
-    [
-        ({}, sk([0.1]), {}, "backends: expected at least one"),
-        ({"r": REFERENCE}, [], {}, "ensembles: expected at least one"),
-        ({"r": REFERENCE}, sk([0.1]), {"num_reads": 0}, "num_reads: expected"),
-    ],
-)
-def test_bad_arguments(
-    backends: dict[str, Sampler], ensembles: list[Ensemble], options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        fidelity_report(backends, ensembles, **options)
+def test_without_backends_or_ensembles_nothing_is_reported() -> None:
+    with pytest.raises(ValueError, match="backends: expected at least one"):
+        fidelity_report({}, sk([0.1]))
+    with pytest.raises(ValueError, match="ensembles: expected at least one"):
+        fidelity_report({"r": REFERENCE}, [])
 
 
 def test_options_describe_the_problems() -> None:
