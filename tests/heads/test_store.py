@@ -176,8 +176,8 @@ def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_large_embeddings_have_a_digest() -> None:
-    """50,257 x 768 entries are more than a float32 can count: the first digest indexed beyond the end."""
-    model = decoder("gpt2", vocab_size=50_257, hidden_size=768, num_attention_heads=12, num_hidden_layers=1)
+    """50,257 x 336 entries are more than a float32 can count: the first digest indexed beyond the end."""
+    model = decoder("gpt2", vocab_size=50_257, hidden_size=336, num_attention_heads=12, num_hidden_layers=1)
     assert model.get_input_embeddings().weight.numel() > 1 << 24
     before = model_digest(model)
     with torch.no_grad():
