@@ -17,6 +17,7 @@ import diabat
 from diabat.attention import CouplingInit, WindowCouplings
 from diabat.attention.core import LawOptions
 from diabat.attention.coupled import CoupledLayer
+from diabat.checks import ArgumentError
 from diabat.circuits import (
     AerEngine,
     NativeEngine,
@@ -239,6 +240,8 @@ def test_wrong_values_of_an_option_are_refused_in_a_sentence(of: Any, name: str,
         with pytest.raises((ValueError, TypeError)) as caught:
             pytest.fail(f"{name} = {value!r} is taken: {make(**{name: value})}")
         assert re.match(rf"{name}: expected {re.escape(words)}[^\n]*, got [^\n]+", str(caught.value))
+        assert isinstance(caught.value, ArgumentError)
+        assert caught.value.argument == name
 
 
 @pytest.mark.parametrize("of", TABLE, ids=[getattr(of, "__qualname__", of) for of in TABLE])

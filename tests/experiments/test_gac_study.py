@@ -79,7 +79,9 @@ def test_questions_that_say_nothing_are_refused() -> None:
     for choices in ([" red"], [" red", " red dog"]):
         with pytest.raises(ArgumentError, match=r"question 0\.choices: expected"):
             sets.batches([{"prompt": "dog", "choices": choices, "answer": 0}], tokenizer(), 1000)
-    with pytest.raises(ValueError, match="count: expected at most 36 different questions of capitals, got 37"):
+    with pytest.raises(
+        ValueError, match="count: expected at most 36 different questions of capitals, got 37"
+    ):
         sets.questions("capitals", "validation", 37, 0, tokenizer())
 
 
