@@ -16,37 +16,26 @@ HEAVY = (
 )
 
 
-def loaded_by(code: str) -> set[str]:
-    """Top-level heavy modules in ``sys.modules`` after running ``code`` in a fresh interpreter."""
-    report = f"import sys\n{code}\nprint(*(name for name in {(*HEAVY, 'torch')!r} if name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+LAYERS = "diabat.BoltzmannAttention(8, 2, window=4), diabat.NeuroGameAttention(8, 2)"
+# What a fresh interpreter runs in this order, and the libraries that it has loaded then.
+STEPS: list[tuple[str, set[str]]] = [
+    ("import diabat", set()),
+    ("import diabat.circuits", set()),
+    ("import torch", {"torch"}),
+    ("problem = diabat.Ising(torch.zeros(4, 6), torch.zeros(6, 6), torch.ones(6, dtype=bool))", {"torch"}),
+    ("[diabat.sampler(name) for name in ('exact', 'mean_field', 'dqa')]", {"torch"}),
+    ("diabat.sampler('exact').moments(problem)", {"torch", "numba"}),
+    # torch.compiler.assume_constant_result, for one, loads sympy.
+    (f"[layer(torch.randn(2, 4, 8)).sum().backward() for layer in ({LAYERS})]", {"torch", "numba"}),
+]
 
 
-@pytest.mark.parametrize("name", ["diabat", "diabat.circuits"])
-def test_import_loads_nothing_heavy_and_no_torch(name: str) -> None:
-    assert loaded_by(f"import {name}") == set()
-
-
-def test_heavy_libraries_wait_for_the_first_answer() -> None:
-    """Then numba is loaded, and nothing else; torch.broadcast_shapes, for one, loads sympy."""
-    code = (
-        "import torch, diabat\n"
-        "[diabat.sampler(name) for name in ('exact', 'mean_field', 'dqa')]\n"
-        "problem = diabat.Ising(torch.zeros(4, 6), torch.zeros(6, 6), torch.ones(6, dtype=bool))\n"
-    )
-    assert loaded_by(code) == {"torch"}
-    assert loaded_by(f"{code}diabat.sampler('exact').moments(problem)") == {"torch", "numba"}
-
-
-def test_layers_train_without_the_compiler_of_torch() -> None:
-    """It loads sympy, about a second; ``torch.compiler.assume_constant_result``, for one, loads it."""
-    code = (
-        "import torch, diabat\n"
-        "layers = diabat.BoltzmannAttention(8, 2, window=4), diabat.NeuroGameAttention(8, 2)\n"
-        "[layer(torch.randn(2, 4, 8)).sum().backward() for layer in layers]"
-    )
-    assert "sympy" not in loaded_by(code)
+def test_heavy_libraries_wait_until_they_are_needed() -> None:
+    report = f"print(*(name for name in {(*HEAVY, 'torch')!r} if name in sys.modules))"
+    code = "\n".join(["import sys", *(f"{step}\n{report}" for step, _ in STEPS)])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = [set(line.split()) for line in done.stdout.splitlines()]
+    assert dict(zip((step for step, _ in STEPS), found, strict=True)) == dict(STEPS)
 
 
 def test_first_block_of_the_readme() -> None:
