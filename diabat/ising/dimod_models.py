@@ -36,7 +36,9 @@ def from_bqm(bqm: Any, *, beta: float = 1.0) -> tuple[Ising, list[Hashable]]:
     if not isinstance(bqm, dimod.BinaryQuadraticModel):
         ways = {"dict": "from_qubo takes a QUBO", "ConstrainedQuadraticModel": "use dimod.cqm_to_bqm"}
         kind = type(bqm).__name__
-        raise IsingError("bqm", "a dimod.BinaryQuadraticModel", f"{kind}; {ways[kind]}" if kind in ways else kind)
+        raise IsingError(
+            "bqm", "a dimod.BinaryQuadraticModel", f"{kind}; {ways[kind]}" if kind in ways else kind
+        )
     check_number("beta", beta, "(-inf, inf)")
     if bqm.dtype == object:  # objects of Python, which may be of any size or kind
         for name, bias in chain(bqm.linear.items(), bqm.quadratic.items(), [("offset", bqm.offset)]):
