@@ -426,6 +426,17 @@ def test_batches_of_cotangents_are_answered_or_refused(name: str) -> None:
         assert torch.allclose(got, want, atol=1e-12)
 
 
+def test_a_vectorised_hessian_of_mean_field() -> None:
+    h, J = torch.randn(2, 3, dtype=F64), pack_couplings(0.3 * torch.randn(3, dtype=F64), 3)
+    backend = sampler("mean_field", tolerance=1e-13)
+
+    def f(h: Tensor) -> Tensor:
+        return spin_probabilities(h, J, backend, check=False).square().sum()
+
+    got, want = (torch.autograd.functional.hessian(f, h, vectorize=v) for v in (True, False))
+    assert torch.allclose(got, want, atol=1e-11)
+
+
 def test_a_learned_anneal_is_not_mapped() -> None:
     learned = sampler("dqa", schedule="boltzmann-4", learn_schedule=True)
     models = [BoltzmannAttention(8, 2, 5, sampler=learned, gradient="adjoint") for _ in range(2)]

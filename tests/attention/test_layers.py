@@ -329,12 +329,15 @@ def test_ensembles_are_layers_one_by_one(kind: str, options: dict[str, Any]) -> 
         return (found[0] if isinstance(found, tuple) else found).square().mean()
 
     # A layer over an anneal draws a seed, one for all, although this one has no use for it.
-    slopes = vmap(grad(loss), randomness="same" if "sampler" in options else "error")(parameters, buffers)
+    randomness = "same" if "sampler" in options else "error"
+    with torch.no_grad():
+        losses = vmap(loss, randomness=randomness)(parameters, buffers)
+    slopes = vmap(grad(loss), randomness=randomness)(parameters, buffers)
     for i, layer in enumerate(layers):
         own = dict(layer.named_parameters())
-        alone = torch.autograd.grad(
-            answer(layer, x).square().mean(), list(own.values()), materialize_grads=True
-        )
+        mean = answer(layer, x).square().mean()
+        assert torch.allclose(losses[i], mean, atol=1e-9)
+        alone = torch.autograd.grad(mean, list(own.values()), materialize_grads=True)
         for name, slope in zip(own, alone, strict=True):
             assert torch.allclose(slopes[name][i], slope, atol=1e-9), name
     for other in (pickle.loads(pickle.dumps(layers[0])), copy.deepcopy(layers[0])):
