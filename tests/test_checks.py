@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import diabat
-from diabat.attention.coupling_init import CouplingInit
+from diabat.attention.couplings import CouplingInit
 from diabat.checks import (
     ArgumentError,
     ArgumentTypeError,

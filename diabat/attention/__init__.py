@@ -4,12 +4,10 @@ from diabat.attention.boltzmann import BoltzmannAttention
 from diabat.attention.bridge import spin_probabilities
 from diabat.attention.core import operators
 from diabat.attention.coupled import coupling_parameters, couplings_of
-from diabat.attention.coupling_init import CouplingInit
-from diabat.attention.couplings import WindowCouplings
-from diabat.attention.explanation import NeuroGameExplanation
+from diabat.attention.couplings import CouplingInit, WindowCouplings
 from diabat.attention.functional import boltzmann_attention
 from diabat.attention.multihead import BoltzmannMultiheadAttention
-from diabat.attention.neurogame import NeuroGameAttention
+from diabat.attention.neurogame import NeuroGameAttention, NeuroGameExplanation
 from diabat.attention.readout import Readout, masked_softmax
 
 __all__ = [

@@ -14,12 +14,10 @@ from torch import Tensor, nn
 
 from diabat.attention.core import LawOptions
 from diabat.attention.coupled import SELF_MODES, CoupledLayer, check_mode
-from diabat.attention.coupling_init import CouplingInit
-from diabat.attention.couplings import WindowCouplings
+from diabat.attention.couplings import CouplingInit, WindowCouplings
 from diabat.attention.decoding import DecodingState, check_state
-from diabat.attention.head_axis import merged_heads, split_heads
+from diabat.attention.head_axis import merged_heads, rotated, split_heads
 from diabat.attention.layer import check_heads, check_sequences
-from diabat.attention.rotary import rotated
 from diabat.attention.visible import Visible
 from diabat.checks import ArgumentError, check_flag, check_number
 
@@ -185,7 +183,7 @@ class BoltzmannAttention(CoupledLayer):
 
     def _projected(self, x: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, [B, H, L, d]; ``first`` is the position of the first token."""
-        q, k, v = [split_heads(made(x), self.num_heads) for made in (self.query, self.key, self.value)]
+        q, k, v = [split_heads(linear(x), self.num_heads) for linear in (self.query, self.key, self.value)]
         if self.rotary:
             q, k = rotated(torch.cat((q, k), 1), first).chunk(2, 1)
         return q, k, v

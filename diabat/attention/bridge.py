@@ -26,6 +26,9 @@ from diabat.samplers.state import remembers
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Maybe = Tensor | None
+Problem = tuple[Tensor, Tensor | Edges | None, Maybe, Maybe]
+"""h [*batch, n]; J [*lead, n, n], edges or None; visible, bool or None; K or None: arguments of `diabat.Ising`."""
 _LEAST = 1e-20  # a smaller P may have lost digits in float32
 _outside: dict[Callable[..., Any], Callable[..., Any]] = {}
 
@@ -120,10 +123,8 @@ class GradientBridge:
         if num_reads is not None:
             self.num_reads = check_count("num_reads", num_reads)
             if self.estimator == "exact":
-                raise UnsupportedError(
-                    "num_reads",
-                    f"gradient 'exact' differentiates the sampler's own moments, expected None, got {num_reads}.",
-                )
+                reason = f"gradient 'exact' differentiates the sampler's own moments, expected None, got {num_reads}."
+                raise UnsupportedError("num_reads", reason)
         self.analytic = sampler if isinstance(sampler, AnalyticSampler) else None
         self.enumerates = self.analytic is not None and self.analytic.enumerates
         uses_reads = self.estimator != "exact" and ESTIMATORS[self.estimator].uses_reads
@@ -142,19 +143,11 @@ class GradientBridge:
         three_body: Tensor | None = None,
         seed: int | None = None,
     ) -> Tensor:
-        """Compute the probabilities of a problem without validating it.
+        """Compute the probabilities of a problem without validating it, given edges only if it `takes_edges`.
 
-        Args:
-            fields: h, [*batch, n].
-            couplings: J, [*lead, n, n], edges if it `takes_edges`, or None.
-            visible: bool, broadcastable to [*batch, n], or None.
-            three_body: K, [*lead, n, n, n], or None.
-            seed: Seed of a bridge that draws; None takes one from torch's global generator.
+        ``seed`` is that of a bridge that draws; None takes one from torch's global generator.
         """
-        if torch.jit.is_tracing():  # type: ignore[attr-defined]  # not exported by name
-            refuse_trace()
-        seed = draw_seed(seed) if self.draws else None
-        return self.probabilities(Ising(fields, couplings, visible, three_body, check=False), seed)
+        return self.answer(None, (fields, couplings, visible, three_body), seed)
 
     def is_plain(self, fields: Tensor) -> bool:
         """Whether log-odds of these fields are operators of torch that read no number."""
@@ -182,12 +175,20 @@ class GradientBridge:
         that draw it is the smoothed count of the same reads, 1 - P, which is never 0; and so it is if ``odds`` is False
         and only log P is needed, but for problems whose P are all small.  Those are found on the CPU only.
         """
-        given = fields, couplings, visible, three_body
+        return self.answer(odds, (fields, couplings, visible, three_body), seed)
+
+    def answer(self, odds: bool | None, problem: Problem, seed: int | None) -> Tensor:
+        """What a call, for None, or `log_odds` returns."""
+        fields, _, visible, _ = problem
+        if odds is None:
+            if torch.jit.is_tracing():  # type: ignore[attr-defined]  # not exported by name
+                refuse_trace()
+            return self.probabilities(Ising(*problem, check=False), draw_seed(seed) if self.draws else None)
         if not self.draws and (odds or is_traced() or self.is_plain(fields)):
-            return self._analytic_log_odds(Ising(*given, check=False))
-        up, limits = self(*given, seed), torch.finfo(fields.dtype)
+            return self._analytic_log_odds(Ising(*problem, check=False))
+        up, limits = self.answer(None, problem, seed), torch.finfo(fields.dtype)
         if not self.draws and are_small(up, visible):
-            return self._analytic_log_odds(Ising(*given, check=False))
+            return self._analytic_log_odds(Ising(*problem, check=False))
         up = up.clamp(limits.tiny**0.75, 1 - limits.eps)
         return up.log() - (-up).log1p()
 
@@ -197,16 +198,10 @@ class GradientBridge:
             refuse_trace()
             assert self.analytic is not None
             return self.analytic.differentiable_log_odds(ising)
-        return flipped_log_odds(
-            lambda both: self(both.fields, both.couplings, both.visible, both.three_body), ising
-        )
+        return flipped_log_odds(lambda p: self(p.fields, p.couplings, p.visible, p.three_body), ising)
 
     def probabilities(self, ising: Ising, seed: int | None) -> Tensor:
-        """Smoothed P(s = +1) of a batch, [*batch, n].
-
-        Raises:
-            ValueError: As `refuse_inference`.
-        """
+        """Smoothed P(s = +1) of a batch, [*batch, n]; ValueError as `refuse_inference`."""
         refuse_inference(*ising.terms)
         if self.estimator == "exact":
             moments = self.sampler.differentiable_moments(ising, seed=0 if seed is None else draw_seed(seed))
@@ -228,41 +223,25 @@ def are_small(probability: Tensor, visible: Tensor | None) -> bool:
     return bool((((shown < _LEAST) | hidden).all(-1) & ~hidden.expand(shown.shape).all(-1)).any())
 
 
-def refuse_inference(
-    fields: Tensor | None, couplings: Tensor | None, three_body: Tensor | None = None
-) -> None:
-    """Refuse terms of ``torch.inference_mode`` where others have a gradient, since autograd cannot save them.
-
-    Raises:
-        ValueError: Names the first of them.
-    """
+def refuse_inference(fields: Maybe, couplings: Maybe, three_body: Maybe = None) -> None:
+    """Refuse, as a ValueError, terms of ``torch.inference_mode`` where others have a gradient: autograd saves none."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
-    given = [t for t in (fields, couplings, three_body) if t is not None]
-    if not any([t.requires_grad for t in given]):
+    terms = (fields, couplings, three_body)
+    if not any([t is not None and t.requires_grad for t in terms]):
         return
-    for name, t in (("fields", fields), ("couplings", couplings), ("three_body", three_body)):
+    for name, t in zip(("fields", "couplings", "three_body"), terms, strict=True):
         if t is not None and t.is_inference():
-            raise ArgumentError(
-                name,
-                "a tensor that autograd can save",
-                "one made in torch.inference_mode; use its .clone(), or torch.no_grad there",
-            )
+            got = "one made in torch.inference_mode; use its .clone(), or torch.no_grad there"
+            raise ArgumentError(name, "a tensor that autograd can save", got)
 
 
 def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
-    """Resolve ``auto`` and refuse an estimator that the sampler does not support.
-
-    Raises:
-        UnsupportedError: Lists the estimators that the sampler supports; or those that there are, if it declares
-            another one.
-    """
+    """Resolve ``auto``, and refuse an estimator that the sampler does not support, listing those that it does."""
     supported, known = sampler.capabilities.gradients, ("exact", *ESTIMATORS)
     if unknown := [name for name in supported if name not in known]:
-        raise UnsupportedError(
-            "sampler",
-            f"expected gradients among {', '.join(known)} in the capabilities of '{sampler.name}', got {unknown[0]!r}.",
-        )
+        expected = f"gradients among {', '.join(known)} in the capabilities of '{sampler.name}'"
+        raise UnsupportedError("sampler", expected, repr(unknown[0]))
     if not isinstance(gradient, str) or gradient not in ("auto", *known):
         raise UnsupportedError("gradient", f"auto, {', '.join(known)}", f"{gradient!r}")
     for estimator in supported:
@@ -270,8 +249,5 @@ def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
             if estimator == "exact" and not isinstance(sampler, AnalyticSampler):
                 raise not_analytic(sampler.name)
             return estimator
-    raise UnsupportedError(
-        "gradient",
-        f"sampler '{sampler.name}'{sampler.capabilities.note} supports {', '.join(supported) or 'none'}, "
-        f"got {gradient!r}.",
-    )
+    able = f"sampler '{sampler.name}'{sampler.capabilities.note} supports {', '.join(supported) or 'none'}"
+    raise UnsupportedError("gradient", f"{able}, got {gradient!r}.")

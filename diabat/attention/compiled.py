@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from diabat.attention.bridge import GradientBridge
+from diabat.attention.bridge import GradientBridge, Problem
 from diabat.ising.edges import Edges
 from diabat.samplers.base import Sampler
 from diabat.samplers.capabilities import UnsupportedError
@@ -38,57 +38,30 @@ class LayerBridge(GradientBridge):
         self._name = _description(self) or f"bridge {next(_numbers)}"
         _living[self._name] = self
 
-    def __call__(
-        self,
-        fields: Tensor,
-        couplings: Tensor | Edges | None,
-        visible: Tensor | None,
-        three_body: Tensor | None = None,
-        seed: int | None = None,
-    ) -> Tensor:
-        """As in the base class; by the operator in code that is being traced."""
-        if not torch.compiler.is_compiling():
-            return super().__call__(fields, couplings, visible, three_body, seed)
-        return self._traced(None, fields, couplings, visible, three_body, seed)
+    def answer(self, odds: bool | None, problem: Problem, seed: int | None) -> Tensor:
+        """As in the base class; in traced code by the operator, unless log-odds are operators of torch.
 
-    def log_odds(
-        self,
-        fields: Tensor,
-        couplings: Tensor | Edges | None,
-        visible: Tensor | None,
-        three_body: Tensor | None = None,
-        seed: int | None = None,
-        *,
-        odds: bool = True,
-    ) -> Tensor:
-        """As in the base class; in traced code by the operator, unless the answer is operators of torch."""
-        given = fields, couplings, visible, three_body, seed
-        if self.draws or self.is_plain(fields) or not torch.compiler.is_compiling():
-            return super().log_odds(*given, odds=odds)
-        return self._traced(odds, *given)
-
-    def _traced(self, odds: bool | None, *given: Any) -> Tensor:
-        """What a call, for None, or `log_odds` gives, by the operator; other arguments as there.
-
-        Raises:
-            UnsupportedError: If the graph is exported and the backend cannot be rebuilt in another process.
+        UnsupportedError if the graph is exported and the backend cannot be rebuilt in another process.
         """
+        fields, couplings, visible, three_body = problem
+        own = odds is not None and (self.draws or self.is_plain(fields))
+        if own or not torch.compiler.is_compiling():
+            return super().answer(odds, problem, seed)
         if torch.compiler.is_exporting() and not self._name.startswith("{"):
             raise UnsupportedError(
                 "torch.export",
                 "a registered sampler with the estimator 'exact' (exact, banded or mean_field)",
                 "one that draws or is not registered",
             )
-        fields, couplings, visible, three_body, seed = given
         assert not isinstance(couplings, Edges)
         parameters = list(self.sampler.parameters())
         terms = (fields, couplings, three_body, *parameters)
         wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in terms]
-        found: Tensor
-        found, _ = torch.ops.diabat.probabilities(
+        answer: Tensor
+        answer, _ = torch.ops.diabat.probabilities(
             fields, couplings, three_body, visible, parameters, self._name, wanted, seed, odds
         )
-        return found
+        return answer
 
 
 def _description(bridge: GradientBridge) -> str | None:
@@ -123,13 +96,9 @@ class _Kept(NamedTuple):
 
 
 def _run(
-    terms: Terms,
-    parameters: Sequence[Tensor],
-    bridge: GradientBridge,
-    wanted: Sequence[bool],
-    seed: int,
+    terms: Terms, parameters: Sequence[Tensor], bridge: GradientBridge, wanted: Sequence[bool], seed: int,
     odds: bool | None,
-) -> _Kept:
+) -> _Kept:  # fmt: skip
     """Run the bridge on new leaf tensors."""
     leaves = [
         None if t is None else t.detach().requires_grad_(want)
@@ -137,9 +106,8 @@ def _run(
     ]
     fields, couplings, three_body, *own = leaves
     assert fields is not None
-    problem = fields, couplings, terms.visible, three_body
     with torch.set_grad_enabled(any(wanted)), in_place(bridge.sampler, [p for p in own if p is not None]):
-        result = bridge(*problem, seed) if odds is None else bridge.log_odds(*problem, odds=odds)
+        result = bridge.answer(odds, (fields, couplings, terms.visible, three_body), seed)
     return _Kept(tuple(leaves), result)
 
 
@@ -168,11 +136,11 @@ def _probabilities(
     parameters: list[Tensor], bridge: str, wanted: list[bool], seed: int | None, odds: bool | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """P(s = +1) or log-odds, and the seed as a tensor; the graph of this call is an attribute of that tensor."""
-    found = _find(bridge)
-    used = draw_seed(seed) if found.draws else 0
+    of_layer = _find(bridge)
+    used = draw_seed(seed) if of_layer.draws else 0
     terms = Terms(fields, couplings, three_body, visible)
     with _with_autograd():
-        kept = _run(terms, parameters, found, wanted, used, odds)
+        kept = _run(terms, parameters, of_layer, wanted, used, odds)
     drawn = torch.tensor(used)
     if any(wanted):
         drawn.kept = kept  # type: ignore[attr-defined]  # an extra attribute, read in the backward pass
@@ -198,17 +166,18 @@ def _probabilities_backward(
             terms = Terms(fields, couplings, three_body, visible)
             kept = _run(terms, parameters, _find(bridge), wanted, int(seed), odds)
         chosen = [t for t, want in zip(kept.leaves, wanted, strict=True) if want and t is not None]
-        found = torch.autograd.grad(kept.result, chosen, cotangent, retain_graph=True, materialize_grads=True)
-        return [g.contiguous() for g in found]
+        slopes = torch.autograd.grad(
+            kept.result, chosen, cotangent, retain_graph=True, materialize_grads=True
+        )
+        return [g.contiguous() for g in slopes]
 
 
 @_probabilities_backward.register_fake
-def _(cotangent: Tensor, seed: Tensor, *given: Any) -> list[Tensor]:
-    *terms, _visible, parameters, _bridge, wanted, _odds = given
-    leaves = (*terms, *parameters)
+def _(cotangent: Tensor, seed: Tensor, *inputs: Any) -> list[Tensor]:
+    *terms, _visible, parameters, _bridge, wanted, _odds = inputs
     return [
         torch.empty_like(t, memory_format=torch.contiguous_format)
-        for t, want in zip(leaves, wanted, strict=True)
+        for t, want in zip((*terms, *parameters), wanted, strict=True)
         if want and t is not None
     ]
 
@@ -219,28 +188,19 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, cotangent: Tensor, of_seed: Tensor | None) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors
-    *terms, seed = saved[:5]
-    parameters = list(saved[5:])
-    found = iter(
-        torch.ops.diabat.probabilities_backward(
-            cotangent, seed, *terms, parameters, ctx.bridge, ctx.wanted, ctx.odds
-        )
+    h, J, K, visible, seed, *parameters = ctx.saved_tensors
+    terms = h, J, K, visible, parameters
+    slopes = iter(
+        torch.ops.diabat.probabilities_backward(cotangent, seed, *terms, ctx.bridge, ctx.wanted, ctx.odds)
     )
-    h, J, K, *own = (next(found) if want else None for want in ctx.wanted)
+    h, J, K, *own = (next(slopes) if want else None for want in ctx.wanted)
     return h, J, K, None, own, None, None, None, None
 
 
 def _refuse_second(ctx: Any, *cotangents: Any) -> NoReturn:
-    """The derivative of the derivative of the operator.
-
-    Raises:
-        UnsupportedError: Always.
-    """
-    raise UnsupportedError(
-        "gradient",
-        "expected first derivatives of a compiled layer, got a second one; call the layer without torch.compile.",
-    )
+    """The derivative of the derivative of the operator: always UnsupportedError."""
+    got = "a second one; call the layer without torch.compile"
+    raise UnsupportedError("gradient", "first derivatives of a compiled layer", got)
 
 
 _probabilities.register_autograd(_backward, setup_context=_save)

@@ -54,21 +54,22 @@ class _Compiled(torch.autograd.Function):
         with without_autocast(terms[0]):
             if not torch.is_grad_enabled():
                 return None, *ctx.passes.gradient(terms, wanted, *cotangents)
-            found = iter(slopes(ctx.passes.by_operators, wanted, *terms, *cotangents))
-        return None, *(next(found) if want else None for want in wanted)
+            of_wanted = iter(slopes(ctx.passes.by_operators, wanted, *terms, *cotangents))
+        return None, *(next(of_wanted) if want else None for want in wanted)
 
 
 def slopes(
-    function: Callable[..., Sequence[Maybe]], wanted: Sequence[bool], *given: Any
+    function: Callable[..., Sequence[Maybe]], wanted: Sequence[bool], *terms_and_cotangents: Any
 ) -> tuple[Tensor, ...]:
     """Derivatives by the arguments that are wanted, of the results times their cotangents, which follow them all."""
-    terms, leaves = list(given[: len(wanted)]), []
+    terms, upstream = list(terms_and_cotangents[: len(wanted)]), terms_and_cotangents[len(wanted) :]
+    leaves = []
     for i, want in enumerate(wanted):
         if want:
             # Separate leaves: the cotangents may also depend on the terms, but are held fixed here.
             linked = terms[i].requires_grad
             terms[i] = terms[i].view_as(terms[i]) if linked else terms[i].detach().requires_grad_()
             leaves.append(terms[i])
-    found = [(r, g) for r, g in zip(function(*terms), given[len(wanted) :], strict=True) if g is not None]
-    results, cotangents = zip(*found, strict=True)
+    pairs = [(r, g) for r, g in zip(function(*terms), upstream, strict=True) if g is not None]
+    results, cotangents = zip(*pairs, strict=True)
     return torch.autograd.grad(results, leaves, cotangents, create_graph=True, materialize_grads=True)

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from diabat.attention import compiled_windows, softmax
 from diabat.attention.bridge import GradientBridge
+from diabat.attention.compiled_windows import Far
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.head_axis import head_products
 from diabat.attention.layer import is_plain
@@ -91,9 +92,8 @@ class Law:
         if self.softcap is not None:
             check_positive("softcap", self.softcap)
         check_number("scale", self.scale, "(-inf, inf)", optional=True)
-        bridge, solved = self.bridge, True
-        if bridge is not None:
-            solved = bridge.estimator == "exact" and not bridge.draws
+        bridge = self.bridge
+        solved = bridge is None or (bridge.estimator == "exact" and not bridge.draws)
         solved = solved and self.readout.odds is not None
         object.__setattr__(self, "solved", solved and self.fields and not self.own_spin and not self.softcap)
 
@@ -121,11 +121,7 @@ class Law:
 
 
 def far_of(far: str | None, couplings: WindowCouplings | None) -> str:
-    """Keys before the window of these couplings; by default spins without couplings, if there can be any.
-
-    Raises:
-        ValueError: If windows do not move, so that no key is before them.
-    """
+    """Keys before a window, by default independent spins; ValueError if windows do not move: no key is before them."""
     moves = couplings is not None and couplings.relative
     if far is None:
         return "independent" if moves else "none"
@@ -170,11 +166,11 @@ class Attention(NamedTuple):
     def note(self, path: str, problem: Callable[..., Ising] | None = None, *terms: Any) -> None:
         """Record the path of this call, and how to make its problem."""
         if self.record is not None:
-            found = None if problem is None else partial(problem, *map(_detached, terms))
-            self.record(path, found)
+            self.record(path, None if problem is None else partial(problem, *map(_detached, terms)))
 
 
 Result = tuple[Tensor, Tensor | None]
+Tokens = tuple[Tensor, Tensor, Tensor]
 
 
 def attend(call: Attention, couplings: WindowCouplings | None) -> Result:
@@ -188,13 +184,13 @@ def attend(call: Attention, couplings: WindowCouplings | None) -> Result:
     if seen is not None:
         return softmax.attend(q, k, v, seen, scale=law.scale, dropout=call.dropout), None
     narrow = v.dtype
-    alike = q.dtype == k.dtype == narrow and narrow in (torch.float32, torch.float64)
+    direct = q.dtype == k.dtype == narrow and narrow in (torch.float32, torch.float64)
     with without_autocast(q):
-        if not alike:
+        if not direct:
             wide = torch.promote_types(q.dtype, torch.float32)
             call = call._replace(q=q.to(wide), k=k.to(wide), v=v.to(wide))
         mixed, weights = _uncoupled(call) if couplings is None else _over_windows(call, couplings, (q, k, v))
-    if alike:
+    if direct:
         return mixed, weights
     return mixed.to(narrow), None if weights is None else weights.to(narrow)
 
@@ -223,27 +219,25 @@ def _problem_of_scores(law: Law, visible: Visible, size: int, q: Tensor, k: Tens
     return Ising(law.readout.fields(scores, windows.filled), None, windows.filled, check=False)
 
 
-def _over_windows(
-    call: Attention, couplings: WindowCouplings, given: tuple[Tensor, Tensor, Tensor]
-) -> Result:
+def _over_windows(call: Attention, couplings: WindowCouplings, tokens: Tokens) -> Result:
     """Slots of a window that are coupled, and keys before it, of queries, keys and values as they were given."""
     law, q, k, v = call.law, call.q, call.k, call.v
-    compiled, rule, found, far = _is_compiled(call, couplings), None, None, None
+    compiled, rule, result, far = _is_compiled(call, couplings), None, None, None
     if compiled and law.far == "none":
         rule = call.visible.rule(couplings.window if couplings.relative else None)
-        found = None if rule is None else _compiled(call, couplings, rule, None)
-        if found is not None and not call.need_weights:
-            return found[0], None
+        result = None if rule is None else _compiled(call, couplings, rule, None)
+        if result is not None and not call.need_weights:
+            return result[0], None
     windows = _windows(call, couplings)
     if windows.far is not None and not _is_decoded(call, windows.far):
-        far = _far(call, windows.far, given)
+        far = _far(call, windows.far, tokens)
     if compiled and rule is None:
-        found = _compiled(call, couplings, windows, far)
-    if found is None:
+        result = _compiled(call, couplings, windows, far)
+    if result is None:
         if windows.far is not None and far is None:
-            far = _far(call, windows.far, given)
-        found = _of_slots(call, couplings, windows, far)
-    mixed, weights = found
+            far = _far(call, windows.far, tokens)
+        result = _of_slots(call, couplings, windows, far)
+    mixed, weights = result
     if not call.need_weights:
         return mixed, None
     assert weights is not None
@@ -275,21 +269,16 @@ def _is_decoded(call: Attention, far: FarKeys) -> bool:
     return by_rule and (bridge is None or bridge.enumerates)
 
 
-def _far(call: Attention, far: FarKeys, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _far(call: Attention, far: FarKeys, tokens: Tokens) -> Far:
     """Mean value and mass of keys before a window."""
-    law, (q, k, v) = call.law, given
+    law, (q, k, v) = call.law, tokens
     q, k = law.terms(q, k)
     return far_sums(
         q, k, v, far, odds=law.odds, softcap=law.softcap, dropout=call.dropout, scale=law.factor(q)
     )  # fmt: skip
 
 
-def _of_slots(
-    call: Attention,
-    couplings: WindowCouplings,
-    windows: Windows,
-    far: tuple[Tensor, Tensor] | None,
-) -> Result:
+def _of_slots(call: Attention, couplings: WindowCouplings, windows: Windows, far: Far | None) -> Result:
     """Mixed values by operators, and weights of slots [B, H, Q, T], with far keys as one more [B, H, Q, T + 1]."""
     scores = call.law.scores(windows.scores(*call.law.scaled(call.q, call.k)))
     near = _biased(windows.added(scores), couplings)
@@ -322,9 +311,7 @@ def _uncoupled(call: Attention) -> Result:
     call.note("operators")
     if call.need_weights:
         return _of_weights(call, far_weights(*scaled, everything, odds=law.odds, softcap=law.softcap), v)
-    mixed, mass = far_sums(
-        *scaled, v, everything, odds=law.odds, softcap=law.softcap, dropout=call.dropout
-    )  # fmt: skip
+    mixed, mass = far_sums(*scaled, v, everything, odds=law.odds, softcap=law.softcap, dropout=call.dropout)
     sees_none = mass <= torch.finfo(mass.dtype).min
     return mixed.masked_fill(sees_none[..., None], 0), None
 
@@ -338,7 +325,7 @@ def _is_compiled(call: Attention, couplings: WindowCouplings) -> bool:
 
 
 def _compiled(
-    call: Attention, couplings: WindowCouplings, windows: Windows | Rule, far: tuple[Tensor, Tensor] | None
+    call: Attention, couplings: WindowCouplings, windows: Windows | Rule, far: Far | None
 ) -> Result | None:
     """The same by one autograd function; None where it does not serve."""
     law, q = call.law, call.q
@@ -352,17 +339,17 @@ def _compiled(
     pairs = couplings.values()
     if pairs is not None and pairs.dtype != q.dtype:
         pairs = pairs.to(q.dtype)
-    given = compiled_windows.WindowLaw(law.bridge if pairs is not None else None, law.readout, law.factor(q))
+    kind = compiled_windows.WindowLaw(law.bridge if pairs is not None else None, law.readout, law.factor(q))
     slots = None if pairs is None else couplings.slots(size)
     record = None if call.record is None else partial(_record_compiled, call, windows)
     return compiled_windows.attend(
-        given, q, call.k, call.v, pairs, slots, windows, far,
+        kind, q, call.k, call.v, pairs, slots, windows, far,
         dropout=call.dropout, need_weights=call.need_weights, record=record,
     )  # fmt: skip
 
 
-def _record_compiled(call: Attention, given: Windows | Rule, fields: Tensor, J: Tensor | None) -> None:
-    windows = given if isinstance(given, Windows) else given.windows()
+def _record_compiled(call: Attention, slots: Windows | Rule, fields: Tensor, J: Tensor | None) -> None:
+    windows = slots if isinstance(slots, Windows) else slots.windows()
     call.note("compiled", _problem_of_window, windows, fields, J, None)
 
 
@@ -401,8 +388,7 @@ def _solved(
         near = windows._replace(filled=windows.filled[..., beyond:])
         solved = _solved(call, couplings, near, fields[..., beyond:], zero=zero)
         return torch.cat((2 * fields[..., :beyond], solved), -1)
-    law, visible = call.law, windows.filled
-    bridge, length = law.bridge, fields.shape[-1]
+    law, bridge, visible, length = call.law, call.law.bridge, windows.filled, fields.shape[-1]
     if bridge is None:
         call.note("operators", _problem_of_window, windows, fields, None, None)
         return 2 * fields
@@ -435,12 +421,11 @@ def _with_own_spin(call: Attention, J: Tensor, fields: Tensor, visible: Tensor, 
     is_own = (place == own[:, None]) & visible
     h = J[:, 0, own] * is_own.any(-1, keepdim=True)  # [H, Q, T] without padding: the same in every sequence
     others = visible & ~is_own
-    call.note(
-        "operators", _problem_of_window, Windows(None, others, False, 0), h.expand(fields.shape), J, None
-    )
+    slots = Windows(None, others, False, 0)
+    call.note("operators", _problem_of_window, slots, h.expand(fields.shape), J, None)
     assert call.law.bridge is not None
-    found = call.law.bridge.log_odds(h, J, others, seed=call.seed, odds=False)
-    return found.masked_fill(is_own, math.inf).expand(fields.shape)
+    log_odds = call.law.bridge.log_odds(h, J, others, seed=call.seed, odds=False)
+    return log_odds.masked_fill(is_own, math.inf).expand(fields.shape)
 
 
 def _as(t: Tensor | Edges, like: Tensor) -> Any:

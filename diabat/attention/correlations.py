@@ -82,7 +82,7 @@ def query_moments(
     problem = layer.last_problem()
     length, spins = problem.fields.shape[-2:]
     if not is_integer(query) or not 0 <= query < length:
-        raise ArgumentError("query", f"expected a position in 0 .. {length - 1}, got {query!r}.")
+        raise ArgumentError("query", f"a position in 0 .. {length - 1}", repr(query))
     h = problem.fields[sequence, :, query, None].double()  # [H, 1, T]
     free = problem.visible_mask[sequence, 0, query]
     J, K = (None if t is None else t.double() for t in (problem.couplings, problem.three_body))
@@ -100,6 +100,6 @@ def query_moments(
     pairs = pairs.masked_fill(own | own[:, None], 0)
     probability = torch.where(own, 1, moments.probability.double())[:, 0]
     visible = free | own
-    seen, J = positions[visible], None if J is None else J[:, 0, visible][..., visible]
+    J = None if J is None else J[:, 0, visible][..., visible]
     correlations = pairs[:, visible][..., visible]
-    return QueryMoments(seen, probability[:, visible], correlations, J, moments.num_reads)
+    return QueryMoments(positions[visible], probability[:, visible], correlations, J, moments.num_reads)

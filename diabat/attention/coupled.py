@@ -37,36 +37,24 @@ class CoupledLayer(IsingLayer):
     _law: Law
 
     def _couple(
-        self,
-        couplings: WindowCouplings,
-        mode: str,
-        /,
-        sampler: Sampler | str | None = None,
-        gradient: str = "auto",
-        num_reads: int | None = None,
-        readout: Readout | str = "odds",
-        far: str | None = None,
-        **law: Any,
-    ) -> None:
-        """Take couplings, and bind the backend to what they need.
-
-        Raises:
-            ValueError: If an option is invalid, or options contradict each other.
-            UnsupportedError: If the sampler does not support the couplings or the estimator.
-        """
+        self, couplings: WindowCouplings, mode: str, /, sampler: Sampler | str | None = None,
+        gradient: str = "auto", num_reads: int | None = None, readout: Readout | str = "odds",
+        far: str | None = None, **law: Any,
+    ) -> None:  # fmt: skip
+        """Take couplings, and bind the backend to what they need; ValueError or UnsupportedError as the layer says."""
         own = signature(type(self)).parameters.values()
         refuse_unknown(law, (*LawOptions.__annotations__, *(p.name for p in own if p.kind != p.VAR_KEYWORD)))
         fields = mode == "softmax" or "h" in mode
-        given, far = as_readout(readout), far_of(far, couplings)
-        given = ODDS if mode == "softmax" else given
-        self._law = Law(given, far, **law, fields=fields, own_spin=mode == "J-self")
+        used, far = as_readout(readout), far_of(far, couplings)
+        used = ODDS if mode == "softmax" else used
+        self._law = Law(used, far, **law, fields=fields, own_spin=mode == "J-self")
         check_contradictions(couplings, mode, self._law)
         self.couplings, self.mode = couplings, mode
         self._limits = Limits() if mode == "J" else couplings.limits  # uniform, whatever J is
         self.use_sampler("exact" if sampler is None else sampler, gradient=gradient, num_reads=num_reads)
         everything = not couplings.relative or self._law.far == "independent"
-        plain = self._law.bridge is None and couplings.offset_bias is None
-        self._is_softmax = bool(self._law.readout.odds) and plain and everything
+        uncoupled = self._law.bridge is None and couplings.offset_bias is None
+        self._is_softmax = bool(self._law.readout.odds) and uncoupled and everything
 
     def _bind(self, bridge: LayerBridge) -> None:
         super()._bind(bridge)
@@ -83,16 +71,9 @@ class CoupledLayer(IsingLayer):
         return self._law.readout.name or self._law.readout
 
     def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        couplings: WindowCouplings,
-        visible: Visible,
-        *,
-        dropout: float = 0.0,
-        need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+        self, q: Tensor, k: Tensor, v: Tensor, couplings: WindowCouplings, visible: Visible, *,
+        dropout: float = 0.0, need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """As :func:`diabat.attention.core.attend`, with the seed of this pass, recorded if passes are."""
         record = None if self._last is None else self._record
         call = Attention(self._law, q, k, v, visible, dropout, need_weights, self._fixed_seed, record)
@@ -108,30 +89,17 @@ class CoupledLayer(IsingLayer):
 
 
 def check_contradictions(couplings: WindowCouplings, mode: str, law: Law) -> None:
-    """Refuse options of a layer that contradict each other.
-
-    Raises:
-        ValueError: Names the argument.
-    """
+    """Refuse options of a layer that contradict each other; ValueError names the argument."""
     biased, readout = couplings.offset_bias is not None, law.readout.name or law.readout
-    for refused, name, expected in (
-        (biased and not law.fields, "offset_bias", f"a mode with fields, got True in mode '{mode}'"),
-        (
-            law.own_spin and law.odds,
-            "readout",
-            f"'probability' in mode 'J-self', where the own spin is certain, got {readout!r:.60}",
-        ),
-    ):
-        if refused:
-            raise ArgumentError(name, f"expected {expected}.")
+    if biased and not law.fields:
+        raise ArgumentError("offset_bias", "a mode with fields", f"True in mode '{mode}'")
+    if law.own_spin and law.odds:
+        expected = "'probability' in mode 'J-self', where the own spin is certain"
+        raise ArgumentError("readout", expected, f"{readout!r:.60}")
 
 
 def check_mode(mode: str, modes: tuple[str, ...] = MODES) -> str:
-    """The terms of couplings, ``J``, ``K``, ``J+K`` or none, of a mode.
-
-    Raises:
-        ValueError: If there is no such mode, with the nearest one.
-    """
+    """The terms of couplings, ``J``, ``K``, ``J+K`` or none, of a mode; ValueError if it is none of ``modes``."""
     check_choice("mode", mode, modes)
     return "+".join(term for term in mode.removesuffix("-self").split("+") if term in "JK")
 

@@ -1,4 +1,4 @@
-r"""Couplings between the keys of a window: free parameters of every head, J of pairs and K of triples.
+r"""Couplings between the keys of a window: free parameters of every head, J of pairs and K of triples; how J starts.
 
     P(s) ∝ exp( Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j s_k s_l )
 
@@ -9,15 +9,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.coupling_init import CouplingInit
 from diabat.attention.layer import Limits
-from diabat.checks import ArgumentError, check_count, check_flag, check_number, is_integer
+from diabat.checks import (
+    ArgumentError,
+    ArgumentTypeError,
+    as_float,
+    check_count,
+    check_flag,
+    check_number,
+    is_integer,
+    is_number,
+    keep_count,
+)  # fmt: skip
 from diabat.compute.memory import require_memory
 from diabat.ising import pack_couplings, pack_three_body, pair_indices
 from diabat.ising.edges import Edges
@@ -26,6 +36,52 @@ from diabat.samplers.precision import InFloat32
 
 PairSlots = tuple[int, int, int, int]
 """A window, its bandwidth, and the first and the end of its slots that are used: arguments of `pair_numbers`."""
+
+
+@dataclass(frozen=True)
+class CouplingInit:
+    """Initial couplings J_jk ~ N(mean, std²) for |j - k| <= max_distance, and 0 beyond; the default is J = 0.
+
+    At J = 0 the attention is softmax or sigmoid attention.  Where a task needs couplings this is a saddle: a match of
+    keys is worth nothing without couplings, and couplings are worth nothing without a match (docs/recall.md).
+
+    Attributes:
+        mean: Mean; positive couplings let neighbouring keys be attended together.
+        std: Standard deviation, drawn from torch's global generator of the CPU, the same on every device.
+        max_distance: Largest distance of a pair whose coupling is not 0; None for any.
+
+    Raises:
+        ValueError: If ``mean`` is not finite, ``std`` is negative or ``max_distance`` is no integer >= 1.
+    """
+
+    mean: float = 0.0
+    std: float = 0.0
+    max_distance: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number("mean", self.mean, "(-inf, inf)")
+        check_number("std", self.std, "[0, inf)")
+        keep_count(self, "max_distance", optional=True)
+
+    @classmethod
+    def of(cls, init: CouplingInit | float | None) -> CouplingInit | None:
+        """The argument ``coupling_init`` of a layer, a number being the mean; TypeError if it is anything else."""
+        if init is None or isinstance(init, cls):
+            return init
+        number: Any = init
+        if is_number(number):
+            return cls(as_float(number))
+        raise ArgumentTypeError("coupling_init", "a CouplingInit, a number or None", type(init).__name__)
+
+    @torch.no_grad()
+    def fill(self, pairs: Tensor, distances: Tensor) -> None:
+        """Set couplings [H, pairs] in place; ``distances`` of the two keys of each pair, [pairs]."""
+        drawn = torch.full(pairs.shape, self.mean, dtype=pairs.dtype)
+        if self.std:
+            drawn += self.std * torch.randn(pairs.shape, dtype=pairs.dtype)
+        if self.max_distance is not None:
+            drawn *= distances <= self.max_distance
+        pairs.copy_(drawn)
 
 
 class WindowCouplings(InFloat32):
@@ -85,11 +141,8 @@ class WindowCouplings(InFloat32):
         self.num_heads, self.window, self.relative = num_heads, window, relative
         self.bandwidth = widest if bandwidth is None else min(bandwidth, widest)
         pairs, triples = pair_bytes(num_heads, window, bandwidth), math.comb(window, 3) * ("K" in terms)
-        require_memory(
-            sum(pairs) * ("J" in terms) + 16 * num_heads * triples,
-            f"couplings of window = {window} and {num_heads} heads",
-            "window",
-        )
+        numbers = sum(pairs) * ("J" in terms) + 16 * num_heads * triples
+        require_memory(numbers, f"couplings of window = {window} and {num_heads} heads", "window")
         dtype = dtype or torch.promote_types(torch.get_default_dtype(), torch.float32)
         zeros = partial(torch.zeros, device=device, dtype=dtype)
         number = pair_count(window, self.bandwidth)
@@ -165,19 +218,17 @@ class WindowCouplings(InFloat32):
     def _require_parameter(self) -> None:
         """Refuse J that a value cannot be written to."""
         if "pairs" not in self._parameters:
-            raise ArgumentError(
-                "couplings",
-                "expected J as a parameter where it is held, got one that is computed; call "
-                "torch.nn.utils.parametrize.remove_parametrizations(couplings, 'pairs') before.",
-            )
+            call = "torch.nn.utils.parametrize.remove_parametrizations(couplings, 'pairs')"
+            got = f"one that is computed; call {call} before"
+            raise ArgumentError("couplings", "J as a parameter where it is held", got)
 
-    def _save_to_state_dict(self, *given: Any, **options: Any) -> None:
+    def _save_to_state_dict(self, *args: Any, **options: Any) -> None:
         self._write_held()  # decay has moved it
-        super()._save_to_state_dict(*given, **options)
+        super()._save_to_state_dict(*args, **options)
 
-    def _load_from_state_dict(self, *given: Any, **options: Any) -> None:
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
         self._write_held()  # for a file without J
-        super()._load_from_state_dict(*given, **options)
+        super()._load_from_state_dict(*args, **options)
         if self.held is not None and self.pairs is not None:
             held = self.held.to(self.pairs)
             self.held = torch.where(held.isnan(), held, self.pairs.detach())
@@ -249,7 +300,7 @@ def _among(name: str, chosen: Iterable[int] | None, known: Tensor) -> Tensor:
     numbers, most = list(chosen), int(known.max()) if len(known) else 0
     for number in numbers:
         if not is_integer(number) or not bool((known == number).any()):
-            raise ArgumentError(name, f"expected numbers in {int(known.min())} .. {most}, got {number!r}.")
+            raise ArgumentError(name, f"numbers in {int(known.min())} .. {most}", repr(number))
     return torch.isin(known, torch.tensor(numbers, dtype=torch.int64))
 
 

@@ -133,11 +133,7 @@ class DecodingState:
 
 
 def check_state(x: Tensor, state: DecodingState | None, num_heads: int, embed_dim: int) -> None:
-    """Refuse anything but one token of every sequence of a state.
-
-    Raises:
-        ValueError: Names the argument.
-    """
+    """Refuse anything but one token of every sequence of a state; ValueError names the argument."""
     if x.shape[1] != 1:
         raise ArgumentError("x", f"one token of every sequence, [B, {embed_dim}]", list(x.shape))
     if state is None:

@@ -38,14 +38,8 @@ def mean_and_mass(
 ) -> tuple[Tensor, Tensor]:
     """Compute y, [B, H, Q, d], in the dtype of q, and x, [B, H, Q], at least in float32; derivatives of any order.
 
-    Args:
-        q: [B, H, Q, D].
-        k: [B, H, K, D].
-        v: [B, H, K, d].
-        seen: Visible keys, bool, broadcastable to [B, H, Q, K]; None for all.  A query without any has the least number
-            as x.
-        causal: Query i sees no key after the key i.
-        scale: Factor of q·k.
+    Of q [B, H, Q, D], k [B, H, K, D] and v [B, H, K, d].  ``seen`` are the visible keys, bool, broadcastable to
+    [B, H, Q, K]; a query without any has the least number as x.  With ``causal`` query i sees no key after the key i.
     """
     if scale <= 0:  # the kernels scale what they have hidden, and find NaN
         q, scale = q * scale, 1.0
@@ -81,8 +75,8 @@ class _Flash(torch.autograd.Function):
             wanted = *ctx.needs_input_grad[:3], False
             again = partial(_by_operators, causal=causal, scale=scale)
             with without_autocast(q):
-                found = iter(slopes(again, wanted, q, k, v, seen, dy, dx))
-            return *(next(found) if want else None for want in wanted), None, None
+                of_wanted = iter(slopes(again, wanted, q, k, v, seen, dy, dx))
+            return *(next(of_wanted) if want else None for want in wanted), None, None
         g = torch.zeros_like(y) if dy is None else dy
         if dx is not None:
             g, y = _with_mass(g, y, dx)

@@ -142,13 +142,9 @@ def _check_couplings(couplings: Any, heads: int, keys: int) -> None:
 
 
 def _law(
-    couplings: WindowCouplings | None,
-    backend: tuple[Sampler | str | None, str, int | None],
-    readout: Readout,
-    far: str | None,
-    softcap: float | None,
-    scale: float | None,
-) -> Law:
+    couplings: WindowCouplings | None, backend: tuple[Sampler | str | None, str, int | None], readout: Readout,
+    far: str | None, softcap: float | None, scale: float | None,
+) -> Law:  # fmt: skip
     """What is computed."""
     sampler, gradient, num_reads = backend
     far = far_of(far, couplings)

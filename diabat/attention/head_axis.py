@@ -1,8 +1,19 @@
-"""The axis of heads: tokens [B, L, H·d] as features of each head [B, H, L, d], and back; groups that share keys."""
+r"""Features of heads: the axis of heads, groups that share keys, and rotary positions.
+
+Rotary positions (arXiv:2104.09864, eq. 34) rotate pairs of features of queries and keys by angles of the position.
+For position m and features a, b = a + d/2,
+
+    (x_a, x_b) -> (x_a cos mθ_a - x_b sin mθ_a,  x_b cos mθ_a + x_a sin mθ_a),     θ_a = 10000^(-2a/d),
+
+so that the product of a query at m and a key at n depends on m - n only.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+_BASE = 10000.0
 
 
 def split_heads(tokens: Tensor, heads: int) -> Tensor:
@@ -34,6 +45,18 @@ def head_products(rows: Tensor, states: Tensor) -> Tensor:
     H is a multiple of H_kv; a group of heads shares keys and values.
     """
     # The rows of a group are those of one matrix: no copies of the keys.
-    found = group_rows(rows, states.shape[1]) @ states
+    products = group_rows(rows, states.shape[1]) @ states
     groups = rows.shape[1] // states.shape[1]
-    return found if groups == 1 else found.unflatten(2, (groups, -1)).flatten(1, 2)
+    return products if groups == 1 else products.unflatten(2, (groups, -1)).flatten(1, 2)
+
+
+def rotated(x: Tensor, first: Tensor | int = 0) -> Tensor:
+    """Rotate features [*, L, d], d even, of the positions first, first + 1, ..., an integer or int64 []."""
+    length, half = x.shape[-2], x.shape[-1] // 2
+    # Angles of large positions need float64.
+    steps = torch.arange(length, device=x.device, dtype=torch.float64) + first
+    rates = _BASE ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
+    angles = steps[:, None] * rates
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)

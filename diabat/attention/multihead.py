@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from diabat.attention.core import LawOptions
 from diabat.attention.coupled import CoupledLayer, check_mode
-from diabat.attention.coupling_init import CouplingInit
-from diabat.attention.couplings import WindowCouplings
+from diabat.attention.couplings import CouplingInit, WindowCouplings
 from diabat.attention.head_axis import merged_heads, split_heads
 from diabat.attention.layer import check_heads, check_tokens, warn_of_causal
 from diabat.attention.visible import Visible, read_mask
@@ -186,14 +185,13 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
         """Whether the inputs have a batch dimension."""
-        given = {"query": (query, self.embed_dim), "key": (key, self.kdim), "value": (value, self.vdim)}
-        for name, (x, features) in given.items():
+        inputs = {"query": (query, self.embed_dim), "key": (key, self.kdim), "value": (value, self.vdim)}
+        for name, (x, features) in inputs.items():
             check_tokens(x, self.out_proj.weight, name)
             if x.ndim not in (2, 3) or x.ndim != query.ndim or x.shape[-1] != features or 0 in x.shape:
                 form = "[L, B, E], [B, L, E] or [L, E]" if name == "query" else f"{query.ndim} dimensions"
-                raise ArgumentError(
-                    name, f"{form} with {features} features, none of them empty", list(x.shape)
-                )
+                expected = f"{form} with {features} features, none of them empty"
+                raise ArgumentError(name, expected, list(x.shape))
         batched = query.ndim == 3
         axis = 1 if batched and self.batch_first else 0
         if key.shape[:-1] != value.shape[:-1]:
@@ -205,9 +203,8 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
                 "key", f"a batch of {query.shape[1 - axis]} as the queries", key.shape[1 - axis]
             )
         if key.shape[axis] > self.window:
-            expected = f"expected at most window = {self.window} positions, got {key.shape[axis]}"
-            fix = "diabat.BoltzmannAttention with relative=True takes any number"
-            raise ArgumentError("key", f"{expected}; {fix}.")
+            got = f"{key.shape[axis]}; diabat.BoltzmannAttention with relative=True takes any number"
+            raise ArgumentError("key", f"at most window = {self.window} positions", got)
         return batched
 
     def extra_repr(self) -> str:
@@ -219,11 +216,7 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
 def visible_keys(
     shape: tuple[int, ...], padding: Tensor | None, mask: Tensor | None, is_causal: bool, device: torch.device
 ) -> Visible:
-    """What the queries see, for weights of this shape, (B, H, L, S); masks are those of a forward pass.
-
-    Raises:
-        ValueError: If a mask is of another shape or dtype.
-    """
+    """What queries see, for weights of this shape, (B, H, L, S); ValueError if a mask is of another shape or dtype."""
     B, H, L, S = shape
     if padding is not None:
         _check("key_padding_mask", padding, ((B, S),))
@@ -260,11 +253,7 @@ def _check(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None
 
 
 def is_nested(*tensors: Tensor) -> bool:
-    """Whether all tensors are nested.
-
-    Raises:
-        ValueError: If only some are nested.
-    """
+    """Whether all tensors are nested; ValueError if only some are nested."""
     # An input that is not a tensor is refused by _check_inputs.
     kinds = {isinstance(tensor, Tensor) and tensor.is_nested for tensor in tensors}
     if len(kinds) == 2:

@@ -14,17 +14,10 @@ from diabat.attention.visible import visible_in
 
 
 def naive_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    couplings: WindowCouplings | None = None,
-    attn_mask: Tensor | None = None,
-    scale: float | None = None,
-    *,
-    readout: Readout | str = "odds",
-    far: str | None = None,
-    softcap: float | None = None,
-) -> tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, couplings: WindowCouplings | None = None,
+    attn_mask: Tensor | None = None, scale: float | None = None, *, readout: Readout | str = "odds",
+    far: str | None = None, softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Outputs [B, H, L, E_v] and weights [B, H, L, S] of :func:`diabat.boltzmann_attention`, in float64.
 
     Arguments are those of the function; tensors have four dimensions, and there are 2^S states.

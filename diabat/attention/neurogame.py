@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from diabat.attention.bridge import outside_graphs
-from diabat.attention.explanation import NeuroGameExplanation, mean_field_residual
 from diabat.attention.games import Estimate, NormGame, sample_banzhaf, sample_shapley
 from diabat.attention.games.estimate import Temperature
 from diabat.attention.games.sampling import sample_halves
@@ -31,7 +31,7 @@ from diabat.attention.layer import (
     check_sequences,
     require_within_limits,
     within_limits,
-)
+)  # fmt: skip
 from diabat.checks import check_choice, check_count, check_number, check_positive
 from diabat.ising import Ising, without_autocast
 from diabat.ising.checks import check_finite
@@ -44,6 +44,43 @@ from diabat.samplers.seeds import draw_seed
 
 MODES = ("h+J", "h", "uniform")
 PAPER_MEAN_FIELD = {"damping": 0.7, "max_iterations": 25, "tolerance": 1e-4}
+
+
+@dataclass(frozen=True, eq=False)
+class NeuroGameExplanation:
+    """Quantities behind one output of the layer; entries of padding are 0.
+
+    Attributes:
+        alpha: α_i = P(s_i = +1), [B, H, T].
+        expected_active: Σ_i α_i, the expected number of active tokens, [B, H].
+        fields: J_i, before the division by γ, [B, H, T].
+        interactions: J_ij, before the division by γ, [B, H, T, T].  Fields or interactions that the mode of the layer
+            omits are zero.
+        shapley: φ_i before normalisation, [B, H, T], with standard errors and effective numbers of samples.
+        banzhaf: β_i, likewise.
+        pairs: The estimate of the interactions, [B, H, T, T].
+        gate: λ_i, [B, H, T].
+        temperature: γ of each head, [H].
+        residual: max_i |P_i - σ(2 (J_i + Σ_j J_ij m_j)/γ)|, m = 2P - 1, [B, H]: how far α is from the naive mean-field
+            equations.  For ``mean_field`` it measures convergence; exact marginals do not satisfy these equations.
+        info: ``info`` of the sampler for the whole batch (for ``mean_field``: ``converged``, ``iterations``).
+        num_coalitions: K.
+        seed: Seed of coalitions and reads; passing it to the layer repeats the result.
+    """
+
+    alpha: Tensor
+    expected_active: Tensor
+    fields: Tensor
+    interactions: Tensor
+    shapley: Estimate
+    banzhaf: Estimate
+    pairs: Estimate
+    gate: Tensor
+    temperature: Tensor
+    residual: Tensor
+    info: Mapping[str, Any]
+    num_coalitions: int
+    seed: int
 
 
 class NeuroGameAttention(IsingLayer):
@@ -177,9 +214,8 @@ class NeuroGameAttention(IsingLayer):
         """
         refuse_trace()
         if torch.compiler.is_exporting():
-            raise UnsupportedError(
-                "torch.export", "NeuroGameAttention is not exported, since it reads values of its inputs."
-            )
+            reason = "NeuroGameAttention is not exported, since it reads values of its inputs."
+            raise UnsupportedError("torch.export", reason)
         check_sequences(x, self.value, self.embed_dim, key_padding_mask)
         self._check_lengths(x, key_padding_mask)
         x, V, players = self._values(x, key_padding_mask)
@@ -234,9 +270,9 @@ class NeuroGameAttention(IsingLayer):
 
     def _values(self, x: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the tokens with padding set to 0; V [B, H, T, D/H]; and which tokens are players, [B, H, T]."""
-        for name, given in (("x", x), ("key_padding_mask", padding)):
-            if given is not None:
-                behind_transforms(name, given)
+        for name, tensor in (("x", x), ("key_padding_mask", padding)):
+            if tensor is not None:
+                behind_transforms(name, tensor)
         tokens = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         if padding is not None:
             tokens = ~padding
@@ -326,14 +362,20 @@ def token_ising(fields: Tensor, interactions: Tensor, temperature: Temperature) 
     J = J_ij/γ, with no factor and no sign: eq. 20, P(s) = e^{hs/γ}/(e^{h/γ} + e^{-h/γ}), confirms that spins are ±1 and
     not 0/1, so that one token alone has α = σ(2 J_1/γ).
 
-    Args:
-        fields: J_i, [*batch, n].
-        interactions: J_ij, symmetric with zero diagonal, [*batch, n, n].
-        temperature: γ > 0, a number or a tensor that broadcasts to the batch.
+    Of J_i, [*batch, n], and J_ij, symmetric with zero diagonal, [*batch, n, n]; γ > 0 is a number or broadcasts to the
+    batch.
     """
     if isinstance(temperature, Tensor):
         return fields / temperature[..., None], interactions / temperature[..., None, None]
     return fields / temperature, interactions / temperature
+
+
+def mean_field_residual(h: Tensor, J: Tensor, alpha: Tensor, visible: Tensor) -> Tensor:
+    """max_i |α_i - σ(2 (h_i + Σ_j J_ij m_j))| with m = 2α - 1 over the visible spins, detached, [*batch]."""
+    h, J, alpha = h.detach(), J.detach(), alpha.detach()
+    m = torch.where(visible, 2 * alpha - 1, 0)
+    update = torch.sigmoid(2 * (h + (J @ m[..., None])[..., 0]))
+    return torch.where(visible, (update - alpha).abs(), 0).amax(-1)
 
 
 def _sampler_seed(seed: int) -> int:

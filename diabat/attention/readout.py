@@ -90,11 +90,7 @@ READOUTS: dict[str, Readout] = {"odds": ODDS, "probability": PROBABILITY}
 
 
 def as_readout(readout: Readout | str) -> Readout:
-    """A readout by its name, or as it is.
-
-    Raises:
-        ValueError: If there is none of this name.
-    """
+    """A readout by its name, or as it is; ValueError if there is none of this name."""
     if isinstance(readout, Readout):
         return readout
     check_choice("readout", readout, tuple(READOUTS))

@@ -45,8 +45,7 @@ class SampledCall:
 
     def solved(self, ising: Ising) -> AdjointSolution:
         """The solution of the forward pass, or a new one, for the adjoint method."""
-        found = self.solution or self.sampler.solution(ising, seed=self.seed or 0)
-        return cast("AdjointSolution", found)
+        return cast("AdjointSolution", self.solution or self.sampler.solution(ising, seed=self.seed or 0))
 
     def problem(self, terms: Terms) -> Ising:
         """The problem of these terms, detached."""
@@ -68,8 +67,8 @@ def sampled_probabilities(ising: Ising, call: SampledCall) -> Tensor:
     if opaque:  # transforms pass other tensors to the forward pass
         result: Any = _Sampled.apply(*terms, call, *parameters)
     else:
-        given = (*terms[:3], *parameters)
-        wanted = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in given])
+        leaves = (*terms[:3], *parameters)
+        wanted = torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in leaves])
         keeps = wanted and adjoint and call.num_reads is None
         run = _Plain.apply if wanted else _Sampled.forward
         result = run(*terms, replace(call, ising=ising.detach(), keeps=keeps), *parameters)
@@ -79,20 +78,16 @@ def sampled_probabilities(ising: Ising, call: SampledCall) -> Tensor:
 
 def refuse_forward(estimator: str, sampler: Sampler) -> NoReturn:
     """Raise UnsupportedError for a forward derivative of what an estimator differentiates."""
-    raise UnsupportedError(
-        "gradient",
-        f"estimator '{estimator}' of sampler '{sampler.name}' has derivatives in reverse only, got a forward one "
-        "(jvp, jacfwd or hessian of torch.func); use torch.func.grad, or sampler 'exact' or 'banded'.",
-    )
+    able = f"estimator '{estimator}' of sampler '{sampler.name}' has derivatives in reverse only"
+    got = "a forward one (jvp, jacfwd or hessian of torch.func)"
+    fix = "use torch.func.grad, or sampler 'exact' or 'banded'"
+    raise UnsupportedError("gradient", f"{able}, got {got}; {fix}.")
 
 
 def refuse_second(estimator: str, sampler: Sampler) -> NoReturn:
     """Raise UnsupportedError for a second derivative of what an estimator differentiates."""
-    raise UnsupportedError(
-        "gradient",
-        f"estimator '{estimator}' of sampler '{sampler.name}' has first derivatives only, got a second one; use "
-        "sampler 'exact' or 'banded'.",
-    )
+    able = f"estimator '{estimator}' of sampler '{sampler.name}' has first derivatives only"
+    raise UnsupportedError("gradient", f"{able}, got a second one; use sampler 'exact' or 'banded'.")
 
 
 class _Sampled(torch.autograd.Function):
@@ -117,10 +112,10 @@ class _Sampled(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        terms, call, parameters, seen = inputs[:4], inputs[4], inputs[5:], output[1:3]
+        terms, call, parameters, answer = inputs[:4], inputs[4], inputs[5:], output[1:3]
         ctx.call = replace(call, solution=output[3])
-        ctx.save_for_backward(*terms, *seen, *parameters)
-        ctx.mark_non_differentiable(*[t for t in seen if t is not None])
+        ctx.save_for_backward(*terms, *answer, *parameters)
+        ctx.mark_non_differentiable(*[t for t in answer if t is not None])
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -129,14 +124,14 @@ class _Sampled(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         wanted = (*ctx.needs_input_grad[1:3], any(ctx.needs_input_grad[5:]))
         # The parameters of the forward pass may differ from those of the sampler now (torch.func.functional_call).
-        saved = ctx.saved_tensors  # once: checkpointing computes them again at each reading
-        seen, parameters = saved[:6], saved[6:]
+        h, J, K, visible, p, spins, *parameters = (
+            ctx.saved_tensors
+        )  # once: checkpointing computes them at each reading
         # Only a derivative of the derivative needs a graph, and only to be refused.
         opaque = torch.is_grad_enabled() or transformed() or batched_cotangent(v)
         run: Any = _Estimated.apply if opaque else _Estimated.forward
-        found: Any = run(*seen, v, ctx.call, wanted, *parameters)
-        h, J, K, *of_parameters = found
-        return h, J, K, None, None, *(of_parameters or [None] * len(parameters))
+        dh, dJ, dK, *of_parameters = run(h, J, K, visible, p, spins, v, ctx.call, wanted, *parameters)
+        return dh, dJ, dK, None, None, *(of_parameters or [None] * len(parameters))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> NoReturn:
@@ -146,13 +141,12 @@ class _Sampled(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
         *terms, call = inputs[:5]
         if any(dim is not None for dim in in_dims[5:]):
-            raise UnsupportedError(
-                "gradient", "vmap over parameters of the anneal is unsupported; map other inputs only."
-            )
+            reason = "vmap over parameters of the anneal is unsupported; map other inputs only."
+            raise UnsupportedError("gradient", reason)
         folded = folded_terms(Terms(*terms), in_dims[:4], info.batch_size)
-        found: Any = _Sampled.apply(*folded, replace(call, ising=None), *inputs[5:])
-        smoothed, p, spins, _ = found
-        return found, (*dims_of(smoothed, p), None if spins is None else 1, None)
+        results: Any = _Sampled.apply(*folded, replace(call, ising=None), *inputs[5:])
+        smoothed, p, spins, _ = results
+        return results, (*dims_of(smoothed, p), None if spins is None else 1, None)
 
 
 class _Plain(_Sampled):
@@ -172,17 +166,9 @@ class _Estimated(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        fields: Tensor,
-        couplings: Maybe,
-        three_body: Maybe,
-        visible: Maybe,
-        p: Tensor,
-        spins: Maybe,
-        v: Tensor,
-        call: SampledCall,
-        wanted: tuple[bool, ...],
-        *parameters: Tensor,
-    ) -> tuple[Maybe, ...]:
+        fields: Tensor, couplings: Maybe, three_body: Maybe, visible: Maybe, p: Tensor, spins: Maybe, v: Tensor,
+        call: SampledCall, wanted: tuple[bool, ...], *parameters: Tensor,
+    ) -> tuple[Maybe, ...]:  # fmt: skip
         with without_autocast(fields), in_place(call.sampler, parameters):
             ising = call.problem(Terms(fields, couplings, three_body, visible))
             boltzmann = call.sampler.capabilities.law == "boltzmann"  # then the response is taken at P itself
@@ -220,9 +206,8 @@ class _Estimated(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
         size, call, wanted = info.batch_size, inputs[7], inputs[8]
         if wanted[2]:
-            raise UnsupportedError(
-                "gradient", "gradients of the anneal's parameters under vmap are unsupported."
-            )
+            reason = "gradients of the anneal's parameters under vmap are unsupported."
+            raise UnsupportedError("gradient", reason)
         dims: folding.TermDims = in_dims[:4]
         terms = Terms(*inputs[:4])
         folded = folded_terms(terms, dims, size, own=True)
@@ -231,6 +216,6 @@ class _Estimated(torch.autograd.Function):
             for i, place in ((4, 0), (5, 1), (6, 0))
         ]
         call = replace(call, ising=None, solution=None)
-        found: Any = _Estimated.apply(*folded, p, spins, v, call, wanted, *inputs[9:])
-        outputs = [folding.unfolded(g, t, d) for g, t, d in zip(found[:3], terms[:3], dims[:3], strict=True)]
+        slopes: Any = _Estimated.apply(*folded, p, spins, v, call, wanted, *inputs[9:])
+        outputs = [folding.unfolded(g, t, d) for g, t, d in zip(slopes[:3], terms[:3], dims[:3], strict=True)]
         return tuple(outputs), dims_of(*outputs)

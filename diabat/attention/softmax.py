@@ -21,16 +21,8 @@ def attend(
 ) -> Tensor:
     """Mixed values [B, H, Q, d] of queries [B, H, Q, E], keys [B, H_kv, S, E] and values [B, H_kv, S, d].
 
-    Second derivatives need ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` around the call, as fused kernels have
-    none; transforms of torch.func take these operators anyway.
-
-    Args:
-        q: Queries.
-        k: Keys; H is a multiple of H_kv.
-        v: Values.
-        visible: What each query sees, and what is added to scores.
-        scale: Factor of q·k; None for 1/√E.
-        dropout: Probability of dropout of the weights.
+    H is a multiple of H_kv.  Second derivatives need ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`` around the
+    call, as fused kernels have none; transforms of torch.func take these operators anyway.
     """
     queries, mask, causal = q.shape[2], None, False
     if visible.is_rule and visible.key_mask is None and (not visible.causal or queries in (1, k.shape[2])):
@@ -46,11 +38,11 @@ def attend(
     with sdpa_kernel(SDPBackend.MATH) if not compiling and transformed() else nullcontext():
         out = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=grouped)
     if not compiling and out.grad_fn is not None and "ScaledDotProduct" in out.grad_fn.name():
-        out.grad_fn.register_hook(_once)
+        out.grad_fn.register_hook(_first_only)
     return out
 
 
-def _once(slopes: Any, _: Any) -> Any:
+def _first_only(slopes: Any, _: Any) -> Any:
     """Hook of a fused kernel: what it found refuses to be differentiated again, in a sentence."""
     if torch.is_grad_enabled():
         return tuple(None if slope is None else _First.apply(slope) for slope in slopes)
@@ -64,8 +56,8 @@ class _First(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> NoReturn:
-        raise UnsupportedError(
-            "gradient",
-            "attention without couplings has first derivatives by a fused kernel of torch, got a second one; call it "
-            "inside of torch.nn.attention.sdpa_kernel(SDPBackend.MATH).",
+        able = (
+            "attention without couplings has first derivatives by a fused kernel of torch, got a second one"
         )
+        fix = "call it inside of torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+        raise UnsupportedError("gradient", f"{able}; {fix}.")

@@ -14,8 +14,7 @@ import torch
 
 import diabat
 from diabat.attention import games
-from diabat.attention.explanation import mean_field_residual
-from diabat.attention.neurogame import PAPER_MEAN_FIELD, token_ising
+from diabat.attention.neurogame import PAPER_MEAN_FIELD, mean_field_residual, token_ising
 
 F64 = torch.float64
 # v of ∅, {1}, {2}, {1,2}, {3}, {1,3}, {2,3}, {1,2,3}

@@ -97,11 +97,7 @@ def num_players(table: Tensor) -> int:
 
 
 def all_coalitions(n: int, device: torch.device | str = "cpu") -> Tensor:
-    """Masks of all coalitions in table order, bool [2^n, n].
-
-    Raises:
-        ValueError: If n is not an integer in 0 .. 20.
-    """
+    """Masks of all coalitions in table order, bool [2^n, n]; ValueError if n is not an integer in 0 .. 20."""
     if not is_integer(n) or not 0 <= n <= MAX_PLAYERS:
         raise ArgumentError("n", f"expected an integer in 0 .. {MAX_PLAYERS}, got {n!r}.")
     index = torch.arange(1 << int(n), device=device)

@@ -72,11 +72,7 @@ class NormGame:
         return self.toggles(coalitions.expand(*self.batch_shape, *coalitions.shape[-2:]))[0]
 
     def table(self) -> Tensor:
-        """Values of all coalitions, [*batch, 2^n], n <= 20.
-
-        Raises:
-            ValueError: If n > 20.
-        """
+        """Values of all coalitions, [*batch, 2^n], n <= 20; ValueError if n > 20."""
         n = self.gram.shape[-1]
         if n > MAX_PLAYERS:
             raise ArgumentError("vectors", f"at most {MAX_PLAYERS} players for a table", n)

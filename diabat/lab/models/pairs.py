@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from diabat.attention.coupling_init import CouplingInit
+from diabat.attention.couplings import CouplingInit
 from diabat.attention.layer import IsingLayer, require_within_limits
 from diabat.attention.multihead import BoltzmannMultiheadAttention
 from diabat.attention.neurogame import NeuroGameAttention

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diabat.attention.boltzmann import BoltzmannAttention
 from diabat.attention.coupled import couplings_of
-from diabat.attention.coupling_init import CouplingInit
+from diabat.attention.couplings import CouplingInit
 from diabat.checks import ArgumentError, check_choice, check_number, keep_count
 from diabat.compute.memory import require_memory
 from diabat.lab.models.base import Model, ModelOptions, ModelState, check_state, check_symbols
