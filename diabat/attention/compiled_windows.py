@@ -143,36 +143,20 @@ def _distances(array: Array, axes: int) -> list[int]:
 
 
 def attend(
-    law: WindowLaw,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    pairs: Tensor | None,
-    slots: PairSlots | None,
-    windows: Windows | Rule,
-    far: Far | None,
-    *,
-    dropout: float = 0.0,
-    need_weights: bool = False,
+    law: WindowLaw, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None, slots: PairSlots | None,
+    windows: Windows | Rule, far: Far | None, *, dropout: float = 0.0, need_weights: bool = False,
     record: Callable[[Tensor, Tensor | None], None] | None = None,
-) -> tuple[Tensor, Tensor | None] | None:
+) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
     """Attend with Q queries to the slots of their windows, and to the keys before them.
 
-    Heads are read where they are, also as views of tokens [B, L, H·d].
+    Heads are read where they are, also as views of tokens [B, L, H·d]: q [B, H, Q, E], k [B, H_kv, S, E] and v
+    [B, H_kv, S, E_v], with H a multiple of H_kv.
 
-    Args:
-        law: What is computed.
-        q: [B, H, Q, E].
-        k: [B, H_kv, S, E], with H a multiple of H_kv.
-        v: [B, H_kv, S, E_v].
-        pairs: J of pairs of slots, [H, P]; None without couplings.
-        slots: The slots of the pairs, see `couplings.WindowCouplings.slots`; None without couplings.
-        windows: Slots by a rule: keys that stand together, from one of each query on.
-        far: Mean value and mass of the keys before the window; None for none, or to compute them here: for odds of a
-            single query without derivatives.
-        dropout: Probability of dropout of the weights of slots; it draws the numbers that torch's dropout draws.
-        need_weights: Also return the weights.
-        record: Called with the fields, [B, H, Q, T], and J, [H, 1, T, T] or None, before a backend may refuse them.
+    ``pairs`` are J of pairs of slots, [H, P], and ``slots`` those slots (`couplings.WindowCouplings.slots`); both None
+    without couplings.  ``windows`` are slots by a rule: keys that stand together, from one of each query on.  ``far``
+    is None for no keys before the window, or to compute them here: for odds of a single query without derivatives.
+    Dropout is that of the weights of slots, and draws the numbers that torch's dropout draws.  ``record`` is called
+    with the fields, [B, H, Q, T], and J, [H, 1, T, T] or None, before a backend may refuse them.
 
     Returns:
         Mixed values [B, H, Q, E_v], and weights of slots [B, H, Q, T], or [B, H, Q, T + 1] with those of the keys
@@ -201,22 +185,22 @@ def attend(
     call = _Call(law, plan, windows, dropout, need_weights, before)
     if not call.solve(q, k, v, pairs, mean, mass, record):
         return None
-    found: tuple[Tensor, Tensor | None] = call(q, k, v, pairs, mean, mass)
-    return found
+    result: tuple[Tensor, Tensor | None] = call(q, k, v, pairs, mean, mass)
+    return result
 
 
 class _Key:
     """Windows by their content, as a key."""
 
-    def __init__(self, given: Windows) -> None:
-        self._given = given
-        mask, starts = given.filled.numpy(), given.starts
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+        mask, starts = windows.filled.numpy(), windows.starts
         own = None if starts is None else starts.numpy().tobytes()
-        self._content = given.moves, given.first, mask.shape, mask.tobytes(), own
+        self._content = windows.moves, windows.first, mask.shape, mask.tobytes(), own
 
     def windows(self) -> Windows:
         """The windows."""
-        return self._given
+        return self._windows
 
     def __hash__(self) -> int:
         return hash(self._content)
@@ -239,33 +223,33 @@ class _Call(CompiledPasses):
     def __init__(
         self, law: WindowLaw, plan: Plan, windows: Windows | Rule, dropout: float, need_weights: bool, before: int,
     ) -> None:  # fmt: skip
-        self._law, self._plan, self._given = law, plan, windows
+        self._law, self._plan, self._slots = law, plan, windows
         self._dropout, self._need_weights, self._before = dropout, need_weights, before
         self._solution: Solution | None = None
         self._noise: Tensor | None = None
 
     def solve(self, *terms: Any) -> bool:
         """Compute the results of q, k, v, pairs, mean and mass, and record; False if the backend has no solution."""
-        *given, record = terms
-        q, pairs = given[0], given[3]
+        *tensors, record = terms
+        q, pairs = tensors[0], tensors[3]
         plan, kernel = self._plan, self._plan.kernel
         self._out = q.new_empty_strided(*plan.by_token)
         self._state = np.empty(plan.state, plan.zero.dtype)
         self._lost = np.zeros(0 if plan.spins is None else plan.spins.problems, np.int8)
         if record is None and (plan.spins is not None or pairs is None):
             self._draw(q)
-            if not self._forward(kernel.SCORES | kernel.SPINS | kernel.MIX, given):
+            if not self._forward(kernel.SCORES | kernel.SPINS | kernel.MIX, tensors):
                 return True
         else:
-            self._forward(kernel.SCORES, given)
+            self._forward(kernel.SCORES, tensors)
         fields, J = self.fields, self.couplings if pairs is not None else None
         if record is not None:
             record(fields, J)
-        found = self._solve_by(fields, J)
-        if found:
-            self._draw(q)
-            self._forward(kernel.MIX, given)
-        return found
+        if not self._solve_by(fields, J):
+            return False
+        self._draw(q)
+        self._forward(kernel.MIX, tensors)
+        return True
 
     def _draw(self, q: Tensor) -> None:
         """The factors of dropout, once."""
@@ -286,7 +270,7 @@ class _Call(CompiledPasses):
         return True
 
     def _windows(self) -> Windows:
-        return self._given.windows() if isinstance(self._given, Rule) else self._given
+        return self._slots.windows() if isinstance(self._slots, Rule) else self._slots
 
     def _part(self, which: int) -> Array:
         """Fields (0), log-odds (1) or weights (2) in the state."""
@@ -308,21 +292,21 @@ class _Call(CompiledPasses):
         values = self._state[start : start + heads * size * size]
         return torch.from_numpy(values.reshape(heads, 1, size, size))
 
-    def _places(self, *given: Any) -> tuple[list[int], list[Any]]:
+    def _places(self, *tensors: Any) -> tuple[list[int], list[Any]]:
         """Where the kernel finds the tensors of the forward pass, and distances in them; and what keeps copies."""
-        q, k, v, pairs, mean, mass = given
+        q, k, v, pairs, mean, mass = tensors
         q, k, v = _readable(q), _readable(k), _readable(v)
-        found = [q.data_ptr(), *q.stride()[:3], k.data_ptr(), *k.stride()[:3], v.data_ptr(), *v.stride()[:3]]
+        places = [q.data_ptr(), *q.stride()[:3], k.data_ptr(), *k.stride()[:3], v.data_ptr(), *v.stride()[:3]]
         if pairs is not None:
             pairs = pairs.contiguous()
-        found.append(0 if pairs is None else pairs.data_ptr())
+        places.append(0 if pairs is None else pairs.data_ptr())
         if mean is None or mass is None:
-            found += _NO_FAR
+            places += _NO_FAR
         else:
             mean, mass = _readable(mean), mass.contiguous()
-            found += [mean.data_ptr(), *mean.stride()[:3], mass.data_ptr()]
-        found.append(0 if self._noise is None else self._noise.data_ptr())
-        return found, [q, k, v, pairs, mean, mass]
+            places += [mean.data_ptr(), *mean.stride()[:3], mass.data_ptr()]
+        places.append(0 if self._noise is None else self._noise.data_ptr())
+        return places, [q, k, v, pairs, mean, mass]
 
     def _forward(self, stages: int, terms: Any) -> bool:
         """Run stages; returns whether a problem is beyond the range of the enumeration."""

@@ -27,7 +27,7 @@ from diabat.checks import (
     is_integer,
     is_number,
     keep_count,
-)  # fmt: skip
+)
 from diabat.compute.memory import require_memory
 from diabat.ising import pack_couplings, pack_three_body, pair_indices
 from diabat.ising.edges import Edges

@@ -27,9 +27,8 @@ class _Buffer:
         self.keys, self.values = (
             t.new_empty(*t.shape[:2], capacity, t.shape[-1]) for t in (state.keys, state.values)
         )
-        self.key_mask = (
-            None if state.key_mask is None else F.pad(state.key_mask, (0, capacity - count), value=True)
-        )
+        mask = state.key_mask
+        self.key_mask = None if mask is None else F.pad(mask, (0, capacity - count), value=True)
         self.end = [count]
         self.write(0, state.keys, state.values)
 
@@ -77,14 +76,7 @@ class DecodingState:
         return cls(keys[..., :0, :], values[..., :0, :], None, zero)
 
     def reorder(self, rows: Tensor) -> DecodingState:
-        """Select sequences, e.g. the beams that survive.
-
-        Args:
-            rows: int64 [B'], index of the sequence that each new one continues.
-
-        Raises:
-            ValueError: If it is not int64 with one dimension.
-        """
+        """Select sequences, e.g. the beams that survive; rows int64 [B'] (else ValueError) are those they continue."""
         if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 1:
             got = f"{rows.dtype} {list(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
             raise ArgumentError("rows", "int64 [B]", got)
@@ -143,8 +135,5 @@ def check_state(x: Tensor, state: DecodingState | None, num_heads: int, embed_di
     expected = (x.shape[0], num_heads, embed_dim // num_heads)
     batch, heads, _, features = state.keys.shape
     if (batch, heads, features) != expected:
-        raise ArgumentError(
-            "state",
-            f"keys [{expected[0]}, {num_heads}, S, {expected[2]}] for this token",
-            list(state.keys.shape),
-        )
+        keys = f"keys [{expected[0]}, {num_heads}, S, {expected[2]}] for this token"
+        raise ArgumentError("state", keys, list(state.keys.shape))

@@ -35,14 +35,9 @@ class ProblemGradient(NamedTuple):
 
 
 def straight_through(
-    cotangent: Tensor,
-    probability: Tensor,
-    visible: Tensor,
-    response_at: Tensor | None = None,
-    *,
-    couplings: bool | Edges,
-    three_body: bool,
-) -> ProblemGradient:
+    cotangent: Tensor, probability: Tensor, visible: Tensor, response_at: Tensor | None = None, *,
+    couplings: bool | Edges, three_body: bool,
+) -> ProblemGradient:  # fmt: skip
     r"""Mean-field response, without feedback through J.
 
         dm_j = (1 - t_j²)(dh_j + Σ_k dJ_jk m_k + Σ_{k<l} dK_jkl m_k m_l),    P = (1 + m)/2
@@ -79,15 +74,9 @@ def straight_through(
 
 
 def linear_response(
-    cotangent: Tensor,
-    probability: Tensor,
-    visible: Tensor,
-    effective: Tensor | None,
-    *,
-    couplings: bool,
-    three_body: bool,
-    response_at: Tensor | None = None,
-) -> ProblemGradient:
+    cotangent: Tensor, probability: Tensor, visible: Tensor, effective: Tensor | None, *, couplings: bool,
+    three_body: bool, response_at: Tensor | None = None,
+) -> ProblemGradient:  # fmt: skip
     r"""Mean-field response with its feedback through J; uses no reads and adds no variance.
 
     The derivative of the fixed point of mean field with Onsager's reaction term,
@@ -125,9 +114,8 @@ def linear_response(
         dJ = _symmetric_pairs(response, m) - _without_diagonal(reaction)
     if three_body:
         dK = _symmetric_triples(response, m)
-    return ProblemGradient(
-        response.to(dtype), None if dJ is None else dJ.to(dtype), None if dK is None else dK.to(dtype)
-    )
+    dJ, dK = (None if t is None else t.to(dtype) for t in (dJ, dK))
+    return ProblemGradient(response.to(dtype), dJ, dK)
 
 
 def effective_couplings(ising: Ising, probability: Tensor) -> Tensor | None:
@@ -164,16 +152,9 @@ def covariance(
 
     with the N - 1 normalisation.
 
-    Args:
-        cotangent: v, [*batch, n].
-        spins: ±1, [num_reads, *batch, n], at least two reads.
-        visible: bool [*batch, n].
-        couplings: Also return ∂L/∂J; for edges, that of every edge, Cov(f, s_j s_k).
-        three_body: Also return ∂L/∂K.
-
-    Raises:
-        ValueError: With a single read, which has no covariance.
-        RuntimeError: For a batch of cotangents, for which einsum has no rule.
+    Arguments as in :func:`straight_through`; ``spins`` are the reads, ±1, [num_reads, *batch, n].  For edges ∂L/∂J is
+    Cov(f, s_j s_k).  ValueError with a single read, which has no covariance; RuntimeError for a batch of cotangents,
+    for which einsum has no rule.
     """
     refuse_batched_cotangent(cotangent)
     reads = spins.shape[0]
@@ -201,10 +182,7 @@ def adjoint(cotangent: Tensor, solution: AdjointSolution, *, couplings: bool, **
     """The derivative of the sampler's own law, also with respect to the sampler's parameters.
 
     ``solution`` is :meth:`diabat.Sampler.solution` of the problem, with the seed of the forward pass.  It knows
-    what is visible, and ∂L/∂J has the shape of J.
-
-    Raises:
-        RuntimeError: For a batch of cotangents.
+    what is visible, and ∂L/∂J has the shape of J.  RuntimeError for a batch of cotangents.
     """
     refuse_batched_cotangent(cotangent)
     exact = solution.derivative(cotangent)

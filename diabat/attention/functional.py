@@ -137,8 +137,8 @@ def _check_couplings(couplings: Any, heads: int, keys: int) -> None:
     if couplings.num_heads != heads:
         raise ArgumentError("couplings", f"those of {heads} heads as the queries have", couplings.num_heads)
     if not couplings.relative and keys > couplings.window:
-        expected = f"expected at most window = {couplings.window} positions, got {keys}"
-        raise ArgumentError("key", f"{expected}; WindowCouplings with relative=True take any number.")
+        got = f"{keys}; WindowCouplings with relative=True take any number"
+        raise ArgumentError("key", f"at most window = {couplings.window} positions", got)
 
 
 def _law(

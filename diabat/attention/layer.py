@@ -133,10 +133,8 @@ class IsingLayer(nn.Module):
 
     def _recorded(self) -> tuple[str, Callable[[], Ising] | None]:
         if self._last is None:
-            raise RuntimeError(
-                "forward passes are not recorded; call the layer, and ask for the last one, inside of "
-                "'with layer.recording():'."
-            )
+            fix = "call the layer, and ask for the last one, inside of 'with layer.recording():'"
+            raise RuntimeError(f"forward passes are not recorded; {fix}.")
         if not self._last:
             raise RuntimeError("no forward pass has been recorded yet; call the layer on an input first.")
         return self._last[0]
@@ -156,15 +154,13 @@ def fitted(sampler: Sampler, limits: Limits) -> Sampler:
         sampler = sampler.for_window(limits.window, limits.bandwidth)
     able = sampler.capabilities
     if limits.three_body and not able.three_body:
-        raise UnsupportedError(
-            "mode",
-            f"sampler '{sampler.name}' does not support three-body terms; use 'exact' or a mode without K.",
+        reason = (
+            f"sampler '{sampler.name}' does not support three-body terms; use 'exact' or a mode without K."
         )
+        raise UnsupportedError("mode", reason)
     if limits.window is not None and able.max_spins is not None and limits.window > able.max_spins:
-        raise UnsupportedError(
-            "window",
-            f"sampler '{sampler.name}' accepts at most {able.max_spins} spins, got {limits.window}; {_fix(limits)}.",
-        )
+        most = f"sampler '{sampler.name}' accepts at most {able.max_spins} spins"
+        raise UnsupportedError("window", f"{most}, got {limits.window}; {_fix(limits)}.")
     return sampler
 
 
@@ -200,12 +196,8 @@ def warn_of_causal(queries: int, keys: int) -> None:
 def is_plain(first: Tensor, *others: Tensor) -> bool:
     """Whether tensors can be read as arrays here: on the CPU, of one precision, and outside transforms and graphs."""
     dtype = first.dtype
-    return (
-        first.is_cpu
-        and (dtype == torch.float32 or dtype == torch.float64)
-        and all(t.dtype == dtype for t in others)
-        and not is_traced()
-    )
+    double_or_single = first.is_cpu and (dtype == torch.float32 or dtype == torch.float64)
+    return double_or_single and all(t.dtype == dtype for t in others) and not is_traced()
 
 
 def within_limits(sampler: Sampler, count: int, longest: int) -> bool:
@@ -216,17 +208,10 @@ def within_limits(sampler: Sampler, count: int, longest: int) -> bool:
 
 
 def require_within_limits(sampler: Sampler, lengths: Tensor, heads: int, begin: str) -> None:
-    """Refuse a batch of sequences that exceeds the limits of the sampler.
+    """Refuse sequences of these ``lengths``, int64 [B], that exceed the limits of the sampler, by an UnsupportedError.
 
-    Args:
-        sampler: The backend.
-        lengths: Tokens of each sequence, int64 [B].
-        heads: Number of heads; each has its own J for every sequence, so that no work is shared.
-        begin: Start of the error message, before the name of the sampler.
-
-    Raises:
-        UnsupportedError: If a sequence has more tokens than the sampler accepts spins, or heads · Σ 2^n is more than
-            it enumerates in one call.
+    Each head has its own J for every sequence, so that no work is shared: heads · Σ 2^n is what it enumerates in one
+    call.  ``begin`` is the start of the message, before the name of the sampler.
     """
     able, longest = sampler.capabilities, max(lengths.tolist(), default=0)
     if able.max_spins is not None and longest > able.max_spins:
@@ -244,11 +229,7 @@ def require_within_limits(sampler: Sampler, lengths: Tensor, heads: int, begin: 
 
 
 def check_heads(embed_dim: int, num_heads: int) -> tuple[int, int]:
-    """Both sizes; refuse those that are no counts, do not divide, or whose projections do not fit into memory.
-
-    Raises:
-        ValueError: Names the argument.
-    """
+    """Both sizes; ValueError if they are no counts, do not divide, or projections do not fit into memory."""
     embed_dim = check_count("embed_dim", embed_dim)
     num_heads = check_count("num_heads", num_heads)
     if embed_dim % num_heads:
@@ -259,18 +240,17 @@ def check_heads(embed_dim: int, num_heads: int) -> tuple[int, int]:
 
 
 def check_tokens(x: Any, weight: Tensor, name: str = "x", like: str = "the layer") -> None:
-    """Refuse an input that a projection with this weight, of what is ``like`` it, cannot process.
+    """Refuse an input, by a ValueError, that a projection with this weight, of what is ``like`` it, cannot process.
 
-    Raises:
-        ValueError: If it is not a dense floating tensor, is on another device, or has another dtype outside autocast.
+    It must be dense and floating, on the device of the weight, and outside autocast of its dtype.
     """
     if not isinstance(x, Tensor):
         raise ArgumentError(name, "a torch.Tensor", type(x).__name__)
     if not x.is_floating_point():
         raise ArgumentError(name, "a floating dtype", x.dtype)
     if x.is_nested:
-        expected = "expected a dense tensor with a mask of padding"
-        raise ArgumentError(name, f"{expected}, got a nested one; use .to_padded_tensor(0.0).")
+        got = "a nested one; use .to_padded_tensor(0.0)"
+        raise ArgumentError(name, "a dense tensor with a mask of padding", got)
     if x.layout != torch.strided:
         raise ArgumentError(name, "a dense tensor", f"the layout {x.layout}; use .to_dense()")
     if x.device != weight.device:
@@ -285,23 +265,14 @@ def check_sequences(
     """Refuse inputs other than tokens [B, T, features], T <= window, and a mask of padding, bool [B, T].
 
     A projection without a weight, quantised or around another, takes what it likes.
-
-    Raises:
-        ValueError: As :func:`check_tokens`, or if a shape is wrong.
     """
     weight = getattr(projection, "weight", None)
     check_tokens(x, weight if isinstance(weight, Tensor) else x)
     if x.ndim != 3 or x.shape[-1] != features or x.shape[0] == 0 or x.shape[1] == 0:
         raise ArgumentError("x", f"shape [B, T, {features}] with B, T >= 1", list(x.shape))
     if window is not None and x.shape[1] > window:
-        expected = f"expected at most window = {window} positions, got {x.shape[1]}"
-        raise ArgumentError("x", f"{expected}; relative=True takes any number.")
-    if padding is not None:
-        _check_padding(x, padding)
-
-
-def _check_padding(x: Tensor, padding: Tensor) -> None:
-    if padding.dtype != torch.bool or padding.shape != x.shape[:2]:
-        raise ArgumentError(
-            "key_padding_mask", f"bool {list(x.shape[:2])}", f"{padding.dtype} {list(padding.shape)}"
-        )
+        got = f"{x.shape[1]}; relative=True takes any number"
+        raise ArgumentError("x", f"at most window = {window} positions", got)
+    if padding is not None and (padding.dtype != torch.bool or padding.shape != x.shape[:2]):
+        got = f"{padding.dtype} {list(padding.shape)}"
+        raise ArgumentError("key_padding_mask", f"bool {list(x.shape[:2])}", got)

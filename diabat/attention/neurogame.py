@@ -31,7 +31,7 @@ from diabat.attention.layer import (
     check_sequences,
     require_within_limits,
     within_limits,
-)  # fmt: skip
+)
 from diabat.checks import check_choice, check_count, check_number, check_positive
 from diabat.ising import Ising, without_autocast
 from diabat.ising.checks import check_finite

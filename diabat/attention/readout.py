@@ -104,23 +104,14 @@ def masked_softmax(scores: Tensor, visible: Tensor) -> Tensor:
 
 
 def slot_weights(
-    readout: Readout,
-    near: Tensor,
-    filled: Tensor,
-    mass: Tensor | None,
-    solve: Callable[[Tensor], Tensor],
-    *,
+    readout: Readout, near: Tensor, filled: Tensor, mass: Tensor | None, solve: Callable[[Tensor], Tensor], *,
     zero: bool = False,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Weights of slots, [B, H, Q, T], by operators; with far keys their sum as one more, [B, H, Q, T + 1].
 
-    Args:
-        readout: That of weights; with far keys one that we ship.
-        near: Scores of the slots, [B, H, Q, T].
-        filled: Whether a slot holds a visible key, bool, broadcastable to them.
-        mass: That of the far keys, [B, H, Q] (:mod:`diabat.attention.streaming`); None for none.
-        solve: From fields to log-odds.
-        zero: There are no fields, and the scores are 0.
+    ``near`` are the scores of the slots, [B, H, Q, T]; ``filled`` is whether a slot holds a visible key, broadcastable
+    to them; ``mass`` that of the far keys, [B, H, Q] (:mod:`diabat.attention.streaming`), for readouts that we ship,
+    or None; ``solve`` leads from fields to log-odds; with ``zero`` there are no fields, and the scores are 0.
     """
     if mass is None:
         return readout.weights(solve(near if zero else readout.fields(near, filled)), filled)

@@ -51,29 +51,14 @@ class FarKeys(NamedTuple):
 
 
 def far_sums(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    far: FarKeys,
-    *,
-    odds: bool,
-    softcap: float | None = None,
-    dropout: float = 0.0,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, far: FarKeys, *, odds: bool, softcap: float | None = None,
+    dropout: float = 0.0, scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute y, [B, H, Q, d], and x, [B, H, Q], of the equations above; derivatives of any order.
 
+    Of q [B, H, Q, D], k [B, H_kv, K, D] and v [B, H_kv, K, d], with H a multiple of H_kv, and scores c tanh(s / c) with
+    a ``softcap`` c.  A query without far keys has the least number as x.  Dropout is that of w; x is not touched.
     Half precision reaches the kernels of a GPU as it is.  The CPU computes it in float32.  Results are in float32 then.
-
-    Args:
-        q: [B, H, Q, D].
-        k: [B, H_kv, K, D], with H a multiple of H_kv.
-        v: [B, H_kv, K, d].
-        far: The keys.  A query without any has the least number as x.
-        odds: Or probability.
-        softcap: c; scores become c tanh(s / c).
-        dropout: Probability of dropout of w; x is not touched.
-        scale: Factor of q·k.
     """
     first, words, wide = far.first, None, torch.promote_types(q.dtype, torch.float32)
     if q.is_cpu or not q.dtype == k.dtype == v.dtype:
@@ -92,8 +77,8 @@ def far_sums(
     # keeps the scores.  It has no derivative by a bias either.
     by_bias = far.bias is not None and far.bias.requires_grad and torch.is_grad_enabled()
     traced = torch.compiler.is_compiling() or forward_ad._current_level >= 0
-    plain = traced or by_bias or not torch.is_grad_enabled()
-    call = _FarSums.forward if plain else _FarSums.apply
+    by_graph = traced or by_bias or not torch.is_grad_enabled()
+    call = _FarSums.forward if by_graph else _FarSums.apply
     y, x = call(q, k, v, *masks, words, settings)
     return y, x
 
@@ -168,7 +153,7 @@ class _Settings(NamedTuple):
 def _blocks(first: Tensor | int, queries: int, keys: int, rows: int) -> tuple[_Block, ...]:
     if rows == _ALL:
         return (_Block(0, queries, 0, keys, 0 if isinstance(first, Tensor) else first),)
-    found = []
+    blocks = []
     for start in range(0, queries, rows):
         stop = min(start + rows, queries)
         if not isinstance(first, Tensor):
@@ -180,8 +165,8 @@ def _blocks(first: Tensor | int, queries: int, keys: int, rows: int) -> tuple[_B
             low, high = int(part.min()), int(part.max())
         # At least one key, since there is no maximum of none.
         at = 0 if isinstance(first, Tensor) else first + start
-        found.append(_Block(start, stop, max(low, 0), max(high, 1), at))
-    return tuple(found)
+        blocks.append(_Block(start, stop, max(low, 0), max(high, 1), at))
+    return tuple(blocks)
 
 
 class _FarSums(torch.autograd.Function):
@@ -190,9 +175,9 @@ class _FarSums(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*given: Any) -> tuple[Tensor, Tensor]:
-        q, k, v, *masks, words, settings = given
-        found = []
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, *masks, words, settings = inputs
+        sums = []
         # The longest first: what one block returns to the allocator fits all others.
         for block in reversed(settings.blocks):
             s, _ = _scores(settings, block, q, k, *masks)
@@ -200,11 +185,11 @@ class _FarSums(torch.autograd.Function):
             x = s.amax(-1) - w.amax(-1).log()  # the largest weight is exp(max s - x)
             if words is not None:
                 w = w * _dropout_factors(words[_rows(block)], settings.dropout, w, block.high)
-            found.append((head_products(w, v[..., : block.high, :]), x))
-        if len(found) == 1:
-            return found[0]
-        found.reverse()
-        return torch.cat([y for y, _ in found], -2), torch.cat([x for _, x in found], -1)
+            sums.append((head_products(w, v[..., : block.high, :]), x))
+        if len(sums) == 1:
+            return sums[0]
+        sums.reverse()
+        return torch.cat([y for y, _ in sums], -2), torch.cat([x for _, x in sums], -1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -239,14 +224,9 @@ def _rows(block: _Block) -> Any:
 
 
 def _scores(
-    settings: _Settings,
-    block: _Block,
-    q: Tensor,
-    k: Tensor,
-    first: Tensor | None,
-    visible: Tensor | None,
+    settings: _Settings, block: _Block, q: Tensor, k: Tensor, first: Tensor | None, visible: Tensor | None,
     bias: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Find z [B, H, R, n] of the first n keys, the least number where one is not seen, and dz / d(q·k), None for 1."""
     start, stop, low, high, at = block
     s, slope = head_products(q[..., start:stop, :], k[..., :high, :].mT), None
@@ -297,8 +277,8 @@ def _dropout_factors(words: Tensor, rate: float, like: Tensor, keys: int) -> Ten
 def _added(sums: Tensor | None, weights: Tensor, rows: Tensor, states: Tensor) -> Tensor:
     """Add weights [B, H, R, n] times rows [B, H, R, d], summed over queries and groups of heads, to [B, H_kv, K, d]."""
     heads, keys = states.shape[1:3]
-    found = group_rows(weights, heads).mT @ group_rows(rows, heads)
+    products = group_rows(weights, heads).mT @ group_rows(rows, heads)
     if sums is None:
-        return F.pad(found, (0, 0, 0, keys - found.shape[2]))
-    sums.narrow(2, 0, found.shape[2]).add_(found)
+        return F.pad(products, (0, 0, 0, keys - products.shape[2]))
+    sums.narrow(2, 0, products.shape[2]).add_(products)
     return sums

@@ -36,13 +36,9 @@ def consistent_correlations(scaled: Tensor) -> Tensor:
     To second order in S, Λ_j = 1 + Σ_k S_jk² (the Onsager term) and C_jk = S_jk + Σ_l S_jl S_lk.  Costs a few
     inversions of n × n for each problem: three with weak couplings, ten or twenty with strong ones.
 
-    Args:
-        scaled: S, symmetric with zero diagonal, [*batch, n, n]; rows whose sum of |S| exceeds 100 make the
-            problem be scaled down to it.
-
-    Returns:
-        C in float64, [*batch, n, n], symmetric and positive semidefinite with unit diagonal.  A spin without
-        couplings has a row of the identity.
+    S is ``scaled``, symmetric with zero diagonal, [*batch, n, n]; a problem with a row whose sum of |S| exceeds 100 is
+    scaled down to it.  C is float64, symmetric and positive semidefinite with unit diagonal; a spin without couplings
+    has a row of the identity.
     """
     n = scaled.shape[-1]
     problems = scaled.detach().double().reshape(-1, n, n)
@@ -55,15 +51,9 @@ def consistent_correlations(scaled: Tensor) -> Tensor:
 def multiplier_gradient(correlations: Tensor, cotangent: Tensor) -> Tensor:
     r"""Turn a cotangent of Λ into that of S, Λ(S) being the solution of diag (Λ - S)⁻¹ = 1.
 
-    Differentiating the condition, (C ∘ C) dΛ = diag(C dS C), so that g becomes C diag(y) C with (C ∘ C) y = g.
-
-    Args:
-        correlations: C, [*batch, n, n].
-        cotangent: g = ∂L/∂Λ, [*batch, n].
-
-    Returns:
-        ∂L/∂S, [*batch, n, n], symmetric, dL being read as Σ_jk (∂L/∂S)_jk dS_jk; the diagonal, which S does not
-        have, is not meant.
+    Differentiating the condition, (C ∘ C) dΛ = diag(C dS C), so that g = ∂L/∂Λ, [*batch, n], becomes C diag(y) C with
+    (C ∘ C) y = g: ∂L/∂S, [*batch, n, n], symmetric, dL being read as Σ_jk (∂L/∂S)_jk dS_jk; the diagonal, which S does
+    not have, is not meant.
     """
     y = torch.linalg.solve(correlations.square(), cotangent)
     product = (correlations * y[..., None, :]) @ correlations

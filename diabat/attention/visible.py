@@ -163,9 +163,8 @@ class Visible(NamedTuple):
         if not self.is_rule or self.key_mask is not None or is_traced():
             return self._windows(size, device, far=far)
         if self.queries == 1:  # whose keys are one more at every token
-            return self._windows(size, device, far=far)._replace(
-                rule=Rule(1, min(size, self.keys), True, size)
-            )
+            rule = Rule(1, min(size, self.keys), True, size)
+            return self._windows(size, device, far=far)._replace(rule=rule)
         return _kept_windows(self.queries, self.keys, self.causal, size, device, far)
 
     def _windows(self, size: int, device: torch.device, *, far: bool) -> Windows:
@@ -316,14 +315,14 @@ def one_pass() -> Iterator[None]:
 
 def seen_once(mask: Tensor, find: Callable[[Tensor], Visible]) -> Visible:
     """What ``find`` makes of a mask, once for all layers of `one_pass`, and at every call outside of it."""
-    found = None if is_traced() or mask.requires_grad else _PASS.get()
-    if found is None:
+    masks = None if is_traced() or mask.requires_grad else _PASS.get()
+    if masks is None:
         return find(mask)
     version = None if mask.is_inference() else mask._version  # a layer may change it
     key = id(mask), version, torch.is_inference_mode_enabled()
-    if key not in found:
-        found[key] = mask, find(mask)  # the mask as well, so that no other one gets its number
-    return found[key][1]
+    if key not in masks:
+        masks[key] = mask, find(mask)  # the mask as well, so that no other one gets its number
+    return masks[key][1]
 
 
 def _has_no_holes(last: Tensor) -> bool:

@@ -19,12 +19,9 @@ _LEAST_BLOCK = 32
 
 
 def window_scores(q: Tensor, k: Tensor, window: int) -> Tensor:
-    """Compute q_i · k_j for the slots of every query, [*, L, T].
+    """Compute q_i · k_j of q and k [*, L, d] for the slots of every query, [*, L, T]; 0 in slots before the first key.
 
-    Args:
-        q: [*, L, d].
-        k: [*, L, d].
-        window: T <= L, of any size in an exported graph.  Slots before the first key get 0.
+    T <= L, of any size in an exported graph.
     """
     if torch.compiler.is_exporting():
         return (q[..., None, :] @ _every_window(k, window))[..., 0, :]

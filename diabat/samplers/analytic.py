@@ -73,7 +73,5 @@ class AnalyticSampler(Sampler):
         if self.smooth:
             moments = self._moments(ising, False, 0)
             return moments.probability, moments.log_partition
-        raise UnsupportedError(
-            "gradient",
-            f"sampler '{self.name}' has first derivatives only, got a second one; use 'exact' or 'banded'.",
-        )
+        able = f"sampler '{self.name}' has first derivatives only"
+        raise UnsupportedError("gradient", f"{able}, got a second one; use 'exact' or 'banded'.")

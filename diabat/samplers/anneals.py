@@ -78,46 +78,38 @@ def resolve_anneal(
     steps: int | None,
     order: Order | None,
 ) -> Anneal:
-    """Find the schedule or plan, and divide a schedule into steps.
+    """Find the schedule or plan, and divide a schedule into steps; options as of ``DQASampler``.
 
-    Args:
-        schedule: Name of a built-in schedule or learned plan, a path ending in .csv (schedule) or .json (plan), an
-            AnnealingSchedule or a TrotterPlan.
-        protocol: Protocol of a built-in schedule (None for ``fast``), or of a CSV file that contains several.
-        annealing_time_ns: t_a in ns; None for 5 ns.
-        steps: As in :func:`diabat.circuits.trotter_plan`.
-        order: ``strang``, also None, on the adaptive grid, or ``first`` on the uniform one, on which it errs less.
-
-    Raises:
-        ValueError: If the name is unknown, or an option does not apply.
-        FileNotFoundError: If the file does not exist.
+    ``strang`` steps are on the adaptive grid, ``first`` ones on the uniform grid, on which they err less.  ValueError
+    if the name is unknown or an option does not apply, FileNotFoundError if there is no such file.
     """
-    found: Any  # of the caller
-    found, metadata = _named(schedule, protocol) if isinstance(schedule, str) else (schedule, {})
-    if isinstance(found, AnnealingSchedule):
-        if protocol is not None and found is schedule:
+    source: Any  # of the caller
+    source, metadata = _named(schedule, protocol) if isinstance(schedule, str) else (schedule, {})
+    if isinstance(source, AnnealingSchedule):
+        if protocol is not None and source is schedule:
             reason = f"cannot be combined with a schedule object, which has a protocol, got {protocol!r}."
             raise ArgumentError("protocol", reason)
         time = DEFAULT_TIME_NS if annealing_time_ns is None else annealing_time_ns
         order = "strang" if order is None else order
         check_choice("order", order, get_args(Order))
-        plan = trotter_plan(found, time, steps, order, "uniform" if order == "first" else "adaptive")
-        return Anneal(found.name, plan, predicted_beta(found, time), False, float(time))
-    if not isinstance(found, TrotterPlan):
-        reason = f"expected a name, a path, an AnnealingSchedule or a TrotterPlan, got {schedule!r}."
-        raise ArgumentError("schedule", reason)
+        plan = trotter_plan(source, time, steps, order, "uniform" if order == "first" else "adaptive")
+        return Anneal(source.name, plan, predicted_beta(source, time), False, float(time))
+    if not isinstance(source, TrotterPlan):
+        raise ArgumentError(
+            "schedule", "a name, a path, an AnnealingSchedule or a TrotterPlan", repr(schedule)
+        )
     fixed = {"protocol": protocol, "annealing_time_ns": annealing_time_ns, "steps": steps, "order": order}
     for option, value in fixed.items():
         if value is not None:
             reason = f"cannot be combined with a plan, whose angles are fixed, got {value!r}."
             raise ArgumentError(option, reason)
     shipped = isinstance(schedule, str) and schedule in available_plans()
-    name = str(schedule) if shipped else found.label or "plan"
+    name = str(schedule) if shipped else source.label or "plan"
     try:
         trained = PlanRange.of_metadata(metadata)
     except ValueError as error:
         raise ArgumentError(str(schedule), str(error)) from None
-    return Anneal(name, found, plan_betas(found), True, None, trained)
+    return Anneal(name, source, plan_betas(source), True, None, trained)
 
 
 def beyond(anneal: Anneal, allowed: PlanRange, share: float) -> str:
@@ -141,19 +133,12 @@ def beyond(anneal: Anneal, allowed: PlanRange, share: float) -> str:
 
 WATCHED = (
     Watched(
-        "outside_range",
-        "share of spins outside the range",
-        most=0.0,
-        advice=f"try schedule='{_WIDE}', or 'exact'",
+        "outside_range", "share of spins outside the range", None, 0.0, f"try schedule='{_WIDE}', or 'exact'"
     ),
     Watched("beta_h", "predicted beta of the programmed fields"),
     Watched("beta_J", "predicted beta of the programmed couplings"),
     Watched(
-        "effective_beta",
-        "predicted beta of the reads",
-        least=0.7,
-        most=1.4,
-        advice="give calibration='predicted', or betas",
+        "effective_beta", "predicted beta of the reads", 0.7, 1.4, "give calibration='predicted', or betas"
     ),
 )
 """Entries of ``info`` that measure the quality of an anneal."""
@@ -175,11 +160,8 @@ def _named(name: str, protocol: Protocol | None) -> tuple[AnnealingSchedule | Tr
     except ArgumentError as error:
         raise ArgumentError("schedule", error.reason) from error
     known = [*available_schedules(), *available_plans()]
-    raise ArgumentError(
-        "schedule",
-        f"expected one of {', '.join(known)}, or a path ending in .csv (schedule) or .json (plan), got {name!r}."
-        f"{did_you_mean(name, known)}",
-    )
+    expected = f"one of {', '.join(known)}, or a path ending in .csv (schedule) or .json (plan)"
+    raise ArgumentError("schedule", f"expected {expected}, got {name!r}.{did_you_mean(name, known)}")
 
 
 def build_engines(
@@ -187,13 +169,7 @@ def build_engines(
 ) -> tuple[Engine, Engine | None]:
     """The engine, and the same in single precision for float32 fields, if no precision is given and it has both.
 
-    Args:
-        engine: ``native``, ``aer``, ``torch``, ``primitive``, an Engine, or a sampler primitive of Qiskit.
-        precision: Precision of the state vectors; None for ``double``.
-        device: Device of the torch engine; None for ``cpu``.
-
-    Raises:
-        ValueError: If the name is unknown, or an option is invalid or unsupported by the engine.
+    ValueError if the name is unknown, or an option is invalid or unsupported by the engine.
     """
     named = isinstance(engine, str)
     if engine not in ENGINES if named else not isinstance(engine, (Engine, Primitive)):

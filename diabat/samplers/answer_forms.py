@@ -70,8 +70,8 @@ class SavedAnswer:
             if others := tensors.keys() - set(known):
                 raise ValueError(f"expected only tensors of {', '.join(known)}, got {min(others)!r}")
             _check(tensors, facts["num_reads"])
-            found: dict[str, Any] = {**tensors, "info": info}
-            return cls(**found if "spins" in tensors else found | {"num_reads": facts["num_reads"]})
+            values: dict[str, Any] = {**tensors, "info": info}
+            return cls(**values if "spins" in tensors else values | {"num_reads": facts["num_reads"]})
 
 
 def _check(tensors: dict[str, Tensor], num_reads: int | None) -> None:

@@ -45,9 +45,9 @@ class Moments(SavedAnswer):
 
     def replaced(self, **changes: Any) -> Moments:
         """Return the same moments with other attributes; ``dataclasses.replace`` takes ten times as long."""
-        made = object.__new__(type(self))
-        vars(made).update(vars(self), **changes)
-        return made
+        moments = object.__new__(type(self))
+        vars(moments).update(vars(self), **changes)
+        return moments
 
     @property
     def magnetization(self) -> Tensor:
@@ -67,18 +67,18 @@ class Moments(SavedAnswer):
 
     def with_constants(self, ising: Ising) -> Moments:
         """Moments of a problem from those of its :meth:`~diabat.Ising.without_constants`: offset and clamped spins."""
-        found = self
+        shifted = self
         if ising.offset is not None and self.log_partition is not None:
-            found = found.replaced(log_partition=self.log_partition + ising.offset)
+            shifted = self.replaced(log_partition=self.log_partition + ising.offset)
         if ising.clamped is None:
-            return found
+            return shifted
         value, fixed = ising.clamped.to(self.probability), ising.clamped != 0
         m = torch.where(fixed, value, self.magnetization)
         C, error = self.correlation, self.standard_error
         if C is not None:
             products = m[..., :, None] * m[..., None, :]
             C = torch.where(fixed[..., :, None] | fixed[..., None, :], products, C)
-        return found.replaced(
+        return shifted.replaced(
             probability=torch.where(fixed, (value + 1) / 2, self.probability),
             visible=self.visible | fixed,
             correlation=C,
@@ -126,14 +126,11 @@ class Solution(ABC):
 
     def attached(self, ising: Ising) -> tuple[Tensor, Tensor | None]:
         """The result and log Z in the graph of autograd of h and J, and of K if there is one."""
-        h, J, K = ising.terms
-        followed = (
-            h.requires_grad or (J is not None and J.requires_grad) or (K is not None and K.requires_grad)
-        )
-        if not (followed and torch.is_grad_enabled()):
+        h, J, K = terms = ising.terms
+        if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in terms)):
             return self.result, self.log_partition
-        found: Any = _Attached.apply(h, J, self) if K is None else _Attached.apply(h, J, K, self)
-        return found
+        attached: Any = _Attached.apply(h, J, self) if K is None else _Attached.apply(h, J, K, self)
+        return attached
 
 
 class AdjointSolution(Solution):
@@ -158,8 +155,8 @@ class AdjointSolution(Solution):
 
     def gradient(self, v: Tensor, u: Tensor | None = None, *, pairs: bool) -> tuple[Tensor, Tensor | None]:
         """As :class:`Solution`, without the derivatives with respect to parameters."""
-        found = self.derivative(v)
-        return found.fields, found.couplings if pairs else None
+        slopes = self.derivative(v)
+        return slopes.fields, slopes.couplings if pairs else None
 
 
 class _Attached(torch.autograd.Function):

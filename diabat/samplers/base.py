@@ -45,11 +45,7 @@ class Sampler(WithOptions, InFloat32, ABC):
     num_reads: int = 1000
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Initialise the module before any constructor runs, so that constructors can set attributes.
-
-        Raises:
-            TypeError: If the class compares by value; modules must compare by identity.
-        """
+        """Initialise the module before a constructor sets attributes; TypeError for a class that compares by value."""
         if cls.__hash__ is None:
             raise TypeError(
                 f"{cls.__name__}: expected a sampler that is compared by identity, as torch's modules are, "
@@ -109,8 +105,7 @@ class Sampler(WithOptions, InFloat32, ABC):
         known = {"backend": self.name, "seed": drawn, "wall_s": preparing.clock() - start}
         info = known | cast("Any", samples.info)  # so that entries of `Info` are not computed yet
         note_answer(num_reads, info)
-        found = Samples(samples.spins, samples.visible, info, held, samples.tracked)
-        return found.with_clamped(held.clamped)
+        return Samples(samples.spins, samples.visible, info, held, samples.tracked).with_clamped(held.clamped)
 
     @final
     def moments(

@@ -27,11 +27,8 @@ def require_call(ising: Any) -> None:
 def refuse_trace() -> None:
     """Raise UnsupportedError under ``torch.jit.trace``, which would record results of samplers as constants."""
     if torch.jit.is_tracing():  # type: ignore[attr-defined]  # not exported by name
-        raise UnsupportedError(
-            "torch.jit.trace",
-            "cannot record layers and samplers, whose results would be constants of the trace; use torch.compile or "
-            "torch.export.",
-        )
+        reason = "cannot record layers and samplers, whose results would be constants of the trace"
+        raise UnsupportedError("torch.jit.trace", f"{reason}; use torch.compile or torch.export.")
 
 
 def require_room(ising: Ising, num_reads: int) -> None:
@@ -49,9 +46,8 @@ def expanded(ising: Ising, able: Capabilities) -> Ising:
 
 def not_analytic(name: str) -> UnsupportedError:
     """The refusal of gradients ``exact`` of a backend without derivatives."""
-    return UnsupportedError(
-        "gradient", f"'exact' expects a diabat.samplers.AnalyticSampler, got sampler '{name}', which is none."
-    )
+    reason = f"'exact' expects a diabat.samplers.AnalyticSampler, got sampler '{name}', which is none."
+    return UnsupportedError("gradient", reason)
 
 
 def require_terms(name: str, able: Capabilities, ising: Ising) -> None:
@@ -61,11 +57,8 @@ def require_terms(name: str, able: Capabilities, ising: Ising) -> None:
     elif not ising.check:
         ising.check_size(sys.float_info.max)
     if ising.three_body is not None and not able.three_body:
-        raise UnsupportedError(
-            "three_body",
-            f"sampler '{name}' accepts fields and couplings only; "
-            "use 'exact', 'tempering' or 'mean_field' for three-body terms.",
-        )
+        fix = "use 'exact', 'tempering' or 'mean_field' for three-body terms"
+        raise UnsupportedError("three_body", f"sampler '{name}' accepts fields and couplings only; {fix}.")
 
 
 def require_supported(name: str, able: Capabilities, ising: Ising) -> None:

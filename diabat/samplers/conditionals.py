@@ -66,16 +66,16 @@ class Conditionals:
         total, reads = self.weights.shape
         n = self.visible.shape[-1]
         for rows in torch.arange(total).split(max(1, _CHUNK // (reads * n))):
-            seen, w = self.visible[rows], self.weights[rows]
+            visible, w = self.visible[rows], self.weights[rows]
             # An invisible spin counts as 0, also in the local fields of the others.
             s = (self.spins if len(self.spins) == 1 else self.spins[rows]).double()
-            s = s if seen.all() else s * seen
+            s = s if visible.all() else s * visible
             x = torch.empty(len(self.kinds), len(rows), reads, n, dtype=torch.float64)
             for out, kind, (values, row) in zip(x, self.kinds, self.terms, strict=True):
                 # Couplings and reads that all problems share need one product.
                 field = _local_field(kind, values if len(values) == 1 else values[row[rows]], s)
                 out.copy_(2 * s * field)
-            yield Chunk(x.flatten(1), (w[..., None] * seen).flatten(), w)
+            yield Chunk(x.flatten(1), (w[..., None] * visible).flatten(), w)
 
 
 def derivatives(tables: Iterable[Chunk], beta: Tensor) -> tuple[float, Tensor, Tensor]:

@@ -110,13 +110,8 @@ def analytic_moments(sampler: Backend, ising: Ising, correlations: bool, seed: i
 
 
 def differentiable_gradient(
-    sampler: Backend,
-    solution: Solution,
-    ising: Ising,
-    wanted: Sequence[bool],
-    terms: Sequence[Any],
-    v: Tensor,
-) -> Gradients:
+    sampler: Backend, solution: Solution, ising: Ising, wanted: Sequence[bool], terms: Sequence[Any], v: Tensor
+) -> Gradients:  # fmt: skip
     """The gradient of Σ v P by the ``wanted`` of the terms h, J and K, at their solution, differentiable once more."""
     leaves = h, J, K = _leaves(terms, wanted)
     solver = Solver(sampler, False, 0, ising.edges, wanted)
@@ -124,17 +119,13 @@ def differentiable_gradient(
         h, J, K = leaves
         results = solution.attached(solver.problem(Terms(h, J, K, ising.visible)))
     solver = replace(solver, kept=_Kept(None, leaves, results))
-    found: Any = _Gradient.apply(*terms, ising.visible, v, None, solver)
-    return tuple(found)
+    slopes: Any = _Gradient.apply(*terms, ising.visible, v, None, solver)
+    return tuple(slopes)
 
 
 def smooth_gradient(
-    terms: Sequence[Tensor | None],
-    solve: Callable[..., Any],
-    wanted: Sequence[bool],
-    v: Tensor,
-    u: Tensor | None,
-) -> Gradients:
+    terms: Sequence[Tensor | None], solve: Callable[..., Any], wanted: Sequence[bool], v: Tensor, u: Tensor | None
+) -> Gradients:  # fmt: skip
     """Differentiable gradient of Σ v P + Σ u log Z by the ``wanted`` terms; ``solve`` gives P and log Z of terms."""
     # Separate leaves: v may also depend on the terms, but is held fixed here.
     terms = [None if t is None else t.view_as(t) for t in terms]
@@ -156,10 +147,10 @@ def _chosen(terms: Sequence[Tensor | None], asked: Sequence[bool]) -> list[Tenso
     return [t for t, ask in zip(terms, asked, strict=True) if t is not None and ask]
 
 
-def _present(found: Iterable[Tensor], asked: Sequence[bool]) -> Gradients:
+def _present(slopes: Iterable[Tensor], asked: Sequence[bool]) -> Gradients:
     """Tensors where they are asked for, None elsewhere."""
-    found = iter(found)
-    return tuple(next(found) if ask else None for ask in asked)
+    slopes = iter(slopes)
+    return tuple(next(slopes) if ask else None for ask in asked)
 
 
 def _pairs(results: Sequence[Any], cotangents: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
@@ -193,9 +184,9 @@ class _Opaque(torch.autograd.Function):
             None if t is None or like is None else t.reshape(like.shape)
             for t, like in zip(cotangents[2:], terms[:3], strict=False)
         ]
-        found: Any = cls.apply(*terms, *cotangents[:2], *directions, replace(solver, kept=None))
-        own = [unfolded(g, t, d) for g, t, d in zip(found, tensors[:3], dims[:3], strict=False)]
-        return (*own, *found[3:]), dims_of(*own, *found[3:])
+        slopes: Any = cls.apply(*terms, *cotangents[:2], *directions, replace(solver, kept=None))
+        own = [unfolded(g, t, d) for g, t, d in zip(slopes, tensors[:3], dims[:3], strict=False)]
+        return (*own, *slopes[3:]), dims_of(*own, *slopes[3:])
 
 
 class _Moments(_Opaque):
@@ -207,10 +198,10 @@ class _Moments(_Opaque):
         terms = Terms(*tensors)
         both = zip(terms[:3], solver.wanted, strict=True)
         kept = solver.solve(terms, [want and t is not None and t.requires_grad for t, want in both])
-        found = kept.moments
-        log_z, pairs = (None if t is None else t.detach() for t in (found.log_partition, found.correlation))
+        m = kept.moments
+        log_z, pairs = (None if t is None else t.detach() for t in (m.log_partition, m.correlation))
         # Rounding can push a certain spin above 1.
-        return found.probability.detach().clamp(0, 1), log_z, pairs, found.visible, kept
+        return m.probability.detach().clamp(0, 1), log_z, pairs, m.visible, kept
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -222,8 +213,8 @@ class _Moments(_Opaque):
     def backward(ctx: Any, v: Tensor, u: Tensor | None, *rest: Any) -> Gradients:
         wanted = tuple(ctx.needs_input_grad[:3])
         solver = replace(ctx.solver, wanted=wanted, kept=ctx.kept if ctx.kept.follows(wanted) else None)
-        found: Any = _Gradient.apply(*ctx.saved_tensors, v, u, solver)
-        return *found, None, None
+        slopes: Any = _Gradient.apply(*ctx.saved_tensors, v, u, solver)
+        return *slopes, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Gradients:
@@ -232,16 +223,16 @@ class _Moments(_Opaque):
         if ctx.kept.moments.log_partition is not None:
             u = torch.zeros_like(terms[0][..., 0])
         # The derivative of Σ v P + Σ u log Z along the tangents is linear in v and u.
-        found: Any = _Second.apply(*terms, v, u, *tangents[:3], replace(ctx.solver, wanted=(False,) * 3))
-        return *found[3:], None, None, None
+        slopes: Any = _Second.apply(*terms, v, u, *tangents[:3], replace(ctx.solver, wanted=(False,) * 3))
+        return *slopes[3:], None, None, None
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
         *terms, solver = inputs
         result: Any = cls.apply(*folded_terms(Terms(*terms), in_dims[:4], info.batch_size), solver)
-        *found, kept = result
+        *tensors, kept = result
         # The graph belongs to the larger batch; the backward pass builds a new one.
-        return (*found, _Kept(kept.moments)), (*dims_of(*found), None)
+        return (*tensors, _Kept(kept.moments)), (*dims_of(*tensors), None)
 
 
 class _Gradient(_Opaque):
@@ -259,8 +250,8 @@ class _Gradient(_Opaque):
     @staticmethod
     def backward(ctx: Any, *w: Tensor | None) -> Gradients:
         solver = replace(ctx.solver, wanted=tuple(ctx.needs_input_grad[:3]), kept=None)
-        found: Any = _Second.apply(*ctx.saved_tensors, *w, solver)
-        h, J, K, v, u = found
+        slopes: Any = _Second.apply(*ctx.saved_tensors, *w, solver)
+        h, J, K, v, u = slopes
         return h, J, K, None, v, u, None
 
     @staticmethod
@@ -309,8 +300,8 @@ class _Second(_Opaque):
             )
             first = torch.autograd.grad(r, t, c, create_graph=True, materialize_grads=True)
         with without_autocast(v):
-            found = torch.autograd.grad(first, _chosen(leaves, asked), w, materialize_grads=True)
-        return _present(found, asked)
+            slopes = torch.autograd.grad(first, _chosen(leaves, asked), w, materialize_grads=True)
+        return _present(slopes, asked)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Gradients:

@@ -45,8 +45,8 @@ class Info(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         fact = self._facts[key]
         if isinstance(fact, Later):
-            found = fact.compute()
-            fact = self._facts[key] = found.clone() if isinstance(found, torch.Tensor) else found
+            value = fact.compute()
+            fact = self._facts[key] = value.clone() if isinstance(value, torch.Tensor) else value
         return fact
 
     def __iter__(self) -> Iterator[str]:
@@ -109,19 +109,18 @@ _HEARD: ContextVar[list[Heard] | None] = ContextVar("heard", default=None)
 @contextmanager
 def last_answer() -> Iterator[list[Heard]]:
     """A list that holds what the last answer of any sampler in the block says of itself; empty if there is none."""
-    found: list[Heard] = []
-    token = _HEARD.set(found)
+    heard: list[Heard] = []
+    token = _HEARD.set(heard)
     try:
-        yield found
+        yield heard
     finally:
         _HEARD.reset(token)
 
 
 def note_answer(num_reads: int | None, info: Mapping[str, Any]) -> None:
     """Note an answer for :func:`last_answer`; that of a composite comes after those of its base."""
-    found = _HEARD.get()
-    if found is not None:
-        found[:] = [Heard(num_reads, info)]
+    if (heard := _HEARD.get()) is not None:
+        heard[:] = [Heard(num_reads, info)]
 
 
 class Diagnostic(NamedTuple):
@@ -143,14 +142,14 @@ class Diagnostic(NamedTuple):
 
 def diagnostics(watched: Iterable[Watched], info: Mapping[str, Any]) -> list[Diagnostic]:
     """Check a result by its ``info``; missing entries are skipped."""
-    found = []
+    checks = []
     for fact in watched:
         entry: Any = info
         for part in fact.key.split("."):
             entry = entry.get(part) if isinstance(entry, Mapping) else None
         if values := list(_numbers(entry)):
-            found.append(_judged(fact, values))
-    return found
+            checks.append(_judged(fact, values))
+    return checks
 
 
 def _judged(fact: Watched, values: list[float | bool]) -> Diagnostic:
@@ -160,9 +159,7 @@ def _judged(fact: Watched, values: list[float | bool]) -> Diagnostic:
         value = min(values) if fact.pick == "min" else max(values)
         return Diagnostic(fact.key, fact.label, value, None, "", "")
     # How far each is outside the limits: at most 0 within them, infinite for NaN.
-    excess = [
-        math.inf if math.isnan(v) else max(side * (v - limit) for _, side, limit in limits) for v in values
-    ]
+    excess = [math.inf if math.isnan(v) else max(s * (v - limit) for _, s, limit in limits) for v in values]
     value = values[excess.index(max(excess))]
     expected = " and ".join(f"{word} {limit:g}" for word, _, limit in limits)
     if isinstance(value, bool):
@@ -183,11 +180,11 @@ def _numbers(value: Any) -> Iterable[float | bool]:
 
 def chains_of(info: Mapping[str, Any]) -> int | None:
     """Number of chains behind reads: read r is of chain r mod chains; of a composite, those of its base."""
-    found: Any = info
-    while isinstance(found, Mapping):
-        if "num_chains" in found:
-            return int(found["num_chains"])
-        found = found.get("base")
+    level: Any = info
+    while isinstance(level, Mapping):
+        if "num_chains" in level:
+            return int(level["num_chains"])
+        level = level.get("base")
     return None
 
 
@@ -197,15 +194,15 @@ def condensed(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     A value that is equal in all infos is kept.  Numbers that differ become ``{"min", "mean", "max"}``, mappings are
     summarised key by key, and other values become the list of distinct values.
     """
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     for key in dict.fromkeys(key for info in infos for key in info):
         values = [info[key] for info in infos if key in info]
         if all(value == values[0] for value in values):
-            found[key] = values[0]
+            summary[key] = values[0]
         elif all(isinstance(value, Mapping) for value in values):
-            found[key] = condensed(values)
+            summary[key] = condensed(values)
         elif all(isinstance(value, int | float) for value in values):
-            found[key] = {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
+            summary[key] = {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
         else:
-            found[key] = [value for i, value in enumerate(values) if value not in values[:i]]
-    return found
+            summary[key] = [value for i, value in enumerate(values) if value not in values[:i]]
+    return summary

@@ -96,9 +96,9 @@ class DistributedSampler(Sampler):
         chunk = check_count("chunk", chunk)
         workers = check_count("workers", workers, least=0, optional=True)
         check_flag("progress", progress)
-        given: Any = executor
-        if not isinstance(given, Executor | None):
-            got = type(given).__name__
+        pool: Any = executor
+        if not isinstance(pool, Executor | None):
+            got = type(pool).__name__
             raise ArgumentTypeError("executor", "a concurrent.futures.Executor or None", got)
         if executor is not None and workers is not None:
             raise ArgumentError("workers", f"cannot be combined with an executor, got {workers}.")
@@ -135,9 +135,9 @@ class DistributedSampler(Sampler):
 
     def _moments(self, ising: Ising, correlations: bool, seed: int, log_partition: bool = False) -> Moments:
         answers = self._solve("moments", ising, seed, correlations=correlations, log_partition=log_partition)
-        num_reads = answers.found[0].get("num_reads")
-        found = {key: answers.assemble(key) for key in _RESULTS["moments"][:4]}
-        return Moments(**found, visible=ising.visible_mask, num_reads=num_reads, info=answers.info)
+        num_reads = answers.replies[0].get("num_reads")
+        tensors = {key: answers.assemble(key) for key in _RESULTS["moments"][:4]}
+        return Moments(**tensors, visible=ising.visible_mask, num_reads=num_reads, info=answers.info)
 
     def _sample(self, ising: Ising, num_reads: int, seed: int) -> Samples:
         answers = self._solve("sample", ising, seed, num_reads=num_reads)
@@ -150,8 +150,8 @@ class DistributedSampler(Sampler):
         seeds = [child_seed(seed, number) for number in range(len(chunks.boxes))]
         jobs = [(method, *chunks.cut(box, options), s) for box, s in zip(chunks.boxes, seeds, strict=True)]
         with new_bar(shown=self.progress) as bar:
-            chunks.found = list(bar.track(self._answers(jobs), len(jobs), description=self.base.name))
-        infos = [answer.get("info", {}) for answer in chunks.found]
+            chunks.replies = list(bar.track(self._answers(jobs), len(jobs), description=self.base.name))
+        infos = [answer.get("info", {}) for answer in chunks.replies]
         chunks.info = {
             "base": condensed([{key: info[key] for key in info if key != "seed"} for info in infos]),
             "chunks": len(seeds),
@@ -188,11 +188,11 @@ class DistributedSampler(Sampler):
         if me in self._pools:
             return self._pools[me]
         if self.executor is not None and self._pools:
-            expected, got = "expected one that this process opened", type(self.executor).__name__
-            raise ArgumentError("executor", f"{expected}, got {got} of its parent.")
+            got = f"{type(self.executor).__name__} of its parent"
+            raise ArgumentError("executor", "one that this process opened", got)
         if self.executor is None and multiprocessing.current_process().daemon:
-            expected = "expected 0 in a daemonic process, as of a DataLoader or Pool"
-            raise ArgumentError("workers", f"{expected}, got {self.workers}.")
+            expected = "0 in a daemonic process, as of a DataLoader or Pool"
+            raise ArgumentError("workers", expected, self.workers)
         # Spawned: forked processes would inherit locks of other threads.
         spawn = multiprocessing.get_context("spawn")
         pool = self.executor or ProcessPoolExecutor(self.workers, spawn, initializer=_begin_worker)
@@ -205,8 +205,8 @@ class DistributedSampler(Sampler):
             return self._sent
         except Exception as error:  # pickling can raise any type
             got = f"'{self.base.name}' ({' '.join(str(error).split())})"
-            expected = f"expected a backend that can be sent to another process, got {got}."
-            raise ArgumentError("sampler", expected) from error
+            expected = "a backend that can be sent to another process"
+            raise ArgumentError("sampler", expected, got) from error
 
     def close(self) -> None:
         """Stop the workers; the next call starts new ones.  A given executor stays open."""
@@ -243,7 +243,7 @@ class _ChunkedSolution(AdjointSolution):
 class _Chunks:
     """A batch in boxes of at most ``size`` problems (rows of the flat batch, int64 [q] or [g, q]), and its answers."""
 
-    found: list[Answer]
+    replies: list[Answer]
     info: dict[str, Any]
 
     def __init__(self, ising: Ising, size: int) -> None:
@@ -271,12 +271,12 @@ class _Chunks:
 
     def assemble(self, key: str, *front: int) -> Any:
         """Results [*front, *batch, *tail] from those of the boxes, on the device of the problem; None without any."""
-        if key not in self.found[0]:
+        if key not in self.replies[0]:
             return None
-        first: NDArray = self.found[0][key]
+        first: NDArray = self.replies[0][key]
         tail = first.shape[len(front) + self.boxes[0].ndim :]
         out = np.empty((*front, self.ising.num_problems, *tail), dtype=first.dtype)
-        for box, answer in zip(self.boxes, self.found, strict=True):
+        for box, answer in zip(self.boxes, self.replies, strict=True):
             out[(*(slice(None) for _ in front), box.numpy())] = answer[key]
         shape = (*front, *self.ising.batch_shape, *tail)
         return torch.from_numpy(out).reshape(shape).to(self.ising.fields.device)
@@ -288,7 +288,7 @@ class _Chunks:
             return None
         out = torch.zeros_like(J, device="cpu").reshape(-1, *J.shape[-2:])
         owners = flat_index(J.shape[:-2], self.ising.batch_shape)
-        for box, answer in zip(self.boxes, self.found, strict=True):
+        for box, answer in zip(self.boxes, self.replies, strict=True):
             dJ = torch.from_numpy(answer["couplings"]).reshape(-1, *J.shape[-2:])
             out.index_add_(0, owners[box][..., :1].flatten(), dJ.to(out))
         return out.reshape(J.shape).to(J.device)
@@ -302,13 +302,14 @@ def _run(sampler: Sampler | bytes, job: Job) -> Answer:
     h, J, visible, K = map(_tensor, problem)
     ising = Ising(h, J, visible, K, check=False)
     if method == "adjoint":
-        result: Any = cast("AdjointSolution", base.solution(ising, seed=seed)).derivative(
-            options["cotangent"]
-        )
+        solution = cast("AdjointSolution", base.solution(ising, seed=seed))
+        result: Any = solution.derivative(options["cotangent"])
     else:
         result = getattr(base, method)(ising, seed=seed, **options)
-    found = {name: getattr(result, name) for name in _RESULTS[method]}
-    return {k: _array(v) if isinstance(v, Tensor) else jsonable(v) for k, v in found.items() if v is not None}
+    values = {name: getattr(result, name) for name in _RESULTS[method]}
+    return {
+        k: _array(v) if isinstance(v, Tensor) else jsonable(v) for k, v in values.items() if v is not None
+    }
 
 
 @kept(lambda packed, thread: len(packed))

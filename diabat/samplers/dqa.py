@@ -31,26 +31,13 @@ from diabat.circuits.trotter import Order
 from diabat.compute.memory import require_memory
 from diabat.files import jsonable
 from diabat.ising import Ising, IsingError
-from diabat.samplers.anneals import (
-    WATCHED,
-    Primitive,
-    Protocol,
-    beyond,
-    build_engines,
-    resolve_anneal,
-)
+from diabat.samplers.anneals import WATCHED, Primitive, Protocol, beyond, build_engines, resolve_anneal
 from diabat.samplers.answers import AdjointGradient, AdjointSolution, Moments, Samples
 from diabat.samplers.base import Sampler
 from diabat.samplers.call_checks import expanded, require_terms
 from diabat.samplers.capabilities import Capabilities, Estimator, UnsupportedError
 from diabat.samplers.diagnostics import Watched
-from diabat.samplers.programming import (
-    Calibration,
-    Programmed,
-    check_betas,
-    check_noise,
-    to_hardware_units,
-)
+from diabat.samplers.programming import Calibration, Programmed, check_betas, check_noise, to_hardware_units
 
 if TYPE_CHECKING:
     from qiskit import QuantumCircuit
@@ -118,19 +105,15 @@ class DQASampler(Sampler):
     ) -> None:
         self.engine, self._single = build_engines(engine, precision, device)
         self.anneal = resolve_anneal(
-            schedule,
-            protocol=protocol,
-            annealing_time_ns=annealing_time_ns,
-            steps=steps,
-            order=order,
+            schedule, protocol=protocol, annealing_time_ns=annealing_time_ns, steps=steps, order=order
         )
         self.noise = check_noise(noise)
-        given = check_betas(betas, calibration)
+        own = check_betas(betas, calibration)
         if calibration is None:
             calibration = "none" if self.anneal.learned else "predicted"
         check_choice("calibration", calibration, get_args(Calibration))
-        self.calibration = calibration if given is None else "given"
-        self.betas = given or (Betas(1.0, 1.0) if calibration == "none" else self.anneal.betas)
+        self.calibration = calibration if own is None else "given"
+        self.betas = own or (Betas(1.0, 1.0) if calibration == "none" else self.anneal.betas)
         if num_reads is not None:
             num_reads = check_count("num_reads", num_reads)
             self.num_reads = num_reads
@@ -183,13 +166,11 @@ class DQASampler(Sampler):
         """
         self._require(ising)
         if ising.visible is not None and not bool(ising.visible.all()):
-            raise UnsupportedError(
-                "visible", "state probabilities need every spin visible, got invisible spins."
-            )
+            reason = "state probabilities need every spin visible, got invisible spins."
+            raise UnsupportedError("visible", reason)
         if not self.engine.exact:
-            raise UnsupportedError(
-                "engine", f"'{self.engine.name}' draws reads only, not state probabilities."
-            )
+            reason = f"'{self.engine.name}' draws reads only, not state probabilities."
+            raise UnsupportedError("engine", reason)
         states = 1 << min(ising.num_spins, 900)  # more would overflow, and is refused anyway
         require_memory(8 * ising.num_problems * states, "probabilities of all states")
         programmed, plan, engine = self._begun(ising, 0)
@@ -216,9 +197,8 @@ class DQASampler(Sampler):
         """
         self._require_problem(ising)
         if ising.fields.ndim != 1:
-            raise IsingError(
-                "fields", "one problem [n]", f"a batch {list(ising.fields.shape)}; use circuits or pub"
-            )
+            got = f"a batch {list(ising.fields.shape)}; use circuits or pub"
+            raise IsingError("fields", "one problem [n]", got)
         return self.circuits(ising, measure=measure, labels=labels)[0]
 
     def circuits(
@@ -227,18 +207,13 @@ class DQASampler(Sampler):
         """Build a :meth:`circuit` for each problem, in row-major order; ``metadata["problem"]`` is its index."""
         self._require_problem(ising)
         fields, couplings = _divided(ising, self.betas)
-        seen = _numpy(ising.visible_mask)
-        return [
-            anneal_circuit(
-                self.plan,
-                fields[index],
-                couplings[index],
-                measure=measure,
-                visible=seen[index],
-                metadata=self._metadata(seen[index], labels) | {"problem": list(index)},
-            )
-            for index in np.ndindex(*ising.batch_shape)
-        ]
+        visible = _numpy(ising.visible_mask)
+        circuits = []
+        for index in np.ndindex(*ising.batch_shape):
+            own, metadata = visible[index], self._metadata(visible[index], labels) | {"problem": list(index)}
+            options: dict[str, Any] = {"measure": measure, "visible": own, "metadata": metadata}
+            circuits.append(anneal_circuit(self.plan, fields[index], couplings[index], **options))
+        return circuits
 
     def pub(
         self, ising: Ising, num_reads: int | None = None, *, labels: Sequence[Hashable] | None = None
@@ -266,14 +241,13 @@ class DQASampler(Sampler):
         self._require_problem(ising)
         n = ising.num_spins
         h, J = _divided(ising, self.betas)
-        seen = _numpy(ising.visible_mask).reshape(-1, n)
-        if (seen != seen[0]).any():
-            raise IsingError(
-                "visible", "the same visible spins in every problem", "different ones; use circuits"
-            )
-        couplings = J.reshape(-1, n, n) * np.outer(seen[0], seen[0])
-        metadata = self._metadata(seen[0], labels)
-        built = ising_circuit(self.plan, n, coupled_pairs(couplings), visible=seen[0], metadata=metadata)
+        visible = _numpy(ising.visible_mask).reshape(-1, n)
+        if (visible != visible[0]).any():
+            expected = "the same visible spins in every problem"
+            raise IsingError("visible", expected, "different ones; use circuits")
+        couplings = J.reshape(-1, n, n) * np.outer(visible[0], visible[0])
+        metadata = self._metadata(visible[0], labels)
+        built = ising_circuit(self.plan, n, coupled_pairs(couplings), visible=visible[0], metadata=metadata)
         values = built.values(h.reshape(-1, n), couplings)
         values = values.reshape(*ising.batch_shape, values.shape[-1])
         if num_reads is None:
@@ -287,11 +261,11 @@ class DQASampler(Sampler):
         # A circuit has any number of qubits; only engines have a largest one.
         require_terms(self.name, self.capabilities, ising)
 
-    def _metadata(self, seen: np.ndarray, labels: Sequence[Hashable] | None) -> dict[str, Any]:
-        names: list[Hashable] = list(range(len(seen))) if labels is None else list(labels)
-        if len(names) != len(seen):
-            raise IsingError("labels", f"{len(seen)} labels, one per spin", len(names))
-        return {**jsonable(self._facts()), "labels": names, "visible": seen.tolist()}
+    def _metadata(self, visible: np.ndarray, labels: Sequence[Hashable] | None) -> dict[str, Any]:
+        names: list[Hashable] = list(range(len(visible))) if labels is None else list(labels)
+        if len(names) != len(visible):
+            raise IsingError("labels", f"{len(visible)} labels, one per spin", len(names))
+        return {**jsonable(self._facts()), "labels": names, "visible": visible.tolist()}
 
     def solution(self, ising: Ising, *, odds: bool = False, seed: int = 0) -> AdjointSolution | None:
         """Moments with the exact derivative of the circuit, by engines that have one; no log-odds."""
@@ -305,10 +279,10 @@ class DQASampler(Sampler):
             return super()._moments(ising, correlations, seed)
         programmed, plan, engine = self._begun(ising, seed)
         batch, pairs = programmed.flat, None
-        found = engine.moments(plan, programmed.batches, correlations=correlations)
+        of_groups = engine.moments(plan, programmed.batches, correlations=correlations)
         if correlations:
-            pairs = batch.per_pair(batch.unpadded, [m.correlation for m in found]).to(ising.fields)
-        probability = batch.from_visible([m.probability for m in found]).to(ising.fields)
+            pairs = batch.per_pair(batch.unpadded, [m.correlation for m in of_groups]).to(ising.fields)
+        probability = batch.from_visible([m.probability for m in of_groups]).to(ising.fields)
         info = self._info(programmed, seed) | {"precision": engine.precision}
         return Moments(probability, ising.visible_mask, pairs, info=info)
 
@@ -334,9 +308,8 @@ class DQASampler(Sampler):
     def _learnable(self) -> nn.Parameter:
         """The angles of the plan as a parameter."""
         if not self.engine.differentiable:
-            raise ArgumentError(
-                "learn_schedule", "engine native or torch, which have gradients", f"'{self.engine.name}'"
-            )
+            expected = "engine native or torch, which have gradients"
+            raise ArgumentError("learn_schedule", expected, f"'{self.engine.name}'")
         plan = self.anneal.plan
         angles = np.stack((plan.field_angles, plan.coupling_angles, plan.mixer_angles))
         return nn.Parameter(torch.from_numpy(angles).to(torch.get_default_dtype()))
@@ -413,8 +386,8 @@ class _AnnealSolution(AdjointSolution):
     def moments(self) -> Moments:
         if self._sampler.sampled:
             return self._sampler.moments(self._ising, seed=self._seed)
-        found, self._kept = self._engine.moments_and_gradient(self._plan, self._programmed.batches)
-        p = self._programmed.flat.from_visible([m.probability for m in found]).to(self._ising.fields)
+        of_groups, self._kept = self._engine.moments_and_gradient(self._plan, self._programmed.batches)
+        p = self._programmed.flat.from_visible([m.probability for m in of_groups]).to(self._ising.fields)
         info = self._sampler._info(self._programmed, self._seed)  # warns outside the range of the plan
         return Moments(p.clamp(0, 1), self._ising.visible_mask, info=info)
 

@@ -90,11 +90,11 @@ class Bucket:
         """A bucket for each group."""
         if len(self.couplings) == 1:
             return (self,)
-        found = []
+        buckets = []
         for g, (start, stop) in enumerate(zip(self.starts, self.starts[1:], strict=False)):
             rows, first, own = self.rows[start:stop], np.array([0, stop - start]), slice(g, g + 1)
-            found.append(Bucket(self.n, rows, first, self.couplings[own], self.spins[own], False))
-        return tuple(found)
+            buckets.append(Bucket(self.n, rows, first, self.couplings[own], self.spins[own], False))
+        return tuple(buckets)
 
     def gather(self, fields: Values) -> Values:
         """Values per spin of its problems, [P, m], from those of the batch [N, n]; 0 for padding spins."""
@@ -180,16 +180,15 @@ class Flat:
 
     def buckets(self, cost: Cost | None = None) -> tuple[Bucket, ...]:
         """The problems with a visible spin in buckets of least total cost; without a cost nothing is padded."""
-        found = self._buckets.get(cost)
-        if found is None:
-            found = self._buckets[cost] = self.buckets_of(np.flatnonzero(self.num_visible), cost)
-        return found
+        if cost not in self._buckets:
+            self._buckets[cost] = self.buckets_of(np.flatnonzero(self.num_visible), cost)
+        return self._buckets[cost]
 
     @cached_property
     def unpadded(self) -> tuple[Bucket, ...]:
         """Buckets without padding: one for each group of several problems, one for groups of one problem each."""
-        found = [(b,) if b.largest == 1 else b.by_group for b in self.buckets()]
-        return tuple([group for groups in found for group in groups])
+        divided = [(b,) if b.largest == 1 else b.by_group for b in self.buckets()]
+        return tuple([group for groups in divided for group in groups])
 
     @cached_property
     def cells(self) -> Integers | None:
@@ -206,13 +205,13 @@ class Flat:
 
     def unpadded_values(self, row: Array) -> list[Array]:
         """Values of the visible spins, [M], of each of these buckets, [P, m]."""
-        found, start = [], 0
+        parts, start = [], 0
         for group in self.unpadded:
             shape = len(group.rows), group.spins.shape[1]
             stop = start + shape[0] * shape[1]
-            found.append(row[start:stop].reshape(shape))
+            parts.append(row[start:stop].reshape(shape))
             start = stop
-        return found
+        return parts
 
     def from_visible(self, parts: Sequence[Array]) -> Tensor:
         """The inverse of both: from the values of each bucket, [P, m], float64 [*batch, n]; 0 for invisible spins."""
@@ -227,13 +226,13 @@ class Flat:
         """The same of some problems with a visible spin, in ascending order."""
         members, couplings, pattern = self._groups(rows)
         sizes, spins = [len(own) for own in members], self.counts[pattern].tolist()
-        alike: dict[int, list[int]] = defaultdict(list)
+        by_magnitude: dict[int, list[int]] = defaultdict(list)
         for g, count in enumerate(sizes):
             # Groups of very different numbers of problems do not share a bucket: padding would dominate.
-            alike[(count - 1).bit_length()].append(g)
+            by_magnitude[(count - 1).bit_length()].append(g)
         return tuple(
             self._bucket([members[g] for g in part], couplings[part], pattern[part])
-            for groups in alike.values()
+            for groups in by_magnitude.values()
             for part in _partition(groups, spins, max(sizes[g] for g in groups), cost)
         )
 
@@ -245,9 +244,9 @@ class Flat:
         """
         members, couplings, pattern = self._groups(np.flatnonzero(self.num_visible))
         n, rows = self.shape[-1], np.concatenate([np.zeros(0, np.int64), *members])
-        seen = np.zeros((len(self.counts), n + 1), np.bool_)
-        np.put_along_axis(seen, self.spins, True, axis=1)
-        spins, starts = np.where(seen[:, :n], np.arange(n), n), np.cumsum([0, *map(len, members)])
+        visible = np.zeros((len(self.counts), n + 1), np.bool_)
+        np.put_along_axis(visible, self.spins, True, axis=1)
+        spins, starts = np.where(visible[:, :n], np.arange(n), n), np.cumsum([0, *map(len, members)])
         in_order = bool((self.counts == n).all()) and np.array_equal(rows, np.arange(len(self.pattern)))
         return Bucket(n, rows, starts, couplings, spins[pattern], in_order)
 
@@ -344,10 +343,7 @@ def flat_interactions(ising: Ising) -> tuple[Tensor | None, Tensor | None]:
     if J is not None and K is not None:
         lead = ising.lead
         J, K = J.expand(*lead, n, n), K.expand(*lead, n, n, n)
-    return (
-        None if J is None else J.reshape(-1, n, n),
-        None if K is None else K.reshape(-1, n, n, n),
-    )
+    return None if J is None else J.reshape(-1, n, n), None if K is None else K.reshape(-1, n, n, n)
 
 
 def in_memory(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -431,5 +427,5 @@ def _like(index: Integers, values: Any) -> Any:
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
     """Arrays as tensors; without values one without problems."""
-    found = [value if isinstance(value, Tensor) else torch.from_numpy(value) for value in values]
-    return found or [torch.empty(0, dtype=torch.float64)]
+    tensors = [value if isinstance(value, Tensor) else torch.from_numpy(value) for value in values]
+    return tensors or [torch.empty(0, dtype=torch.float64)]

@@ -78,12 +78,12 @@ def kept(size: Callable[P, int]) -> Callable[[Callable[P, T]], Callable[P, T]]:
             key = (function, args, *kwargs.items())
             entry = _STORE.find(key)
             if entry is not None:
-                found: T = entry[0]
-                return found
+                result: T = entry[0]
+                return result
             with torch.inference_mode(False):
-                found = function(*args, **kwargs)
-            _STORE.keep(key, found, size(*args, **kwargs))
-            return found
+                result = function(*args, **kwargs)
+            _STORE.keep(key, result, size(*args, **kwargs))
+            return result
 
         return shared
 

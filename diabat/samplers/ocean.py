@@ -54,14 +54,9 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
         return {"num_reads": ["samples"], "seed": ["seed_range"], "beta": ["default_beta", "law", "exact"]}
 
     def sample(
-        self,
-        bqm: dimod.BinaryQuadraticModel,
-        *,
-        num_reads: int = 1,
-        seed: int | None = None,
-        beta: float = 1.0,
+        self, bqm: dimod.BinaryQuadraticModel, *, num_reads: int = 1, seed: int | None = None, beta: float = 1.0,
         **unknown: Any,
-    ) -> dimod.SampleSet:
+    ) -> dimod.SampleSet:  # fmt: skip
         """Draw reads at inverse temperature beta: P(x) ∝ exp(-beta · E(x)), E the energy of the model.
 
         Args:
@@ -86,8 +81,7 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
         self.remove_unknown_kwargs(**unknown)
         if not isinstance(bqm, dimod.BinaryQuadraticModel):
             hint = "; use dimod.cqm_to_bqm" * isinstance(bqm, dimod.ConstrainedQuadraticModel)
-            got = f"{type(bqm).__name__}{hint}"
-            raise ArgumentTypeError("bqm", "a dimod.BinaryQuadraticModel", got)
+            raise ArgumentTypeError("bqm", "a dimod.BinaryQuadraticModel", f"{type(bqm).__name__}{hint}")
         num_reads = check_count("num_reads", num_reads)
         check_number("beta", beta, "[0, inf)")
         beta = float(beta)
@@ -104,14 +98,9 @@ class OceanSampler(dimod.Sampler):  # type: ignore[misc]  # dimod is not typed
         return dimod.SampleSet.from_samples((rows, labels), bqm.vartype, energy, info=info | {"beta": beta})
 
     def sample_cqm(self, cqm: Any, **parameters: Any) -> dimod.SampleSet:
-        """Refuse a constrained model, whose constraints no backend keeps.
-
-        Raises:
-            UnsupportedError: Always; the sentence says what to convert it with.
-        """
-        raise UnsupportedError(
-            "cqm", "a binary quadratic model", f"{type(cqm).__name__}; use dimod.cqm_to_bqm and sample"
-        )
+        """Refuse a constrained model, whose constraints no backend keeps, always by an UnsupportedError."""
+        got = f"{type(cqm).__name__}; use dimod.cqm_to_bqm and sample"
+        raise UnsupportedError("cqm", "a binary quadratic model", got)
 
     def close(self) -> None:
         """Release resources of the backend, such as worker processes."""

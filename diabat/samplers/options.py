@@ -26,13 +26,13 @@ class WithOptions:
         except TypeError:  # also where copy and pickle give no arguments, and set the record afterwards
             return built
         bound.apply_defaults()
-        given: dict[str, Any] = {}
+        record: dict[str, Any] = {}
         for p in list(bound.signature.parameters.values())[1:]:
             if p.kind is p.VAR_KEYWORD:
-                given |= bound.arguments[p.name]
+                record |= bound.arguments[p.name]
             elif p.kind is not p.VAR_POSITIONAL:
-                given[p.name] = bound.arguments[p.name]
-        vars(built)[_RECORD] = _kept(given)
+                record[p.name] = bound.arguments[p.name]
+        vars(built)[_RECORD] = _kept(record)
         return built
 
     @property
@@ -42,9 +42,9 @@ class WithOptions:
         Containers are copied; other objects are the given ones.  Learned parameters and state between calls are not
         options.  Options named like a token or a password are neither recorded nor shown.
         """
-        made = getattr(type(self), "__dataclass_fields__", ())  # a default may be made for each object
-        given = vars(self).get(_RECORD, {}).items()
-        return _kept({name: getattr(self, name) if name in made else value for name, value in given})
+        fields = getattr(type(self), "__dataclass_fields__", ())  # a default may be made for each object
+        record = vars(self).get(_RECORD, {}).items()
+        return _kept({name: getattr(self, name) if name in fields else value for name, value in record})
 
     def __repr__(self) -> str:
         """``Name(option=value, ...)``, without options that have their default None.

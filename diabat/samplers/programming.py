@@ -61,25 +61,15 @@ def check_noise(noise: float | tuple[float, float]) -> ControlNoise:
     """Check ``noise`` of the backend: σ of fields and couplings, or one number for both."""
     values = tuple(noise) if isinstance(noise, (tuple, list)) else (noise, noise)
     if len(values) != 2 or not all(is_finite(value) and value >= 0 for value in values):
-        raise ArgumentError(
-            "noise",
-            "a standard deviation >= 0 in hardware units, or two of them (fields, couplings)",
-            f"{noise!r}",
-        )
+        expected = "a standard deviation >= 0 in hardware units, or two of them (fields, couplings)"
+        raise ArgumentError("noise", expected, f"{noise!r}")
     return ControlNoise(float(values[0]), float(values[1]))
 
 
 def to_hardware_units(ising: Ising, betas: Betas, noise: ControlNoise, seed: int) -> Programmed:
-    """Divide by the inverse temperatures, add the control noise, and group problems that share couplings.
+    """Program h / beta_h and J / beta_J, with noise drawn from the seed, and group problems that share couplings.
 
-    Args:
-        ising: The problems.
-        betas: h / beta_h and J / beta_J are programmed.
-        noise: Errors of the programmed values.
-        seed: Seed of the noise.
-
-    Raises:
-        ValueError: If a programmed value overflows, or J of an unchecked problem is not symmetric with zero diagonal.
+    ValueError if a programmed value overflows, or J of an unchecked problem is not symmetric with zero diagonal.
     """
     batch, n, matrix = flat(ising), ising.fields.shape[-1], ising.couplings
     h = batch.visible_values(_double(ising.fields) / betas.beta_h)
@@ -103,15 +93,14 @@ def to_hardware_units(ising: Ising, betas: Betas, noise: ControlNoise, seed: int
     if any(noise):
         random = np.random.default_rng([seed, 1])
         batches = [_noisy(one, noise, random) for one in batches]
-        bounds = Strength(
-            *[max(sizes) for sizes in zip(bounds, *(one.strength for one in batches), strict=True)]
-        )
+        strengths = zip(bounds, *(one.strength for one in batches), strict=True)
+        bounds = Strength(*[max(sizes) for sizes in strengths])
     return Programmed(batch, batches, bounds)
 
 
 def _double(values: Tensor) -> FloatArray:
-    found: FloatArray = values.detach().cpu().resolve_neg().numpy().astype(np.float64, copy=False)
-    return found
+    array: FloatArray = values.detach().cpu().resolve_neg().numpy().astype(np.float64, copy=False)
+    return array
 
 
 def _noisy(batch: Batch, noise: ControlNoise, random: np.random.Generator) -> Batch:

@@ -73,13 +73,12 @@ def fit_betas(
     labels = None if groups is None else _labels(ising, groups)
     kinds = present_terms(ising)
     data = Conditionals(ising, spins, weights, kinds)
-    found = maximise(data) if kinds else None
-    if found is None:
+    maximum = maximise(data) if kinds else None
+    if maximum is None:
         return BetaFit()
-    beta, inverse, top = found
-    variance = (
-        torch.zeros_like(inverse) if labels is None and not sampled else score_covariance(data, beta, labels)
-    )
+    beta, inverse, top = maximum
+    exact = labels is None and not sampled
+    variance = torch.zeros_like(inverse) if exact else score_covariance(data, beta, labels)
     errors: list[float | None] = (inverse @ variance @ inverse).diagonal().clamp(min=0).sqrt().tolist()
     count = None if labels is None else int(labels.max()) + 1
     if count == 1:
@@ -120,9 +119,8 @@ def _labels(ising: Ising, groups: Tensor) -> Tensor:
     try:
         labels = groups.expand(ising.batch_shape).reshape(-1)
     except RuntimeError:
-        raise ArgumentError(
-            "groups", f"labels that broadcast to {list(ising.batch_shape)}", list(groups.shape)
-        ) from None
+        expected = f"labels that broadcast to {list(ising.batch_shape)}"
+        raise ArgumentError("groups", expected, list(groups.shape)) from None
     return torch.unique(labels.cpu(), return_inverse=True)[1]
 
 

@@ -47,11 +47,7 @@ def available_backends() -> list[str]:
 
 
 def backend_factory(name: str) -> Callable[..., Sampler]:
-    """Return the class or factory behind a name, importing it now.
-
-    Raises:
-        ValueError: If no backend has this name; the message gives the nearest one.
-    """
+    """Return the class or factory behind a name, importing it now; ValueError if no backend has this name."""
     if name not in _registered and name not in _BUILT_IN:
         check_choice("sampler", name, available_backends())
     if name in _BUILT_IN:
@@ -129,9 +125,8 @@ def build_base(
 def _base(sampler: str | Sampler, options: Mapping[str, Any] | None) -> Sampler:
     if not isinstance(sampler, str):
         if options is not None:
-            raise ArgumentError(
-                "options", f"cannot be combined with a sampler object, got {sorted(options)}."
-            )
+            reason = f"cannot be combined with a sampler object, got {sorted(options)}."
+            raise ArgumentError("options", reason)
         return as_sampler(sampler)
     if options is not None and not isinstance(options, Mapping):
         raise ArgumentError("options", "a mapping of names to values", f"{options!r}")

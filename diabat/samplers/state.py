@@ -33,8 +33,8 @@ def own_copy(sampler: Sampler) -> Sampler:
 
 def sampler_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Learnable parameters of all samplers of a model, each once."""
-    found = (p for module in model.modules() if isinstance(module, Sampler) for p in module.parameters())
-    return list(dict.fromkeys(found))
+    every = (p for module in model.modules() if isinstance(module, Sampler) for p in module.parameters())
+    return list(dict.fromkeys(every))
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -68,14 +68,14 @@ def load_chain_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 @contextmanager
 def reset_chains(model: nn.Module) -> Iterator[None]:
     """Reset the samplers of a model for the block, and restore their state afterwards."""
-    found = _remembering(model)
-    kept = [copy.deepcopy(sampler.state_dict()) for sampler in found]
-    for sampler in found:
+    samplers = _remembering(model)
+    kept = [copy.deepcopy(sampler.state_dict()) for sampler in samplers]
+    for sampler in samplers:
         sampler.reset()
     try:
         yield
     finally:
-        for sampler, state in zip(found, kept, strict=True):
+        for sampler, state in zip(samplers, kept, strict=True):
             sampler.load_state_dict(state)
 
 

@@ -43,29 +43,21 @@ class CompiledPairs:
         self.dtype = np.dtype(np.float32 if gram.dtype == torch.float32 else np.float64)
         self.lanes = lanes_of(self.dtype)
         rows, columns = self._numbers()
-        self.given = Problems(
-            self._vectors(gram),
-            rows,
-            columns,
-            _array(coalitions.floor),
-            _array(self._log_proposal(2)),
-            _array(self.values.beta),
-            self.shape[1],
-            self.gibbs,
-            coalitions.tanh,
-        )
+        floor, proposal, beta = map(_array, (coalitions.floor, self._log_proposal(2), self.values.beta))
+        vectors, flags = self._vectors(gram), (self.gibbs, coalitions.tanh)
+        self.problems = Problems(vectors, rows, columns, floor, proposal, beta, self.shape[1], *flags)
         self.items, self.work = _items(self.shape[0], self.shape[2], self.lanes)
 
     def means(self) -> tuple[Tensor, Tensor]:
         """J = Σ_k w_k Δ_k, [N, n, n], and log Σ_k exp(v/γ)/p of pairs j < i; uniform weights: of no meaning."""
         from diabat.attention.games.pair_kernel import run_means
 
-        mean = np.empty_like(self.given.gram)
+        mean = np.empty_like(self.problems.gram)
         normaliser = np.zeros_like(mean) if self.gibbs else mean
         flat = [_flat(a) for a in (mean, normaliser)]
         self._each(
             lambda: self._scratch(2 * self.shape[1]),
-            lambda part, kept: run_means(self.items[part], self.given, kept, *flat),
+            lambda part, kept: run_means(self.items[part], self.problems, kept, *flat),
         )
         return self._pairs(mean), self._pairs(normaliser)
 
@@ -78,7 +70,7 @@ class CompiledPairs:
         flat = [_flat(a) for a in (squares, weights)]
         self._each(
             lambda: None,
-            lambda part, _: run_errors(self.items[part], self.given, unit, means, normalisers, *flat),
+            lambda part, _: run_errors(self.items[part], self.problems, unit, means, normalisers, *flat),
         )
         return self._pairs(squares), self._pairs(weights)
 
@@ -96,9 +88,8 @@ class CompiledPairs:
             return self._scratch(STRIP + 1, count * SUMS), self._scratch(STRIP, n)
 
         def call(part: slice, work: tuple[Any, Any]) -> None:
-            run_gradients(
-                self.items[part], part.start, self.given, *work, u, means, normalisers, to_gram, sums, of_beta
-            )
+            own = self.items[part], part.start, self.problems
+            run_gradients(*own, *work, u, means, normalisers, to_gram, sums, of_beta)
 
         self._each(scratch, call)
         total = torch.from_numpy(sums).unflatten(0, (problems, -1)).sum(1).transpose(1, 2)
@@ -132,9 +123,8 @@ class CompiledPairs:
         column_logit = torch.where(coalitions.member > 0, row_logit, self._logits(whole, 0))
         common = (values.single, rise)
         rows = torch.stack((coalitions.sign, values.change, *common, row_logit), -1)
-        columns = torch.stack(
-            (coalitions.sign, values.change + values.square[..., None], *common, column_logit), 2
-        )
+        change = values.change + values.square[..., None]
+        columns = torch.stack((coalitions.sign, change, *common, column_logit), 2)
         return _array(rows.transpose(1, 2)), _array(self._in_lanes(columns).permute(0, 3, 1, 2, 4))
 
     def _logits(self, value: Tensor, taken: int) -> Tensor:

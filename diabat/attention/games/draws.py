@@ -24,16 +24,8 @@ def half_coalitions(players: Tensor, count: int, seed: int, *, antithetic: bool 
     r"""Coalitions with every player in with probability 1/2, as the Banzhaf index takes them.
 
     Without player i (or i and j) each is uniform on the subsets of the others, so that one draw serves all players
-    and pairs.
-
-    Args:
-        players: bool [*batch, n].
-        count: K, even if antithetic.
-        seed: See the module.
-        antithetic: Coalition 2m+1 is the complement of coalition 2m.
-
-    Returns:
-        bool [*batch, K, n], on the device of ``players``; False where there is no player.
+    and pairs.  Of players, bool [*batch, n], they are bool [*batch, K, n] on the same device; False where there is no
+    player.  ``antithetic``: coalition 2m+1 is the complement of coalition 2m, and K is even.
     """
     drawn = count // 2 if antithetic else count
     numbers, _ = _uniforms(players, drawn, seed, _SUBSETS)
@@ -47,17 +39,8 @@ def sized_coalitions(
 
     Without player i the size is uniform on 0 .. n-1, which is the law of the predecessors of i in a random
     permutation; without i and j it is uniform on 0 .. n-2: one draw serves the Shapley values of all players and
-    the Shapley interactions of all pairs.
-
-    Args:
-        players: bool [*batch, n].
-        count: K, even if antithetic.
-        seed: See the module.
-        antithetic: Coalition 2m+1 is the complement of coalition 2m.
-        stratified: One size from each of K (K/2 if antithetic) equal strata of 0 .. n.
-
-    Returns:
-        bool [*batch, K, n], on the device of ``players``.
+    the Shapley interactions of all pairs.  As :func:`half_coalitions`; ``stratified`` takes one size from each of K
+    (K/2 if antithetic) equal strata of 0 .. n.
     """
     drawn = count // 2 if antithetic else count
     numbers, keys = _uniforms(players, drawn, seed, _SIZES)
@@ -70,16 +53,10 @@ def sized_coalitions(
 
 
 def permutations(players: Tensor, count: int, seed: int, *, antithetic: bool = False) -> Tensor:
-    """Positions of the players in K random permutations.
+    """Positions of the players, bool [*batch, n], in K random permutations, int64 [*batch, K, n] on the same device.
 
-    Args:
-        players: bool [*batch, n].
-        count: K, even if antithetic.
-        seed: See the module.
-        antithetic: Permutation 2m+1 is permutation 2m reversed.
-
-    Returns:
-        int64 [*batch, K, n], on the device of ``players``: players are at 0, 1, ...; what is no player comes after.
+    Players are at 0, 1, ...; what is no player comes after.  ``antithetic``: permutation 2m+1 is permutation 2m
+    reversed, and K is even.
     """
     drawn = count // 2 if antithetic else count
     numbers, _ = _uniforms(players, drawn, seed, _PERMUTATIONS)
@@ -96,10 +73,10 @@ def _uniforms(players: Tensor, count: int, seed: int, kind: int) -> tuple[Array,
     there = _values(players)
     state = np.random.SeedSequence(seed, spawn_key=(kind,)).generate_state(there[..., 0].size, np.uint64)
     keys = state.astype(np.uint64).reshape(*there.shape[:-1], 1)
-    found = np.empty((*there.shape[:-1], count, there.shape[-1]))
+    numbers = np.empty((*there.shape[:-1], count, there.shape[-1]))
     fill = loaded("diabat.attention.games.order_kernel").fill_uniforms
-    fill(keys.reshape(-1), there.reshape(-1, there.shape[-1]), found.reshape(-1, *found.shape[-2:]))
-    return found, keys
+    fill(keys.reshape(-1), there.reshape(-1, there.shape[-1]), numbers.reshape(-1, *numbers.shape[-2:]))
+    return numbers, keys
 
 
 def _values(players: Tensor) -> NDArray[np.bool_]:

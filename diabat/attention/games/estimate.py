@@ -59,12 +59,7 @@ Temperature = float | Tensor
 
 
 def inverse_temperature(temperature: Temperature, like: Tensor) -> Tensor:
-    """1/γ as a tensor, differentiable in γ.
-
-    Raises:
-        TypeError: If it is a tensor of another kind.
-        ValueError: If it is no number, or a value is not positive and finite.
-    """
+    """1/γ as a tensor, differentiable in γ; TypeError or ValueError unless γ is floating, positive and finite."""
     if isinstance(temperature, Tensor):
         if not temperature.is_floating_point():
             raise ArgumentTypeError("temperature", "a number or a floating tensor", temperature.dtype)

@@ -68,7 +68,7 @@ def k_sii(table: Tensor, order: int = 2) -> Tensor:
     """
     n = num_players(table)
     if not is_integer(order) or not 1 <= order <= n:
-        raise ArgumentError("order", f"expected an integer in 1 .. {n}, got {order!r}.")
+        raise ArgumentError("order", f"an integer in 1 .. {n}", repr(order))
     size = sizes(n, table.device)
     dividends = mobius(table.double())
     # One transform per size serves all sets of that size: the weight depends on |T| - |S| only.
@@ -121,9 +121,8 @@ def gibbs_interaction(table: Tensor, temperature: Temperature) -> Tensor:
     for i in range(n):
         low, high = (half.flatten(-2) for half in _split(table, i).unbind(-2))
         for j in range(i):
-            (v0, vj), (vi, vij) = (
-                (x.flatten(-2) for x in _split(part, j).unbind(-2)) for part in (low, high)
-            )
+            halves = (_split(part, j).unbind(-2) for part in (low, high))
+            (v0, vj), (vi, vij) = ((x.flatten(-2) for x in pair) for pair in halves)
             value = (torch.softmax(beta * v0, -1) * (vij - vi - vj + v0)).sum(-1)
             where = torch.zeros(n, n, dtype=table.dtype, device=table.device)
             where[i, j] = where[j, i] = 1

@@ -53,11 +53,7 @@ def pair_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
 
 
 def _smooth_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:
-    """The same by operators that autograd differentiates again and again, of all coalitions at once.
-
-    Raises:
-        ValueError: If the roots and their derivatives do not fit in memory.
-    """
+    """The same by operators that autograd differentiates again and again; ValueError if roots do not fit in memory."""
     size = values.change.numel() * values.change.shape[-1] * values.change.itemsize
     require_memory(_NUMBERS_PER_ROOT * size, "second derivatives of sampled interactions", "vectors")
     delta, logits = interactions(values, coalitions)
@@ -119,10 +115,9 @@ class _Passes(CompiledPasses):
                 if logits is not None:
                     moved = delta + (delta - self.mean[rows, None]).detach() * logits
             w = _weights(values, logits, self.normaliser[rows, None])
-            found = torch.autograd.grad(
-                moved, leaves, (u[rows, None] * w).expand(moved.shape), materialize_grads=True
-            )
-            for total, part in zip(gradient.part(at), found, strict=True):
+            weights = (u[rows, None] * w).expand(moved.shape)
+            slopes = torch.autograd.grad(moved, leaves, weights, materialize_grads=True)
+            for total, part in zip(gradient.part(at), slopes, strict=True):
                 total += part
         return gradient
 
@@ -138,9 +133,8 @@ def _compiled(values: Values) -> bool:
 def _pairs(coalitions: Coalitions) -> Tensor:
     """Where there are two players, bool [N, n, n]."""
     there = coalitions.sign[:, 0] != 0
-    return (there[:, :, None] & there[:, None, :]) & ~torch.eye(
-        there.shape[-1], dtype=torch.bool, device=there.device
-    )
+    diagonal = torch.eye(there.shape[-1], dtype=torch.bool, device=there.device)
+    return (there[:, :, None] & there[:, None, :]) & ~diagonal
 
 
 def _tiled_means(values: Values, coalitions: Coalitions) -> tuple[Tensor, Tensor]:

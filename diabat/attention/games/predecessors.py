@@ -14,14 +14,9 @@ from diabat.samplers.folding import refuse_batched_cotangent, transformed
 
 
 def predecessor_dots(gram: Tensor, positions: Tensor) -> Tensor:
-    """a_ki = Σ_j G_ij [j before i in permutation k], differentiable in G.
+    """a_ki = Σ_j G_ij [j before i in permutation k], [*batch, K, n], differentiable in G.
 
-    Args:
-        gram: G, symmetric up to rounding, [*batch, n, n].
-        positions: Position of every player, int64 [*batch, K, n].
-
-    Returns:
-        [*batch, K, n].
+    Of G, symmetric up to rounding, [*batch, n, n], and the positions of players, int64 [*batch, K, n].
     """
     if transformed():
         return _tiled_dots(gram, positions)
@@ -33,14 +28,14 @@ class _PredecessorDots(torch.autograd.Function):
     """(G, positions, False) -> a; and (u, positions, True) -> its transpose, each the derivative of the other."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, positions: Tensor, transposed: bool) -> Tensor:
+    def forward(ctx: Any, matrix: Tensor, positions: Tensor, transposed: bool) -> Tensor:
         ctx.save_for_backward(positions)
         ctx.transposed = transposed
-        if not _compiled(given):
-            return (_tiled_gradient if transposed else _tiled_dots)(given, positions)
+        if not _compiled(matrix):
+            return (_tiled_gradient if transposed else _tiled_dots)(matrix, positions)
         rows = positions.shape[-1] if transposed else positions.shape[-2]
-        out = given.new_zeros(*positions.shape[:-2], rows, positions.shape[-1])
-        return _compiled_sums(given, positions, transposed, out)
+        out = matrix.new_zeros(*positions.shape[:-2], rows, positions.shape[-1])
+        return _compiled_sums(matrix, positions, transposed, out)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
@@ -52,15 +47,14 @@ def _compiled(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def _compiled_sums(given: Tensor, positions: Tensor, transposed: bool, out: Tensor) -> Tensor:
+def _compiled_sums(matrix: Tensor, positions: Tensor, transposed: bool, out: Tensor) -> Tensor:
     """Let compiled code add to ``out``; a problem is computed by one thread."""
     from diabat.attention.games.order_kernel import add_before
 
     if not out.numel():
         return out
-    rows, places = [
-        a.reshape(-1, *a.shape[-2:]).contiguous().numpy() for a in (given.detach(), positions.int())
-    ]
+    both = matrix.detach(), positions.int()
+    rows, places = [a.reshape(-1, *a.shape[-2:]).contiguous().numpy() for a in both]
     flat = out.view(-1, *out.shape[-2:]).numpy()
     run_parts(
         equal_ranges(len(flat), torch.get_num_threads()),

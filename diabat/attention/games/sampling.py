@@ -148,9 +148,8 @@ def sample_interaction(
     start = draw_seed(seed)
     if index == "banzhaf":
         if stratified:
-            raise ArgumentError(
-                "stratified", "expected False with index='banzhaf', whose sizes are binomial."
-            )
+            reason = "expected False with index='banzhaf', whose sizes are binomial."
+            raise ArgumentError("stratified", reason)
         inside = draws.half_coalitions(game.players, num_samples, start, antithetic=antithetic)
     else:
         inside = draws.sized_coalitions(
@@ -182,17 +181,15 @@ def _others(players: Tensor, taken: int) -> Tensor:
 
 
 def _log_proposal(size: Tensor, others: Tensor) -> Tensor:
-    """Log of s! (m - s)!/m!, the probability of a context of size s up to a constant; 0 outside 0 .. m.
+    """Log of s! (m - s)!/m!, the probability of a context up to a constant, 0 outside 0 .. m.
 
-    Args:
-        size: s, [*batch, K, *].
-        others: m, [*batch, 1, 1].
+    The size s is [*batch, K, *], the number m of others [*batch, 1, 1].
     """
     largest = max(0, int(others.max())) if others.numel() else 0
     log_factorial = torch.arange(1, largest + 2, dtype=torch.double, device=size.device).lgamma_()
     s = size.clamp_min(0).minimum(m := others.clamp_min(0))
-    found = log_factorial[s] + log_factorial[m - s] - log_factorial[m]
-    return torch.where((s == size) & (others >= 0), found, 0)
+    log_p = log_factorial[s] + log_factorial[m - s] - log_factorial[m]
+    return torch.where((s == size) & (others >= 0), log_p, 0)
 
 
 def _banzhaf(

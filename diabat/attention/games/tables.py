@@ -78,12 +78,7 @@ class _Butterflies(torch.autograd.Function):
 
 
 def num_players(table: Tensor) -> int:
-    """Number n of players of a table [..., 2^n].
-
-    Raises:
-        TypeError: If the table is not a floating tensor.
-        ValueError: If its last dimension is not a power of two, or n > 20.
-    """
+    """Number n of players of a table [..., 2^n]; errors as :func:`mobius`."""
     if not isinstance(table, Tensor) or not table.is_floating_point():
         got = table.dtype if isinstance(table, Tensor) else type(table).__name__
         raise ArgumentTypeError("table", "a floating tensor", got)
@@ -99,7 +94,7 @@ def num_players(table: Tensor) -> int:
 def all_coalitions(n: int, device: torch.device | str = "cpu") -> Tensor:
     """Masks of all coalitions in table order, bool [2^n, n]; ValueError if n is not an integer in 0 .. 20."""
     if not is_integer(n) or not 0 <= n <= MAX_PLAYERS:
-        raise ArgumentError("n", f"expected an integer in 0 .. {MAX_PLAYERS}, got {n!r}.")
+        raise ArgumentError("n", f"an integer in 0 .. {MAX_PLAYERS}", repr(n))
     index = torch.arange(1 << int(n), device=device)
     return (index[:, None] >> torch.arange(n, device=device)) % 2 == 1
 
@@ -122,20 +117,14 @@ def value_table(value: Callable[[Tensor], Tensor], n: int) -> Tensor:
 
 
 def evaluate(value: Callable[[Tensor], Tensor], masks: Tensor) -> Tensor:
-    """Values [..., M] of a value function on masks [M, n], with its output checked.
-
-    Raises:
-        TypeError: If it returns something else than a floating tensor.
-        ValueError: If the last dimension is not M.
-    """
+    """Values [..., M] of a value function on masks [M, n]; TypeError or ValueError if it returns anything else."""
     out = value(masks)
     if not isinstance(out, Tensor) or not out.is_floating_point():
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
         raise ArgumentTypeError("value", "a function that returns a floating tensor", got)
     if out.ndim < 1 or out.shape[-1] != masks.shape[0]:
-        raise ArgumentError(
-            "value", f"values [..., {masks.shape[0]}] of {masks.shape[0]} coalitions", list(out.shape)
-        )
+        expected = f"values [..., {masks.shape[0]}] of {masks.shape[0]} coalitions"
+        raise ArgumentError("value", expected, list(out.shape))
     return out
 
 

@@ -172,29 +172,23 @@ def _players(players: Tensor | None, vectors: Tensor) -> Tensor:
     try:
         return players.expand(shape)
     except RuntimeError:
-        raise ArgumentError(
-            "players", f"a shape that broadcasts to {list(shape)}", list(players.shape)
-        ) from None
+        expected = f"a shape that broadcasts to {list(shape)}"
+        raise ArgumentError("players", expected, list(players.shape)) from None
 
 
 def _check_norms(name: str, sizes: Tensor, dtype: torch.dtype) -> None:
-    """Raise UnsupportedError unless sums of vectors can be squared, and are held by ``dtype`` themselves.
+    """Raise UnsupportedError unless sums of vectors can be squared, and are held by their ``dtype``.
 
-    Args:
-        name: What the error calls the vectors.
-        sizes: Squared norms ‖V_i‖², [*batch, n], in the precision of the squares.
-        dtype: Of the vectors.
+    ``sizes`` are squared norms ‖V_i‖², [*batch, n], in the precision of the squares.
     """
     # ‖Σ V_i‖² <= n Σ ‖V_i‖².  The room is for derivatives and for the exponents that values end up in.
     largest = torch.finfo(dtype).max
     limit = min(torch.finfo(sizes.dtype).max / 2**24, largest * largest)
     bound = behind_transforms(name, sizes.sum(-1) * sizes.shape[-1])
     if not bool((bound <= limit).all()):
-        raise UnsupportedError(
-            name,
-            f"expected vectors V_i small enough to be squared and added up in {str(dtype)[6:]}, n Σ ‖V_i‖² of "
-            f"at most {limit:.3g}, got {float(bound.max()):.3g}.",
-        )
+        expected = f"vectors V_i small enough to be squared and added up in {str(dtype)[6:]}"
+        got = f"{float(bound.max()):.3g}"
+        raise UnsupportedError(name, f"{expected}, n Σ ‖V_i‖² of at most {limit:.3g}", got)
 
 
 _CHUNK = 1 << 12

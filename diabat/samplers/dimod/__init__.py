@@ -119,7 +119,15 @@ class DimodSampler(Sampler):
         folder = None if cache_dir is None else Path(cache_dir)
         self._cache = None if folder is None else AnswerCache(folder)
         self.budget = Budget(max_reads, max_qpu_seconds, folder and folder / "spent.json")
-        self._given = (sampler, options, parameters or {}, self._cache, self.budget, retries, retry_wait_s)
+        self._submitting = (
+            sampler,
+            options,
+            parameters or {},
+            self._cache,
+            self.budget,
+            retries,
+            retry_wait_s,
+        )
         # A composite that tells what it programs.
         self._tiled: Placing | None = None
         if sampler is not DEFAULT_SAMPLER:  # which is imported on first use
@@ -252,20 +260,16 @@ class DimodSampler(Sampler):
         packed = self._packed(ising, betas or Betas(1.0, 1.0))
         parameters, properties = self._submitter.parameters, submission.device_properties(self.target)
         ranges = problems.stated_ranges(properties)
-        factor = (
-            self._scale if not isinstance(self._scale, str) else ranges.fitting([one.chip for one in packed])
-        )
+        fixed = None if isinstance(self._scale, str) else self._scale
+        factor = ranges.fitting([one.chip for one in packed]) if fixed is None else fixed
         for one in packed:
             if one.chip is None:  # what a composite programs is checked by the device
                 continue
             if betas is not None:
                 ranges.check(one.chip, factor)
             if parameters.get("fast_anneal") and one.chip.fields.any():
-                raise ArgumentError(
-                    "fields",
-                    "0 with fast_anneal, which has no h",
-                    "other values; use TiledComposite(..., fields='ancilla')",
-                )
+                got = "other values; use TiledComposite(..., fields='ancilla')"
+                raise ArgumentError("fields", "0 with fast_anneal, which has no h", got)
         limits = (self._reads_per_call, problems.longest_run(parameters, properties))
         most = min((limit for limit in limits if limit is not None), default=None)
         return submission.split_reads(packed, factor, num_reads, seed, most)
@@ -283,9 +287,9 @@ class DimodSampler(Sampler):
 
     @cached_property
     def _submitter(self) -> Submitter:
-        found = Submitter(*self._given)
-        temperature.check_sampler(found.sampler, found.parameters, self._beta, self._law)
-        return found
+        submitter = Submitter(*self._submitting)
+        temperature.check_sampler(submitter.sampler, submitter.parameters, self._beta, self._law)
+        return submitter
 
     def _facts(self, betas: Betas, factor: float) -> dict[str, Any]:
         facts: dict[str, Any] = {

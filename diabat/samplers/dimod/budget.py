@@ -71,22 +71,19 @@ class Budget:
         if self.path is None:
             return self.spent
         try:
-            found = parse_json(read_file(self.path, _MOST_BYTES))
-            if set(found) != {"reads", "seconds"}:
+            entries = parse_json(read_file(self.path, _MOST_BYTES))
+            if set(entries) != {"reads", "seconds"}:
                 raise ValueError("other entries")
-            check_count("reads", found["reads"], least=0)
-            check_number("seconds", found["seconds"], "[0, inf)")
+            check_count("reads", entries["reads"], least=0)
+            check_number("seconds", entries["seconds"], "[0, inf)")
         except FileNotFoundError:
             return Spent()
         except OSError as error:
             raise BudgetError("cache_dir", f"cannot read '{self.path}' ({error.strerror}).") from error
         except (ValueError, TypeError) as error:
-            raise BudgetError(
-                "cache_dir",
-                f"expected reads and seconds in '{self.path}', got a damaged file ({error}); restore a copy of it, or "
-                "delete it to count from zero.",
-            ) from None
-        return Spent(found["reads"], float(found["seconds"]))
+            got = f"a damaged file ({error}); restore a copy of it, or delete it to count from zero"
+            raise BudgetError("cache_dir", f"reads and seconds in '{self.path}'", got) from None
+        return Spent(entries["reads"], float(entries["seconds"]))
 
     def add(self, reads: int, seconds: float) -> Spent:
         """Add (negative values subtract), and return the new sum, which is on disk if there is a file.
@@ -106,17 +103,11 @@ class Budget:
         """Refuse reads and estimated seconds beyond a limit by a BudgetError that names it, the use and the request."""
         used = self.total() if used is None else used
         if self.max_reads is not None and used.reads + reads > self.max_reads:
-            raise BudgetError(
-                "max_reads",
-                f"expected at most {self.max_reads} reads in total, got {used.reads} used and {reads} more "
-                "requested.",
-            )
+            got = f"{used.reads} used and {reads} more requested"
+            raise BudgetError("max_reads", f"at most {self.max_reads} reads in total", got)
         if self.max_seconds is not None and seconds is not None and used.seconds + seconds > self.max_seconds:
-            raise BudgetError(
-                "max_qpu_seconds",
-                f"expected at most {self.max_seconds:g} s of access in total, got {used.seconds:.4g} s "
-                f"used and an estimated {seconds:.4g} s more requested.",
-            )
+            got = f"{used.seconds:.4g} s used and an estimated {seconds:.4g} s more requested"
+            raise BudgetError("max_qpu_seconds", f"at most {self.max_seconds:g} s of access in total", got)
 
     def hold(self, reads: int, seconds: float | None) -> Spent:
         """Count a submission before it is made, so that it counts whether or not it succeeds.
@@ -165,12 +156,8 @@ def locked(path: Path) -> Iterator[None]:
 def estimated_access_us(data: Mapping[str, Any], qubits: int, keywords: Mapping[str, Any]) -> float:
     """Access time = programming + reads · (anneal + readout + delay) of a submission, in microseconds.
 
-    By D-Wave's client, which implements "Estimating access time" of the Ocean documentation.
-
-    Args:
-        data: The solver property ``problem_timing_data``.
-        qubits: Number of qubits of the submission; the readout time depends on it.
-        keywords: Keywords of the call; times in microseconds.
+    By D-Wave's client, which implements "Estimating access time" of the Ocean documentation, from the solver property
+    ``problem_timing_data`` and keywords of the call with times in microseconds.
     """
     from dwave.cloud.solver import StructuredSolver
 

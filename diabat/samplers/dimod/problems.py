@@ -87,18 +87,16 @@ class Packed:
 
 
 def program(ising: Ising, betas: Betas) -> list[Packed]:
-    """Each problem as a model of its visible spins; those without visible spins are omitted.
+    """Each problem, without three-body terms, as a model of its visible spins; those without any are omitted.
 
-    Args:
-        ising: The problems, fields [*batch, n], without three-body terms.
-        betas: The device samples exp(-beta_h · field energy - beta_J · coupling energy), so that h / -beta_h and
-            J / -beta_J are programmed.
+    The device samples exp(-beta_h · field energy - beta_J · coupling energy), so that h / -beta_h and J / -beta_J are
+    programmed.
     """
     n, total = ising.num_spins, ising.num_problems
     h = _array(to_minimised(ising.fields, betas.beta_h)).reshape(total, n)
     coupled = _distinct(ising, betas.beta_J)
     visible = ising.visible_mask.cpu().numpy().reshape(total, n)
-    found = []
+    models = []
     for row, which in enumerate(ising.coupling_index().tolist()):
         spins = np.flatnonzero(visible[row])
         if len(spins):
@@ -108,8 +106,8 @@ def program(ising: Ising, betas: Betas) -> list[Packed]:
                 place = np.cumsum(visible[row]) - 1
                 pairs, J = place[pairs[both]], J[both]
             biases = Biases(h[row, spins], pairs, J, np.zeros_like(J))
-            found.append(Packed(biases, np.full(len(spins), row), spins, row))
-    return found
+            models.append(Packed(biases, np.full(len(spins), row), spins, row))
+    return models
 
 
 def _distinct(ising: Ising, beta: float) -> list[tuple[IntArray, FloatArray]]:
@@ -194,12 +192,10 @@ class Ranges:
             ("couplings", chip.totals(J), self.sums, sums, "a sum over one qubit of value"),
         ):
             if allowed is not None and len(outside := values[beyond(values, allowed)]):
-                raise ArgumentError(
-                    name,
-                    f"expected programmed values within {of} [{allowed[0]:g}, {allowed[1]:g}], got {what} "
-                    f"{max(outside, key=abs):.4g}; program smaller values (weaker problems, or a device with a "
-                    "larger beta), or give scale='fit', which changes the effective temperature.",
-                )
+                fix = "program smaller values (weaker problems, or a device with a larger beta), or give scale='fit', "
+                got = f"{what} {max(outside, key=abs):.4g}; {fix}which changes the effective temperature"
+                expected = f"programmed values within {of} [{allowed[0]:g}, {allowed[1]:g}]"
+                raise ArgumentError(name, expected, got)
 
     def fitting(self, chips: Sequence[Biases | None]) -> float:
         """Largest factor of the problems' biases that keeps a whole call in range; 1 if nothing is programmed.
@@ -219,8 +215,8 @@ class Ranges:
             sums = room(chip.totals(chip.couplings), chip.totals(chip.chains), self.sums)
             factor = min(factor, room(chip.fields, 0.0, self.h), room(chip.couplings, 0.0, self.J), sums)
         if factor <= 0:
-            reason = "expected qubit chains that leave range for the problems, got none; use weaker chains."
-            raise ArgumentError("scale", reason)
+            expected = "qubit chains that leave range for the problems"
+            raise ArgumentError("scale", expected, "none; use weaker chains")
         return factor if math.isfinite(factor) else 1.0
 
 
@@ -261,13 +257,10 @@ def check_times(parameters: Mapping[str, Any], properties: Mapping[str, Any]) ->
         raise ArgumentError("anneal_schedule", "cannot be combined with annealing_time, got both.")
     for name in ("initial_state", "reinitialize_state", "h_gain_schedule"):
         if fast and parameters.get(name) is not None:
-            raise ArgumentError(
-                name, "cannot be combined with fast_anneal, which runs forward at constant speed."
-            )
+            reason = "cannot be combined with fast_anneal, which runs forward at constant speed."
+            raise ArgumentError(name, reason)
     if fast and schedule is not None and ([*schedule[0]] != [0, 0] or [s for _, s in schedule] != [0, 1]):
-        raise ArgumentError(
-            "anneal_schedule", "two points [[0, 0], [t, 1]] with fast_anneal", f"{schedule!r}"
-        )
+        raise ArgumentError("anneal_schedule", "two points [[0, 0], [t, 1]] with fast_anneal", repr(schedule))
     of = "fast_anneal_time_range" if fast else "annealing_time_range"
     total = time if schedule is None else schedule[-1][0]
     if total is not None and of in properties:
@@ -282,7 +275,7 @@ def longest_run(parameters: Mapping[str, Any], properties: Mapping[str, Any]) ->
     The duration is (annealing time + readout thermalization) · reads + programming thermalization, microseconds.
     """
 
-    def given(name: str) -> float:
+    def of_call(name: str) -> float:
         value = parameters.get(name)
         return float(properties.get(f"default_{name}", 0.0) if value is None else value)
 
@@ -291,9 +284,9 @@ def longest_run(parameters: Mapping[str, Any], properties: Mapping[str, Any]) ->
         limits.append(int(reads[1]))
     if (duration := properties.get("problem_run_duration_range")) is not None:
         schedule = parameters.get("anneal_schedule")
-        anneal = float(schedule[-1][0]) if schedule else given("annealing_time")
-        each = anneal + given("readout_thermalization")
-        left = float(duration[1]) - given("programming_thermalization")
+        anneal = float(schedule[-1][0]) if schedule else of_call("annealing_time")
+        each = anneal + of_call("readout_thermalization")
+        left = float(duration[1]) - of_call("programming_thermalization")
         # The quotient may round up by one read.
         limits.append(int(left / each * (1 - 1e-12)) if each > 0 else 2**31)
     return max(1, min(limits)) if limits else None

@@ -57,17 +57,10 @@ class Reads:
 def expand(sampleset: Any, labels: list[int], random: np.random.Generator, asked: int | None = None) -> Reads:
     """Expand a sample set, whose rows have ``num_occurrences``, to one row per read.
 
-    Reads have the order of ``record``.  If rows have several occurrences, the order of draws is lost, and reads get a
-    random order, so that any part of them is a fair sample.
-
-    Args:
-        sampleset: A dimod.SampleSet, SPIN or BINARY.
-        labels: Variables in the order of the columns.
-        random: Generator for that order.
-        asked: Requested number of reads; None accepts any number.
-
-    Raises:
-        ValueError: If the answer lacks a variable, or has an invalid energy, value or count.
+    Columns have the order of ``labels``, reads that of ``record``.  If rows have several occurrences, the order of
+    draws is lost, and reads get a random order, so that any part of them is a fair sample.  ``asked`` is the requested
+    number of reads; None accepts any.  ValueError if the answer lacks a variable, or has an invalid energy, value or
+    count.
     """
     record = sampleset.record
     energies, counts = np.asarray(record.energy), np.asarray(record.num_occurrences)
@@ -186,10 +179,8 @@ class AnswerCache:
             return _decode(read_file(path, _OVERHEAD_BYTES + most * (columns // 8 + 17)), key, columns, most)
         except Exception as error:  # damaged files raise many types
             if not quiet:
-                warnings.warn(
-                    f"cache_dir: the answer '{path.name}' is damaged ({escaped(str(error))}) and is requested again.",
-                    stacklevel=2,
-                )
+                damage = f"the answer '{path.name}' is damaged ({escaped(str(error))})"
+                warnings.warn(f"cache_dir: {damage} and is requested again.", stacklevel=2)
             return None
 
     def store(self, key: str, reads: Reads) -> None:
@@ -228,11 +219,10 @@ def _decode(content: bytes, key: str, columns: int, most: int) -> Reads:
     for name, array in arrays.items():
         dtype, shape = expected[name]
         if array.dtype != dtype or array.shape != shape:
-            raise ValueError(
-                f"expected {name} as {np.dtype(dtype)} {list(shape)}, got {array.dtype} {list(array.shape)}"
-            )
-    if (found := arrays["key"].tobytes().hex()) != key:
-        raise ValueError(f"expected the answer of this key, got that of {found[:16]}")
+            got = f"{array.dtype} {list(array.shape)}"
+            raise ValueError(f"expected {name} as {np.dtype(dtype)} {list(shape)}, got {got}")
+    if (stored := arrays["key"].tobytes().hex()) != key:
+        raise ValueError(f"expected the answer of this key, got that of {stored[:16]}")
     bits = np.unpackbits(arrays["bits"], axis=1, count=columns)
     access = arrays.get("access_us")
     told = {name: arrays[name] for name in FRACTIONS if name in arrays}

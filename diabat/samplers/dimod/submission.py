@@ -68,8 +68,7 @@ def resolve(sampler: str | DimodLike, options: Mapping[str, Any] | None, name: s
     elif options is not None:
         raise ArgumentError(of_options, f"cannot be combined with a sampler object, got {sorted(options)}.")
     if isinstance(sampler, type) or not isinstance(sampler, DimodLike):
-        expected = "expected a dimod sampler or its name 'module:name'"
-        raise ArgumentTypeError(name, f"{expected}, got {_kind(sampler)}.")
+        raise ArgumentTypeError(name, "a dimod sampler or its name 'module:name'", _kind(sampler))
     return sampler
 
 
@@ -83,7 +82,7 @@ def _build(text: str, options: dict[str, Any], name: str) -> Any:
         such = "such as 'dwave.samplers:SimulatedAnnealingSampler'"
         raise ArgumentError(name, f"a dimod sampler or its name 'module:name', {such}", f"{text!r}")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        named = getattr(importlib.import_module(module), attribute)
     except ImportError as error:
         raise ValueError(missing_package(error, f"{name}: '{text}'")) from None
     except AttributeError:
@@ -93,11 +92,11 @@ def _build(text: str, options: dict[str, Any], name: str) -> Any:
     import dimod
 
     # Functions, and classes that are not dimod samplers, must not be called.
-    if not (isinstance(found, type) and issubclass(found, dimod.Sampler)):
-        expected = "expected the name of a class of dimod samplers"
-        raise ArgumentTypeError(name, f"{expected}, got '{text}', {_kind(found)}.")
+    if not (isinstance(named, type) and issubclass(named, dimod.Sampler)):
+        expected = "the name of a class of dimod samplers"
+        raise ArgumentTypeError(name, expected, f"'{text}', {_kind(named)}")
     try:
-        return found(**options)
+        return named(**options)
     except Exception as error:  # constructors can raise any type, and the message may contain a token
         raise ArgumentError(name, f"'{text}' cannot be built: {safe_message(error)}") from None
 
@@ -119,10 +118,10 @@ def family(sampler: Any) -> Iterator[Any]:
 
 def device_properties(sampler: DimodLike) -> Mapping[str, Any]:
     """Merged properties of the family; the innermost sampler, which is the device, has precedence."""
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for member in family(sampler):
-        found |= dict(getattr(member, "properties", None) or {})
-    return found
+        merged |= dict(getattr(member, "properties", None) or {})
+    return merged
 
 
 def accepted_parameters(sampler: DimodLike) -> set[str]:
@@ -153,11 +152,9 @@ def call_keywords(sampler: DimodLike, parameters: Mapping[str, Any]) -> dict[str
     if "num_reads" not in known:
         raise ArgumentError("sampler", "one that accepts num_reads", f"{kind}, which does not")
     if parameters.get("auto_scale"):
-        raise ArgumentError(
-            "auto_scale",
-            "expected False, got True, which scales every problem to the full range and so changes its "
-            "temperature; scale='fit' scales by a factor that is reported.",
-        )
+        got = "True, which scales every problem to the full range and so changes its temperature"
+        fix = "scale='fit' scales by a factor that is reported"
+        raise ArgumentError("auto_scale", "False", f"{got}; {fix}")
     # auto_scale is True by default on hardware; raw answers preserve the order of the reads.
     defaults = {"auto_scale": False, "answer_mode": "raw"}
     return {name: value for name, value in defaults.items() if name in known} | dict(parameters)
@@ -244,8 +241,7 @@ def split_reads(
     """Split the reads of every model into submissions of at most ``most`` reads, a million at most (ValueError)."""
     size = reads if most is None else min(reads, most)
     if (count := len(packed) * -(-reads // size)) > _MOST_SUBMISSIONS:
-        expected = f"expected at most {_MOST_SUBMISSIONS} submissions of {size} reads"
-        raise ArgumentError("num_reads", f"{expected}, got {count}.")
+        raise ArgumentError("num_reads", f"at most {_MOST_SUBMISSIONS} submissions of {size} reads", count)
     return [
         Work(one, factor, min(size, reads - start), seed, part)
         for one in packed
@@ -272,22 +268,15 @@ class Submitter:
     """
 
     def __init__(
-        self,
-        sampler: str | DimodLike,
-        options: Mapping[str, Any] | None,
-        parameters: Mapping[str, Any],
-        cache: AnswerCache | None,
-        budget: Budget,
-        retries: int,
-        wait_s: float,
-    ) -> None:
+        self, sampler: str | DimodLike, options: Mapping[str, Any] | None, parameters: Mapping[str, Any],
+        cache: AnswerCache | None, budget: Budget, retries: int, wait_s: float,
+    ) -> None:  # fmt: skip
         self.sampler = resolve(sampler, options)
         self.parameters, self.access = call_keywords(self.sampler, parameters), access_time(self.sampler)
         check_times(self.parameters, device_properties(self.sampler))
         if budget.max_seconds is not None and self.access is None:
-            expected = "expected a sampler that reports its timing (problem_timing_data)"
-            got = f"got {type(self.sampler).__name__}, which does not"
-            raise ArgumentError("max_qpu_seconds", f"{expected}, {got}.")
+            expected = "a sampler that reports its timing (problem_timing_data)"
+            raise ArgumentError("max_qpu_seconds", expected, f"{type(self.sampler).__name__}, which does not")
         self.cache, self.budget = cache, budget
         self._retries, self._wait_s, self._options = retries, wait_s, dict(options or {})
         if cache is not None:
@@ -365,17 +354,15 @@ class Submitter:
         else:  # all of the chip where a composite does not tell
             qubits = int(device_properties(self.sampler).get("num_qubits", len(packed.rows)))
         try:
-            given: Any = self.access(qubits, self._keywords(reads))
+            estimate: Any = self.access(qubits, self._keywords(reads))
         except Exception as error:  # invalid timing data raises many types
-            given = safe_message(error)
-        told = valid_time(given)
-        if told is None and self.budget.max_seconds is not None:
-            raise BudgetError(
-                "max_qpu_seconds",
-                "expected a sampler that estimates its access time as a number of microseconds, got "
-                f"{given!r:.200} from {type(self.sampler).__name__}.",
-            )
-        return None if told is None else told / 1e6
+            estimate = safe_message(error)
+        microseconds = valid_time(estimate)
+        if microseconds is None and self.budget.max_seconds is not None:
+            expected = "a sampler that estimates its access time as a number of microseconds"
+            got = f"{estimate!r:.200} from {type(self.sampler).__name__}"
+            raise BudgetError("max_qpu_seconds", expected, got)
+        return None if microseconds is None else microseconds / 1e6
 
     def answer(self, work: Work) -> tuple[Reads, bool]:
         """Return exactly the requested reads of one piece of work, and whether all came from the cache.
@@ -386,8 +373,8 @@ class Submitter:
         parts: list[Reads] = []
         cached, missing = True, work.reads
         for part in range(_MOST_PARTS):
-            reads, found = self._call(work, missing, part)
-            cached &= found
+            reads, stored = self._call(work, missing, part)
+            cached &= stored
             parts.append(reads)
             missing -= len(reads.spins)
             if missing <= 0:
@@ -408,10 +395,10 @@ class Submitter:
         with self.cache.asking(key):
             if (stored := self.cache.load(key, *size)) is not None:  # of another process that has asked
                 return stored, True
-            found = self._asked(work, reads, part)
-            if len(found.spins):  # an answer without reads is asked for again
-                self.cache.store(key, found)
-        return found, False
+            answer = self._asked(work, reads, part)
+            if len(answer.spins):  # an answer without reads is asked for again
+                self.cache.store(key, answer)
+        return answer, False
 
     def _asked(self, work: Work, reads: int, part: int) -> Reads:
         """Submit; the answer may have fewer reads."""

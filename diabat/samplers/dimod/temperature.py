@@ -43,12 +43,10 @@ _NO_LAW = (
 def check_beta(beta: Beta | None) -> Mode | Betas:
     """Return inverse temperatures or ``estimate``; ValueError for anything else."""
     if beta is None:
-        raise ArgumentError(
-            "beta",
-            "expected the inverse temperature at which the sampler answers programmed values (a number, or two "
-            "for fields and couplings) or 'estimate', got None; the temperature of an annealer is not that of the "
-            "problem.",
-        )
+        expected = "the inverse temperature at which the sampler answers programmed values"
+        expected += " (a number, or two for fields and couplings) or 'estimate'"
+        got = "None; the temperature of an annealer is not that of the problem"
+        raise ArgumentError("beta", expected, got)
     if isinstance(beta, str):
         if beta == "estimate":
             return beta
@@ -93,26 +91,21 @@ def check_sampler(sampler: Any, parameters: Mapping[str, Any], beta: Mode | Beta
     """
     for member in family(sampler) if law == "boltzmann" else ():
         if any(kind.__name__ in _NO_LAW for kind in type(member).__mro__):
-            raise ArgumentError(
-                "law",
-                f"expected None, got 'boltzmann' for {type(member).__name__}, whose answers follow no "
-                "Boltzmann law at any temperature.",
-            )
+            got = f"'boltzmann' for {type(member).__name__}, whose answers follow no Boltzmann law at any temperature"
+            raise ArgumentError("law", "None", got)
     offered = [name for name in _STAYS if name in accepted_parameters(sampler)]
     stated = device_properties(sampler)  # an OceanSampler states its law, and keeps to its default beta
     if not offered or stated.get("law", "boltzmann") != "boltzmann":
         return
     named = (parameters[name] for name in offered if parameters.get(name) is not None)
-    given = next(named, stated.get("default_beta"))
-    if given is None:
-        raise ArgumentError(
-            "parameters",
-            f"{' or '.join(offered)}, because {type(sampler).__name__} may otherwise choose the temperature",
-            f"none; {_STAYS[offered[0]]} keeps it at 1",
-        )
+    schedule = next(named, stated.get("default_beta"))
+    if schedule is None:
+        why = f"because {type(sampler).__name__} may otherwise choose the temperature"
+        got = f"none; {_STAYS[offered[0]]} keeps it at 1"
+        raise ArgumentError("parameters", f"{' or '.join(offered)}, {why}", got)
     if isinstance(beta, str):
         return
-    last = float(np.asarray(given, dtype=np.float64).reshape(-1)[-1])
+    last = float(np.asarray(schedule, dtype=np.float64).reshape(-1)[-1])
     if any(not math.isclose(last, one, rel_tol=1e-9) for one in beta):
         raise ArgumentError("beta", f"the last inverse temperature of the schedule, {last:g}", tuple(beta))
 
@@ -138,11 +131,9 @@ def estimate(draw: Callable[[Ising, Betas, int], Samples], problems: Ising) -> B
         samples = draw(problems, betas, left)
         fit = fit_betas(problems, samples.spins, samples.weights)
         if fit.field is None or fit.coupling is None or fit.field <= 0 or fit.coupling <= 0:
-            raise ArgumentError(
-                "beta",
-                "expected answers that some positive temperature explains, got a fit of "
-                f"({fit.field}, {fit.coupling}); declare beta, or check the parameters of the sampler.",
-            )
+            fix = "declare beta, or check the parameters of the sampler"
+            got = f"a fit of ({fit.field}, {fit.coupling}); {fix}"
+            raise ArgumentError("beta", "answers that some positive temperature explains", got)
         betas = Betas(betas.beta_h * fit.field, betas.beta_J * fit.coupling)
     return betas
 

@@ -99,8 +99,7 @@ class TiledComposite(dimod.ComposedSampler):  # type: ignore[misc]  # dimod has 
         if chain_strength is None:
             allowed = stated_ranges(sampler.properties).J
             if allowed is None or allowed[0] >= 0:
-                expected = "expected a number for a child without a j_range"
-                raise ArgumentError("chain_strength", f"{expected}, got None.")
+                raise ArgumentError("chain_strength", "a number for a child without a j_range", None)
             chain_strength = -allowed[0]
         check_positive("chain_strength", chain_strength)
         self.spins, self.bandwidth, self.fields, self.seed = spins, bandwidth, fields, seed
@@ -115,22 +114,18 @@ class TiledComposite(dimod.ComposedSampler):  # type: ignore[misc]  # dimod has 
 
     @cached_property
     def tiles(self) -> list[Chains]:
-        """Qubits of every variable of every tile, the ancilla last; searched for at the first use.
-
-        Raises:
-            UnsupportedError: If not even one tile fits.
-        """
+        """Qubits of every variable of every tile, the ancilla last, searched for now; UnsupportedError if none fits."""
         band = self.spins if self.bandwidth is None else self.bandwidth
         logical = networkx.empty_graph(self._width)
         pairs = combinations(range(self._width), 2)
         logical.add_edges_from((i, j) for i, j in pairs if j - i <= band or j == self.spins)
-        found = list(_search(self.child.to_networkx_graph(), logical, self.seed))
-        if not found:
+        tiles = list(_search(self.child.to_networkx_graph(), logical, self.seed))
+        if not tiles:
             raise UnsupportedError(
                 f"spins: expected tiles that fit on the chip, got {len(logical)} spins (with an ancilla, if there is "
                 f"one) of which {len(logical.edges)} pairs couple, for which no embedding was found."
             )
-        return found
+        return tiles
 
     def batches(self, bqm: Any) -> list[list[Any]]:
         """Variables of the submissions that a model needs, in its order; parts are not divided.
@@ -155,28 +150,23 @@ class TiledComposite(dimod.ComposedSampler):  # type: ignore[misc]  # dimod has 
         return Biases(h, pairs, np.where(inside, 0.0, J), np.where(inside, J, 0.0), longest)
 
     def sample(self, bqm: Any, **parameters: Any) -> Any:
-        """Sample a model, whose parts must fit into the tiles of one submission.
-
-        Args:
-            bqm: The model.
-            **parameters: Keywords of the child.
-        """
+        """Sample a model, whose parts must fit into the tiles of one submission, with keywords of the child."""
         source, slots, ancillas = self._source(bqm)
         if ancillas:
             flux = np.zeros(self.child.properties["num_qubits"])
             # A positive flux bias holds +1: its sign is opposite to that of h.
             flux[[qubit for v in ancillas for qubit in self._fixed.embedding[v]]] = _FLUX_BIAS
             parameters["flux_biases"] = flux.tolist()
-        given = {"chain_strength": self.chain_strength, "chain_break_method": self._majority}
-        found = self._fixed.sample(source, **given, **parameters)
-        place = {v: column for column, v in enumerate(found.variables)}
-        record = found.record
+        chains = {"chain_strength": self.chain_strength, "chain_break_method": self._majority}
+        of_slots = self._fixed.sample(source, **chains, **parameters)
+        place = {v: column for column, v in enumerate(of_slots.variables)}
+        record = of_slots.record
         kept = {name: record[name] for name in record.dtype.names if name not in ("sample", "energy")}
         if ancillas:
             kept["ancilla_flips"] = (record.sample[:, [place[v] for v in ancillas]] < 0).mean(axis=1)
         spins = record.sample[:, [place[v] for v in slots]], list(bqm.variables)
         spin = bqm.change_vartype("SPIN", inplace=False)
-        answer = dimod.SampleSet.from_samples_bqm(spins, spin, info=dict(found.info), **kept)
+        answer = dimod.SampleSet.from_samples_bqm(spins, spin, info=dict(of_slots.info), **kept)
         return answer.change_vartype(bqm.vartype, inplace=False)
 
     @cached_property
@@ -191,9 +181,8 @@ class TiledComposite(dimod.ComposedSampler):  # type: ignore[misc]  # dimod has 
         if (most := len(self.tiles)) <= slots.max(initial=-1) // self._width:
             expected = f"parts that fit into the {most} tiles of one submission"
             raise ArgumentError("bqm", expected, "more; `batches` divides a model")
-        h, (first, second, J), offset = bqm.change_vartype("SPIN", inplace=False).to_numpy_vectors(
-            list(bqm.variables)
-        )
+        spin = bqm.change_vartype("SPIN", inplace=False)
+        h, (first, second, J), offset = spin.to_numpy_vectors(list(bqm.variables))
         order, ancillas = slots.tolist(), []
         if self.fields == "ancilla":
             # h_i s_i s_a with s_a = +1.
