@@ -120,17 +120,17 @@ def _is_flash(q: Tensor, bias: Tensor | None) -> bool:
 
 def _forward(terms: Sequence[Tensor], bias: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, ...]:
     """Results y and x of (q, k, v), with padding at their end, and what else the backward kernel asks for."""
-    found: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
     if terms[0].device.type == "cpu":
-        found = _ATEN._scaled_dot_product_flash_attention_for_cpu(
+        results = _ATEN._scaled_dot_product_flash_attention_for_cpu(
             *terms, 0.0, causal, attn_mask=bias, scale=scale
         )  # fmt: skip
     elif _is_flash(terms[0], bias):
-        found = _ATEN._scaled_dot_product_flash_attention(*terms, 0.0, causal, scale=scale)
-        found = *found[:2], *found[6:8]
+        results = _ATEN._scaled_dot_product_flash_attention(*terms, 0.0, causal, scale=scale)
+        results = *results[:2], *results[6:8]
     else:
-        found = _ATEN._scaled_dot_product_efficient_attention(*terms, bias, True, 0.0, causal, scale=scale)
-    return found
+        results = _ATEN._scaled_dot_product_efficient_attention(*terms, bias, True, 0.0, causal, scale=scale)
+    return results
 
 
 def _backward(
@@ -138,22 +138,22 @@ def _backward(
     bias: Tensor | None, causal: bool, scale: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Derivatives by q, k and v."""
-    found: tuple[Tensor, ...]
+    slopes: tuple[Tensor, ...]
     if g.device.type == "cpu":
-        found = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
+        slopes = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
             g, *terms, y, norms, 0.0, causal, attn_mask=bias, scale=scale
         )
     elif _is_flash(terms[0], bias):
         lengths = None, None, terms[0].shape[2], terms[1].shape[2]
-        found = _ATEN._scaled_dot_product_flash_attention_backward(
+        slopes = _ATEN._scaled_dot_product_flash_attention_backward(
             g, *terms, y, norms, *lengths, 0.0, causal, *seeds, scale=scale
         )
     else:
         wanted = [True, True, True, False]
-        found = _ATEN._scaled_dot_product_efficient_attention_backward(
+        slopes = _ATEN._scaled_dot_product_efficient_attention_backward(
             g, *terms, bias, y, norms, *seeds, 0.0, wanted, causal, scale=scale
         )[:3]
-    return found
+    return slopes
 
 
 def _width(q: Tensor, features: int) -> int:

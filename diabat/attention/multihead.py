@@ -195,13 +195,11 @@ class BoltzmannMultiheadAttention(CoupledLayer, nn.MultiheadAttention):
         batched = query.ndim == 3
         axis = 1 if batched and self.batch_first else 0
         if key.shape[:-1] != value.shape[:-1]:
-            raise ArgumentError(
-                "value", f"the positions of the keys, {list(key.shape[:-1])}", list(value.shape[:-1])
-            )
+            expected = f"the positions of the keys, {list(key.shape[:-1])}"
+            raise ArgumentError("value", expected, list(value.shape[:-1]))
         if batched and query.shape[1 - axis] != key.shape[1 - axis]:
-            raise ArgumentError(
-                "key", f"a batch of {query.shape[1 - axis]} as the queries", key.shape[1 - axis]
-            )
+            expected = f"a batch of {query.shape[1 - axis]} as the queries"
+            raise ArgumentError("key", expected, key.shape[1 - axis])
         if key.shape[axis] > self.window:
             got = f"{key.shape[axis]}; diabat.BoltzmannAttention with relative=True takes any number"
             raise ArgumentError("key", f"at most window = {self.window} positions", got)

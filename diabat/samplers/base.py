@@ -139,27 +139,22 @@ class Sampler(WithOptions, InFloat32, ABC):
         if correlations and not self.capabilities.correlations:
             raise UnsupportedError(f"sampler '{self.name}' does not report pair correlations.")
         if correlations and ising.edges is not None and ising.num_spins > DENSE_SPINS:
-            raise UnsupportedError(
-                "correlations",
-                f"at most {DENSE_SPINS} spins, whose correlations form a matrix",
-                f"{ising.num_spins}; average the products of the spins of interest over the reads of sample",
-            )
+            expected = f"at most {DENSE_SPINS} spins, whose correlations form a matrix"
+            fix = "average the products of the spins of interest over the reads of sample"
+            raise UnsupportedError("correlations", expected, f"{ising.num_spins}; {fix}")
         if log_partition and (num_reads is not None or not self.capabilities.log_partition):
             got = f"'{self.name}' with its options" if num_reads is None else "num_reads, and reads have none"
             raise UnsupportedError("log_partition", "a sampler that computes log Z", got)
         if num_reads is not None:
             if not self.capabilities.samples:
-                raise UnsupportedError(
-                    "num_reads",
-                    "a sampler that draws reads",
-                    f"'{self.name}', which computes its moments without them; leave num_reads out",
-                )
+                got = f"'{self.name}', which computes its moments without them; leave num_reads out"
+                raise UnsupportedError("num_reads", "a sampler that draws reads", got)
             samples = self.sample(ising, num_reads, seed=seed)
             return samples.moments(correlations=correlations, dtype=ising.fields.dtype).with_constants(ising)
         analytic = "exact" in self.capabilities.gradients
         drawn = 0 if analytic and seed is None else draw_seed(seed)
         start = preparing.clock()
-        given, ising = ising, ising.without_constants()
+        whole, ising = ising, ising.without_constants()
         if analytic:
             moments = self.differentiable_moments(ising, correlations, drawn)
         else:
@@ -175,7 +170,7 @@ class Sampler(WithOptions, InFloat32, ABC):
             known["seed"] = drawn
         info = known | cast("Any", moments.info)
         note_answer(moments.num_reads, info)
-        return moments.replaced(info=info).with_constants(given)
+        return moments.replaced(info=info).with_constants(whole)
 
     def differentiable_moments(self, ising: Ising, correlations: bool = False, seed: int = 0) -> Moments:
         """Moments in the graph of autograd; for gradients ``exact``, which :class:`AnalyticSampler` provides.

@@ -41,11 +41,8 @@ def present_terms(ising: Ising) -> list[int]:
 class Conditionals:
     """The chunks of all problems, in order, on the CPU; kept in memory if they are small, else recomputed.
 
-    Args:
-        ising: Fields [*batch, n].
-        spins: ±1, [R, *batch, n], or [R, n] for reads that all problems share.
-        weights: [R, *batch].
-        kinds: Which terms, as in :func:`present_terms`.
+    Of spins ±1, [R, *batch, n], or [R, n] for reads that all problems share, with weights [R, *batch], and of the terms
+    of these ``kinds``, as in :func:`present_terms`.
     """
 
     def __init__(self, ising: Ising, spins: Tensor, weights: Tensor, kinds: list[int]) -> None:

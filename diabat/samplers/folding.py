@@ -85,18 +85,12 @@ def transformed() -> bool:
 
 
 def behind_transforms(name: str, t: Tensor) -> Tensor:
-    """The tensor behind the transforms of torch.func around an argument, whose values can be read.
-
-    Raises:
-        UnsupportedError: If ``torch.func.vmap`` maps it.
-    """
+    """The tensor behind transforms of torch.func, whose values can be read; UnsupportedError if ``vmap`` maps it."""
     while torch._C._functorch.is_functorch_wrapped_tensor(t):
         if torch._C._functorch.is_batchedtensor(t):
-            raise UnsupportedError(
-                name,
-                "a tensor that torch.func.vmap does not map, since its values are read",
-                "one that depends on what is mapped; give the elements as a batch, or use a loop",
-            )
+            expected = "a tensor that torch.func.vmap does not map, since its values are read"
+            got = "one that depends on what is mapped; give the elements as a batch, or use a loop"
+            raise UnsupportedError(name, expected, got)
         t = torch._C._functorch.get_unwrapped(t)
     return t
 
@@ -111,13 +105,7 @@ def batched_cotangent(*cotangents: Tensor | None) -> bool:
 
 
 def refuse_batched_cotangent(*cotangents: Tensor | None) -> None:
-    """Refuse a batch of cotangents, in backward passes that read values.
-
-    Raises:
-        RuntimeError: The message names the alternative.
-    """
+    """Refuse a batch of cotangents, in backward passes that read values, by a RuntimeError."""
     if batched_cotangent(*cotangents):
-        raise RuntimeError(
-            "gradient: expected one cotangent, got a batch of them (is_grads_batched or vectorize=True); "
-            "use torch.func.jacrev."
-        )
+        got = "a batch of them (is_grads_batched or vectorize=True)"
+        raise RuntimeError(f"gradient: expected one cotangent, got {got}; use torch.func.jacrev.")

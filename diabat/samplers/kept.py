@@ -18,10 +18,9 @@ LIMIT = 1 << 26
 
 
 class Store:
-    """Results by function and arguments; those that were not used for longest leave first.
+    """Results by function and arguments, up to ``limit`` bytes; those that were not used for longest leave first.
 
-    Args:
-        limit: Bytes of all results.  One of more than half of it is not kept.
+    A result of more than half of the limit is not kept.
     """
 
     def __init__(self, limit: int) -> None:

@@ -21,11 +21,7 @@ def flipped_log_odds(solve: Callable[[Ising], Tensor], ising: Ising) -> Tensor:
     """Log P(s_j = +1) - log P(s_j = -1), [*batch, n]; 0 for invisible spins.
 
     P(s_j = -1) is P(s_j = +1) of the problem with all spins flipped, (-h, J, -K), solved in the same call; 1 - P would
-    be 0 where P rounds to 1.
-
-    Args:
-        solve: P(s = +1) of a batch, differentiable.
-        ising: The problems.
+    be 0 where P rounds to 1.  ``solve`` gives P(s = +1) of a batch, differentiable.
     """
     return _log_ratio(*solve(_flipped(ising)).unbind(0))
 

@@ -28,8 +28,7 @@ class Warmed(NamedTuple):
 def warm_up(groups: Mapping[str, Callable[[], None]] | None = None) -> Iterator[Warmed]:
     """Compile kernels that are not yet on disk, group by group; yields the result of each group.
 
-    Args:
-        groups: A function for each name, which calls what is to be compiled; None for those of all backends.
+    ``groups`` are functions by name, which call what is to be compiled; None for those of all backends.
     """
     from diabat.compute.jit import compiled_functions, unannounced
 

@@ -407,9 +407,9 @@ class Submitter:
             keywords["seed"] = int(work.stream(part).generate_state(1)[0] >> 1)
         sampleset, held = self._submit(work, keywords, seconds)
         order = np.random.Generator(np.random.PCG64(work.stream(part, 1)))
-        found = expand(sampleset, list(range(len(work.packed.rows))), order, reads)
-        self.budget.settle(held, len(found.spins), None if found.access_us is None else found.access_us / 1e6)
-        return found
+        drawn = expand(sampleset, list(range(len(work.packed.rows))), order, reads)
+        self.budget.settle(held, len(drawn.spins), None if drawn.access_us is None else drawn.access_us / 1e6)
+        return drawn
 
     def _submit(self, work: Work, keywords: Mapping[str, Any], seconds: float | None) -> tuple[Any, Spent]:
         """An answer, and what was counted of it; after transient failure k waits ``wait_s`` · 2^k seconds.

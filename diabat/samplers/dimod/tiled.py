@@ -130,8 +130,7 @@ class TiledComposite(dimod.ComposedSampler):  # type: ignore[misc]  # dimod has 
     def batches(self, bqm: Any) -> list[list[Any]]:
         """Variables of the submissions that a model needs, in its order; parts are not divided.
 
-        Raises:
-            UnsupportedError: If a part has more than ``spins`` variables, or couples beyond ``bandwidth``.
+        UnsupportedError if a part has more than ``spins`` variables, or couples beyond ``bandwidth``.
         """
         of, labels = self._slots(bqm) // (self._width * len(self.tiles)), list(bqm.variables)
         return [[labels[v] for v in np.flatnonzero(of == b)] for b in range(of.max(initial=-1) + 1)]
@@ -139,9 +138,9 @@ class TiledComposite(dimod.ComposedSampler):  # type: ignore[misc]  # dimod has 
     def programmed(self, bqm: Any) -> Biases:
         """What is programmed on the chip for a model of one submission."""
         source, embedding = self._source(bqm)[0], self._fixed.embedding
-        found = embedding.embed_bqm(source, chain_strength=self.chain_strength)
-        qubits = list(found.variables)
-        h, (first, second, J), _ = found.to_numpy_vectors(variable_order=qubits)
+        embedded = embedding.embed_bqm(source, chain_strength=self.chain_strength)
+        qubits = list(embedded.variables)
+        h, (first, second, J), _ = embedded.to_numpy_vectors(variable_order=qubits)
         chain_of = {qubit: v for v in source.variables for qubit in embedding[v]}
         chain = np.array([chain_of[qubit] for qubit in qubits], dtype=np.int64)
         inside = chain[first] == chain[second]
@@ -259,12 +258,11 @@ def _embed(graph: Any, logical: Any, seed: int) -> Chains | None:
     if len(graph) < len(logical):
         return None
     try:
-        found = minorminer.find_embedding(
-            logical, graph, random_seed=seed, tries=_TRIES, max_no_improvement=5
-        )
+        options = {"random_seed": seed, "tries": _TRIES, "max_no_improvement": 5}
+        chains = minorminer.find_embedding(logical, graph, **options)
     except RuntimeError:  # the remaining graph has only components that are too small
         return None
-    return [tuple(sorted(found[i])) for i in range(len(logical))] if found else None
+    return [tuple(sorted(chains[i])) for i in range(len(logical))] if chains else None
 
 
 def _windows(graph: Any, logical: Any, seed: int) -> Iterator[list[int]]:
