@@ -10,8 +10,8 @@ from numba.core.types.containers import UniTuple
 
 from diabat.compute.counter_random import GOLDEN, MIX_FIRST, MIX_SECOND
 from diabat.compute.jit import inner, jit
-from diabat.compute.simd import FLOAT32, broadcast, intrinsic
-from diabat.compute.simd_bits import FLOAT_VECTOR, WIDTH, WORD, WORD_VECTOR, WORDS, elementwise, same
+from diabat.compute.simd import CONTRACT, FLOAT32, WORD, broadcast, operation, same
+from diabat.compute.simd_bits import FLOAT_VECTOR, WIDTH, WORD_VECTOR, WORDS
 
 # Products of 32-bit words need 64 bits: even and odd lanes of a vector are two vectors of 8.
 _I64 = ir.IntType(64)
@@ -22,27 +22,21 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 
 
-@intrinsic
-def philox(typing_context: Any, c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
+@operation(lambda *kinds: UniTuple(WORDS, 4)(*kinds))
+def philox(builder: Any, c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
     """Four vectors of random words: Philox4x32-10 of counters (c0, c1, c2, c3) under the key (k0, k1).
 
     Each counter is a vector, or a number for all lanes; the keys are numbers (low 32 bits count).  Source: Salmon,
     Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011); 10 rounds, of which 7 pass BigCrush.
     """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        both = [_halves(builder, counter) for counter in arguments[:4]]
-        even, odd = ([pair[i] for pair in both] for i in range(2))
-        keys = _key_schedule(builder, [_low_word(builder, v) for v in arguments[4:]])
-        halves = [_rounds(builder, half, keys) for half in (even, odd)]
-        mask, shift = same(_WIDE, 0xFFFFFFFF), same(_WIDE, 32)
-        joined = [
-            builder.bitcast(builder.or_(builder.and_(a, mask), builder.shl(b, shift)), WORD_VECTOR)
-            for a, b in zip(*halves, strict=True)
-        ]
-        return context.make_tuple(builder, signature.return_type, joined)
-
-    return UniTuple(WORDS, 4)(c0, c1, c2, c3, k0, k1), generate
+    both = [_halves(builder, counter) for counter in (c0, c1, c2, c3)]
+    keys = _key_schedule(builder, [_low_word(builder, k) for k in (k0, k1)])
+    halves = [_rounds(builder, half, keys) for half in zip(*both, strict=True)]
+    mask, shift = same(_WIDE, 0xFFFFFFFF), same(_WIDE, 32)
+    return [
+        builder.bitcast(builder.or_(builder.and_(even, mask), builder.shl(odd, shift)), WORD_VECTOR)
+        for even, odd in zip(*halves, strict=True)
+    ]
 
 
 def _halves(builder: Any, counter: Any) -> tuple[Any, Any]:
@@ -69,7 +63,7 @@ def _key_schedule(builder: Any, key: list[Any]) -> list[list[Any]]:
     return rounds
 
 
-def _rounds(builder: Any, counter: list[Any], keys: list[list[Any]]) -> list[Any]:
+def _rounds(builder: Any, counter: tuple[Any, ...], keys: list[list[Any]]) -> list[Any]:
     mask, shift = same(_WIDE, 0xFFFFFFFF), same(_WIDE, 32)
     c0, c1, c2, c3 = counter
     for k0, k1 in keys:
@@ -83,31 +77,23 @@ def _rounds(builder: Any, counter: list[Any], keys: list[list[Any]]) -> list[Any
     return [c0, c1, c2, c3]
 
 
-@intrinsic
-def half_uniform(typing_context: Any, words: Any) -> Any:
+def _uniform(builder: Any, numbers: Any) -> Any:
+    """(k + 1/2)/2^32 of numbers k."""
+    scaled = builder.fmul(numbers, same(FLOAT_VECTOR, 2.0**-32), flags=CONTRACT)
+    return builder.fadd(scaled, same(FLOAT_VECTOR, 2.0**-33), flags=CONTRACT)
+
+
+@operation(lambda words: FLOAT32(words))
+def half_uniform(builder: Any, words: Any) -> Any:
     """(k + 1/2)/2^32 of the lower 31 bits k: uniform in (0, 1/2), with relative precision near 0."""
-
-    def emit(builder: Any, w: Any) -> Any:
-        lower = builder.and_(w, same(WORD_VECTOR, 0x7FFFFFFF))
-        scaled = builder.fmul(
-            builder.sitofp(lower, FLOAT_VECTOR), same(FLOAT_VECTOR, 2.0**-32), flags=("contract",)
-        )
-        return builder.fadd(scaled, same(FLOAT_VECTOR, 2.0**-33), flags=("contract",))
-
-    return FLOAT32(words), elementwise(emit)
+    lower = builder.and_(words, same(WORD_VECTOR, 0x7FFFFFFF))
+    return _uniform(builder, builder.sitofp(lower, FLOAT_VECTOR))
 
 
-@intrinsic
-def whole_uniform(typing_context: Any, words: Any) -> Any:
+@operation(lambda words: FLOAT32(words))
+def whole_uniform(builder: Any, words: Any) -> Any:
     """(k + 1/2)/2^32 of the 32 bits k: uniform in (0, 1], with relative precision near 0."""
-
-    def emit(builder: Any, w: Any) -> Any:
-        scaled = builder.fmul(
-            builder.uitofp(w, FLOAT_VECTOR), same(FLOAT_VECTOR, 2.0**-32), flags=("contract",)
-        )
-        return builder.fadd(scaled, same(FLOAT_VECTOR, 2.0**-33), flags=("contract",))
-
-    return FLOAT32(words), elementwise(emit)
+    return _uniform(builder, builder.uitofp(words, FLOAT_VECTOR))
 
 
 @jit

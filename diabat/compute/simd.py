@@ -9,8 +9,8 @@ multiply-adds if the processor supports them.  The compiler chooses which; ``pro
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 from llvmlite import ir
@@ -21,50 +21,38 @@ from numba.extending import models, register_model
 
 from diabat.compute.scratch import VECTOR_BYTES as BYTES
 
-_CONTRACT = ("contract",)
+CONTRACT = ("contract",)
+WORD = ir.IntType(32)
 
 
-def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Numba's decorator, typed: the result is called without the typing context."""
-    made: Callable[..., Any] = _intrinsic(function)
-    return made
-
-
-class Vector(types.Type):
-    """Numba type of one vector."""
-
+class _Numbers(types.Type):
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
-        super().__init__(name=f"Vector({dtype})")
+        super().__init__(name=f"{type(self).__name__}({dtype})")
 
 
-FLOAT32, FLOAT64 = Vector(types.float32), Vector(types.float64)
+class Vector(_Numbers):
+    """Numba type of one vector."""
 
 
-@register_model(Vector)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]  # numba has no stubs
-    def __init__(self, manager: Any, frontend: Vector) -> None:
-        element = ir.FloatType() if frontend.dtype == types.float32 else ir.DoubleType()
-        count = BYTES * 8 // frontend.dtype.bitwidth
-        super().__init__(manager, frontend, ir.VectorType(element, count))
-
-
-class Rows(types.Type):
+class Rows(_Numbers):
     """Numba type of the address of an array [rows, lanes].
 
     Numba counts references to every array that one compiled function passes to another, which costs as much as a pass
     over a small state; passing an address is free.  The caller must keep the array alive.
     """
 
-    def __init__(self, dtype: Any) -> None:
-        self.dtype = dtype
-        super().__init__(name=f"Rows({dtype})")
+
+FLOAT32, FLOAT64 = Vector(types.float32), Vector(types.float64)
 
 
-@register_model(Rows)
-class _RowsModel(models.PrimitiveModel):  # type: ignore[misc]  # numba has no stubs
-    def __init__(self, manager: Any, frontend: Rows) -> None:
-        super().__init__(manager, frontend, _element(frontend.dtype).as_pointer())
+def held_as(kind: type[types.Type], form: Callable[[Any], Any]) -> None:
+    """Set the LLVM type of the values of a class of numba types; ``form`` gives it for one of them."""
+
+    @register_model(kind)
+    class _Model(models.PrimitiveModel):  # type: ignore[misc]  # numba has no stubs
+        def __init__(self, manager: Any, frontend: Any) -> None:
+            super().__init__(manager, frontend, form(frontend))
 
 
 def _element(dtype: Any) -> Any:
@@ -74,71 +62,127 @@ def _element(dtype: Any) -> Any:
     return ir.FloatType() if dtype == types.float32 else ir.DoubleType()
 
 
-def data_of(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    """Pointer to the first number of an array or of `Rows`."""
-    return value if isinstance(kind, Rows) else context.make_array(kind)(context, builder, value).data
+def _lanes(element: Any) -> int:
+    return BYTES * 8 // int(element.intrinsic_name[1:])  # "f32", "f64", "i8"
 
 
-def _row(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
-    """Pointer to row ``index`` of a C-contiguous array [rows, lanes], as a pointer to a vector."""
-    vector = context.get_value_type(_vector_of(kind.dtype))
-    offset = builder.mul(index, ir.Constant(index.type, vector.count))
-    data = builder.gep(data_of(context, builder, kind, array), [offset])
-    return builder.bitcast(data, vector.as_pointer()), vector
+def _vector(element: Any) -> Any:
+    """LLVM type of a vector of numbers of an LLVM type."""
+    return ir.VectorType(element, _lanes(element))
 
 
-def broadcast(builder: Any, vector: Any, value: Any) -> Any:
-    """LLVM value: a number in every lane."""
-    undefined = ir.Constant(vector, ir.Undefined)
-    single = builder.insert_element(undefined, value, ir.Constant(ir.IntType(32), 0))
-    mask = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
-    return builder.shuffle_vector(single, undefined, mask)
+held_as(Vector, lambda kind: _vector(_element(kind.dtype)))
+held_as(Rows, lambda kind: _element(kind.dtype).as_pointer())
 
 
 def _vector_of(dtype: Any) -> Vector:
     return FLOAT32 if dtype == types.float32 else FLOAT64
 
 
-@intrinsic
-def address(typing_context: Any, array: Any) -> Any:
+def _data_of(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """Pointer to the first number of an array; any other value as it is, also the pointer of `Rows`."""
+    return context.make_array(kind)(context, builder, value).data if isinstance(kind, types.Array) else value
+
+
+def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Numba's decorator, typed: the result is called without the typing context."""
+    called: Callable[..., Any] = _intrinsic(function)
+    return called
+
+
+def operation(
+    signature: Callable[..., Any] = lambda *kinds: kinds[-1](*kinds),
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function for compiled code of one that writes its LLVM code.
+
+    That one takes the builder and the values, of arrays and `Rows` the pointer to the first number.  It returns the
+    value, or a list for a tuple.
+
+    Args:
+        signature: Takes the numba types of the arguments; by default the result has the type of the last.
+    """
+
+    def made_of(emit: Callable[..., Any]) -> Callable[..., Any]:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pairs = zip(signature.args, arguments, strict=True)
+            value = emit(builder, *(_data_of(context, builder, kind, argument) for kind, argument in pairs))
+            if signature.return_type == types.void:
+                return context.get_dummy_value()
+            is_tuple = isinstance(value, list)
+            return context.make_tuple(builder, signature.return_type, value) if is_tuple else value
+
+        @wraps(emit)  # numba takes name and arguments from there
+        def typed(typing_context: Any, *kinds: Any) -> Any:
+            return signature(*kinds), generate
+
+        return intrinsic(typed)
+
+    return made_of
+
+
+def same(vector: Any, value: float) -> Any:
+    """LLVM constant: a number in every lane of a type of vectors."""
+    return ir.Constant(vector, [value] * vector.count)
+
+
+def integers(values: Sequence[int]) -> Any:
+    """LLVM constant: a vector of integers of 32 bits."""
+    return ir.Constant(ir.VectorType(WORD, len(values)), list(values))
+
+
+def broadcast(builder: Any, vector: Any, value: Any) -> Any:
+    """LLVM value: a number in every lane."""
+    undefined = ir.Constant(vector, ir.Undefined)
+    single = builder.insert_element(undefined, value, ir.Constant(WORD, 0))
+    return builder.shuffle_vector(single, undefined, integers([0] * vector.count))
+
+
+def call(builder: Any, name: str, result: Any, *arguments: Any, **options: Any) -> Any:
+    """Call the LLVM function ``name``, in which {} is the type of the last argument, such as v16f32."""
+    name = f"llvm.{name}".format(_form(arguments[-1].type))
+    function = builder.module.globals.get(name)
+    if function is None:
+        function = ir.Function(builder.module, ir.FunctionType(result, [a.type for a in arguments]), name)
+    return builder.call(function, arguments, **options)
+
+
+def _form(vector: Any) -> str:
+    return f"v{vector.count}{vector.element.intrinsic_name}"
+
+
+def _row(builder: Any, data: Any, index: Any) -> Any:
+    """Pointer to row ``index`` of an array [rows, lanes], as a pointer to a vector."""
+    vector = _vector(data.type.pointee)
+    place = builder.gep(data, [builder.mul(index, ir.Constant(index.type, vector.count))])
+    return builder.bitcast(place, vector.as_pointer())
+
+
+def _align(row: Any) -> int:
+    return BYTES // row.type.pointee.count
+
+
+@operation(lambda array: Rows(array.dtype)(array))
+def address(builder: Any, array: Any) -> Any:
     """Address of a C-contiguous array, whose last axis is the lanes if it is loaded in vectors."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return data_of(context, builder, signature.args[0], arguments[0])
-
-    return Rows(array.dtype)(array), generate
+    return array
 
 
-@intrinsic
-def at_address(typing_context: Any, like: Any, place: Any) -> Any:
+@operation(lambda like, place: Rows(like)(like, types.intp))
+def at_address(builder: Any, like: Any, place: Any) -> Any:
     """`Rows` of numbers of the type of ``like`` at an address, as of ``Tensor.data_ptr``; the caller keeps them."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[1], context.get_value_type(signature.return_type))
-
-    return Rows(like)(like, types.intp), generate
+    return builder.inttoptr(place, like.type.as_pointer())
 
 
-@intrinsic
-def skip(typing_context: Any, array: Any, count: Any) -> Any:
+@operation(lambda array, count: Rows(array.dtype)(array, types.intp))
+def skip(builder: Any, array: Any, count: Any) -> Any:
     """`Rows` from row ``count`` on."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes = ir.Constant(arguments[1].type, BYTES * 8 // signature.return_type.dtype.bitwidth)
-        data = data_of(context, builder, signature.args[0], arguments[0])
-        return builder.gep(data, [builder.mul(arguments[1], lanes)])
-
-    return Rows(array.dtype)(array, types.intp), generate
+    return builder.gep(array, [builder.mul(count, ir.Constant(count.type, _lanes(array.type.pointee)))])
 
 
-@intrinsic
-def offset(typing_context: Any, array: Any, index: Any) -> Any:
+@operation(lambda array, index: Rows(array.dtype)(array, types.intp))
+def offset(builder: Any, array: Any, index: Any) -> Any:
     """`Rows` from number ``index`` on."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.gep(data_of(context, builder, signature.args[0], arguments[0]), [arguments[1]])
-
-    return Rows(array.dtype)(array, types.intp), generate
+    return builder.gep(array, [index])
 
 
 @intrinsic
@@ -148,166 +192,96 @@ def opened(typing_context: Any, arrays: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values = cgutils.unpack_tuple(builder, arguments[0], len(kinds))
-        data = [
-            data_of(context, builder, kind, value) if isinstance(kind, types.Array) else value
-            for kind, value in zip(signature.args[0].types, values, strict=True)
-        ]
+        pairs = zip(signature.args[0].types, values, strict=True)
+        data = [_data_of(context, builder, kind, value) for kind, value in pairs]
         return context.make_tuple(builder, signature.return_type, data)
 
     result = types.NamedTuple(kinds, arrays.instance_class)  # type: ignore[attr-defined]  # numba has no stubs
     return result(arrays), generate
 
 
-@intrinsic
-def load(typing_context: Any, array: Any, row: Any) -> Any:
+@operation(lambda array, row: _vector_of(array.dtype)(array, types.intp))
+def load(builder: Any, array: Any, row: Any) -> Any:
     """Row of an array [rows, lanes] or of `Rows` as a vector."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer, vector = _row(context, builder, signature.args[0], *arguments)
-        value = builder.load(pointer, typ=vector)
-        value.align = BYTES // vector.count
-        return value
-
-    return _vector_of(array.dtype)(array, types.intp), generate
+    place = _row(builder, array, row)
+    value = builder.load(place, typ=place.type.pointee)
+    value.align = _align(place)
+    return value
 
 
-@intrinsic
-def store(typing_context: Any, array: Any, row: Any, value: Any) -> Any:
+@operation(lambda array, row, value: types.void(array, types.intp, value))
+def store(builder: Any, array: Any, row: Any, value: Any) -> Any:
     """Write a vector to a row of an array [rows, lanes]."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array_value, index, vector_value = arguments
-        pointer, vector = _row(context, builder, signature.args[0], array_value, index)
-        builder.store(vector_value, pointer, align=BYTES // vector.count)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, value), generate
+    place = _row(builder, array, row)
+    builder.store(value, place, align=_align(place))
 
 
-@intrinsic
-def load_part(typing_context: Any, array: Any, row: Any, count: Any) -> Any:
+@operation(lambda array, row, count: _vector_of(array.dtype)(array, types.intp, types.intp))
+def load_part(builder: Any, array: Any, row: Any, count: Any) -> Any:
     """The first numbers of a row, 0 in the other lanes, whose memory is not read."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array_value, index, count_value = arguments
-        pointer, vector = _row(context, builder, signature.args[0], array_value, index)
-        given = pointer, _INT32(BYTES // vector.count), _first(builder, vector, count_value)
-        return _masked(builder, "load", vector, vector, *given, ir.Constant(vector, [0.0] * vector.count))
-
-    return _vector_of(array.dtype)(array, types.intp, types.intp), generate
+    place = _row(builder, array, row)
+    vector, align = place.type.pointee, ir.Constant(WORD, _align(place))
+    first = _compared(builder, "<", vector.count, count)
+    return call(builder, "masked.load.{}.p0", vector, place, align, first, same(vector, 0.0))
 
 
-@intrinsic
-def store_part(typing_context: Any, array: Any, row: Any, count: Any, value: Any) -> Any:
+@operation(lambda array, row, count, value: types.void(array, types.intp, types.intp, value))
+def store_part(builder: Any, array: Any, row: Any, count: Any, value: Any) -> Any:
     """Write the first numbers of a vector to a row."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array_value, index, count_value, value_vector = arguments
-        pointer, vector = _row(context, builder, signature.args[0], array_value, index)
-        given = value_vector, pointer, _INT32(BYTES // vector.count), _first(builder, vector, count_value)
-        _masked(builder, "store", vector, ir.VoidType(), *given)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, types.intp, value), generate
+    place = _row(builder, array, row)
+    align, first = ir.Constant(WORD, _align(place)), _compared(builder, "<", value.type.count, count)
+    call(builder, f"masked.store.{_form(value.type)}.p0", ir.VoidType(), value, place, align, first)
 
 
-@intrinsic
-def where_set(typing_context: Any, flags: Any, row: Any, x: Any, y: Any) -> Any:
+@operation(lambda flags, row, x, y: x(flags, types.intp, x, y))
+def where_set(builder: Any, flags: Any, row: Any, x: Any, y: Any) -> Any:
     """X where the byte of a lane, in a row of as many bytes as lanes, is not 0, else y."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = data_of(context, builder, signature.args[0], arguments[0])
-        count = arguments[2].type.count
-        words = ir.VectorType(ir.IntType(8), count)
-        place = builder.gep(data, [builder.mul(arguments[1], ir.Constant(arguments[1].type, count))])
-        value = builder.load(builder.bitcast(place, words.as_pointer()), typ=words)
-        value.align = 1
-        is_set = builder.icmp_unsigned("!=", value, ir.Constant(words, [0] * count))
-        return builder.select(is_set, *arguments[2:])
-
-    return x(flags, types.intp, x, y), generate
+    lanes = ir.VectorType(ir.IntType(8), x.type.count)
+    place = builder.gep(flags, [builder.mul(row, ir.Constant(row.type, lanes.count))])
+    value = builder.load(builder.bitcast(place, lanes.as_pointer()), typ=lanes)
+    value.align = 1
+    return builder.select(builder.icmp_unsigned("!=", value, same(lanes, 0)), x, y)
 
 
-@intrinsic
-def with_item(typing_context: Any, vector: Any, lane: Any, value: Any) -> Any:
+@operation(lambda vector, lane, value: vector(vector, types.intp, vector.dtype))
+def with_item(builder: Any, vector: Any, lane: Any, value: Any) -> Any:
     """The vector with another number in one lane.
 
     A vector that is loaded where its numbers were just stored one by one waits for all of them.
     """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = arguments[0].type
-        words = ir.VectorType(ir.IntType(32), kind.count)
-        lanes = broadcast(builder, words, builder.trunc(arguments[1], ir.IntType(32)))
-        here = builder.icmp_signed("==", ir.Constant(words, list(range(kind.count))), lanes)
-        return builder.select(here, broadcast(builder, kind, arguments[2]), arguments[0])
-
-    return vector(vector, types.intp, vector.dtype), generate
+    here = _compared(builder, "==", vector.type.count, lane)
+    return builder.select(here, broadcast(builder, vector.type, value), vector)
 
 
-_INT32 = partial(ir.Constant, ir.IntType(32))
+def _compared(builder: Any, comparison: str, count: int, number: Any) -> Any:
+    """LLVM value <i1>: the indices of lanes, compared with a number."""
+    lanes, number = integers(range(count)), builder.trunc(number, WORD)
+    return builder.icmp_signed(comparison, lanes, broadcast(builder, lanes.type, number))
 
 
-def _first(builder: Any, vector: Any, count: Any) -> Any:
-    """Which lanes are below a number, <i1>."""
-    words = ir.VectorType(ir.IntType(32), vector.count)
-    below = broadcast(builder, words, builder.trunc(count, ir.IntType(32)))
-    return builder.icmp_signed("<", ir.Constant(words, list(range(vector.count))), below)
-
-
-def _masked(builder: Any, name: str, vector: Any, result: Any, *arguments: Any) -> Any:
-    """Call a masked access to memory."""
-    full = f"llvm.masked.{name}.v{vector.count}f{32 if vector.element == ir.FloatType() else 64}.p0"
-    function = builder.module.globals.get(full)
-    if function is None:
-        kinds = [a.type for a in arguments]
-        function = ir.Function(builder.module, ir.FunctionType(result, kinds), full)
-    return builder.call(function, arguments)
-
-
-@intrinsic
-def entry(typing_context: Any, array: Any, index: Any) -> Any:
+@operation(lambda array, index: _vector_of(array.dtype)(array, types.intp))
+def entry(builder: Any, array: Any, index: Any) -> Any:
     """Number ``index`` of an array [rows, lanes], counted over lanes and rows, in every lane."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = context.get_value_type(signature.return_type)
-        data = data_of(context, builder, signature.args[0], arguments[0])
-        return broadcast(builder, vector, builder.load(builder.gep(data, [arguments[1]])))
-
-    return _vector_of(array.dtype)(array, types.intp), generate
+    number = builder.load(builder.gep(array, [index]))
+    return broadcast(builder, _vector(number.type), number)
 
 
-@intrinsic
-def item(typing_context: Any, array: Any, index: Any) -> Any:
+@operation(lambda array, index: array.dtype(array, types.intp))
+def item(builder: Any, array: Any, index: Any) -> Any:
     """Number ``index`` of `Rows`, or of an array in memory order."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = data_of(context, builder, signature.args[0], arguments[0])
-        return builder.load(builder.gep(data, [arguments[1]]))
-
-    return array.dtype(array, types.intp), generate
+    return builder.load(builder.gep(array, [index]))
 
 
-@intrinsic
-def set_item(typing_context: Any, array: Any, index: Any, value: Any) -> Any:
+@operation(lambda array, index, value: types.void(array, types.intp, array.dtype))
+def set_item(builder: Any, array: Any, index: Any, value: Any) -> Any:
     """Write number ``index`` of `Rows`, or of an array in memory order."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = data_of(context, builder, signature.args[0], arguments[0])
-        builder.store(arguments[2], builder.gep(data, [arguments[1]]))
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, array.dtype), generate
+    builder.store(value, builder.gep(array, [index]))
 
 
-@intrinsic
-def splat(typing_context: Any, scalar: Any) -> Any:
+@operation(lambda scalar: _vector_of(scalar)(scalar))
+def splat(builder: Any, scalar: Any) -> Any:
     """The same number in every lane."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return broadcast(builder, context.get_value_type(signature.return_type), arguments[0])
-
-    return _vector_of(scalar)(scalar), generate
+    return broadcast(builder, _vector(scalar.type), scalar)
 
 
 @intrinsic
@@ -315,63 +289,46 @@ def constant(typing_context: Any, like: Any, scalar: Any) -> Any:
     """A number in every lane of a vector of the type of ``like``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = signature.return_type
-        value = context.cast(builder, arguments[1], signature.args[1], kind.dtype)
-        return broadcast(builder, context.get_value_type(kind), value)
+        value = context.cast(builder, arguments[1], signature.args[1], signature.return_type.dtype)
+        return broadcast(builder, arguments[0].type, value)
 
     return like(like, scalar), generate
 
 
-def _binary(name: str, build: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
-    """Arithmetic on two vectors of one type; ``build`` takes the LLVM builder and both values."""
-
-    def typed(typing_context: Any, a: Any, b: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return build(builder, *arguments)
-
-        return a(a, b), generate
-
-    typed.__name__ = name
-    return intrinsic(typed)
+@operation()
+def add(builder: Any, a: Any, b: Any) -> Any:
+    """A + b."""
+    return builder.fadd(a, b, flags=CONTRACT)
 
 
-def _ternary(name: str, build: Callable[[Any, Any, Any, Any], Any]) -> Callable[..., Any]:
-    """The same on three vectors."""
-
-    def typed(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return build(builder, *arguments)
-
-        return a(a, b, c), generate
-
-    typed.__name__ = name
-    return intrinsic(typed)
+@operation()
+def sub(builder: Any, a: Any, b: Any) -> Any:
+    """A - b."""
+    return builder.fsub(a, b, flags=CONTRACT)
 
 
-def _add(builder: Any, a: Any, b: Any) -> Any:
-    return builder.fadd(a, b, flags=_CONTRACT)
+@operation()
+def mul(builder: Any, a: Any, b: Any) -> Any:
+    """A · b."""
+    return builder.fmul(a, b, flags=CONTRACT)
 
 
-def _sub(builder: Any, a: Any, b: Any) -> Any:
-    return builder.fsub(a, b, flags=_CONTRACT)
+@operation()
+def divide(builder: Any, a: Any, b: Any) -> Any:
+    """A / b."""
+    return builder.fdiv(a, b)
 
 
-def _mul(builder: Any, a: Any, b: Any) -> Any:
-    return builder.fmul(a, b, flags=_CONTRACT)
+@operation()
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """C + a · b."""
+    return builder.fadd(c, builder.fmul(a, b, flags=CONTRACT), flags=CONTRACT)
 
 
-add = _binary("add", _add)
-"""A + b."""
-sub = _binary("sub", _sub)
-"""A - b."""
-mul = _binary("mul", _mul)
-"""A · b."""
-divide = _binary("divide", lambda builder, a, b: builder.fdiv(a, b))
-"""A / b."""
-fma = _ternary("fma", lambda builder, a, b, c: _add(builder, c, _mul(builder, a, b)))
-"""C + a · b."""
-fnma = _ternary("fnma", lambda builder, a, b, c: _sub(builder, c, _mul(builder, a, b)))
-"""C - a · b."""
+@operation()
+def fnma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """C - a · b."""
+    return builder.fsub(c, builder.fmul(a, b, flags=CONTRACT), flags=CONTRACT)
 
 
 _, _, _FEATURES = cpu_target.target_context.codegen().magic_tuple()
@@ -380,91 +337,61 @@ _FUSES = platform.machine().lower() in ("aarch64", "arm64") or "+fma" in _FEATUR
 
 def _rounded_once(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """C + a · b: one operation on processors that have it, so that rounding does not depend on the compiler."""
-    if not _FUSES:
-        return builder.fadd(c, builder.fmul(a, b))
-    name = f"llvm.fma.v{a.type.count}f{32 if a.type.element == ir.FloatType() else 64}"
-    function = builder.module.globals.get(name)
-    if function is None:
-        function = ir.Function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name)
-    return builder.call(function, [a, b, c])
+    return call(builder, "fma.{}", a.type, a, b, c) if _FUSES else builder.fadd(c, builder.fmul(a, b))
 
 
-product = _binary("product", lambda builder, a, b: builder.fmul(a, b))
-"""A · b, which is not fused with a sum."""
-fused = _ternary("fused", lambda builder, a, b, c: _rounded_once(builder, a, b, c))
-"""C + a · b, rounded once."""
-fused_negative = _ternary(
-    "fused_negative", lambda builder, a, b, c: _rounded_once(builder, builder.fneg(a), b, c)
-)
-"""C - a · b, rounded once."""
+@operation()
+def product(builder: Any, a: Any, b: Any) -> Any:
+    """A · b, which is not fused with a sum."""
+    return builder.fmul(a, b)
 
 
-@intrinsic
-def nearest(typing_context: Any, a: Any) -> Any:
+@operation()
+def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """C + a · b, rounded once."""
+    return _rounded_once(builder, a, b, c)
+
+
+@operation()
+def fused_negative(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """C - a · b, rounded once."""
+    return _rounded_once(builder, builder.fneg(a), b, c)
+
+
+@operation()
+def nearest(builder: Any, a: Any) -> Any:
     """The nearest whole number."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = context.get_value_type(signature.return_type)
-        width = signature.return_type.dtype.bitwidth
-        name = f"llvm.rint.v{vector.count}f{width}"
-        function = builder.module.globals.get(name)
-        if function is None:
-            function = ir.Function(builder.module, ir.FunctionType(vector, [vector]), name)
-        return builder.call(function, arguments)
-
-    return a(a), generate
+    return call(builder, "rint.{}", a.type, a)
 
 
-@intrinsic
-def where_less(typing_context: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
+@operation()
+def where_less(builder: Any, a: Any, b: Any, x: Any, y: Any) -> Any:
     """X where a < b, else y."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        below = builder.fcmp_ordered("<", *arguments[:2])
-        return builder.select(below, *arguments[2:])
-
-    return x(a, b, x, y), generate
+    return builder.select(builder.fcmp_ordered("<", a, b), x, y)
 
 
-@intrinsic
-def largest(typing_context: Any, a: Any) -> Any:
+@operation(lambda a: a.dtype(a))
+def largest(builder: Any, a: Any) -> Any:
     """The largest number of a vector without NaN."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vector = context.get_value_type(signature.args[0])
-        name = f"llvm.vector.reduce.fmax.v{vector.count}f{signature.return_type.bitwidth}"
-        function = builder.module.globals.get(name)
-        if function is None:
-            function = ir.Function(builder.module, ir.FunctionType(vector.element, [vector]), name)
-        return builder.call(function, arguments, fastmath=("nnan",))
-
-    return a.dtype(a), generate
+    return call(builder, "vector.reduce.fmax.{}", a.type.element, a, fastmath=("nnan",))
 
 
 def exchange(distance: int) -> Callable[..., Any]:
     """Make the operation on a vector whose lane q becomes lane q ^ distance."""
 
-    def exchanged(typing_context: Any, a: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            count = context.get_value_type(signature.return_type).count
-            order = ir.Constant(ir.VectorType(ir.IntType(32), count), [q ^ distance for q in range(count)])
-            return builder.shuffle_vector(arguments[0], arguments[0], order)
+    @operation()
+    def exchanged(builder: Any, a: Any) -> Any:
+        return builder.shuffle_vector(a, a, integers([q ^ distance for q in range(a.type.count)]))
 
-        return a(a), generate
-
-    return intrinsic(exchanged)
+    return exchanged
 
 
 def parity(bits: int) -> Callable[..., Any]:
     """Make the operation that gives -1 in lanes with an odd number of these bits, else 1, in the type of a vector."""
 
-    def signs(typing_context: Any, like: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            vector = context.get_value_type(signature.return_type)
-            return ir.Constant(
-                vector, [1.0 - 2.0 * ((q & bits).bit_count() % 2) for q in range(vector.count)]
-            )
+    @operation()
+    def signs(builder: Any, like: Any) -> Any:
+        values = [1.0 - 2.0 * ((q & bits).bit_count() % 2) for q in range(like.type.count)]
+        return ir.Constant(like.type, values)
 
-        return like(like), generate
-
-    return intrinsic(signs)
+    return signs
