@@ -63,11 +63,10 @@ class TrotterPlan:
                 raise ArgumentError(key, "finite angles", f"{angles[at]} at step {at}")
             if (np.abs(angles) > MAX_ANGLE).any():
                 at = int(np.abs(angles).argmax())
-                raise ArgumentError(
-                    key,
-                    f"at most {MAX_ANGLE:g} rad, because double precision does not resolve larger angles",
-                    f"{angles[at]:g} at step {at}",
+                expected = (
+                    f"at most {MAX_ANGLE:g} rad, because double precision does not resolve larger angles"
                 )
+                raise ArgumentError(key, expected, f"{angles[at]:g} at step {at}")
             angles.flags.writeable = False
             object.__setattr__(self, key, angles)
 

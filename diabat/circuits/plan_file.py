@@ -42,13 +42,8 @@ def save_plan(path: str | Path, plan: TrotterPlan, metadata: Mapping[str, Any] |
         OSError: The folder does not exist or cannot be written.
     """
     path = Path(path)
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        "label": plan.label,
-        "metadata": dict(metadata or {}),
-        **{f"{key}_rad": getattr(plan, key).tolist() for key in ANGLES},
-    }
+    content = {"format": FORMAT, "version": VERSION, "label": plan.label, "metadata": dict(metadata or {})}
+    content |= {f"{key}_rad": getattr(plan, key).tolist() for key in ANGLES}
     try:
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -99,9 +94,8 @@ def _parse(path: str, text: str) -> tuple[TrotterPlan, dict[str, Any]]:
     except json.JSONDecodeError as error:
         first = text.lstrip().split("\n", 1)[0][:60]
         hint = "; is it a schedule? diabat.circuits.from_csv reads those" if "A_GHz" in text[:2000] else ""
-        raise ArgumentError(
-            f"{path}, line {error.lineno}: expected a plan in JSON, got a file that starts {first!r}{hint}"
-        ) from None
+        got = f"got a file that starts {first!r}{hint}"
+        raise ArgumentError(f"{path}, line {error.lineno}: expected a plan in JSON, {got}") from None
     except ValueError as error:
         raise ArgumentError(f"{path}: {error}") from None
     form = content.get("format") if isinstance(content, dict) else type(content).__name__

@@ -64,9 +64,8 @@ class PlanRange:
         try:
             return cls(entry["max_field"], entry["max_row_norm"])
         except (KeyError, TypeError, ValueError):
-            raise ArgumentError(
-                KEY, "{'max_field': ..., 'max_row_norm': ...} with numbers > 0", f"{entry!r:.80}"
-            ) from None
+            expected = "{'max_field': ..., 'max_row_norm': ...} with numbers > 0"
+            raise ArgumentError(KEY, expected, f"{entry!r:.80}") from None
 
     @classmethod
     def of_anneal(cls, plan: TrotterPlan, beta_h: float) -> PlanRange:
@@ -89,12 +88,7 @@ class PlanRange:
         return field <= self.max_field and row_norm <= self.max_row_norm
 
     def outside(self, fields: FloatArray, couplings: FloatArray) -> int:
-        """Number of spins of all problems with fields or couplings outside the range.
-
-        Args:
-            fields: Programmed fields, [Q, n].
-            couplings: Programmed couplings, [n, n] shared or [Q, n, n].
-        """
+        """Number of spins outside the range in programmed fields [Q, n] and couplings, [n, n] or [Q, n, n]."""
         with np.errstate(over="ignore"):  # infinity exceeds every limit
             rows = np.sqrt(np.einsum("...jk,...jk->...j", couplings, couplings))  # [n] shared, or [Q, n]
         return int(((np.abs(fields) > self.max_field) | (rows > self.max_row_norm)).sum())

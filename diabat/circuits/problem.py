@@ -33,24 +33,19 @@ def check_couplings(couplings: ArrayLike, n: int | None = None) -> FloatArray:
     array = np.asarray(couplings, dtype=np.float64)
     size = n or (len(array) if array.ndim else 0)
     if not size or array.shape != (size, size):
-        raise ArgumentError(
-            "couplings", f"expected shape {'[n, n]' if n is None else (n, n)}, got {array.shape}"
-        )
+        expected = "[n, n]" if n is None else (n, n)
+        raise ArgumentError("couplings", f"expected shape {expected}, got {array.shape}")
     check_finite("couplings", array)
     if np.diagonal(array).any():
-        at_spin = int(np.flatnonzero(np.diagonal(array))[0])
-        raise ArgumentError(
-            "couplings", f"expected a zero diagonal, got {array[at_spin, at_spin]:g} at spin {at_spin}"
-        )
+        at = int(np.flatnonzero(np.diagonal(array))[0])
+        raise ArgumentError("couplings", f"expected a zero diagonal, got {array[at, at]:g} at spin {at}")
     gap = np.abs(array - array.T)
     # Symmetrised float32 matrices may differ in their last bits.
     if gap.max() > 1e-6 * np.abs(array).max():
         i, j = (int(k) for k in np.unravel_index(int(gap.argmax()), gap.shape))
-        raise ArgumentError(
-            "couplings",
-            f"expected a symmetric matrix, got {array[i, j]:g} at ({i}, {j}) "
-            f"and {array[j, i]:g} at ({j}, {i}); use (J + J.T) / 2, or U + U.T of an upper triangle U",
-        )
+        got = f"{array[i, j]:g} at ({i}, {j}) and {array[j, i]:g} at ({j}, {i})"
+        fix = "use (J + J.T) / 2, or U + U.T of an upper triangle U"
+        raise ArgumentError("couplings", f"expected a symmetric matrix, got {got}; {fix}")
     return (array + array.T) / 2
 
 

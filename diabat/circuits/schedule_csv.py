@@ -52,9 +52,8 @@ def from_csv(
             raise ArgumentError(f"{path}: expected one {key}{wanted}, got {got}{hint}")
         rows = [(where, row) for where, row in rows if value is None or row[key] == value]
     if len(rows) < _MIN_POINTS:
-        raise ArgumentError(
-            f"{path}: expected at least {_MIN_POINTS} points, got {len(rows)} (is it truncated?)"
-        )
+        got = f"got {len(rows)} (is it truncated?)"
+        raise ArgumentError(f"{path}: expected at least {_MIN_POINTS} points, {got}")
     table = np.array([[_number(where, row, key) for key in _COLUMNS] for where, row in rows])
     s, a, b = table.T
     for at in np.flatnonzero(np.diff(s) < LEAST_STEP)[:1] + 1:

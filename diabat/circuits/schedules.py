@@ -171,13 +171,8 @@ def span_hint(last: float) -> str:
 
 
 def check_annealing_time(annealing_time_ns: float) -> float:
-    """The annealing time in ns as a float.
-
-    Raises:
-        ValueError: It is not a positive finite number.
-    """
+    """The annealing time in ns as a float; ArgumentError unless it is a positive finite number."""
     if not is_positive(annealing_time_ns):
-        raise ArgumentError(
-            "annealing_time_ns", f"expected a positive finite time in ns, got {annealing_time_ns!r}"
-        )
+        sentence = f"expected a positive finite time in ns, got {annealing_time_ns!r}"
+        raise ArgumentError("annealing_time_ns", sentence)
     return float(annealing_time_ns)

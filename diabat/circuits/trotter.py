@@ -73,17 +73,12 @@ def check_plan_time(schedule: AnnealingSchedule, annealing_time_ns: float) -> fl
     needed = minimum_steps(schedule, time)
     if needed > MAX_STEPS:
         most = MAX_STEPS / (2 * float(schedule.A_GHz.max()))
-        raise ArgumentError(
-            "annealing_time_ns",
-            f"at most {most:.4g} ns for {schedule.name} ({MAX_STEPS} steps)",
-            f"{time:g}, which needs at least {needed} steps",
-        )
+        expected = f"at most {most:.4g} ns for {schedule.name} ({MAX_STEPS} steps)"
+        raise ArgumentError("annealing_time_ns", expected, f"{time:g}, which needs at least {needed} steps")
     turn = 2 * np.pi * time * float(schedule.integral_A(1.0))
     if turn < _LEAST_TURN:
         least = time * _LEAST_TURN / turn if turn else math.inf
-        raise ArgumentError(
-            "annealing_time_ns",
-            f"at least {least:.3g} ns for {schedule.name} (in less, the spins never leave |+>)",
-            f"{time:g}; is it in microseconds? 0.005 microseconds are 5 ns",
-        )
+        expected = f"at least {least:.3g} ns for {schedule.name} (in less, the spins never leave |+>)"
+        got = f"{time:g}; is it in microseconds? 0.005 microseconds are 5 ns"
+        raise ArgumentError("annealing_time_ns", expected, got)
     return time

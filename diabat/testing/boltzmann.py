@@ -31,12 +31,9 @@ def state_distribution(trial: Trial) -> None:
     demand_scales(trial, samples, ising)
     total, freedom = state_chi_square(samples, ising)
     pvalue = float(stats.chi2.sf(total, freedom))
-    demand(
-        pvalue >= trial.alpha,
-        f"states: expected the Boltzmann distribution, got chi-square {total:.0f} on {freedom} degrees "
-        f"of freedom (p = {pvalue:.1e}, alpha = {trial.alpha:g}, N = {samples.num_reads} reads of "
-        f"{PROBLEMS} problems).",
-    )
+    got = f"chi-square {total:.0f} on {freedom} degrees of freedom (p = {pvalue:.1e}, alpha = {trial.alpha:g}"
+    got += f", N = {samples.num_reads} reads of {PROBLEMS} problems)"
+    demand(pvalue >= trial.alpha, f"states: expected the Boltzmann distribution, got {got}.")
 
 
 @check(law="boltzmann", samples=True)
@@ -117,10 +114,9 @@ def _demand_sampled(trial: Trial, moments: Moments, exact: Moments, where: str) 
     if moments.standard_error is None or moments.num_reads is None:
         raise ConformanceError(f"standard_error {where}: expected a tensor for sampled moments, got None.")
     p, got = exact.probability.numpy(), moments.probability.double().cpu().numpy()
-    seen = exact.visible.numpy()
-    binomial = np.sqrt(p * (1 - p) / moments.num_reads)
+    visible, binomial = exact.visible.numpy(), np.sqrt(p * (1 - p) / moments.num_reads)
     reported = moments.standard_error.double().cpu().numpy()
-    large = not (seen & (reported < 0.5 * binomial)).any()
+    large = not (visible & (reported < 0.5 * binomial)).any()
     demand(large, f"standard_error {where}: expected sqrt(P(1 - P)/reads) or more, got less than half of it.")
-    z = np.where(seen, (got - p) / np.where(seen, np.maximum(reported, binomial), 1.0), 0.0)
+    z = np.where(visible, (got - p) / np.where(visible, np.maximum(reported, binomial), 1.0), 0.0)
     demand_all(trial, 2 * stats.norm.sf(np.abs(z)), got, p, f"probability {where}", moments.num_reads)

@@ -16,12 +16,7 @@ _FEWEST_READS = 256  # below which no test has power
 
 
 def check_names(sampler: Sampler, *, law: Law | None = None) -> list[str]:
-    """Names of the checks that apply to a sampler, in the order in which :func:`check_sampler` runs them.
-
-    Args:
-        sampler: The sampler.
-        law: As in :func:`check_sampler`.
-    """
+    """Names of the checks that apply to a sampler, in the order in which :func:`check_sampler` runs them."""
     trial = Trial(sampler, law=law or sampler.capabilities.law)
     ordered = sorted(CHECKS.values(), key=lambda item: _ORDER.index(item.run.__module__))
     return [item.name for item in ordered if item.applies(trial)]
@@ -66,12 +61,11 @@ def check_sampler(
 
     Args:
         sampler: The sampler to test.
-        alpha: Probability that a single statistical check fails for a correct sampler (about ten of them
-            apply); within a check it is divided by the number of comparisons.
+        alpha: Probability that one statistical check (of about ten) fails for a correct sampler.
         num_reads: Reads per problem of the statistical checks.  4096 reads of 16 problems detect a beta that is
             wrong by 5 % with a power above 1 - 1e-6.
         seed: Seed of problems and draws; the outcome is a function of it.
-        law: The law that samples are compared with.  None takes the declared one.  ``"boltzmann"`` requires
+        law: The law that samples are compared with; None takes the declared one.  ``"boltzmann"`` requires
             agreement with enumeration; the other laws only agreement to first order at weak coupling.
 
     Returns:
@@ -81,8 +75,7 @@ def check_sampler(
         ConformanceError: At the first check that fails, in one sentence that starts with the check's name.
         ValueError: If alpha or num_reads is out of range.
     """
-    names = check_names(sampler, law=law)
-    for name in names:
+    for name in (names := check_names(sampler, law=law)):
         try:
             run_check(name, sampler, alpha=alpha, num_reads=num_reads, seed=seed, law=law)
         except ConformanceError as failure:

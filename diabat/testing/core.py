@@ -28,8 +28,7 @@ class Trial:
 
     Attributes:
         sampler: The sampler under test.
-        alpha: Probability that one statistical check fails for a correct sampler; a check divides it by its
-            number of comparisons (Bonferroni).
+        alpha: Of one statistical check, which divides it by its number of comparisons (Bonferroni).
         num_reads: Reads per problem of a statistical check.
         seed: Seed of the test problems and, shifted, of the sampler.
         law: The law that the samples are compared with.
@@ -52,9 +51,8 @@ class Trial:
 
     def moments(self, ising: Ising) -> Moments:
         """Compute all that the sampler reports."""
-        able = self.able
-        options = {"correlations": able.correlations, "log_partition": able.log_partition}
-        return self.sampler.moments(ising, **options, seed=self.seed)
+        pairs, log_z = self.able.correlations, self.able.log_partition
+        return self.sampler.moments(ising, correlations=pairs, log_partition=log_z, seed=self.seed)
 
     def analytic_moments(self) -> bool:
         """Whether ``moments`` is computed rather than averaged over reads."""
@@ -66,13 +64,7 @@ Applies = Callable[[Trial], bool]
 
 @dataclass(frozen=True)
 class Check:
-    """One named requirement of the suite.
-
-    Attributes:
-        name: Name by which it is run alone.
-        run: Raises ConformanceError if the requirement is not met.
-        applies: Whether the requirement applies to a sampler.
-    """
+    """One requirement by its name: ``run`` raises ConformanceError if it is not met, where it ``applies``."""
 
     name: str
     run: Callable[[Trial], None]
@@ -112,7 +104,7 @@ def demand(condition: bool, sentence: str) -> None:
 
 
 def demand_equal(got: Any, want: Any, what: str) -> None:
-    """Raise ConformanceError unless two values are equal; ``what`` names them."""
+    """The same for two values that are to be equal; ``what`` names them."""
     demand(got == want, f"{what}: expected {want}, got {got}.")
 
 

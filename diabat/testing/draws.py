@@ -115,8 +115,8 @@ def independent_reads(trial: Trial) -> None:
 @check(samples=True)
 def independent_problems(trial: Trial) -> None:
     """Two problems with the same parameters get different reads."""
-    one = make_problem((1,), _SIZE, seed=trial.seed + 11)
-    spins = trial.draw(Ising(one.fields.expand(6, _SIZE).clone(), one.couplings)).spins.cpu()
+    single = make_problem((1,), _SIZE, seed=trial.seed + 11)
+    spins = trial.draw(Ising(single.fields.expand(6, _SIZE).clone(), single.couplings)).spins.cpu()
     for a, b in ((0, 1), (1, 2), (0, 3), (0, 5)):
         _demand_uncorrelated(trial, spins[:, a], spins[:, b], f"problems {a} and {b} of equal parameters")
 

@@ -36,9 +36,8 @@ def brute_force_exponents(ising: Ising) -> Tensor:
     """
     n = ising.num_spins
     if n > MAX_SPINS:
-        raise UnsupportedError(
-            "fields", f"the brute-force oracle accepts at most {MAX_SPINS} spins, got {n}."
-        )
+        reason = f"the brute-force oracle accepts at most {MAX_SPINS} spins, got {n}."
+        raise UnsupportedError("fields", reason)
     s, v = state_table(n), ising.visible_mask.cpu()
     exponent = torch.zeros(*ising.batch_shape, 2**n, dtype=torch.float64)
     for order, terms in ((1, ising.fields), (2, ising.couplings), (3, ising.three_body)):
@@ -70,12 +69,6 @@ def brute_force_states(ising: Ising) -> Tensor:
 def brute_force(ising: Ising) -> Moments:
     """Exact moments by enumeration, float64: probabilities, pair correlations and log Z.
 
-    Args:
-        ising: Problems of at most 14 spins, with any visibility, K, and couplings that broadcast.
-
-    Returns:
-        Moments with ``correlation`` and ``log_partition`` filled in.
-
     Raises:
         UnsupportedError: If n is above 14.
     """
@@ -102,15 +95,13 @@ class ReferenceSampler(Sampler):
     name = "reference"
 
     def __init__(self, *, analytic: bool = False, num_reads: int = 1000) -> None:
-        self.analytic = analytic
-        self.num_reads = num_reads
+        self.analytic, self.num_reads = analytic, num_reads
 
     @property
     def capabilities(self) -> Capabilities:
         """Boltzmann, up to 14 spins, with three-body terms."""
-        return Capabilities(
-            exact=self.analytic, max_spins=MAX_SPINS, three_body=True, log_partition=self.analytic
-        )
+        exact = self.analytic
+        return Capabilities(exact=exact, max_spins=MAX_SPINS, three_body=True, log_partition=exact)
 
     def state_probabilities(self, ising: Ising) -> Tensor:
         """Probability of every state, float64 [*batch, 2^n]."""
@@ -130,5 +121,5 @@ class ReferenceSampler(Sampler):
             return super()._moments(ising, correlations, seed)
         names = ("probability", "log_partition", *["correlation"] * correlations)
         exact = brute_force(ising)
-        found = {name: getattr(exact, name).to(ising.fields) for name in names}
-        return Moments(visible=ising.visible_mask, **found)
+        answers = {name: getattr(exact, name).to(ising.fields) for name in names}
+        return Moments(visible=ising.visible_mask, **answers)

@@ -33,8 +33,8 @@ def _estimate(trial: Trial, ising: Ising, name: str = "probability") -> tuple[Te
     else:
         moments = trial.draw(ising).moments(correlations=pairs, dtype=torch.float64)
         error = 1 / math.sqrt(trial.num_reads)
-    found: Tensor = getattr(moments, name)
-    return found.detach().double().cpu(), error
+    estimate: Tensor = getattr(moments, name)
+    return estimate.detach().double().cpu(), error
 
 
 def _room(trial: Trial, error: float) -> float:

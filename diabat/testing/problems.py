@@ -25,18 +25,10 @@ def make_problem(
     three_body: float = 0.0,
     dtype: torch.dtype = torch.float64,
 ) -> Ising:
-    """Random problem with h ~ N(0, fields), J ~ N(0, couplings) and optionally K ~ N(0, three_body).
+    """Random problem of n spins with standard deviations of h, J and, unless 0, of K; fields [*batch, n].
 
-    Args:
-        batch: Leading shape of the fields.
-        n: Number of spins.
-        lead: Leading shape of J and K: no J at all, [n, n], [H, 1, n, n] against a batch [..., H, T], or
-            one J for every problem.
-        seed: Seed of the problem; no global generator is used.
-        fields: Standard deviation of h.
-        couplings: Standard deviation of J.
-        three_body: Standard deviation of K; 0 for no K.
-        dtype: float32 or float64.
+    ``lead`` is the leading shape of J and K: no J at all, [n, n], [H, 1, n, n] against a batch [..., H, T], or one J
+    for every problem.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -45,11 +37,11 @@ def make_problem(
 
     heads = (batch[-2], 1) if len(batch) > 1 else ()
     shape = {"none": (), "shared": (), "heads": heads, "per_problem": batch}[lead]
-    h = fields * normal(*batch, n)
+    h = (fields * normal(*batch, n)).to(dtype)
     J = None if lead == "none" else pack_couplings(couplings * normal(*shape, n * (n - 1) // 2), n).to(dtype)
     triples = n * (n - 1) * (n - 2) // 6
     K = pack_three_body(three_body * normal(*shape, triples), n).to(dtype) if three_body else None
-    return Ising(h.to(dtype), J, three_body=K)
+    return Ising(h, J, three_body=K)
 
 
 def with_visible(ising: Ising, visible: Tensor) -> Ising:

@@ -30,11 +30,7 @@ Rule = tuple[str, Any, str]
 
 
 def check_keywords(keywords: Keywords, properties: Properties, known: set[str]) -> None:
-    """Refuse keywords that are unknown, out of range or in conflict.
-
-    Raises:
-        ValueError: Starts with the keyword.
-    """
+    """Raise ArgumentError, which starts with the keyword, for one that is unknown, out of range or in conflict."""
     for name, kept, expected in _rules(keywords, properties, known):
         if not kept:
             raise ArgumentError(name, expected)
@@ -87,11 +83,7 @@ def _standard(keywords: Keywords, properties: Properties) -> Iterator[Rule]:
 
 
 def fast_annealing_time(keywords: Keywords) -> float:
-    """Time of a fast anneal in microseconds.
-
-    Raises:
-        ValueError: If it is not a fast anneal, or no time is given.
-    """
+    """Time of a fast anneal in microseconds; ArgumentError if it is not one, or no time is given."""
     if not keywords.get("fast_anneal"):
         raise ArgumentError("fast_anneal", "expected True with a schedule.")
     points = keywords.get("anneal_schedule")
@@ -124,6 +116,5 @@ def programmed(
         return (h * factor, J * factor) if math.isfinite(factor) else (h, J)
     for name, what, values, allowed in parts:
         if allowed is not None and len(outside := values[beyond(values, allowed)]):
-            low, high = allowed
-            raise ArgumentError(name, f"{what} in [{low:g}, {high:g}]", f"{outside[0]:g}")
+            raise ArgumentError(name, f"{what} in [{allowed[0]:g}, {allowed[1]:g}]", f"{outside[0]:g}")
     return h, J

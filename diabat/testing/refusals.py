@@ -18,8 +18,6 @@ from diabat.testing.core import ConformanceError, Trial, check, demand, demand_e
 from diabat.testing.problems import make_problem
 from diabat.testing.structure import check_form
 
-_FEWEST_WORDS = 5
-
 
 def demand_refusal(call: Callable[[], Any], error: type[Exception], what: str) -> None:
     """Demand that a call raises ``error`` itself (or a subclass) with a sentence of at least five words."""
@@ -28,12 +26,11 @@ def demand_refusal(call: Callable[[], Any], error: type[Exception], what: str) -
     except error as refusal:
         sentence = str(refusal)
     except Exception as other:
-        raise ConformanceError(
-            f"{what}: expected {error.__name__} with a sentence, got {type(other).__name__}: {other}."
-        ) from other
+        got = f"got {type(other).__name__}: {other}."
+        raise ConformanceError(f"{what}: expected {error.__name__} with a sentence, {got}") from other
     else:
         raise ConformanceError(f"{what}: expected {error.__name__}, got a result.")
-    full = sentence.endswith(".") and len(sentence.split()) >= _FEWEST_WORDS
+    full = sentence.endswith(".") and len(sentence.split()) >= 5
     demand(full, f"{what}: expected a refusal in a full sentence, got {sentence!r}.")
 
 
@@ -110,8 +107,7 @@ def declared_capabilities(trial: Trial) -> None:
     demand(able.samples or not reads, f"gradients: expected {reads} only where samples can be drawn.")
     if "adjoint" in able.gradients:
         solution = type(trial.sampler.solution(make_problem((2,), 4, seed=trial.seed)))
-        demand(
-            issubclass(solution, AdjointSolution), f"solution: expected an AdjointSolution, got {solution}."
-        )
+        adjoint = issubclass(solution, AdjointSolution)
+        demand(adjoint, f"solution: expected an AdjointSolution, got {solution}.")
     fits = able.max_spins is None or able.max_spins >= 1
     demand(fits, f"max_spins: expected None or >= 1, got {able.max_spins}.")

@@ -29,14 +29,9 @@ def event_frequencies(events: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def event_pvalues(events: Tensor, exact: Tensor) -> Array:
-    """Two-sided binomial p-values of the frequencies of events against exact probabilities.
+    """Two-sided binomial p-values [*batch, M] of events [reads, *batch, M] against exact probabilities [*batch, M].
 
-    Args:
-        events: bool [reads, *batch, M].
-        exact: float64 [*batch, M].
-
-    Returns:
-        float64 [*batch, M]; 1 where the exact probability is 0 or 1 and the frequency agrees.
+    They are 1 where the exact probability is 0 or 1 and the frequency agrees.
     """
     p, n = np.clip(exact.cpu().numpy(), 0.0, 1.0), len(events)
     count = events.sum(0).cpu().numpy()
@@ -68,15 +63,12 @@ def demand_events(trial: Trial, samples: Samples, ising: Ising, where: str) -> N
 
 def demand_all(trial: Trial, pvalues: Array, got: Array, exact: Array, what: str, num_reads: int) -> None:
     """Fail if the smallest p-value is below alpha divided by the number of comparisons."""
-    if pvalues.size == 0:
-        return
-    worst = np.unravel_index(int(np.argmin(pvalues)), pvalues.shape)
-    if pvalues[worst] * pvalues.size < trial.alpha:
-        raise ConformanceError(
-            f"{what}: expected {float(exact[worst]):.4f} at index {tuple(int(i) for i in worst)}, got "
-            f"{float(got[worst]):.4f} from N = {num_reads} reads (p = {float(pvalues[worst]):.1e}, "
-            f"alpha = {trial.alpha:g} over {pvalues.size} comparisons)."
-        )
+    worst = np.unravel_index(int(np.argmin(pvalues)), pvalues.shape) if pvalues.size else None
+    if worst is not None and pvalues[worst] * pvalues.size < trial.alpha:
+        expected = f"{float(exact[worst]):.4f} at index {tuple(int(i) for i in worst)}"
+        test = f"p = {float(pvalues[worst]):.1e}, alpha = {trial.alpha:g} over {pvalues.size} comparisons"
+        found = f"{float(got[worst]):.4f} from N = {num_reads} reads ({test})"
+        raise ConformanceError(f"{what}: expected {expected}, got {found}.")
 
 
 def state_chi_square(samples: Samples, ising: Ising) -> tuple[float, int]:

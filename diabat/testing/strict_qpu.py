@@ -61,12 +61,11 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
     - invalid anneal schedules; a wrong number of flux biases, or flux biases with auto_scale;
     - too many reads, too long runs, unknown keywords.
 
-    Answers are histograms unless ``answer_mode="raw"``.
-
-    Reads follow P(s) ∝ exp(-beta · E(s)) of the programmed values, by simulated annealing held at beta, or with a
-    ``schedule`` its fast anneal, simulated by the backend ``dqa`` for every connected part (16 qubits at most); qubits
-    with flux biases are fixed.  It is not Boltzmann: fields and couplings have different effective temperatures.  As on
-    a processor there is no seed per call: answer number k is a function of ``seed`` and k.
+    Answers are histograms unless ``answer_mode="raw"``.  Reads follow P(s) ∝ exp(-beta · E(s)) of the
+    programmed values, by simulated annealing held at beta, or with a ``schedule`` its fast anneal, simulated by the
+    backend ``dqa`` for every connected part (16 qubits at most); qubits with flux biases are fixed.  It is not
+    Boltzmann: fields and couplings have different effective temperatures.  As on a processor there is no seed per call:
+    answer number k is a function of ``seed`` and k.
 
     Args:
         schedule: Built-in schedule of an anneal, such as Advantage2_system1, which accepts only submissions with
@@ -112,8 +111,8 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
         if schedule is not None:
             built_in(schedule)
             if tied_below is not None:
-                expected = "expected None with a schedule, whose chains are simulated"
-                raise ArgumentError("tied_below", f"{expected}, got {tied_below!r}.")
+                expected = "None with a schedule, whose chains are simulated"
+                raise ArgumentError("tied_below", expected, f"{tied_below!r}")
         self.tied_below = -8 / beta if tied_below is None else tied_below
         stated = {"problem_timing_data": TIMING, "beta": beta, "seed": seed, "sweeps": sweeps}
         stated |= {"tied_below": self.tied_below} | ({} if schedule is None else {"schedule": schedule})
@@ -121,13 +120,9 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
             properties=stated | (properties or {}),
             substitute_sampler=SimulatedAnnealingSampler(),
             substitute_kwargs={"beta_schedule_type": "custom", "beta_schedule": [beta] * sweeps},
-            topology_type=topology_type,
-            topology_shape=topology_shape,
-            nodelist=nodelist,
-            edgelist=edgelist,
-            broken_nodes=broken_nodes,
-            broken_edges=broken_edges,
-        )
+            topology_type=topology_type, topology_shape=topology_shape, nodelist=nodelist, edgelist=edgelist,
+            broken_nodes=broken_nodes, broken_edges=broken_edges,
+        )  # fmt: skip
         self.parameters["max_answers"] = ["parameters"]
         self.schedule, self.fail_at = schedule, frozenset(fail_at)
         self._seeds = np.random.SeedSequence(seed)
@@ -146,12 +141,12 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
         self.reads += reads
         access = estimated_access_us(self.properties["problem_timing_data"], max(len(bqm), 1), keywords)
         info = {"timing": {"qpu_access_time": access}, "problem_id": f"stand-in-{self.calls}"}
-        found = dimod.SampleSet.from_samples_bqm((spins, list(spin.variables)), spin, info=info)
-        if keywords.get("answer_mode", "histogram") == "histogram" and len(found):
-            found = found.aggregate().slice(sorted_by="energy")
-        most = keywords.get("max_answers")
-        found = found if most is None else found.slice(most, sorted_by=None)
-        return found.change_vartype(bqm.vartype, inplace=False)
+        answer = dimod.SampleSet.from_samples_bqm((spins, list(spin.variables)), spin, info=info)
+        if keywords.get("answer_mode", "histogram") == "histogram" and len(answer):
+            answer = answer.aggregate().slice(sorted_by="energy")
+        if (most := keywords.get("max_answers")) is not None:
+            answer = answer.slice(most, sorted_by=None)
+        return answer.change_vartype(bqm.vartype, inplace=False)
 
     def _spins(self, spin: Any, reads: int, keywords: dict[str, Any]) -> np.ndarray:
         qubits = list(spin.variables)
@@ -183,12 +178,9 @@ class _Model(NamedTuple):
 
 
 def _tie(model: _Model, below: float) -> tuple[_Model, NDArray[np.int64]]:
-    """Join variables that couplings J <= ``below`` tie together: the limit of strong chains, which never break.
+    """Join variables that couplings J <= ``below`` tie: the joined model, and which of its variables each became.
 
-    Single spin flips almost never flip a strong chain; the real device does.
-
-    Returns:
-        The joined model, and the joined variable of each of the V variables.
+    This is the limit of strong chains, which never break.  Single spin flips almost never flip one; the device does.
     """
     count = len(model.h)
     first, second = model.pairs[np.less_equal(model.J, below)].T
@@ -216,16 +208,14 @@ def _anneal(
     from diabat.samplers.dqa import DQASampler
 
     if ((flux != 0) & (np.abs(flux) < _HOLDING_FIELD)).any():
-        enough = "0 or enough to hold a qubit with a schedule"
-        raise ArgumentError("flux_biases", enough, "a weak one")
+        raise ArgumentError("flux_biases", "0 or enough to hold a qubit with a schedule", "a weak one")
     held = -np.sign(flux)  # 0 where the qubit is free
     out = np.empty((reads, len(model.h)), dtype=np.int8)
     out[:, held != 0] = held[held != 0].astype(np.int8)
     dqa = DQASampler(schedule=schedule, annealing_time_ns=1000 * annealing_time_us, calibration="none")
     for number, (qubits, h, J) in enumerate(_parts(model, held)):
         problem = Ising(to_minimised(torch.from_numpy(h)), to_minimised(torch.from_numpy(J)))
-        found = dqa.sample(problem, reads, seed=child_seed(seed, number)).spins
-        out[:, qubits] = found.numpy()
+        out[:, qubits] = dqa.sample(problem, reads, seed=child_seed(seed, number)).spins.numpy()
     return out
 
 
@@ -240,7 +230,6 @@ def _parts(model: _Model, held: FloatArray) -> Iterator[tuple[NDArray[np.int64],
     members = [free[group == part] for part in range(size)]
     for n in sorted({len(part) for part in members}):
         if n > _MOST_QUBITS:
-            limit = f"parts of at most {_MOST_QUBITS} coupled qubits"
-            raise ArgumentError("schedule", limit, f"one of {n}")
+            raise ArgumentError("schedule", f"parts of at most {_MOST_QUBITS} coupled qubits", f"one of {n}")
         qubits = np.stack([part for part in members if len(part) == n])
         yield qubits, h[qubits], J[qubits[:, :, None], qubits[:, None, :]]

@@ -57,15 +57,15 @@ def invisible_spins(trial: Trial) -> None:
     """The field and the couplings of an invisible spin have no effect."""
     visible = torch.tensor([[True, False, True, True, False]]).expand(3, 5).clone()
     visible[2] = torch.tensor([False, True, True, False, True])
-    plain = with_visible(make_problem((3,), 5, seed=trial.seed), visible[:1] if trial.seed % 2 else visible)
-    loud = _with_strong_invisible(plain)
+    weak = with_visible(make_problem((3,), 5, seed=trial.seed), visible[:1] if trial.seed % 2 else visible)
+    loud = _with_strong_invisible(weak)
     check_form(trial, loud, "with invisible spins")
     what = "visible: expected the same {} for any parameters of invisible spins"
     if trial.able.samples:
-        same = torch.equal(trial.draw(plain, 64).spins, trial.draw(loud, 64).spins)
+        same = torch.equal(trial.draw(weak, 64).spins, trial.draw(loud, 64).spins)
         demand(same, what.format("draw") + ", got another one.")
-    quiet_p, loud_p = (trial.sampler.moments(p, seed=trial.seed).probability for p in (plain, loud))
-    demand_below(quiet_p - loud_p, 1e-6, what.format("moments"))
+    weak_p, loud_p = (trial.sampler.moments(p, seed=trial.seed).probability for p in (weak, loud))
+    demand_below(weak_p - loud_p, 1e-6, what.format("moments"))
 
 
 def _with_strong_invisible(ising: Ising) -> Ising:
@@ -119,5 +119,4 @@ def check_form(trial: Trial, ising: Ising, where: str) -> None:
     """Call ``sample`` and ``moments`` once and check the form of both results."""
     if trial.able.samples:
         check_samples_form(trial.draw(ising, FEW_READS), ising, FEW_READS, where)
-    moments = trial.moments(ising)
-    check_moments_form(moments, ising, trial, where)
+    check_moments_form(trial.moments(ising), ising, trial, where)

@@ -60,12 +60,10 @@ class Batch:
     @classmethod
     def several(cls, fields: list[FloatArray], couplings: list[FloatArray], bounds: Strength) -> list[Batch]:
         """Batches of arrays that are known to be what the constructor checks, none stronger than the bounds."""
-        found = []
-        for h, J in zip(fields, couplings, strict=True):
-            batch = object.__new__(cls)
+        batches = [object.__new__(cls) for _ in fields]
+        for batch, h, J in zip(batches, fields, couplings, strict=True):
             vars(batch).update(fields=h, couplings=J, bounds=bounds)
-            found.append(batch)
-        return found
+        return batches
 
     @property
     def num_problems(self) -> int:
@@ -128,14 +126,7 @@ class BatchGradient:
 
 @dataclass(frozen=True, eq=False)
 class PlanGradient:
-    """Derivative of a loss with respect to problems and angles.
-
-    Attributes:
-        batches: One for each batch.
-        field_angles: ∂L/∂b, float64 [steps].
-        coupling_angles: ∂L/∂c, float64 [steps].
-        mixer_angles: ∂L/∂a, float64 [steps].
-    """
+    """Derivative of a loss with respect to the problems of every batch, and to the angles b, c and a, [steps]."""
 
     batches: list[BatchGradient]
     field_angles: FloatArray
@@ -204,7 +195,7 @@ class Engine(ABC):
         self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
     ) -> list[BatchMoments]:
         """Marginals, and pair correlations if requested, of every batch."""
-        found = []
+        moments = []
         for batch in batches:
             table = self.probabilities(plan, batch.fields, batch.couplings)
             states = spin_table(batch.num_spins).astype(np.float64)
@@ -212,8 +203,8 @@ class Engine(ABC):
             if correlations:
                 products = (states[:, :, None] * states[:, None, :]).reshape(len(states), -1)
                 pairs = (table @ products).reshape(*batch.fields.shape, -1)
-            found.append(BatchMoments(table @ (states > 0), pairs))
-        return found
+            moments.append(BatchMoments(table @ (states > 0), pairs))
+        return moments
 
     def moments_and_gradient(
         self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
@@ -235,13 +226,9 @@ class Engine(ABC):
         Returns:
             Spins ±1, int8 [R, Q, n] for each batch.
         """
-        return [
-            draw_spins(
-                self.probabilities(plan, batch.fields, batch.couplings),
-                random.random((batch.num_problems, num_reads)),
-            )
-            for batch in batches
-        ]
+        tables = (self.probabilities(plan, batch.fields, batch.couplings) for batch in batches)
+        counts = ((batch.num_problems, num_reads) for batch in batches)
+        return [draw_spins(table, random.random(count)) for table, count in zip(tables, counts, strict=True)]
 
     def gradient(
         self,
@@ -271,9 +258,8 @@ class Engine(ABC):
             EngineError: The engine has no gradient (`differentiable` is False).
             ValueError: The cotangents do not have the shapes of the batches.
         """
-        raise EngineError(
-            "gradient", f"engine '{self.name}' has no adjoint gradient; use 'native' or 'torch'."
-        )
+        reason = f"engine '{self.name}' has no adjoint gradient; use 'native' or 'torch'."
+        raise EngineError("gradient", reason)
 
 
 def check_cotangents(
@@ -282,9 +268,8 @@ def check_cotangents(
     """Raise ValueError unless there is one cotangent of the right shape for every batch; see `Engine.gradient`."""
     counts = len(cotangents), len(batches) if pairs is None else len(pairs)
     if counts != (len(batches), len(batches)):
-        raise ArgumentError(
-            "cotangents", f"one array per batch ({len(batches)})", f"{counts[0]} and {counts[1]} for pairs"
-        )
+        got = f"{counts[0]} and {counts[1]} for pairs"
+        raise ArgumentError("cotangents", f"one array per batch ({len(batches)})", got)
     named = [("cotangents", v, b.fields.shape) for v, b in zip(cotangents, batches, strict=True)]
     for w, b in zip(pairs or (), batches, strict=pairs is not None):
         named.append(("pair_cotangents", w, (*b.fields.shape, b.num_spins)))
@@ -294,14 +279,11 @@ def check_cotangents(
 
 
 def draw_spins(probabilities: FloatArray, uniforms: FloatArray) -> NDArray[np.int8]:
-    """Independent draws by inversion: the first state whose cumulative probability exceeds the uniform.
+    """Independent draws ±1 [shots, Q, n]: the first state whose cumulative probability exceeds the uniform.
 
     Args:
         probabilities: float64 [Q, 2^n], not negative; rows need not be normalised.
         uniforms: float64 [Q, shots] in [0, 1); an argument, so that a draw can be reproduced exactly.
-
-    Returns:
-        Spins ±1, int8 [shots, Q, n]; bit j of the state index is spin j, bit 1 means +1.
     """
     problems, states = probabilities.shape
     cumulative = np.cumsum(probabilities, axis=1)

@@ -85,11 +85,8 @@ class NativeEngine(Engine):
         # For what is not wanted.
         self._none = np.empty((0, self._width), self._dtype)
         self._unwanted: dict[str, Any] = dict.fromkeys(("ups", "totals", "pairs", "tables"), self._none)
-        self._unwanted |= {
-            "uniforms": np.empty((0, self._width)),
-            "states": np.empty((0, self._width), np.int64),
-        }
-        self._unwanted["kept"] = self._none
+        uniforms, states = np.empty((0, self._width)), np.empty((0, self._width), np.int64)
+        self._unwanted |= {"uniforms": uniforms, "states": states, "kept": self._none}
 
     def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
         """Probabilities of all spin states, as `Engine.probabilities`."""
@@ -111,9 +108,8 @@ class NativeEngine(Engine):
         self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
     ) -> list[BatchMoments]:
         """Marginals and pair correlations, as `Engine.moments`, without a table of states per problem."""
-        return self._moments(
-            plan, self._lanes(plan, batches, correlations), batches, correlations, self._none
-        )
+        lanes = self._lanes(plan, batches, correlations)
+        return self._moments(plan, lanes, batches, correlations, self._none)
 
     def moments_and_gradient(
         self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
@@ -122,8 +118,8 @@ class NativeEngine(Engine):
         lanes, kept = self._lanes(plan, batches, True), self._none
         if lanes.state_rows * VECTOR_BYTES <= KEPT_BYTES:
             kept = aligned_rows(lanes.state_rows, self._dtype)
-        found = self._moments(plan, lanes, batches, correlations, kept)
-        return found, partial(self._gradient, plan, lanes, kept, batches)
+        moments = self._moments(plan, lanes, batches, correlations, kept)
+        return moments, partial(self._gradient, plan, lanes, kept, batches)
 
     def _moments(
         self,
@@ -138,21 +134,19 @@ class NativeEngine(Engine):
         if correlations:
             wanted["pairs"] = self._outputs(lanes)
         self._answer(plan, lanes, "pairs" if correlations else "states", **wanted)
-        found = []
-        for batch, up, total in zip(batches, lanes.unpack(ups), lanes.unpack(totals, 1), strict=True):
-            found.append(BatchMoments(up[:, : batch.fields.shape[1]] / total))
+        columns = zip(batches, lanes.unpack(ups), lanes.unpack(totals, 1), strict=True)
+        moments = [BatchMoments(up[:, : batch.fields.shape[1]] / total) for batch, up, total in columns]
         if not correlations:
-            return found
-        parts = zip(found, lanes.unpack(wanted["pairs"], out=True), lanes.unpack(totals, 1), strict=True)
+            return moments
+        parts = zip(moments, lanes.unpack(wanted["pairs"], out=True), lanes.unpack(totals, 1), strict=True)
         return [BatchMoments(p, symmetric(pairs / t, p.shape[1], 1.0)) for (p, _), pairs, t in parts]
 
     def sample(
         self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
     ) -> list[NDArray[np.int8]]:
         """Independent measurements, as `Engine.sample`."""
-        reads = [num_reads] * len(batches)
         self._require_supported(plan, batches)
-        lanes = in_lanes(batches, self._dtype, self._width, reads)
+        lanes = in_lanes(batches, self._dtype, self._width, [num_reads] * len(batches))
         uniforms = np.zeros((len(lanes.jobs) * num_reads, self._width))
         states = np.empty(uniforms.shape, np.int64)
         row = 0
@@ -166,11 +160,11 @@ class NativeEngine(Engine):
             uniforms[row : row + blocks * num_reads] = block.reshape(-1, self._width)
             row += blocks * num_reads
         self._answer(plan, lanes, "states", uniforms=uniforms, states=states)
-        found = []
+        spins = []
         for batch, index in zip(batches, lanes.unpack(states, out=True), strict=True):
             bits = (index.astype(np.int64).T[..., None] >> np.arange(batch.num_spins)) & 1  # [R, Q, n]
-            found.append((2 * bits - 1).astype(np.int8).reshape(num_reads, *batch.fields.shape))
-        return found
+            spins.append((2 * bits - 1).astype(np.int8).reshape(num_reads, *batch.fields.shape))
+        return spins
 
     def gradient(
         self,
@@ -206,15 +200,12 @@ class NativeEngine(Engine):
         by_job = np.zeros((len(lanes.jobs) if angles else 0, 3, plan.steps))
         out = lanes.pack(cotangents), w, field_part, pair_part, by_job, kept
         self._run(run_gradient, plan, lanes, "gradient", *out)
-        parts = []
-        for batch, fields, pairs in zip(
-            batches, lanes.unpack(field_part), lanes.unpack(pair_part, out=True), strict=True
-        ):
+        parts, unpacked = [], (lanes.unpack(field_part), lanes.unpack(pair_part, out=True))
+        for batch, fields, pairs in zip(batches, *unpacked, strict=True):
             shares = pairs.sum(0, keepdims=True) if batch.shared else pairs
             matrices = symmetric(shares, batch.num_spins, 0.0) / 2
-            parts.append(
-                BatchGradient(fields[:, : batch.num_spins], matrices[0] if batch.shared else matrices)
-            )
+            couplings = matrices[0] if batch.shared else matrices
+            parts.append(BatchGradient(fields[:, : batch.num_spins], couplings))
         turned = by_job.sum(0)
         return PlanGradient(parts, native_plan(plan, self._dtype).signs * turned[0], turned[1], turned[2])
 
@@ -238,12 +229,9 @@ class NativeEngine(Engine):
         most = MOST_PHASE[self.precision]
         if not phases_within(plan.largest_angles, batches, most):
             largest = max(largest_phase(plan.largest_angles, batch.strength) for batch in batches)
-            raise ArgumentError(
-                "fields",
-                f"expected fields and couplings that rotate a spin by at most {most:.1g} rad per step, the limit of "
-                f"{self.precision} precision, got {largest:.2g} rad; hide spins with visible rather than by "
-                "large fields.",
-            )
+            limit = f"{most:.1g} rad per step, the limit of {self.precision} precision"
+            got = f"{largest:.2g} rad; hide spins with visible rather than by large fields"
+            raise ArgumentError("fields", f"fields and couplings that rotate a spin by at most {limit}", got)
 
     def _answer(self, plan: TrotterPlan, lanes: Lanes, scratch: Tables, **wanted: Any) -> None:
         """Run all jobs and fill the requested arrays, by their names in `run_plan`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from diabat.circuits.engines.engine import (
     BatchMoments,
     Engine,
     PlanGradient,
+    Precision,
     check_cotangents,
 )
 from diabat.circuits.engines.torch.adjoint import observable, part_gradient
@@ -45,12 +45,7 @@ class TorchEngine(Engine):
     name = "torch"
     differentiable = True
 
-    def __init__(
-        self,
-        device: str = "cpu",
-        precision: Literal["double", "single"] = "double",
-        memory_gib: float = 4.0,
-    ) -> None:
+    def __init__(self, device: str = "cpu", precision: Precision = "double", memory_gib: float = 4.0) -> None:
         """Choose the device and the precision of the states.
 
         Args:
@@ -109,11 +104,9 @@ class TorchEngine(Engine):
         check_cotangents(batches, cotangents, pair_cotangents)
         pairs = [None] * len(batches) if pair_cotangents is None else pair_cotangents
         total = torch.zeros(3, plan.steps, dtype=torch.float64, device=self.device)
-        found = [
-            self._batch_gradient(plan, batch, v, w, total if angles else None)
-            for batch, v, w in zip(batches, cotangents, pairs, strict=True)
-        ]
-        return PlanGradient(found, *total.cpu().numpy())
+        wanted, parts = total if angles else None, zip(batches, cotangents, pairs, strict=True)
+        gradients = [self._batch_gradient(plan, batch, v, w, wanted) for batch, v, w in parts]
+        return PlanGradient(gradients, *total.cpu().numpy())
 
     def _batch_moments(self, plan: TrotterPlan, batch: Batch, correlations: bool) -> BatchMoments:
         n = self._spins(batch)
@@ -147,19 +140,13 @@ class TorchEngine(Engine):
         return BatchGradient(fields, couplings)
 
     def _spins(self, batch: Batch) -> int:
-        """Number of spins of a batch.
-
-        Raises:
-            ValueError: One problem needs more memory than `memory_gib`.
-        """
+        """Number of spins of a batch; ArgumentError if one problem needs more memory than `memory_gib`."""
         n = batch.num_spins
         if n > self.max_spins:
             need = 2.0 ** (n - 30) * _BYTES[self.precision]
-            raise ArgumentError(
-                "fields",
-                f"expected at most {self.max_spins} spins, got {n}, whose states need {need:.3g} GiB in "
-                f"{self.precision} precision; engine 'torch' may use {self.memory_gib:g} GiB (memory_gib).",
-            )
+            limit = f"engine 'torch' may use {self.memory_gib:g} GiB (memory_gib)"
+            got = f"{n}, whose states need {need:.3g} GiB in {self.precision} precision; {limit}"
+            raise ArgumentError("fields", f"at most {self.max_spins} spins", got)
         return n
 
     def _parts(self, plan: TrotterPlan, batch: Batch) -> Iterator[tuple[slice, TorchSteps]]:
@@ -184,17 +171,12 @@ def _normalised(state: Tensor) -> Tensor:
 
 
 def _usable_device(device: str) -> torch.device:
-    """Return the device after a test with one float64 number.
-
-    Raises:
-        ValueError: The device is unknown or unavailable.
-    """
+    """The device after a test with one float64 number; ArgumentError if it is unknown or unavailable."""
     try:
-        found = torch.device(device)
-        torch.zeros(1, dtype=torch.float64, device=found).item()
+        usable = torch.device(device)
+        torch.zeros(1, dtype=torch.float64, device=usable).item()
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ArgumentError(
-            "device", f"expected a torch device with float64, got {device!r}: {reason}"
-        ) from None
-    return found
+        sentence = f"expected a torch device with float64, got {device!r}: {reason}"
+        raise ArgumentError("device", sentence) from None
+    return usable
