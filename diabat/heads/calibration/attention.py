@@ -107,44 +107,38 @@ def gac_attention(
         return torch.matmul(weights, values), sums, weights
 
     keys, values = (repeated(states, heads // states.shape[1]) for states in (key, value))
-    given = query, keys, values, attention_mask, past
+    tensors = query, keys, values, attention_mask, past
     shown = state.always_weights if asked is None else asked
     block = rows if shown else _rows_of_block(state.calibration, attention_mask, batch * heads * columns)
-    out, sums, weights = form(*given) if block >= rows else _over_blocks(form, block, *given)
+    out, sums, weights = form(*tensors) if block >= rows else _over_blocks(form, block, *tensors)
     if cache is not None:
         _sums(cache)[state.layer] = _Kept(sums, state.heads, cache.get_seq_length(state.layer))
     return out.transpose(1, 2).contiguous(), weights if shown else None
 
 
 def _over_blocks(
-    form: Callable[..., Formed],
-    block: int,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    past: ColumnSums | None,
-) -> Formed:
+    form: Callable[..., Formed], block: int,
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, past: ColumnSums | None,
+) -> Formed:  # fmt: skip
     """What ``form`` gives, without weights; sums go from block to block, and a block needs the columns so far only."""
-    rows, columns = mask.shape[-2:]
-    found = []
+    (rows, columns), outputs = mask.shape[-2:], []
     for start in range(0, rows, block):
         stop = min(start + block, rows)
         part, end = (..., slice(start, stop), slice(None)), columns - rows + stop
-        given = query[part], keys[:, :, :end], values[:, :, :end], mask[part][..., :end]
-        out, past = _recomputed(lambda *given: form(*given)[:2], *given, past)
-        found.append(out)
+        tensors = query[part], keys[:, :, :end], values[:, :, :end], mask[part][..., :end]
+        out, past = _recomputed(lambda *arguments: form(*arguments)[:2], *tensors, past)
+        outputs.append(out)
     # A row that sees nothing is uniform over all columns, but in a block over those so far.
-    seen = _attended(mask).any(-1, keepdim=True)
+    sees = _attended(mask).any(-1, keepdim=True)
     assert past is not None
-    return torch.cat(found, 2).where(seen, values.mean(2, keepdim=True)), past, None
+    return torch.cat(outputs, 2).where(sees, values.mean(2, keepdim=True)), past, None
 
 
-def _recomputed(function: Callable[..., Any], *given: Any) -> Any:
+def _recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function and keep its arguments only: the backward pass calls it again, with the same dropout."""
     if is_traced() or not torch.is_grad_enabled():  # transforms of torch.func take no checkpoints
-        return function(*given)
-    return checkpoint(function, *given, use_reentrant=False)
+        return function(*arguments)
+    return checkpoint(function, *arguments, use_reentrant=False)
 
 
 def _rows_of_block(calibration: Calibration, mask: Tensor, numbers: int) -> int:
@@ -168,10 +162,8 @@ def hand_on_cache(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tup
         if isinstance(cache, caches.EncoderDecoderCache):
             raise UnsupportedError("past_key_values", "the cache of a decoder", "an EncoderDecoderCache")
         if any(isinstance(layer, caches.StaticLayer) for layer in cache.layers):
-            raise UnsupportedError(
-                "past_key_values",
-                f"expected a dynamic cache for calibrated attention, got a static one ({type(cache).__name__}).",
-            )
+            got = f"a static one ({type(cache).__name__})"
+            raise UnsupportedError("past_key_values", "a dynamic cache for calibrated attention", got)
     return args, {**kwargs, CACHE: cache}
 
 
@@ -184,9 +176,8 @@ def reorder_cache(former: Callable[[Any, Tensor], Any] | None, cache: Any, index
         cache.reorder_cache(index)
     else:
         cache = former(cache, index)
-    kept = _sums(cache)
-    for layer, of_layer in kept.items():
-        kept[layer] = replace(of_layer, sums=of_layer.sums.select(index))
+    for layer, kept in _sums(cache).items():
+        _sums(cache)[layer] = replace(kept, sums=kept.sums.select(index))
     return cache
 
 
@@ -229,14 +220,10 @@ def _sums_before(
         got = f"{before} tokens from before it" if kept is None else "one calibrated in other heads"
         raise UnsupportedError("past_key_values", "a cache filled with this calibration enabled", got)
     if kept.tokens != before:
-        raise UnsupportedError(
-            "past_key_values",
-            f"expected the {kept.tokens} tokens that calibration has seen, got {before}: a cache cannot be cropped.",
-        )
+        expected = f"the {kept.tokens} tokens that calibration has seen"
+        raise UnsupportedError("past_key_values", expected, f"{before}: a cache cannot be cropped")
     if kept.sums.total.shape[0] != batch:
-        raise UnsupportedError(
-            "past_key_values",
-            f"a batch of {kept.sums.total.shape[0]} as at the last pass",
-            f"{batch}; use model._reorder_cache(cache, index) to repeat or select sequences",
-        )
+        expected = f"a batch of {kept.sums.total.shape[0]} as at the last pass"
+        got = f"{batch}; use model._reorder_cache(cache, index) to repeat or select sequences"
+        raise UnsupportedError("past_key_values", expected, got)
     return kept.sums.last(columns - rows)

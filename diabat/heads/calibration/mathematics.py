@@ -58,9 +58,8 @@ class Calibration:
 
     def __post_init__(self) -> None:
         if not isinstance(self.salient, Mapping) or not self.salient:
-            raise ArgumentError(
-                "salient", "a mapping of at least one layer to its salient heads", f"{self.salient!r}"
-            )
+            expected = "a mapping of at least one layer to its salient heads"
+            raise ArgumentError("salient", expected, f"{self.salient!r}")
         chosen = {layer: _heads(layer, self.salient[layer]) for layer in self.salient}
         object.__setattr__(self, "salient", dict(sorted(chosen.items())))
         for name in ("alpha", "beta"):
@@ -78,9 +77,8 @@ class Calibration:
         """Undo `as_dict`; ArgumentError for a key that is missing or unknown, or a value as for the constructor."""
         known = set(cls.__dataclass_fields__)
         if set(content) != known:
-            raise ArgumentError(
-                "calibration", f"the keys {', '.join(sorted(known))}", ", ".join(sorted(content))
-            )
+            expected = f"the keys {', '.join(sorted(known))}"
+            raise ArgumentError("calibration", expected, ", ".join(sorted(content)))
         salient = content["salient"]
         if isinstance(salient, Mapping):
             # What is no layer stays as it is, for the constructor to refuse.

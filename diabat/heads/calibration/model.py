@@ -101,20 +101,17 @@ def _chosen(modules: dict[int, Any], calibration: Calibration) -> dict[int, tupl
     chosen = {}
     for layer, salient in calibration.salient.items():
         if layer not in modules:
-            raise ArgumentError(
-                "salient", f"layers among {', '.join(map(str, modules))} of this model", layer
-            )
+            expected = f"layers among {', '.join(map(str, modules))} of this model"
+            raise ArgumentError("salient", expected, layer)
         module = modules[layer]
         count = query_heads(module)
         if max(salient, default=0) >= count:
-            raise ArgumentError(
-                "salient", f"heads below {count} in layer {layer} of this model", max(salient)
-            )
+            expected = f"heads below {count} in layer {layer} of this model"
+            raise ArgumentError("salient", expected, max(salient))
         parameters = inspect.signature(type(module).forward).parameters.values()
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            raise UnsupportedError(
-                "model", "attention that hands on keyword arguments", type(module).__name__
-            )
+            expected = "attention that hands on keyword arguments"
+            raise UnsupportedError("model", expected, type(module).__name__)
         heads = tuple(head for head in range(count) if head not in salient)
         if heads:
             chosen[layer] = (module, heads)
@@ -124,8 +121,5 @@ def _chosen(modules: dict[int, Any], calibration: Calibration) -> dict[int, tupl
 def _refuse_several(module: nn.Module, args: tuple[Tensor, ...]) -> None:
     """Forward pre-hook of the head: with ``rows="prompt"`` earlier logits depend on later tokens."""
     if args[0].shape[-2] > 1:
-        raise UnsupportedError(
-            "rows",
-            f"'running' for logits of {args[0].shape[-2]} positions",
-            "'prompt', where later tokens change earlier ones; logits_to_keep=1 asks for the last",
-        )
+        got = "'prompt', where later tokens change earlier ones; logits_to_keep=1 asks for the last"
+        raise UnsupportedError("rows", f"'running' for logits of {args[0].shape[-2]} positions", got)

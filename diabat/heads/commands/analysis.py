@@ -151,8 +151,8 @@ class AnalysedGame:
         if len(self.values) < LEAST_SAMPLES or int((self.dividends.sizes >= min_size).sum()) == 1:
             return None
         resamples, seed = self.options.resamples, self.options.seed
-        found = self.dividends.selection_frequency(min_size=min_size, resamples=resamples, seed=seed)
-        return float(found[position])
+        shares = self.dividends.selection_frequency(min_size=min_size, resamples=resamples, seed=seed)
+        return float(shares[position])
 
     def as_dict(self) -> dict[str, Any]:
         """Players, values of no player and of all, and dividends with their errors, as plain values."""
@@ -242,9 +242,9 @@ def analyse(
                   "transformers": extra("transformers").__version__},
         players=tuple(game.groups for game, _ in games),
     )  # fmt: skip
-    found = tuple(_evaluated(games, options, progress))
+    analysed = tuple(_evaluated(games, options, progress))
     game.store.note(TypeAdapter(About).dump_python(about, mode="json"))
-    return Analysis(about, found, game.store.heads)
+    return Analysis(about, analysed, game.store.heads)
 
 
 def open_game(model: str, data: Path, folder: Path, options: GameOptions) -> tuple[Any, HeadCoalitions, str]:
@@ -267,19 +267,18 @@ def open_game(model: str, data: Path, folder: Path, options: GameOptions) -> tup
     if options.calibration is not None:
         load_gac(loaded, options.calibration)
     first = next(iter(questions.values()))  # which says what the questions are meant for
-    count = min(len(first.get("choices", ())), 2)
-    by_kind = ("perplexity", "option_log_likelihood", "log_odds")[count]
-    value = options.value or by_kind
+    by_choices = ("perplexity", "option_log_likelihood", "log_odds")
+    value = options.value or by_choices[min(len(first.get("choices", ())), 2)]
     try:
         game = HeadCoalitions(
             loaded, questions.values(), value=value, tokenizer=tokenizer, ablation=options.ablation,
             batch_size=options.batch_size, dtype=DTYPES[options.dtype], store=folder / FILE,
         )  # fmt: skip
     except ArgumentError as error:  # a sample is named by its file and line
-        found = re.fullmatch(r"samples\[(\d+)\](.*)", error.argument or "", re.DOTALL)
-        if found is None:
+        place = re.fullmatch(r"samples\[(\d+)\](.*)", error.argument or "", re.DOTALL)
+        if place is None:
             raise
-        raise ArgumentError(f"{list(questions)[int(found[1])]}{found[2]}", error.reason) from error
+        raise ArgumentError(f"{list(questions)[int(place[1])]}{place[2]}", error.reason) from error
     return loaded, game, value
 
 
@@ -296,13 +295,12 @@ def read_analysis(path: Path) -> Analysis:
         games = tuple(_stored(store, players, about.options) for players in about.players)
     except ValidationError as error:
         first = error.errors()[0]
-        got = f"got {'.'.join(map(str, first['loc']))}: {first['msg']}."
-        raise ArgumentError("analysis", f"expected one of heads in {file}, {got}") from None
+        got = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise ArgumentError("analysis", f"one of heads in {file}", got) from None
     except ArgumentError as error:
         reason = error.reason.rstrip(".")
-        raise ArgumentError(
-            "analysis", f"{reason if str(file) in reason else f'{reason} in {file}'}."
-        ) from None
+        where = "" if str(file) in reason else f" in {file}"
+        raise ArgumentError("analysis", f"{reason}{where}.") from None
     return Analysis(about, games, store.heads)
 
 

@@ -125,17 +125,13 @@ class HeadScoresReport(Report):
         """Columns of the table; none of scores that were not computed."""
         left_out, scores = SCORES.keys() - self.questions, self.scores
         kept = (column for column in super().shown() if column.key not in left_out)
-        return tuple(
-            dataclasses.replace(column, title=scores.get(column.key, column.title)) for column in kept
-        )
+        titled = [(column, scores.get(column.key, column.title)) for column in kept]
+        return tuple(dataclasses.replace(column, title=title) for column, title in titled)
 
     def summary(self) -> str:
         """v(∅) and v(N), and the strongest pairs."""
-        empty, full = (
-            shown_dividend(v, e)
-            for v, e in ((self.v_empty, self.v_empty_error), (self.v_full, self.v_full_error))
-        )
-        lines = [f"v(∅) {empty}, v(N) {full}"]
+        empty = shown_dividend(self.v_empty, self.v_empty_error)
+        lines = [f"v(∅) {empty}, v(N) {shown_dividend(self.v_full, self.v_full_error)}"]
         if self.pairs:
             lines[0] += f"; interactions of heads (layer.head), {shown_questions(self.questions['pairs'])}:"
         lines += [
@@ -190,12 +186,12 @@ def _evaluate(
     scores: dict[str, tuple[Tensor, Tensor]] = {}
     with new_bar(percent=True, window=WINDOW, shown=progress) as bar:
 
-        def stage(name: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        def stage(name: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
             task = bar.add_task(name, total=1)
             game.progress = lambda done, total: bar.update(task, completed=done, total=total)
-            found = call(game, *given, **named)
+            result = call(game, *arguments, **named)
             bar.update(task, completed=1, total=1)
-            return found
+            return result
 
         everyone = torch.ones(1, game.num_players, dtype=torch.bool)
         ends = stage("no head, all", HeadCoalitions.sample_values, torch.cat((~everyone, everyone)))
@@ -205,8 +201,8 @@ def _evaluate(
             ("banzhaf", sampled_banzhaf, options.coalitions),
         ):
             if draws:
-                found = stage(SCORES[key][0], sampled, draws, seed=options.seed)
-                scores[key] = found.value, found.standard_error
+                estimate = stage(SCORES[key][0], sampled, draws, seed=options.seed)
+                scores[key] = estimate.value, estimate.standard_error
         scores["leave_one_out"] = without.mean(0), standard_error(without)
         if not options.contexts:
             return ends, scores, []
@@ -224,14 +220,14 @@ def _evaluate(
 
 def _groups(folder: Path) -> dict[Head, Row]:
     """The player of a head and its dividend, by the analysis in the folder if there is one."""
-    found: dict[Head, Row] = {}
+    rows: dict[Head, Row] = {}
     for game in read_analysis(folder).games if ValueStore.read(folder / FILE).analysis else ():
         single = (game.dividends.sizes == 1).nonzero()[:, 0]  # in the order of the players
         w, errors = game.dividends.value[single].tolist(), finite(game.dividends.standard_error[single])
         for group, value, error in zip(game.players, w, errors, strict=True):
             row = {"group": shown_heads(group), "dividend": value, "dividend_error": error}
-            found |= dict.fromkeys(group, row)
-    return found
+            rows |= dict.fromkeys(group, row)
+    return rows
 
 
 def plot_scores(report: HeadScoresReport, path: str | Path) -> Path:

@@ -104,11 +104,9 @@ def without_calibration(analysis: Analysis, groups: Sequence[SalientGroup]) -> l
     layers = [layer for group in groups for layer in group.layers]
     idle = sorted(layer for layer in layers if layer not in left)
     if len(idle) == len(layers):
-        raise ArgumentError(
-            "analysis",
-            f"expected heads outside the salient groups, which are calibrated, got all heads of layers {idle} in them; "
-            "take a smaller min_size, or analyse with fewer heads_per_player.",
-        )
+        fix = "take a smaller min_size, or analyse with fewer heads_per_player"
+        expected = "heads outside the salient groups, which are calibrated"
+        raise ArgumentError("analysis", expected, f"all heads of layers {idle} in them; {fix}")
     return idle
 
 
@@ -119,11 +117,9 @@ def _players(game: AnalysedGame, options: CalibrationOptions) -> tuple[int, ...]
         return common(game.dividends, options.share)
     table, count = game.table, len(game.players)
     if table is None:
-        raise ArgumentError(
-            "method",
-            f"max_dividend or common for dividends of at most {game.options.max_size} players",
-            "surrogate, which needs the values of all coalitions; analyse again without max_size",
-        )
+        expected = f"max_dividend or common for dividends of at most {game.options.max_size} players"
+        got = "surrogate, which needs the values of all coalitions; analyse again without max_size"
+        raise ArgumentError("method", expected, got)
     bits = 1 << torch.arange(count)
     return surrogate(
         lambda masks: table[(masks * bits).sum(-1)], count, sampler(options.sampler),
@@ -132,19 +128,13 @@ def _players(game: AnalysedGame, options: CalibrationOptions) -> tuple[int, ...]
 
 
 def _group(game: AnalysedGame, layers: tuple[int, ...], options: CalibrationOptions) -> SalientGroup:
-    players, found, table = _players(game, options), game.dividends, game.table
+    players, dividends, table = _players(game, options), game.dividends, game.table
     heads = tuple(sorted(head for player in players for head in game.players[player] if head[0] in layers))
-    places = (found.sizes == len(players)) & found.coalitions[:, list(players)].all(-1)
+    places = (dividends.sizes == len(players)) & dividends.coalitions[:, list(players)].all(-1)
     if not bool(places.any()):  # larger than those that were evaluated
         return SalientGroup(layers, players, heads)
     at = int(places.nonzero()[0])
-    resampled = options.method == "max_dividend"
-    return SalientGroup(
-        layers,
-        players,
-        heads,
-        float(found.value[at]),
-        finite(found.standard_error)[at],
-        game.frequency(at, options.min_size) if resampled else None,
-        None if table is None else float(table[at]),
-    )
+    dividend, error = float(dividends.value[at]), finite(dividends.standard_error)[at]
+    frequency = game.frequency(at, options.min_size) if options.method == "max_dividend" else None
+    value = None if table is None else float(table[at])
+    return SalientGroup(layers, players, heads, dividend, error, frequency, value)

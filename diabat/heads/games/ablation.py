@@ -79,11 +79,9 @@ class Ablation:
         self.former = {id(config): config._attn_implementation or "eager" for config in configs}
         for name in self.former.values():
             if name == NAME or any(kind in name for kind in ("flash", "flex", "paged")):
-                raise UnsupportedError(
-                    "model",
-                    "attention that takes a mask ('eager', 'sdpa' or one of diabat)",
-                    f"{name!r}; call model.set_attn_implementation('sdpa')",
-                )
+                expected = "attention that takes a mask ('eager', 'sdpa' or one of diabat)"
+                got = f"{name!r}; call model.set_attn_implementation('sdpa')"
+                raise UnsupportedError("model", expected, got)
         former, token = switch_attention(self.base, NAME), _APPLIED.set(self)
         try:
             device = self.base.device.type
@@ -118,9 +116,9 @@ def eager(module: nn.Module) -> Attention:
         UnsupportedError: If there is none.
     """
     for kind in type(module).__mro__:
-        found = vars(sys.modules[kind.__module__]).get("eager_attention_forward")
-        if found is not None:
-            return found
+        attention = vars(sys.modules[kind.__module__]).get("eager_attention_forward")
+        if attention is not None:
+            return attention
     raise UnsupportedError("model", "a file with eager_attention_forward", f"that of {type(module).__name__}")
 
 
@@ -130,9 +128,8 @@ def _attend(
     """Outputs [B, Q, H, D] of an attention with queries [B, H, Q, d], keys [B, G, K, d] and values [B, G, K, D]."""
     ablation = _APPLIED.get()
     if ablation is None:
-        raise UnsupportedError(
-            "attn_implementation", f"{NAME!r} inside a game on heads only", "it in a model by itself"
-        )
+        expected = f"{NAME!r} inside a game on heads only"
+        raise UnsupportedError("attn_implementation", expected, "it in a model by itself")
     name, interface = ablation.former[id(module.config)], extra("transformers").AttentionInterface()
     attention: Attention = eager(module) if name == "eager" else interface[name]
     present = ablation.present.get(module)

@@ -36,9 +36,8 @@ def sampled_shapley(game: HeadCoalitions, permutations: int, *, seed: int = 0) -
     Raises:
         ValueError: If the number is not even, or the game refuses a value.
     """
-    return sample_shapley(
-        _Draws(game, "permutations", permutations, seed), permutations, antithetic=True, seed=seed
-    )
+    draws = _Draws(game, "permutations", permutations, seed)
+    return sample_shapley(draws, permutations, antithetic=True, seed=seed)
 
 
 def sampled_banzhaf(game: HeadCoalitions, coalitions: int, *, seed: int = 0) -> Estimate:
@@ -46,9 +45,8 @@ def sampled_banzhaf(game: HeadCoalitions, coalitions: int, *, seed: int = 0) -> 
 
     A coalition takes n + 1 evaluations.  Arguments and errors as in :func:`sampled_shapley`.
     """
-    return sample_banzhaf(
-        _Draws(game, "coalitions", coalitions, seed), coalitions, antithetic=True, seed=seed
-    )
+    draws = _Draws(game, "coalitions", coalitions, seed)
+    return sample_banzhaf(draws, coalitions, antithetic=True, seed=seed)
 
 
 def sampled_interactions(
@@ -65,9 +63,7 @@ def sampled_interactions(
     n = game.num_players
     chosen = [player for player in players if is_integer(player) and 0 <= player < n]
     if len(chosen) < 2 or len({*chosen}) < len(players):
-        raise ArgumentError(
-            "players", f"expected two or more different players in 0 .. {n - 1}, got {[*players]}."
-        )
+        raise ArgumentError("players", f"two or more different players in 0 .. {n - 1}", [*players])
     drawn = _Draws(game, "contexts", contexts, seed, chosen)
     drawn.contexts = sized_coalitions(game.players, contexts, seed, antithetic=True)
     return of_function_pairs(drawn, drawn.contexts[:, chosen], 1.0, None, 2, True)
@@ -79,7 +75,7 @@ def leave_one_out(game: HeadCoalitions) -> Tensor:
     Only the blocks from the first layer of a player on are run.
     """
     first = [min(layer for layer, _ in group) for group in game.groups]
-    layers, found = sorted({*first}), torch.empty(len(game.samples), game.num_players, dtype=torch.float64)
+    layers, lost = sorted({*first}), torch.empty(len(game.samples), game.num_players, dtype=torch.float64)
     shown = game.progress or (lambda done, total: None)
     for index, layer in enumerate(layers):
         players = [player for player, own in enumerate(first) if own == layer]
@@ -87,8 +83,8 @@ def leave_one_out(game: HeadCoalitions) -> Tensor:
         part.progress = lambda done, total, index=index: shown(index * total + done, len(layers) * total)
         everyone = torch.ones(1, len(players), dtype=torch.bool)
         values = part.sample_values(torch.cat((everyone, ~torch.eye(len(players), dtype=torch.bool))))
-        found[:, players] = values[:, :1] - values[:, 1:]
-    return found
+        lost[:, players] = values[:, :1] - values[:, 1:]
+    return lost
 
 
 class _Draws(FunctionGame):

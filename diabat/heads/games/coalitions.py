@@ -91,13 +91,9 @@ class HeadCoalitions(FunctionGame):
         self._replay = Replay(model, ablation)
         kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
         if dtype is not None and kinds - {dtype}:
-            got = ", ".join(sorted(str(kind)[6:] for kind in kinds - {dtype}))
-            wanted = str(dtype)[6:]
-            raise UnsupportedError(
-                "model",
-                f"expected parameters in {wanted}, got {got}; load it with dtype=torch.{wanted} (half precision moves "
-                "dividends), or pass dtype=None.",
-            )
+            got, wanted = ", ".join(sorted(str(kind)[6:] for kind in kinds - {dtype})), str(dtype)[6:]
+            fix = f"load it with dtype=torch.{wanted} (half precision moves dividends), or pass dtype=None"
+            raise UnsupportedError("model", f"parameters in {wanted}", f"{got}; {fix}")
         self._play(player_groups(self._replay.attention, layer, players, heads_per_player))
         kept = {"corrupted": ablation == "corrupted", "more": not isinstance(value, str)}
         self.samples = tokenised(samples, tokenizer, self._replay.vocabulary, **kept)

@@ -96,11 +96,8 @@ def _given_groups(attention: Mapping[int, Any], players: Iterable[Iterable[Head]
             if not is_integer(head) or not 0 <= head <= last:
                 raise ArgumentError("players", f"expected heads 0 .. {last} of layer {layer}, got {head!r}.")
             if (layer, head) in owner:
-                raise ArgumentError(
-                    "players",
-                    "groups without a common head",
-                    f"head {head} of layer {layer} in players {owner[layer, head]} and {player}",
-                )
+                got = f"head {head} of layer {layer} in players {owner[layer, head]} and {player}"
+                raise ArgumentError("players", "groups without a common head", got)
             owner[layer, head] = player
     return tuple(tuple((int(layer), int(head)) for layer, head in group) for group in groups)
 

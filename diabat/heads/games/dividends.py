@@ -53,9 +53,8 @@ class Dividends:
             got = values.dtype if isinstance(values, Tensor) else type(values).__name__
             raise ArgumentTypeError("values", "a floating tensor", got)
         if values.ndim != 2 or values.shape[1] != len(coalitions) or not len(values):
-            raise ArgumentError(
-                "values", f"shape [samples, {len(coalitions)}] with one row per sample", list(values.shape)
-            )
+            expected = f"shape [samples, {len(coalitions)}] with one row per sample"
+            raise ArgumentError("values", expected, list(values.shape))
         gains = values.double() - values[:, :1].double()
         if max_size is None:
             return cls(coalitions, harsanyi_dividends(gains))

@@ -62,8 +62,7 @@ def read_questions(path: Path, count: int | None = None, seed: int = 0) -> dict[
     try:
         text = read_file(path, _MAX_BYTES, follow=True).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        got = f"got other bytes at {error.start}."
-        raise ArgumentError("data", f"expected UTF-8 text in '{path}', {got}") from None
+        raise ArgumentError("data", f"UTF-8 text in '{path}'", f"other bytes at {error.start}") from None
     questions = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
@@ -106,17 +105,14 @@ def tokenised(
         ValueError: If one is no question; the message says which, counted from 0.
     """
     # Tensors of no dimensions are iterable by their type.
-    if isinstance(questions, Mapping | str | bytes | Tensor | np.ndarray) or not isinstance(
-        questions, Iterable
-    ):
+    single = isinstance(questions, Mapping | str | bytes | Tensor | np.ndarray)
+    if single or not isinstance(questions, Iterable):
         raise ArgumentError("samples", "a sequence of dicts", type(questions).__name__)
-    found = tuple(
-        _tokenised(given, tokenizer, vocabulary, f"samples[{k}]", corrupted, more)
-        for k, given in enumerate(questions)
-    )
-    if not found:
+    numbered = enumerate(questions)
+    samples = [_tokenised(q, tokenizer, vocabulary, f"samples[{k}]", corrupted, more) for k, q in numbered]
+    if not samples:
         raise ArgumentError("samples", "at least one", "none")
-    return found
+    return tuple(samples)
 
 
 def digest(samples: Iterable[Sample]) -> str:
@@ -185,7 +181,7 @@ def _tokenised(given: Any, tokenizer: Any, vocabulary: int, name: str, corrupted
     ids = [_ids(part, place) for place, part in parts.items()]
     for part, place in zip(ids, parts, strict=True):
         if bool(((part < 0) | (part >= vocabulary)).any()):
-            raise ArgumentError(place, f"expected token ids in 0 .. {vocabulary - 1}, got {part.tolist()}.")
+            raise ArgumentError(place, f"token ids in 0 .. {vocabulary - 1}", part.tolist())
     sample = Sample(ids[0], tuple(ids[1:]), answer, given)
     if not corrupted:
         return sample
@@ -212,11 +208,9 @@ def _with_choices(
         if not merged:
             return tokens, {k: ids[len(tokens) :] for k, ids in found.items()}
         if not text[:kept] or not text[kept - 1].isspace():
-            raise ArgumentError(
-                f"{name}.choices[{merged[0]}]",
-                "a choice whose tokens follow those of the text",
-                f"{written[merged[0]]!r}, which merges with its end; end the text with a space",
-            )
+            expected = "a choice whose tokens follow those of the text"
+            got = f"{written[merged[0]]!r}, which merges with its end; end the text with a space"
+            raise ArgumentError(f"{name}.choices[{merged[0]}]", expected, got)
         kept -= 1  # white space that the tokenizer writes with a choice
 
 
@@ -230,9 +224,8 @@ def _chat(messages: Sequence[Mapping[str, Any]], tokenizer: Any, name: str) -> s
     # Jinja raises what the template says, and transformers a ValueError where there is none.
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise ArgumentError(
-            f"{name}.messages", f"expected a chat that the tokenizer has a template for, got: {reason:.120}"
-        ) from None
+        sentence = f"expected a chat that the tokenizer has a template for, got: {reason:.120}"
+        raise ArgumentError(f"{name}.messages", sentence) from None
 
 
 def _check_text(text: Any, name: str) -> None:
@@ -257,17 +250,17 @@ def _ids(value: Any, name: str) -> Tensor:
 
 def _position(choices: Sequence[Any], answer: Any, name: str) -> int:
     """Position of the answer: it may be the choice itself or its position."""
-    wanted, known = _plain(answer), [_plain(choice) for choice in choices]
-    found = {k for k, choice in enumerate(known) if type(choice) is type(wanted) and choice == wanted}
+    wanted, known = _compared(answer), [_compared(choice) for choice in choices]
+    places = {k for k, choice in enumerate(known) if type(choice) is type(wanted) and choice == wanted}
     if is_integer(answer) and 0 <= answer < len(choices):
-        found.add(int(answer))
-    if len(found) != 1:
-        got = f"{answer!r}, which is choices {sorted(found)}" if found else repr(answer)
+        places.add(int(answer))
+    if len(places) != 1:
+        got = f"{answer!r}, which is choices {sorted(places)}" if places else repr(answer)
         raise ArgumentError(name, f"one of the choices {list(choices)} or its position", got)
-    return found.pop()
+    return places.pop()
 
 
-def _plain(choice: Any) -> Any:
+def _compared(choice: Any) -> Any:
     """A choice to compare: a text without white space around it, token ids as a list."""
     if isinstance(choice, Tensor | np.ndarray):
         return choice.tolist()

@@ -39,8 +39,8 @@ class Replay(Ablation):
         super().__init__(model, kind)
         self.head: nn.Module = model.get_output_embeddings()
         if self.head is None:
-            got = f"got {type(model).__name__}, which makes no logits."
-            raise UnsupportedError("model", f"expected a causal language model, {got}")
+            got = f"{type(model).__name__}, which makes no logits"
+            raise UnsupportedError("model", "a causal language model", got)
         self.blocks, self.attention = find_blocks(model)
         with self.applied():
             pass  # refuses attention that cannot be switched
@@ -127,11 +127,9 @@ class Replay(Ablation):
         # Rounding leaves 1e-6; half precision, a few hundredths.
         allowed = 1e-3 if whole.dtype.itemsize >= 4 else 0.1
         if float((whole - replayed).abs().max()) > allowed * max(1.0, float(whole.abs().max())):
-            raise UnsupportedError(
-                "model",
-                "blocks that receive the states of the block before and nothing else from it",
-                f"{type(self.model).__name__}, whose replay differs from the whole pass",
-            )
+            expected = "blocks that receive the states of the block before and nothing else from it"
+            got = f"{type(self.model).__name__}, whose replay differs from the whole pass"
+            raise UnsupportedError("model", expected, got)
         self._checked = self.groups
 
     def _place(self, present: Tensor) -> None:
@@ -155,10 +153,10 @@ class Replay(Ablation):
         # Before other hooks, which may refuse logits of more positions than are asked for.
         hook = self.head.register_forward_pre_hook(select, prepend=True)
         try:
-            found = self.model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False)
+            answer = self.model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False)
         finally:
             hook.remove()
-        logits: Tensor = found.logits
+        logits: Tensor = answer.logits
         return logits
 
     @contextmanager

@@ -59,10 +59,8 @@ class ValueStore:
             both = known._identity | self._identity
             others = [key for key in both if known._identity.get(key) != self._identity.get(key)]
             if others:
-                raise ArgumentError(
-                    "store",
-                    f"expected values of this game, got {path} with other {', '.join(others)}; name another file.",
-                )
+                got = f"{path} with other {', '.join(others)}; name another file"
+                raise ArgumentError("store", "values of this game", got)
             if (known._heads, len(known.values)) != (self._heads, samples):
                 raise ArgumentError("store", "a file of values of samples", f"{path} of other shapes")
             self._column, self.values, self.analysis = known._column, known.values, known.analysis

@@ -47,23 +47,20 @@ class Value:
         if len(sample.tokens) < self.tokens:
             raise ArgumentError(name, f"{self.tokens} tokens or more for a {self.name}", "1")
         if len(sample.choices) < self.choices:
-            got = f"got {len(sample.choices)}."
-            raise ArgumentError(f"{name}.choices", f"expected {self.choices} or more with an answer, {got}")
+            expected = f"{self.choices} or more with an answer"
+            raise ArgumentError(f"{name}.choices", expected, len(sample.choices))
         length = len(sample.tokens) + max((len(choice) - 1 for choice in self.read(sample)), default=0)
         if most is not None and length > most:
-            raise ArgumentError(
-                name,
-                f"expected at most {most} tokens with what follows the prompt, which is what the model can read "
-                f"(max_position_embeddings), got {length}.",
-            )
+            limit = "which is what the model can read (max_position_embeddings)"
+            raise ArgumentError(name, f"at most {most} tokens with what follows the prompt, {limit}", length)
         if self.told_apart is None:
             return
         begun = [tuple(choice[self.told_apart].tolist()) for choice in sample.choices]
         for k, tokens in enumerate(begun):
             if begun.index(tokens) < k:
                 what = "choices that start with different tokens" if self.remedy else "different choices"
-                got = f"got {list(tokens)} in choices {begun.index(tokens)} and {k}{self.remedy}."
-                raise ArgumentError(f"{name}.choices", f"expected {what}, {got}")
+                got = f"{list(tokens)} in choices {begun.index(tokens)} and {k}{self.remedy}"
+                raise ArgumentError(f"{name}.choices", what, got)
 
 
 def _log_odds(forward: Forward, sample: Sample) -> Tensor:

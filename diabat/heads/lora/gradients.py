@@ -30,9 +30,8 @@ class TaskGradients:
     def __init__(self, model: nn.Module) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         if not self.parameters:
-            raise UnsupportedError(
-                "model", "trained parameters", "none; wrap it with get_peft_model, or unfreeze it"
-            )
+            expected = "trained parameters"
+            raise UnsupportedError("model", expected, "none; wrap it with get_peft_model, or unfreeze it")
         self.clear()
 
     def clear(self) -> None:
@@ -87,9 +86,8 @@ class HeadProducts:
         """Add the products of a micro-batch, given ∂CE/∂onward by layer."""
         for layer, gradient in zip(captured.onward, gradients, strict=True):
             if gradient is None:
-                raise ArgumentError(
-                    "cross_entropy", "a loss of the captured forward", f"one without layer {layer}"
-                )
+                expected = "a loss of the captured forward"
+                raise ArgumentError("cross_entropy", expected, f"one without layer {layer}")
             self._add(layer, captured.by_head(layer, gradient), mask)
 
     def watch(self, captured: Captured, mask: Tensor | None) -> None:
@@ -102,9 +100,8 @@ class HeadProducts:
         found = {layer: mean_over_ranks(products) for layer, products in sorted(self._sums.items())}
         for layer, products in found.items():
             if not torch.isfinite(products).all():
-                raise ArgumentError(
-                    "loss", f"finite gradients at the heads of layer {layer}", "NaN or infinity"
-                )
+                expected = f"finite gradients at the heads of layer {layer}"
+                raise ArgumentError("loss", expected, "NaN or infinity")
         return found
 
     def _add(self, layer: int, gradient: Tensor, mask: Tensor | None) -> None:

@@ -121,9 +121,8 @@ class HeadInteractions:
             parts = (captured.outputs(layer).detach(), found.heads, found.residual)
             outputs, g, r = (part[counted.to(part.device)].double() for part in parts)
             if not bool(torch.isfinite(g).all() & torch.isfinite(r).all()):
-                raise ArgumentError(
-                    "batch", "finite gradients at the heads", f"others in layer {layer}; use dtype=float32"
-                )
+                expected = "finite gradients at the heads"
+                raise ArgumentError("batch", expected, f"others in layer {layer}; use dtype=float32")
             o = outputs.flatten(1)  # [N, H d]
             yield (
                 layer,

@@ -85,11 +85,9 @@ class GameLoss:
         self._gradients, self._products = TaskGradients(model), HeadProducts()
         for layer in options.layers_of("ldb"):
             if not self._heads.slices(layer).requires_grad:
-                raise UnsupportedError(
-                    "model",
-                    f"expected an adapter or trained weights at the output projection of layer {layer}, which the "
-                    "log-det barrier moves, got none; add its name to target_modules, or take 'ldb' out of losses.",
-                )
+                place = f"the output projection of layer {layer}, which the log-det barrier moves"
+                fix = "add its name to target_modules, or take 'ldb' out of losses"
+                raise UnsupportedError("model", f"an adapter or trained weights at {place}", f"none; {fix}")
         self.reset()
 
     def reset(self) -> None:
@@ -117,9 +115,8 @@ class GameLoss:
             ArgumentError: The mask is not [B, T].
             UnsupportedError: The model checkpoints activations reentrantly.
         """
-        padding = (
-            None if batch.get("attention_mask") is None else token_matrix(batch, "attention_mask").bool()
-        )
+        padded = batch.get("attention_mask") is not None
+        padding = token_matrix(batch, "attention_mask").bool() if padded else None
         targets = counted_tokens(batch) if "entropy" in self.options.losses else None
         with self._heads.capture(logits=targets is not None) as heads:
             yield
@@ -127,17 +124,13 @@ class GameLoss:
             heads.outputs(layer)  # refuses a block without a forward
         for layer in (*self.options.layers_of("abt"), *self.options.layers_of("disagreement")):
             if heads.is_leaf(layer):
-                raise UnsupportedError(
-                    "model",
-                    f"expected trained parameters below the outputs of the heads of layer {layer}, which a loss on "
-                    "them moves, got none; add adapters to the projections of queries, keys and values.",
-                )
+                place = f"the outputs of the heads of layer {layer}, which a loss on them moves"
+                got = "none; add adapters to the projections of queries, keys and values"
+                raise UnsupportedError("model", f"trained parameters below {place}", got)
         if targets is not None and heads.logits is None:
-            raise UnsupportedError(
-                "model",
-                "a forward that computes logits, which the loss 'entropy' needs",
-                "none; trainers that fuse the head with the loss, such as SFTTrainer, have no logits",
-            )
+            expected = "a forward that computes logits, which the loss 'entropy' needs"
+            got = "none; trainers that fuse the head with the loss, such as SFTTrainer, have no logits"
+            raise UnsupportedError("model", expected, got)
         self._forward = _Forward(heads, padding, targets)
 
     def loss(self, cross_entropy: Tensor, *, micro_batches: int = 1, last: bool = True) -> Tensor:
@@ -155,9 +148,8 @@ class GameLoss:
         check_flag("last", last)
         forward, self._forward = self._forward, None
         if forward is None:
-            raise ArgumentError(
-                "cross_entropy", "a forward with gradients inside capture() before each loss()", "none"
-            )
+            expected = "a forward with gradients inside capture() before each loss()"
+            raise ArgumentError("cross_entropy", expected, "none")
         nash = self.options.combination == "nash" and bool(self.options.losses)
         solve = nash and (self.steps % self.options.nash_every == 0 or not self.weights)
         products = self._measure(cross_entropy, forward, solve)
@@ -189,9 +181,9 @@ class GameLoss:
 
     def metrics(self) -> dict[str, float]:
         """Means since the last call: each loss, Γ (mean over layers), and the weight of each gradient."""
-        found = {f"game/{name}": sum(values) / len(values) for name, values in self._log.items()}
+        means = {f"game/{name}": sum(values) / len(values) for name, values in self._log.items()}
         self._log.clear()
-        return found
+        return means
 
     def state_dict(self) -> dict[str, Any]:
         """State at the end of a step, as JSON holds it: steps, weights, running mean, ⟨g_i, g_j⟩ by layer, options."""
@@ -215,9 +207,8 @@ class GameLoss:
                 check_number(f"weights.{name}", weight, "[0, inf)")
             weights = {name: float(weight) for name, weight in state["weights"].items()}
             if {layer: tuple(sums.shape) for layer, sums in products.items()} not in ({}, shapes):
-                raise ValueError(
-                    f"products of other layers than {list(shapes)}, or of other numbers of heads"
-                )
+                others = f"products of other layers than {list(shapes)}"
+                raise ValueError(f"{others}, or of other numbers of heads")
             if not all(bool(sums.isfinite().all()) for sums in products.values()):
                 raise ValueError("products that are not finite")
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
@@ -225,9 +216,8 @@ class GameLoss:
             raise ArgumentError("game_state", "what state_dict() returned", reason) from None
         for name, value in self.state_dict()["options"].items():
             if former.get(name) != value:
-                raise ArgumentError(
-                    "game_state", f"the options of the run, {name} {value!r}", f"{former.get(name)!r:.40}"
-                )
+                expected = f"the options of the run, {name} {value!r}"
+                raise ArgumentError("game_state", expected, f"{former.get(name)!r:.40}")
         self.reset()
         self.steps, self.weights, self.ema = state["steps"], weights, float(state["ema"])
         self._products.begin(products)
@@ -252,7 +242,7 @@ class GameLoss:
         self, forward: _Forward, couplings: Mapping[int, Tensor], micro_batches: int, last: bool
     ) -> dict[str, Tensor]:
         """The losses with G by layer, each the mean over its layers; the barrier in the last micro-batch of a step."""
-        options, heads, found = self.options, forward.heads, dict[str, Tensor]()
+        options, heads, losses = self.options, forward.heads, dict[str, Tensor]()
 
         def twins(layer: int) -> Tensor:
             shape = (options.weighting, options.floor, options.slope, options.threshold)
@@ -268,11 +258,11 @@ class GameLoss:
         for loss in sorted(options.losses, key=lambda one: one == "ldb"):
             if loss == "entropy":
                 assert heads.logits is not None  # which capture() has checked
-                found[loss] = negative_entropy(heads.logits, forward.targets) / micro_batches
+                losses[loss] = negative_entropy(heads.logits, forward.targets) / micro_batches
             elif loss != "ldb" or last:
                 value = torch.stack([of_layer[loss](layer) for layer in options.layers_of(loss)]).mean()
-                found[loss] = value if loss == "ldb" else value / micro_batches
-        return found
+                losses[loss] = value if loss == "ldb" else value / micro_batches
+        return losses
 
     def _note(
         self, cross_entropy: Tensor, losses: Mapping[str, Tensor], gamma: Tensor, micro_batches: int
@@ -317,9 +307,8 @@ class GameLoss:
         gramian = (rows.double() @ rows.double().T).cpu()
         weights, opposed = nash_weights(gramian)
         if not weights[0]:
-            raise ArgumentError(
-                "cross_entropy", "a gradient that is not zero", "zero for every trained parameter"
-            )
+            expected = "a gradient that is not zero"
+            raise ArgumentError("cross_entropy", expected, "zero for every trained parameter")
         weights = weights / weights[0]
         self.weights = dict(zip(names[1:], weights[1:].tolist(), strict=True))
         for name, weight in self.weights.items():

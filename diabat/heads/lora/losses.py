@@ -46,9 +46,8 @@ def log_det_barrier(coupling: Tensor, epsilon: float = 0.01) -> Tensor:
     matrix = coupling.double() + epsilon * torch.eye(heads, dtype=torch.float64, device=coupling.device)
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if failed:
-        raise ArgumentError(
-            "coupling", "a positive semi-definite G [H, H]", f"one for which G + {epsilon} I is not"
-        )
+        expected = "a positive semi-definite G [H, H]"
+        raise ArgumentError("coupling", expected, f"one for which G + {epsilon} I is not")
     return -2 * factor.diagonal().log().sum()
 
 
@@ -176,12 +175,12 @@ def nash_weights(gramian: Tensor) -> tuple[Tensor, bool]:
         raise ArgumentError("gramian", "a task with a gradient", "zero for all")
     norms: np.ndarray = matrix.diagonal()[active] ** 0.5
     cosines: np.ndarray = matrix[np.ix_(active, active)] / np.outer(norms, norms)
-    found, weights = _solve((cosines + cosines.T) / 2), np.zeros(len(matrix))
-    if found is None:
+    solution, weights = _solve((cosines + cosines.T) / 2), np.zeros(len(matrix))
+    if solution is None:
         weights[active[0]] = 1 / norms[0]
     else:
-        weights[active] = found / norms
-    return torch.from_numpy(weights), found is None
+        weights[active] = solution / norms
+    return torch.from_numpy(weights), solution is None
 
 
 def _solve(cosines: np.ndarray) -> np.ndarray | None:

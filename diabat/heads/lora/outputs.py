@@ -90,13 +90,12 @@ class HeadOutputs:
         adapters = _adapters(module, layer) if adapted else []
         base = module.get_base_layer() if adapted else module
         weight: Any = vars(base)["_parameters"].get("weight")
-        plain = (nn.Linear, extra("transformers.pytorch_utils").Conv1D)
-        if type(base) not in plain or type(weight) is not nn.Parameter or not weight.is_floating_point():
-            raise UnsupportedError(
-                "model",
-                f"floating-point weights in a Linear or Conv1D at the output projection of layer {layer}",
-                f"{type(base).__name__}; load the model without quantization",
-            )
+        linear = (nn.Linear, extra("transformers.pytorch_utils").Conv1D)
+        if type(base) not in linear or type(weight) is not nn.Parameter or not weight.is_floating_point():
+            place = f"at the output projection of layer {layer}"
+            expected = f"floating-point weights in a Linear or Conv1D {place}"
+            got = f"{type(base).__name__}; load the model without quantization"
+            raise UnsupportedError("model", expected, got)
         for name in adapters:
             weight = weight + module.get_delta_weight(name)
         flat = weight if type(base) is nn.Linear else weight.T  # Conv1D is transposed
@@ -143,9 +142,8 @@ class Captured:
         """Outputs o of the heads of a layer, [B, T, H, d]; ArgumentError if there was no forward with gradients."""
         _check_known(layer, self._projections)
         if layer not in self._before:
-            raise ArgumentError(
-                "layer", "a forward with gradients inside capture()", f"none through layer {layer}"
-            )
+            expected = "a forward with gradients inside capture()"
+            raise ArgumentError("layer", expected, f"none through layer {layer}")
         return self.by_head(layer, self._before[layer])
 
     def is_leaf(self, layer: int) -> bool:
@@ -160,9 +158,9 @@ class Captured:
         """
         layers = [layer for layer in self._projections if self.outputs(layer) is not None]
         wanted = [part[layer] for part in (self.onward, self._behind) for layer in layers]
-        found = torch.autograd.grad(loss, wanted, retain_graph=retain_graph, allow_unused=True)
+        parts = torch.autograd.grad(loss, wanted, retain_graph=retain_graph, allow_unused=True)
         gradients = {}
-        for layer, heads, residual in zip(layers, found, found[len(layers) :], strict=False):
+        for layer, heads, residual in zip(layers, parts, parts[len(layers) :], strict=False):
             if heads is None or residual is None:
                 raise ArgumentError(
                     "loss", "a loss of the captured forward", f"one without the heads of layer {layer}"
@@ -208,7 +206,7 @@ def _projections(model: Any) -> dict[int, OutputProjection]:
     attention, last = attention_modules(pretrained_model(model)), dict[int, tuple[nn.Module, int]]()
 
     def note(layer: int) -> Any:
-        return lambda child, given: last.update({layer: (child, given[0].shape[-1] if given else 0)})
+        return lambda child, inputs: last.update({layer: (child, inputs[0].shape[-1] if inputs else 0)})
 
     with ExitStack() as hooks:
         for layer, module in attention.items():
@@ -218,33 +216,27 @@ def _projections(model: Any) -> dict[int, OutputProjection]:
         with evaluating(model), torch.no_grad():
             tokens = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
             model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
-    found = {}
+    projections = {}
     for layer, module in attention.items():
         (child, width), heads = last.get(layer, (None, 0)), query_heads(module)
         if child is None or not width or width % heads:
-            raise UnsupportedError(
-                "model", f"expected an output projection behind the attention of layer {layer}, found none."
-            )
-        found[layer] = OutputProjection(layer, child, heads)
-    return found
+            sentence = f"expected an output projection behind the attention of layer {layer}, found none."
+            raise UnsupportedError("model", sentence)
+        projections[layer] = OutputProjection(layer, child, heads)
+    return projections
 
 
 def _adapters(module: Any, layer: int) -> list[str]:
     """Names of the active LoRA adapters of a projection; none if they are disabled."""
     if module.merged:
-        raise UnsupportedError(
-            "model",
-            "adapters beside the weights",
-            f"one merged into the output projection of layer {layer}; call model.unmerge_adapter()",
-        )
+        got = f"one merged into the output projection of layer {layer}; call model.unmerge_adapter()"
+        raise UnsupportedError("model", "adapters beside the weights", got)
     active = [] if module.disable_adapters else [n for n in module.active_adapters if n in module.lora_A]
     for name in active:
         if name in module.lora_variant:
-            raise UnsupportedError(
-                "model",
-                f"expected plain LoRA at the output projection of layer {layer}, got "
-                f"{type(module.lora_variant[name]).__name__}; train the adapter without use_dora and other variants.",
-            )
+            fix = "train the adapter without use_dora and other variants"
+            got = f"{type(module.lora_variant[name]).__name__}; {fix}"
+            raise UnsupportedError("model", f"plain LoRA at the output projection of layer {layer}", got)
     return active
 
 
@@ -259,8 +251,5 @@ def _check_checkpointing(model: nn.Module) -> None:
         function: Any = vars(module).get("_gradient_checkpointing_func")
         on = module.training and vars(module).get("gradient_checkpointing") and isinstance(function, partial)
         if on and function.keywords.get("use_reentrant", False):
-            raise UnsupportedError(
-                "model",
-                "checkpointing with use_reentrant=False",
-                "reentrant checkpointing; set gradient_checkpointing_kwargs={'use_reentrant': False}",
-            )
+            got = "reentrant checkpointing; set gradient_checkpointing_kwargs={'use_reentrant': False}"
+            raise UnsupportedError("model", "checkpointing with use_reentrant=False", got)

@@ -84,11 +84,9 @@ class GameMixin:
             if chosen is True:
                 chosen = _newest_whole(folder)
             elif chosen and not _is_whole(Path(chosen)):
-                raise ArgumentError(
-                    "resume_from_checkpoint",
-                    f"expected a whole checkpoint of GameTrainer, got '{chosen}', whose {_STATE_FILE} is damaged or "
-                    "has no state of the game; True takes the newest that is whole.",
-                )
+                damage = f"whose {_STATE_FILE} is damaged or has no state of the game"
+                got = f"'{chosen}', {damage}; True takes the newest that is whole"
+                raise ArgumentError("resume_from_checkpoint", "a whole checkpoint of GameTrainer", got)
             return base.train(chosen or None, *args, **kwargs)
 
     def compute_loss(
@@ -160,15 +158,12 @@ def _callback(trainer: Any) -> Any:
             if step == 0:
                 return
             if step >= most:
-                raise ArgumentError(
-                    "resume_from_checkpoint",
-                    f"expected a training to go on with, got one that is finished: step {step} of {most}.",
-                )
+                got = f"one that is finished: step {step} of {most}"
+                raise ArgumentError("resume_from_checkpoint", "a training to go on with", got)
             game.load_state_dict(state.stateful_callbacks[_CALLBACK]["attributes"]["game"])
             if game.steps != step:
-                raise ArgumentError(
-                    "resume_from_checkpoint", f"a game state of step {step}", f"one of step {game.steps}"
-                )
+                expected = f"a game state of step {step}"
+                raise ArgumentError("resume_from_checkpoint", expected, f"one of step {game.steps}")
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             trainer.game.step()
