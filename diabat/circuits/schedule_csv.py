@@ -45,10 +45,10 @@ def from_csv(
     path = Path(path)
     rows = _rows(path)
     for key, value in {"solver": solver, "protocol": protocol}.items():
-        found = sorted({row[key] for _, row in rows if key in row})
-        if value not in found if value is not None else len(found) > 1:
-            wanted, got = "" if value is None else f" {value!r}", ", ".join(found)[:200] or "no such column"
-            hint = f"; choose one with {key}=, an argument of diabat.circuits.from_csv" * (len(found) > 1)
+        values = sorted({row[key] for _, row in rows if key in row})
+        if value not in values if value is not None else len(values) > 1:
+            wanted, got = "" if value is None else f" {value!r}", ", ".join(values)[:200] or "no such column"
+            hint = f"; choose one with {key}=, an argument of diabat.circuits.from_csv" * (len(values) > 1)
             raise ArgumentError(f"{path}: expected one {key}{wanted}, got {got}{hint}")
         rows = [(where, row) for where, row in rows if value is None or row[key] == value]
     if len(rows) < _MIN_POINTS:

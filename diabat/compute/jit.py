@@ -50,7 +50,7 @@ class _Linked(JITCodeLibrary):  # type: ignore[misc]  # numba has no stubs
 
     codegen = property(lambda self: self)
 
-    def set_env(self, *given: Any) -> None:
+    def set_env(self, *values: Any) -> None:
         """There is nothing to set."""
 
     def get_pointer_to_function(self, name: str) -> int:
@@ -95,9 +95,9 @@ def inner(function: F, **options: Any) -> F:
     compiled: Any = numba.njit(**_INNER, **options)(function)
     called = compiled.get_call_template
 
-    def without_literals(given: Any, named: Any) -> Any:
+    def without_literals(kinds: Any, named: Any) -> Any:
         # Numba would compile again for every literal; LLVM knows the number where the function becomes a part.
-        return called(tuple(map(unliteral, given)), {k: unliteral(v) for k, v in named.items()})
+        return called(tuple(map(unliteral, kinds)), {k: unliteral(v) for k, v in named.items()})
 
     compiled.get_call_template = without_literals
     return cast("F", compiled)

@@ -23,14 +23,9 @@ def check_names(sampler: Sampler, *, law: Law | None = None) -> list[str]:
 
 
 def run_check(
-    name: str,
-    sampler: Sampler,
-    *,
-    alpha: float = DEFAULT_ALPHA,
-    num_reads: int = DEFAULT_NUM_READS,
-    seed: int = 0,
-    law: Law | None = None,
-) -> None:
+    name: str, sampler: Sampler, *,
+    alpha: float = DEFAULT_ALPHA, num_reads: int = DEFAULT_NUM_READS, seed: int = 0, law: Law | None = None,
+) -> None:  # fmt: skip
     """Run one check by name; see :func:`check_sampler`.
 
     Raises:
@@ -44,13 +39,9 @@ def run_check(
 
 
 def check_sampler(
-    sampler: Sampler,
-    *,
-    alpha: float = DEFAULT_ALPHA,
-    num_reads: int = DEFAULT_NUM_READS,
-    seed: int = 0,
-    law: Law | None = None,
-) -> list[str]:
+    sampler: Sampler, *,
+    alpha: float = DEFAULT_ALPHA, num_reads: int = DEFAULT_NUM_READS, seed: int = 0, law: Law | None = None,
+) -> list[str]:  # fmt: skip
     """Test a sampler against the contract of :class:`diabat.Sampler`.
 
     For pytest, one test per check::

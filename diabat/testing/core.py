@@ -60,6 +60,7 @@ class Trial:
 
 
 Applies = Callable[[Trial], bool]
+Run = Callable[[Trial], None]
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Check:
     """One requirement by its name: ``run`` raises ConformanceError if it is not met, where it ``applies``."""
 
     name: str
-    run: Callable[[Trial], None]
+    run: Run
     applies: Applies
 
 
@@ -80,7 +81,7 @@ def check(
     law: Literal["boltzmann", "own"] | None = None,
     samples: bool = False,
     when: Applies = lambda trial: True,
-) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+) -> Callable[[Run], Run]:
     """Register a function as a check under its name; the first line of its docstring is the requirement.
 
     It applies to samplers of the Boltzmann law or to those of another one, that draw if ``samples``, ``when`` it fits.
@@ -90,7 +91,7 @@ def check(
         wrong_law = law is not None and (law == "boltzmann") != (trial.law == "boltzmann")
         return not wrong_law and (trial.able.samples or not samples) and when(trial)
 
-    def register(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
+    def register(run: Run) -> Run:
         CHECKS[run.__name__] = Check(run.__name__, run, applies)
         return run
 

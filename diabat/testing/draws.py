@@ -42,10 +42,9 @@ def global_random_state(trial: Trial) -> None:
     ising = make_problem((2,), SIZE, seed=trial.seed)
     before = torch.get_rng_state(), repr(np.random.get_state(legacy=False))
     trial.draw(ising, FEW_READS)
-    same = torch.equal(before[0], torch.get_rng_state())
-    demand(same, "sample: expected torch's global random state untouched, found it moved.")
-    same = before[1] == repr(np.random.get_state(legacy=False))
-    demand(same, "sample: expected numpy's global random state untouched, found it moved.")
+    same = torch.equal(before[0], torch.get_rng_state()), before[1] == repr(np.random.get_state(legacy=False))
+    for library, kept in zip(("torch", "numpy"), same, strict=True):
+        demand(kept, f"sample: expected {library}'s global random state untouched, found it moved.")
 
 
 @check()

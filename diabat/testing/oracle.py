@@ -46,8 +46,8 @@ def brute_force_exponents(ising: Ising) -> Tensor:
         values = terms.detach().cpu().double()
         for spins in combinations(range(n), order):
             strength = values[(..., *spins, None)]  # [*lead, 1]
-            seen = v[..., list(spins)].all(-1, keepdim=True)
-            exponent = exponent + torch.where(seen, strength * s[:, list(spins)].prod(1), 0.0)
+            shown = v[..., list(spins)].all(-1, keepdim=True)
+            exponent = exponent + torch.where(shown, strength * s[:, list(spins)].prod(1), 0.0)
     if ising.offset is not None:
         exponent = exponent + ising.offset.detach().cpu().double()[..., None]
     value = torch.full(v.shape, -1) if ising.clamped is None else ising.clamped.cpu().where(_shown(ising), -1)

@@ -15,16 +15,9 @@ LEADS: tuple[Lead, ...] = get_args(Lead)
 
 
 def make_problem(
-    batch: tuple[int, ...],
-    n: int,
-    *,
-    lead: Lead = "shared",
-    seed: int = 0,
-    fields: float = 0.6,
-    couplings: float = 0.5,
-    three_body: float = 0.0,
-    dtype: torch.dtype = torch.float64,
-) -> Ising:
+    batch: tuple[int, ...], n: int, *, lead: Lead = "shared", seed: int = 0,
+    fields: float = 0.6, couplings: float = 0.5, three_body: float = 0.0, dtype: torch.dtype = torch.float64,
+) -> Ising:  # fmt: skip
     """Random problem of n spins with standard deviations of h, J and, unless 0, of K; fields [*batch, n].
 
     ``lead`` is the leading shape of J and K: no J at all, [n, n], [H, 1, n, n] against a batch [..., H, T], or one J

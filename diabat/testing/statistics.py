@@ -56,9 +56,16 @@ def demand_events(trial: Trial, samples: Samples, ising: Ising, where: str) -> N
         ("P(s = +1)", up, exact.probability, exact.visible),
         ("P(s_j = s_k)", equal, (1 + exact.correlation[..., j, k]) / 2, both),
     ):
-        pvalues, frequency = event_pvalues(events, p), event_frequencies(events)[0].numpy()
-        pvalues = np.where(counts.numpy(), pvalues, 1.0)
-        demand_all(trial, pvalues, frequency, p.numpy(), f"{what} {where}", samples.num_reads)
+        demand_frequencies(trial, events, p, f"{what} {where}", counts)
+
+
+def demand_frequencies(
+    trial: Trial, events: Tensor, exact: Tensor, what: str, counts: Tensor | None = None
+) -> None:
+    """Fail if frequencies of events [reads, *batch, M] are not the exact ones, where they count; None for all."""
+    pvalues, frequency = event_pvalues(events, exact), event_frequencies(events)[0].numpy()
+    pvalues = pvalues if counts is None else np.where(counts.numpy(), pvalues, 1.0)
+    demand_all(trial, pvalues, frequency, exact.numpy(), what, len(events))
 
 
 def demand_all(trial: Trial, pvalues: Array, got: Array, exact: Array, what: str, num_reads: int) -> None:
@@ -67,8 +74,8 @@ def demand_all(trial: Trial, pvalues: Array, got: Array, exact: Array, what: str
     if worst is not None and pvalues[worst] * pvalues.size < trial.alpha:
         expected = f"{float(exact[worst]):.4f} at index {tuple(int(i) for i in worst)}"
         test = f"p = {float(pvalues[worst]):.1e}, alpha = {trial.alpha:g} over {pvalues.size} comparisons"
-        found = f"{float(got[worst]):.4f} from N = {num_reads} reads ({test})"
-        raise ConformanceError(f"{what}: expected {expected}, got {found}.")
+        frequency = f"{float(got[worst]):.4f} from N = {num_reads} reads ({test})"
+        raise ConformanceError(f"{what}: expected {expected}, got {frequency}.")
 
 
 def state_chi_square(samples: Samples, ising: Ising) -> tuple[float, int]:
@@ -79,9 +86,9 @@ def state_chi_square(samples: Samples, ising: Ising) -> tuple[float, int]:
     expected = reads * brute_force_states(ising).reshape(-1, 2**n).numpy()
     counts = np.stack([np.bincount(column, minlength=2**n) for column in index.T.numpy()])
     rare = expected < _MIN_EXPECTED
-    cells, seen = (np.c_[np.where(rare, 0, e), np.where(rare, e, 0).sum(1)] for e in (expected, counts))
+    cells, observed = (np.c_[np.where(rare, 0, e), np.where(rare, e, 0).sum(1)] for e in (expected, counts))
     full = cells > 0
-    total = float(((seen - cells)[full] ** 2 / cells[full]).sum())
+    total = float(((observed - cells)[full] ** 2 / cells[full]).sum())
     return total, int((full.sum(1) - 1).clip(0).sum())
 
 

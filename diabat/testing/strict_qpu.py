@@ -61,11 +61,11 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
     - invalid anneal schedules; a wrong number of flux biases, or flux biases with auto_scale;
     - too many reads, too long runs, unknown keywords.
 
-    Answers are histograms unless ``answer_mode="raw"``.  Reads follow P(s) ∝ exp(-beta · E(s)) of the
-    programmed values, by simulated annealing held at beta, or with a ``schedule`` its fast anneal, simulated by the
-    backend ``dqa`` for every connected part (16 qubits at most); qubits with flux biases are fixed.  It is not
-    Boltzmann: fields and couplings have different effective temperatures.  As on a processor there is no seed per call:
-    answer number k is a function of ``seed`` and k.
+    Answers are histograms unless ``answer_mode="raw"``.  Reads follow P(s) ∝ exp(-beta · E(s)) of the programmed
+    values, by simulated annealing held at beta, or with a ``schedule`` its fast anneal, simulated by the backend
+    ``dqa`` for every connected part (16 qubits at most); qubits with flux biases are fixed.  It is not Boltzmann:
+    fields and couplings have different effective temperatures.  As on a processor there is no seed per call: answer
+    number k is a function of ``seed`` and k.
 
     Args:
         schedule: Built-in schedule of an anneal, such as Advantage2_system1, which accepts only submissions with
@@ -79,34 +79,21 @@ class StrictMockQPU(MockDWaveSampler):  # type: ignore[misc]  # dwave-system has
         properties: Properties that replace those of the mock.
         topology_type: ``chimera``, ``pegasus`` or ``zephyr``; of ``MockDWaveSampler``, as what follows.
         topology_shape: Its sizes, such as [12, 4] of a Zephyr graph.
-        nodelist: The qubits; None for all.
-        edgelist: The couplers; None for all.
-        broken_nodes: Qubits that do not work.
-        broken_edges: Couplers that do not work.
+        nodelist: The qubits, and ``edgelist`` the couplers; None for all.
+        broken_nodes: Qubits, and ``broken_edges`` couplers, that do not work.
 
     Attributes:
-        calls: Calls of ``sample`` so far.
-        answered: Calls that were answered.
-        reads: Reads answered.
+        calls: Calls of ``sample`` so far; ``answered`` those that were answered, with ``reads`` reads.
     """
 
     def __init__(
-        self,
-        *,
-        schedule: str | None = None,
-        beta: float = 1.0,
-        sweeps: int = 100,
-        seed: int | None = 0,
-        tied_below: float | None = None,
-        fail_at: Iterable[int] = (),
-        properties: dict[str, Any] | None = None,
-        topology_type: str | None = None,
-        topology_shape: Sequence[int] | None = None,
-        nodelist: Sequence[int] | None = None,
-        edgelist: Sequence[tuple[int, int]] | None = None,
-        broken_nodes: Sequence[int] | None = None,
-        broken_edges: Sequence[tuple[int, int]] | None = None,
-    ) -> None:
+        self, *,
+        schedule: str | None = None, beta: float = 1.0, sweeps: int = 100, seed: int | None = 0,
+        tied_below: float | None = None, fail_at: Iterable[int] = (), properties: dict[str, Any] | None = None,
+        topology_type: str | None = None, topology_shape: Sequence[int] | None = None,
+        nodelist: Sequence[int] | None = None, edgelist: Sequence[tuple[int, int]] | None = None,
+        broken_nodes: Sequence[int] | None = None, broken_edges: Sequence[tuple[int, int]] | None = None,
+    ) -> None:  # fmt: skip
         check_positive("beta", beta)
         if schedule is not None:
             built_in(schedule)

@@ -104,15 +104,15 @@ class Lanes:
 
         Always in C order: sums by numpy depend on it in the last bit.
         """
-        found, start, width = [], 0, rows.shape[1]
+        parts, start, width = [], 0, rows.shape[1]
         for kind in self.kinds:
             m = count or (kind.out_rows if out else kind.spins)
             blocks = -(-kind.problems // width)
             stop = start + blocks * m
             cube = rows[start:stop].reshape(blocks, m, width).transpose(0, 2, 1).astype(np.float64, order="C")
-            found.append(cube.reshape(blocks * width, m)[: kind.problems])
+            parts.append(cube.reshape(blocks * width, m)[: kind.problems])
             start = stop
-        return found
+        return parts
 
 
 def in_lanes(

@@ -56,14 +56,14 @@ def anneal_circuit(
     h = check_fields(fields, ndim=1)
     n = len(h)
     coupled = check_couplings(couplings, n)
-    circuit, seen = prepared(plan, n, visible, metadata)
-    h, coupled = h * seen, coupled * np.outer(seen, seen)
+    circuit, mask = prepared(plan, n, visible, metadata)
+    h, coupled = h * mask, coupled * np.outer(mask, mask)
     for k in range(plan.steps):
         fields_k = plan.field_angles[k] * h
         for j in np.flatnonzero(fields_k):
             circuit.rz(float(fields_k[j]), int(j))
         _coupling_gates(circuit, plan.coupling_angles[k] * coupled)
-        circuit.rx(-plan.mixer_angles[k], np.flatnonzero(seen).tolist())
+        circuit.rx(-plan.mixer_angles[k], np.flatnonzero(mask).tolist())
     if measure:
         circuit.measure_all()
     return circuit
@@ -79,13 +79,13 @@ def prepared(
     """
     from qiskit import QuantumCircuit
 
-    seen = np.ones(num_spins, dtype=bool) if visible is None else np.asarray(visible)
-    if seen.dtype != bool or seen.shape != (num_spins,):
-        raise ArgumentError("visible", f"expected bool [{num_spins}], got {seen.dtype} {list(seen.shape)}")
+    mask = np.ones(num_spins, dtype=bool) if visible is None else np.asarray(visible)
+    if mask.dtype != bool or mask.shape != (num_spins,):
+        raise ArgumentError("visible", f"expected bool [{num_spins}], got {mask.dtype} {list(mask.shape)}")
     facts = {"plan": plan.label, "steps": plan.steps, **(metadata or {})}
     circuit = QuantumCircuit(num_spins, name="anneal", metadata=facts)
-    circuit.h(np.flatnonzero(seen).tolist())
-    return circuit, seen
+    circuit.h(np.flatnonzero(mask).tolist())
+    return circuit, mask
 
 
 def _coupling_gates(circuit: QuantumCircuit, couplings: FloatArray) -> None:
@@ -103,10 +103,8 @@ def to_qasm3(circuit: QuantumCircuit) -> str:
 
     diagonals = circuit.count_ops().get("diagonal", 0)
     if diagonals:
-        raise ArgumentError(
-            "to_qasm3",
-            f"expected a circuit of anneal_circuit, got {diagonals} DiagonalGates, which OpenQASM 3 cannot express",
-        )
+        got = f"got {diagonals} DiagonalGates, which OpenQASM 3 cannot express"
+        raise ArgumentError("to_qasm3", f"expected a circuit of anneal_circuit, {got}")
     source: str = qasm3.dumps(circuit)
     return source
 

@@ -94,19 +94,15 @@ class PrimitiveEngine(Engine):
 
     def probabilities(self, plan: TrotterPlan, fields: ArrayLike, couplings: ArrayLike) -> FloatArray:
         """Raise EngineError: a primitive returns shots."""
-        raise EngineError(
-            "probabilities",
-            "engine 'primitive' returns shots only; call sample, or use 'native', 'torch' or 'aer'.",
-        )
+        others = "call sample, or use 'native', 'torch' or 'aer'."
+        raise EngineError("probabilities", f"engine 'primitive' returns shots only; {others}")
 
     def moments(
         self, plan: TrotterPlan, batches: Sequence[Batch], *, correlations: bool = False
     ) -> list[BatchMoments]:
         """Raise EngineError: the sampler averages reads and computes their errors."""
-        raise EngineError(
-            "moments",
-            "engine 'primitive' returns shots only; average those of sample, or use another engine.",
-        )
+        others = "average those of sample, or use another engine."
+        raise EngineError("moments", f"engine 'primitive' returns shots only; {others}")
 
     def sample(
         self, plan: TrotterPlan, batches: Sequence[Batch], num_reads: int, random: np.random.Generator
@@ -124,9 +120,9 @@ class PrimitiveEngine(Engine):
                 built = self.circuit(plan, batch)
                 works.append(Work(built.circuit, built.values(batch.fields, batch.couplings), num_reads))
         primitive = _built_in_sampler(random, works) if self.primitive is None else self.primitive
-        found = iter(run_job(primitive, works) if works else [])
+        bits = iter(run_job(primitive, works) if works else [])
         return [
-            2 * next(found).astype(np.int8) - 1
+            2 * next(bits).astype(np.int8) - 1
             if batch.num_problems
             else np.empty((num_reads, *batch.fields.shape), np.int8)
             for batch in batches

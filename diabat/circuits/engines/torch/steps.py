@@ -42,26 +42,12 @@ class HalvedStates:
         return len(self.high), len(self.low)
 
     def field_terms(self, fields: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ_j h_j s_j as the sum of two tables.
-
-        Args:
-            fields: h, float64 [Q, n].
-
-        Returns:
-            The high spins' part [A, 1, Q] and the low spins' part [1, B, Q].
-        """
+        """Σ_j h_j s_j for h [Q, n], float64, as a sum: the high spins' part [A, 1, Q], the low ones' [1, B, Q]."""
         low, high = fields[:, : self.split], fields[:, self.split :]
         return (self.high @ high.T)[:, None], (self.low @ low.T)[None]
 
     def pair_terms(self, matrix: Tensor) -> Tensor:
-        """Σ_{jk} W_jk s_j s_k for symmetric W.
-
-        Args:
-            matrix: W, float64 [n, n] or [Q, n, n].
-
-        Returns:
-            float64 [A, B, 1] or [A, B, Q].
-        """
+        """Σ_{jk} W_jk s_j s_k for symmetric W, float64 [n, n] or [Q, n, n]: [A, B, 1] or [A, B, Q]."""
         stack, b = matrix.reshape(-1, *matrix.shape[-2:]), self.split
         within_high = ((self.high @ stack[:, b:, b:]) * self.high).sum(-1)  # [Q, A]
         within_low = ((self.low @ stack[:, :b, :b]) * self.low).sum(-1)  # [Q, B]
@@ -120,10 +106,7 @@ class TorchSteps:
         # Widths of the groups, from qubit 0 upwards; n = 10 is 3 + 3 + 4.
         self._widths = [(states.num_spins + g) // groups for g in range(groups)]
         self._mixers, self._generators = (
-            {
-                w: torch.tensor(build(w), dtype=dtype.to_real(), device=fields.device)
-                for w in set(self._widths)
-            }
+            {w: torch.tensor(build(w), dtype=dtype.to_real(), device=fields.device) for w in {*self._widths}}
             for build in (partial(_mixers, plan.mixer_angles), _generator)
         )
 
