@@ -82,8 +82,8 @@ class Calibration:
         salient = content["salient"]
         if isinstance(salient, Mapping):
             # What is no layer stays as it is, for the constructor to refuse.
-            plain = {name: re.fullmatch("0|[1-9][0-9]{0,17}", str(name)) for name in salient}
-            salient = {int(name) if plain[name] else name: salient[name] for name in salient}
+            digits = {name: re.fullmatch("0|[1-9][0-9]{0,17}", str(name)) for name in salient}
+            salient = {int(name) if digits[name] else name: salient[name] for name in salient}
         return cls(**{**content, "salient": salient})
 
 
@@ -161,11 +161,11 @@ def calibrate(
 
 def _sums(maps: Tensor, seen: Tensor, past: ColumnSums | None, *, running: bool) -> tuple[Tensor, Tensor]:
     """Sums of columns and numbers of rows: up to each row [.., Q, K], or over all of them [.., 1, K]."""
-    given = maps * seen
+    weights = maps * seen
     if running:
-        totals, rows = given.cumsum(-2), seen.cumsum(-2)
+        totals, rows = weights.cumsum(-2), seen.cumsum(-2)
     else:
-        totals, rows = given.sum(-2, keepdim=True), seen.sum(-2, keepdim=True)
+        totals, rows = weights.sum(-2, keepdim=True), seen.sum(-2, keepdim=True)
     if past is not None:
         new = (0, maps.shape[-2])
         totals += torch.nn.functional.pad(past.total, new).unsqueeze(-2)

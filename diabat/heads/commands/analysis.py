@@ -101,9 +101,9 @@ Options = TypeVar("Options")
 
 def read_options(kind: type[Options], overrides: Iterable[str]) -> Options:
     """Options from ``key=value``, values in YAML; a ConfigError names a key that is unknown or has a bad value."""
-    given, known = apply_overrides({}, overrides), get_type_hints(kind)
+    content, known = apply_overrides({}, overrides), get_type_hints(kind)
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(given))
+        return TypeAdapter(kind).validate_json(json.dumps(content))
     except ValidationError as error:
         raise explain(error, known) from error
 

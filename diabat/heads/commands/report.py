@@ -134,10 +134,10 @@ def shown_layers(layers: Sequence[int]) -> str:
 
 def shown_heads(heads: Sequence[Head]) -> str:
     """Heads in few characters, by layer if there is more than one: 0-3, 8-11, or 5: 0-3; 6: 8-11; none."""
-    found = [(layer, _runs([h for _, h in of])) for layer, of in groupby(sorted(heads), lambda head: head[0])]
-    if len(found) == 1:
-        return found[0][1]
-    return "; ".join(f"{layer}: {text}" for layer, text in found) or "none"
+    runs = [(layer, _runs([h for _, h in of])) for layer, of in groupby(sorted(heads), lambda head: head[0])]
+    if len(runs) == 1:
+        return runs[0][1]
+    return "; ".join(f"{layer}: {text}" for layer, text in runs) or "none"
 
 
 def shown_players(players: Sequence[int]) -> str:

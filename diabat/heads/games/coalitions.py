@@ -193,8 +193,10 @@ class HeadCoalitions(FunctionGame):
         ]
         total = sum(map(len, missing))
         if total:
-            found, at = np.unique(columns, return_index=True)
-            masks = {int(column): coalitions[int(row)].cpu() for column, row in zip(found, at, strict=True)}
+            distinct, at = np.unique(columns, return_index=True)
+            masks = {
+                int(column): coalitions[int(row)].cpu() for column, row in zip(distinct, at, strict=True)
+            }
             try:
                 with self._replay.applied():
                     self._fill(missing, masks, total)

@@ -173,11 +173,11 @@ def _tokenised(given: Any, tokenizer: Any, vocabulary: int, name: str, corrupted
         raise ArgumentError("tokenizer", f"that of the model, since {text} is a text", "None")
     if kind == "input_ids":
         tokens = given["input_ids"]
-        found = {k: tokenizer(text, add_special_tokens=False)["input_ids"] for k, text in written.items()}
+        following = {k: tokenizer(text, add_special_tokens=False)["input_ids"] for k, text in written.items()}
     else:
-        tokens, found = _with_choices(given, written, tokenizer, name)
+        tokens, following = _with_choices(given, written, tokenizer, name)
     parts = {f"{name}.{kind}": tokens}
-    parts |= {f"{name}.choices[{k}]": found.get(k, choice) for k, choice in enumerate(choices)}
+    parts |= {f"{name}.choices[{k}]": following.get(k, choice) for k, choice in enumerate(choices)}
     ids = [_ids(part, place) for place, part in parts.items()]
     for part, place in zip(ids, parts, strict=True):
         if bool(((part < 0) | (part >= vocabulary)).any()):
@@ -203,10 +203,10 @@ def _with_choices(
     kept = len(text)
     while True:
         tokens = tokenizer(text[:kept], add_special_tokens=special)["input_ids"]
-        found = {k: tokenizer(text + c, add_special_tokens=special)["input_ids"] for k, c in written.items()}
-        merged = [k for k, ids in found.items() if ids[: len(tokens)] != tokens or len(ids) == len(tokens)]
+        whole = {k: tokenizer(text + c, add_special_tokens=special)["input_ids"] for k, c in written.items()}
+        merged = [k for k, ids in whole.items() if ids[: len(tokens)] != tokens or len(ids) == len(tokens)]
         if not merged:
-            return tokens, {k: ids[len(tokens) :] for k, ids in found.items()}
+            return tokens, {k: ids[len(tokens) :] for k, ids in whole.items()}
         if not text[:kept] or not text[kept - 1].isspace():
             expected = "a choice whose tokens follow those of the text"
             got = f"{written[merged[0]]!r}, which merges with its end; end the text with a space"

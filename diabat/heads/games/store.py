@@ -106,15 +106,15 @@ class ValueStore:
         for player, group in enumerate(groups):
             for layer, head in group:
                 owner[start[layer] + head] = player
-        found: list[int] = []
+        places: list[int] = []
         for part in coalitions.cpu().split(_CHUNK):
             present = np.pad(part.numpy(), ((0, 0), (0, 1)), constant_values=True)[:, owner]
             keys = (row.tobytes() for row in np.packbits(present, axis=1, bitorder="little"))
-            found += [self._column.setdefault(key, len(self._column)) for key in keys]
+            places += [self._column.setdefault(key, len(self._column)) for key in keys]
         fresh = len(self._column) - self.values.shape[1]
         if fresh:
             self.values = np.pad(self.values, ((0, 0), (0, fresh)), constant_values=np.nan)
-        return np.asarray(found, dtype=np.int64)
+        return np.asarray(places, dtype=np.int64)
 
     def put(self, sample: int, columns: NDArray[np.int64], values: NDArray[np.float64]) -> None:
         """Note values of one sample."""

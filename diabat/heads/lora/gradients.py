@@ -41,13 +41,13 @@ class TaskGradients:
     def add(self, name: str, loss: Tensor, others: Sequence[Tensor] = ()) -> Sequence[Tensor | None]:
         """Add the gradient of a loss to those of its name, and return that of ``others``; the graph is kept."""
         inputs = [*self.parameters, *others]
-        found: Sequence[Tensor | None] = [None] * len(inputs)
+        gradients: Sequence[Tensor | None] = [None] * len(inputs)
         if loss.requires_grad:
-            found = torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
-        pairs = zip(self.parameters, found, strict=False)
+            gradients = torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
+        pairs = zip(self.parameters, gradients, strict=False)
         flat = torch.cat([(torch.zeros_like(p) if g is None else g).float().flatten() for p, g in pairs])
         self._sums[name] = self._sums[name] + flat if name in self._sums else flat
-        return found[len(self.parameters) :]
+        return gradients[len(self.parameters) :]
 
     def rows(self) -> tuple[list[str], Tensor]:
         """Names and gradients [K, P] in float32, the mean over processes; parameters without gradient have 0."""
@@ -97,12 +97,12 @@ class HeadProducts:
 
     def sums(self) -> dict[int, Tensor]:
         """Sums of the step so far, the mean over processes."""
-        found = {layer: mean_over_ranks(products) for layer, products in sorted(self._sums.items())}
-        for layer, products in found.items():
+        means = {layer: mean_over_ranks(products) for layer, products in sorted(self._sums.items())}
+        for layer, products in means.items():
             if not torch.isfinite(products).all():
                 expected = f"finite gradients at the heads of layer {layer}"
                 raise ArgumentError("loss", expected, "NaN or infinity")
-        return found
+        return means
 
     def _add(self, layer: int, gradient: Tensor, mask: Tensor | None) -> None:
         rows = gradient.detach()  # [B, T, H, d]

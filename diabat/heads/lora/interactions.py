@@ -105,20 +105,20 @@ class HeadInteractions:
                     sums[layer] = added if former is None else _Sums(*map(add, former, added))
         if not sums:
             raise ArgumentError("batches", "one batch or more", "none")
-        return {layer: self._result(layer, found) for layer, found in sums.items()}
+        return {layer: self._result(layer, total) for layer, total in sums.items()}
 
     def _sums(self, batch: Batch) -> Iterator[tuple[int, _Sums]]:
         """Sums of every layer over the counted tokens of a batch."""
         model = self.outputs.model
         counted = counted_tokens(batch).to(model.device)
-        given = {key: value for key, value in batch.items() if key not in _TARGETS}
-        inputs = {key: v.to(model.device) if isinstance(v, Tensor) else v for key, v in given.items()}
+        others = {key: value for key, value in batch.items() if key not in _TARGETS}
+        inputs = {key: v.to(model.device) if isinstance(v, Tensor) else v for key, v in others.items()}
         with self.outputs.capture() as captured:
             logits = model(**inputs, use_cache=False).logits
         # The sum, so that every token has the same weight in all batches.
         loss = total_cross_entropy(logits, batch, counted)
-        for layer, found in captured.gradients(loss, retain_graph=False).items():
-            parts = (captured.outputs(layer).detach(), found.heads, found.residual)
+        for layer, gradients in captured.gradients(loss, retain_graph=False).items():
+            parts = (captured.outputs(layer).detach(), gradients.heads, gradients.residual)
             outputs, g, r = (part[counted.to(part.device)].double() for part in parts)
             if not bool(torch.isfinite(g).all() & torch.isfinite(r).all()):
                 expected = "finite gradients at the heads"

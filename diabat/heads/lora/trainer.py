@@ -104,8 +104,8 @@ class GameMixin:
         _check_targets(inputs, num_items_in_batch)
         # The Trainer may change the mapping, for example take the labels out.
         with self.game.capture(dict(inputs)):
-            found = base.compute_loss(model, inputs, **options)
-        cross_entropy, *rest = found if return_outputs else (found,)
+            answer = base.compute_loss(model, inputs, **options)
+        cross_entropy, *rest = answer if return_outputs else (answer,)
         micro_batches = self.current_gradient_accumulation_steps
         scaled = self.loss_is_scaled_for_ga
         if scaled is None:
