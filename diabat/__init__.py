@@ -36,13 +36,7 @@ _NAMES = {
     "lab.config": "load_config",
     "samplers": "Capabilities Moments Sampler Samples UnsupportedError available_backends sampler",
 }
-_OTHERS = (
-    "circuits",
-    "heads",
-    "huggingface",
-    "lab",
-    "testing",
-)
+_OTHERS = ("circuits", "heads", "huggingface", "lab", "testing")
 _MODULES = (*_NAMES, *_OTHERS)
 _LAZY = {name: f"diabat.{module}" for module, names in _NAMES.items() for name in names.split()}
 

@@ -237,7 +237,7 @@ def refuse_inference(fields: Maybe, couplings: Maybe, three_body: Maybe = None) 
 
 
 def choose_estimator(sampler: Sampler, gradient: str) -> Estimator:
-    """Resolve ``auto``, and refuse an estimator that the sampler does not support, listing those that it does."""
+    """Resolve ``auto``; UnsupportedError, with what the sampler supports, for an estimator that it does not."""
     supported, known = sampler.capabilities.gradients, ("exact", *ESTIMATORS)
     if unknown := [name for name in supported if name not in known]:
         expected = f"gradients among {', '.join(known)} in the capabilities of '{sampler.name}'"

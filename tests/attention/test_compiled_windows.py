@@ -100,12 +100,7 @@ def results(layer: BoltzmannAttention, x: Tensor, mask: Tensor | None) -> list[T
     ],
 )
 def test_it_equals_the_operators(
-    passes: list[bool],
-    name: str,
-    length: int,
-    padded: bool,
-    dtype: torch.dtype,
-    tolerance: float,
+    passes: list[bool], name: str, length: int, padded: bool, dtype: torch.dtype, tolerance: float
 ) -> None:
     layer = built(dtype, **COMPILED[name])
     x = tokens(length, dtype)

@@ -63,10 +63,7 @@ def test_sums_and_derivatives_are_those_of_whole_matrices(
         visible[0, ..., :2], visible[1, ..., 3] = False, False
         far = far & visible
     seen = far.any(-1).expand(2, 4, queries)
-    results = [
-        far_sums(q, k, v, FarKeys(first, visible), odds=True, scale=scale),
-        whole(q, k, v, far, scale),
-    ]
+    results = [far_sums(q, k, v, FarKeys(first, visible), odds=True, scale=scale), whole(q, k, v, far, scale)]
     (y, x), (mean, mass) = results
     assert (x[~seen] == torch.finfo(F64).min).all()
     torch.testing.assert_close((y[seen], x[seen]), (mean[seen], mass[seen]), rtol=0, atol=1e-13)

@@ -14,12 +14,7 @@ import torch
 from layers import answer, attention, tokens
 
 import diabat
-from diabat import (
-    BoltzmannAttention,
-    BoltzmannMultiheadAttention,
-    NeuroGameAttention,
-    UnsupportedError,
-)
+from diabat import BoltzmannAttention, BoltzmannMultiheadAttention, NeuroGameAttention, UnsupportedError
 from diabat.attention import CouplingInit, WindowCouplings, boltzmann_attention, games
 from diabat.attention.estimators import covariance
 from diabat.ising import IsingError

@@ -83,12 +83,7 @@ LAYOUTS: dict[str, list[str]] = {
     "relative": ["model.relative=true", "model.attention_window=4", "model.mode=J-self"],
     "triples": ["model.mode=h+J+K"],
 }
-START = [
-    "model.num_layers=2",
-    "model.num_heads=2",
-    "model.coupling_init.std=0.3",
-    "task.window=6",
-]
+START = ["model.num_layers=2", "model.num_heads=2", "model.coupling_init.std=0.3", "task.window=6"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -10,13 +10,7 @@ import pytest
 
 from diabat.compute.compiled_random import philox as compiled_philox
 from diabat.compute.compiled_random import random_word
-from diabat.compute.counter_random import (
-    PURPOSE_SHIFT,
-    START,
-    SWAP,
-    philox,
-    seed_key,
-)
+from diabat.compute.counter_random import PURPOSE_SHIFT, START, SWAP, philox, seed_key
 from diabat.compute.simd_bits import load_words, store_words
 from diabat.samplers.tempering.kernel import _SWAP, draw_in_order
 

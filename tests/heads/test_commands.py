@@ -98,10 +98,7 @@ def of_library(model: Any = None, **options: Any) -> HeadCoalitions:
 
 def test_the_result_is_that_of_the_library(place: Path) -> None:
     found = read_analysis(place / "done")
-    assert {path.name for path in (place / "done").iterdir()} == {
-        "values.safetensors",
-        "dividends.png",
-    }
+    assert {path.name for path in (place / "done").iterdir()} == {"values.safetensors", "dividends.png"}
     assert (found.about.model, found.about.value) == (str(place / "model"), "log_odds")
     for layer, game in enumerate(found.games):
         expected = of_library(layer=layer)

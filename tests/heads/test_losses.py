@@ -73,10 +73,7 @@ def test_barlow_twins_agrees_with_loops_and_has_a_gradient(target: str) -> None:
     found = cross_head_barlow_twins(values, weights, mask, target)
     assert found.item() == pytest.approx(wanted, rel=1e-9)
     values.requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda v: cross_head_barlow_twins(v, weights, mask, target),
-        values,
-    )
+    assert torch.autograd.gradcheck(lambda v: cross_head_barlow_twins(v, weights, mask, target), values)
 
 
 def test_padding_has_no_influence_and_no_gradient() -> None:

@@ -248,12 +248,7 @@ def test_a_mistake_is_refused_in_one_sentence(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "most"),
-    [
-        ("log_odds", 64),
-        ("perplexity", 64),
-        ("option_log_odds", 62),
-        ("option_log_likelihood", 63),
-    ],
+    [("log_odds", 64), ("perplexity", 64), ("option_log_odds", 62), ("option_log_likelihood", 63)],
 )
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_what_the_model_cannot_read_is_refused(name: str, value: str, most: int) -> None:

@@ -15,10 +15,7 @@ from diabat.huggingface.boltzmann.model import FAMILIES
 
 COUPLED = 4
 SETTING = Calibration({0: [0, 1], 1: [], 2: [3]})
-SUPPORTED = {
-    "boltzmann": FAMILIES,
-    "gac": ("llama", "qwen2", "qwen3", "mistral", "gpt2", "gemma2"),
-}
+SUPPORTED = {"boltzmann": FAMILIES, "gac": ("llama", "qwen2", "qwen3", "mistral", "gpt2", "gemma2")}
 CASES = [(method, name) for method, names in SUPPORTED.items() for name in names]
 HEADS = "model.layers.0.self_attn.boltzmann"
 FIRST = f"{HEADS}.couplings.pairs"

@@ -14,15 +14,7 @@ import torch
 import diabat
 from diabat.files import jsonable
 from diabat.ising import pack_couplings
-from diabat.samplers.diagnostics import (
-    LAWS,
-    Diagnostic,
-    Info,
-    Later,
-    Watched,
-    condensed,
-    diagnostics,
-)
+from diabat.samplers.diagnostics import LAWS, Diagnostic, Info, Later, Watched, condensed, diagnostics
 from diabat.samplers.registry import available_backends
 
 

@@ -18,12 +18,7 @@ from torch import Tensor
 from diabat.ising import Ising, pack_couplings
 from diabat.lab.studies.ensembles import sk
 from diabat.samplers import conditionals, pseudolikelihood
-from diabat.samplers.pseudolikelihood import (
-    BetaFit,
-    Term,
-    calibration_error,
-    fit_betas,
-)
+from diabat.samplers.pseudolikelihood import BetaFit, Term, calibration_error, fit_betas
 from diabat.testing import ReferenceSampler, brute_force_states, state_table
 from diabat.testing.problems import Lead, causal_problem, make_problem, with_visible
 

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from diabat.samplers.tempering.chain_statistics import (
-    autocorrelation_time,
-    rhat,
-    split_rhat,
-)
+from diabat.samplers.tempering.chain_statistics import autocorrelation_time, rhat, split_rhat
 from diabat.samplers.tempering.ladder import (
     bridge_terms,
     equalised,

@@ -53,10 +53,7 @@ def warm() -> dict[str, Any]:
 
 def test_every_kernel_is_compiled(warm: dict[str, Any]) -> None:
     assert {"samplers.banded.walks.run_reads", "circuits.engines.native.kernel.run_plan"} <= warm.keys()
-    tests_only = {
-        "compute.compiled_random.uniform",
-        "compute.compiled_random.random_word",
-    }
+    tests_only = {"compute.compiled_random.uniform", "compute.compiled_random.random_word"}
     assert {name for name, kernel in warm.items() if not kernel.signatures} <= tests_only
 
 

@@ -97,10 +97,7 @@ def float_masks() -> None:
     assert (out(-1e4) - hidden).abs().max() > 0.01
     with pytest.warns(UserWarning, match="key_padding_mask: -1e.09 is added to scores and hides no key"):
         assert (out(-1e9) - hidden).abs().max() > 0.01
-    for layer in (
-        diabat.BoltzmannAttention(8, 2, 5),
-        diabat.NeuroGameAttention(8, 2),
-    ):
+    for layer in (diabat.BoltzmannAttention(8, 2, 5), diabat.NeuroGameAttention(8, 2)):
         with refused("key_padding_mask: expected bool"):
             layer(x.float(), torch.zeros(2, 5))
 

@@ -200,10 +200,7 @@ def empty_batches() -> None:
 def other_projections() -> None:
     """pytorch: Projections of layers may be wrapped, as for LoRA. `torch.ao.quantization.quantize_dynamic` quantises
     them, and leaves couplings as they are."""
-    layers = (
-        diabat.BoltzmannAttention(8, 2, 6, relative=True),
-        diabat.NeuroGameAttention(8, 2),
-    )
+    layers = (diabat.BoltzmannAttention(8, 2, 6, relative=True), diabat.NeuroGameAttention(8, 2))
     x = torch.randn(2, 6, 8)
     for layer in layers:
         expected = layer.eval()(x).detach()

@@ -12,15 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from diabat.checks import ArgumentError
 from diabat.heads.calibration.mathematics import Calibration
-from diabat.heads.commands.analysis import (
-    OPTIONS,
-    AnalysedGame,
-    Analysis,
-    Count,
-    Layers,
-    Seed,
-    Share,
-)
+from diabat.heads.commands.analysis import OPTIONS, AnalysedGame, Analysis, Count, Layers, Seed, Share
 from diabat.heads.games.decoder import Head
 from diabat.heads.games.dividends import common, finite, max_dividend
 from diabat.heads.games.search import surrogate

@@ -7,14 +7,7 @@ from typing import Any
 from diabat.compute.compiled_random import uniform
 from diabat.compute.jit import inner, jit
 from diabat.compute.simd import item, load, skip, store, sub
-from diabat.samplers.banded.kernel import (
-    Work,
-    advance,
-    half_size,
-    load_block,
-    opened,
-    sweep_back,
-)
+from diabat.samplers.banded.kernel import Work, advance, half_size, load_block, opened, sweep_back
 
 
 @jit

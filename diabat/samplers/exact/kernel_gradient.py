@@ -204,17 +204,7 @@ def _larger(x: Any, y: Any) -> Any:
 
 @inner
 def _weighted(
-    left: Any,
-    P: int,
-    right: Any,
-    R: int,
-    factor: Any,
-    Q: int,
-    f: Any,
-    g: Any,
-    h: Any,
-    tile: Any,
-    out: Any,
+    left: Any, P: int, right: Any, R: int, factor: Any, Q: int, f: Any, g: Any, h: Any, tile: Any, out: Any
 ) -> None:
     """factor[x,y] ((f[x] + g[y]) Σ_z left[z,x] right[y,z] + Σ_z left[z,x] h[z] right[y,z])."""
     zero = constant(load(left, 0), 0.0)

@@ -27,18 +27,7 @@ from diabat.compute.simd import (
 from diabat.compute.simd_functions import square_root, tanh
 from diabat.samplers.mean_field import blocks
 from diabat.samplers.mean_field import rules as rule
-from diabat.samplers.mean_field.blocks import (
-    FOUND,
-    MOST,
-    OTHER,
-    Shape,
-    Work,
-    dot,
-    longest,
-    mix,
-    put,
-    total,
-)
+from diabat.samplers.mean_field.blocks import FOUND, MOST, OTHER, Shape, Work, dot, longest, mix, put, total
 from diabat.samplers.mean_field.rules import Found, Rules
 
 # What `Work.image` = J v of a block is for: the iteration; the right-hand side of a response; and the conjugate

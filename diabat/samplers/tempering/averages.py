@@ -113,12 +113,7 @@ class Averages(NamedTuple):
 
 
 def averages(
-    simulation: ChainSimulation,
-    rules: Rules,
-    sweeps: int,
-    *,
-    pairs: bool = False,
-    bridge: bool = False,
+    simulation: ChainSimulation, rules: Rules, sweeps: int, *, pairs: bool = False, bridge: bool = False
 ) -> Averages:
     """Run sweeps of every chain after its burn-in, and average over them.
 

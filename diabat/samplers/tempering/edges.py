@@ -20,19 +20,7 @@ from numpy.typing import NDArray
 
 from diabat.compute.jit import inner, jit
 from diabat.compute.scratch import Scratch
-from diabat.compute.simd import (
-    add,
-    constant,
-    fma,
-    item,
-    load,
-    mul,
-    offset,
-    set_item,
-    skip,
-    splat,
-    store,
-)
+from diabat.compute.simd import add, constant, fma, item, load, mul, offset, set_item, skip, splat, store
 from diabat.compute.simd_bits import bits_less, load_words, where_bits
 from diabat.samplers.tempering.kept import probability, signed, threshold
 from diabat.samplers.tempering.kernel import (

@@ -18,18 +18,7 @@ from typing import Any
 import numpy as np
 
 from diabat.compute.jit import inner
-from diabat.compute.simd import (
-    add,
-    item,
-    load,
-    mul,
-    offset,
-    set_item,
-    skip,
-    splat,
-    store,
-    sub,
-)
+from diabat.compute.simd import add, item, load, mul, offset, set_item, skip, splat, store, sub
 from diabat.compute.simd_bits import bits_less, lowest_bit
 from diabat.samplers.tempering.kept import probability, threshold
 from diabat.samplers.tempering.kernel import STRIP, How, Lanes, draw_in_order

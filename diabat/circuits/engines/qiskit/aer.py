@@ -38,10 +38,7 @@ class AerEngine(Engine):
     max_spins = MAX_SPINS
 
     def __init__(
-        self,
-        precision: Literal["double", "single"] = "double",
-        threads: int = 0,
-        batch_size: int = 256,
+        self, precision: Literal["double", "single"] = "double", threads: int = 0, batch_size: int = 256
     ) -> None:
         """Configure the simulator; Aer is imported at the first run.
 
