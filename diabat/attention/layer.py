@@ -154,10 +154,8 @@ def fitted(sampler: Sampler, limits: Limits) -> Sampler:
         sampler = sampler.for_window(limits.window, limits.bandwidth)
     able = sampler.capabilities
     if limits.three_body and not able.three_body:
-        reason = (
-            f"sampler '{sampler.name}' does not support three-body terms; use 'exact' or a mode without K."
-        )
-        raise UnsupportedError("mode", reason)
+        wrong = f"sampler '{sampler.name}' does not support three-body terms"
+        raise UnsupportedError("mode", f"{wrong}; use 'exact' or a mode without K.")
     if limits.window is not None and able.max_spins is not None and limits.window > able.max_spins:
         most = f"sampler '{sampler.name}' accepts at most {able.max_spins} spins"
         raise UnsupportedError("window", f"{most}, got {limits.window}; {_fix(limits)}.")
@@ -196,8 +194,8 @@ def warn_of_causal(queries: int, keys: int) -> None:
 def is_plain(first: Tensor, *others: Tensor) -> bool:
     """Whether tensors can be read as arrays here: on the CPU, of one precision, and outside transforms and graphs."""
     dtype = first.dtype
-    double_or_single = first.is_cpu and (dtype == torch.float32 or dtype == torch.float64)
-    return double_or_single and all(t.dtype == dtype for t in others) and not is_traced()
+    has_kernels = first.is_cpu and (dtype == torch.float32 or dtype == torch.float64)
+    return has_kernels and all(t.dtype == dtype for t in others) and not is_traced()
 
 
 def within_limits(sampler: Sampler, count: int, longest: int) -> bool:

@@ -124,9 +124,8 @@ class _Sampled(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         wanted = (*ctx.needs_input_grad[1:3], any(ctx.needs_input_grad[5:]))
         # The parameters of the forward pass may differ from those of the sampler now (torch.func.functional_call).
-        h, J, K, visible, p, spins, *parameters = (
-            ctx.saved_tensors
-        )  # once: checkpointing computes them at each reading
+        # They are read once: checkpointing computes them again at each reading.
+        h, J, K, visible, p, spins, *parameters = ctx.saved_tensors
         # Only a derivative of the derivative needs a graph, and only to be refused.
         opaque = torch.is_grad_enabled() or transformed() or batched_cotangent(v)
         run: Any = _Estimated.apply if opaque else _Estimated.forward

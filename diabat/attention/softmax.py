@@ -56,8 +56,6 @@ class _First(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> NoReturn:
-        able = (
-            "attention without couplings has first derivatives by a fused kernel of torch, got a second one"
-        )
+        able = "attention without couplings has first derivatives by a fused kernel of torch"
         fix = "call it inside of torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
-        raise UnsupportedError("gradient", f"{able}; {fix}.")
+        raise UnsupportedError("gradient", f"{able}, got a second one; {fix}.")

@@ -63,10 +63,9 @@ class TrotterPlan:
                 raise ArgumentError(key, "finite angles", f"{angles[at]} at step {at}")
             if (np.abs(angles) > MAX_ANGLE).any():
                 at = int(np.abs(angles).argmax())
-                expected = (
-                    f"at most {MAX_ANGLE:g} rad, because double precision does not resolve larger angles"
-                )
-                raise ArgumentError(key, expected, f"{angles[at]:g} at step {at}")
+                why = "because double precision does not resolve larger angles"
+                got = f"{angles[at]:g} at step {at}"
+                raise ArgumentError(key, f"at most {MAX_ANGLE:g} rad, {why}", got)
             angles.flags.writeable = False
             object.__setattr__(self, key, angles)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,15 +119,8 @@ class DimodSampler(Sampler):
         folder = None if cache_dir is None else Path(cache_dir)
         self._cache = None if folder is None else AnswerCache(folder)
         self.budget = Budget(max_reads, max_qpu_seconds, folder and folder / "spent.json")
-        self._submitting = (
-            sampler,
-            options,
-            parameters or {},
-            self._cache,
-            self.budget,
-            retries,
-            retry_wait_s,
-        )
+        where = sampler, options, parameters or {}
+        self._new_submitter = partial(Submitter, *where, self._cache, self.budget, retries, retry_wait_s)
         # A composite that tells what it programs.
         self._tiled: Placing | None = None
         if sampler is not DEFAULT_SAMPLER:  # which is imported on first use
@@ -287,7 +280,7 @@ class DimodSampler(Sampler):
 
     @cached_property
     def _submitter(self) -> Submitter:
-        submitter = Submitter(*self._submitting)
+        submitter = self._new_submitter()
         temperature.check_sampler(submitter.sampler, submitter.parameters, self._beta, self._law)
         return submitter
 
