@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,50 +11,12 @@ from torch.nn import functional as F
 from diabat.checks import ArgumentError, ArgumentTypeError
 
 
-class _Buffer:
-    """Memory behind the states of one sequence of steps, of which each state sees a beginning.
-
-    Whoever continues a state at its end may write behind it, once: what a state sees never changes.
-
-    Attributes:
-        keys, values: [B, H, capacity, d].
-        key_mask: [B, capacity], True behind the first state: new tokens are not padding; None without padding.
-        end: The number of keys after which it has free space, or nothing while it is being written.
-    """
-
-    def __init__(self, state: DecodingState, capacity: int) -> None:
-        count = state.keys.shape[-2]
-        self.keys, self.values = (
-            t.new_empty(*t.shape[:2], capacity, t.shape[-1]) for t in (state.keys, state.values)
-        )
-        mask = state.key_mask
-        self.key_mask = None if mask is None else F.pad(mask, (0, capacity - count), value=True)
-        self.end = [count]
-        self.write(0, state.keys, state.values)
-
-    def claim(self, count: int) -> bool:
-        """Whether the caller may write behind the first ``count`` keys."""
-        try:
-            self.end.remove(count)  # one operation, also between threads
-        except ValueError:
-            return False
-        return True
-
-    def write(self, first: int, keys: Tensor, values: Tensor) -> None:
-        """Write keys from ``first`` on."""
-        part = slice(first, first + keys.shape[-2])
-        # Through `data`: tensors that autograd has saved are other parts of this memory.
-        self.keys.data[..., part, :] = keys
-        self.values.data[..., part, :] = values
-
-
 @dataclass(frozen=True, eq=False)
 class DecodingState:
     """Keys and values that the next query of a layer can see, S of them.
 
     ``BoltzmannAttention.step`` returns a new state and leaves the old one as it is, so that several continuations can
-    start from one state.  Without gradients, long states share their memory.  A step copies the keys only if another
-    one has continued the same state before, or when the memory is full; then it doubles the memory.
+    start from one state.
 
     Attributes:
         keys: [B, H, S, d], rotated if the layer uses rotary positions.
@@ -67,7 +29,6 @@ class DecodingState:
     values: Tensor
     key_mask: Tensor | None
     position: Tensor
-    _buffer: _Buffer | None = field(default=None, repr=False)
 
     @classmethod
     def empty(cls, keys: Tensor, values: Tensor) -> DecodingState:
@@ -90,30 +51,10 @@ class DecodingState:
 
     def extended(self, keys: Tensor, values: Tensor, longest: int | None) -> DecodingState:
         """Append keys and values of new tokens, [B, H, Q, d], and keep the last ``longest``."""
-        if longest is None and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return self._grown(keys, values)
         count, key_mask = keys.shape[-2], self.key_mask
-        first = 0 if longest is None else max(0, self.keys.shape[-2] + count - longest)
-        k = torch.cat((self.keys[:, :, first:], keys), -2)
-        v = torch.cat((self.values[:, :, first:], values), -2)
-        if key_mask is not None:
-            key_mask = F.pad(key_mask[:, first:], (0, count), value=True)
-        return DecodingState(k, v, key_mask, self.position + count)
-
-    def _grown(self, keys: Tensor, values: Tensor) -> DecodingState:
-        """Append keys in the memory of this state if it has space, else in new memory of twice the size."""
-        count, buffer = self.keys.shape[-2], self._buffer
-        end = count + keys.shape[-2]
-        # Tensors of inference mode cannot be written outside of it.
-        foreign = buffer is not None and buffer.keys.is_inference() and not torch.is_inference_mode_enabled()
-        if buffer is None or foreign or end > buffer.keys.shape[-2] or not buffer.claim(count):
-            buffer = _Buffer(self, 2 * end)
-            buffer.claim(count)
-        buffer.write(count, keys, values)
-        buffer.end.append(end)
-        k, v = buffer.keys[:, :, :end], buffer.values[:, :, :end]
-        key_mask = None if buffer.key_mask is None else buffer.key_mask[:, :end]
-        return DecodingState(k, v, key_mask, self.position + keys.shape[-2], buffer)
+        k, v = torch.cat((self.keys, keys), -2), torch.cat((self.values, values), -2)
+        key_mask = None if key_mask is None else F.pad(key_mask, (0, count), value=True)
+        return DecodingState(k, v, key_mask, self.position + count).last(longest)
 
     def last(self, count: int | None) -> DecodingState:
         """Keep the last ``count`` keys, or all of them."""
