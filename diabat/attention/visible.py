@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -294,35 +291,6 @@ class Rule(NamedTuple):
     def windows(self) -> Windows:
         """The windows."""
         return _kept_windows(*self, torch.device("cpu"), False)
-
-
-# What was found in this forward pass of a model, by mask; None outside of one.
-_PASS: ContextVar[dict[Any, tuple[Tensor, Visible]] | None] = ContextVar("pass", default=None)
-
-
-@contextmanager
-def one_pass() -> Iterator[None]:
-    """A forward pass of a model, in which `seen_once` reads a mask once for all layers; one inside is a part of it."""
-    if _PASS.get() is not None:
-        yield
-        return
-    token = _PASS.set({})
-    try:
-        yield
-    finally:
-        _PASS.reset(token)
-
-
-def seen_once(mask: Tensor, find: Callable[[Tensor], Visible]) -> Visible:
-    """What ``find`` makes of a mask, once for all layers of `one_pass`, and at every call outside of it."""
-    masks = None if is_traced() or mask.requires_grad else _PASS.get()
-    if masks is None:
-        return find(mask)
-    version = None if mask.is_inference() else mask._version  # a layer may change it
-    key = id(mask), version, torch.is_inference_mode_enabled()
-    if key not in masks:
-        masks[key] = mask, find(mask)  # the mask as well, so that no other one gets its number
-    return masks[key][1]
 
 
 def _has_no_holes(last: Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from diabat.attention.core import Attention, Law, attend
 from diabat.attention.coupled import CoupledLayer, coupling_parameters
 from diabat.attention.couplings import WindowCouplings
-from diabat.attention.visible import Visible, read_mask, seen_once
+from diabat.attention.visible import Visible, read_mask
 from diabat.checks import ArgumentError, check_number, check_positive
 from diabat.huggingface.boltzmann.config import BoltzmannOptions
 from diabat.huggingface.pretrained import refuse_others
@@ -83,7 +83,7 @@ class BoltzmannHeads(CoupledLayer):
 
         def attended(couplings: WindowCouplings) -> tuple[Tensor, Tensor | None]:
             return self._attend(
-                q, key, value, couplings, seen_once(mask, _visible),
+                q, key, value, couplings, _visible(mask),
                 dropout=dropout if self.training else 0.0, need_weights=need_weights,
             )  # fmt: skip
 
@@ -123,7 +123,7 @@ def boltzmann_attention(
     if (shown := kwargs.get("output_attentions")) is None:
         shown = getattr(module, ALWAYS_WEIGHTS, False)
     if heads is None:  # a layer that stays softmax
-        visible, dropout = seen_once(attention_mask, _visible), dropout if module.training else 0.0
+        visible, dropout = _visible(attention_mask), dropout if module.training else 0.0
         law = Law(scale=scaling, softcap=softcap)
         mixed, weights = attend(Attention(law, query, key, value, visible, dropout, need_weights=shown), None)
     else:  # called, since peft may have wrapped the couplings (modules_to_save)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from contextvars import ContextVar
 from copy import copy
-from functools import cache, partial, wraps
+from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,6 @@ from torch import nn
 
 from diabat.attention.couplings import pair_bytes
 from diabat.attention.readout import as_readout
-from diabat.attention.visible import one_pass
 from diabat.checks import ArgumentError, ArgumentTypeError, refuse_unknown
 from diabat.compute.memory import require_memory
 from diabat.extras import extra
@@ -301,20 +300,12 @@ def _config(family: str, plain: Any) -> Any:
 
 
 def _kind(auto: Any, plain: Any, config: Any) -> Any:
-    @wraps(plain.forward)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # graphs read a mask in every layer
-            return plain.forward(*args, **kwargs)
-        with one_pass():  # all layers share what one reads in a mask
-            return plain.forward(*args, **kwargs)
-
     own = {
         "__doc__": f"{plain.__name__} with couplings between the last keys of every query.",
         "__module__": __name__,
         "config_class": config,
         "_plain": plain,
         "_auto": auto,
-        "forward": forward,
     }
     return type(f"Boltzmann{plain.__name__}", (BoltzmannMixin, plain), own)
 
