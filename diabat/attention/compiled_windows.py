@@ -21,7 +21,7 @@ from diabat.attention.bridge import GradientBridge, refuse_inference
 from diabat.attention.compiled_passes import CompiledPasses
 from diabat.attention.couplings import PairSlots, pair_count, pair_numbers
 from diabat.attention.readout import Readout, slot_weights
-from diabat.attention.visible import Rule, Windows
+from diabat.attention.visible import Windows
 from diabat.compute.loading import loaded
 from diabat.compute.scratch import aligned_rows, lanes_of
 from diabat.compute.threads import equal_ranges, run_parts
@@ -144,7 +144,7 @@ def _distances(array: Array, axes: int) -> list[int]:
 
 def attend(
     law: WindowLaw, q: Tensor, k: Tensor, v: Tensor, pairs: Tensor | None, slots: PairSlots | None,
-    windows: Windows | Rule, far: Far | None, *, dropout: float = 0.0, need_weights: bool = False,
+    windows: Windows, far: Far | None, *, dropout: float = 0.0, need_weights: bool = False,
     record: Callable[[Tensor, Tensor | None], None] | None = None,
 ) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
     """Attend with Q queries to the slots of their windows, and to the keys before them.
@@ -168,19 +168,17 @@ def attend(
     if q.is_inference() or (pairs is not None and pairs.is_inference()):
         refuse_inference(q, pairs)
     before = 0
-    if isinstance(windows, Windows):
-        if not (windows.at is None or windows.starts is not None) or windows.bias is not None:
-            return None
-        if q.shape[2] == 1 and windows.at is None:  # one plan for all tokens that are decoded
-            shown = slice(windows.first, windows.first + windows.filled.shape[-1])
-            k, v, windows = k[..., shown, :], v[..., shown, :], windows._replace(first=0)
-        if windows.far is not None and far is None:
-            far = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
-            before = int(windows.far.first)
+    if not (windows.at is None or windows.starts is not None) or windows.bias is not None:
+        return None
+    if q.shape[2] == 1 and windows.at is None:  # one plan for all tokens that are decoded
+        shown = slice(windows.first, windows.first + windows.filled.shape[-1])
+        k, v, windows = k[..., shown, :], v[..., shown, :], windows._replace(first=0)
+    if windows.far is not None and far is None:
+        far = q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3])
+        before = int(windows.far.first)
     enumerated = law.bridge is not None and law.bridge.enumerates
     sizes = (*q.shape, *k.shape[1:3], v.shape[3])
-    key = windows if isinstance(windows, Rule) else windows.rule or _Key(windows)
-    plan = _plan(sizes, slots, law.odds, far is not None, dropout > 0, q.dtype, enumerated, key)
+    plan = _plan(sizes, slots, law.odds, far is not None, dropout > 0, q.dtype, enumerated, _Key(windows))
     mean, mass = (None, None) if far is None else far
     call = _Call(law, plan, windows, dropout, need_weights, before)
     if not call.solve(q, k, v, pairs, mean, mass, record):
@@ -190,17 +188,15 @@ def attend(
 
 
 class _Key:
-    """Windows by their content, as a key."""
+    """Windows by their rule, or by their content, as a key."""
 
     def __init__(self, windows: Windows) -> None:
-        self._windows = windows
-        mask, starts = windows.filled.numpy(), windows.starts
-        own = None if starts is None else starts.numpy().tobytes()
-        self._content = windows.moves, windows.first, mask.shape, mask.tobytes(), own
-
-    def windows(self) -> Windows:
-        """The windows."""
-        return self._windows
+        self.windows = windows
+        self._content: Any = windows.rule
+        if windows.rule is None:
+            mask, starts = windows.filled.numpy(), windows.starts
+            own = None if starts is None else starts.numpy().tobytes()
+            self._content = windows.moves, windows.first, mask.shape, mask.tobytes(), own
 
     def __hash__(self) -> int:
         return hash(self._content)
@@ -209,21 +205,21 @@ class _Key:
         return isinstance(other, _Key) and self._content == other._content
 
 
-@kept(lambda sizes, *rest: 64 * sizes[0] * sizes[1] * sizes[2] + 16 * rest[-1].windows().filled.numel())
+@kept(lambda sizes, *rest: 64 * sizes[0] * sizes[1] * sizes[2] + 16 * rest[-1].windows.filled.numel())
 def _plan(
     sizes: tuple[int, ...], slots: PairSlots | None, odds: bool, far: bool, noise: bool, dtype: torch.dtype,
-    enumerated: bool, key: Rule | _Key,
+    enumerated: bool, key: _Key,
 ) -> Plan:  # fmt: skip
-    return Plan(sizes, slots, odds, far, noise, key.windows(), dtype, enumerated)
+    return Plan(sizes, slots, odds, far, noise, key.windows, dtype, enumerated)
 
 
 class _Call(CompiledPasses):
     """One call: what its passes need, and what the backward pass needs of the forward pass beside tensors."""
 
     def __init__(
-        self, law: WindowLaw, plan: Plan, windows: Windows | Rule, dropout: float, need_weights: bool, before: int,
+        self, law: WindowLaw, plan: Plan, windows: Windows, dropout: float, need_weights: bool, before: int,
     ) -> None:  # fmt: skip
-        self._law, self._plan, self._slots = law, plan, windows
+        self._law, self._plan, self._windows = law, plan, windows
         self._dropout, self._need_weights, self._before = dropout, need_weights, before
         self._solution: Solution | None = None
         self._noise: Tensor | None = None
@@ -262,15 +258,12 @@ class _Call(CompiledPasses):
         if J is None or bridge is None or bridge.analytic is None:
             self._part(1)[:] = 2 * fields.numpy().reshape(-1)
             return True
-        problem = Ising(fields, J, self._windows().filled, check=False)
+        problem = Ising(fields, J, self._windows.filled, check=False)
         self._solution = bridge.analytic.solution(problem, odds=True)
         if self._solution is None:
             return False
         self._part(1)[:] = self._solution.result.numpy().reshape(-1)
         return True
-
-    def _windows(self) -> Windows:
-        return self._slots.windows() if isinstance(self._slots, Rule) else self._slots
 
     def _part(self, which: int) -> Array:
         """Fields (0), log-odds (1) or weights (2) in the state."""
@@ -427,7 +420,7 @@ class _Call(CompiledPasses):
     def by_operators(self, *terms: Any) -> tuple[Tensor, Tensor]:
         """As in the base class."""
         q, k, v, pairs, mean, mass = terms
-        law, windows = self._law, self._windows()
+        law, windows = self._law, self._windows
         J = None if pairs is None else F.pad(pairs, (0, 1))[:, None, self._plan.pair_at]
         scores = windows.scores(q * law.scale, k)
         solve = partial(law.solve, J, windows.filled)

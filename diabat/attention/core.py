@@ -37,7 +37,7 @@ from diabat.attention.head_axis import head_products
 from diabat.attention.layer import is_plain
 from diabat.attention.readout import ODDS, Readout, slot_weights
 from diabat.attention.streaming import FarKeys, far_sums, far_weights
-from diabat.attention.visible import Rule, Visible, Windows
+from diabat.attention.visible import Visible, Windows
 from diabat.checks import ArgumentError, check_choice, check_number, check_positive
 from diabat.ising import Ising, without_autocast
 from diabat.ising.edges import Edges
@@ -222,16 +222,10 @@ def _problem_of_scores(law: Law, visible: Visible, size: int, q: Tensor, k: Tens
 def _over_windows(call: Attention, couplings: WindowCouplings, tokens: Tokens) -> Result:
     """Slots of a window that are coupled, and keys before it, of queries, keys and values as they were given."""
     law, q, k, v = call.law, call.q, call.k, call.v
-    compiled, rule, result, far = _is_compiled(call, couplings), None, None, None
-    if compiled and law.far == "none":
-        rule = call.visible.rule(couplings.window if couplings.relative else None)
-        result = None if rule is None else _compiled(call, couplings, rule, None)
-        if result is not None and not call.need_weights:
-            return result[0], None
-    windows = _windows(call, couplings)
+    windows, result, far = _windows(call, couplings), None, None
     if windows.far is not None and not _is_decoded(call, windows.far):
         far = _far(call, windows.far, tokens)
-    if compiled and rule is None:
+    if _is_compiled(call, couplings):
         result = _compiled(call, couplings, windows, far)
     if result is None:
         if windows.far is not None and far is None:
@@ -325,7 +319,7 @@ def _is_compiled(call: Attention, couplings: WindowCouplings) -> bool:
 
 
 def _compiled(
-    call: Attention, couplings: WindowCouplings, windows: Windows | Rule, far: Far | None
+    call: Attention, couplings: WindowCouplings, windows: Windows, far: Far | None
 ) -> Result | None:
     """The same by one autograd function; None where it does not serve."""
     law, q = call.law, call.q
@@ -348,8 +342,7 @@ def _compiled(
     )  # fmt: skip
 
 
-def _record_compiled(call: Attention, slots: Windows | Rule, fields: Tensor, J: Tensor | None) -> None:
-    windows = slots if isinstance(slots, Windows) else slots.windows()
+def _record_compiled(call: Attention, windows: Windows, fields: Tensor, J: Tensor | None) -> None:
     call.note("compiled", _problem_of_window, windows, fields, J, None)
 
 

@@ -139,13 +139,6 @@ class Visible(NamedTuple):
         first = self.keys - self.queries - size + 1
         return Visible(self.queries, self.keys, mask=self.rows(device).triu(first))
 
-    def rule(self, size: int | None) -> Rule | None:
-        """Windows of this size, or all keys for None, by a few numbers; None where they follow from masks as well."""
-        plain = self.mask is None and self.bias is None and self.key_mask is None
-        if plain and self.queries > 1 and (size is None or (self.causal and self.queries <= self.keys)):
-            return Rule(self.queries, self.keys, self.causal, size)
-        return None
-
     def absolute(self, device: torch.device) -> Windows:
         """All keys as slots: couplings are between absolute positions."""
         if self.is_rule and self.key_mask is None and not is_traced():
@@ -276,7 +269,7 @@ class Windows(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What windows of a rule without padding follow from, on the CPU, without keys before them.
+    """What windows of a rule without padding follow from.
 
     Attributes:
         queries, keys, causal: As in :class:`Visible`.
@@ -287,10 +280,6 @@ class Rule(NamedTuple):
     keys: int
     causal: bool
     size: int | None
-
-    def windows(self) -> Windows:
-        """The windows."""
-        return _kept_windows(*self, torch.device("cpu"), False)
 
 
 def _has_no_holes(last: Tensor) -> bool:
