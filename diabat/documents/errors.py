@@ -19,6 +19,7 @@ _WORDS = {
     "greater than(=?) ": r"a number >\1 ",
     "less than(=?) ": r"a number <\1 ",
     r"at least (\d+) items? after validation.*": r"a length >= \1",
+    r"at most (\d+) items? after validation.*": r"a list of \1",
     "^array|^tuple|^list": "a list",
     "^(an object|dictionary|instance of .*)": "a mapping",
     "^boolean": "true or false",
@@ -32,7 +33,7 @@ _WORDS = {
 _UNKNOWN = "unexpected_keyword_argument"
 _SECTIONS = ("model_type", "dataclass_type", "model_attributes_type")
 _MEMBERS = ("int", "float", "str", "bool")  # of unions, and the next two with their types
-_TYPED = ("dict[", "literal[")
+_TYPED = ("dict[", "literal[", "tuple[")
 
 
 class ConfigError(ArgumentError):
@@ -110,7 +111,8 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
     """
     # A misspelt key is often reported as a missing key as well; the unknown key is more useful.
     details = sorted(error.errors(include_url=False), key=lambda d: d["type"] != _UNKNOWN)
-    detail = details[0]
+    # Of a union such as "float | tuple" the member that got to an entry is meant.
+    detail = next((d for d in details if d["loc"][:1] == details[0]["loc"][:1] and _is_entry(d)), details[0])
     kind, value, inner = detail["type"], detail["input"], detail.get("ctx", {}).get("error")
     location = (*prefix, *_without_tags(detail["loc"]))
     key = dotted(location)
@@ -131,10 +133,16 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
     return ConfigError(key, " or ".join(dict.fromkeys(same)), shown(value))
 
 
+def _is_entry(detail: Any) -> bool:
+    """Whether it is about an entry of a list that is one member of a union."""
+    return len(detail["loc"]) > 2 and str(detail["loc"][-2]).startswith("tuple[")
+
+
 def _without_tags(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """Key path without the members of unions: ("task", "brackets", "window"), ("steps", "int")."""
     if len(location) > 1 and location[0] in ("task", "model"):
         location = (location[0], *location[2:])
-    while len(location) > 1 and (location[-1] in _MEMBERS or str(location[-1]).startswith(_TYPED)):
+    while len(location) > 1 and location[-1] in _MEMBERS:
         location = location[:-1]
-    return tuple(part for part in location if part != "CouplingInit")  # or a number
+    # The second is a number, or of this class.
+    return tuple(p for p in location if p != "CouplingInit" and not str(p).startswith(_TYPED))
