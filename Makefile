@@ -7,6 +7,9 @@ WORKERS ?= 2
 FUZZ_MINUTES ?= 10
 FUZZ_SEED ?= 0
 
+# Else every child process of the tests would compile anew the libraries that it imports.
+export PYTHONDONTWRITEBYTECODE :=
+
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-slow check format docs look bench fuzz faults clean
