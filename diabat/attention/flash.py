@@ -94,7 +94,8 @@ def _with_mass(g: Tensor, y: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """
     c, wide = c[..., None], c.dtype
     least = torch.finfo(g.dtype).tiny ** 0.5 * c.abs()
-    norm = g.norm(1, -1, keepdim=True, dtype=wide)
+    # One kernel of a device, which takes 30 times as long as two on a CPU.
+    norm = g.abs().sum(-1, keepdim=True, dtype=wide) if g.is_cpu else g.norm(1, -1, keepdim=True, dtype=wide)
     small, head = norm < least, g[..., :1]
     norm = torch.where(small, norm - head.abs() + least, norm).clamp_min(torch.finfo(wide).tiny)
     g = torch.cat((torch.where(small, least, head.to(wide)).to(g), g[..., 1:]), -1)
