@@ -14,12 +14,11 @@ from diabat.cli import arguments
 from diabat.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from diabat.ising import Ising
     from diabat.ising.problem_files import Problem
     from diabat.samplers.answers import Moments, Samples
     from diabat.samplers.base import Sampler
+    from diabat.samplers.diagnostics import Diagnostic, Watched
 
     Table = tuple[str, Sequence[str], list[list[str]]]
     """Title, headings and rows."""
@@ -105,8 +104,7 @@ def sample_problem(
         _report(loaded, backend, drawn, shown, as_json)
         return
     other = None if compare is None else _moments_of(compare, ising, seed)  # first: it may refuse
-    read: Samples | None = None
-    asks = num_reads is not None and backend.capabilities.samples
+    read, asks = None, num_reads is not None and backend.capabilities.samples
     if dense and (asks or type(backend)._moments is Sampler._moments):
         read = backend.sample(ising, reads, seed=seed)
         moments = read.moments(correlations=correlations, dtype=ising.fields.dtype).with_constants(ising)
@@ -116,8 +114,6 @@ def sample_problem(
         moments = backend.moments(ising, correlations=correlations, **options)
     beside = None if other is None else _compared(moments, *other)
     _report(loaded, backend, moments, _with_betas(_marginals(loaded, moments, beside), ising, read), as_json)
-    if beside is not None and not as_json:
-        say(_against(beside))
 
 
 def _report_dry_run(backend: Sampler, ising: Ising, num_reads: int, seed: int, as_json: bool) -> None:
@@ -217,8 +213,8 @@ def _with_betas(shown: Shown, ising: Ising, samples: Samples | None) -> Shown:
         return document | {"betas": None}, tables, lines
     terms = {"beta_h": "field", "beta_J": "coupling", "beta_K": "three_body"}
     values = {name: (getattr(fit, term), getattr(fit, f"{term}_error")) for name, term in terms.items()}
-    texts = [f"{name} {beta:.3f} ± {error:.2g}" for name, (beta, error) in values.items() if beta is not None]
     betas = {name: {"value": beta, "standard_error": error} for name, (beta, error) in values.items()}
+    texts = [_fitted(name, fit) for name, fit in betas.items() if fit["value"] is not None]
     lines = [*lines, f"Betas of the reads, 1 is the law: {', '.join(texts)}."]
     return document | {"betas": betas}, tables, lines
 
@@ -248,31 +244,22 @@ def _states(problem: Problem, title: str, columns: Sequence[str], rows: Sequence
     return f"{labels}\n{title}", ("state", *columns), cells
 
 
-def _quality(backend: Sampler, answer: Moments | Samples, errors: Tensor | None) -> dict[str, Any]:
-    """Law and diagnostics of an answer, as plain values for JSON."""
-    from diabat.samplers.diagnostics import diagnostics
-
-    able = backend.capabilities
-    return {
-        "law": able.law,
-        "exact": able.exact and answer.num_reads is None,
-        "largest_standard_error": None if errors is None else float(errors.max()),
-        "diagnostics": [check._asdict() for check in diagnostics(backend.watched, answer.info)],
-    }
-
-
 def _report(
     problem: Problem, backend: Sampler, answer: Moments | Samples, shown: Shown, as_json: bool
 ) -> None:
     """Print an answer with the law of the backend and diagnostics; bad ones are marked."""
-    from diabat.samplers.diagnostics import LAWS
+    from diabat.samplers.diagnostics import LAWS, diagnostics
 
     (document, tables, lines), reads, info = shown, answer.num_reads, answer.info
-    known = _quality(backend, answer, document.get("standard_error"))
+    law, exact = backend.capabilities.law, backend.capabilities.exact and reads is None
+    errors, checks = document.get("standard_error"), diagnostics(backend.watched, info)
+    largest = None if errors is None else float(errors.max())
     if as_json:
         labels = [v if isinstance(v, int | str) else str(v) for v in problem.labels]
         names = {"labels": labels, "vartype": "BINARY" if problem.binary else "SPIN", "beta": problem.beta}
-        print_json(names | document | {"num_reads": reads, "info": info} | known)
+        known = {"num_reads": reads, "info": info, "law": law, "exact": exact}
+        found = {"largest_standard_error": largest, "diagnostics": [check._asdict() for check in checks]}
+        print_json(names | document | known | found)
         return
     for table in tables:
         print_table(*table)
@@ -281,18 +268,41 @@ def _report(
     if info.get("beta") == "estimate":
         beta_h, beta_J = info["programmed_with"]
         lines.append(f"Estimated beta_h, beta_J of the device: {beta_h:.4g}, {beta_J:.4g}.")
-    exact = ", exact to rounding" if known["exact"] else ""
-    lines.append(f"Law: {LAWS[known['law']]} at beta = {problem.beta:g}{exact}.")
-    if known["largest_standard_error"] is not None:
-        lines.append(f"Largest standard error of P: {known['largest_standard_error']:.2g}.")
-    for fact in known["diagnostics"]:
-        value = fact["value"]
-        number = "unavailable" if math.isnan(value) else f"{value:.3g}"
-        text = ("yes" if value else "no") if isinstance(value, bool) else number
-        limit = "" if fact["ok"] is None else f" (good: {fact['expected']})"
-        mark = f"  BAD: {fact['advice']}" if fact["ok"] is False else ""
-        lines.append(f"  {fact['label']}: {text}{limit}{mark}")
+    lines.append(f"Law: {LAWS[law]} at beta = {problem.beta:g}{', exact to rounding' * exact}.")
+    if largest is not None:
+        lines.append(f"Largest standard error of P: {largest:.2g}.")
+    lines += [_checked(check, backend, document.get("betas") or {}) for check in checks]
+    if beside := document.get("comparison"):
+        lines.append(_against(beside))
     say("\n".join(lines))
+
+
+def _checked(check: Diagnostic, backend: Sampler, betas: dict[str, Any]) -> str:
+    """A diagnostic in one line; a prediction that a fit to the reads contradicts is not called good."""
+    number = "unavailable" if math.isnan(check.value) else f"{check.value:.3g}"
+    text = ("yes" if check.value else "no") if isinstance(check.value, bool) else number
+    line = f"  {check.label}: {text}"
+    if check.ok is None:
+        return line
+    if check.ok and check.key == "effective_beta":
+        (limits,) = (fact for fact in backend.watched if fact.key == check.key)
+        if wrong := [_fitted(name, fit) for name, fit in betas.items() if _outside(fit, limits)]:
+            return f"{line}, but the reads have {', '.join(wrong)}"
+    mark = "" if check.ok else f"  BAD: {check.advice}"
+    return f"{line} (good: {check.expected}){mark}"
+
+
+def _outside(fit: dict[str, float | None], limits: Watched) -> bool:
+    """Whether all within three standard errors of a fit, if there is one, is outside of limits."""
+    if fit["value"] is None or fit["standard_error"] is None:
+        return False
+    low, high = (fit["value"] + side * fit["standard_error"] for side in (-3, 3))
+    above = limits.most is not None and low > limits.most
+    return above or (limits.least is not None and high < limits.least)
+
+
+def _fitted(name: str, fit: dict[str, float | None]) -> str:
+    return f"{name} {fit['value']:.3f} ± {fit['standard_error']:.2g}"
 
 
 def _against(beside: dict[str, Any]) -> str:

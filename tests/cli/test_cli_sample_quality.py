@@ -192,6 +192,31 @@ def test_the_betas_are_those_of_the_reads_that_are_printed(problem: str) -> None
     assert marginals["probability"] == pytest.approx(drawn.probability.tolist())
 
 
+@pytest.mark.parametrize("words", [("--samples",), ()])
+def test_a_prediction_that_the_reads_contradict_is_not_called_good(
+    problem: str, words: tuple[str, ...]
+) -> None:
+    words = ("sampler.backend=dqa", "--beta", "2", "--num-reads", "2000", "seed=4", *words)
+    fit = run_json("sample", problem, *words)["betas"]
+    assert fit["beta_h"]["value"] + 3 * fit["beta_h"]["standard_error"] > 0.7
+    assert fit["beta_J"]["value"] + 3 * fit["beta_J"]["standard_error"] < 0.7
+    (line,) = (line for line in run("sample", problem, *words).stdout.splitlines() if "the reads: 1" in line)
+    told = f"beta_J {fit['beta_J']['value']:.3f} ± {fit['beta_J']['standard_error']:.2g}"
+    assert line == f"  predicted beta of the reads: 1, but the reads have {told}"
+
+
+def test_a_prediction_that_the_reads_do_not_contradict_is_called_good(problem: str, tmp_path: Path) -> None:
+    weak = tmp_path / "weak.yaml"
+    weak.write_text("fields: [0.3, -0.2, 0.1]\ncouplings: [[0, 1, 0.1], [1, 2, -0.1]]\n")
+    good = "predicted beta of the reads: 1 (good: at least 0.7 and at most 1.4)\n"
+    for path, reads in ((str(weak), "2000"), (problem, "10")):  # near the prediction; too few reads to tell
+        assert (
+            good in run("sample", path, "sampler.backend=dqa", "--num-reads", reads, "seed=4").stdout + "\n"
+        )
+    strong = ("sampler.backend=dqa", "sampler.calibration=none", "--num-reads", "2000")
+    assert "BAD: give calibration='predicted', or betas" in run("sample", str(weak), *strong).stdout
+
+
 def test_what_has_no_reads_or_no_fit_has_no_betas(problem: str, tmp_path: Path) -> None:
     for words in ((), ("sampler.backend=tempering",)):  # which averages over sweeps
         assert run_json("sample", problem, *words)["betas"] is None
