@@ -30,6 +30,12 @@ def new_bar(*, percent: bool = False, window: float = 30.0, shown: bool = True) 
     return rich.Progress(*columns, console=stderr_console(), speed_estimate_period=window, disable=not shown)
 
 
+def without_bars(line: str) -> None:
+    """Print a line for a log, where standard error is no terminal and no bar moves."""
+    if not stderr_console().is_terminal:
+        stderr_console().out(line, highlight=False)
+
+
 def compiling_bar() -> Progress:
     """Create a bar, not yet shown, that moves without an end; it disappears when the block is left."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

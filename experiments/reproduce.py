@@ -38,6 +38,7 @@ from diabat.lab.config import Config, ConfigError, load_config, make_config, to_
 from diabat.lab.runs import run_training
 from diabat.lab.runs.build import require_same_run
 from diabat.lab.training import TrainingInterrupted, is_finished
+from diabat.progress import without_bars
 from experiments.common import Row, calls, parser, report, run_script
 from experiments.verdicts import Gap, combined, gap, holm, power, seeds_needed, verdict, weighted
 
@@ -127,9 +128,11 @@ def plan(
     return runs
 
 
-def outcome(row: str, seed: int, document: dict[str, Any], progress: bool) -> Outcome:
-    """Train a run, continue it, or read it if it is finished."""
+def outcome(row: str, seed: int, document: dict[str, Any], begins: str, progress: bool) -> Outcome:
+    """Train a run, continue it, or read it if it is finished; ``begins`` is what a log says before a training."""
     config = make_config(document)
+    if not is_finished(config.output, config.training):
+        without_bars(begins)
     started = (config.output / "config.json").exists()
     if started:
         require_same_run(config)
@@ -244,7 +247,10 @@ def show(experiment: Experiment, options: argparse.Namespace) -> None:
     if options.no_train:
         runs = [run for run in runs if is_finished(run[2].output, run[2].training)]
     progress = options.jobs == 1 and not options.no_train and sys.stderr.isatty()
-    jobs = [(row, seed, to_plain(config), progress) for row, seed, config in runs]
+    jobs = [
+        (row, seed, to_plain(config), f"run {k} of {len(runs)}: {row}, seed {seed}", progress)
+        for k, (row, seed, config) in enumerate(runs, start=1)
+    ]
     outcomes = []
     for one in calls(outcome, jobs, options.jobs):
         outcomes.append(one)

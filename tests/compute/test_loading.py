@@ -134,3 +134,13 @@ def test_a_bar_that_moves_stands_below_that_of_the_study(monkeypatch: pytest.Mon
     lines = screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
     place = next(i for i, line in enumerate(lines) if "compiling kernels" in line)
     assert "exact on sk" in lines[place - 1]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_log_has_lines_where_a_terminal_has_bars(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    file = StringIO()
+    screen = Console(file=file, force_terminal=terminal, width=10)
+    monkeypatch.setattr(progress, "stderr_console", lambda: screen)
+    progress.without_bars("run 1 of 2: a row of [many] words")
+    expected = "" if terminal else "run 1 of 2: a row of [many] words\n"
+    assert file.getvalue() == expected

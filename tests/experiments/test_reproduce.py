@@ -63,16 +63,21 @@ def test_a_table_is_trained_resumed_and_read(
         patched.setattr(reproduce, "run_training", stopped)
         with pytest.raises(SystemExit, match="130"):
             main([*command, "--row", "t6-fast", "--seed", "3"])
-    assert capsys.readouterr().err == "Stopped; repeat the command to continue.\n"
+    begun = "run 1 of 1: t6-fast, seed 3\n"  # in place of a bar, which needs a terminal
+    assert capsys.readouterr().err == f"{begun}Stopped; repeat the command to continue.\n"
     half = ["training.max_epochs=1"]
     main([*command, "--row", "t6-fast", "--seed", "3", *half])  # limits may change on resumption
     folder = tmp_path / "runs" / "reproduce-small" / "t6-fast-seed3"
     assert load_config(folder / "config.json").training.max_epochs == 1
-    assert str(folder) in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith(begun)
+    assert str(folder) in told
     main([*command, "--row", "t6-fast", "--seed", "3"])
     resumed = printed(capsys)[0][-1]
     assert resumed["metric"] == whole["metric"]
     assert resumed["missing"] == [4]
+    main([*command, "--row", "t6-fast", "--seed", "3"])
+    assert "run 1 of 1" not in capsys.readouterr().err  # which is finished, and is only read
     stored = load_config(folder / "config.json")
     assert (stored.seed, stored.task.window, stored.training.coupling_learning_rate) == (3, 6, 2e-2)
 
