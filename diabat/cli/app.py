@@ -75,22 +75,17 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "heads attribute": heads.attribute_heads,
     "heads calibrate": heads.calibrate_heads,
 }
-_GROUPS = {
+_groups = {"": app}
+for _group, _text in {
     "anneal": "Learned anneals: train, look at and export plans.",
     "config": "Look at configurations.",
     "heads": "Games on the attention heads of decoders, and their calibration.",
-}
-
-
-_groups = {
-    group: typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
-    for group, text in _GROUPS.items()
-}
+}.items():
+    _groups[_group] = typer.Typer(name=_group, help=_text, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(_groups[_group])
 for _words, _function in COMMANDS.items():
     _group, _, _name = _words.rpartition(" ")
-    _groups.get(_group, app).command(_name, cls=Command)(_function)
-for _group, _commands in _groups.items():
-    app.add_typer(_commands, name=_group)
+    _groups[_group].command(_name, cls=Command)(_function)
 
 
 def main() -> None:
