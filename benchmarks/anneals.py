@@ -13,7 +13,7 @@ import torch
 import diabat
 from benchmarks import peers
 from benchmarks.case import Build, Case, Peer, Work
-from benchmarks.problems import problem
+from benchmarks.problems import differentiated, moments, problem
 from diabat.circuits import AerEngine, Batch, NativeEngine, TrotterPlan, builtin_plan, schedule, trotter_plan
 
 QUERIES, SIZES = 64, (4, 8, 10, 12)
@@ -106,18 +106,12 @@ def training() -> list[Case]:
     """Probabilities and their adjoint gradients through the sampler, forward included, against the moments alone."""
 
     def build(n: int, schedule: str, dtype: torch.dtype, queries: int) -> Work:
-        ising, sampler = problem(n, queries, dtype=dtype), diabat.sampler("dqa", schedule=schedule)
-        h, J = (t.requires_grad_() for t in ising.terms[:2] if t is not None)
-
-        def step() -> None:
-            probabilities = diabat.spin_probabilities(h, J, sampler, gradient="adjoint", seed=0, check=False)
-            torch.autograd.grad(probabilities.pow(2).sum(), (h, J))
-
-        return Work(step, queries)
+        sampler = diabat.sampler("dqa", schedule=schedule)
+        solve = partial(diabat.spin_probabilities, sampler=sampler, gradient="adjoint", seed=0, check=False)
+        return differentiated(solve, problem(n, queries, dtype=dtype))
 
     def forward(n: int, schedule: str, dtype: torch.dtype, queries: int) -> Work:
-        ising, sampler = problem(n, queries, dtype=dtype), diabat.sampler("dqa", schedule=schedule)
-        return Work(partial(sampler.moments, ising), queries)
+        return moments("dqa", problem(n, queries, dtype=dtype), schedule=schedule)
 
     steps = []
     for name, (dtype, queries) in product(

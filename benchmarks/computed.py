@@ -12,11 +12,22 @@ from torch import Tensor
 
 import diabat
 from benchmarks import peers
-from benchmarks.case import Build, Case, Peer, Work
-from benchmarks.problems import couplings, differentiated, gradients, in_a_band, moments, problem
+from benchmarks.case import Build, Call, Case, Peer, Work
+from benchmarks.problems import (
+    Solve,
+    answered,
+    couplings,
+    differentiated,
+    gradients,
+    in_a_band,
+    moments,
+    problem,
+)
 from diabat.ising import Ising
 
 QUERIES = 512
+Way = Callable[[Solve, Ising], Work]
+WAYS: dict[str, Way] = {"forward": answered, "gradients": differentiated}
 
 
 def cases() -> list[Case]:
@@ -44,7 +55,7 @@ def small() -> list[Case]:
         backend, chosen = options[name]
         return moments(backend, problem(8, h=1.0), **chosen)
 
-    def from_tensors(name: str) -> Callable[[], Any]:
+    def from_tensors(name: str) -> Call:
         backend, chosen = options[name]
         sampler, ising = diabat.sampler(backend, **chosen), problem(8, h=1.0)
         return lambda: sampler.moments(Ising(ising.fields, ising.matrix), seed=1)
@@ -67,9 +78,9 @@ def exact() -> list[Case]:
 
     both = {
         "softmax": Peer(lambda n: peers.enumeration(batch(n)), {16: 1 / 100, 20: 1 / 250}),
-        "half-split": Peer(lambda n: peers.half_split_moments(batch(n))),
+        "half-split": Peer(lambda n: answered(peers.half_split(n), batch(n))),
     }
-    by_autograd = {"half-split": Peer(lambda n: peers.half_split_gradients(batch(n)))}
+    by_autograd = {"half-split": Peer(lambda n: differentiated(peers.half_split(n), batch(n)))}
     sizes = (4, 8, 12, 16, 20)
     alone = {"softmax": Peer(lambda n: peers.enumeration(problem(n)), last=20)}
     return [
@@ -89,24 +100,17 @@ def few_states() -> list[Case]:
     def ours(h: Tensor, J: Tensor) -> Tensor:
         return sampler.moments(Ising(h, J)).probability
 
-    def forward(solve: Callable[[int], Any], size: str) -> Work:
+    def build(way: Way, solve: Callable[[int], Solve], size: str) -> Call:
         n, queries = shapes[size]
-        ising, probabilities = problem(n, queries, h=1.0), solve(n)
-        return Work(partial(probabilities, ising.fields, couplings(ising)))
-
-    def both(solve: Callable[[int], Any], size: str) -> Work:
-        n, queries = shapes[size]
-        return Work(differentiated(solve(n), problem(n, queries, h=1.0)).call)
-
-    def compared(way: Any, small: float) -> dict[str, Peer]:
-        targets = {name: small if shapes[name][0] <= 8 else 1 / 0.9 for name in few}
-        known = {"all states": peers.every_state, "half-split": peers.half_split}
-        return {name: Peer(partial(way, solve), targets) for name, solve in known.items()}
+        return way(solve(n), problem(n, queries, h=1.0)).call
 
     rows = []
-    for name, way, small in (("forward", forward, 1 / 0.45), ("gradients", both, 1 / 0.8)):
-        build: Build = partial(way, lambda _: ours)
-        rows.append(Case(f"exact/few states, {name}", build, few, "n x problems", peers=compared(way, small)))
+    for (name, way), small in zip(WAYS.items(), (1 / 0.45, 1 / 0.8), strict=True):
+        targets = {size: small if shapes[size][0] <= 8 else 1 / 0.9 for size in few}
+        known = {"all states": peers.every_state, "half-split": peers.half_split}
+        theirs = {peer: Peer(partial(build, way, solve), targets) for peer, solve in known.items()}
+        own: Build = partial(build, way, lambda _: ours)
+        rows.append(Case(f"exact/few states, {name}", own, few, "n x problems", peers=theirs))
     return rows
 
 
@@ -163,41 +167,32 @@ def causal() -> list[Case]:
         ]
         return torch.stack(rows, 1) * visible
 
-    def by(probabilities: Any) -> Build:
-        return lambda _: Work(differentiated(probabilities, windows()).call)
+    def by(probabilities: Solve) -> Build:
+        return lambda _: differentiated(probabilities, windows()).call
 
     compared = {"2^T states": Peer(by(masked), 1 / 30), "2^(i+1) states": Peer(by(prefixes))}
-
-    def ours(_: int) -> Work:
-        return Work(gradients("exact", windows()).call)
-
-    return [Case("exact/causal window", ours, (T,), "T", peers=compared)]
+    return [
+        Case("exact/causal window", lambda _: gradients("exact", windows()).call, (T,), "T", peers=compared)
+    ]
 
 
 def mean_field() -> list[Case]:
     """The whole public call, from tensors, against a damped iteration with an adjoint in torch; std J √n = .3."""
+    sampler = diabat.sampler("mean_field")
 
-    def batch(n: int, own: bool) -> Ising:
-        return problem(n, 64, g=0.3, h=1.0, own=own)
+    def ours(h: Tensor, J: Tensor) -> Tensor:
+        return sampler.moments(Ising(h, J)).probability
 
-    def moments_of(n: int, own: bool) -> Work:
-        sampler, ising = diabat.sampler("mean_field"), batch(n, own)
-        return Work(lambda: sampler.moments(Ising(ising.fields, ising.matrix)), 64)
+    def build(n: int, way: Way, solve: Solve, own: bool) -> Work:
+        return way(solve, problem(n, 64, g=0.3, h=1.0, own=own))
 
-    def gradients_of(n: int, own: bool) -> Work:
-        sampler = diabat.sampler("mean_field")
-        return differentiated(lambda h, J: sampler.moments(Ising(h, J)).probability, batch(n, own))
-
-    def theirs(n: int, own: bool, way: Callable[[Ising], Work]) -> Work:
-        return way(batch(n, own))
-
-    ways = {"": (moments_of, peers.damped), ", gradients": (gradients_of, peers.damped_gradients)}
     rows, sizes = list[Case](), (8, 16, 32, 64, 128, 256, 1024)
-    for own, (end, (ours, way)) in product((False, True), ways.items()):
+    for own, (end, way) in product((False, True), {"": answered, ", gradients": differentiated}.items()):
         name, taken = f"mean_field/{'own' if own else 'one'} J{end}", sizes[: 6 if own else 7]
         target = {n: 1 / (0.9 if n <= 256 else 0.7) for n in taken}
-        peer = {"damped iteration": Peer(partial(theirs, own=own, way=way), target)}
-        rows.append(Case(name, partial(ours, own=own), taken, "n", "problem", peer))
+        theirs: Build = partial(build, way=way, solve=peers.DampedFixedPoint.apply, own=own)
+        by: Build = partial(build, way=way, solve=ours, own=own)
+        rows.append(Case(name, by, taken, "n", "problem", {"damped iteration": Peer(theirs, target)}))
     return rows
 
 
@@ -208,24 +203,19 @@ def few_banded() -> list[Case]:
     }
     chain, *bands = sizes
 
-    def by(backend: str, width: int) -> Callable[[Tensor, Tensor], Tensor]:
+    def by(backend: str, width: int) -> Solve:
         sampler = diabat.sampler(backend, **({"bandwidth": width} if backend == "banded" else {}))
         return lambda h, J: sampler.moments(Ising(h, J)).probability
 
-    def forward(solve: Callable[[int], Any], size: str) -> Work:
+    def build(way: Way, solve: Callable[[int], Solve], size: str) -> Call:
         n, width, queries = sizes[size]
-        ising, probabilities = in_a_band(queries, n, width), solve(width)
-        return Work(partial(probabilities, ising.fields, couplings(ising)))
-
-    def both(solve: Callable[[int], Any], size: str) -> Work:
-        n, width, queries = sizes[size]
-        return Work(differentiated(solve(width), in_a_band(queries, n, width)).call)
+        return way(solve(width), in_a_band(queries, n, width)).call
 
     rows = []
-    for name, way in (("forward", forward), ("gradients", both)):
-        messages = {"messages": Peer(partial(way, lambda _: peers.chain_messages), 1 / 0.8)}
-        enumeration = {"exact": Peer(partial(way, partial(by, "exact")), 1.0)}
-        ours = partial(way, partial(by, "banded"))
+    for name, way in WAYS.items():
+        messages = {"messages": Peer(partial(build, way, lambda _: peers.chain_messages), 1 / 0.8)}
+        enumeration = {"exact": Peer(partial(build, way, partial(by, "exact")), 1.0)}
+        ours: Build = partial(build, way, partial(by, "banded"))
         rows += [
             Case(f"banded/one chain, {name}", ours, [chain], "n, w, problems", peers=messages),
             Case(f"banded/few spins, {name}", ours, bands, "n, w, problems", peers=enumeration),
@@ -240,7 +230,7 @@ def banded() -> list[Case]:
         flat = in_a_band(16 * 128, 128, width)
         return Ising(flat.fields.reshape(16, 128, 128), flat.couplings, torch.ones(128, 128).bool().tril())
 
-    def by_autograd(width: int) -> Work:
+    def by_autograd(width: int) -> Call:
         """Twice through log Z, in float64."""
         ising = in_a_band(64, 512, width)
         h, J = (t.double().requires_grad_() for t in (ising.fields, couplings(ising)))
@@ -251,14 +241,14 @@ def banded() -> list[Case]:
             (p,) = torch.autograd.grad(log_z, h, create_graph=True)
             return torch.autograd.grad((v * (1 + p) / 2).sum(), (h, J))
 
-        return Work(run, 64)
+        return run
 
     def whole(make: Callable[[int], Ising], by: Any) -> Build:
-        return lambda width: Work(by("banded", make(width), bandwidth=width).call)
+        return lambda width: by("banded", make(width), bandwidth=width).call
 
     long, few = partial(in_a_band, 64, 512), partial(in_a_band, 64, 16)
-    enumeration = {"exact": Peer(lambda w: Work(moments("exact", few(w)).call))}
-    autograd = {"autograd in torch": Peer(lambda w: Work(by_autograd(w).call), 1 / 20, last=8)}
+    enumeration = {"exact": Peer(lambda w: moments("exact", few(w)).call)}
+    autograd = {"autograd in torch": Peer(by_autograd, 1 / 20, last=8)}
     return [
         Case("banded/64 of 512 spins", whole(long, moments), (4, 8, 10), "w"),
         Case("banded/64 of 512 spins, gradients", whole(long, gradients), (4, 8, 10), "w", peers=autograd),

@@ -56,31 +56,20 @@ def pairs() -> list[Case]:
     """The interactions of all pairs alone: time of a pair and coalition at n = 256, K = 15; memory of one problem."""
     batch, n, count = 32, 256, 15
 
-    def rate(weighting: Any, dtype: torch.dtype, backward: bool) -> Work:
+    def interact(V: Tensor, count: int, weighting: Any = "gibbs") -> None:
+        drawn = {"weighting": weighting, "seed": 0, "diagnostics": False}
+        interactions = games.sample_interaction(games.NormGame(V), count, **drawn)
+        if V.requires_grad:
+            interactions.value.square().sum().backward()
+
+    def rate(weighting: str, dtype: torch.dtype, backward: bool) -> Work:
         V = (torch.randn(batch, n, 16, dtype=dtype) / 32).requires_grad_(backward)
-
-        def run() -> None:
-            game = games.NormGame(V)
-            interactions = games.sample_interaction(
-                game, count, weighting=weighting, seed=0, diagnostics=False
-            )
-            if backward:
-                interactions.value.square().sum().backward()
-
-        return Work(run, batch * count * n * (n - 1) / 2)
+        return Work(partial(interact, V, count, weighting), batch * count * n * (n - 1) / 2)
 
     def large(size: str) -> Call:
         n, count = (int(word) for word in size.split(" x "))
-        x = torch.randn(1, n, 64).requires_grad_()
-
-        def run(game: games.NormGame, number: int) -> None:
-            interactions = games.sample_interaction(
-                game, number, weighting="gibbs", seed=0, diagnostics=False
-            )
-            interactions.value.square().sum().backward()
-
-        run(games.NormGame(torch.randn(1, 8, 64).requires_grad_()), 4)  # compiles
-        return lambda: run(games.NormGame(x), count)
+        interact(torch.randn(1, 8, 64).requires_grad_(), 4)  # compiles
+        return partial(interact, torch.randn(1, n, 64).requires_grad_(), count)
 
     rates = []
     for dtype in (torch.float32, torch.float64):

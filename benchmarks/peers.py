@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.case import Call, Peer, Target, Work
-from benchmarks.problems import couplings, differentiated
+from benchmarks.problems import Solve, couplings
 from diabat.circuits import TrotterPlan
 from diabat.ising import Ising, to_bqm
 
@@ -38,7 +38,7 @@ def enumeration(ising: Ising) -> Work:
     return Work(lambda: torch.softmax(ising.fields @ states.T + energy, -1) @ up, ising.num_problems)
 
 
-def every_state(n: int) -> Callable[[Tensor, Tensor], Tensor]:
+def every_state(n: int) -> Solve:
     """P(s = +1) from h [..., n] and one J by a softmax over all states; states and products of pairs are kept."""
     states, (j, k) = all_states(n), torch.triu_indices(n, n, 1)
     signs, pairs = states.T.contiguous(), (states[:, j] * states[:, k]).T.contiguous()
@@ -58,7 +58,7 @@ def multinomial(ising: Ising, num_reads: int) -> Work:
     return Work(run, ising.num_problems * num_reads)
 
 
-def half_split(n: int) -> Callable[[Tensor, Tensor], Tensor]:
+def half_split(n: int) -> Solve:
     """P(s = +1) from h [..., n] and J: Z = Σ_xy A_x W_xy C_y over the states of both halves; the states are kept."""
     a = n // 2
     left, right = all_states(a), all_states(n - a)
@@ -75,22 +75,11 @@ def half_split(n: int) -> Callable[[Tensor, Tensor], Tensor]:
     return probabilities
 
 
-def half_split_moments(ising: Ising) -> Work:
-    """Marginals; a unit is a problem."""
-    solve = half_split(ising.num_spins)
-    return Work(lambda: solve(ising.fields, couplings(ising)), ising.num_problems)
-
-
-def half_split_gradients(ising: Ising) -> Work:
-    """Marginals and their gradient by autograd."""
-    return differentiated(half_split(ising.num_spins), ising)
-
-
-def converged(step: Callable[[Tensor], Tensor], x: Tensor, tolerance: float) -> Tensor:
-    """Iterate the batch until no number moves by more than the tolerance, which every fourth step asks; at most 500."""
+def converged(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Iterate the batch until no number moves by more than 1e-6, which every fourth step asks; at most 500 times."""
     for k in range(500):
         x, last = step(x), x
-        if k % 4 == 3 and float(torch.dist(x, last, torch.inf)) <= tolerance:
+        if k % 4 == 3 and float(torch.dist(x, last, torch.inf)) <= 1e-6:
             break
     return x
 
@@ -98,21 +87,15 @@ def converged(step: Callable[[Tensor], Tensor], x: Tensor, tolerance: float) -> 
 class DampedFixedPoint(torch.autograd.Function):
     """P(s = +1) of m = tanh(h + J m), with the adjoint of the fixed point by the same iteration.
 
-    At std J √n = .3 no damping is fastest; J [n, n] or [N, n, n], h [N, n].
+    Without damping, which is fastest at std J √n = .3; J [n, n] or [N, n, n], h [N, n].
     """
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, J: Tensor, damping: float, tolerance: float) -> Tensor:
+    def forward(ctx: Any, h: Tensor, J: Tensor) -> Tensor:
         """Iterate from tanh(h)."""
         field, multiply = (h, torch.addmm) if J.ndim == 2 else (h[:, None], torch.baddbmm)
-
-        def step(m: Tensor) -> Tensor:
-            new = multiply(field, m, J).tanh_()
-            return new if damping == 1 else m.lerp(new, damping)
-
-        m = converged(step, field.tanh(), tolerance)
+        m = converged(lambda m: multiply(field, m, J).tanh_(), field.tanh())
         ctx.save_for_backward(m, J)
-        ctx.tolerance = tolerance
         return ((1 + m) / 2).view_as(h)
 
     @staticmethod
@@ -121,20 +104,9 @@ class DampedFixedPoint(torch.autograd.Function):
         m, J = ctx.saved_tensors
         slope, v = 1 - m * m, cotangents[0].view_as(m)
         right = slope * v / 2
-        w = converged(lambda w: torch.addcmul(right, slope, w @ J), right, ctx.tolerance)
+        w = converged(lambda w: torch.addcmul(right, slope, w @ J), right)
         G = w.mT @ m
-        return w.view_as(cotangents[0]), (G + G.mT) / 2, None, None
-
-
-def damped(ising: Ising, damping: float = 1.0, tolerance: float = 1e-6) -> Work:
-    """Moments; a unit is a problem."""
-    h, J = ising.fields, couplings(ising)
-    return Work(lambda: DampedFixedPoint.apply(h, J, damping, tolerance), ising.num_problems)
-
-
-def damped_gradients(ising: Ising, damping: float = 1.0, tolerance: float = 1e-6) -> Work:
-    """Moments and their gradient."""
-    return differentiated(lambda h, J: DampedFixedPoint.apply(h, J, damping, tolerance), ising)
+        return w.view_as(cotangents[0]), (G + G.mT) / 2
 
 
 def transfer_matrix_log_z(h: Tensor, J: Tensor, width: int) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -38,24 +38,12 @@ def regular(n: int, degree: int = 3, seed: int = 0) -> np.ndarray:
     return np.array(nx.random_regular_graph(degree, n, seed=seed).edges())
 
 
-def zephyr(m: int, tiles: int = 4) -> tuple[int, np.ndarray]:
-    """Number of spins and edges of the Zephyr graph Z(m, t) (Boothby, King and Raymond, D-Wave 2021).
+def zephyr(m: int) -> tuple[int, np.ndarray]:
+    """Number of spins and edges of the Zephyr graph Z(m, 4) of D-Wave."""
+    from dwave.graphs import zephyr_graph
 
-    Qubit (u, w, k, j, z) is a line of orientation u at offset w; it meets the lines w' = 2z + j and 2z + j + 1 of the
-    other orientation.  It is coupled to those that it meets, to the next one on its line, and to the other j.
-    """
-    qubits = list(product((0, 1), range(2 * m + 1), range(tiles), (0, 1), range(m)))
-    number = {qubit: i for i, qubit in enumerate(qubits)}
-    edges = []
-    for (u, w, k, j, z), i in number.items():
-        near = [(u, w, k, j, z + 1), (u, w, k, 1, z) if j == 0 else (u, w, k, 0, z + 1)]
-        if u == 0:
-            # Lines of the other orientation that meet this one: 2z' + j' is w or w - 1.
-            ends = [((w - back) % 2, (w - back) // 2) for back in (0, 1)]
-            meeting = product((2 * z + j, 2 * z + j + 1), range(tiles), ends)
-            near += [(1, at, other, *end) for at, other, end in meeting]
-        edges += [(i, number[qubit]) for qubit in near if qubit in number]
-    return len(qubits), np.array(edges)
+    graph = zephyr_graph(m)
+    return len(graph), np.array(sorted(graph.edges()))
 
 
 def on_graph(n: int, edges: np.ndarray) -> Ising:
@@ -92,7 +80,16 @@ def gradients(backend: str, ising: Ising, **options: Any) -> Work:
     return differentiated(solve, ising)
 
 
-def differentiated(probabilities: Any, ising: Ising) -> Work:
+Solve = Callable[[Tensor, Tensor], Tensor]
+"""From h and J to P(s = +1)."""
+
+
+def answered(probabilities: Solve, ising: Ising) -> Work:
+    """Probabilities (h, J); a unit is a problem."""
+    return Work(partial(probabilities, ising.fields, couplings(ising)), ising.num_problems)
+
+
+def differentiated(probabilities: Solve, ising: Ising) -> Work:
     """The gradient of a linear form of probabilities (h, J) in h and J; a unit is a problem."""
     h, J = ising.fields.clone().requires_grad_(), couplings(ising).clone().requires_grad_()
     v = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).to(h)

@@ -32,30 +32,27 @@ def cases() -> list[Case]:
 def updates() -> list[Case]:
     """Updates of one spin at a fixed temperature: reads and averages of many chains."""
 
-    def shape(n: int) -> tuple[int, int]:
-        """Chains and sweeps."""
+    def shape(n: int, few: int | None) -> tuple[int, int]:
+        """Chains and sweeps, of many chains or of a few."""
+        if few is not None:
+            return few, 2_000_000 // (few * n)
         return (512, 1000) if n <= 64 else (256, 25600 // n)
 
     def dense(n: int, beta: float) -> Ising:
         return one(problem(n, g=beta))
 
-    def drawn(n: int, beta: float, replicas: int) -> Work:
-        chains, sweeps = shape(n)
+    def drawn(n: int, beta: float, replicas: int = 1, few: int | None = None) -> Work:
+        chains, sweeps = shape(n, few)
         call = reads(dense(n, beta), chains // replicas, sweeps, num_replicas=replicas).call
         return Work(call, n * sweeps * chains)
 
-    def few(n: int, beta: float, chains: int) -> Work:
-        sweeps = 2_000_000 // (chains * n)
-        return Work(reads(dense(n, beta), chains, sweeps, num_replicas=1).call, n * sweeps * chains)
-
-    def kept(n: int, beta: float, chains: int | None = None) -> Work:
-        count, sweeps = shape(n) if chains is None else (chains, 2_000_000 // (chains * n))
-        ising, betas = dense(n, beta), [1.0] * sweeps
-        kept_fields.chains(ising, 1, betas, 1)
+    def kept(n: int, beta: float, few: int | None) -> Work:
+        (count, sweeps), ising = shape(n, few), dense(n, beta)
+        betas = [1.0] * sweeps
         return Work(lambda: kept_fields.chains(ising, count, betas, 1), n * sweeps * count)
 
     def averaged(n: int, beta: float) -> Work:
-        chains, sweeps = shape(n)
+        chains, sweeps = shape(n, None)
         sampler = tempering(num_replicas=1, burn_in=1, sweeps=sweeps, num_chains=chains)
         return Work(partial(sampler.moments, dense(n, beta), seed=1), n * sweeps * chains)
 
@@ -63,16 +60,16 @@ def updates() -> list[Case]:
     for beta in (1.0, 3.0):
         compared = annealed(partial(dense, beta=beta), lambda n: max(100, 200_000 // n), 0.5)
         ways: dict[str, Build] = {
-            "plain chains": partial(drawn, beta=beta, replicas=1),
-            "1 read": partial(few, beta=beta, chains=1),
-            "16 reads": partial(few, beta=beta, chains=16),
+            "plain chains": partial(drawn, beta=beta),
+            "1 read": partial(drawn, beta=beta, few=1),
+            "16 reads": partial(drawn, beta=beta, few=16),
             "averages": partial(averaged, beta=beta),
             "8 replicas": partial(drawn, beta=beta, replicas=8),
         }
         for name, build in ways.items():
             theirs = dict(compared) if name == "plain chains" else {}
             if name in kept_chains:
-                theirs["kept-field loop"] = Peer(partial(kept, beta=beta, chains=kept_chains[name]), 1.0)
+                theirs["kept-field loop"] = Peer(partial(kept, beta=beta, few=kept_chains[name]), 1.0)
             case = f"tempering/updates, beta = {beta:g}, {name}"
             rows.append(Case(case, build, (16, 64, 256, 1024), "n", "update", theirs))
     return rows
