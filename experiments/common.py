@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from itertools import islice
 from multiprocessing import get_context
@@ -25,20 +25,14 @@ Titled = Iterator[tuple[str, Row]]
 """Rows, each with the title of its table."""
 
 
-def parser(
-    doc: str | None, *, study: bool = False, sections: Mapping[str, Any] | None = None
-) -> argparse.ArgumentParser:
-    """A command line with ``--json``; of a study with folder, seeds and workers, or with the names of sections."""
+def parser(doc: str | None, *, study: bool = False) -> argparse.ArgumentParser:
+    """A command line with ``--json``; of a study with folder, seeds and workers."""
     command = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_argument("--json", action="store_true", help="one line of JSON per table")
     if study:
         command.add_argument("folder", type=Path, help="of the results; finished ones are kept")
         command.add_argument("--seeds", type=int, default=3)
         command.add_argument("--workers", type=int, default=2, help="processes of one thread")
-    if sections is not None:
-        names = [*sections]
-        said = f"{', '.join(names)}; else all"
-        command.add_argument("sections", nargs="*", metavar="SECTION", default=names, help=said)
     return command
 
 
@@ -48,27 +42,6 @@ def run_script(main: Callable[[], object]) -> None:
         main()
     except (ArgumentError, DataError, TrainingError, OSError) as error:
         raise SystemExit(sentence(error)) from None
-
-
-def add_choice(command: argparse.ArgumentParser, option: str, names: Iterable[str], said: str = "") -> None:
-    """An option that takes some of the names, by default all of them."""
-    every = [*names]
-    command.add_argument(
-        option, nargs="+", default=every, choices=every, help=said or "; ".join(every), metavar="NAME"
-    )
-
-
-def run_sections(
-    sections: Mapping[str, Callable[[], Titled]], options: argparse.Namespace
-) -> dict[str, dict[str, list[Row]]]:
-    """Run the sections that were asked for on one thread, print their tables, and return them by title."""
-    if unknown := set(options.sections) - set(sections):
-        raise SystemExit(f"SECTION: expected {', '.join(sections)}, got {', '.join(sorted(unknown))}.")
-    torch.set_num_threads(1)
-    return {
-        name: print_tables(sections[name](), as_json=options.json, prefix=f"{name}: ")
-        for name in options.sections
-    }
 
 
 def report(
@@ -120,12 +93,16 @@ def kept(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def once(path: Path, compute: Callable[[], object]) -> Any:
+    """What a file keeps, computed if it is not there."""
+    if not path.exists():
+        keep(path, compute())
+    return kept(path)
+
+
 def same_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """Refuse a folder whose results were made with other settings."""
-    path = folder / "settings.json"
-    if not path.exists():
-        keep(path, settings)
-    elif (stored := kept(path)) != settings:
+    if (stored := once(folder / "settings.json", lambda: settings)) != settings:
         raise SystemExit(f"folder: expected results with {dict(settings)}, got {stored}; choose another one.")
 
 
@@ -147,33 +124,6 @@ def calls(function: Callable[..., R], jobs: Sequence[tuple[Any, ...]], workers: 
             for future in done:
                 yield future.result()
                 running |= {pool.submit(function, *job) for job in islice(todo, 1)}
-
-
-def every_seed(
-    one: Callable[[Any, int, argparse.Namespace], Row], jobs: Mapping[str, Any], options: argparse.Namespace, title: str
-) -> dict[str, list[Row]]:  # fmt: skip
-    """Rows of the trainings ``one(job, seed, options)`` by the names of the jobs, in the order of seeds.
-
-    Each is a file of the folder named ``title``, from which it is read the next time; a bar shows how many are done.
-    """
-    from rich.progress import track
-
-    todo = [
-        (one, name, job, seed, options, title) for seed in range(options.seeds) for name, job in jobs.items()
-    ]
-    rows = dict(track(calls(_kept_row, todo, options.workers), title, len(todo)))
-    return {name: [rows[name, seed] for seed in range(options.seeds)] for name in jobs}
-
-
-def _kept_row(
-    one: Callable[[Any, int, argparse.Namespace], Row], name: str, job: Any, seed: int, options: argparse.Namespace,
-    title: str,
-) -> tuple[tuple[str, int], Row]:  # fmt: skip
-    path = options.folder / title / f"{name} {seed}.json".replace("/", "_")
-    if not path.exists():
-        torch.set_num_threads(1)
-        keep(path, one(job, seed, options))
-    return (name, seed), kept(path)
 
 
 def attend_back(model: Any, steps: Sequence[int], strength: float = 6.0) -> None:

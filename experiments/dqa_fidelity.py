@@ -30,7 +30,7 @@ from diabat.lab.studies.states import mean_deviation, states_of, states_of_margi
 from diabat.lab.studies.states import total_variation as distance_of
 from diabat.plots import Line, Panel, lines
 from diabat.samplers.exact import ExactSampler
-from experiments.common import Row, Titled, parser, run_script, run_sections
+from experiments.common import Row, Titled, parser, print_tables, run_script
 
 SOLVER = "Advantage2_system1"
 LEARNED = tuple(name for name in circuits.available_plans() if name.startswith("boltzmann-"))
@@ -336,11 +336,16 @@ def draw(name: str, rows: list[Row], folder: Path) -> None:
 
 def main() -> None:
     """Run the sections."""
-    command = parser(__doc__, sections=SECTIONS)
+    command, known = parser(__doc__), ", ".join(SECTIONS)
+    command.add_argument("sections", nargs="*", metavar="SECTION", help=f"{known}; else all")
     command.add_argument("--figures", type=Path, metavar="FOLDER", help="write the figures into this folder")
     options = command.parse_args()
+    if unknown := set(options.sections) - set(SECTIONS):
+        raise SystemExit(f"SECTION: expected {known}, got {', '.join(sorted(unknown))}.")
     warnings.simplefilter("ignore", circuits.OutOfRangeWarning)  # the study goes beyond on purpose
-    for name, tables in run_sections(SECTIONS, options).items():
+    torch.set_num_threads(1)
+    for name in options.sections or SECTIONS:
+        tables = print_tables(SECTIONS[name](), as_json=options.json, prefix=f"{name}: ")
         if options.figures is not None and name in ("strength", "refine"):
             draw(name, next(iter(tables.values())), options.figures)
 

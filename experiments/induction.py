@@ -17,6 +17,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from diabat.heads.games.decoder import Head
 from diabat.heads.games.dividends import standard_error
 from diabat.huggingface import load_decoder
 from diabat.plots import COLOURS, REFERENCE, Line, Panel, draw_panel, new_figure, save_figure
-from experiments.common import Row, Titled, keep, kept, parser, print_tables, run_script, same_settings
+from experiments.common import Row, Titled, once, parser, print_tables, run_script, same_settings
 from experiments.heads.sets import WORDS
 from experiments.models import smollm2
 
@@ -159,36 +160,39 @@ def study(folder: Path, model_folder: Path, seeds: int) -> Row:
     settings = {"questions": QUESTIONS, "options": OPTIONS, "sequences": SEQUENCES, "fresh": FRESH}
     removed = {kind: [*counts] for kind, counts in REMOVED.items()}
     same_settings(folder, settings | {"removed": removed, "draws": DRAWS})
-    for seed in range(seeds):
-        if not (path := folder / f"scores-{seed}").with_suffix(".json").exists():
-            data, began = folder / f"questions-{seed}.jsonl", time.process_time()
-            lines = "".join(f"{json.dumps(one)}\n" for one in questions(QUESTIONS, f"questions {seed}"))
-            data.write_text(lines, encoding="utf-8")
-            options = AttributionOptions(**OPTIONS, seed=seed)  # type: ignore[arg-type]  # values of several types
-            report = attribute(str(model_folder), data, path, options, progress=True)
-            seconds = time.process_time() - began
-            keep(path.with_suffix(".json"), json.loads(report.to_json()) | {"seconds": seconds})
-    scores = [kept(folder / f"scores-{seed}.json") for seed in range(seeds)]
+    places = [folder / f"scores-{seed}.json" for seed in range(seeds)]
+    scores = [once(path, partial(scored, path, model_folder, seed)) for seed, path in enumerate(places)]
     model, tokenizer = load_decoder(model_folder)
-    maps, path = shapley_map(scores[0]), folder / "attention.json"
-    best = ranked(maps)
-    if not path.exists():
-        scored, _ = attention(model, sequences("words", SEQUENCES, tokenizer))
-        (drawn,) = sequences("shown", 1, tokenizer)
-        _, weights = attention(model, [drawn])
-        words = [tokenizer.decode(token).strip() for token in drawn["input_ids"]]
-        shown = {f"{layer}.{head}": weights[layer][head].tolist() for layer, head in best[:2]}
-        keep(path, scored | {"maps": shown, "words": words})
-    patterns = kept(path)
-    if not (path := folder / "pair.json").exists():
-        keep(path, pair(model, tokenizer, sorted(best[:2])))
-    losses = {}
-    for kind in REMOVED:
-        if not (path := folder / f"removal-{kind}.json").exists():
-            orders = {"shapley": best, "pattern": ranked(patterns["prefix"])}
-            keep(path, removal(model, sequences(kind, SEQUENCES, tokenizer), orders, REMOVED[kind]))
-        losses[kind] = kept(path)
-    return {"scores": scores, "attention": patterns, "pair": kept(folder / "pair.json"), "losses": losses}
+    best = ranked(shapley_map(scores[0]))
+    patterns = once(folder / "attention.json", lambda: attended(model, tokenizer, best[:2]))
+    interaction = once(folder / "pair.json", lambda: pair(model, tokenizer, sorted(best[:2])))
+    orders = {"shapley": best, "pattern": ranked(patterns["prefix"])}
+
+    def losses(kind: str) -> list[Row]:
+        return removal(model, sequences(kind, SEQUENCES, tokenizer), orders, REMOVED[kind])
+
+    by_kind = {kind: once(folder / f"removal-{kind}.json", partial(losses, kind)) for kind in REMOVED}
+    return {"scores": scores, "attention": patterns, "pair": interaction, "losses": by_kind}
+
+
+def scored(path: Path, model_folder: Path, seed: int) -> Row:
+    """Scores of all heads on the questions of a seed, beside whose file ``path`` their values are kept."""
+    data, began = path.with_name(f"questions-{seed}.jsonl"), time.process_time()
+    lines = "".join(f"{json.dumps(one)}\n" for one in questions(QUESTIONS, f"questions {seed}"))
+    data.write_text(lines, encoding="utf-8")
+    options = AttributionOptions(**OPTIONS, seed=seed)  # type: ignore[arg-type]  # values of several types
+    report = attribute(str(model_folder), data, path.with_suffix(""), options, progress=True)
+    return json.loads(report.to_json()) | {"seconds": time.process_time() - began}
+
+
+def attended(model: Any, tokenizer: Any, heads: Sequence[Head]) -> Row:
+    """Attention of all heads to the patterns of induction, and maps of some of them over a short sequence."""
+    (drawn,) = sequences("shown", 1, tokenizer)
+    weights = attention(model, [drawn])[1]
+    maps = {f"{layer}.{head}": weights[layer][head].tolist() for layer, head in heads}
+    words = [tokenizer.decode(token).strip() for token in drawn["input_ids"]]
+    patterns = attention(model, sequences("words", SEQUENCES, tokenizer))[0]
+    return patterns | {"maps": maps, "words": words}
 
 
 def shapley_map(scores: Row) -> list[list[float]]:

@@ -18,8 +18,10 @@ import statistics
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 
 import torch
+from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,7 +31,7 @@ from diabat.checks import ArgumentError
 from diabat.lab.models.transformer import Transformer, TransformerOptions
 from diabat.lab.tasks import RecallOptions, Task
 from diabat.lab.training.evaluate import evaluate, token_loss
-from experiments.common import Row, add_choice, every_seed, parser, report, run_script, same_settings
+from experiments.common import Row, calls, once, parser, report, run_script, same_settings
 
 BATCH, EVERY, SOLVED = 128, 25, 0.995
 NEIGHBOURS, BOUND = CouplingInit(mean=0.5, max_distance=1), CouplingInit(mean=1.0, max_distance=1)
@@ -278,6 +280,12 @@ def one(job: Row, seed: int, options: Namespace) -> Row:
     return row
 
 
+def kept_row(table: str, name: str, seed: int, options: Namespace) -> tuple[tuple[str, int], Row]:
+    """A training, from its file if that is there, behind its name and seed."""
+    path = options.folder / table / f"{name} {seed}.json".replace("/", "_")
+    return (name, seed), once(path, partial(one, TABLES[table][name], seed, options))
+
+
 def summary(name: str, rows: Sequence[Row]) -> Row:
     """Means over seeds; steps are the median of the seeds that reached 99 %."""
     means: Row = {"": name, "seeds": len(rows), "refused": sum("refused" in row for row in rows)}
@@ -296,13 +304,18 @@ def summary(name: str, rows: Sequence[Row]) -> Row:
 def main() -> None:
     """Train what is not there, and print the tables."""
     command = parser(__doc__, study=True)
-    add_choice(command, "--only", TABLES)
+    every: Row = {"default": [*TABLES], "choices": [*TABLES], "help": "; ".join(TABLES), "metavar": "NAME"}
+    command.add_argument("--only", nargs="+", **every)
     command.add_argument("--steps", type=int, default=600, help="most steps of a training")
     options = command.parse_args()
     same_settings(options.folder, {"steps": options.steps})
+    torch.set_num_threads(1)
+    seeds = range(options.seeds)
     for table in options.only:
-        rows = every_seed(one, TABLES[table], options, table)
-        report(table, [summary(name, some) for name, some in rows.items()], as_json=options.json)
+        jobs = [(table, name, seed, options) for seed in seeds for name in TABLES[table]]
+        rows = dict(track(calls(kept_row, jobs, options.workers), table, len(jobs)))
+        shown = [summary(name, [rows[name, seed] for seed in seeds]) for name in TABLES[table]]
+        report(table, shown, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
@@ -37,7 +38,7 @@ import diabat
 from diabat.documents.overrides import apply_overrides
 from diabat.ising import without_autocast
 from diabat.lab.models.pairs import MeanPooling, QueryPooling
-from experiments.common import Row, keep, kept, parser, report, run_script, same_settings
+from experiments.common import Row, once, parser, report, run_script, same_settings
 from experiments.verdicts import gap, mcnemar, power, seeds_needed, verdict
 
 CONFIG = Path(__file__).parent / "pairs" / "sick.yaml"
@@ -247,12 +248,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sets, rows = sick(Path(os.environ.get("DIABAT_DATA", ".")) / "SICK.txt"), []
     right: dict[str, list[list[int]]] = {}
     for pooling in poolings:
-        results = []
-        for seed in range(options.seeds):
-            path = options.folder / f"{pooling}-{seed}.json"
-            if not path.exists():
-                keep(path, run({**config, "pooling": pooling}, seed, path.with_suffix(""), sets))
-            results.append(kept(path))
+        places = [options.folder / f"{pooling}-{seed}.json" for seed in range(options.seeds)]
+        one = partial(run, {**config, "pooling": pooling}, sets=sets)
+        results = [once(path, partial(one, seed, path.with_suffix(""))) for seed, path in enumerate(places)]
         tests = [100 * row["test"] for row in results]
         right[pooling] = [[*map(int, row["right"])] for row in results]
         rows.append({
