@@ -37,7 +37,7 @@ from scipy.optimize import OptimizeWarning, curve_fit
 from diabat.lab.config import Config, ConfigError, load_config, make_config, to_plain
 from diabat.lab.runs import run_training
 from diabat.lab.runs.build import require_same_run
-from diabat.lab.training import TrainingInterrupted, is_finished
+from diabat.lab.training import TrainingInterrupted, TrainResult, is_finished
 from diabat.progress import without_bars
 from experiments.common import Row, calls, parser, report, run_script
 from experiments.verdicts import Gap, combined, gap, holm, power, seeds_needed, verdict, weighted
@@ -83,11 +83,7 @@ class Outcome:
 
     row: str
     seed: int
-    folder: Path
-    metric: float
-    epochs: int
-    seconds: float
-    cpu_seconds: float
+    result: TrainResult
 
 
 def load(folder: Path = HERE) -> dict[str, Experiment]:
@@ -136,14 +132,12 @@ def outcome(row: str, seed: int, document: dict[str, Any], begins: str, progress
     started = (config.output / "config.json").exists()
     if started:
         require_same_run(config)
-    result = run_training(config, resume=started, progress=progress)
-    cost = (result.epochs, result.seconds, result.cpu_seconds)
-    return Outcome(row, seed, config.output, result.best_metric, *cost)
+    return Outcome(row, seed, run_training(config, resume=started, progress=progress))
 
 
 def metrics_of(row: str, outcomes: Sequence[Outcome]) -> list[float]:
     """Metric of every seed of a row."""
-    return [one.metric for one in outcomes if one.row == row]
+    return [one.result.best_metric for one in outcomes if one.row == row]
 
 
 def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[Row]:
@@ -151,13 +145,13 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> list[Row]:
     table = []
     for row, entry in experiment.entries.items():
         runs, metrics = [one for one in outcomes if one.row == row], metrics_of(row, outcomes)
-        mean, epochs = fmean(metrics) if runs else None, sum(max(one.epochs, 1) for one in runs)
+        mean, epochs = fmean(metrics) if runs else None, sum(max(one.result.epochs, 1) for one in runs)
         table.append({
             "row": row, "metric": metrics, "mean": mean, "σ": stdev(metrics) if len(runs) > 1 else None,
             "published": entry.mean, "published σ": entry.deviation,
             "difference": mean / entry.mean - 1 if mean and entry.mean else None,
-            "s/epoch": sum(one.seconds for one in runs) / epochs if runs else None,
-            "CPU s/epoch": sum(one.cpu_seconds for one in runs) / epochs if runs else None,
+            "s/epoch": sum(one.result.seconds for one in runs) / epochs if runs else None,
+            "CPU s/epoch": sum(one.result.cpu_seconds for one in runs) / epochs if runs else None,
             "missing": sorted({*experiment.seeds} - {one.seed for one in runs}),
         })  # fmt: skip
     return table
@@ -254,8 +248,9 @@ def show(experiment: Experiment, options: argparse.Namespace) -> None:
     outcomes = []
     for one in calls(outcome, jobs, options.jobs):
         outcomes.append(one)
-        said = f"{one.row}, seed {one.seed}: {one.metric:.4f} ({one.epochs} epochs, {one.seconds:.0f} s), {one.folder}"
-        print(said, file=sys.stderr, flush=True)
+        run = one.result
+        cost = f"({run.epochs} epochs, {run.seconds:.0f} s), {run.run_dir}"
+        print(f"{one.row}, seed {one.seed}: {run.best_metric:.4f} {cost}", file=sys.stderr, flush=True)
     outcomes.sort(key=lambda one: one.seed)
     formats = {key: ".4f" for key in ("metric", "mean", "σ", "published", "published σ")}
     formats |= {"difference": "+.2%", "s/epoch": ".1f", "CPU s/epoch": ".1f"}

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from diabat.lab.config import load_config
-from diabat.lab.training import TrainingInterrupted
+from diabat.lab.training import TrainingInterrupted, TrainResult
 from experiments import reproduce, verdicts
 from experiments.common import run_script
 from experiments.reproduce import HERE, Entry, Experiment, Outcome, fit_decay, gaps, load, main, plan
@@ -149,7 +149,9 @@ def experiment(**entries: tuple[float | None, float | None]) -> Experiment:
 
 def outcomes(**metrics: Sequence[float]) -> list[Outcome]:
     return [
-        Outcome(row, k, Path(), m, 1, 1.0, 1.0) for row, own in metrics.items() for k, m in enumerate(own)
+        Outcome(row, k, TrainResult(1.0, "accuracy", m, 1, 1, 1, 1.0, 1.0, Path()))
+        for row, own in metrics.items()
+        for k, m in enumerate(own)
     ]
 
 
