@@ -13,7 +13,6 @@ from scipy.stats import binom
 import diabat
 from diabat import BoltzmannAttention, NeuroGameAttention
 from diabat.ising import Ising, pack_couplings
-from diabat.lab.runs.studies import _layer_ensemble
 from diabat.lab.studies import states
 from diabat.lab.studies.ensembles import coupling_strength, ferromagnet, from_attention, sk, tokens
 from diabat.samplers.answers import Samples
@@ -117,7 +116,7 @@ def test_the_problems_of_a_layer_give_its_weights(mode: str, relative: bool) -> 
     torch.nn.init.normal_(layer.couplings.pairs, std=0.7)
     with layer.recording():
         _, weights = layer(torch.randn(3, 5, 8, dtype=torch.float64), None, True)
-        ensemble = _layer_ensemble(layer, "layer 1")
+        ensemble = from_attention(layer.last_problem().to(torch.float64))
     p = diabat.sampler("exact").moments(ensemble.ising).probability  # of the last four queries, [3, 2, 4, 5]
     if mode == "J-self":
         own = torch.full((4,), 4) if relative else torch.arange(1, 5)

@@ -152,21 +152,19 @@ def plot_pair(
     positive, and the diagonal is left out.
     """
     game = explanation.shapley is not None
-    panels: list[tuple[str, dict[str, Tensor | None]]] = [
-        ("P(s = +1)" if game else "weight", {"": explanation.alpha}),
-        ("index / Σ |index|", {"φ": _share(explanation.shapley), "β": _share(explanation.banzhaf)}),
-        ("field h", {"": explanation.fields}),
-    ]
-    panels = [
-        (label, shown) for label, shown in panels if all(values is not None for values in shown.values())
-    ]
+    panels = [("P(s = +1)" if game else "weight", {"": explanation.alpha})]
+    if explanation.shapley is not None and explanation.banzhaf is not None:
+        indices = {"φ": explanation.shapley, "β": explanation.banzhaf}
+        panels.append(("index / Σ |index|", {name: _share(index) for name, index in indices.items()}))
+    if explanation.fields is not None:
+        panels.append(("field h", {"": explanation.fields}))
     maps = explanation.couplings is not None
     height = 1.4 + 0.27 * len(explanation.tokens)
     figure = new_figure(1.4 + 2.4 * len(panels) + 1.2 * height * maps, height)
     ratios = [*(2.4 for _ in panels), *([1.15 * height] * maps)]
     axes = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
     for axis, (label, shown) in zip(axes, panels, strict=False):
-        _bars(axis, {name: values for name, values in shown.items() if values is not None}, head)
+        _bars(axis, shown, head)
         axis.set_yticks(range(len(explanation.tokens)), explanation.tokens if axis is axes[0] else [])
         axis.set_xlabel(label)
     if game:
@@ -186,8 +184,8 @@ def plot_pair(
     return save_figure(figure, path)
 
 
-def _share(index: Tensor | None) -> Tensor | None:
-    return None if index is None else index / index.abs().sum(-1, keepdim=True).clamp(min=1e-30)
+def _share(index: Tensor) -> Tensor:
+    return index / index.abs().sum(-1, keepdim=True).clamp(min=1e-30)
 
 
 def _bars(axis: Axes, shown: dict[str, Tensor], head: int | None) -> None:

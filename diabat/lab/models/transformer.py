@@ -76,8 +76,6 @@ class TransformerOptions(ModelOptions):
             keep_count(self, name, least=least)
         for name in ("bandwidth", "attention_window"):
             keep_count(self, name, optional=True)
-        if self.embed_dim % self.num_heads:
-            raise ArgumentError("embed_dim", f"a multiple of num_heads = {self.num_heads}", self.embed_dim)
         for name in ("dropout", "attention_dropout", "embedding_dropout"):
             check_number(name, getattr(self, name), "[0, 1)", optional=name == "attention_dropout")
         check_choice("positions", self.positions, ("learned", "rope", "none"))

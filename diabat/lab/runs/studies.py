@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from diabat.attention.coupled import recording
-from diabat.attention.layer import IsingLayer
 from diabat.documents.errors import ConfigError, of_section
 from diabat.ising.problem_files import read_problem
 from diabat.lab.config.loading import load_config
@@ -66,8 +65,5 @@ def attention_ensembles(
     layers = run.model.attention_layers()
     with torch.no_grad(), recording(layers):
         run.model(run.task.validation.inputs[chosen])
-        return [_layer_ensemble(layer, f"layer {i}") for i, layer in enumerate(layers, start=1)]
-
-
-def _layer_ensemble(layer: IsingLayer, name: str) -> Ensemble:
-    return from_attention(layer.last_problem().to(torch.float64), name=f"trained, {name}")
+        problems = [layer.last_problem().to(torch.float64) for layer in layers]
+    return [from_attention(one, name=f"trained, layer {i}") for i, one in enumerate(problems, start=1)]
