@@ -24,7 +24,7 @@ from diabat.lab.training import is_finished
 from diabat.plots import lines
 from experiments.common import Row, parser, report, run_script
 from experiments.reproduce import load, plan
-from experiments.verdicts import gap, holm, verdict
+from experiments.verdicts import gap, holm, interval, verdict
 
 TASKS = {"Tiny Shakespeare": "table2-shakespeare", "bracket matching": "table3-brackets"}
 ROW = "t12-h+J"
@@ -50,8 +50,7 @@ def over_seeds(J: torch.Tensor) -> Row:
     from_zero = gap(means, [0.0] * len(means), paired=True) if len(means) > 1 else None
     return {
         "pairs": J.shape[1], "seeds": means, "mean": fmean(means),
-        "95 % interval": None if from_zero is None else [from_zero.low, from_zero.high],
-        "p": None if from_zero is None else from_zero.p, "mean is": verdict(from_zero, None),
+        **interval(from_zero), "mean is": verdict(from_zero, None),
         "negative": float((J < 0).double().mean()), "largest |J|": float(J.abs().max()),
     }  # fmt: skip
 

@@ -321,14 +321,10 @@ def draw(name: str, rows: list[Row], folder: Path) -> None:
             if row[label] == READS:  # what lies below it cannot be seen in so many reads
                 style = {"color": "0.75", "linewidth": 4, "marker": ""}
             curves.append(Line([*points], [*points.values()], row[label], len(curves), style=style))
-    settings: Row = {"xlabel": "sweeps", "ylabel": "total variation", "yscale": "log"}
+    axes: Row = {"xlabel": "sweeps", "ylabel": "total variation"}
     if name == "strength":
-        settings |= {
-            "xlabel": "coupling strength g",
-            "ylabel": "mean |ΔP|",
-            "xscale": "log",
-            "ylim": (1e-5, 0.5),
-        }
+        axes = {"xlabel": "coupling strength g", "ylabel": "mean |ΔP|", "xscale": "log", "ylim": (1e-5, 0.5)}
+    settings = axes | {"yscale": "log"}
     drawn = [Panel(curves, settings=settings | {"title": title}) for title, curves in panels.items()]
     folder.mkdir(parents=True, exist_ok=True)
     lines([drawn], folder / f"dqa-{name}.png")

@@ -71,19 +71,11 @@ def sequences(kind: str, count: int, tokenizer: Any) -> list[Row]:
     return [{"input_ids": start + 2 * draw.sample(pool, half), "half": half} for _ in range(count)]
 
 
-def second_half(logits: Tensor, sample: Mapping[str, Any]) -> Tensor:
-    """Mean log-likelihood [C] of the repeated tokens but the first, which nothing announces."""
-    return _likelihood(logits, sample["input_ids"], len(sample["input_ids"]), sample["half"])
-
-
-def first_half(logits: Tensor, sample: Mapping[str, Any]) -> Tensor:
-    """That of the same tokens where they come first, [C]."""
-    half = sample["half"]
-    return _likelihood(logits, sample["input_ids"], len(sample["input_ids"]) - half, half)
-
-
-def _likelihood(logits: Tensor, ids: Sequence[int], end: int, half: int) -> Tensor:
-    begin, tokens = end - half + 1, torch.tensor(ids)
+def likelihood(logits: Tensor, sample: Mapping[str, Any], *, first: bool = False) -> Tensor:
+    """Mean log-likelihood [C] of the repeated tokens, or where they come ``first``, but one that nothing announces."""
+    tokens, half = torch.tensor(sample["input_ids"]), sample["half"]
+    end = len(tokens) - half * first
+    begin = end - half + 1
     logs = logits[:, begin - 1 : end - 1].log_softmax(-1)
     return logs.gather(-1, tokens[begin:end].expand(len(logs), -1)[..., None])[..., 0].mean(-1)
 
@@ -124,7 +116,7 @@ def removal(
 ) -> list[Row]:
     """Losses by half without the first k heads of each order, and without random ones in place of the first order's."""
     options: dict[str, Any] = {"layer": None, "heads_per_player": 1, "ablation": "mean"}
-    game = HeadCoalitions(model, samples, value=second_half, **options)
+    game = HeadCoalitions(model, samples, value=likelihood, **options)
     every, first = [group[0] for group in game.groups], next(iter(orders))
     arms: list[tuple[str, int, list[Head]]] = [("none", 0, [])]
     for k in counts:
@@ -133,7 +125,7 @@ def removal(
         arms += [("random", k, others(orders[first][:k], every, draw)) for _ in range(DRAWS)]
     present = torch.tensor([[head not in absent for head in every] for _, _, absent in arms])
     losses, asked = -game.sample_values(present), [arm in ("none", first) for arm, _, _ in arms]
-    halves = HeadCoalitions(model, samples, value=first_half, **options)
+    halves = HeadCoalitions(model, samples, value=partial(likelihood, first=True), **options)
     before = -halves.sample_values(present[torch.tensor(asked)])
     rows, by_first = [], iter(before.T)
     for (arm, k, absent), loss, both in zip(arms, losses.T, asked, strict=True):

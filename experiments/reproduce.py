@@ -40,7 +40,7 @@ from diabat.lab.runs.build import require_same_run
 from diabat.lab.training import TrainingInterrupted, TrainResult, is_finished
 from diabat.progress import without_bars
 from experiments.common import Row, calls, parser, report, run_script
-from experiments.verdicts import Gap, combined, gap, holm, power, seeds_needed, verdict, weighted
+from experiments.verdicts import Gap, combined, gap, holm, interval, power, seeds_needed, verdict, weighted
 
 HERE = Path(__file__).parent
 FEWEST = 5
@@ -193,12 +193,9 @@ def gaps(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[list[Row]
 
 def compared(tested: Gap | None, difference: float, published: float | None) -> Row:
     """Difference, interval, p, published gap, and what they say."""
-    return {
-        "difference": difference, "95 % interval": None if tested is None else [tested.low, tested.high],
-        "p": None if tested is None else tested.p, "published": published,
-        "inside": None if tested is None or published is None else tested.holds(published),
-        "verdict": verdict(tested, published),
-    }  # fmt: skip
+    inside = None if tested is None or published is None else tested.holds(published)
+    told = {"published": published, "inside": inside, "verdict": verdict(tested, published)}
+    return {"difference": difference} | interval(tested) | told
 
 
 def means_by_window(

@@ -39,7 +39,7 @@ from diabat.documents.overrides import apply_overrides
 from diabat.ising import without_autocast
 from diabat.lab.models.pairs import MeanPooling, QueryPooling
 from experiments.common import Row, once, parser, report, run_script, same_settings
-from experiments.verdicts import gap, mcnemar, power, seeds_needed, verdict
+from experiments.verdicts import gap, interval, mcnemar, power, seeds_needed, verdict
 
 CONFIG = Path(__file__).parent / "pairs" / "sick.yaml"
 POOLINGS = ("neurogame", "boltzmann", "softmax", "mean", "neurogame-h", "neurogame-uniform", "projected_mean")
@@ -272,8 +272,8 @@ def gaps(rows: Sequence[Row]) -> list[Row]:
     tests = {row["pooling"]: row["test accuracy / %"] for row in rows}
     ahead = {name: gap(own, tests["mean"]) for name, own in tests.items() if "mean" in tests}
     return [
-        {"pooling": name, "points": one.difference, "95 % interval": [one.low, one.high], "p": one.p,
-         "verdict": verdict(one, None), "power for a point": power(tests[name], tests["mean"], 1.0),
+        {"pooling": name, "points": one.difference, **interval(one), "verdict": verdict(one, None),
+         "power for a point": power(tests[name], tests["mean"], 1.0),
          "seeds for 80 %": seeds_needed(tests[name], tests["mean"], 1.0)}
         for name, one in ahead.items() if name != "mean" and one is not None
     ]  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, variance
+from typing import Any
 
 from scipy.stats import binomtest, nct, norm, t
 
@@ -30,6 +31,12 @@ class Gap:
     def holds(self, value: float) -> bool:
         """Whether a value lies in the interval."""
         return self.low <= value <= self.high
+
+
+def interval(measured: Gap | None) -> dict[str, Any]:
+    """Cells of a table: interval and p of a gap, None where there is none."""
+    ends = None if measured is None else [measured.low, measured.high]
+    return {"95 % interval": ends, "p": None if measured is None else measured.p}
 
 
 def gap(first: Sequence[float], second: Sequence[float], *, paired: bool = False) -> Gap | None:

@@ -34,11 +34,12 @@ def test_losses_of_halves_are_those_of_the_model() -> None:
     ids, half = torch.tensor([sample["input_ids"]]), sample["half"]
     assert ids[0, -half:].tolist() == ids[0, -2 * half : -half].tolist()
     logits = model(ids).logits.detach()
-    for value, begin in ((induction.first_half, -2 * half), (induction.second_half, -half)):
+    for first, begin in ((True, -2 * half), (False, -half)):
         labels = torch.full_like(ids, -100)
         end = begin + half or None
         labels[:, begin + 1 : end] = ids[:, begin + 1 : end]
-        torch.testing.assert_close(-value(logits, sample)[0], model(ids, labels=labels).loss)
+        loss = -induction.likelihood(logits, sample, first=first)[0]
+        torch.testing.assert_close(loss, model(ids, labels=labels).loss)
 
 
 def test_heads_that_attend_back_are_found_by_their_attention() -> None:
