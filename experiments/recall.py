@@ -230,17 +230,12 @@ def use(model: Transformer, sampler: Row) -> None:
         layer.use_sampler(diabat.sampler(backend, **options), gradient=gradient, num_reads=reads)
 
 
-def groups(model: Transformer, coupling_rate: float) -> list[Row]:
-    """Parameters for an optimiser: couplings have a rate of their own, and no weight decay."""
-    couplings = coupling_parameters(model)
-    own = {id(parameter) for parameter in couplings}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in own]
-    return [{"params": couplings, "lr": coupling_rate, "weight_decay": 0.0}, {"params": others}]
-
-
 def train(model: Transformer, task: Task, seed: int, steps: int, coupling_rate: float, batch: int) -> Row:
-    """Train until the model recalls, and measure it on the test set."""
-    optimiser = torch.optim.AdamW(groups(model, coupling_rate), 2e-3)
+    """Train until the model recalls, and measure it on the test set; couplings have their rate, and no decay."""
+    couplings = coupling_parameters(model)
+    others = [parameter for parameter in model.parameters() if parameter not in {*couplings}]
+    own: Row = {"params": couplings, "lr": coupling_rate, "weight_decay": 0.0}
+    optimiser = torch.optim.AdamW([own, {"params": others}], 2e-3)
     generator = torch.Generator().manual_seed(seed)
     began, reached, step = time.process_time(), None, 0
     while step < steps:

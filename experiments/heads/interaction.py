@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from diabat.heads import HeadInteractions
 from diabat.huggingface.loading import load_adapter, load_decoder
@@ -35,20 +36,17 @@ def read_batches(path: Path, tokenizer: Any, batch_size: int, max_length: int) -
             # A token that reaches into the completion is a target, also if it starts in the text.
             start = len(text) if completion else -1
             counts = [end > start for _, end in encoded["offset_mapping"]]
-            ids = encoded["input_ids"]
-            rows.append((ids, [i if there else -100 for i, there in zip(ids, counts, strict=True)]))
+            ids = torch.tensor(encoded["input_ids"])
+            rows.append((ids, ids.where(torch.tensor(counts), -100)))
     return [_padded(rows[at : at + batch_size]) for at in range(0, len(rows), batch_size)]
 
 
-def _padded(rows: list[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
-    def filled(values: list[list[int]], padding: int) -> Tensor:
-        return torch.tensor([row + [padding] * (width - len(row)) for row in values])
-
-    width = max(len(ids) for ids, _ in rows)
+def _padded(rows: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    ids, labels = ([row[place] for row in rows] for place in (0, 1))
     return {
-        "input_ids": filled([ids for ids, _ in rows], 0),
-        "attention_mask": filled([[1] * len(ids) for ids, _ in rows], 0),
-        "labels": filled([labels for _, labels in rows], -100),
+        "input_ids": pad_sequence(ids, batch_first=True),
+        "attention_mask": pad_sequence([torch.ones_like(one) for one in ids], batch_first=True),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
     }
 
 
