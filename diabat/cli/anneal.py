@@ -79,24 +79,21 @@ def export(
     beta = 1 without calibration.
     """
     require_writable(output, "output", (".qasm", ".qasm3"), new=not force)
-    import torch
-
-    from diabat.circuits import anneal_circuit, to_qasm3
+    from diabat.circuits import to_qasm3
     from diabat.ising.problem_files import read_problem
     from diabat.lab.runs.anneals import find_plan
+    from diabat.samplers.dqa import DQASampler
 
     chosen, _ = find_plan(plan)
     ising = read_problem(problem, beta=beta).ising
     if ising.three_body is not None or not bool(ising.visible_mask.all()):
         got = "invisible spins" if ising.three_body is None else "three-body terms"
         raise ArgumentError("problem", "only fields and couplings", f"{got} in '{problem}'")
-    h, J = ising.fields.double(), ising.couplings
-    J = torch.zeros(len(h), len(h)) if J is None else J
-    source = to_qasm3(anneal_circuit(chosen, h.numpy(), J.double().numpy(), measure=True))
+    source = to_qasm3(DQASampler(schedule=chosen, calibration="none").circuit(ising, measure=True))
     if output is not None:
         replace_file(output, source.encode())
     if as_json:
-        print_json({"plan": plan, "steps": chosen.steps, "qubits": len(h), "qasm3": source})
+        print_json({"plan": plan, "steps": chosen.steps, "qubits": ising.num_spins, "qasm3": source})
     else:
         say(source if output is None else f"Circuit: {output}\n", end="")
 
