@@ -192,12 +192,11 @@ def _labels(problem: Problem) -> list[str]:
 
 def _reads(problem: Problem, samples: Samples) -> Shown:
     """Every read, and a table of the distinct states, most frequent first."""
-    states, place, counts = samples.spins.unique(dim=0, return_inverse=True, return_counts=True)
-    shares = samples.weights.new_zeros(len(states)).index_add(0, place, samples.weights)
-    columns = (column.tolist() for column in (states, problem.energy(states), counts, shares))
-    ranked = sorted(zip(*columns, strict=True), key=lambda row: (-row[3], row[1], row[0]))
+    states, counts = samples.spins.unique(dim=0, return_counts=True)
+    columns = (column.tolist() for column in (states, problem.energy(states), counts))
+    ranked = sorted(zip(*columns, strict=True), key=lambda row: (-row[2], row[1], row[0]))
     first, more = ranked[:_SHOWN_STATES], len(ranked) - _SHOWN_STATES
-    rows = [(state, f"{energy:.6g}", str(count), f"{share:.4f}") for state, energy, count, share in first]
+    rows = [(state, f"{energy:.6g}", str(n), f"{n / samples.num_reads:.4f}") for state, energy, n in first]
     lines = [f"{more} more states; --json prints every read."] if more > 0 else []
     document = {"states": problem.states(samples.spins), "energy": problem.energy(samples.spins)}
     return document, [_states(problem, "Reads", ("energy", "reads", "share"), rows)], lines

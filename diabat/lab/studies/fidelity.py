@@ -219,7 +219,7 @@ def _score(backend: Sampler, ising: Ising, truth: _Truth, num_reads: int, seed: 
         seconds, samples = timed(lambda: backend.sample(ising, num_reads, seed=seed))
         got = samples.moments(correlations=True, dtype=torch.float64)
         law = states.states_of_samples(samples) if states.countable(ising) else None
-        fit = fit_betas(ising, samples.spins, samples.weights)
+        fit = fit_betas(ising, samples.spins)
     else:
         seconds, got = timed(lambda: backend.moments(ising, seed=seed))
         if able.correlations:

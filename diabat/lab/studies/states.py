@@ -68,12 +68,11 @@ def _decoupled(ising: Ising) -> Ising:
 
 
 def states_of_samples(samples: Samples) -> Tensor:
-    """Weighted frequency of every state, float64 [*batch, 2^n]."""
-    n = samples.spins.shape[-1]
-    spins = samples.spins.cpu()
-    index = ((spins > 0).long() << torch.arange(n)).sum(-1)  # [reads, *batch]
-    table = torch.zeros(*spins.shape[1:-1], 1 << n, dtype=torch.float64)
-    return table.scatter_add(-1, index.movedim(0, -1), samples.weights.cpu().movedim(0, -1))
+    """Frequency of every state, float64 [*batch, 2^n]."""
+    reads, *batch, n = samples.spins.shape
+    index = ((samples.spins.cpu() > 0).long() << torch.arange(n)).sum(-1).movedim(0, -1)  # [*batch, reads]
+    table = torch.zeros(*batch, 1 << n, dtype=torch.float64)
+    return table.scatter_add(-1, index, torch.ones(index.shape, dtype=torch.float64)) / reads
 
 
 def states_of_marginals(probability: Tensor) -> Tensor:
