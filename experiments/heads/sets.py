@@ -66,9 +66,8 @@ def question(name: str, draw: random.Random, own: Callable[[str], list[str]]) ->
         at, text = draw.randrange(7), " ".join(words)
         rest = draw.sample([word for k, word in enumerate(words) if k not in (at, at + 1)], 3)
         return f"{text} {words[at]}", f"{text} {other}", [f" {word}" for word in (words[at + 1], *rest)]
-    if (
-        name == "greater-than"
-    ):  # from 1742 to 17: a digit above 4, one below; corrupted: 1701, both may follow
+    if name == "greater-than":
+        # From 1742 to 17: a digit above 4, one below; corrupted: 1701, both may follow.
         tens, century = draw.randrange(2, 8), draw.randrange(11, 20)
         text = f"The {draw.choice(own(EVENTS))} lasted from the year {century}{{}} to the year {century}"
         above, below, unit = draw.randrange(tens + 1, 10), draw.randrange(1, tens), draw.randrange(1, 9)

@@ -183,13 +183,8 @@ def energies(draw: st.DrawFn) -> None:
     lead = (1,) * len(ising.batch_shape)
     states = states.reshape(-1, *lead, ising.num_spins).expand(-1, *ising.fields.shape)
     exponent, energy = brute_force_exponents(ising).movedim(-1, 0), ising.energy(states)
-    finite_states = exponent.isfinite()
-    close(
-        -energy[finite_states],
-        exponent[finite_states],
-        TOLERANCE[ising.fields.dtype] * (1 + total(ising)),
-        "energy",
-    )
+    known, bound = exponent.isfinite(), TOLERANCE[ising.fields.dtype] * (1 + total(ising))
+    close(-energy[known], exponent[known], bound, "energy")
 
 
 @holds
