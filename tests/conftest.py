@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,23 @@ from hypothesis import settings
 # The same examples on every machine: a property that fails here fails everywhere, and no database is written.
 settings.register_profile("diabat", derandomize=True, deadline=None, max_examples=30, database=None)
 settings.load_profile("diabat")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Looks for no garbage meanwhile: collecting imports every library, and nearly all that it makes stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _older_objects_are_no_garbage() -> None:
+    """Else a search of them all takes half a second, and a Trainer of transformers asks for two per training."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

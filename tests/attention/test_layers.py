@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -259,15 +258,6 @@ def test_an_evaluation_of_a_split_draws_for_every_batch_by_its_seed() -> None:
     assert layer.eval_seed == 0
 
 
-@pytest.fixture(scope="module")
-def only_new_objects() -> Iterator[None]:
-    """Whatever there is before is left out by the collector, which is then fast."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def numbers_alive() -> int:
     """Numbers in all new tensors that Python holds."""
     gc.collect()
@@ -276,7 +266,6 @@ def numbers_alive() -> int:
     )
 
 
-@pytest.mark.usefixtures("only_new_objects")
 @pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("name", RECORDING)
 def test_nothing_of_a_batch_is_alive_after_it(name: str, gradients: bool) -> None:
@@ -405,7 +394,6 @@ STEPS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.usefixtures("only_new_objects")
 @pytest.mark.parametrize("options", STEPS, ids=str)
 def test_a_step_of_a_layer_leaves_nothing(options: dict[str, Any]) -> None:
     layer: Any = diabat.BoltzmannAttention(16, 2, 8, **PAPER | options)
@@ -413,7 +401,6 @@ def test_a_step_of_a_layer_leaves_nothing(options: dict[str, Any]) -> None:
     assert left_behind(lambda: layer(x).square().sum().backward()) == 0
 
 
-@pytest.mark.usefixtures("only_new_objects")
 @pytest.mark.parametrize("problems", [1, 3_000])
 def test_log_odds_of_exact_leave_nothing(problems: int) -> None:
     h, J = torch.randn(problems, 6, requires_grad=True), torch.zeros(6, 6, requires_grad=True)
