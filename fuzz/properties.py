@@ -59,7 +59,7 @@ def run(
 
     def example(data: Any) -> None:
         begins()
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
             rest = [Path(folder)] if in_folder else []
             endings[judge(lambda: check(data.draw, *rest))] += 1

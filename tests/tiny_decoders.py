@@ -72,7 +72,7 @@ def decoder(name: str = "llama", seed: int = 0, *, dtype: torch.dtype = torch.fl
         count = settings["num_hidden_layers"]
         settings["layer_types"] = (settings["layer_types"] * count)[:count]
     config = transformers.AutoConfig.for_model(name, **settings)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():  # biases and norms begin at 0 and 1
         for parameter in model.parameters():
@@ -94,7 +94,7 @@ def adapted(model: Any, *, trained: bool = True, **options: Any) -> Any:
         "fan_in_fan_out": fused,
         "task_type": "CAUSAL_LM",
     }
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that transformers renames
         wrapped = get_peft_model(model, LoraConfig(**config | options), autocast_adapter_dtype=False)

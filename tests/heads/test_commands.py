@@ -38,6 +38,7 @@ from diabat.heads.games.attribution import (
 from diabat.heads.games.store import ValueStore
 from diabat.huggingface import convert
 
+pytestmark = pytest.mark.usefixtures("drawn")  # the figures of `place` are rendered
 FILMS = {
     "good film": "good",
     "the plot was dull": "bad",
@@ -49,6 +50,8 @@ QUESTIONS = [
     {"prompt": f"Review: {text} Sentiment: ", "choices": ["good", "bad", "fine"], "answer": answer}
     for text, answer in FILMS.items()
 ]
+
+DRAWS = ("permutations=10", "coalitions=4", "contexts=6", "pairs=3")
 
 
 def write(path: Path, lines: list[Any]) -> Path:
@@ -70,8 +73,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         enable_gac(model, Calibration({1: [0, 1]}))
         (folder / name).mkdir()
         save_gac(model, folder / name)
-    found = analyse(folder, "--output", folder / "done")
-    assert found.exit_code == 0, found.stderr
+    for found in (
+        analyse(folder, "--output", folder / "done"),
+        attribute(folder, "--output", folder / "scored"),
+    ):
+        assert found.exit_code == 0, found.stderr
+    assert (folder / "done" / "dividends.png").stat().st_size > 10_000
+    assert (folder / "scored" / "scores.png").stat().st_size > 10_000
     return folder
 
 
@@ -90,6 +98,10 @@ def run(*arguments: str | Path) -> Result:
 
 def analyse(place: Path, *arguments: str | Path, model: str = "model", data: str = "q.jsonl") -> Result:
     return run("analyse", place / model, place / data, "--no-progress", *arguments)
+
+
+def attribute(place: Path, *arguments: str | Path) -> Result:
+    return run("attribute", place / "model", place / "q.jsonl", *DRAWS, *arguments)
 
 
 def of_library(model: Any = None, **options: Any) -> HeadCoalitions:
@@ -192,12 +204,8 @@ def test_the_value_follows_from_the_questions(place: Path, tmp_path: Path, line:
     assert json.loads(found.stdout)["analysis"]["value"] == value
 
 
-DRAWS = ("permutations=10", "coalitions=4", "contexts=6", "pairs=3")
-
-
 def test_scores_are_those_of_the_library(place: Path, tmp_path: Path) -> None:
-    given = (place / "model", place / "q.jsonl", "layers=[2,1]", *DRAWS, "--output", tmp_path, "--json")
-    found = json.loads(run("attribute", *given).stdout)
+    found = json.loads(attribute(place, "layers=[2,1]", "--output", tmp_path, "--json").stdout)
     game = of_library(layer=[2, 1], heads_per_player=1)
     ends = game.sample_values(torch.tensor([[False], [True]]).expand(-1, 16)).mean(0)
     assert [found["v_empty"], found["v_full"]] == pytest.approx(ends.tolist(), abs=2e-6)
@@ -228,10 +236,10 @@ def test_scores_stand_beside_the_analysis_and_its_values(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Any]
 ) -> None:
     shutil.copytree(place / "done", tmp_path / "a")
-    result = run("attribute", place / "model", place / "q.jsonl", *DRAWS, "--output", tmp_path / "a")
+    result = attribute(place, "--output", tmp_path / "a")
     assert result.exit_code == 0, result.stderr
     monkeypatch.delattr(HeadCoalitions, "_fill")  # all is known
-    again = run("attribute", place / "model", place / "q.jsonl", *DRAWS, "--output", tmp_path / "a", "--json")
+    again = attribute(place, "--output", tmp_path / "a", "--json")
     rows = {(row["layer"], row["head"]): row for row in json.loads(again.stdout)["rows"]}
     assert len(rows) == 24
     game = read_analysis(tmp_path / "a").games[1]

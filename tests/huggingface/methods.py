@@ -61,18 +61,20 @@ def in_pieces(model: Any, batch: dict[str, Tensor], cuts: list[int], cache: Any)
     return torch.cat(found, 1) * batch["attention_mask"][:, :, None]
 
 
-def check_generation(model: Any, padding: tuple[int, ...], beams: int) -> Tensor:
-    """Tokens and scores with a cache are those without; returns the tokens."""
-    batch = {key: value for key, value in prompts(padding).items() if key != "position_ids"}
-    options = {"max_new_tokens": 12, "num_beams": beams, "do_sample": False, "output_scores": True}
-    cached, plain = (
-        model.generate(**batch, **options, use_cache=use, return_dict_in_generate=True)
-        for use in (True, False)
-    )
+def generated(model: Any, beams: int, **options: Any) -> Any:
+    """Six tokens behind `prompts`, more than any window of the models has, with their scores."""
+    batch = {key: value for key, value in prompts().items() if key != "position_ids"}
+    settings = {"max_new_tokens": 6, "num_beams": beams, "do_sample": False, "output_scores": True}
+    return model.generate(**batch, **settings, return_dict_in_generate=True, **options)
+
+
+def check_generation(model: Any, beams: int) -> Any:
+    """Tokens and scores with a cache are those without; returns both."""
+    cached, plain = (generated(model, beams, use_cache=use) for use in (True, False))
     assert torch.equal(cached.sequences, plain.sequences)
     for a, b in zip(cached.scores, plain.scores, strict=True):
         assert_close(a, b)
-    return cached.sequences
+    return cached
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
