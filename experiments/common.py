@@ -116,7 +116,7 @@ def calls(function: Callable[..., R], jobs: Sequence[tuple[Any, ...]], workers: 
         return
     todo = iter(jobs)
     with ProcessPoolExecutor(
-        workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+        min(workers, len(jobs)), get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
         running = {pool.submit(function, *job) for job in islice(todo, workers)}
         while running:
