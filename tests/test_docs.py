@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from cli_runs import COMMANDS, run
 from markdown_it import MarkdownIt
 from typer.core import TyperGroup
-from typer.testing import CliRunner
 
-from diabat.cli import app
 from diabat.cli.arguments import config_and_overrides
 from diabat.documents.overrides import apply_overrides
 from diabat.documents.yaml_files import parse_yaml
@@ -209,6 +207,7 @@ def test_formulas_are_mathematics(page: Path) -> None:
 def test_every_block_is_of_a_language_that_is_looked_at() -> None:
     found = [block for page in PAGES for block in blocks(page)]
     assert {block.language for block in found} <= {"python", "sh", "toml", "yaml", "{eval-rst}"}
+    assert len(RUN) >= 3
     assert sum(page.read_text(encoding="utf-8").count("```") for page in PAGES) == 2 * len(found)
     for block in found:
         if block.language == "toml":
@@ -218,10 +217,14 @@ def test_every_block_is_of_a_language_that_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("page", RUN, ids=[str(page.relative_to(ROOT)) for page in RUN])
-def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_blocks_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And those of the README print what stands beside them."""
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "docs"}
+    checked, readme = 0, page.name == "README.md"
     for block in blocks(page, "python"):
         if "import xarray" in block.text and find_spec("xarray") is None:  # no dependency of any extra
             continue
@@ -231,22 +234,15 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
         code = compile("\n" * (block.first_line - 1) + block.text, str(page), "exec")
         with pytest.raises(ConformanceError) if refuses else nullcontext():
             exec(code, namespace)
+        out = capsys.readouterr().out.splitlines()
+        assert not readme or not out or out == printed(block.text)
+        checked += len(out)
+    assert not readme or checked >= 7
 
 
 def printed(text: str) -> list[str]:
     """What a block says that it prints: the comments behind its print statements, and lines of comment."""
     return re.findall(r"^(?:print\(.*\)  )?# (.*)$", text, re.MULTILINE)
-
-
-def test_the_readme_prints_the_shown_output(capsys: pytest.CaptureFixture[str]) -> None:
-    checked, namespace = 0, {"__name__": "docs"}
-    for block in blocks(ROOT / "README.md", "python"):
-        exec(compile(block.text, "README.md", "exec"), namespace)
-        out = capsys.readouterr().out.splitlines()
-        assert not out or out == printed(block.text)
-        checked += len(out)
-    assert checked >= 7
-    assert len(RUN) >= 3
 
 
 def test_the_answer_in_the_backends_page_is_that_of_the_command(
@@ -258,7 +254,7 @@ def test_the_answer_in_the_backends_page_is_that_of_the_command(
         0
     ]
     Path("frustrated.yaml").write_text(problem)
-    out = CliRunner().invoke(app, shlex.split(command)).stdout.splitlines()
+    out = run(*shlex.split(command)).stdout.splitlines()
     assert len(said.splitlines()) == 3
     for line in said.splitlines():
         assert line.removeprefix("# ") in out
@@ -361,7 +357,7 @@ def test_commands_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def parse(place: str, line: str) -> None:
     """Refuse a command line that the program would refuse, and a configuration that it names."""
-    command, arguments = typer.main.get_command(app), shlex.split(line, comments=True)[1:]
+    command, arguments = COMMANDS, shlex.split(line, comments=True)[1:]
     while isinstance(command, TyperGroup):
         name = arguments.pop(0)
         assert name in command.commands, f"{place}: no command '{name}'"
@@ -379,7 +375,7 @@ def parse(place: str, line: str) -> None:
 def test_commands_named_in_the_text_exist() -> None:
     for page in PAGES:
         for words in re.findall(r"`diabat ([a-z]+(?:[ -][a-z]+)*)\b", page.read_text(encoding="utf-8")):
-            command: Any = typer.main.get_command(app)
+            command: Any = COMMANDS
             for name in words.split():
                 if isinstance(command, TyperGroup):
                     assert name in command.commands, f"{page.name}: no command 'diabat {words}'"

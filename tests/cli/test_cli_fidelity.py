@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 from cli_runs import run, run_json, train
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from diabat.cli import app
 from diabat.ising.problem_files import read_problem, write_problem
 from diabat.report import formatted
 
@@ -83,7 +82,7 @@ PROBLEM = "fields: [0.5, -1.0, 0.3]\ncouplings: [[0, 1, 0.8], [1, 2, -1.3]]\nbet
 
 
 def rows_of(*words: str, piped: str | None = None) -> list[dict[str, Any]]:
-    result = CliRunner().invoke(app, ["fidelity", *words, "--no-progress", "--json"], input=piped)
+    result = run("fidelity", *words, "--no-progress", "--json", piped=piped)
     assert result.exit_code == 0, result.stderr
     rows: list[dict[str, Any]] = json.loads(result.stdout)["rows"]
     return [{key: value for key, value in row.items() if key != "us_per_query"} for row in rows]

@@ -11,9 +11,7 @@ import dimod
 import pytest
 import torch
 from cli_runs import run, run_json
-from typer.testing import CliRunner
 
-from diabat.cli import app
 from diabat.ising import Ising, from_bqm
 from diabat.ising.problem_files import read_problem, write_problem
 from diabat.samplers import Samples, sampler
@@ -275,10 +273,10 @@ def test_estimated_temperatures_are_printed(problem: str) -> None:
 
 
 def test_a_dash_reads_standard_input(problem: str) -> None:
-    piped = CliRunner().invoke(app, ["sample", "-", "--json"], input=PROBLEM)
+    piped = run("sample", "-", "--json", piped=PROBLEM)
     assert piped.exit_code == 0, piped.stderr
     assert json.loads(piped.stdout)["probability"] == run_json("sample", problem)["probability"]
-    empty = CliRunner().invoke(app, ["sample", "-"], input="")
+    empty = run("sample", "-", piped="")
     assert (empty.exit_code, empty.stderr) == (1, "Error: 'standard input': the file is empty.\n")
 
 

@@ -8,14 +8,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import cli_runs
 import pytest
 import torch
 from rounding import assert_same_sums
 from tiny_decoders import adapted, decoder, tokenizer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from diabat.attention.games import all_coalitions
-from diabat.cli import app
 from diabat.heads import (
     Calibration,
     HeadCoalitions,
@@ -93,7 +93,7 @@ def with_couplings() -> Any:
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["heads", *map(str, arguments)])
+    return cli_runs.run("heads", *arguments)
 
 
 def analyse(place: Path, *arguments: str | Path, model: str = "model", data: str = "q.jsonl") -> Result:

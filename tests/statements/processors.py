@@ -12,11 +12,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from cli_runs import run
 from dwave.system import EmbeddingComposite
-from typer.testing import CliRunner
 
 from diabat import Ising, Samples, sampler
-from diabat.cli import app
 from diabat.samplers.dimod.budget import BudgetError, estimated_access_us
 from diabat.samplers.dimod.tiled import TiledComposite
 from diabat.samplers.pseudolikelihood import calibration_error, fit_betas
@@ -121,6 +120,6 @@ def paid_answers() -> None:
         ):
             reads(2, cache_dir="paid")
         tiny = ["task.window=4", "task.num_train=2", "task.num_validation=2", "training.max_epochs=1"]
-        found = CliRunner().invoke(app, ["train", "brackets-small", *tiny, "output=run"])
+        found = run("train", "brackets-small", *tiny, "output=run")
         assert found.exit_code == 0
         assert {path.name for path in Path().iterdir()} == {"paid", "run"}

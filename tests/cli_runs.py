@@ -1,12 +1,19 @@
-"""Short runs through the command line, for the tests of this folder."""
+"""The command line in this process, and short runs through it."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from typer import testing
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from diabat.cli import app
+
+COMMANDS = get_command(app)
+vars(testing)["_get_command"] = lambda _: (
+    COMMANDS
+)  # else they are built in every call, which takes longer than most
 
 SMALL = [
     "task.num_train=32",
@@ -18,8 +25,8 @@ SMALL = [
 ]
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+def run(*arguments: str | Path, piped: str | None = None) -> Result:
+    return CliRunner().invoke(app, [*map(str, arguments)], input=piped)
 
 
 def run_json(*arguments: str) -> Any:
