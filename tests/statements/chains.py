@@ -46,26 +46,6 @@ def tables_of_options() -> None:
 
 
 @says
-def held_spins() -> None:
-    r"""tempering: log Z is that of the states that agree with `spins`. Answers show held spins at their values (P
-    = 0 or 1).
-    statistics: The last line is a marginal: $\log P(s_c) = \log Z_c - \log Z$, with $Z_c$ of the clamped
-    problem."""
-    problem = drawn(3)
-    given = problem.clamp(torch.tensor([1, -1, 0, 0, 0, 0]))
-    exact = sampler("exact").moments(given)
-    for name in ("tempering", "mean_field", "dqa"):
-        p = sampler(name).moments(given, seed=0).probability
-        assert (p[:, :2] == torch.tensor([1.0, 0.0])).all()
-    found = sampler("tempering").moments(given, log_partition=True, seed=0)
-    assert torch.allclose(found.log_partition, exact.log_partition, atol=0.1)
-    states = sampler("exact").state_probabilities(problem)[:, 1::4].sum(-1)  # spin 0 is +1 and spin 1 is -1
-    assert torch.allclose(
-        exact.log_partition - sampler("exact").moments(problem).log_partition, states.log(), atol=1e-5
-    )
-
-
-@says
 def four_chains() -> None:
     """results-samplers: One chain has no R-hat.
     limitations: With four it misses a tenth to a half of the bad answers."""

@@ -71,6 +71,8 @@ def float_masks() -> None:
     weight by $e^m$ at J = 0, as in torch.
     conventions: | -1e4 or -1e9 in a float mask | They hide no key: its spin is pinned to -1 and still acts on coupled
     keys. Use bool or -inf. One below -1e4 gets a warning. |
+    attention: - A number below -1e4 that hides no key gets a warning that names it. Its spin still acts on coupled
+    keys.
     conventions: - `key_padding_mask` is bool, and True hides a key. Only `BoltzmannMultiheadAttention` takes float
     masks too."""
     torchs, x = nn.MultiheadAttention(8, 2, batch_first=True, dtype=F64), torch.randn(2, 5, 8, dtype=F64)
@@ -103,31 +105,6 @@ def float_masks() -> None:
 
 
 @says
-def seeds() -> None:
-    """conventions: | training | from torch's global generator; restoring its state repeats a training step |
-    conventions: | evaluation | `layer.eval_seed`, 0 unless you set it: equal inputs have equal outputs; None
-    draws as in training |
-    conventions: The same seed gives the same tensor on any number of threads."""
-    layer, x = diabat.BoltzmannAttention(8, 1, 4, sampler="tempering"), torch.randn(2, 4, 8)
-    nn.init.normal_(layer.couplings.pairs)
-    state = torch.get_rng_state()
-    first, second = layer(x), layer(x)
-    torch.set_rng_state(state)
-    assert torch.equal(layer(x), first)
-    assert not torch.equal(first, second)
-    layer.eval()
-    assert layer.eval_seed == 0
-    assert torch.equal(layer(x), layer(x))
-    layer.eval_seed = None
-    assert not torch.equal(layer(x), layer(x))
-    problem, reads = drawn(3), []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        reads.append(sampler("tempering").sample(problem, 20, seed=1).spins)
-    assert torch.equal(*reads)
-
-
-@says
 def gradients_of_couplings() -> None:
     r"""conventions: They belong to the energy written as $\frac12 \sum_{j \ne k} J_{jk} s_j s_k$.
     statistics: $J_{jk}$ and $J_{kj}$ are one parameter: each gets half of its derivative. An entry of $K$ gets a
@@ -147,15 +124,6 @@ def gradients_of_couplings() -> None:
     for of, d in zip((J, K), torch.autograd.grad(total, (J, K)), strict=True):
         assert (d[of == 0] == 0).all()
         assert (d != 0).any()
-
-
-@says
-def seeds_of_kept_chains() -> None:
-    """conventions: | Markov chains that continue (`persistent=True`) | always drawn |"""
-    chains = sampler("tempering", num_replicas=1, persistent=True)
-    layer, x = diabat.BoltzmannAttention(8, 1, 4, sampler=chains).eval(), torch.randn(2, 4, 8)
-    nn.init.normal_(layer.couplings.pairs)
-    assert not torch.equal(layer(x), layer(x))
 
 
 def _defaults(function: Any) -> list[tuple[str, Any]]:

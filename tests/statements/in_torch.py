@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from layers import answer
-from rounding import assert_same_sums
 from torch import Tensor, nn
 from torch._dynamo.exc import UserError
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,7 +20,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.export import Dim, export
 from torch.func import grad, hessian, jacfwd, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import diabat
 from diabat.attention import WindowCouplings
@@ -61,27 +59,6 @@ def unchecked_values() -> None:
         vmap(lambda J: diabat.spin_probabilities(problems.fields, J, "exact"))(
             problems.couplings.expand(2, 6, 6)
         )
-
-
-@says
-def games_under_transforms() -> None:
-    """pytorch: `NeuroGameAttention` is not mapped, since it draws coalitions by the values of its inputs."""
-    layer, x = diabat.NeuroGameAttention(8, 2).eval(), torch.randn(2, 3, 8, requires_grad=True)
-    layer.eval_seed = 1
-    [expected] = torch.autograd.grad(layer(x).sum(), x)
-    assert_same_sums(grad(lambda x: layer(x).sum())(x.detach()), expected)
-    with refused("vmap"):
-        vmap(lambda x: layer(x[None]))(x.detach())
-
-
-@says
-def unused_parameters() -> None:
-    """pytorch: Modes `J` and `J-self` use no queries and keys: give `find_unused_parameters=True`."""
-    for mode in ("h+J", "h", "J", "J-self"):
-        layer = diabat.BoltzmannAttention(8, 1, 4, mode=mode, readout="probability")
-        layer(torch.randn(2, 4, 8)).square().mean().backward()
-        unused = {name.split(".")[0] for name, p in layer.named_parameters() if p.grad is None}
-        assert {"query", "key"} <= unused if "h" not in mode else not unused
 
 
 @says
@@ -130,19 +107,6 @@ def exported_lengths() -> None:
             export(layer, (x,), dynamic_shapes=({1: Dim("length", min=4, max=most)},))
     with pytest.raises(diabat.UnsupportedError, match=r"^torch\.export: NeuroGameAttention is not exported"):
         export(diabat.NeuroGameAttention(8, 2).eval(), (x,))
-
-
-@says
-def half_precision() -> None:
-    """pytorch: J, K and what a backend learns stay in float32, since steps of an optimiser would be lost.
-    pytorch: The output has the dtype of the values."""
-    layer = diabat.BoltzmannAttention(8, 2, 4).to(torch.bfloat16)
-    y = layer(torch.randn(2, 4, 8, dtype=torch.bfloat16))
-    y.float().square().mean().backward()
-    assert layer.couplings.pairs is not None
-    assert layer.couplings.pairs.grad is not None
-    assert (y.dtype, layer.couplings.pairs.grad.dtype) == (torch.bfloat16, torch.float32)
-    assert layer.query.weight.dtype == torch.bfloat16
 
 
 @says
@@ -215,28 +179,6 @@ def other_projections() -> None:
         if not isinstance(layer, diabat.NeuroGameAttention):
             assert torch.equal(layer.step(x[:, 0])[0], layer(x[:, :1])[:, 0])
             assert small.couplings.state_dict().keys() == layer.couplings.state_dict().keys()
-
-
-@says
-def second_derivatives_without_couplings() -> None:
-    """pytorch: Without couplings attention is `scaled_dot_product_attention`, whose fused kernels have one derivative.
-    pytorch: Call the layer inside of `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)` for more; else the second
-    derivative is refused in a sentence that says so.
-    pytorch: Under `torch.func` this is not needed."""
-    layer = diabat.BoltzmannAttention(4, 1, 3, mode="softmax", readout="odds").eval()
-    x = torch.randn(1, 3, 4, requires_grad=True)
-
-    def twice() -> Tensor:
-        (slope,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-        (found,) = torch.autograd.grad(slope.square().sum(), x)
-        return found
-
-    with refused("call it inside of torch.nn.attention.sdpa_kernel"):
-        twice()
-    with sdpa_kernel(SDPBackend.MATH):
-        found = twice()
-    nested = grad(lambda x: grad(lambda x: layer(x).square().sum())(x).square().sum())(x.detach())
-    torch.testing.assert_close(nested, found)
 
 
 @says

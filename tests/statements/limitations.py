@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 import diabat
 from diabat import Ising, sampler
 from diabat.samplers.diagnostics import diagnostics
-from statements.table import ANALYTIC, F64, all_to_all, drawn, magnetization, refused, says
+from statements.table import ANALYTIC, all_to_all, drawn, magnetization, refused, says
 
 
 @says
@@ -101,43 +98,11 @@ def odds() -> None:
 
 
 @says
-def orders() -> None:
-    """limitations: `exact` and `banded` are differentiable any number of times by `torch.autograd`, `mean_field`
-    twice, all three twice under `torch.func`; higher derivatives raise.
-    limitations: **Pair correlations are not differentiable.** Probabilities and log Z are.
-    pytorch: | derivatives by `torch.autograd` | of any order | first and second, the second of a converged fixed
-    point | first; a second one raises |"""
-    ising = drawn(n=3, dtype=F64)
-
-    def total(name: str, h: Tensor) -> Tensor:
-        return sampler(name).moments(Ising(h, ising.couplings, check=False)).probability.sum()
-
-    def nested(name: str, order: int) -> Tensor:
-        y = total(name, h := ising.fields.clone().requires_grad_())
-        for _ in range(order):
-            (y,) = (g.sum() for g in torch.autograd.grad(y, h, create_graph=True))
-        return y
-
-    def under_func(name: str, order: int) -> Tensor:
-        f: Any = lambda h: total(name, h)  # noqa: E731
-        for _ in range(order):
-            f = lambda h, g=f: grad(g)(h).sum()  # noqa: E731
-        return f(ising.fields)
-
-    for name in ANALYTIC:
-        assert torch.allclose(nested(name, 2), under_func(name, 2), atol=1e-8)
-        with refused("at most second derivatives"):
-            under_func(name, 3)
-    assert torch.allclose(nested("exact", 4), nested("banded", 4))
-    with refused("at most second derivatives"):
-        nested("mean_field", 3)
-    with refused("has first derivatives only, got a second one"):
-        h = ising.fields.clone().requires_grad_()
-        y = diabat.spin_probabilities(h, ising.couplings, "tempering", seed=0).sum()
-        torch.autograd.grad(torch.autograd.grad(y, h, create_graph=True)[0].sum(), h)
-    found = sampler("exact").moments(Ising(h, ising.couplings), correlations=True)
-    assert found.correlation is not None
-    assert found.log_partition is not None
+def derivatives_of_moments() -> None:
+    """limitations: **Pair correlations are not differentiable.** Probabilities and log Z are."""
+    problem = drawn(n=3)
+    h = problem.fields.requires_grad_()
+    found = sampler("exact").moments(Ising(h, problem.couplings), correlations=True)
     assert found.probability.requires_grad
     assert found.log_partition.requires_grad
     assert not found.correlation.requires_grad
