@@ -133,15 +133,23 @@ def gradients(
     ising: Ising, solve: Callable[[Ising], tuple[Tensor, Tensor]], terms: str = "PZ"
 ) -> tuple[Tensor, ...]:
     """Gradient of a fixed linear form in P and/or log Z with respect to h and what there is of J and K."""
+    return gradients_of_each(ising, solve, terms)[0]
+
+
+def gradients_of_each(
+    ising: Ising, solve: Callable[[Ising], tuple[Tensor, Tensor]], *forms: str
+) -> list[tuple[Tensor, ...]]:
+    """`gradients` of several forms, from one solution."""
     given = (ising.fields, ising.couplings, ising.three_body)
     h, J, K = (None if t is None else t.clone().requires_grad_() for t in given)
     assert h is not None
     p, log_z = solve(Ising(h, J, ising.visible, K))
     generator = torch.Generator().manual_seed(99)
     v, u = (torch.randn(t.shape, generator=generator, dtype=F64).to(p) for t in (p, log_z))
-    loss = ("P" in terms) * (v * p).sum() + ("Z" in terms) * (u * log_z).sum()
+    leaves = [t for t in (h, J, K) if t is not None]
+    losses = [("P" in form) * (v * p).sum() + ("Z" in form) * (u * log_z).sum() for form in forms]
     # Where nothing is visible, nothing depends on the couplings.
-    return torch.autograd.grad(loss, [t for t in (h, J, K) if t is not None], materialize_grads=True)
+    return [torch.autograd.grad(loss, leaves, retain_graph=True, materialize_grads=True) for loss in losses]
 
 
 # Comparisons
