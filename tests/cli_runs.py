@@ -10,10 +10,9 @@ from typer.testing import CliRunner, Result
 
 from diabat.cli import app
 
+# Else every call builds all commands, which takes longer than most of them.
 COMMANDS = get_command(app)
-vars(testing)["_get_command"] = lambda _: (
-    COMMANDS
-)  # else they are built in every call, which takes longer than most
+vars(testing)["_get_command"] = lambda _: COMMANDS
 
 SMALL = [
     "task.num_train=32",
