@@ -9,7 +9,7 @@ under P(s) ∝ exp( Σ_j h_j s_j + Σ_{j<k} J_jk s_j s_k + Σ_{j<k<l} K_jkl s_j 
 without couplings, or not visible.  `attend` chooses a path:
 
 =============  ==========================================================================================
-softmax        no couplings and odds: ``scaled_dot_product_attention`` of torch; also in wide windows
+softmax        no couplings and odds: ``scaled_dot_product_attention`` of torch
 compiled       windows by a rule on the CPU, a backend with a solution: one compiled call per direction
 operators      all else, of torch; keys before a window by a fused kernel of torch, or over blocks of queries
 =============  ==========================================================================================
@@ -34,7 +34,6 @@ from diabat.attention.bridge import GradientBridge
 from diabat.attention.compiled_windows import Far
 from diabat.attention.couplings import WindowCouplings
 from diabat.attention.head_axis import head_products
-from diabat.attention.layer import is_plain
 from diabat.attention.readout import ODDS, Readout, slot_weights
 from diabat.attention.streaming import FarKeys, far_sums, far_weights
 from diabat.attention.visible import Visible, Windows
@@ -47,7 +46,6 @@ from diabat.samplers.folding import is_traced
 
 FAR = ("none", "independent")
 _BY_OPERATORS: ContextVar[bool] = ContextVar("by operators", default=False)
-_WIDE = 8  # windows: for as many keys, or fewer, a mask of all of them is faster than slots
 
 
 @contextmanager
@@ -180,9 +178,9 @@ def attend(call: Attention, couplings: WindowCouplings | None) -> Result:
     """
     refuse_trace()
     law, q, k, v = call.law, call.q, call.k, call.v
-    seen = _seen_by_softmax(call, couplings)
-    if seen is not None:
-        return softmax.attend(q, k, v, seen, scale=law.scale, dropout=call.dropout), None
+    if _is_softmax(call, couplings):
+        call.note("softmax")
+        return softmax.attend(q, k, v, call.visible, scale=law.scale, dropout=call.dropout), None
     narrow = v.dtype
     direct = q.dtype == k.dtype == narrow and narrow in (torch.float32, torch.float64)
     with without_autocast(q):
@@ -195,28 +193,12 @@ def attend(call: Attention, couplings: WindowCouplings | None) -> Result:
     return mixed.to(narrow), None if weights is None else weights.to(narrow)
 
 
-def _seen_by_softmax(call: Attention, couplings: WindowCouplings | None) -> Visible | None:
-    """What queries see, where attention is softmax of torch; None where it is not."""
-    law, visible = call.law, call.visible
-    if call.need_weights or not (law.readout.odds and law.fields) or law.softcap is not None:
-        return None
-    if couplings is None:
-        call.note("softmax")
-        return visible
-    if law.bridge is not None or law.far != "none":
-        return None
-    plain = is_plain(call.q, call.k, call.v) and not call.dropout and couplings.offset_bias is None
-    wide = couplings.relative and visible.keys <= _WIDE * couplings.window
-    if not (plain and wide and visible.is_rule and visible.causal and visible.ends is None):
-        return None
-    call.note("softmax", partial(_problem_of_scores, law, visible, couplings.window), call.q, call.k)
-    return visible.last(couplings.window, call.q.device)
-
-
-def _problem_of_scores(law: Law, visible: Visible, size: int, q: Tensor, k: Tensor) -> Ising:
-    windows = visible.windows(size, q.device, far=False)
-    scores = windows.scores(*law.scaled(q, k))
-    return Ising(law.readout.fields(scores, windows.filled), None, windows.filled, check=False)
+def _is_softmax(call: Attention, couplings: WindowCouplings | None) -> bool:
+    """Whether the function of torch computes the same."""
+    law = call.law
+    return (
+        couplings is None and bool(law.readout.odds and law.fields) and not (call.need_weights or law.softcap)
+    )
 
 
 def _over_windows(call: Attention, couplings: WindowCouplings, tokens: Tokens) -> Result:

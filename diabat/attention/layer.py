@@ -191,13 +191,6 @@ def warn_of_causal(queries: int, keys: int) -> None:
         )
 
 
-def is_plain(first: Tensor, *others: Tensor) -> bool:
-    """Whether tensors can be read as arrays here: on the CPU, of one precision, and outside transforms and graphs."""
-    dtype = first.dtype
-    has_kernels = first.is_cpu and (dtype == torch.float32 or dtype == torch.float64)
-    return has_kernels and all(t.dtype == dtype for t in others) and not is_traced()
-
-
 def within_limits(sampler: Sampler, count: int, longest: int) -> bool:
     """Whether a backend accepts ``count`` problems, each with its own J and up to ``longest`` spins."""
     able = sampler.capabilities

@@ -132,13 +132,6 @@ class Visible(NamedTuple):
             seen = seen.tril(self.keys - self.queries)
         return seen if self.key_mask is None else seen & self.key_mask[:, None, None]
 
-    def last(self, size: int, device: torch.device) -> Visible:
-        """The same of a causal rule, with no more than the last ``size`` keys of each query."""
-        if self.keys <= size:
-            return self
-        first = self.keys - self.queries - size + 1
-        return Visible(self.queries, self.keys, mask=self.rows(device).triu(first))
-
     def absolute(self, device: torch.device) -> Windows:
         """All keys as slots: couplings are between absolute positions."""
         if self.is_rule and self.key_mask is None and not is_traced():

@@ -150,9 +150,7 @@ def focused(maps: Tensor) -> Tensor:
 
 
 UNCOUPLED: dict[str, Entry] = {
-    "attention softmax": attention(mode="softmax"),
     "attention softmax of all keys": attention(mode="softmax", window=4, relative=False),
-    "attention h odds": attention(mode="h", readout="odds"),
     "function without couplings": lambda: (causal, tuple(random(1, 2, 3, 2, seed=i) for i in range(3))),
 }
 RIGHT: dict[str, Entry] = {
@@ -185,6 +183,8 @@ RIGHT: dict[str, Entry] = {
     },
     "attention absolute": attention(window=4, relative=False),
     **{name: by_math(entry) for name, entry in UNCOUPLED.items()},
+    "attention softmax": attention(mode="softmax"),
+    "attention h odds": attention(mode="h", readout="odds"),
     "attention odds": attention(readout="odds"),
     "attention of mean_field": attention(sampler=converged()),
     "attention banded": attention(sampler="banded", bandwidth=1),
@@ -326,7 +326,7 @@ def contracted(row: Sequence[Tensor], along: Leaves) -> Tensor:
 # One of each kind on every run; the others, and losses that are linear, take minutes.
 USUAL = (
     "mobius", "k_sii", "gibbs_interaction", "NeuroGame gibbs tanh tokens", "attention h+J", "attention J-self",
-    "attention odds", "attention independent odds", "attention of mean_field", "function without couplings",
+    "attention odds", "attention independent odds", "attention of mean_field", "attention h odds", "function without couplings",
     "multihead", "hugging face independent", "probabilities exact", "odds banded", "moments of mean_field", "entropy",
 )  # fmt: skip
 EVERY = [
