@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,14 +33,14 @@ Build = Callable[[Any], Call | Work]
 class Peer:
     """What a case is compared with: another program, a first implementation, or ours without an option.
 
-    ``build`` makes the same work at a size, up to the ``last`` one, which its memory or time allows; ``target`` is that
-    of the ratio of our time to its time, and ``module`` has to be installed.
+    ``build`` makes the same work at a size, up to the ``last`` one, which its memory or time allows, None for any;
+    ``target`` is that of the ratio of our time to its time, and ``module`` has to be installed.
     """
 
     build: Build
     target: Target = None
     module: str = ""
-    last: float = math.inf
+    last: int | None = None
 
     @property
     def installed(self) -> bool:
@@ -49,10 +48,6 @@ class Peer:
         with suppress(ModuleNotFoundError):  # of a package above it
             return not self.module or find_spec(self.module) is not None
         return False
-
-    def takes(self, size: Any) -> bool:
-        """Whether it is measured at a size."""
-        return self.last == math.inf or size <= self.last
 
 
 @dataclass(frozen=True)

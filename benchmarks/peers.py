@@ -161,8 +161,7 @@ class ShortLayer(Softmax):
 
     def __init__(self, width: int, window: int) -> None:
         super().__init__(width)
-        states = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=window)))
-        j, k = torch.triu_indices(window, window, 1)
+        states, (j, k) = all_states(window), torch.triu_indices(window, window, 1)
         visible = self.visible = torch.ones(window, window).tril()
         self.couplings, self.scale = nn.Parameter(torch.zeros(len(j))), visible / math.sqrt(width)
         self.signs, self.pairs = states.T.contiguous(), (states[:, j] * states[:, k]).T.contiguous()

@@ -101,7 +101,7 @@ def measure(case: Case, sizes: Sequence[Any], effort: Effort, *, peers: bool = T
     ended: set[str] = set()
     for size in sizes:
         builds = {OURS: case.build}
-        builds |= {name: peer.build for name, peer in compared.items() if peer.takes(size)}
+        builds |= {name: p.build for name, p in compared.items() if p.last is None or size <= p.last}
         lines, errors = {}, {}
         for name in (name for name in builds if name not in ended):
             try:
