@@ -12,6 +12,7 @@ from torch.nn import functional as F
 import diabat
 from benchmarks.case import Call, Case, Peer
 from benchmarks.layers import SYMBOLS, tokens_behind
+from benchmarks.problems import trained
 from diabat.attention import WindowCouplings
 
 BATCH, LENGTH, LAYERS, HEADS, WINDOW = 16, 128, 2, 4, 8
@@ -47,15 +48,7 @@ def model(kind: str, width: int) -> GPT:
 def training_step(gpt: GPT) -> Call:
     """Loss, gradients and AdamW of 16 sequences of 128 tokens."""
     x = torch.randint(SYMBOLS, (BATCH, LENGTH + 1))
-    optimizer = torch.optim.AdamW(gpt.parameters(), lr=1e-3)
-
-    def run() -> None:
-        loss = F.cross_entropy(gpt(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    return run
+    return trained(gpt, lambda: F.cross_entropy(gpt(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()))
 
 
 def forward_pass(gpt: GPT) -> Call:

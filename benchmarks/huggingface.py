@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.case import Build, Call, Case, Peer, Work
+from benchmarks.problems import trained
 
 VOCABULARY = 512
 
@@ -65,15 +66,8 @@ def coupled() -> list[Case]:
         return converted
 
     def step(window: int, **options: Any) -> Call:
-        decoder, ids = model(window, **options), tokens(2, 256)
-        optimizer = torch.optim.AdamW(decoder.parameters(), lr=3e-4)
-
-        def run() -> None:
-            decoder.train()(input_ids=ids, labels=ids).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return run
+        decoder, ids = model(window, **options).train(), tokens(2, 256)
+        return trained(decoder, lambda: decoder(input_ids=ids, labels=ids).loss, rate=3e-4)
 
     def token(window: int, **options: Any) -> Call:
         return decoding(model(window, **options), tokens(1, 128))

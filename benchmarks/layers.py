@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 import diabat
 from benchmarks import peers
 from benchmarks.case import Call, Case, Peer, Work
+from benchmarks.problems import trained
 from diabat.lab.models import Transformer, TransformerOptions
 
 SYMBOLS, BATCH, LENGTH, FEATURES, HEADS = 61, 64, 512, 64, 8
@@ -108,16 +109,11 @@ def training() -> list[Case]:
 
     def build(window: int, mode: str, sampler: str = "exact") -> Call:
         transformer, symbols, targets = model(mode, window, sampler)
-        optimizer = torch.optim.AdamW(transformer.parameters(), lr=1e-3)
 
-        def run() -> None:
-            loss = nn.functional.cross_entropy(transformer(symbols).flatten(0, 1), targets.flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(transformer.parameters(), 1.0)
-            optimizer.step()
+        def loss() -> Tensor:
+            return nn.functional.cross_entropy(transformer(symbols).flatten(0, 1), targets.flatten())
 
-        return run
+        return trained(transformer, loss, clip=1.0)
 
     targets = {"exact": {8: 1.2, 16: 1.6}, "mean_field": None}
     return [

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import diabat
-from benchmarks.case import Work
+from benchmarks.case import Call, Work
 from diabat.ising import Ising, pack_couplings, pair_indices
 
 
@@ -94,6 +94,22 @@ def differentiated(probabilities: Solve, ising: Ising) -> Work:
     h, J = ising.fields.clone().requires_grad_(), couplings(ising).clone().requires_grad_()
     v = torch.randn(h.shape, generator=torch.Generator().manual_seed(1)).to(h)
     return Work(lambda: torch.autograd.grad((v * probabilities(h, J)).sum(), (h, J)), ising.num_problems)
+
+
+def trained(
+    model: nn.Module, loss: Callable[[], Tensor], rate: float = 1e-3, clip: float = torch.inf
+) -> Call:
+    """A step of AdamW on a loss; ``clip`` is the largest norm of the gradient."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        if clip < torch.inf:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+    return run
 
 
 def reads(ising: Ising, number: int = 16, sweeps: int = 32, **options: Any) -> Work:
