@@ -62,7 +62,7 @@ class SamplerChoice(BaseModel):
         except ArgumentError as error:  # no backend has this name
             raise ArgumentError("backend", error.reason) from None
         checked = model.model_validate_json(json.dumps({k: v for k, v in value.items() if k != "backend"}))
-        return {"backend": backend, **json.loads(checked.model_dump_json())}
+        return {"backend": backend, **checked.model_dump(mode="json")}
 
 
 @lru_cache(maxsize=64)

@@ -156,8 +156,7 @@ def from_attention(ising: Ising, name: str = "attention") -> Ensemble:
         """Index the axis of queries, before the last ``axes``, where there is one; an axis of size 1 is kept."""
         if value is None or value.ndim <= axes:
             return value
-        size = value.shape[-1 - axes]
-        return value.narrow(-1 - axes, max(0, size - _ROWS), min(size, _ROWS))
+        return value.movedim(-1 - axes, 0)[-_ROWS:].movedim(0, -1 - axes)
 
     J, K = last(ising.couplings, 2), last(ising.three_body, 3)
     few = Ising(ising.fields[..., -_ROWS:, :], J, last(ising.visible, 1), K)
