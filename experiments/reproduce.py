@@ -220,16 +220,13 @@ def fit_decay(values: Mapping[int, float]) -> Row | None:
         with warnings.catch_warnings():
             warnings.simplefilter("error", OptimizeWarning)
             start = (2 * (y[0] - y[-1]), 0.3, y[-1])
-            fitted, covariance = curve_fit(decay_at, x, y, p0=start, maxfev=10_000)
+            fitted, covariance = curve_fit(
+                lambda T, a, b, c: a * np.exp(-b * T) + c, x, y, p0=start, maxfev=10_000
+            )
     except (RuntimeError, OptimizeWarning):
         return None
     (a, b, c), errors = fitted.tolist(), np.sqrt(np.diag(covariance)).tolist()
     return {"a": a, "b": b, "± b": errors[1], "c": c, "± c": errors[2]} if errors[1] < b else None
-
-
-def decay_at(T: Any, a: float, b: float, c: float) -> Any:
-    """Value of a exp(-b T) + c."""
-    return a * np.exp(-b * T) + c
 
 
 def show(experiment: Experiment, options: argparse.Namespace) -> None:

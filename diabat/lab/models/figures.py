@@ -155,7 +155,8 @@ def plot_pair(
     panels = [("P(s = +1)" if game else "weight", {"": explanation.alpha})]
     if explanation.shapley is not None and explanation.banzhaf is not None:
         indices = {"φ": explanation.shapley, "β": explanation.banzhaf}
-        panels.append(("index / Σ |index|", {name: _share(index) for name, index in indices.items()}))
+        sums = {name: index.abs().sum(-1, keepdim=True).clamp(min=1e-30) for name, index in indices.items()}
+        panels.append(("index / Σ |index|", {name: indices[name] / sums[name] for name in indices}))
     if explanation.fields is not None:
         panels.append(("field h", {"": explanation.fields}))
     maps = explanation.couplings is not None
@@ -182,10 +183,6 @@ def plot_pair(
     sampler = "" if explanation.sampler is None else f", {explanation.sampler}"
     figure.suptitle(f"{explanation.pooling}{sampler}: {predicted}", fontsize=11)
     return save_figure(figure, path)
-
-
-def _share(index: Tensor) -> Tensor:
-    return index / index.abs().sum(-1, keepdim=True).clamp(min=1e-30)
 
 
 def _bars(axis: Axes, shown: dict[str, Tensor], head: int | None) -> None:
