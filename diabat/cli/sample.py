@@ -292,12 +292,11 @@ def _checked(check: Diagnostic, backend: Sampler, betas: dict[str, Any]) -> str:
 
 
 def _outside(fit: dict[str, float | None], limits: Watched) -> bool:
-    """Whether all within three standard errors of a fit, if there is one, is outside of limits."""
-    if fit["value"] is None or fit["standard_error"] is None:
+    """Whether a fit, if there is one, is outside of limits by more than three standard errors."""
+    value, error, bounds = fit["value"], fit["standard_error"], ((-1, limits.least), (1, limits.most))
+    if value is None or error is None:
         return False
-    low, high = (fit["value"] + side * fit["standard_error"] for side in (-3, 3))
-    above = limits.most is not None and low > limits.most
-    return above or (limits.least is not None and high < limits.least)
+    return any(limit is not None and side * (value - limit) > 3 * error for side, limit in bounds)
 
 
 def _fitted(name: str, fit: dict[str, float | None]) -> str:
