@@ -14,7 +14,7 @@ from diabat.checks import ArgumentError, check_count, is_finite, keep_count
 from diabat.circuits.engines.engine import Batch
 from diabat.circuits.grids import MAX_STEPS
 from diabat.circuits.plan import TrotterPlan
-from diabat.circuits.response import predicted_beta
+from diabat.circuits.response import Betas, predicted_beta
 from diabat.circuits.schedules import FloatArray
 from diabat.circuits.trotter import trotter_plan
 from diabat.ising import Ising, pack_couplings
@@ -25,6 +25,7 @@ from diabat.report import Column, Report, Row
 from diabat.samplers.dqa import DQASampler
 from diabat.samplers.exact import ExactSampler
 from diabat.samplers.mean_field import MeanFieldSampler
+from diabat.samplers.programming import ControlNoise, to_hardware_units
 
 _MAX_SPINS = 16
 _HELD_OUT_STRENGTHS, _HELD_OUT_SPINS = (0.3, 0.6, 1.0), (6, 8, 10)
@@ -171,33 +172,24 @@ def wide_problems(
 
 
 def with_moments(ensemble: Ensemble, *, weight: float = 1.0) -> list[Instances]:
-    """Solve problems exactly: one entry for each number of visible spins from 1 up; invisible ones are left out.
+    """Solve problems exactly: one entry for each batch of an engine, which leaves out what is invisible.
 
     ValueError for three-body terms, for which a plan has no angles, and more than 16 visible spins.
     """
     ising, name = ensemble.ising.detach().to(torch.float64), ensemble.name
     if ising.three_body is not None:
         raise ArgumentError("ensemble", "only fields and couplings", f"three-body terms in '{name}'")
-    batch, n = ising.batch_shape, ising.num_spins
-    mask = ising.visible_mask.reshape(-1, n)
-    most = int(mask.sum(-1).max())
-    if most > _MAX_SPINS:
+    if (most := int(ising.visible_mask.sum(-1).max())) > _MAX_SPINS:
         got = f"{most} in '{name}'; every step of the training costs 2^n"
         raise ArgumentError("ensemble", f"at most {_MAX_SPINS} visible spins", got)
     moments = ExactSampler().moments(ising, correlations=True)
     assert moments.correlation is not None
-    J = ising.fields.new_zeros(n, n) if ising.couplings is None else ising.couplings
-    values = ising.fields, moments.probability, J.expand(*batch, n, n), moments.correlation
-    fields, probability, couplings, correlation = (value.flatten(0, len(batch) - 1) for value in values)
-    entries = []
-    for size in filter(None, mask.sum(-1).unique().tolist()):
-        row = (mask.sum(-1) == size).nonzero()
-        spins = mask[row[:, 0]].nonzero()[:, 1].view(-1, size)
-        pairs = row[..., None], spins[:, :, None], spins[:, None, :]
-        h, P, J, C = fields[row, spins], probability[row, spins], couplings[pairs], correlation[pairs]
-        J = J[0] if bool((J[0] == J).all()) else J  # couplings are repeated only if there are several
-        problems = Batch(h.numpy(), J.numpy())
-        entries.append(Instances(name, ensemble.strength, problems, P.numpy(), C.numpy(), weight))
+    P, C = moments.probability.flatten(0, -2).numpy(), moments.correlation.flatten(0, -3).numpy()
+    programmed, entries = to_hardware_units(ising, Betas(1.0, 1.0), ControlNoise(), seed=0), []
+    for bucket, batch in zip(programmed.flat.unpadded, programmed.batches, strict=True):
+        row, spins = bucket.rows[:, None], bucket.members
+        pairs = C[row[..., None], spins[:, :, None], spins[:, None, :]]
+        entries.append(Instances(name, ensemble.strength, batch, P[row, spins], pairs, weight))
     return entries
 
 
