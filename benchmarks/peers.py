@@ -196,15 +196,10 @@ def openjij(model: Any, reads: int, betas: list[float]) -> Any:
     return SASampler().sample(model, num_reads=reads, schedule=schedule, sparse=sparse)
 
 
-ANNEALERS: dict[str, tuple[Annealing, str]] = {
-    "dwave-samplers": (dwave, "dwave.samplers"),
-    "OpenJij": (openjij, "openjij"),
-}
-
-
 def annealers(build: Callable[..., Work], target: Target = None) -> dict[str, Peer]:
     """Simulated annealing of other programs; ``build(size, run=...)`` is timed."""
-    return {name: Peer(partial(build, run=run), target, module) for name, (run, module) in ANNEALERS.items()}
+    others = (("dwave-samplers", dwave, "dwave.samplers"), ("OpenJij", openjij, "openjij"))
+    return {name: Peer(partial(build, run=run), target, module) for name, run, module in others}
 
 
 def annealed(annealing: Annealing, ising: Ising, reads: int, sweeps: int) -> Work:
