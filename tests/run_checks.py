@@ -1,8 +1,11 @@
-"""Comparing the folders of two runs."""
+"""Comparing the folders of two runs, and runs of two processes."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +29,18 @@ def assert_same_run(a: Path, b: Path) -> None:
     assert metrics(a) == metrics(b)
     assert same_weights(load_model(a, "latest"), load_model(b, "latest"))
     assert same_weights(load_model(a, "best"), load_model(b, "best"))
+
+
+def torchrun(*arguments: str | Path, cwd: Path | None = None) -> None:
+    """Run a script, or ``-m`` and a module, in two processes that train together."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launcher, *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

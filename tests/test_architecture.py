@@ -14,36 +14,22 @@ import pytest
 import diabat
 
 ROOT = Path(diabat.__file__).parent
-LAYER = {
-    "checks": 0,
-    "extras": 0,
-    "files": 0,
-    "documents": 0,
-    "plots": 0,
-    "progress": 0,
-    "report": 0,
-    "secrets": 0,
-    "version": 0,
-    "compute": 1,
-    "checkpoints": 2,
-    "ising": 2,
-    "circuits": 3,
-    "samplers": 4,
-    "attention": 5,
-    "fitting": 5,
-    "testing": 6,
-    "huggingface": 6,
-    "heads": 7,
-    "lab": 7,
-    "lab.models": 7,
-    "lab.tasks": 7,
-    "lab.studies": 8,
-    "lab.training": 8,
-    "lab.config": 9,
-    "lab.runs": 10,
-    "cli": 11,
-    "__main__": 11,
-}
+# From the lowest to the highest.
+LAYERS = (
+    "checks extras files documents plots progress report secrets version",
+    "compute",
+    "checkpoints ising",
+    "circuits",
+    "samplers",
+    "attention fitting",
+    "testing huggingface",
+    "heads lab lab.models lab.tasks",
+    "lab.studies lab.training",
+    "lab.config",
+    "lab.runs",
+    "cli __main__",
+)
+LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.split()}
 # Units that nobody imports but these.
 ONLY_FOR: dict[str, set[str]] = {"testing": set(), "heads": {"cli"}, "lab": {"__init__", "cli"}}
 FILES = sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py"))
@@ -184,23 +170,9 @@ PLANS = [f for f in CIRCUITS if f != "circuits/__init__.py"]
 FOLDERS = ("experiments", "benchmarks", "tests", "examples", "fuzz", "scripts")
 # What attention may know of samplers: the interface, what is asked and answered, and backends by their name.
 INTERFACE = {
-    *(
-        "analytic",
-        "answers",
-        "base",
-        "call_checks",
-        "capabilities",
-        "derivatives",
-        "diagnostics",
-        "folding",
-        "kept",
-        "odds",
-        "precision",
-        "registry",
-        "seeds",
-        "state",
-    )
-}
+    "analytic", "answers", "base", "call_checks", "capabilities", "derivatives", "diagnostics", "folding",
+    "kept", "odds", "precision", "registry", "seeds", "state",
+}  # fmt: skip
 NO_PROBLEM = [
     *("diabat.ising", "diabat.samplers.base", "diabat.samplers.exact.sampler", "diabat.samplers.flat")
 ]

@@ -152,18 +152,15 @@ def open_emphasis(text: str) -> list[str]:
     return [piece for piece in pieces if re.search(r"[^\s(]\*|\*[^\s)]", piece)]
 
 
-@pytest.mark.parametrize(
-    ("text", "stray", "stars"),
-    [
-        ("the sum of c\n+ J s", ["+ J s"], []),
-        ("the value at n =\n8) and", ["8) and"], []),
-        ("a list:\n\n- one\n- two\n  more", [], []),
-        ("- one:\n  - inner", [], []),
-        ("- one (1\n  - p)", ["  - p)"], []),
-        ("*all of it", [], ["*all of it"]),
-        ("*all* of `*it` and $x^*$, 2 *", [], []),
-    ],
-)
+@pytest.mark.parametrize(("text", "stray", "stars"), [
+    ("the sum of c\n+ J s", ["+ J s"], []),
+    ("the value at n =\n8) and", ["8) and"], []),
+    ("a list:\n\n- one\n- two\n  more", [], []),
+    ("- one:\n  - inner", [], []),
+    ("- one (1\n  - p)", ["  - p)"], []),
+    ("*all of it", [], ["*all of it"]),
+    ("*all* of `*it` and $x^*$, 2 *", [], []),
+])  # fmt: skip
 def test_what_these_checks_find(text: str, stray: list[str], stars: list[str]) -> None:
     assert (stray_markers(text), open_emphasis(text)) == (stray, stars)
 

@@ -230,18 +230,10 @@ def test_correlations_of_large_problems_are_refused() -> None:
         diabat.sampler("tempering").moments(ising, correlations=True)
 
 
-@pytest.mark.parametrize(
-    ("n", "count", "edges"),
-    [
-        (4, 3, False),
-        (40, 60, True),
-        (40, 100, True),
-        (40, 101, False),
-        (16, 16, True),
-        (16, 17, False),
-        (1, 0, True),
-    ],
-)
+@pytest.mark.parametrize(("n", "count", "edges"), [
+    (4, 3, False), (40, 60, True), (40, 100, True), (40, 101, False), (16, 16, True), (16, 17, False),
+    (1, 0, True),
+])  # fmt: skip
 def test_a_bqm_becomes_edges_where_it_is_sparse(n: int, count: int, edges: bool) -> None:
     ising = sparse_problem((), n, count, seed=1)
     bqm = to_bqm(ising, [f"x{j}" for j in range(n)])

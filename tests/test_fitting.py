@@ -176,17 +176,14 @@ def test_hidden_spins_have_names_too() -> None:
     assert found.problem.edges.index.tolist() == [[0, 3], [1, 3], [3, 2]]
 
 
-@pytest.mark.parametrize(
-    ("names", "pairs", "sentence"),
-    [
-        ("abc", [("a", "hiden")], r"expected names of columns or numbers, got 'hiden'\.$"),
-        ("abc", [("a", "B")], r"got 'B'\. Did you mean 'b'\?$"),
-        ("abc", [("a", ["b"])], r"got \['b'\]\.$"),
-        ("aab", [("a", "b")], r"got the name of several columns, 'a'\.$"),
-        ("abc", ("a", "b"), r"expected pairs of two variables, \[E, 2\], got 'a'\.$"),
-        ([5, 6, 7], [(0, 1)], r"got 0\.$"),
-    ],
-)
+@pytest.mark.parametrize(("names", "pairs", "sentence"), [
+    ("abc", [("a", "hiden")], r"expected names of columns or numbers, got 'hiden'\.$"),
+    ("abc", [("a", "B")], r"got 'B'\. Did you mean 'b'\?$"),
+    ("abc", [("a", ["b"])], r"got \['b'\]\.$"),
+    ("aab", [("a", "b")], r"got the name of several columns, 'a'\.$"),
+    ("abc", ("a", "b"), r"expected pairs of two variables, \[E, 2\], got 'a'\.$"),
+    ([5, 6, 7], [(0, 1)], r"got 0\.$"),
+])  # fmt: skip
 def test_other_pairs_are_refused(names: Any, pairs: Any, sentence: str) -> None:
     with pytest.raises(IsingError, match=rf"^pairs: .*{sentence}"):
         diabat.fit(dependent(list(names)), pairs, progress=False)
@@ -216,27 +213,16 @@ def test_a_maximum_at_infinity_is_told() -> None:
     assert float(found.max()) < 1
 
 
-@pytest.mark.parametrize(
-    ("data", "options", "sentence"),
-    [
-        (
-            [[0, 1], [1, 1]],
-            {"hidden": 1},
-            "data: expected both values of every variable, got one of 1; set l2.",
-        ),
-        (torch.ones(5, 3), {}, "data: expected both values of every variable, got one of 0; set l2."),
-        (
-            [[0, 0], [1, 1]],
-            {},
-            r"data: expected all four values of every coupled pair, got fewer of \[0, 1\]; set l2.",
-        ),
-        ([[0, 2], [1, 1]], {}, r"data: expected -1 and 1, or 0 and 1, or booleans, got \[0, 1, 2\]."),
-        ([0, 1], {}, r"data: expected a table of binary values \[N, n\], got int64 of shape \[2\]."),
-        (np.eye(2), {"l2": -1}, r"l2: expected a number in \[0, inf\), got -1."),
-        (np.eye(2), {"hidden": -1}, "hidden: expected an integer >= 0, got -1."),
-        (np.eye(2), {"rate": 0}, "rate: expected a positive finite number, got 0."),
-    ],
-)
+@pytest.mark.parametrize(("data", "options", "sentence"), [
+    ([[0, 1], [1, 1]], {"hidden": 1}, "data: expected both values of every variable, got one of 1; set l2."),
+    (torch.ones(5, 3), {}, "data: expected both values of every variable, got one of 0; set l2."),
+    ([[0, 0], [1, 1]], {}, r"data: expected all four values of every coupled pair, got fewer of \[0, 1\]; set l2."),
+    ([[0, 2], [1, 1]], {}, r"data: expected -1 and 1, or 0 and 1, or booleans, got \[0, 1, 2\]."),
+    ([0, 1], {}, r"data: expected a table of binary values \[N, n\], got int64 of shape \[2\]."),
+    (np.eye(2), {"l2": -1}, r"l2: expected a number in \[0, inf\), got -1."),
+    (np.eye(2), {"hidden": -1}, "hidden: expected an integer >= 0, got -1."),
+    (np.eye(2), {"rate": 0}, "rate: expected a positive finite number, got 0."),
+])  # fmt: skip
 def test_refusals(data: Any, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ArgumentError, match=sentence):
         diabat.fit(data, progress=False, **options)

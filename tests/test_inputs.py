@@ -19,29 +19,26 @@ H = [0.5, -1.0, 0.25]
 J = [[0.0, 1.0, 0.0], [1.0, 0.0, -0.5], [0.0, -0.5, 0.0]]
 
 
-@pytest.mark.parametrize(
-    ("fields", "dtype"),
-    [
-        (H, F32),
-        (tuple(H), F32),
-        ([1, 2, 3], F32),
-        ([np.float64(1), np.float64(2), np.float64(3)], F32),
-        (np.array(H), F64),
-        (np.array(H, dtype=">f8"), F64),
-        (np.array(H, dtype=np.longdouble), F64),
-        (np.array(H, dtype=np.float32), F32),
-        (np.array(H, dtype=np.float16), F32),
-        (np.array([1, 2, 3], dtype=np.uint8), F32),
-        (np.array([1, 2, 3], dtype=np.int64), F32),
-        (np.array(H)[::-1], F64),
-        (torch.tensor(H), F32),
-        (torch.tensor(H, dtype=F64), F64),
-        (torch.tensor(H, dtype=torch.float16), F32),
-        (torch.tensor(H, dtype=torch.bfloat16), F32),
-        (torch.tensor([1, 2, 3]), F32),
-        (torch.tensor([1, 2, 3], dtype=torch.int8), F32),
-    ],
-)
+@pytest.mark.parametrize(("fields", "dtype"), [
+    (H, F32),
+    (tuple(H), F32),
+    ([1, 2, 3], F32),
+    ([np.float64(1), np.float64(2), np.float64(3)], F32),
+    (np.array(H), F64),
+    (np.array(H, dtype=">f8"), F64),
+    (np.array(H, dtype=np.longdouble), F64),
+    (np.array(H, dtype=np.float32), F32),
+    (np.array(H, dtype=np.float16), F32),
+    (np.array([1, 2, 3], dtype=np.uint8), F32),
+    (np.array([1, 2, 3], dtype=np.int64), F32),
+    (np.array(H)[::-1], F64),
+    (torch.tensor(H), F32),
+    (torch.tensor(H, dtype=F64), F64),
+    (torch.tensor(H, dtype=torch.float16), F32),
+    (torch.tensor(H, dtype=torch.bfloat16), F32),
+    (torch.tensor([1, 2, 3]), F32),
+    (torch.tensor([1, 2, 3], dtype=torch.int8), F32),
+])  # fmt: skip
 @pytest.mark.parametrize(
     "couplings",
     [J, np.array(J), np.array(J, dtype=np.float32), torch.tensor(J).bfloat16(), (2 * torch.tensor(J)).int()],
@@ -114,26 +111,23 @@ def test_the_bridge_differentiates_through_the_conversion(sampler: str) -> None:
     assert bool((h.grad > 0).any())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([[0.1], [0.2, 0.3]],), "fields: expected nested lists of equal lengths"),
-        ((["a"],), "fields: expected real numbers, got an array of dtype <U1"),
-        (([None],), "fields: expected real numbers, got an array of dtype object"),
-        (([10**30],), "fields: expected real numbers, got an array of dtype object"),
-        ((np.array([True]),), "fields: expected real numbers, got an array of dtype bool"),
-        ((np.array([1j]),), "fields: expected real numbers, got an array of dtype complex128"),
-        (([torch.tensor(1.0)],), "fields: expected numbers, got a list of tensors; use torch.stack"),
-        ((np.float64(0.5),), "fields: expected a tensor, an array or a list, got float64"),
-        ((np.array(0.5),), r"fields: expected shape \[\*batch, n\]"),
-        (([],), r"fields: expected shape \[\*batch, n\] with n >= 1"),
-        (([1e300],), "fields: expected finite values, got inf"),
-        ((H, [[0.0, 1.0]]), r"couplings: expected shape .* got \[1, 2\]"),
-        ((H, J, [1, 1, 0]), "visible: expected dtype bool, got int64"),
-        ((H, torch.tensor(J, dtype=F64)), "couplings: expected dtype torch.float32 .* got torch.float64"),
-        ((np.array(H), torch.tensor(J)), "couplings: expected dtype torch.float64 .* got torch.float32"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    (([[0.1], [0.2, 0.3]],), "fields: expected nested lists of equal lengths"),
+    ((["a"],), "fields: expected real numbers, got an array of dtype <U1"),
+    (([None],), "fields: expected real numbers, got an array of dtype object"),
+    (([10**30],), "fields: expected real numbers, got an array of dtype object"),
+    ((np.array([True]),), "fields: expected real numbers, got an array of dtype bool"),
+    ((np.array([1j]),), "fields: expected real numbers, got an array of dtype complex128"),
+    (([torch.tensor(1.0)],), "fields: expected numbers, got a list of tensors; use torch.stack"),
+    ((np.float64(0.5),), "fields: expected a tensor, an array or a list, got float64"),
+    ((np.array(0.5),), r"fields: expected shape \[\*batch, n\]"),
+    (([],), r"fields: expected shape \[\*batch, n\] with n >= 1"),
+    (([1e300],), "fields: expected finite values, got inf"),
+    ((H, [[0.0, 1.0]]), r"couplings: expected shape .* got \[1, 2\]"),
+    ((H, J, [1, 1, 0]), "visible: expected dtype bool, got int64"),
+    ((H, torch.tensor(J, dtype=F64)), "couplings: expected dtype torch.float32 .* got torch.float64"),
+    ((np.array(H), torch.tensor(J)), "couplings: expected dtype torch.float64 .* got torch.float32"),
+])  # fmt: skip
 def test_invalid_problems_are_refused(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(IsingError, match=message):
         Ising(*arguments)
@@ -158,22 +152,19 @@ def test_from_dict_in_the_sign_of_the_library() -> None:
     assert dict(zip(where, ising.edges.values.tolist(), strict=True)) == couplings
 
 
-@pytest.mark.parametrize(
-    ("fields", "couplings", "message"),
-    [
-        ({}, {}, "fields: expected at least one spin"),
-        ([1.0], {}, "fields: expected a mapping, got list"),
-        ({"a": 1.0}, [1.0], "couplings: expected a mapping, got list"),
-        ({"a": 1.0}, {("a", "a"): 1.0}, r"couplings: expected pairs .* got \('a', 'a'\)"),
-        ({"a": 1.0}, {"ab": 1.0}, r"couplings: expected pairs .* got 'ab'"),
-        ({}, {("a", "b"): 1.0, ("b", "a"): 1.0}, r"expected every pair once, got \('b', 'a'\)"),
-        ({"a": "1"}, {}, r"fields\['a'\]: expected a real number, got str"),
-        ({"a": torch.tensor(1.0)}, {}, r"fields\['a'\]: expected a real number, got Tensor"),
-        ({"a": True}, {}, r"fields\['a'\]: expected a real number, got bool"),
-        ({}, {("a", "b"): None}, r"couplings\[\('a', 'b'\)\]: expected a real number, got NoneType"),
-        ({"a": float("nan")}, {}, "fields: expected finite values, got nan"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "couplings", "message"), [
+    ({}, {}, "fields: expected at least one spin"),
+    ([1.0], {}, "fields: expected a mapping, got list"),
+    ({"a": 1.0}, [1.0], "couplings: expected a mapping, got list"),
+    ({"a": 1.0}, {("a", "a"): 1.0}, r"couplings: expected pairs .* got \('a', 'a'\)"),
+    ({"a": 1.0}, {"ab": 1.0}, r"couplings: expected pairs .* got 'ab'"),
+    ({}, {("a", "b"): 1.0, ("b", "a"): 1.0}, r"expected every pair once, got \('b', 'a'\)"),
+    ({"a": "1"}, {}, r"fields\['a'\]: expected a real number, got str"),
+    ({"a": torch.tensor(1.0)}, {}, r"fields\['a'\]: expected a real number, got Tensor"),
+    ({"a": True}, {}, r"fields\['a'\]: expected a real number, got bool"),
+    ({}, {("a", "b"): None}, r"couplings\[\('a', 'b'\)\]: expected a real number, got NoneType"),
+    ({"a": float("nan")}, {}, "fields: expected finite values, got nan"),
+])  # fmt: skip
 def test_dictionaries_that_are_not_a_problem_are_refused(fields: Any, couplings: Any, message: str) -> None:
     with pytest.raises(IsingError, match=message):
         Ising.from_dict(fields, couplings)

@@ -121,23 +121,20 @@ def test_names_of_a_qubo() -> None:
         assert ising.couplings.tolist() == [[0, 0.5], [0.5, 0]]
 
 
-@pytest.mark.parametrize(
-    ("Q", "message"),
-    [
-        ({}, "Q: expected at least one variable, got none"),
-        (np.zeros((0, 0)), "Q: expected at least one variable, got none"),
-        ({(0, 1, 2): 1.0}, r"Q: expected pairs \(a, b\) as keys, got \(0, 1, 2\)"),
-        ({"ab": 1.0}, r"Q: expected pairs \(a, b\) as keys, got 'ab'"),
-        ({(0, 1): "x"}, r"Q\[\(0, 1\)\]: expected a finite number, got 'x'"),
-        ({(0, 1): math.nan}, r"Q\[\(0, 1\)\]: expected a finite number, got nan"),
-        ({(0, 1): 10**400}, r"Q\[\(0, 1\)\]: expected a finite number, got about 1e400"),
-        ([[1.0, 2.0]], r"Q: expected a square matrix \[n, n\] of numbers, got torch.float64 \[1, 2\]"),
-        ([[math.inf]], "Q: expected finite values, got inf"),
-        (pd.DataFrame(np.eye(2), columns=["a", "a"]), "Q: expected different names of columns, got"),
-        ([["x"]], "Q: expected real numbers, got an array of dtype"),
-        ("x", "Q: expected a mapping or a matrix, got str"),
-    ],
-)
+@pytest.mark.parametrize(("Q", "message"), [
+    ({}, "Q: expected at least one variable, got none"),
+    (np.zeros((0, 0)), "Q: expected at least one variable, got none"),
+    ({(0, 1, 2): 1.0}, r"Q: expected pairs \(a, b\) as keys, got \(0, 1, 2\)"),
+    ({"ab": 1.0}, r"Q: expected pairs \(a, b\) as keys, got 'ab'"),
+    ({(0, 1): "x"}, r"Q\[\(0, 1\)\]: expected a finite number, got 'x'"),
+    ({(0, 1): math.nan}, r"Q\[\(0, 1\)\]: expected a finite number, got nan"),
+    ({(0, 1): 10**400}, r"Q\[\(0, 1\)\]: expected a finite number, got about 1e400"),
+    ([[1.0, 2.0]], r"Q: expected a square matrix \[n, n\] of numbers, got torch.float64 \[1, 2\]"),
+    ([[math.inf]], "Q: expected finite values, got inf"),
+    (pd.DataFrame(np.eye(2), columns=["a", "a"]), "Q: expected different names of columns, got"),
+    ([["x"]], "Q: expected real numbers, got an array of dtype"),
+    ("x", "Q: expected a mapping or a matrix, got str"),
+])  # fmt: skip
 def test_what_is_no_qubo(Q: Any, message: str) -> None:
     with pytest.raises(IsingError, match=message):
         from_qubo(Q)
@@ -180,21 +177,18 @@ def test_offsets_are_broadcast_converted_and_differentiable() -> None:
 HIDDEN = with_visible(make_problem((), 2), torch.tensor([True, False]))
 
 
-@pytest.mark.parametrize(
-    ("convert", "given", "message"),
-    [
-        (to_bqm, (make_problem((2,), 3),), r"fields: expected one problem \[n\], got a batch \[2, 3\]"),
-        (to_bqm, (make_problem((), 3, three_body=1.0),), "three_body: expected None"),
-        (to_bqm, (HIDDEN,), "visible: expected every spin visible, got invisible spins; drop them first"),
-        (to_bqm, (make_problem((), 2).clamp([1, 0]),), r"visible: .*, got spins that clamp\(\) has fixed\."),
-        (from_qubo, (dimod.BinaryQuadraticModel({0: 1.0}, {}, 2.0, "BINARY").to_qubo(),), r"Q: .* got a pair; give"),
-        *((to_bqm, (make_problem((), 2), x), "labels: expected 2 different") for x in (["a"], [*"abc"], [*"aa"])),
-        (from_bqm, ({"a": 1.0},), "bqm: expected a dimod.BinaryQuadraticModel, got dict; from_qubo takes"),
-        (from_bqm, (dimod.ConstrainedQuadraticModel(),), "got ConstrainedQuadraticModel; use dimod.cqm_to_bqm"),
-        (from_bqm, (dimod.BinaryQuadraticModel("SPIN"),), "n >= 1"),
-        (from_bqm, (dimod.BinaryQuadraticModel({0: math.inf}, {}, 0.0, "SPIN"),), "fields: expected finite values"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("convert", "given", "message"), [
+    (to_bqm, (make_problem((2,), 3),), r"fields: expected one problem \[n\], got a batch \[2, 3\]"),
+    (to_bqm, (make_problem((), 3, three_body=1.0),), "three_body: expected None"),
+    (to_bqm, (HIDDEN,), "visible: expected every spin visible, got invisible spins; drop them first"),
+    (to_bqm, (make_problem((), 2).clamp([1, 0]),), r"visible: .*, got spins that clamp\(\) has fixed\."),
+    (from_qubo, (dimod.BinaryQuadraticModel({0: 1.0}, {}, 2.0, "BINARY").to_qubo(),), r"Q: .* got a pair; give"),
+    *((to_bqm, (make_problem((), 2), x), "labels: expected 2 different") for x in (["a"], [*"abc"], [*"aa"])),
+    (from_bqm, ({"a": 1.0},), "bqm: expected a dimod.BinaryQuadraticModel, got dict; from_qubo takes"),
+    (from_bqm, (dimod.ConstrainedQuadraticModel(),), "got ConstrainedQuadraticModel; use dimod.cqm_to_bqm"),
+    (from_bqm, (dimod.BinaryQuadraticModel("SPIN"),), "n >= 1"),
+    (from_bqm, (dimod.BinaryQuadraticModel({0: math.inf}, {}, 0.0, "SPIN"),), "fields: expected finite values"),
+])  # fmt: skip
 def test_models_without_a_counterpart_are_refused(convert: Any, given: tuple[Any, ...], message: str) -> None:
     with pytest.raises(IsingError, match=message):
         convert(*given)
@@ -518,18 +512,15 @@ def test_bad_spins_are_refused(spins: Any, message: str) -> None:
             Ising(torch.zeros(2, 3)).energy(spins)
 
 
-@pytest.mark.parametrize(
-    ("batch", "lead", "index"),
-    [
-        ((), (), [0]),
-        ((3,), (), [0, 0, 0]),
-        ((3,), (3,), [0, 1, 2]),
-        ((2, 3), (2, 1), [0, 0, 0, 1, 1, 1]),
-        ((2, 3), (3,), [0, 1, 2, 0, 1, 2]),
-        ((2, 2, 2), (2, 1, 2), [0, 1, 0, 1, 2, 3, 2, 3]),
-        ((0, 3), (), []),
-    ],
-)
+@pytest.mark.parametrize(("batch", "lead", "index"), [
+    ((), (), [0]),
+    ((3,), (), [0, 0, 0]),
+    ((3,), (3,), [0, 1, 2]),
+    ((2, 3), (2, 1), [0, 0, 0, 1, 1, 1]),
+    ((2, 3), (3,), [0, 1, 2, 0, 1, 2]),
+    ((2, 2, 2), (2, 1, 2), [0, 1, 0, 1, 2, 3, 2, 3]),
+    ((0, 3), (), []),
+])  # fmt: skip
 def test_coupling_index(batch: tuple[int, ...], lead: tuple[int, ...], index: list[int]) -> None:
     """Each problem's J is the one that broadcasting gives it."""
     J = torch.arange(float(math.prod(lead))).reshape(*lead, 1, 1).expand(*lead, 4, 4)

@@ -18,22 +18,12 @@ PACKAGES = [
     *(f"diabat.attention{part}" for part in ("", ".games")),
     "diabat.heads",
     *(f"diabat.huggingface{part}" for part in ("", ".boltzmann")),
-    *(
-        f"diabat.samplers.{name}"
-        for name in ("banded", "dimod", "distributed", "exact", "mean_field", "tempering")
-    ),
-    *(
-        f"diabat.{name}"
-        for name in (
-            "circuits",
-            "ising",
-            "ising.problem_files",
-            "samplers",
-            "samplers.pseudolikelihood",
-            "testing",
-        )
-    ),
+    *(f"diabat.ising{part}" for part in ("", ".problem_files")),
     *(f"diabat.lab.{name}" for name in ("config", "models", "runs", "tasks", "training")),
+    "diabat.samplers",
+    *(f"diabat.samplers.{name}" for name in ("banded", "dimod", "distributed", "exact", "mean_field")),
+    *(f"diabat.samplers.{name}" for name in ("pseudolikelihood", "tempering")),
+    *(f"diabat.{name}" for name in ("circuits", "testing")),
 ]
 # Public without being exported: backends whose files hold nothing else, options and results of public functions.
 ALSO = [

@@ -92,17 +92,14 @@ def test_a_saved_problem_is_sampled_as_any_file(tmp_path: Path) -> None:
         read_problem(tmp_path / "p")
 
 
-@pytest.mark.parametrize(
-    ("ising", "labels", "message"),
-    [
-        (Ising(torch.tensor([torch.nan]), check=False), None, r"fields: expected finite values, got nan"),
-        (Ising(torch.zeros(2), torch.ones(2, 2), check=False), None, "couplings: expected zero where two"),
-        (Ising(torch.zeros(2), offset=0.5, check=False), None, "offset: expected a tensor, .*, got float"),
-        (Ising([1.0, 2.0]), ["a"], "labels: expected 2 different strings or integers, got"),
-        (Ising([1.0, 2.0]), ["a", "a"], "labels: expected 2 different"),
-        (Ising([1.0, 2.0]), [("a", 1), "b"], "labels: expected 2 different strings or integers"),
-    ],
-)
+@pytest.mark.parametrize(("ising", "labels", "message"), [
+    (Ising(torch.tensor([torch.nan]), check=False), None, r"fields: expected finite values, got nan"),
+    (Ising(torch.zeros(2), torch.ones(2, 2), check=False), None, "couplings: expected zero where two"),
+    (Ising(torch.zeros(2), offset=0.5, check=False), None, "offset: expected a tensor, .*, got float"),
+    (Ising([1.0, 2.0]), ["a"], "labels: expected 2 different strings or integers, got"),
+    (Ising([1.0, 2.0]), ["a", "a"], "labels: expected 2 different"),
+    (Ising([1.0, 2.0]), [("a", 1), "b"], "labels: expected 2 different strings or integers"),
+])  # fmt: skip
 def test_what_could_not_be_loaded_is_not_saved(
     tmp_path: Path, ising: Ising, labels: Any, message: str
 ) -> None:

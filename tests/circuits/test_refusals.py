@@ -321,13 +321,10 @@ def test_a_bad_file_of_a_plan_is_refused(tmp_path: Path, content: Any, message: 
         load_plan(path)
 
 
-@pytest.mark.parametrize(
-    ("read", "what", "bad", "byte"),
-    [
-        (from_csv, "a CSV with columns s, A_GHz, B_GHz", b"s,A_GHz,B_GHz\n\xff\xfe\x00", 14),
-        (load_plan, "a plan in JSON", b"{\xff", 1),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("read", "what", "bad", "byte"), [
+    (from_csv, "a CSV with columns s, A_GHz, B_GHz", b"s,A_GHz,B_GHz\n\xff\xfe\x00", 14),
+    (load_plan, "a plan in JSON", b"{\xff", 1),
+])  # fmt: skip
 def test_missing_files_folders_and_binary_files_are_refused(
     tmp_path: Path, read: Callable[[Path], Any], what: str, bad: bytes, byte: int
 ) -> None:

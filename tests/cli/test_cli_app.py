@@ -80,18 +80,15 @@ class OwnError(Exception):
     """An error of a kind that nobody expects."""
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run/x"), "'run/x': No space left on device."),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device."),
-        (ValueError("a: expected b,\n   got c."), "a: expected b, got c."),
-        (MemoryError(), "out of memory."),
-        (KeyError("x"), "unexpected KeyError: 'x'. Run 'diabat --debug ...' for the traceback."),
-        (ZeroDivisionError(), "unexpected ZeroDivisionError. Run 'diabat --debug ...' for the traceback."),
-        (OwnError("boo"), "unexpected OwnError: boo. Run 'diabat --debug ...' for the traceback."),
-    ],
-)
+@pytest.mark.parametrize(("error", "expected"), [
+    (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run/x"), "'run/x': No space left on device."),
+    (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device."),
+    (ValueError("a: expected b,\n   got c."), "a: expected b, got c."),
+    (MemoryError(), "out of memory."),
+    (KeyError("x"), "unexpected KeyError: 'x'. Run 'diabat --debug ...' for the traceback."),
+    (ZeroDivisionError(), "unexpected ZeroDivisionError. Run 'diabat --debug ...' for the traceback."),
+    (OwnError("boo"), "unexpected OwnError: boo. Run 'diabat --debug ...' for the traceback."),
+])  # fmt: skip
 def test_every_error_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str) -> None:
     def fail() -> None:
         raise error

@@ -153,19 +153,15 @@ COMMON = ["seed", "output", "threads"]
 TRAINING = [*COMMON, "device", "task", "model", "sampler", "gradient", "training"]
 
 
-@pytest.mark.parametrize(
-    ("words", "keys"),
-    [
-        (["fidelity"], [*COMMON, "fidelity"]),
-        (["anneal", "seed=3"], [*COMMON, "anneal"]),
-        (["anneal", "model.mode=h"], [*COMMON, "model", "anneal"]),
-        (["recall-exact"], TRAINING),
-        (["recall-exact", "anneal.steps=4"], [*TRAINING, "anneal"]),
-        (["anneal.steps=4"], [*COMMON, "anneal"]),
-        ([], [*TRAINING, "fidelity", "anneal"]),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("words", "keys"), [
+    (["fidelity"], [*COMMON, "fidelity"]),
+    (["anneal", "seed=3"], [*COMMON, "anneal"]),
+    (["anneal", "model.mode=h"], [*COMMON, "model", "anneal"]),
+    (["recall-exact"], TRAINING),
+    (["recall-exact", "anneal.steps=4"], [*TRAINING, "anneal"]),
+    (["anneal.steps=4"], [*COMMON, "anneal"]),
+    ([], [*TRAINING, "fidelity", "anneal"]),
+], ids=str)  # fmt: skip
 def test_config_show_prints_what_the_command_reads(words: list[str], keys: list[str]) -> None:
     text = run("config", "show", *words).stdout
     assert [line.split(":")[0] for line in text.splitlines() if line[0] != " "] == keys

@@ -72,18 +72,15 @@ def test_label_and_metadata_of_a_plan(tmp_path: Path) -> None:
     assert_clean(found.output)
 
 
-@pytest.mark.parametrize(
-    ("metadata", "sentence"),
-    [
-        ({"loss": "low"}, "expected a number as metadata.loss, got 'low'"),
-        ({"loss": None}, "expected a number as metadata.loss, got None"),
-        ({"held_out": [1]}, "expected rows of numbers in metadata.held_out, got 1"),
-        ({"held_out": {"rows": "many"}}, "expected rows of numbers in metadata.held_out, got 'many'"),
-        ({"held_out": {"rows": [{"name": "a"}]}}, "expected rows of numbers in metadata.held_out, got {'name': 'a'}"),
-        ({"held_out": {"rows": [{"name": "a", "instances": 1, "learned": "x"}]}}, "expected rows of numbers"),
-        ({"trained_range": 3}, "trained_range: expected"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("metadata", "sentence"), [
+    ({"loss": "low"}, "expected a number as metadata.loss, got 'low'"),
+    ({"loss": None}, "expected a number as metadata.loss, got None"),
+    ({"held_out": [1]}, "expected rows of numbers in metadata.held_out, got 1"),
+    ({"held_out": {"rows": "many"}}, "expected rows of numbers in metadata.held_out, got 'many'"),
+    ({"held_out": {"rows": [{"name": "a"}]}}, "expected rows of numbers in metadata.held_out, got {'name': 'a'}"),
+    ({"held_out": {"rows": [{"name": "a", "instances": 1, "learned": "x"}]}}, "expected rows of numbers"),
+    ({"trained_range": 3}, "trained_range: expected"),
+])  # fmt: skip
 def test_metadata_of_other_types_is_refused(metadata: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     found = run("anneal", "show", str(hostile_plan(tmp_path / "plan.json", **metadata)))
     assert found.exit_code == 1

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from cli_runs import run, run_json
-from run_checks import metrics, same_weights
+from run_checks import metrics, same_weights, torchrun
 
 from diabat.lab.training import load_model
 
@@ -164,27 +161,8 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     options = ["model.pooling=boltzmann", "training.max_epochs=2", *SMALL, *GRAMMAR]
     train(tmp_path / "one", *options, steps=6)
     for name, pooling in (("two", "boltzmann"), ("game", "neurogame")):
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc_per_node=2",
-            "-m",
-            "diabat",
-        ]
-        command += [
-            "train",
-            "pairs-neurogame",
-            *options,
-            f"model.pooling={pooling}",
-            f"output={tmp_path / name}",
-        ]
-        done = subprocess.run(
-            [*command, "training.max_steps=6", "--no-progress"],
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
+        given = (*options, f"model.pooling={pooling}", f"output={tmp_path / name}", "training.max_steps=6")
+        torchrun("-m", "diabat", "train", "pairs-neurogame", *given, "--no-progress")
     one, two, game = (
         [line for line in metrics(tmp_path / name) if line["event"] == "epoch"]
         for name in ("one", "two", "game")

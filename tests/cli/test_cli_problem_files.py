@@ -143,16 +143,13 @@ def test_a_qubo_is_minimised(tmp_path: Path, form: str, dump: Any) -> None:
     assert read_problem(path, beta=1.0).beta == 1.0
 
 
-@pytest.mark.parametrize(
-    ("document", "names"),
-    [
-        ({"h": {"a": 1.0, "b": -2.0}, "J": {"a,c": 3.0}}, ("a", "b", "c")),
-        ({"h": [1.0, -2.0], "J": [[0, 2, 3.0]]}, (0, 1, 2)),
-        ({"h": {"b": -2, "a": 1}, "J": {"('c', 'a')": 3}}, ("a", "b", "c")),
-        ({"J": [[0, 2, 3], [0, 1, 0], [1, 2, 0]], "h": [1, -2, 0]}, (0, 1, 2)),
-        ({"J": [["a b", "c", 3.0]], "h": {"b": -2.0, "a b": 1}}, ("a b", "b", "c")),
-    ],
-)
+@pytest.mark.parametrize(("document", "names"), [
+    ({"h": {"a": 1.0, "b": -2.0}, "J": {"a,c": 3.0}}, ("a", "b", "c")),
+    ({"h": [1.0, -2.0], "J": [[0, 2, 3.0]]}, (0, 1, 2)),
+    ({"h": {"b": -2, "a": 1}, "J": {"('c', 'a')": 3}}, ("a", "b", "c")),
+    ({"J": [[0, 2, 3], [0, 1, 0], [1, 2, 0]], "h": [1, -2, 0]}, (0, 1, 2)),
+    ({"J": [["a b", "c", 3.0]], "h": {"b": -2.0, "a b": 1}}, ("a b", "b", "c")),
+])  # fmt: skip
 def test_h_and_j_are_minimised(tmp_path: Path, document: dict[str, Any], names: tuple[Any, ...]) -> None:
     """E = s_0 - 2 s_1 + 3 s_0 s_2."""
     problem = read_problem(write(tmp_path / "p", json.dumps(document)))
@@ -612,44 +609,24 @@ def test_labels_three_body_terms_and_visibility_are_written(tmp_path: Path) -> N
     assert read_problem(tmp_path / "p.yaml").ising.num_spins == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "ising", "labels", "message"),
-    [
-        ("p.txt", make_problem((), 3), None, r"path: expected a name that ends in \.json, .*, got 'p\.txt'"),
-        ("p.coo", make_problem((), 3), ["a", 1, 2], "labels: expected integers >= 0 for COO text, got 'a'"),
-        (
-            "p.coo",
-            Ising([1.0], offset=2.5),
-            None,
-            r"offset: expected None for COO text, got 2\.5; use \.json",
-        ),
-        ("p.yaml", make_problem((), 3), [1, 2, (3, 4)], "labels: expected 3 different strings or integers"),
-        ("p.yaml", make_problem((), 2), ["\ud800", "a"], "labels: expected whole characters for YAML, got"),
-        ("p.yaml", make_problem((), 2), [2**63, "a"], r"labels: expected integers below 2\^63"),
-        (
-            "p.json",
-            make_problem((), 2),
-            [("a", 2**63), "a"],
-            r"labels\[0\]: expected strings, numbers below 2\^63, or tuples",
-        ),
-        (
-            "p.bqm",
-            make_problem((), 2),
-            ["a", frozenset("ab")],
-            r"labels\[1\]: expected strings, .* for \.bqm, got frozenset",
-        ),
-        ("p.json", make_problem((), 2), ["a", b"b"], r"labels\[1\]: expected strings"),
-        (
-            "p.json",
-            make_problem((), 2),
-            ["a", math.nan],
-            "labels: expected hashable labels, numbers among them finite",
-        ),
-        ("p.json", make_problem((), 2), ["a", (math.nan,)], r"labels\[1\]: expected strings"),
-        ("p.json", make_problem((2,), 3), None, r"fields: expected one problem \[n\], got a batch \[2, 3\]"),
-        ("p.json", make_problem((), 3, three_body=0.1), None, "three_body: expected None"),
-    ],
-)
+TWO, THREE = make_problem((), 2), make_problem((), 3)
+
+
+@pytest.mark.parametrize(("name", "ising", "labels", "message"), [
+    ("p.txt", THREE, None, r"path: expected a name that ends in \.json, .*, got 'p\.txt'"),
+    ("p.coo", THREE, ["a", 1, 2], "labels: expected integers >= 0 for COO text, got 'a'"),
+    ("p.coo", Ising([1.0], offset=2.5), None, r"offset: expected None for COO text, got 2\.5; use \.json"),
+    ("p.yaml", THREE, [1, 2, (3, 4)], "labels: expected 3 different strings or integers"),
+    ("p.yaml", TWO, ["\ud800", "a"], "labels: expected whole characters for YAML, got"),
+    ("p.yaml", TWO, [2**63, "a"], r"labels: expected integers below 2\^63"),
+    ("p.json", TWO, [("a", 2**63), "a"], r"labels\[0\]: expected strings, numbers below 2\^63, or tuples"),
+    ("p.bqm", TWO, ["a", frozenset("ab")], r"labels\[1\]: expected strings, .* for \.bqm, got frozenset"),
+    ("p.json", TWO, ["a", b"b"], r"labels\[1\]: expected strings"),
+    ("p.json", TWO, ["a", math.nan], "labels: expected hashable labels, numbers among them finite"),
+    ("p.json", TWO, ["a", (math.nan,)], r"labels\[1\]: expected strings"),
+    ("p.json", make_problem((2,), 3), None, r"fields: expected one problem \[n\], got a batch \[2, 3\]"),
+    ("p.json", make_problem((), 3, three_body=0.1), None, "three_body: expected None"),
+])  # fmt: skip
 def test_what_a_format_cannot_hold_is_not_written(
     tmp_path: Path, name: str, ising: Ising, labels: Any, message: str
 ) -> None:

@@ -155,14 +155,11 @@ def test_reads_come_with_their_diagnostics(problem: str) -> None:
     assert [fact["key"] for fact in run_json(*arguments)["diagnostics"]] == ["swap_rates"]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--samples",),
-        ("--num-reads", "1000", "--correlations"),
-        ("sampler.backend=refine", "sampler.sampler=exact", "sampler.sweeps=1"),
-    ],
-)
+@pytest.mark.parametrize("words", [
+    ("--samples",),
+    ("--num-reads", "1000", "--correlations"),
+    ("sampler.backend=refine", "sampler.sampler=exact", "sampler.sweeps=1"),
+])  # fmt: skip
 def test_reads_come_with_their_betas(problem: str, words: tuple[str, ...]) -> None:
     """1000 reads of the law at beta = 2: 1 within 4.5 errors (alpha 1e-5)."""
     betas = run_json("sample", problem, "--beta", "2", *words)["betas"]

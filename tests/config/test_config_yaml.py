@@ -27,27 +27,11 @@ SCALARS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1e-3", 1e-3),
-        ("3.0e-05", 3e-5),
-        ("5.", 5.0),
-        ("-.5", -0.5),
-        ("010", 10),
-        ("+7", 7),
-        ("no", "no"),
-        ("on", "on"),
-        ("true", True),
-        ("2026-01-01", "2026-01-01"),
-        ("1:30", "1:30"),
-        ("h+J", "h+J"),
-        ("~", None),
-        ("null", None),
-        ("[1, 0.5, a]", [1, 0.5, "a"]),
-        ("'1e3'", "1e3"),
-    ],
-)
+@pytest.mark.parametrize(("text", "value"), [
+    ("1e-3", 1e-3), ("3.0e-05", 3e-5), ("5.", 5.0), ("-.5", -0.5), ("010", 10), ("+7", 7), ("no", "no"),
+    ("on", "on"), ("true", True), ("2026-01-01", "2026-01-01"), ("1:30", "1:30"), ("h+J", "h+J"), ("~", None),
+    ("null", None), ("[1, 0.5, a]", [1, 0.5, "a"]), ("'1e3'", "1e3"),
+])  # fmt: skip
 def test_scalars_have_the_types_of_yaml_1_2(text: str, value: Any) -> None:
     parsed = parse_yaml(text, "text")
     assert parsed == value

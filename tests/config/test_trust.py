@@ -53,16 +53,13 @@ def run_folder(tmp_path: Path, sampler: dict[str, Any], **more: Any) -> Path:
 # what is called
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("os:system", "a builtin_function_or_method"),
-        ("subprocess:Popen", "the class Popen"),
-        ("dimod:to_networkx_graph", "a function"),
-        ("dimod:BinaryQuadraticModel", "the class BinaryQuadraticModel"),
-        ("diabat.samplers.exact:ExactSampler", "the class ExactSampler"),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), [
+    ("os:system", "a builtin_function_or_method"),
+    ("subprocess:Popen", "the class Popen"),
+    ("dimod:to_networkx_graph", "a function"),
+    ("dimod:BinaryQuadraticModel", "the class BinaryQuadraticModel"),
+    ("diabat.samplers.exact:ExactSampler", "the class ExactSampler"),
+])  # fmt: skip
 def test_only_classes_of_dimod_samplers_are_called(name: str, kind: str, tmp_path: Path) -> None:
     section = dimod_section(name, options={"command": f"touch {tmp_path / 'mark'}"})
     expected = f"sampler: expected the name of a class of dimod samplers, got '{name}', {kind}."
@@ -84,19 +81,15 @@ def nested(backend: str, **options: Any) -> dict[str, Any]:
     return {"backend": backend, "sampler": "dimod", "options": options}
 
 
-@pytest.mark.parametrize(
-    "section",
-    [
-        dimod_section("strange_module:Sampler"),
-        dimod_section("dimod:ExactSolver"),
-        dimod_section("dwave.system:DWaveSampler", options={"endpoint": "evil.example"}),
-        nested("refine", sampler="strange_module:Sampler", beta=1.0),
-        {"backend": "refine", "sampler": "refine", "options": nested("refine")},
-        {"backend": "distributed", "sampler": "exact", "executor": "tcp://evil:8786"},
-        {"backend": "of_a_package"},
-    ],
-    ids=["foreign module", "dimod", "endpoint", "refine", "refine twice", "distributed", "registered"],
-)
+@pytest.mark.parametrize("section", [
+    dimod_section("strange_module:Sampler"),
+    dimod_section("dimod:ExactSolver"),
+    dimod_section("dwave.system:DWaveSampler", options={"endpoint": "evil.example"}),
+    nested("refine", sampler="strange_module:Sampler", beta=1.0),
+    {"backend": "refine", "sampler": "refine", "options": nested("refine")},
+    {"backend": "distributed", "sampler": "exact", "executor": "tcp://evil:8786"},
+    {"backend": "of_a_package"},
+], ids=["foreign module", "dimod", "endpoint", "refine", "refine twice", "distributed", "registered"])  # fmt: skip
 def test_a_run_folder_names_local_backends_only(
     section: dict[str, Any], stranger: str, tmp_path: Path
 ) -> None:

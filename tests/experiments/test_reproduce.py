@@ -105,15 +105,12 @@ def test_finished_runs_are_read(
     assert "Small" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["model.mode=h"], "override 'model.mode=h': expected a key that the row 't4-softmax' does not set"),
-        (["seed=1"], "override 'seed=1'"),
-        (["--row", "t9"], "row: expected one of t4-softmax, t4-h+J, t6-softmax, t6-fast, got 't9'"),
-        (["model.embed_dm=4"], "Did you mean 'model.embed_dim'"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["model.mode=h"], "override 'model.mode=h': expected a key that the row 't4-softmax' does not set"),
+    (["seed=1"], "override 'seed=1'"),
+    (["--row", "t9"], "row: expected one of t4-softmax, t4-h+J, t6-softmax, t6-fast, got 't9'"),
+    (["model.embed_dm=4"], "Did you mean 'model.embed_dim'"),
+])  # fmt: skip
 def test_wrong_arguments_are_one_sentence(
     command: list[str], arguments: list[str], said: str, tmp_path: Path
 ) -> None:

@@ -100,23 +100,12 @@ def test_the_combined_interval_holds_the_truth_as_often_as_it_says() -> None:
     assert rejected / N < 0.05 + 4.4 * (0.95 * 0.05 / N) ** 0.5
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "published", "word"),
-    [
-        (1, 3, 2, "reproduced"),
-        (1, 3, 4, "reproduced, smaller"),
-        (1, 3, 0.5, "reproduced, larger"),
-        (-3, -1, -4, "reproduced, smaller"),
-        (1, 3, -2, "contradicted"),
-        (1, 3, 0, "contradicted"),
-        (-1, 3, 4, "contradicted"),
-        (-1, 3, 2, "compatible"),
-        (-1, 3, 0, "compatible"),
-        (-1, 3, None, "cannot tell"),
-        (1, 3, None, "above 0"),
-        (-3, -1, None, "below 0"),
-    ],
-)
+@pytest.mark.parametrize(("low", "high", "published", "word"), [
+    (1, 3, 2, "reproduced"), (1, 3, 4, "reproduced, smaller"), (1, 3, 0.5, "reproduced, larger"),
+    (-3, -1, -4, "reproduced, smaller"), (1, 3, -2, "contradicted"), (1, 3, 0, "contradicted"),
+    (-1, 3, 4, "contradicted"), (-1, 3, 2, "compatible"), (-1, 3, 0, "compatible"),
+    (-1, 3, None, "cannot tell"), (1, 3, None, "above 0"), (-3, -1, None, "below 0"),
+])  # fmt: skip
 def test_words_by_rule(low: float, high: float, published: float | None, word: str) -> None:
     assert verdict(Gap((low + high) / 2, 1, 8, low, high, 0.5), published) == word
 

@@ -114,13 +114,10 @@ def test_the_first_token_of_every_document_of_a_packed_batch_is_exempt() -> None
         torch.testing.assert_close(found[..., part, part], alone, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("setting", "real", "padded", "tolerance"),
-    [
-        (SETTINGS[0], slice(3, 9), slice(0, 3), 0),
-        *((setting, slice(0, 6), slice(6, 9), 1e-15) for setting in SETTINGS[:4]),
-    ],
-)
+@pytest.mark.parametrize(("setting", "real", "padded", "tolerance"), [
+    (SETTINGS[0], slice(3, 9), slice(0, 3), 0),
+    *((setting, slice(0, 6), slice(6, 9), 1e-15) for setting in SETTINGS[:4]),
+])  # fmt: skip
 def test_padding_stays_as_it_is(setting: Calibration, real: slice, padded: slice, tolerance: float) -> None:
     """On the right its rows see the tokens before them, but not themselves."""
     visible = causal(1, 9, [real.start])

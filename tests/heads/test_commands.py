@@ -155,16 +155,8 @@ def test_a_second_run_evaluates_nothing(place: Path, tmp_path: Path, monkeypatch
 
 
 def test_options_reach_the_game(place: Path, tmp_path: Path) -> None:
-    options = (
-        "joint=true",
-        "layers=[0,2]",
-        "max_size=2",
-        "ablation=zero",
-        "value=option_log_odds",
-        "count=3",
-        "seed=5",
-    )
-    assert analyse(place, "--output", tmp_path / "a", *options).exit_code == 0
+    options = "joint=true layers=[0,2] max_size=2 ablation=zero value=option_log_odds count=3 seed=5"
+    assert analyse(place, "--output", tmp_path / "a", *options.split()).exit_code == 0
     (game,) = read_analysis(tmp_path / "a").games
     assert (game.layers, game.options.max_size, len(game.values), len(game.players)) == ((0, 2), 2, 3, 8)
     assert analyse(place, "--output", tmp_path / "b", "players=[[[0,0],[1,1]],[[2,3]]]").exit_code == 0
@@ -187,14 +179,11 @@ def test_calibrated_and_adapted_models_are_analysed(place: Path, tmp_path: Path,
     assert ("calibrated" if kind == "calibration" else "adapter ") in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
-        ({"prompt": "the film is", "choices": [" good"], "answer": 0}, "option_log_likelihood"),
-        ({"prompt": "the film is good"}, "perplexity"),
-        ({"input_ids": [4, 5, 6]}, "perplexity"),
-    ],
-)
+@pytest.mark.parametrize(("line", "value"), [
+    ({"prompt": "the film is", "choices": [" good"], "answer": 0}, "option_log_likelihood"),
+    ({"prompt": "the film is good"}, "perplexity"),
+    ({"input_ids": [4, 5, 6]}, "perplexity"),
+])  # fmt: skip
 def test_the_value_follows_from_the_questions(place: Path, tmp_path: Path, line: Any, value: str) -> None:
     write(tmp_path / "x.jsonl", [line, line])
     found = run(
@@ -255,14 +244,11 @@ def test_scores_stand_beside_the_analysis_and_its_values(
     assert image.get_clim()[0] == -image.get_clim()[1]
 
 
-@pytest.mark.parametrize(
-    ("draws", "scores", "first"),
-    [
-        (("permutations=0", "coalitions=2", "contexts=2"), ["banzhaf", "leave_one_out"], "banzhaf"),
-        (("permutations=0", "coalitions=0", "contexts=2"), ["leave_one_out"], "leave_one_out"),
-        (("permutations=2", "coalitions=0", "contexts=0"), ["shapley", "leave_one_out"], "shapley"),
-    ],
-)
+@pytest.mark.parametrize(("draws", "scores", "first"), [
+    (("permutations=0", "coalitions=2", "contexts=2"), ["banzhaf", "leave_one_out"], "banzhaf"),
+    (("permutations=0", "coalitions=0", "contexts=2"), ["leave_one_out"], "leave_one_out"),
+    (("permutations=2", "coalitions=0", "contexts=0"), ["shapley", "leave_one_out"], "shapley"),
+])  # fmt: skip
 def test_draws_of_0_leave_a_score_out(
     place: Path, tmp_path: Path, drawn: list[Any], draws: Any, scores: list[str], first: str
 ) -> None:

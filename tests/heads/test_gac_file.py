@@ -99,21 +99,17 @@ def setting(**changes: Any) -> Callable[[dict[str, Any]], Any]:
 WRITTEN = "expected a calibration that save_gac wrote in .*gac.json, got "
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda c: c.pop("calibration"), WRITTEN + "no 'calibration'"),
-        (lambda c: c.pop("model"), WRITTEN + "no 'model'"),
-        (lambda c: c["model"].pop("adapters"), WRITTEN + "no 'adapters'"),
-        (lambda c: c["model"].update(weights=3), WRITTEN + "a digest that is no text"),
-        (lambda c: c.update(model=3), WRITTEN),
-        (setting(alpha=2), WRITTEN + "alpha: expected a number in"),
-        (setting(salient={"x": []}), WRITTEN + "salient: expected an integer >= 0, got 'x'"),
-        (setting(gamma=1), WRITTEN + "calibration: expected the keys"),
-        (setting(salient={"9": []}), r"expected .*gac\.json, got salient: expected layers among"),
-    ],
-    ids=range(9),
-)
+@pytest.mark.parametrize(("change", "sentence"), [
+    (lambda c: c.pop("calibration"), WRITTEN + "no 'calibration'"),
+    (lambda c: c.pop("model"), WRITTEN + "no 'model'"),
+    (lambda c: c["model"].pop("adapters"), WRITTEN + "no 'adapters'"),
+    (lambda c: c["model"].update(weights=3), WRITTEN + "a digest that is no text"),
+    (lambda c: c.update(model=3), WRITTEN),
+    (setting(alpha=2), WRITTEN + "alpha: expected a number in"),
+    (setting(salient={"x": []}), WRITTEN + "salient: expected an integer >= 0, got 'x'"),
+    (setting(gamma=1), WRITTEN + "calibration: expected the keys"),
+    (setting(salient={"9": []}), r"expected .*gac\.json, got salient: expected layers among"),
+], ids=range(9))  # fmt: skip
 def test_damaged_files_are_refused(
     change: Callable[[dict[str, Any]], Any], sentence: str, tmp_path: Path
 ) -> None:

@@ -95,13 +95,10 @@ def test_a_step_has_the_naive_gradient(combination: str) -> None:
     assert not game.metrics()
 
 
-@pytest.mark.parametrize(
-    ("loss", "moved"),
-    [
-        ("ldb", [f"layers.{tiny.LAYER}.self_attn.o_proj"]),
-        ("abt", ["layers.0.", *(f"layers.{tiny.LAYER}.self_attn.{p}_proj" for p in "qkv")]),
-    ],
-)
+@pytest.mark.parametrize(("loss", "moved"), [
+    ("ldb", [f"layers.{tiny.LAYER}.self_attn.o_proj"]),
+    ("abt", ["layers.0.", *(f"layers.{tiny.LAYER}.self_attn.{p}_proj" for p in "qkv")]),
+])  # fmt: skip
 def test_what_a_loss_moves(loss: str, moved: list[str]) -> None:
     """The barrier moves the output adapter of its layer only, Barlow Twins what is below the heads."""
     model, batch = trained(), tiny.batch()
@@ -152,17 +149,13 @@ def test_nash_weights_are_kept_between_solutions() -> None:
     assert seen[0] == seen[1] == seen[2] != seen[3]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"combination": "sum"},
-        {"rho": "last_step"},
-        {"nash_every": 2},
-        {"combination": "sum", "losses": ["disagreement", "entropy"], "entropy_weight": 1.0},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [
+    {},
+    {"combination": "sum"},
+    {"rho": "last_step"},
+    {"nash_every": 2},
+    {"combination": "sum", "losses": ["disagreement", "entropy"], "entropy_weight": 1.0},
+], ids=str)  # fmt: skip
 def test_two_micro_batches_give_the_gradient_of_the_whole_batch(changes: dict[str, Any]) -> None:
     """The same examples twice, so that the statistics of a half are those of the whole."""
     model, half = trained(), tiny.batch(padding=2)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from typing import Any
 import pytest
 import tiny_decoders
 import torch
+from run_checks import torchrun
 
 from diabat.checkpoints import LOCK, OutputError, locked
 from diabat.checks import ArgumentError
@@ -289,16 +287,7 @@ def test_two_processes_agree_with_each_other_and_with_one(tmp_path: Path) -> Non
     """Barlow Twins takes the statistics of each process; without it two processes do what one does."""
     (tmp_path / "script.py").write_text(SCRIPT)
     root = Path(__file__).parents[1]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(tmp_path / "script.py"), str(root), str(tmp_path)],
-        cwd=root.parent,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(tmp_path / "script.py", root, tmp_path, cwd=root.parent)
     for kind in SHARED:
         first, second = (torch.load(tmp_path / f"{kind}-{rank}.pt", weights_only=True) for rank in (0, 1))
         assert tiny.gap(first["weights"], second["weights"]) == 0

@@ -102,20 +102,17 @@ def test_a_counterfactual_prompt_is_read_like_the_prompt() -> None:
     assert digest(found) != digest(read(*asked, words=words))
 
 
-@pytest.mark.parametrize(
-    ("choices", "answer", "position"),
-    [
-        ([7, 9, 12], 9, 1),
-        ([7, 9, 12], 2, 2),
-        ([0, 1], 1, 1),
-        ([[3, 4], [5]], [5], 1),
-        ([[3, 4], [5]], 1, 1),
-        (["good", "bad"], "bad ", 1),
-        (["good", "bad"], 0, 0),
-        ([torch.tensor([3, 4]), torch.tensor([5, 6])], torch.tensor([5, 6]), 1),
-        ([np.array([3, 4]), np.array([5])], np.array([5]), 1),
-    ],
-)
+@pytest.mark.parametrize(("choices", "answer", "position"), [
+    ([7, 9, 12], 9, 1),
+    ([7, 9, 12], 2, 2),
+    ([0, 1], 1, 1),
+    ([[3, 4], [5]], [5], 1),
+    ([[3, 4], [5]], 1, 1),
+    (["good", "bad"], "bad ", 1),
+    (["good", "bad"], 0, 0),
+    ([torch.tensor([3, 4]), torch.tensor([5, 6])], torch.tensor([5, 6]), 1),
+    ([np.array([3, 4]), np.array([5])], np.array([5]), 1),
+])  # fmt: skip
 def test_an_answer_is_a_choice_or_its_position(choices: Any, answer: Any, position: int) -> None:
     (sample,) = read({"input_ids": [1, 2], "choices": choices, "answer": answer}, words=bpe())
     assert sample.answer == position

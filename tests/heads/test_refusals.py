@@ -387,18 +387,15 @@ LOSSES: Calls = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"layers": []}, r"layers: expected a list of layers, got \[\]"),
-        ({"layers": [1, 1]}, r"layers: expected different integers >= 0, got \[1, 1\]"),
-        ({"abt_layers": "19"}, "abt_layers: expected a list of layers, got '19'"),
-        ({"losses": ["lbd"]}, "losses: expected one of .* Did you mean 'ldb'"),
-        ({"losses": ["ldb", "ldb"]}, "losses: expected different losses"),
-        ({"losses": "ldb"}, "losses: expected a list of losses, got 'ldb'"),
-        ({"warmup": 0.9}, "warmup: expected at most cooldown = 0.879, got 0.9"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "sentence"), [
+    ({"layers": []}, r"layers: expected a list of layers, got \[\]"),
+    ({"layers": [1, 1]}, r"layers: expected different integers >= 0, got \[1, 1\]"),
+    ({"abt_layers": "19"}, "abt_layers: expected a list of layers, got '19'"),
+    ({"losses": ["lbd"]}, "losses: expected one of .* Did you mean 'ldb'"),
+    ({"losses": ["ldb", "ldb"]}, "losses: expected different losses"),
+    ({"losses": "ldb"}, "losses: expected a list of losses, got 'ldb'"),
+    ({"warmup": 0.9}, "warmup: expected at most cooldown = 0.879, got 0.9"),
+])  # fmt: skip
 def test_options_of_the_game(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ArgumentError, match=f"^{sentence}"):
         GameOptions(**changes)
@@ -410,18 +407,13 @@ REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize(
-    ("arguments", "error", "sentence"),
-    [
-        ({"game": {"layers": [1]}}, ArgumentError, "game: expected GameOptions, got dict"),
-        ({"examples": IGNORED}, ArgumentError, "labels: expected one target or more in the batch"),
-        ({"examples": UNLABELLED}, ArgumentError, "labels: expected labels in the batch"),
-        ({"torch_compile": True}, UnsupportedError, "args.torch_compile: expected False"),
-        (REENTRANT, UnsupportedError,
-         "model: expected checkpointing with use_reentrant=False, got reentrant"),
-    ],
-    ids=range(5),
-)  # fmt: skip
+@pytest.mark.parametrize(("arguments", "error", "sentence"), [
+    ({"game": {"layers": [1]}}, ArgumentError, "game: expected GameOptions, got dict"),
+    ({"examples": IGNORED}, ArgumentError, "labels: expected one target or more in the batch"),
+    ({"examples": UNLABELLED}, ArgumentError, "labels: expected labels in the batch"),
+    ({"torch_compile": True}, UnsupportedError, "args.torch_compile: expected False"),
+    (REENTRANT, UnsupportedError, "model: expected checkpointing with use_reentrant=False, got reentrant"),
+], ids=range(5))  # fmt: skip
 def test_trainings_with_games(
     arguments: dict[str, Any], error: type[Exception], sentence: str, tmp_path: Any
 ) -> None:

@@ -62,14 +62,11 @@ def test_a_decoder_and_its_tokenizer(folder: Path) -> None:
     torch.testing.assert_close(logits(model, prompts()), logits(decoder(), prompts()))
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "sentence"),
-    [
-        ("diabat-tests/none", {"local_files_only": True}, "model: .*'diabat-tests/none' .*check the spelling"),
-        ("some/model", {"dtype": "float64"}, "dtype: expected one of float32, bfloat16, float16, got 'float64'"),
-        ("some/model", {"device": "abacus"}, "device: expected a device that torch has here, got 'abacus'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "options", "sentence"), [
+    ("diabat-tests/none", {"local_files_only": True}, "model: .*'diabat-tests/none' .*check the spelling"),
+    ("some/model", {"dtype": "float64"}, "dtype: expected one of float32, bfloat16, float16, got 'float64'"),
+    ("some/model", {"device": "abacus"}, "device: expected a device that torch has here, got 'abacus'"),
+])  # fmt: skip
 def test_names_and_options(name: str, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ArgumentError, match=f"^{sentence}"):
         load_decoder(name, **options)
@@ -179,50 +176,38 @@ def tensors(file: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Non
     save_file(found, file)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "sentence"),
-    [
-        (lambda f: (f / CONFIG).unlink(), "expected a folder with adapter_config.json, got '.*' without it"),
-        (lambda f: (f / WEIGHTS).unlink(), "expected a folder with adapter_model.safetensors, got '.*' without it"),
-        (lambda f: (f / CONFIG).write_text("{"), "expected JSON in '.*adapter_config.json', got: Expecting"),
-        (lambda f: (f / CONFIG).write_text("[]"), "expected peft_type 'LORA', got None"),
-        (lambda f: edit(f / CONFIG, peft_type="XLORA"), "expected peft_type 'LORA', got 'XLORA'"),
-        *(
-            (
-                lambda f, key=key, value=value: edit(f / CONFIG, **{key: value}),
-                f"expected {key} .*, the only value that is taken from a folder, got",
-            )
-            for key, value in {
-                "megatron_config": {"hidden_size": 8},
-                "megatron_core": "somebody_elses",
-                "corda_config": {"cache_file": "/tmp/pickle"},
-                "lora_ga_config": {"cache_file": "/tmp/pickle"},
-                "eva_config": {"rho": 2.0},
-                "loftq_config": {"loftq_bits": 4},
-                "arrow_config": {"top_k": 1},
-                "layer_replication": [[0, 2]],
-                "of_a_later_peft": "somebody_elses",
-            }.items()
-        ),
-        (lambda f: cut(f / WEIGHTS), "expected an adapter of this model, got '.*': .*"),
-        (
-            lambda f: tensors(f / WEIGHTS, lambda t: t.pop(sorted(t)[3])),
-            "expected an adapter of this model, got '.*' without .*lora_",
-        ),
-        (
-            lambda f: tensors(f / WEIGHTS, lambda t: t.update({"base_model.layers.9.lora_A.weight": torch.ones(1)})),
-            "expected an adapter of this model, got '.*' with .*layers.9.lora_A",
-        ),
-        (
-            lambda f: tensors(f / WEIGHTS, lambda t: t.update({"base_model.model.other.weight": torch.ones(1)})),
-            "expected an adapter of this model, got '.*' with base_model.model.other.weight",
-        ),
-        (lambda f: edit(f / CONFIG, target_modules=["p_proj"]), "expected an adapter of this model, got .*p_proj"),
-        (lambda f: edit(f / CONFIG, r=8), "expected an adapter of this model, got '.*': .*"),
-        (lambda f: edit(f / CONFIG, r="x"), "expected an adapter of this model, got '.*': .*"),
-    ],
-    ids=range(21),
-)  # fmt: skip
+def with_tensor(file: Path, name: str) -> None:
+    tensors(file, lambda found: found.update({name: torch.ones(1)}))
+
+
+# What would name code or files of others, or ask for what is not trained here.
+UNSAFE: dict[str, Any] = {
+    "megatron_config": {"hidden_size": 8}, "megatron_core": "somebody_elses", "eva_config": {"rho": 2.0},
+    "corda_config": {"cache_file": "/tmp/pickle"}, "lora_ga_config": {"cache_file": "/tmp/pickle"},
+    "loftq_config": {"loftq_bits": 4}, "arrow_config": {"top_k": 1}, "layer_replication": [[0, 2]],
+    "of_a_later_peft": "somebody_elses",
+}  # fmt: skip
+OTHER = "expected an adapter of this model, got "
+ADAPTERS: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda f: (f / CONFIG).unlink(), "expected a folder with adapter_config.json, got '.*' without it"),
+    (lambda f: (f / WEIGHTS).unlink(), "expected a folder with adapter_model.safetensors, got '.*' without it"),
+    (lambda f: (f / CONFIG).write_text("{"), "expected JSON in '.*adapter_config.json', got: Expecting"),
+    (lambda f: (f / CONFIG).write_text("[]"), "expected peft_type 'LORA', got None"),
+    (lambda f: edit(f / CONFIG, peft_type="XLORA"), "expected peft_type 'LORA', got 'XLORA'"),
+    *((lambda f, key=key: edit(f / CONFIG, **{key: UNSAFE[key]}),
+       f"expected {key} .*, the only value that is taken from a folder, got") for key in UNSAFE),
+    (lambda f: cut(f / WEIGHTS), OTHER + "'.*': .*"),
+    (lambda f: tensors(f / WEIGHTS, lambda t: t.pop(sorted(t)[3])), OTHER + "'.*' without .*lora_"),
+    (lambda f: with_tensor(f / WEIGHTS, "base_model.layers.9.lora_A.weight"), OTHER + "'.*' with .*layers.9.lora_A"),
+    (lambda f: with_tensor(f / WEIGHTS, "base_model.model.other.weight"),
+     OTHER + "'.*' with base_model.model.other.weight"),
+    (lambda f: edit(f / CONFIG, target_modules=["p_proj"]), OTHER + ".*p_proj"),
+    (lambda f: edit(f / CONFIG, r=8), OTHER + "'.*': .*"),
+    (lambda f: edit(f / CONFIG, r="x"), OTHER + "'.*': .*"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "sentence"), ADAPTERS, ids=range(len(ADAPTERS)))
 def test_adapters_that_are_refused(
     spoil: Callable[[Path], Any], sentence: str, plain_adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -578,17 +563,13 @@ def test_the_plain_model_is_converted_as_the_adapter_says(form: dict[str, Any], 
     assert (tmp_path / "again" / FILE).read_bytes() == (tmp_path / FILE).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("others", "sentence"),
-    [
-        ({"far": "none"}, "expected couplings with far = 'none', as the model has, got far = 'independent' in"),
-        ({"readout": "probability"}, "expected couplings with readout = 'probability', .* got readout = 'odds' in"),
-        ({"bandwidth": 2}, "expected couplings with bandwidth = 2, as the model has, got bandwidth = 3 in"),
-        ({"window": 5}, "expected couplings with window = 5, as the model has, got window = 4 in"),
-        ({"layers": [1]}, r"expected couplings with layers = \[1\], as the model has, got layers = None in"),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("others", "sentence"), [
+    ({"far": "none"}, "expected couplings with far = 'none', as the model has, got far = 'independent' in"),
+    ({"readout": "probability"}, "expected couplings with readout = 'probability', .* got readout = 'odds' in"),
+    ({"bandwidth": 2}, "expected couplings with bandwidth = 2, as the model has, got bandwidth = 3 in"),
+    ({"window": 5}, "expected couplings with window = 5, as the model has, got window = 4 in"),
+    ({"layers": [1]}, r"expected couplings with layers = \[1\], as the model has, got layers = None in"),
+], ids=str)  # fmt: skip
 def test_a_model_with_other_settings_refuses_the_adapter(
     others: dict[str, Any], sentence: str, adapter: Path
 ) -> None:
@@ -647,17 +628,14 @@ def test_couplings_that_stayed_in_the_model_are_missed(tmp_path: Path) -> None:
         load_adapter(decoder(), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        ("{", "expected JSON in '.*boltzmann.json', got: Expecting"),
-        ("[]", r"expected settings as 'boltzmann' in '.*boltzmann.json', got \[\]"),
-        ('{"boltzmann": null}', "expected settings as 'boltzmann' in '.*boltzmann.json', got {'boltzmann': None}"),
-        ('{"boltzmann": {"window": 0}}', "expected settings in '.*boltzmann.json', got: window: expected an integer"),
-        ('{"boltzmann": {"window": 40}}', "expected settings in .*, got: window: sampler 'exact' accepts at most"),
-        ('{"boltzmann": {"sampler": "dqa"}}', "expected settings in .*got 'dqa'; .*, convert.model, sampler=...."),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "sentence"), [
+    ("{", "expected JSON in '.*boltzmann.json', got: Expecting"),
+    ("[]", r"expected settings as 'boltzmann' in '.*boltzmann.json', got \[\]"),
+    ('{"boltzmann": null}', "expected settings as 'boltzmann' in '.*boltzmann.json', got {'boltzmann': None}"),
+    ('{"boltzmann": {"window": 0}}', "expected settings in '.*boltzmann.json', got: window: expected an integer"),
+    ('{"boltzmann": {"window": 40}}', "expected settings in .*, got: window: sampler 'exact' accepts at most"),
+    ('{"boltzmann": {"sampler": "dqa"}}', "expected settings in .*got 'dqa'; .*, convert.model, sampler=...."),
+])  # fmt: skip
 def test_settings_that_are_refused(content: str, sentence: str, adapter: Path) -> None:
     (adapter / FILE).write_text(content)
     model = decoder()

@@ -9,16 +9,13 @@ import pytest
 from diabat.huggingface.hub import resolve
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("/no/such/folder", "expected the name of a model or a folder, got '/no/such/folder'"),
-        ("https://me:hf_secret@huggingface.co/x", "expected the name of a model or a folder, got an address"),
-        ("package:no_such_thing/model", "expected an installed .* got 'no_such_thing'; pip install no-such-thing"),
-        ("package:json/x", r"expected a folder with config\.json, got 'package:json/x' without one"),
-        (str(Path(__file__).parent), r"expected a folder with config\.json"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "message"), [
+    ("/no/such/folder", "expected the name of a model or a folder, got '/no/such/folder'"),
+    ("https://me:hf_secret@huggingface.co/x", "expected the name of a model or a folder, got an address"),
+    ("package:no_such_thing/model", "expected an installed .* got 'no_such_thing'; pip install no-such-thing"),
+    ("package:json/x", r"expected a folder with config\.json, got 'package:json/x' without one"),
+    (str(Path(__file__).parent), r"expected a folder with config\.json"),
+])  # fmt: skip
 def test_names_of_no_model_are_refused(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"model: {message}") as caught:
         resolve(name, "model")

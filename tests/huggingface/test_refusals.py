@@ -101,25 +101,19 @@ METHODS: list[tuple[Call, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"window": 40}, "window: sampler 'exact' accepts at most 38 spins, got 40"),
-        (
-            {"window": 10**9, "sampler": "mean_field"},
-            "window: .*couplings of window = 1000000000 in 3 layers",
-        ),
-        ({"window": 0}, "window: expected an integer >= 1, got 0"),
-        ({"sampler": "exakt"}, "sampler: expected one of .*Did you mean 'exact'"),
-        ({"readout": "odd"}, "readout: expected one of odds, probability, got 'odd'"),
-        ({"layers": [0, 7]}, "layers: expected layers among 0 .. 2, got 7"),
-        ({"layers": [-1]}, "layers: expected layers among 0 .. 2, got -1"),
-        ({"layers": [1, 1]}, r"layers: expected different numbers of layers, got \[1, 1\]"),
-        ({"layers": []}, r"layers: expected different numbers of layers, got \[\]"),
-        ({"layers": ["1"]}, r"layers: expected different numbers of layers, got \['1'\]"),
-        ({"layers": 1}, "layers: expected different numbers of layers, got 1"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"window": 40}, "window: sampler 'exact' accepts at most 38 spins, got 40"),
+    ({"window": 10**9, "sampler": "mean_field"}, "window: .*couplings of window = 1000000000 in 3 layers"),
+    ({"window": 0}, "window: expected an integer >= 1, got 0"),
+    ({"sampler": "exakt"}, "sampler: expected one of .*Did you mean 'exact'"),
+    ({"readout": "odd"}, "readout: expected one of odds, probability, got 'odd'"),
+    ({"layers": [0, 7]}, "layers: expected layers among 0 .. 2, got 7"),
+    ({"layers": [-1]}, "layers: expected layers among 0 .. 2, got -1"),
+    ({"layers": [1, 1]}, r"layers: expected different numbers of layers, got \[1, 1\]"),
+    ({"layers": []}, r"layers: expected different numbers of layers, got \[\]"),
+    ({"layers": ["1"]}, r"layers: expected different numbers of layers, got \['1'\]"),
+    ({"layers": 1}, "layers: expected different numbers of layers, got 1"),
+])  # fmt: skip
 def test_a_refused_option_leaves_the_model_as_it_is(options: dict[str, Any], sentence: str) -> None:
     model = decoder("llama")
     names = [name for name, _ in model.named_parameters()]

@@ -98,17 +98,11 @@ def test_every_weight_receives_a_gradient() -> None:
         assert bool((p.grad != 0).any()), name
 
 
-@pytest.mark.parametrize(
-    ("changes", "window", "name"),
-    [
-        ({"embed_dim": 10**6}, 4, "embed_dim"),
-        ({"num_layers": 10**9}, 4, "embed_dim"),
-        ({"ffn_dim": 10**12}, 4, "embed_dim"),
-        ({}, 10**6, "window"),
-        ({"mode": "h+K"}, 3000, "window"),
-        ({}, 10**18, "embed_dim"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "window", "name"), [
+    ({"embed_dim": 10**6}, 4, "embed_dim"), ({"num_layers": 10**9}, 4, "embed_dim"),
+    ({"ffn_dim": 10**12}, 4, "embed_dim"), ({}, 10**6, "window"), ({"mode": "h+K"}, 3000, "window"),
+    ({}, 10**18, "embed_dim"),
+])  # fmt: skip
 def test_weights_that_fit_into_no_memory_are_refused(
     changes: dict[str, Any], window: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,27 +1,7 @@
 """Checks of statements of the guide; importing them fills the table."""
 
-from statements import (
-    anneals,
-    answers,
-    attention,
-    chains,
-    choices,
-    conventions,
-    in_torch,
-    limitations,
-    papers,
-    processors,
-)
+from importlib import import_module
 
-__all__ = [
-    "anneals",
-    "answers",
-    "attention",
-    "chains",
-    "choices",
-    "conventions",
-    "in_torch",
-    "limitations",
-    "papers",
-    "processors",
-]
+NAMES = "anneals answers attention chains choices conventions in_torch limitations papers processors"
+for name in NAMES.split():
+    import_module(f"statements.{name}")

@@ -82,14 +82,11 @@ def test_from_attention_takes_the_last_rows() -> None:
     assert from_attention(Ising(h)).strength == 0
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: tokens([1.0, -1.0]), "weights: expected finite values >= 0, got -1.0"),
-        (lambda: sk([math.nan]), "strengths: expected finite values >= 0, got nan"),
-        (lambda: from_attention(Ising(torch.zeros(4, 4))), r"fields: expected shape .* got \[4, 4\]"),
-    ],
-)
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: tokens([1.0, -1.0]), "weights: expected finite values >= 0, got -1.0"),
+    (lambda: sk([math.nan]), "strengths: expected finite values >= 0, got nan"),
+    (lambda: from_attention(Ising(torch.zeros(4, 4))), r"fields: expected shape .* got \[4, 4\]"),
+])  # fmt: skip
 def test_bad_arguments(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()

@@ -54,45 +54,22 @@ def test_text_is_aligned_to_the_left_and_numbers_to_the_right() -> None:
     assert [str(column.justify) for column in table.columns] == ["left", "right", "right", "right", "left"]
 
 
-@pytest.mark.parametrize(
-    ("value", "form", "text"),
-    [
-        (0.1234, ".4f", "0.1234"),
-        (0.01, ".4f", "0.0100"),
-        (0.00999, ".4f", "0.00999"),
-        (-0.0001, "+.4f", "-0.000100"),
-        (0.0, ".4f", "0.0000"),
-        (-0.004, "z.2f", "-0.00400"),
-        (0.05, ".1f", "0.0500"),
-        (1e-9, "g", "1e-09"),
-        (0.1, "", "0.100"),
-        (0.0999, "", "0.0999"),
-        (5e-7, "", "5.00e-07"),
-        (0.0, "", "0.000"),
-        (-9.5, "", "-9.500"),
-        (10.0, "", "10.00"),
-        (123.45, "", "123.5"),
-        (98765.4, "", "98765"),
-        (3, "", "3"),
-        ("SK", "", "SK"),
-        (None, "", MISSING),
-        (float("nan"), "", "nan"),
-    ],
-)
+@pytest.mark.parametrize(("value", "form", "text"), [
+    (0.1234, ".4f", "0.1234"), (0.01, ".4f", "0.0100"), (0.00999, ".4f", "0.00999"),
+    (-0.0001, "+.4f", "-0.000100"), (0.0, ".4f", "0.0000"), (-0.004, "z.2f", "-0.00400"),
+    (0.05, ".1f", "0.0500"), (1e-9, "g", "1e-09"), (0.1, "", "0.100"), (0.0999, "", "0.0999"),
+    (5e-7, "", "5.00e-07"), (0.0, "", "0.000"), (-9.5, "", "-9.500"), (10.0, "", "10.00"),
+    (123.45, "", "123.5"), (98765.4, "", "98765"), (3, "", "3"), ("SK", "", "SK"), (None, "", MISSING),
+    (float("nan"), "", "nan"),
+])  # fmt: skip
 def test_numbers_have_three_digits_where_they_are_small(value: Any, form: str, text: str) -> None:
     assert formatted(value, form) == text
 
 
-@pytest.mark.parametrize(
-    ("successes", "count", "text"),
-    [
-        (24, 24, "100 (86 to 100) %"),
-        (0, 24, "0 (0 to 14) %"),
-        (2, 16, "12 (3 to 36) %"),
-        (8600, 10_000, "86.0 (85.3 to 86.7) %"),
-        (1, 1, "100 (21 to 100) %"),
-    ],
-)
+@pytest.mark.parametrize(("successes", "count", "text"), [
+    (24, 24, "100 (86 to 100) %"), (0, 24, "0 (0 to 14) %"), (2, 16, "12 (3 to 36) %"),
+    (8600, 10_000, "86.0 (85.3 to 86.7) %"), (1, 1, "100 (21 to 100) %"),
+])  # fmt: skip
 def test_a_share_has_its_wilson_interval(successes: int, count: int, text: str) -> None:
     assert share(successes / count, count) == text
     low, high = binomtest(successes, count).proportion_ci(0.95, method="wilson")

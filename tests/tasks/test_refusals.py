@@ -14,15 +14,12 @@ def integers(*shape: int, value: int = 0) -> torch.Tensor:
     return torch.full(shape, value)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "targets", "message"),
-    [
-        (torch.zeros(2, 3), integers(2, 3), "inputs: expected int64"),
-        (integers(0, 3), integers(0, 3), "inputs: .*N >= 1"),
-        (integers(2, 3), integers(3, 3), r"targets: .*got \[3, 3\]"),
-        (integers(1, 3), integers(1, 3, value=IGNORED), "targets: .*only ignored"),
-    ],
-)
+@pytest.mark.parametrize(("inputs", "targets", "message"), [
+    (torch.zeros(2, 3), integers(2, 3), "inputs: expected int64"),
+    (integers(0, 3), integers(0, 3), "inputs: .*N >= 1"),
+    (integers(2, 3), integers(3, 3), r"targets: .*got \[3, 3\]"),
+    (integers(1, 3), integers(1, 3, value=IGNORED), "targets: .*only ignored"),
+])  # fmt: skip
 def test_malformed_splits_are_refused(inputs: torch.Tensor, targets: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Split(inputs, targets)

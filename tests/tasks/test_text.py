@@ -116,16 +116,13 @@ def test_symbols_are_those_that_were_named(tmp_path: Path) -> None:
         replace(stored, data=write(tmp_path, "ab\nd" * 20), symbols="ab\n").build()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"ab\xff" * 20, "task.data: expected text in UTF-8, got the byte 0xff at offset 2, line 1, of "),
-        (b"ab\nc\xe9\n", "task.data: expected text in UTF-8, got the byte 0xe9 at offset 4, line 2, of "),
-        ("", "task.data: expected at least 5 characters for training, task.window and the next one, got 0."),
-        ("ab" * 20, "task.data: expected at least 5 characters for validation, task.window and the next one, got 4."),
-        (None, "task.data: expected a text file in UTF-8, got none at "),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "message"), [
+    (b"ab\xff" * 20, "task.data: expected text in UTF-8, got the byte 0xff at offset 2, line 1, of "),
+    (b"ab\nc\xe9\n", "task.data: expected text in UTF-8, got the byte 0xe9 at offset 4, line 2, of "),
+    ("", "task.data: expected at least 5 characters for training, task.window and the next one, got 0."),
+    ("ab" * 20, "task.data: expected at least 5 characters for validation, task.window and the next one, got 4."),
+    (None, "task.data: expected a text file in UTF-8, got none at "),
+])  # fmt: skip
 def test_texts_of_a_user_are_refused_in_a_sentence(tmp_path: Path, content: Any, message: str) -> None:
     """Which says what is wrong, and neither that the file is damaged nor that it should be deleted."""
     path = str(tmp_path / "none") if content is None else write(tmp_path, content)

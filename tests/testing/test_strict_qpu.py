@@ -136,16 +136,13 @@ def test_every_rule_is_kept(rule: str) -> None:
     assert qpu.answered == 0
 
 
-@pytest.mark.parametrize(
-    "keywords",
-    [
-        FAST,
-        {"fast_anneal": True, "anneal_schedule": [[0, 0], [0.01, 1]], "auto_scale": False},
-        {"anneal_schedule": [[0, 0], [10, 0.5], [12, 0.5], [20, 1]]},
-        {"anneal_schedule": [[0, 1], [5, 0.5], [9, 1]], "initial_state": {0: 1}},
-        {"annealing_time": 20.0, "num_reads": 7},
-    ],
-)
+@pytest.mark.parametrize("keywords", [
+    FAST,
+    {"fast_anneal": True, "anneal_schedule": [[0, 0], [0.01, 1]], "auto_scale": False},
+    {"anneal_schedule": [[0, 0], [10, 0.5], [12, 0.5], [20, 1]]},
+    {"anneal_schedule": [[0, 1], [5, 0.5], [9, 1]], "initial_state": {0: 1}},
+    {"annealing_time": 20.0, "num_reads": 7},
+])  # fmt: skip
 def test_what_is_allowed_is_answered(keywords: dict[str, Any]) -> None:
     qpu = chip()
     found = qpu.sample_ising({}, {edge(qpu): -0.5}, **keywords)
@@ -321,16 +318,13 @@ def test_parts_of_an_anneal_are_independent_and_seeded() -> None:
     assert np.abs(together[:2, 2:]).max() < 5 / 1000**0.5
 
 
-@pytest.mark.parametrize(
-    ("options", "keywords", "sentence"),
-    [
-        ({}, {"annealing_time": 20.0}, "fast_anneal: expected True with a schedule"),
-        ({}, {"fast_anneal": True}, "annealing_time: expected one with a schedule, got none"),
-        ({}, {**FAST, "flux_biases": [1e-4] * 48}, "flux_biases: expected 0 or enough to hold a qubit with a schedule"),
-        ({"schedule": "Advantage3"}, {}, "schedule: expected one of .*, got 'Advantage3'"),
-        ({"tied_below": -1.5}, {}, "tied_below: expected None with a schedule"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "keywords", "sentence"), [
+    ({}, {"annealing_time": 20.0}, "fast_anneal: expected True with a schedule"),
+    ({}, {"fast_anneal": True}, "annealing_time: expected one with a schedule, got none"),
+    ({}, {**FAST, "flux_biases": [1e-4] * 48}, "flux_biases: expected 0 or enough to hold a qubit with a schedule"),
+    ({"schedule": "Advantage3"}, {}, "schedule: expected one of .*, got 'Advantage3'"),
+    ({"tied_below": -1.5}, {}, "tied_below: expected None with a schedule"),
+])  # fmt: skip
 def test_what_an_anneal_refuses(options: dict[str, Any], keywords: dict[str, Any], sentence: str) -> None:
     def answer() -> None:
         qpu = chip(**{"schedule": "Advantage2_system1", **options})

@@ -27,45 +27,22 @@ from diabat.testing.statistics import exact_mean_variance
 
 # alpha = 1e-6 per check, N = 4096 reads (the defaults): what each mistake is caught by, run alone.
 CAUGHT_BY = {
-    "aliased_buffer": "no_live_state",
-    "beta_times_1.05": "state_distribution",
-    "bits_for_spins": "shapes_and_dtypes",
-    "cached_result": "no_live_state",
-    "constant": "column_order",
-    "double_counted_couplings": "state_distribution",
-    "first_couplings_for_all": "marginals_and_pairs",
-    "float_spins": "shapes_and_dtypes",
-    "half_fields": "state_distribution",
-    "identical_reads": "independent_reads",
-    "ignored_couplings": "column_order",
-    "ignored_seed": "seeds",
-    "ignored_three_body": "three_body_law",
-    "ignored_visibility": "invisible_spins",
-    "mixed_temperatures": "state_distribution",
-    "negated_couplings": "signs",
-    "negated_fields": "signs",
-    "one_read_short": "number_of_reads",
-    "permuted_columns": "column_order",
-    "sorted_reads": "independent_reads",
-    "sticky_reads": "independent_reads",
-    "swapped_problems": "marginals_and_pairs",
-    "unseeded": "seeds",
-    "via_magnetization": "small_probabilities",
-}
+    "aliased_buffer": "no_live_state", "beta_times_1.05": "state_distribution",
+    "bits_for_spins": "shapes_and_dtypes", "cached_result": "no_live_state", "constant": "column_order",
+    "double_counted_couplings": "state_distribution", "first_couplings_for_all": "marginals_and_pairs",
+    "float_spins": "shapes_and_dtypes", "half_fields": "state_distribution", "identical_reads": "independent_reads",
+    "ignored_couplings": "column_order", "ignored_seed": "seeds", "ignored_three_body": "three_body_law",
+    "ignored_visibility": "invisible_spins", "mixed_temperatures": "state_distribution",
+    "negated_couplings": "signs", "negated_fields": "signs", "one_read_short": "number_of_reads",
+    "permuted_columns": "column_order", "sorted_reads": "independent_reads", "sticky_reads": "independent_reads",
+    "swapped_problems": "marginals_and_pairs", "unseeded": "seeds", "via_magnetization": "small_probabilities",
+}  # fmt: skip
 # What must also show in analytic moments, where no sample is looked at.
 CAUGHT_IN_MOMENTS = {
-    "beta_times_1.05",
-    "constant",
-    "double_counted_couplings",
-    "first_couplings_for_all",
-    "half_fields",
-    "ignored_couplings",
-    "ignored_visibility",
-    "negated_couplings",
-    "negated_fields",
-    "permuted_columns",
+    "beta_times_1.05", "constant", "double_counted_couplings", "first_couplings_for_all", "half_fields",
+    "ignored_couplings", "ignored_visibility", "negated_couplings", "negated_fields", "permuted_columns",
     "swapped_problems",
-}
+}  # fmt: skip
 ANALYTIC = mutants(ReferenceSampler(analytic=True))
 
 
@@ -129,17 +106,14 @@ class _Careless(Sampler):
         return super()._moments(ising, correlations, seed)
 
 
-@pytest.mark.parametrize(
-    ("declared", "name"),
-    [
-        ({"three_body": False}, "three_body_support"),
-        ({"max_spins": 6}, "too_many_spins"),
-        ({"exact": True, "law": "diabatic"}, "declared_capabilities"),
-        ({"samples": False}, "declared_capabilities"),
-        ({"gradients": ("adjoint",)}, "declared_capabilities"),
-        ({"log_partition": True}, "shapes_and_dtypes"),
-    ],
-)
+@pytest.mark.parametrize(("declared", "name"), [
+    ({"three_body": False}, "three_body_support"),
+    ({"max_spins": 6}, "too_many_spins"),
+    ({"exact": True, "law": "diabatic"}, "declared_capabilities"),
+    ({"samples": False}, "declared_capabilities"),
+    ({"gradients": ("adjoint",)}, "declared_capabilities"),
+    ({"log_partition": True}, "shapes_and_dtypes"),
+])  # fmt: skip
 def test_support_matrix_is_walked(declared: dict[str, object], name: str) -> None:
     sampler = _Careless(**declared)
     assert name in check_names(sampler)

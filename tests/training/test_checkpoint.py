@@ -117,14 +117,11 @@ def test_content_of_another_form_is_refused(name: str, run: Path) -> None:
 
 # Weights; moments, beyond whose end the fused AdamW would write without the check.
 @pytest.mark.parametrize("start", ["blocks.", "exp_avg/"])
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (short, r"expected float32 \[.*, got float32 \[1\]"),
-        (Tensor.double, r"expected float32 (\[.*\]), got float64 \1"),
-        (None, r"expected float32 \[.*, got none"),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), [
+    (short, r"expected float32 \[.*, got float32 \[1\]"),
+    (Tensor.double, r"expected float32 (\[.*\]), got float64 \1"),
+    (None, r"expected float32 \[.*, got none"),
+])  # fmt: skip
 def test_tensors_of_another_form_are_refused(start: str, make: Any, message: str, run: Path) -> None:
     changed(run / LATEST, put(start, make))
     with pytest.raises(CheckpointError, match=rf"latest.* is of another model: {start}.*: {message}\.$"):

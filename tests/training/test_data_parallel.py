@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from rounding import assert_same_sums
-from run_checks import metrics
+from run_checks import metrics, torchrun
 from safetensors.torch import load_file
 
 from diabat.lab.models import Transformer, TransformerOptions
@@ -48,24 +46,11 @@ def still_model(task: Task) -> Transformer:
     return Transformer(options, task.vocab_size, task.num_classes, task.window)
 
 
-def torchrun(content: str, folder: Path) -> None:
-    """Run a script in two processes, with the result's folder and the paths of tests as arguments."""
+def trained_by_two(content: str, folder: Path) -> None:
+    """Run a script with the result's folder and the paths of tests as arguments."""
     script, here = folder / "script.py", Path(__file__).parent
     script.write_text(content)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(script),
-    ]
-    paths = [str(folder / "two"), str(here), str(here.parent), str(here.parents[1])]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, *paths], env=environment, capture_output=True, text=True, check=False, cwd=folder
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(script, folder / "two", here, here.parent, here.parents[1], cwd=folder)
 
 
 def few_targets() -> Task:
@@ -81,7 +66,7 @@ def few_targets() -> Task:
 def test_two_processes_train_what_one_does(made: Callable[[], Task], tmp_path: Path) -> None:
     task = made()
     tiny_train(tmp_path / "one", task=task, model=still_model(task), accumulation=2)
-    torchrun(SCRIPT.replace("TASK", made.__name__), tmp_path)
+    trained_by_two(SCRIPT.replace("TASK", made.__name__), tmp_path)
     # The largest numbers of a validation are those of the share of the first process.
     one, two = (
         [line for line in metrics(tmp_path / name) if line["event"] != "sampler"] for name in ("one", "two")
@@ -118,7 +103,7 @@ def train_decoder(folder: Path) -> None:
 def test_two_processes_train_a_decoder_as_one_does(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
     train_decoder(tmp_path / "one")
-    torchrun(DECODER, tmp_path)
+    trained_by_two(DECODER, tmp_path)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert any("boltzmann" in name and bool(J.any()) for name, J in one.items())
     for name, weight in one.items():
