@@ -23,10 +23,10 @@ MORE: dict[str, Callable[[], Any]] = {
     "drop-in": lambda: as_multihead(attention(12, dtype=F32), dtype=F32, window=12),
 }
 MOVED = ("probability", "far odds", "far", "far softmax", "softmax", "rotary")
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in (*MOVED, "drop-in")]
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in (*MOVED, "drop-in", "mean field")]
 
 
-@pytest.mark.parametrize("kind", [*SLOW, "positions", "band", "mean field"])
+@pytest.mark.parametrize("kind", [*SLOW, "positions", "band"])
 def test_an_exported_layer_takes_any_batch_and_length(kind: str) -> None:
     """It finds its backend by its options where it is loaded."""
     layer = (attention(**MOVING[kind], dtype=F32) if kind in MOVED else MORE[kind]()).eval()

@@ -132,10 +132,11 @@ def test_kernels_of_a_gpu_take_half_precision_as_it_is(padded: bool, dtype: torc
     kind = "efficient_attention" if padded or dtype == torch.float32 else "flash_attention"
     assert kernels.found == [(kind, dtype), (f"{kind}_backward", dtype)]
     assert [(t.shape, t.dtype) for t in slopes] == [(t.shape, dtype) for t in terms]
-    torch._dynamo.reset()
-    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
-    again = torch.autograd.grad(compiled(q, k, v, visible), terms)
-    assert [t.shape for t in again] == [t.shape for t in terms]
+    if padded == (dtype == torch.float16):  # each dtype, and padding, in a graph
+        torch._dynamo.reset()
+        compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+        again = torch.autograd.grad(compiled(q, k, v, visible), terms)
+        assert [t.shape for t in again] == [t.shape for t in terms]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

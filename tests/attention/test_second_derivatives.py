@@ -467,18 +467,6 @@ def test_mobius_is_mapped() -> None:
     assert torch.equal(torch.func.vmap(games.mobius, in_dims=1, out_dims=1)(tables), games.mobius(tables))
 
 
-@pytest.mark.parametrize("power", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_compiled_layer_has_no_second_derivative(power: int) -> None:
-    layer = diabat.BoltzmannAttention(4, 2, 3, relative=True, **PAPER)
-    x = torch.randn(1, 4, 4, requires_grad=True)
-    out = torch.compile(layer, backend="eager", fullgraph=True)(x)
-    (slope,) = grad(out.pow(power).sum(), x, create_graph=True)
-    with pytest.raises(
-        UnsupportedError, match=r"first derivatives of a compiled layer, got a second one; call"
-    ):
-        grad(slope.sum(), x)
-
-
 def test_a_slope_of_func_grad_is_differentiated_by_tensors_behind_it() -> None:
     """A gradient penalty without couplings, by keys that train: autograd outside of the transform."""
     q, k, v = (random(1, 1, 4, 3, seed=i) for i in range(3))
