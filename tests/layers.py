@@ -227,34 +227,39 @@ def keys_of(layer: Any, seen: Tensor, i: int) -> list[int]:
     return [j for j in range(max(0, first), last) if seen[j]]
 
 
-def problem_of(layer: Any, scores: Tensor, keys: list[int], head: int, i: int) -> Ising:
-    """The problem of the keys of query i, whose scores are [L]; far ones are spins without couplings."""
-    s = scores[keys]
-    h = s if layer.readout == "probability" else (s - s.logsumexp(0)) / 2
+def problem_of(layer: Any, scores: Tensor, keys: list[int], head: int | slice, i: int) -> Ising:
+    """The problem of the keys of query i, whose scores are [*, L]; far ones are spins without couplings."""
+    s = scores[..., keys]
+    h = s if layer.readout == "probability" else (s - s.logsumexp(-1, keepdim=True)) / 2
     h = h if "h" in layer.mode.split("+") else torch.zeros_like(h)
     slots = torch.tensor(keys) - (i - layer.window + 1 if layer.relative else 0)
     near, at = slots >= 0, slots.clamp(min=0)
     J, K = layer.couplings.matrix(), layer.couplings.three_body()
-    pairs = None if J is None else J[head, 0][at][:, at] * near * near[:, None]
+    pairs = None if J is None else J[head, 0][..., at, :][..., at] * near * near[:, None]
     cube = near * near[:, None] * near[:, None, None]
-    return Ising(h, pairs, None, None if K is None else K[head, 0][at][:, at][:, :, at] * cube)
+    return Ising(h, pairs, None, None if K is None else K[head, 0][..., at, :, :][..., at, :][..., at] * cube)
 
 
 @torch.no_grad()
 def enumerated(layer: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Weights [B, H, L, L] of `diabat.BoltzmannAttention`, one enumeration for each query."""
+    """Weights [B, H, L, L] of `diabat.BoltzmannAttention`, one enumeration for each query of sequences padded alike."""
     scores = scores_of(layer, x)
     seen = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else ~mask
     weights = torch.zeros_like(scores)
-    for b, head, i in product(*map(range, scores.shape[:3])):
-        row = scores[b, head, i]
-        keys = keys_of(layer, seen[b], i)
+    for pattern, i in product(seen.unique(dim=0), range(x.shape[1])):
+        alike, keys = (seen == pattern).all(1), keys_of(layer, pattern, i)
+        rows = scores[alike, :, i]
         if keys and layer.mode == "softmax":
-            weights[b, head, i, keys] = row[keys].softmax(0)
+            found = rows[..., keys].softmax(-1)
         elif keys:
-            found: Any = brute_force(problem_of(layer, row, keys, head, i))
+            moments: Any = brute_force(problem_of(layer, rows, keys, slice(None), i))
             own = layer.mode == "J-self" and i in keys
-            alpha = (1 + found.correlation[keys.index(i)]) / 2 if own else found.probability
+            alpha = (1 + moments.correlation[..., keys.index(i), :]) / 2 if own else moments.probability
             positive = alpha if layer.readout == "probability" else alpha / (1 - alpha)
-            weights[b, head, i, keys] = positive / positive.sum()
+            found = positive / positive.sum(-1, keepdim=True)
+        else:
+            continue
+        some = weights[alike]
+        some[:, :, i, keys] = found
+        weights[alike] = some
     return weights

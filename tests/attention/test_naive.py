@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -78,29 +80,27 @@ def two_derivatives(outputs: tuple[Tensor, ...], leaves: list[Tensor]) -> list[T
     return [*slopes, *again]
 
 
-@pytest.mark.parametrize("blocks", ["whole", "blocks"])
-@pytest.mark.parametrize("first", range(0, 480, 60))
-def test_random_calls_are_the_law_by_enumeration(
-    first: int, blocks: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Outputs, weights, both without the other, and in a fifth of the calls two derivatives; then in float32."""
-    if blocks == "blocks":  # of two queries, so that short sequences have several
-        monkeypatch.setattr(streaming, "_LEAST", 2)
-        monkeypatch.setattr(streaming, "_NUMBERS", 0)
-    for number in range(first, first + 60):
-        terms, couplings, mask, options, grouped = call(number)
+def check(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call: outputs, weights, both without the other, and in a fifth two derivatives; then in float32."""
+    terms, couplings, mask, options, grouped = call(number)
+    slopes = number % 5 == 0
+    leaves = [*terms, *([] if couplings is None else couplings.parameters())]
+    leaves += [] if mask is None or mask.dtype == torch.bool else [mask]
+    for leaf in leaves:
+        leaf.requires_grad_(slopes)
+    law = {name: value for name, value in options.items() if name != "sampler"}
+    out, weights = naive(*terms, couplings, mask, **law)
+    wanted = two_derivatives((out, out, weights), leaves) if slopes else None
+    given = {"attn_mask": mask, "enable_gqa": grouped, **options}
+    single = (
+        [t.detach().float() for t in terms],
+        None if couplings is None else copy.deepcopy(couplings).float(),
+    )
 
-        def told(text: str, number: int = number) -> str:
-            return f"call {number}: {text}"
+    def told(text: str) -> str:
+        return f"call {number}: {text}"
 
-        slopes = number % 5 == 0
-        leaves = [*terms, *([] if couplings is None else couplings.parameters())]
-        leaves += [] if mask is None or mask.dtype == torch.bool else [mask]
-        for leaf in leaves:
-            leaf.requires_grad_(slopes)
-        law = {name: value for name, value in options.items() if name != "sampler"}
-        out, weights = naive(*terms, couplings, mask, **law)
-        given = {"attn_mask": mask, "enable_gqa": grouped, **options}
+    def compare() -> None:
         with torch.set_grad_enabled(slopes):
             found, shown = ours(*terms, couplings, **given, need_weights=True)
             with sdpa_kernel(SDPBackend.MATH):  # for second derivatives without couplings
@@ -108,13 +108,27 @@ def test_random_calls_are_the_law_by_enumeration(
         for one, other in ((found, out), (alone, out), (shown, weights)):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-11, msg=told)
         if slopes:
-            both = [two_derivatives(y, leaves) for y in ((found, alone, shown), (out, out, weights))]
+            both = two_derivatives((found, alone, shown), leaves), wanted
             torch.testing.assert_close(*both, rtol=1e-9, atol=1e-9, msg=told)
         with torch.no_grad():
-            single = None if couplings is None else couplings.float()
-            found = ours(*(t.float() for t in terms), single, **given)
+            found = ours(*single[0], single[1], **given)
         scale = 1 + float(out.detach().abs().max())
         torch.testing.assert_close(found.double(), out.detach(), rtol=0, atol=2e-5 * scale)
+
+    with monkeypatch.context() as patch:
+        blocks = Mock(wraps=streaming.block_rows)
+        patch.setattr(streaming, "block_rows", blocks)
+        compare()
+        if blocks.called:  # once more in blocks of two queries, so that short sequences have several
+            patch.setattr(streaming, "_LEAST", 2)
+            patch.setattr(streaming, "_NUMBERS", 0)
+            compare()
+
+
+@pytest.mark.parametrize("first", range(0, 480, 60))
+def test_random_calls_are_the_law_by_enumeration(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(first, first + 60):
+        check(number, monkeypatch)
 
 
 @pytest.mark.parametrize(

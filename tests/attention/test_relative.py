@@ -86,10 +86,10 @@ def test_other_backends(name: str, readout: str) -> None:
 
 @pytest.mark.parametrize("name", ["probability", "far odds", "J-self", "rotary", "bias"])
 def test_gradients_are_finite_differences_and_those_of_functional_transforms(name: str) -> None:
-    x = tokens(1, 6).requires_grad_()
-    function, values = functional(attention(**MOVING[name]))
+    x = tokens(1, 6, 4).requires_grad_()
+    function, values = functional(attention(dim=4, **MOVING[name]))
     assert torch.autograd.gradcheck(function, [x, *values], atol=1e-6)
-    cotangent = torch.randn(1, 6, 8, dtype=F64)
+    cotangent = torch.randn(1, 6, 4, dtype=F64)
     direct = torch.autograd.grad(function(x, *values), values, cotangent, materialize_grads=True)
     pull = torch.func.vjp(lambda *v: function(x, *v), *values)[1]
     torch.testing.assert_close(direct, pull(cotangent), rtol=0, atol=1e-12)
