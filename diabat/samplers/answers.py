@@ -258,12 +258,6 @@ class Samples(SavedAnswer):
         spins = torch.where(fixed, clamped, self.spins)
         return replace(self, spins=spins, visible=self.visible | fixed, tracked=tracked)
 
-    @property
-    def weights(self) -> Tensor:
-        """The weight 1/num_reads of each read, float64 [num_reads, *batch], for functions of weighted states."""
-        shape = self.spins.shape[:-1]
-        return torch.full(shape, 1 / shape[0], dtype=torch.float64, device=self.spins.device)
-
     def moments(self, *, correlations: bool = False, dtype: torch.dtype = torch.float32) -> Moments:
         """Averages over N reads; the standard error sqrt(P(1 - P)/N), with P smoothed, treats them as independent.
 

@@ -91,7 +91,7 @@ def test_chunks_and_kept_tables_change_nothing(monkeypatch: pytest.MonkeyPatch) 
     problem = with_visible(make_problem((3, 4), 4, lead="heads", seed=5), torch.rand(3, 4, 4) > 0.2)
     samples = ReferenceSampler().sample(problem, 50, seed=0)
     groups = torch.arange(4)
-    arguments = (problem, samples.spins, samples.weights)
+    arguments = (problem, samples.spins)
     whole, clustered = fit_betas(*arguments), fit_betas(*arguments, groups=groups)
     monkeypatch.setattr(conditionals, "_CHUNK", 500)  # two problems at a time
     monkeypatch.setattr(conditionals, "_KEEP", 0)
@@ -212,7 +212,7 @@ def test_a_single_read_of_many_problems_has_an_error() -> None:
     # One read of each of 3000 problems at (0.8, 1.3): 4.9 standard errors, alpha 1e-6.
     problem = make_problem((3000,), 4, seed=8)
     samples = ReferenceSampler().sample(scaled(problem, 0.8, 1.3), 1, seed=0)
-    fit = fit_betas(problem, samples.spins, samples.weights)
+    fit = fit_betas(problem, samples.spins)
     assert 0 < (fit.field_error or 0) < 0.05
     assert fit.field == pytest.approx(0.8, abs=4.9 * (fit.field_error or 0))
     assert fit.coupling == pytest.approx(1.3, abs=4.9 * (fit.coupling_error or 0))
@@ -234,7 +234,7 @@ def test_weighted_reads() -> None:
     problem = make_problem((4,), 5, seed=4)
     drawn = ReferenceSampler().sample(scaled(problem, 0.7, 0.7), 20_000, seed=0)
     weights = torch.softmax(-0.3 * problem.energy(drawn.spins), 0)
-    for given, truth in ((drawn.weights, 0.7), (weights, 1.0)):
+    for given, truth in ((None, 0.7), (weights, 1.0)):
         fit = fit_betas(problem, drawn.spins, given)
         assert fit.field == pytest.approx(truth, abs=4.9 * (fit.field_error or 0))
         assert fit.coupling == pytest.approx(truth, abs=4.9 * (fit.coupling_error or 0))
@@ -289,7 +289,8 @@ def test_pairs_of_terms_are_not_mixed_up() -> None:
 def test_reads_of_ones_own_are_arrays_without_weights() -> None:
     problem = make_problem((), 6, seed=5)
     samples = ReferenceSampler().sample(problem, 500, seed=1)
-    assert fit_betas(problem, samples.spins.numpy()) == fit_betas(problem, samples.spins, samples.weights)
+    equal = torch.full((500,), 1 / 500, dtype=torch.float64)
+    assert fit_betas(problem, samples.spins.numpy()) == fit_betas(problem, samples.spins, equal)
 
 
 def test_calibration_error_sees_a_law_without_a_temperature() -> None:

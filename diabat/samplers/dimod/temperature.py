@@ -129,7 +129,7 @@ def estimate(draw: Callable[[Ising, Betas, int], Samples], problems: Ising) -> B
     betas = Betas(_FIRST_GUESS, _FIRST_GUESS)
     for left in reversed(range(ROUNDS)):
         samples = draw(problems, betas, left)
-        fit = fit_betas(problems, samples.spins, samples.weights)
+        fit = fit_betas(problems, samples.spins)
         if fit.field is None or fit.coupling is None or fit.field <= 0 or fit.coupling <= 0:
             fix = "declare beta, or check the parameters of the sampler"
             got = f"a fit of ({fit.field}, {fit.coupling}); {fix}"
@@ -145,7 +145,7 @@ def fit_report(ising: Ising, samples: Samples) -> dict[str, Any]:
         ``beta_h``, ``beta_J``, their 95 % intervals, ``log_pseudolikelihood`` ℓ in nats per spin and ``pseudo_r2``
         = 1 - ℓ/ℓ(0), None where there is no such term or no finite fit; and ``calibration_error``.
     """
-    fit = fit_betas(ising, samples.spins, samples.weights)
+    fit = fit_betas(ising, samples.spins)
     value = fit.log_pseudolikelihood
     return {
         "beta_h": fit.field,
