@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ _HINTS = {
 }
 # Numbers that numpy takes at once: they stay in the cache, and the rounding of a sum of their squares is less than 1 %.
 _FEW = 1 << 16
-_FEWEST, _STRIP, _BLOCK = 1 << 12, 32, 256
+_BLOCK = 256
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -119,38 +118,22 @@ def _is_mirrored(value: Tensor, i: int, j: int) -> bool:
 
 
 def is_symmetric(numbers: np.ndarray, order: int) -> bool:
-    """Whether numbers are symmetric to the last bit in their last axes, and zero where two indices coincide."""
-    whole = numbers.tobytes() if numbers.size <= _FEWEST else None
-    for axis in range(1 - order, 0):
-        if np.count_nonzero(numbers.diagonal(0, -order, axis)):
-            return False
-        if whole is None:
-            if any(a.tobytes() != b.tobytes() for a, b in _mirrored_strips(numbers, order, axis)):
-                return False
-        elif whole != numbers.swapaxes(-order, axis).tobytes():
-            return False
-    return True
-
-
-def _mirrored_strips(numbers: np.ndarray, order: int, axis: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Columns from the diagonal on, and the rows that have to be the same, of some problems after others."""
-    n = numbers.shape[-1]
-    for part in _split(numbers.reshape(-1, *[n] * order), max(1, _FEW // n**order)):
-        for start in range(0, n, _STRIP):
-            at: list[Any] = [slice(None)] * (order + 1)
-            at[-order], at[axis] = slice(start, None), slice(start, start + _STRIP)
-            yield part[tuple(at)], part.swapaxes(-order, axis)[tuple(at)]
+    """Whether few numbers are symmetric to the last bit in their last axes, and zero where two indices coincide."""
+    if numbers.size > _FEW:
+        return False
+    whole, axes = numbers.tobytes(), range(1 - order, 0)
+    return all(whole == numbers.swapaxes(-order, axis).tobytes() for axis in axes) and not any(
+        np.count_nonzero(numbers.diagonal(0, -order, axis)) for axis in axes
+    )
 
 
 def sum_of_squares(numbers: np.ndarray) -> float:
     """The sum of squares; not finite unless all numbers are, and then only if it overflows."""
     if numbers.size <= _FEW:
         return float(np.vdot(numbers, numbers))
-    return sum(float(np.vdot(part, part)) for part in _split(numbers.reshape(-1), _FEW))
-
-
-def _split(numbers: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    return (numbers[start : start + size] for start in range(0, len(numbers), size))
+    row = numbers.reshape(-1)
+    parts = (row[start : start + _FEW] for start in range(0, len(row), _FEW))
+    return sum(float(np.vdot(part, part)) for part in parts)
 
 
 def check_spins(spins: Any, fields: Tensor) -> torch.Size:
