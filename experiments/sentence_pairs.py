@@ -24,7 +24,6 @@ import math
 import os
 from collections.abc import Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -36,6 +35,7 @@ from torch import Tensor, nn
 
 import diabat
 from diabat.documents.overrides import apply_overrides
+from diabat.huggingface.hub import resolve
 from diabat.ising import without_autocast
 from diabat.lab.models.pairs import MeanPooling, QueryPooling
 from experiments.common import Row, once, parser, report, run_script, same_settings
@@ -136,13 +136,8 @@ def encoder_of(config: Row, sentences: Sequence[str]) -> tuple[Any, Any]:
     """Encoder and tokenizer: of a folder, a package or the hub; or ``tiny``, over the words of the sentences."""
     import transformers
 
-    name = config["encoder"]
-    if name != "tiny":
-        if name.startswith("package:"):
-            package, _, inside = name.removeprefix("package:").partition("/")
-            if (spec := find_spec(package)) is None or not spec.submodule_search_locations:
-                raise SystemExit(f"encoder: expected the package; pip install {package.replace('_', '-')}.")
-            name = str(Path(next(iter(spec.submodule_search_locations))) / inside)
+    if config["encoder"] != "tiny":
+        name = resolve(config["encoder"], "encoder")
         encoder = transformers.AutoModel.from_pretrained(name, dtype=torch.float32)
         if getattr(encoder, "pooler", None) is not None:
             encoder.pooler.requires_grad_(False)  # not used

@@ -99,9 +99,8 @@ def in_range(moments: Moments, ising: Ising) -> None:
     demand(p.dtype == like.dtype, f"dtype: expected {like.dtype}, got {p.dtype}")
     demand(bool(((p >= 0) & (p <= 1)).all()), f"range of P: expected 0 .. 1, got {p}")
     demand(not bool((p[~moments.visible] != 0).any()), "invisible spins: expected P = 0")
-    for name in ("correlation", "standard_error"):
-        value = getattr(moments, name)
-        demand(value is None or bool(value.isfinite().all()), f"{name}: expected finite numbers, got {value}")
+    finite(moments.correlation, "correlation")
+    finite(moments.standard_error, "standard_error")
     log_z = moments.log_partition  # that of the largest fields is beyond their dtype
     sound = log_z is None or not bool(log_z.isnan().any() or (log_z == -torch.inf).any())
     demand(sound, f"log_partition: expected numbers, got {log_z}")

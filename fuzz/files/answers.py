@@ -18,6 +18,7 @@ from diabat.lab.training import load_model
 from diabat.lab.training.folder import LATEST
 from diabat.samplers.dimod.budget import Budget
 from diabat.testing.problems import make_problem
+from fuzz.calls.laws import finite
 from fuzz.files.mutations import damaged, other_tensors, saved
 from fuzz.properties import REFUSALS, demand, holds, naming, refusal_flaw
 from fuzz.tiny import tiny_train
@@ -66,9 +67,8 @@ def saved_answer(draw: st.DrawFn, folder: Path) -> None:
         demand(answer.spins.shape[1:] == answer.visible.shape, "spins: expected the shape of visible")
     else:
         demand(bool((answer.magnetization.abs() <= 1).all()), "magnetization: expected numbers from -1 to 1")
-        for name in ("correlation", "log_partition"):
-            numbers = getattr(answer, name)
-            demand(numbers is None or bool(numbers.isfinite().all()), f"{name}: expected finite numbers")
+        finite(answer.correlation, "correlation")
+        finite(answer.log_partition, "log_partition")
         demand(answer.probability.shape == answer.visible.shape, "probability: expected the shape of visible")
 
 

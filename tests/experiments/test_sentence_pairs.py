@@ -169,7 +169,7 @@ def test_keys_of_a_configuration_are_checked() -> None:
     assert config("sampler.backend=exact")["sampler"] == {"backend": "exact"}
     with pytest.raises(SystemExit, match="poolin: expected one of encoder, tiny"):
         config("poolin=mean")
-    with pytest.raises(SystemExit, match="expected the package; pip install no-such-package"):
+    with pytest.raises(ValueError, match=r"^encoder: expected an installed .* pip install no-such-package"):
         encoder_of(config("encoder=package:no_such_package/x"), WORDS)
 
 
