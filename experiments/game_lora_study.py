@@ -28,6 +28,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from scipy.stats import kendalltau, pearsonr
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from benchmarks.runner import peak_memory
 from diabat.heads import HeadInteractions
@@ -99,7 +100,7 @@ class Study:
 
     def held_out(self) -> dict[str, Tensor]:
         """Documents that no model was trained on."""
-        return batch(self.documents(256 if self.model is None else 40, 9_000_000))
+        return default_collate(self.documents(256 if self.model is None else 40, 9_000_000))
 
     def path(self, arm: str, seed: int) -> Path:
         """File of the results of an arm with a seed."""
@@ -133,15 +134,10 @@ def train_base(study: Study, steps: int) -> None:
     def loss(step: int) -> Tensor:
         reading = step < 0.4 * steps
         world = replace(WORLD, noted=1.0, facts=2) if reading else replace(WORLD, noted=0.5)
-        return model(**batch(documents(world, 64 if reading else 32, 1_000_000 + step, old))).loss
+        return model(**default_collate(documents(world, 64 if reading else 32, 1_000_000 + step, old))).loss
 
     common.fit(model, lambda step: loss(step).backward(), steps, 1.5e-3)
     save_file(model.state_dict(), study.folder / "base.safetensors")
-
-
-def batch(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Documents as one batch."""
-    return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
 
 
 def adapted(study: Study, seed: int) -> Any:

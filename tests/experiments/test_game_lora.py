@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from experiments import game_lora_study as study
 from experiments.common import keep, kept
@@ -153,7 +154,7 @@ def test_the_page_has_what_follows_from_its_table() -> None:
 @pytest.mark.filterwarnings("ignore")  # of libraries, as in the script
 @pytest.mark.slow
 def test_a_tiny_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, arms = study.batch(documents(study.WORLD, 16, 0)), ("plain", "ldb, nash")
+    text, arms = default_collate(documents(study.WORLD, 16, 0)), ("plain", "ldb, nash")
     monkeypatch.setattr(study.Study, "held_out", lambda _: text)
     place = study.Study(tmp_path, steps=2)
     study.train_base(place, 2)
@@ -185,7 +186,8 @@ def test_a_model_with_other_tokens_has_the_same_loss_and_deviations() -> None:
             table[names] = table.clone()
     rows = documents(study.WORLD, 4, seed=0)
     losses = [
-        model(**study.batch(found)).loss for model, found in ((plain, rows), (other, renamed(rows, names)))
+        model(**default_collate(found)).loss
+        for model, found in ((plain, rows), (other, renamed(rows, names)))
     ]
     torch.testing.assert_close(*losses)
     found = deviations(other, study.WORLD, names)
