@@ -32,7 +32,9 @@ from torch.utils.data import default_collate
 
 from benchmarks.runner import peak_memory
 from diabat.heads import HeadInteractions
+from diabat.heads.lora.couplings import normalised
 from diabat.huggingface.loading import load_decoder
+from diabat.ising import pack_couplings
 from diabat.plots import Line, Panel, draw_panel, legend_below, new_figure, save_figure
 from experiments import common
 from experiments.common import Row, keep, kept, run_script
@@ -243,9 +245,7 @@ def total_correlation(covariance: Tensor, heads: int, tokens: int) -> float:
 
 def diagonal_correlation(covariance: Tensor, heads: int) -> Tensor:
     """Mean correlation of equal features of two heads, float64 [H, H]; a feature without variance has 0."""
-    scale = covariance.double().diagonal().clamp_min(0).sqrt()
-    unit = torch.where(scale > 0, 1 / torch.where(scale > 0, scale, 1), 0)
-    correlation = covariance.double() * unit[:, None] * unit
+    correlation = normalised(covariance.double())
     blocks = correlation.unflatten(0, (heads, -1)).unflatten(2, (heads, -1))  # [H, d, H, d]
     return blocks.diagonal(dim1=1, dim2=3).mean(-1)
 
@@ -316,9 +316,7 @@ def draw(study: Study, seeds: int, arms: Collection[str], path: Path) -> Path:
     most = max(np.abs(pairs).max() for pairs in matrices.values())
     for axis, (name, pairs) in zip(others, matrices.items(), strict=True):
         heads = (1 + math.isqrt(1 + 8 * len(pairs))) // 2
-        G = np.full((heads, heads), np.nan)
-        G[np.triu_indices(heads, 1)] = pairs
-        G.T[np.triu_indices(heads, 1)] = pairs
+        G = pack_couplings(torch.tensor(pairs), heads).fill_diagonal_(torch.nan)
         image = axis.imshow(G, cmap="RdBu_r", vmin=-most, vmax=most)
         axis.set(title=f"G, {name}", xlabel="head", xticks=range(heads), yticks=range(heads))
     figure.colorbar(image, ax=others, label="$G_{ij}$", shrink=0.8)
