@@ -334,8 +334,8 @@ CALLS: list[tuple[Callable[[], Any], Any, str]] = [
       for f in (EXACT.sample, EXACT.moments)
       for n, message in [(60,
        r"sampler 'exact' accepts at most 37 visible spins in 3 problems within max_seconds = 600, got 60, which need "
-                              r"about \d.* years and \d+ MB; use a sampling backend or raise max_seconds\."),
-                         (40, r"got 40, which need about [\d.]+ (hours|minutes) and \d+ MB"),
+                              r"about \d.* years; use a sampling backend or raise max_seconds\."),
+                         (40, r"got 40, which need about [\d.]+ (hours|minutes);"),
                          (201, "at most 38 visible spins within max_seconds = 600, got 201; use a sampling")]),
     (lambda: ExactSampler(max_seconds=1e-6).moments(Ising(torch.zeros(2, 18))), UnsupportedError,
      "max_seconds = 1e-06"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -196,7 +195,7 @@ class ExactSampler(AnalyticSampler):
             raise UnsupportedError(
                 "fields", f"sampler 'exact' accepts {most}, got {visible}; use a sampling backend."
             )
-        seconds, memory = self._cost(flat(ising).buckets(enumeration_cost))
+        seconds = sum(map(_seconds, flat(ising).buckets(enumeration_cost)))
         if seconds <= self.max_seconds:
             return
         # One spin fewer takes half of the time.
@@ -204,27 +203,19 @@ class ExactSampler(AnalyticSampler):
         raise UnsupportedError(
             "fields",
             f"sampler 'exact' accepts at most {limit} visible spins in {count} problem{'s' * (count > 1)} within "
-            f"max_seconds = {self.max_seconds:g}, got {visible}, which need about {_duration(seconds)} and "
-            f"{memory:.0f} MB; use a sampling backend or raise max_seconds.",
+            f"max_seconds = {self.max_seconds:g}, got {visible}, which need about {_duration(seconds)}; use a sampling "
+            "backend or raise max_seconds.",
         )
-
-    def _cost(self, buckets: Sequence[Bucket]) -> tuple[float, float]:
-        """Seconds and MB of products of halves."""
-        seconds, memory, budget = 0.0, 0.0, self.memory_budget_mb * 2**20
-        for bucket in buckets:
-            groups, queries, m = len(bucket.couplings), bucket.largest, bucket.num_spins
-            seconds += groups * 2.0**m * (1 / _STATES_PER_SECOND + 2 * queries / _MULTIPLY_ADDS_PER_SECOND)
-            half = (m + 1) // 2
-            one = groups * 2.0**half * _BYTES_PER_HALF_STATE
-            tables = 2 * 2.0**half * 8 * (half * (half - 1) // 2 + 2 * half + 1)
-            memory = max(memory, tables + max(one, min(one * queries, budget)))
-        return seconds, memory / 2**20
 
 
 # More visible spins than this are refused before anything is computed for them.
 _COUNTABLE = 200
-# Four tables of weights, and float64 exponents, over the states of the larger half.
-_BYTES_PER_HALF_STATE = 40
+
+
+def _seconds(bucket: Bucket) -> float:
+    """Time of products of halves."""
+    problems = 2 * bucket.largest / _MULTIPLY_ADDS_PER_SECOND
+    return len(bucket.couplings) * 2.0**bucket.num_spins * (1 / _STATES_PER_SECOND + problems)
 
 
 def _duration(seconds: float) -> str:
