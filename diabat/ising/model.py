@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, permutations
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -15,8 +14,6 @@ import torch
 from torch import Tensor
 
 from diabat.checks import as_float, is_number
-from diabat.compute.memory import require_file_memory
-from diabat.files import read_file, reading, replace_file
 from diabat.ising.arguments import (
     check_edges,
     check_states,
@@ -28,6 +25,7 @@ from diabat.ising.arguments import (
 )
 from diabat.ising.checks import DTYPES, IsingError, check_clamped, check_tensor, check_within, is_within
 from diabat.ising.edges import DENSE_SPINS, Edges, best_form, edges_of, no_edges
+from diabat.ising.saved import SavedProblem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -40,7 +38,7 @@ _TERMS = ("fields", "couplings", "three_body")
 
 
 @dataclass(frozen=True, eq=False, init=False)
-class Ising:
+class Ising(SavedProblem):
     """A batch of Ising models on n spins.
 
     Numpy arrays, nested lists, Series and DataFrames of pandas, integers and half precision are converted: float64
@@ -149,34 +147,6 @@ class Ising:
         h = torch.tensor([as_float(fields.get(label, 0)) for label in labels], dtype=torch.float64)
         edges = Edges([(place[a], place[b]) for a, b in couplings], [as_float(J) for J in couplings.values()])
         return cls(h, best_form(edges, len(labels))), labels
-
-    def save(self, path: str | Path, labels: Sequence[Hashable] | None = None) -> None:
-        """Write the problem to one safetensors file, atomically and without pickle; every tensor bit for bit.
-
-        Args:
-            path: The file; ``diabat sample`` reads it too, if it holds one problem [n].
-            labels: Different strings or integers, one per spin, for :func:`~diabat.ising.problem_files.read_problem`.
-
-        Raises:
-            IsingError: If labels are others, or if the problem, made with ``check=False``, is not a valid one.
-            OSError: If the file cannot be written; an older one is intact.
-        """
-        from diabat.ising.saved import content_of
-
-        replace_file(Path(path), content_of(self, labels))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Ising:
-        """Read a file of :meth:`save`, on the CPU; its content is checked, whatever ``check`` was.
-
-        Raises:
-            IsingError: If the file is missing, damaged, or has other content; one sentence names it.
-        """
-        from diabat.ising.saved import problem_of
-
-        path = Path(path)
-        with reading(path, "Ising", IsingError):
-            return problem_of(read_file(path, follow=True, check=require_file_memory))[0]
 
     @property
     def couplings(self) -> Tensor | None:

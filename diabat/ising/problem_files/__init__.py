@@ -138,8 +138,8 @@ def _binary(data: bytes, beta: float | None) -> Problem | None:
     """A model of dimod, or a problem that was saved; None for other content."""
     import torch
 
+    from diabat.ising import Ising
     from diabat.ising.problem_files.bqm_file import PREFIX, file_bqm
-    from diabat.ising.saved import problem_of
 
     scale = 1.0 if beta is None else beta
     if data.startswith(PREFIX):
@@ -147,7 +147,7 @@ def _binary(data: bytes, beta: float | None) -> Problem | None:
     if not is_tensor_file(data):
         return None
     with parsing(ArgumentError):
-        ising, labels = problem_of(data)
+        ising, labels = Ising._parsed(data)
     if ising.fields.ndim != 1:
         raise ArgumentError("fields", f"expected one problem [n], got a batch {list(ising.fields.shape)}")
     ising = ising.to(torch.float64)._mapped(lambda values: scale * values, ising.visible)
