@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diabat.heads.lora.couplings import interaction_strength, normalised, weight_coupling
 from experiments import bit_game
 from experiments.common import Row, Titled, parser, print_tables, report, run_script
 
@@ -74,15 +75,12 @@ class QuadraticGame:
     def G(self, W: Tensor) -> Tensor:  # noqa: N802 - the paper's name
         """ω ∘ ρ: cosines of the slices, and of E g_i·g_j = tr(W_i W_jᵀ E e eᵀ) with the error e; [H, H]."""
         gram = torch.einsum("iad,jbd,ab->ij", W, W, self._error(W))
-        length = gram.diagonal().sqrt()
-        weights = torch.nn.functional.normalize(W.flatten(1), dim=1)
-        return (weights @ weights.T) * gram / length / length[:, None]
+        return weight_coupling(W) * normalised(gram)
 
     @cached_property
     def gamma(self) -> float:
         """Γ = ‖G - I‖_F at the equilibrium."""
-        G = self.G(self.equilibrium)
-        return float((G - torch.eye(len(G), dtype=G.dtype)).norm())
+        return float(interaction_strength(self.G(self.equilibrium)))
 
     @cached_property
     def block_norms(self) -> Tensor:
