@@ -204,10 +204,12 @@ def test_a_prediction_that_the_reads_do_not_contradict_is_called_good(problem: s
     weak = tmp_path / "weak.yaml"
     weak.write_text("fields: [0.3, -0.2, 0.1]\ncouplings: [[0, 1, 0.1], [1, 2, -0.1]]\n")
     good = "predicted beta of the reads: 1 (good: at least 0.7 and at most 1.4)\n"
-    for path, reads in ((str(weak), "2000"), (problem, "10")):  # near the prediction; too few reads to tell
-        assert (
-            good in run("sample", path, "sampler.backend=dqa", "--num-reads", reads, "seed=4").stdout + "\n"
-        )
+    near = ("sample", str(weak), "sampler.backend=dqa", "--num-reads", "2000", "seed=4")
+    few = ("sample", problem, "--beta", "2", "sampler.backend=dqa", "--num-reads", "40", "seed=4")
+    for words in (near, few):
+        assert good in run(*words).stdout + "\n"
+    coupling = run_json(*few)["betas"]["beta_J"]  # which so few reads do not tell from the limit
+    assert coupling["value"] < 0.7 < coupling["value"] + 3 * coupling["standard_error"]
     strong = ("sampler.backend=dqa", "sampler.calibration=none", "--num-reads", "2000")
     assert "BAD: give calibration='predicted', or betas" in run("sample", str(weak), *strong).stdout
 
