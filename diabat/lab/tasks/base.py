@@ -62,6 +62,11 @@ class Split:
         """Return the number of targets of the chosen sequences that are not ignored."""
         return int((self.targets[chosen] != IGNORED).sum())
 
+    def parts(self, masks: Mapping[str, Tensor]) -> dict[str, Split]:
+        """Return the same sequences with the targets of each mask only, bool as they are; none for an empty mask."""
+        named = {name: self.targets.where(mask, IGNORED) for name, mask in masks.items() if bool(mask.any())}
+        return {name: Split(self.inputs, targets) for name, targets in named.items()}
+
     def to(self, device: torch.device) -> Split:
         """Return the same sequences on a device."""
         return Split(self.inputs.to(device), self.targets.to(device))

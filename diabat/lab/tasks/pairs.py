@@ -116,12 +116,7 @@ class PairOptions(base.TaskOptions):
         sizes = (form.window, base.UNKNOWN + 1 + len(words), len(classes))
 
         def by_class(split: base.Split) -> dict[str, base.Split]:
-            own = {name: split.targets == index for index, name in enumerate(classes)}
-            return {
-                name: base.Split(split.inputs, split.targets.where(of_class, base.IGNORED))
-                for name, of_class in own.items()
-                if bool(of_class.any())
-            }
+            return split.parts({name: split.targets == index for index, name in enumerate(classes)})
 
         parts = (splits["train"], splits["validation"], splits.get("test"))
         return base.Task(self.name, *sizes, "accuracy", *parts, sentences=form, parts=by_class)

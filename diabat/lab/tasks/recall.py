@@ -201,17 +201,11 @@ def by_distance(split: Split, symbols: int) -> dict[str, Split]:
     key = (words[:, :, None] == words[:, None, :]).long().argmax(-1)
     wanted = (targets + symbols)[:, :, None] == words[:, None, :]
     value = (wanted & (place > key[..., None])).long().argmax(-1)
-    apart, back = (value - key)[asked], (place - value)[asked]
-
-    def part(chosen: Tensor) -> Split:
-        of_part = torch.full_like(targets, IGNORED)
-        of_part[asked] = torch.where(chosen, targets[asked], IGNORED)
-        return Split(words, of_part)
-
-    named = {f"value {d} behind its key": apart == d for d in (1, 2)}
+    apart, back = value - key, place - value
+    named = {f"value {d} behind its key": asked & (apart == d) for d in (1, 2)}
     for low in (2**power for power in range(words.shape[1].bit_length() + 1)):
-        named[f"value {low} to {2 * low - 1} before the query"] = (back >= low) & (back < 2 * low)
-    return {name: part(chosen) for name, chosen in named.items() if bool(chosen.any())}
+        named[f"value {low} to {2 * low - 1} before the query"] = asked & (back >= low) & (back < 2 * low)
+    return split.parts(named)
 
 
 def recalled(words: Tensor, symbols: int) -> Tensor:
