@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -177,33 +178,20 @@ def relative(window: int, heads: int, **options: Any) -> diabat.BoltzmannAttenti
 def long_sequences() -> list[Case]:
     """Attention proper, without projections: 512 tokens, one head, forward and backward, against causal softmax."""
 
-    def inputs(batch: int) -> list[Tensor]:
+    def timed(attend: Any, batch: int, parameters: Iterable[Tensor] = ()) -> Work:
         torch.manual_seed(0)
-        return [torch.randn(batch, LENGTH, FEATURES, requires_grad=True) for _ in range(3)]
+        qkv = [torch.randn(batch, 1, LENGTH, FEATURES, requires_grad=True) for _ in range(3)]
+        leaves, cotangent = [*qkv, *parameters], torch.randn(batch, 1, LENGTH, FEATURES)
+        return Work(lambda: torch.autograd.grad(attend(*qkv), leaves, cotangent), batch * LENGTH)
 
     def coupled(window: int, batch: int, options: dict[str, Any]) -> Work:
-        module, qkv = relative(window, 1, **options), inputs(batch)
+        module = relative(window, 1, **options)
         law: dict[str, Any] = {"is_causal": True, "readout": module.readout, "far": module.far}
-        leaves = [*qkv, *(p for p in (module.couplings.pairs,) if p is not None)]
-        cotangent = torch.randn(batch, 1, LENGTH, FEATURES)
-
-        def run() -> Any:
-            q, k, v = (t[:, None] for t in qkv)
-            y = diabat.boltzmann_attention(q, k, v, module.couplings, **law)
-            assert isinstance(y, Tensor)
-            return torch.autograd.grad(y, leaves, cotangent)
-
-        return Work(run, batch * LENGTH)
+        attend = partial(diabat.boltzmann_attention, couplings=module.couplings, **law)
+        return timed(attend, batch, module.couplings.parameters())
 
     def softmax(_: int, batch: int) -> Work:
-        qkv, cotangent = inputs(batch), torch.randn(batch, 1, LENGTH, FEATURES)
-        q, k, v = (t[:, None] for t in qkv)
-
-        def run() -> Any:
-            y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            return torch.autograd.grad(y, qkv, cotangent, retain_graph=True)
-
-        return Work(run, batch * LENGTH)
+        return timed(partial(nn.functional.scaled_dot_product_attention, is_causal=True), batch)
 
     def far(length: int) -> Call:
         attention, x = relative(8, 1, **KINDS["far odds"]), torch.randn(1, length, FEATURES)
