@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -97,24 +97,21 @@ def step(attention: nn.Module, window: int, sequences: int = BATCH, width: int =
     return lambda: attention(x).sum().backward()
 
 
-def model(mode: str, window: int, sampler: str = "exact", **options: Any) -> tuple[nn.Module, Tensor, Tensor]:
-    """The paper's Tiny Shakespeare model, and a batch of random symbols and targets."""
+def model(mode: str, window: int, sampler: str, **options: Any) -> tuple[nn.Module, Callable[[Any], Tensor]]:
+    """The paper's Tiny Shakespeare model, and the loss of it, perhaps compiled, on random symbols and targets."""
     torch.manual_seed(0)
     chosen = TransformerOptions(mode=mode, **KINDS["probability"] | options)
     transformer = Transformer(chosen, SYMBOLS, SYMBOLS, window, sampler)
-    return transformer, torch.randint(SYMBOLS, (BATCH, window)), torch.randint(SYMBOLS, (BATCH, window))
+    symbols, targets = torch.randint(SYMBOLS, (2, BATCH, window))
+    return transformer, lambda it: nn.functional.cross_entropy(it(symbols).flatten(0, 1), targets.flatten())
 
 
 def training() -> list[Case]:
     """A step of the paper's model with AdamW against the same with softmax."""
 
     def build(window: int, mode: str, sampler: str = "exact") -> Call:
-        transformer, symbols, targets = model(mode, window, sampler)
-
-        def loss() -> Tensor:
-            return nn.functional.cross_entropy(transformer(symbols).flatten(0, 1), targets.flatten())
-
-        return trained(transformer, loss, clip=1.0)
+        transformer, loss = model(mode, window, sampler)
+        return trained(transformer, partial(loss, transformer), clip=1.0)
 
     targets = {"exact": {8: 1.2, 16: 1.6}, "mean_field": None}
     return [
@@ -131,12 +128,12 @@ def compiled() -> list[Case]:
 
     def build(window: int, sampler: str, compiling: bool = True) -> Call:
         os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
-        transformer, symbols, targets = model("h+J", window, sampler, dropout=0.0)
+        transformer, loss = model("h+J", window, sampler, dropout=0.0)
         called: Any = torch.compile(transformer, fullgraph=True) if compiling else transformer
 
         def run() -> None:
             torch.manual_seed(1)  # of the reads
-            nn.functional.cross_entropy(called(symbols).flatten(0, 1), targets.flatten()).backward()
+            loss(called).backward()
 
         return run
 
