@@ -119,7 +119,7 @@ def test_it_equals_the_operators(
 
 @pytest.mark.parametrize("name", ["dropout", "mean field", "mean field of moving odds"])
 def test_second_derivatives(passes: list[bool], name: str) -> None:
-    layer, x = built(window=3, **COMPILED[name]), tokens(3)[:1].detach().requires_grad_()
+    layer, x = built(window=3, dim=4, **COMPILED[name]), layers.tokens(1, 3, 4).requires_grad_()
 
     def function(x: Tensor) -> Tensor:
         torch.manual_seed(3)
