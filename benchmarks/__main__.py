@@ -17,10 +17,10 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before OpenJij is loaded
@@ -81,8 +81,9 @@ def main(words: Sequence[str] | None = None) -> int:
         task = bar.add_task("", total=sum(len(EFFORTS[effort].of(case.sizes)) for case in chosen))
         for subject, group in groupby(chosen, lambda case: case.name.partition("/")[0]):
             bar.update(task, description=subject)
-            of_subject = []
-            for row in timed(list(group), options.against, effort):
+            of_subject, own = [], list(group)
+            other = options.against and options.against.resolve()
+            for row in compare(own, other, effort) if other else run(own, effort):
                 of_subject.append(row)
                 bar.advance(task)
             rows += of_subject
@@ -90,13 +91,6 @@ def main(words: Sequence[str] | None = None) -> int:
                 report.show(subject, cases, of_subject)
     print(report.as_json(rows) if options.json else report.summary(cases, rows))
     return int(any(OURS in row.errors for row in rows))
-
-
-def timed(cases: Sequence[Case], other: Path | None, effort: str) -> Iterator[Row]:
-    """Measure the cases of a subject, here or beside another checkout."""
-    if other is not None:
-        return compare(cases, other.resolve(), effort)
-    return chain.from_iterable(run(case, effort) for case in cases)
 
 
 if __name__ == "__main__":

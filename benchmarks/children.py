@@ -25,14 +25,14 @@ Job = tuple[str, Sequence[Any]]
 """A case by its name, and sizes."""
 
 
-def run(case: Case, effort: str) -> Iterator[Row]:
-    """Measure a case in this process, or in one for each of its sizes."""
-    sizes = EFFORTS[effort].of(case.sizes)
-    if not case.fresh:
-        yield from measure(case, sizes, EFFORTS[effort])
-        return
-    for size in sizes:
-        yield from in_child(HERE, [(case.name, [size])], effort, peers=True)
+def run(cases: Sequence[Case], effort: str) -> Iterator[Row]:
+    """Measure cases in this process, or a fresh one in a process for each of its sizes."""
+    for case in cases:
+        sizes = EFFORTS[effort].of(case.sizes)
+        if not case.fresh:
+            yield from measure(case, sizes, EFFORTS[effort])
+        for size in sizes if case.fresh else ():
+            yield from in_child(HERE, [(case.name, [size])], effort, peers=True)
 
 
 def compare(cases: Sequence[Case], other: Path, effort: str) -> Iterator[Row]:
