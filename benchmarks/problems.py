@@ -16,12 +16,18 @@ from diabat.ising import Ising, pack_couplings, pair_indices
 
 
 def problem(
-    n: int, queries: int = 1, *, h: float = 0.3, g: float = 1.0, own: bool = False, dtype: Any = torch.float32
+    n: int,
+    queries: int | None = 1,
+    *,
+    h: float = 0.3,
+    g: float = 1.0,
+    own: bool = False,
+    dtype: Any = torch.float32,
 ) -> Ising:
-    """Fields [queries, n] ~ g N(0, h²), and J ~ g N(0, 1/n) of all pairs, shared by the queries or their own."""
-    generator = torch.Generator().manual_seed(0)
-    J = pack_couplings(torch.randn(*([queries] * own), n * (n - 1) // 2, generator=generator) / n**0.5, n)
-    return Ising((g * h * torch.randn(queries, n, generator=generator)).to(dtype), (g * J).to(dtype))
+    """Fields [queries, n], or [n] for None, ~ g N(0, h²), and J ~ g N(0, 1/n) of all pairs, shared or of each query."""
+    generator, batch = torch.Generator().manual_seed(0), () if queries is None else (queries,)
+    J = pack_couplings(torch.randn(*batch * own, n * (n - 1) // 2, generator=generator) / n**0.5, n)
+    return Ising((g * h * torch.randn(*batch, n, generator=generator)).to(dtype), (g * J).to(dtype))
 
 
 def in_a_band(queries: int, n: int, width: int) -> Ising:
@@ -51,11 +57,6 @@ def on_graph(n: int, edges: np.ndarray) -> Ising:
     generator = torch.Generator().manual_seed(0)
     J = torch.randn(len(edges), generator=generator) / (2 * len(edges) / n) ** 0.5
     return Ising(0.3 * torch.randn(n, generator=generator), diabat.Edges(edges, J))
-
-
-def one(ising: Ising) -> Ising:
-    """The first problem of a batch, without the dimension of the batch."""
-    return Ising(ising.fields[0], ising.couplings)
 
 
 def couplings(ising: Ising) -> Tensor:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -81,11 +79,6 @@ def summary(cases: Cases, rows: Sequence[Row]) -> str:
         kept += [value <= limit for value, limit in limits if value is not None and limit is not None]
     lines = [f"{kept.count(False)} of {len(kept)} targets missed; {machine()}"]
     return "\n".join([*lines, *([f"not installed: {', '.join(sorted(absent))}"] * bool(absent))])
-
-
-def as_json(rows: Iterable[Row]) -> str:
-    """Return the report as one line of JSON; times in seconds of a unit."""
-    return json.dumps({"machine": machine(), "rows": [asdict(row) for row in rows]})
 
 
 def machine() -> str:

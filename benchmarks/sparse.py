@@ -61,10 +61,10 @@ def updates() -> list[Case]:
     }
     matrix = partial(drawn, count=64, dense=True)
     small = ("3-regular, n = 512", "Zephyr, n = 576")
-    rows = [
-        Case(f"sparse/{name}", by, list(GRAPHS), "", "update", theirs) for name, (by, theirs) in ways.items()
+    return [
+        *(Case(f"sparse/{name}", by, list(GRAPHS), "", "update", also) for name, (by, also) in ways.items()),
+        Case("sparse/64 reads of a matrix", matrix, small, "", "update"),
     ]
-    return [*rows, Case("sparse/64 reads of a matrix", matrix, small, "", "update")]
 
 
 @cache

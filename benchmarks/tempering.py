@@ -17,7 +17,7 @@ from torch import Tensor
 import diabat
 from benchmarks import kept_fields, peers
 from benchmarks.case import Build, Case, Peer, Work
-from benchmarks.problems import couplings, one, problem, reads, regular
+from benchmarks.problems import couplings, problem, reads, regular
 from diabat.ising import Ising, to_bqm
 from diabat.samplers import Capabilities, Samples
 from diabat.samplers.tempering.simulation import Fields, Rules, Simulation
@@ -39,7 +39,7 @@ def updates() -> list[Case]:
         return (512, 1000) if n <= 64 else (256, 25600 // n)
 
     def dense(n: int, beta: float) -> Ising:
-        return one(problem(n, g=beta))
+        return problem(n, None, g=beta)
 
     def drawn(n: int, beta: float, replicas: int = 1, few: int | None = None) -> Work:
         chains, sweeps = shape(n, few)
@@ -80,7 +80,7 @@ def fields() -> list[Case]:
 
     def build(size: tuple[int, int], beta: float, kind: Fields) -> Work:
         (n, chains), rules = size, Rules(seed=1, fields=kind)
-        ising = one(problem(n, g=beta))
+        ising = problem(n, None, g=beta)
         J, h = couplings(ising).numpy()[None], ising.fields.numpy()[None]
         number, starts = np.zeros(1, np.int64), np.arange(2)
         run = Simulation(J, None, h, starts, number, chains=chains, betas=np.ones((1, 1)), averaged=False)
@@ -175,7 +175,7 @@ def queries() -> list[Case]:
     """One query from tensors to reads; the queries of a layer from tensors to probabilities; 16 reads of 32 sweeps."""
 
     def from_tensors(replicas: int) -> Callable[[], Any]:
-        ising, sampler = one(problem(8)), tempering(num_replicas=replicas, burn_in=32)
+        ising, sampler = problem(8, None), tempering(num_replicas=replicas, burn_in=32)
         return lambda: sampler.sample(Ising(ising.fields, ising.matrix), 16, seed=1)
 
     def layer(n: int) -> Work:
