@@ -53,13 +53,11 @@ def engines() -> list[Case]:
 
     def new_couplings(n: int) -> Work:
         """The circuit of a new J is built in every call."""
-        engine, problems = AerEngine(), batch(n)
+        engine, problems, plan = AerEngine(), batch(n), plans()["200 steps"]
         strengths = iter(np.linspace(1, 2, 10_000))
 
         def run() -> None:
-            engine.moments(
-                plans()["200 steps"], [Batch(problems.fields, problems.couplings * next(strengths))]
-            )
+            engine.moments(plan, [Batch(problems.fields, problems.couplings * next(strengths))])
 
         return Work(run, QUERIES)
 
@@ -113,11 +111,8 @@ def training() -> list[Case]:
     def forward(n: int, schedule: str, dtype: torch.dtype, queries: int) -> Work:
         return moments("dqa", problem(n, queries, dtype=dtype), schedule=schedule)
 
-    steps = []
-    for name, (dtype, queries) in product(
-        ("Advantage2_system1", "boltzmann-8"),
-        ((torch.float32, 64), (torch.float64, 64), (torch.float32, 512)),
-    ):
+    steps, batches = [], ((torch.float32, 64), (torch.float64, 64), (torch.float32, 512))
+    for name, (dtype, queries) in product(("Advantage2_system1", "boltzmann-8"), batches):
         options: dict[str, Any] = {"schedule": name, "dtype": dtype, "queries": queries}
         alone = {"moments": Peer(partial(forward, **options), 4.5)}
         title = f"dqa/training step, {name}, {str(dtype)[6:]}, {queries} queries"

@@ -161,10 +161,7 @@ def causal() -> list[Case]:
     def masked(h: Tensor, J: Tensor) -> Tensor:
         """2^T states for every position."""
         visible = mask.to(h)
-        rows = [
-            peers.softmax_marginals(h[:, i] * visible[i], J * visible[i][:, None] * visible[i])
-            for i in range(T)
-        ]
+        rows = [peers.softmax_marginals(h[:, i] * v, J * v[:, None] * v) for i, v in enumerate(visible)]
         return torch.stack(rows, 1) * visible
 
     def by(probabilities: Solve) -> Build:

@@ -83,9 +83,8 @@ def layer(
     backend: str, window: int, width: int = FEATURES, heads: int = 1, **options: Any
 ) -> diabat.BoltzmannAttention:
     """A layer with couplings that are not zero, of the paper's law unless options say otherwise."""
-    attention = diabat.BoltzmannAttention(
-        width, heads, window, sampler=backend, **KINDS["probability"] | options
-    )
+    law = KINDS["probability"] | options
+    attention = diabat.BoltzmannAttention(width, heads, window, sampler=backend, **law)
     if attention.couplings.pairs is not None:
         nn.init.normal_(attention.couplings.pairs, std=0.3)
     return attention

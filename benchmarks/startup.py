@@ -41,10 +41,8 @@ def first_calls() -> list[Case]:
     calls = {name: (name, "1", "8") for name in backends} | {"exact, 64 of 12": ("exact", "64", "12")}
 
     def seconds(name: str, cache: str) -> float:
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([ROOT, *sys.path]),
-            "NUMBA_CACHE_DIR": cache,
-        }
+        path = os.pathsep.join([ROOT, *sys.path])
+        environment = os.environ | {"PYTHONPATH": path, "NUMBA_CACHE_DIR": cache}
         words = [sys.executable, "-c", _FIRST, *calls[name]]
         return float(subprocess.check_output(words, env=environment, text=True, stderr=subprocess.PIPE))
 
