@@ -15,11 +15,12 @@ settings.load_profile("diabat")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Looks for no garbage meanwhile: collecting imports every library, and nearly all that it makes stays."""
+    """Looks for no garbage meanwhile: of the two million objects of all libraries, 3 % are."""
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 
