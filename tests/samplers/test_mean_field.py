@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import F64, causal, gradients
+from problems import F64, causal
 from torch import Tensor
 
 from diabat.ising import Ising, pack_couplings, pack_three_body
@@ -490,17 +490,6 @@ def test_a_gradient_does_not_depend_on_its_unit(form: str) -> None:
     one, small, least = (torch.autograd.grad(unit * p.sum(), h, retain_graph=True)[0] for unit in units)
     assert (one - 1e25 * small).abs().max() < 1e-5
     assert least.isfinite().all()  # 1 / 1e-40 is not
-
-
-def test_gradient_of_couplings_is_symmetric_like_every_other_backends() -> None:
-    """A J trained as a free symmetric matrix must stay one, or the next forward pass refuses it."""
-    ising = make_problem((3,), 4, seed=5, three_body=0.1, couplings=0.2)
-    _, dJ, dK = gradients(ising, lambda problem: (precise().moments(problem).probability,) * 2, "P")
-    assert (dJ - dJ.T).abs().max() < 1e-14
-    assert not dJ.diagonal().any()
-    for order in ((2, 0, 1), (1, 0, 2)):
-        assert (dK - dK.permute(order)).abs().max() < 1e-14
-    assert not dK.diagonal().any()
 
 
 def test_invisible_spins_answer_nobody(form: str) -> None:
