@@ -111,7 +111,7 @@ TABLE: dict[Any, str] = {
         / learn_temperature coupling_init name""",
     BracketOptions: "window=4 vocab_size=3 num_train=1 num_validation=1 seed=0 / name",
     RecallOptions: """pairs=1 min_pairs=1? symbols=1 queries=1 filler=0 test_pairs=1? num_train=1 num_validation=1
-        num_test=1 seed=0 / distance query_order name""",
+        num_test=1 seed=0 / distance name""",
     PairOptions: """train_fraction=(0,1)? sentences=1..2 window=3? truncate=flag min_count=1 num_train=1
         num_validation=1 seed=0 / data validation test first second label part words classes name""",
     ShakespeareOptions: "window=1 characters=1? train_fraction=(0,1)? / data validation symbols name",

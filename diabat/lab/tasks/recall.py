@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from diabat.checks import ArgumentError, check_choice, keep_count
+from diabat.checks import ArgumentError, keep_count
 from diabat.compute.memory import require_memory
 from diabat.lab.tasks.base import IGNORED, Split, Task, TaskOptions, TextForm
 from diabat.lab.tasks.brackets import hash_of_ten
@@ -42,7 +42,6 @@ class RecallOptions(TaskOptions):
         distance: Positions from a key to its value, 1 or 2; ``mixed`` draws it for every pair.  A pair takes two
             positions with distance 1, and otherwise three, one of them a filler.
         filler: Fillers between the pairs of a sequence, at random places.
-        query_order: Order of the queries: ``random``, or that of the ``pairs``.
         test_pairs: Pairs of a test sequence, at least P; None takes P.
         num_train: Training sequences.
         num_validation: Validation sequences.
@@ -57,7 +56,6 @@ class RecallOptions(TaskOptions):
     queries: int = 1
     distance: int | str = 1
     filler: int = 0
-    query_order: str = "random"
     test_pairs: int | None = None
     num_train: int = 20_000
     num_validation: int = 1_000
@@ -75,7 +73,6 @@ class RecallOptions(TaskOptions):
             raise ArgumentError("distance", "1, 2 or 'mixed'", f"{self.distance!r}")
         if self.distance != "mixed":
             keep_count(self, "distance")
-        check_choice("query_order", self.query_order, ("random", "pairs"))
         bounds = (
             ("symbols", self.longest <= self.symbols, f"at least one key for each of {self.longest} pairs"),
             ("min_pairs", self.least <= self.pairs, f"at most pairs = {self.pairs}"),
@@ -183,8 +180,6 @@ def draw_sequences(
     order = torch.cat((places, integers(0, most + 1, options.filler).float()), 1).argsort(dim=1, stable=True)
     asked = torch.rand(count, most, generator=generator).masked_fill(absent, 2.0)
     asked = asked.argsort(1)[:, : options.queries]
-    if options.query_order == "pairs":
-        asked = asked.sort(1).values
     padding = torch.full((count, width * (options.longest - most)), blank)
     words = torch.cat((padding, context.gather(1, order), keys.gather(1, asked)), 1)
     targets = torch.full_like(words, IGNORED)
