@@ -1,7 +1,8 @@
 """Blocks of problems for compiled mean field, and what loops over their spins; imported on first use.
 
-A block has one problem per lane and a vector per spin; or one problem, whose spins are spread over the lanes, and
-whose numbers are in all lanes of a vector.  Nothing that a problem gets depends on the others of its block.
+A block has one problem per lane and a vector per spin; or problems with the same J, one after the other, whose spins
+are spread over the lanes.  Numbers of a problem are in its lane of a vector in both forms, and nothing that a problem
+gets depends on the others of its block.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from diabat.compute.simd import (
     entry,
     fma,
     fused,
+    item,
     largest,
     load,
     mul,
@@ -33,23 +35,27 @@ _SPINS, _ROWS = 4, 2
 # Spread spins above which J is held once for each pair: half as much to read, where a cache does not hold all.
 _MOST_WHOLE = 512
 
-FACTS = 12
-"""Rows of `Work.facts`."""
+PROBLEMS = 4
+"""Problems of spread spins in a block: all wait for the last."""
+# Rows of `Work.facts`: what loops over spins find and take, and those of the kernel.
+FOUND, OTHER, MOST, _SPARE, FIRST_FACT = range(5)
+FACTS = FIRST_FACT + 12
 _VECTORS = 13
 
 
 class Shape(NamedTuple):
     """Form of a block."""
 
-    spread: Any  # None for one problem per lane, True for one whose spins are over all lanes
+    spread: Any  # None for one problem per lane, True for problems whose spins are over all lanes
     lanes: int  # numbers in a vector
+    groups: int  # problems with vectors of their own: 1, or all of the block
     width: int  # spins for which J has room
     spins: int  # spins of these problems, in complete products
-    rows: int  # vectors that hold one number per spin
+    rows: int  # vectors of a group that hold one number per spin
 
 
 class Work(NamedTuple):
-    """Scratch of one thread: addresses of vectors."""
+    """Scratch of one thread: addresses of vectors, those of one group after those of another."""
 
     J: Any  # J_jk of spin k and the spins j in row r, at r · width + k; or of pairs, as `pair_at` says
     facts: Any  # numbers of each problem
@@ -79,18 +85,18 @@ def extent(used: int, lanes: int, spread: Any) -> Any:
 shape_of = inner(extent)
 
 
-def work_rows(n: int, lanes: int, spread: Any) -> int:
+def work_rows(n: int, lanes: int, spread: Any, groups: int) -> int:
     """Vectors of scratch for n spins."""
     spins, rows = extent(n, lanes, spread)
     pairs = lanes * rows * (rows + 1) // 2 if spread and spins > _MOST_WHOLE else rows * spins
-    return pairs + rows * _VECTORS + FACTS
+    return pairs + rows * (1 if spread is None else groups) * _VECTORS + FACTS
 
 
 @inner
 def work_of(scratch: Any, s: Shape) -> Work:
     """Divide scratch [vectors, lanes], and clear it."""
     scratch[:] = 0
-    r = s.rows
+    r = s.rows * s.groups
     facts = skip(address(scratch), len(scratch) - FACTS - _VECTORS * r)
     v = skip(facts, FACTS)
     return Work(
@@ -119,7 +125,7 @@ def places(s: Shape, number: int) -> Any:
     """Where a problem of the block has its first spin, and the distance to the next one."""
     if s.spread is None:
         return number, s.lanes
-    return 0, 1
+    return number * s.rows * s.lanes, 1
 
 
 @inner
@@ -128,6 +134,12 @@ def _number(values: Any, k: int, spread: Any) -> Any:
     if spread is None:
         return load(values, k)
     return entry(values, k)
+
+
+@inner
+def own(work: Work, fact: int, group: int, s: Shape) -> Any:
+    """A fact of each problem of a group, in its lanes."""
+    return _number(work.facts, fact if s.spread is None else fact * s.lanes + group, s.spread)
 
 
 @inner
@@ -147,12 +159,13 @@ def most(x: Any, spread: Any) -> Any:
 
 
 @inner
-def put(work: Work, s: Shape, fact: int, number: int, x: Any) -> None:
-    """Set a fact of a problem of the block."""
-    if s.spread is None:
-        set_item(work.facts, fact * s.lanes + number, x)
+def put(work: Work, fact: int, group: int, x: Any, s: Shape) -> None:
+    """Keep a fact of each problem of a group."""
+    if group == 0:  # a processor waits where it loads a vector of which it has just written a part
+        store(work.facts, fact, x)
     else:
-        store(work.facts, fact, splat(x))
+        store(work.facts, _SPARE, x)
+        set_item(work.facts, fact * s.lanes + group, item(work.facts, _SPARE * s.lanes))
 
 
 @inner
@@ -163,49 +176,71 @@ def larger(most: Any, x: Any) -> Any:
 
 
 @inner
-def dot(s: Shape, x: Any, y: Any) -> Any:
+def dot(work: Work, s: Shape, x: Any, y: Any) -> Any:
     """x·y of each problem."""
-    found = constant(load(x, 0), 0.0)
-    for r in range(s.rows):
-        found = fma(load(x, r), load(y, r), found)
-    return total(found, s.spread)
+    for group in range(s.groups):
+        found = constant(load(x, 0), 0.0)
+        for r in range(group * s.rows, (group + 1) * s.rows):
+            found = fma(load(x, r), load(y, r), found)
+        put(work, FOUND, group, total(found, s.spread), s)
+    return load(work.facts, FOUND)
 
 
 @inner
-def longest(s: Shape, x: Any) -> Any:
+def longest(work: Work, s: Shape, x: Any) -> Any:
     """The largest |number| of each problem."""
-    found = constant(load(x, 0), 0.0)
-    for r in range(s.rows):
-        found = larger(found, load(x, r))
-    return most(found, s.spread)
+    for group in range(s.groups):
+        found = constant(load(x, 0), 0.0)
+        for r in range(group * s.rows, (group + 1) * s.rows):
+            found = larger(found, load(x, r))
+        put(work, MOST, group, most(found, s.spread), s)
+    return load(work.facts, MOST)
 
 
 @inner
-def mix(s: Shape, out: Any, a: Any, x: Any, b: Any, y: Any) -> None:
+def mix(work: Work, s: Shape, out: Any, a: Any, x: Any, b: Any, y: Any) -> None:
     """``out`` = a x + b y, with numbers a and b of each problem."""
-    for r in range(s.rows):
-        store(out, r, fused(b, load(y, r), mul(a, load(x, r))))
+    store(work.facts, FOUND, a)
+    store(work.facts, OTHER, b)
+    for group in range(s.groups):
+        a, b = own(work, FOUND, group, s), own(work, OTHER, group, s)
+        for r in range(group * s.rows, (group + 1) * s.rows):
+            store(out, r, fused(b, load(y, r), mul(a, load(x, r))))
 
 
 @inner
 def times(s: Shape, out: Any, x: Any, y: Any) -> None:
     """``out`` = x y, spin by spin."""
-    for r in range(s.rows):
+    for r in range(s.groups * s.rows):
         store(out, r, mul(load(x, r), load(y, r)))
 
 
 @inner
-def product(work: Work, s: Shape, v: Any) -> None:
-    """``image`` = J v."""
-    if in_pairs(s):
-        _product_of_pairs(work, s, v)
-        return
-    for r in range(0, s.rows, _ROWS):
-        _two_rows(work, s, v, r)
+def awake(work: Work, s: Shape, fact: int, group: int) -> bool:
+    """Whether a group has a problem for which this fact is 1."""
+    return s.groups == 1 or item(work.facts, fact * s.lanes + group) > 0
 
 
 @inner
-def _two_rows(work: Work, s: Shape, v: Any, r: int) -> None:
+def product(work: Work, s: Shape, v: Any, fact: int) -> None:
+    """``image`` = J v of problems that are `awake`, by one pass over J for several or one for each, with equal bits."""
+    if in_pairs(s):
+        _product_of_pairs(work, s, v, fact)
+        return
+    several = 0
+    for group in range(s.groups):
+        several += awake(work, s, fact, group)
+    for r in range(0, s.rows, _ROWS):
+        if s.groups == PROBLEMS and several > 1:
+            _rows_of_four(work, s, v, r, s.spread)
+            continue
+        for group in range(s.groups):
+            if awake(work, s, fact, group):
+                _rows_of_one(work, s, skip(v, group * s.rows), group * s.rows + r, r)
+
+
+@inner
+def _rows_of_one(work: Work, s: Shape, v: Any, at: int, r: int) -> None:
     """Sums in four chains, since a processor can add before the last sum is finished."""
     zero, spread = constant(load(v, 0), 0.0), s.spread
     one, other = skip(work.J, r * s.width), skip(work.J, (r + 1) * s.width)
@@ -218,21 +253,63 @@ def _two_rows(work: Work, s: Shape, v: Any, r: int) -> None:
         c, d = fma(load(one, k + 2), y, c), fma(load(one, k + 3), z, d)
         e, f = fma(load(other, k), w, e), fma(load(other, k + 1), x, f)
         g, i = fma(load(other, k + 2), y, g), fma(load(other, k + 3), z, i)
-    store(work.image, r, add(add(a, b), add(c, d)))
-    store(work.image, r + 1, add(add(e, f), add(g, i)))
+    store(work.image, at, add(add(a, b), add(c, d)))
+    store(work.image, at + 1, add(add(e, f), add(g, i)))
 
 
 @inner
-def _product_of_pairs(work: Work, s: Shape, v: Any) -> None:
+def _rows_of_four(work: Work, s: Shape, v: Any, at: int, spread: Any) -> None:
+    if spread is None:
+        return
+    one, other = skip(work.J, at * s.width), skip(work.J, (at + 1) * s.width)
+    half = _both(_chain(one, other, v, s, 0), _chain(one, other, v, s, 1))
+    sums = _both(half, _both(_chain(one, other, v, s, 2), _chain(one, other, v, s, 3)))
+    store(work.image, at, sums[0])
+    store(work.image, at + 1, sums[4])
+    store(work.image, at + s.rows, sums[1])
+    store(work.image, at + s.rows + 1, sums[5])
+    store(work.image, at + 2 * s.rows, sums[2])
+    store(work.image, at + 2 * s.rows + 1, sums[6])
+    store(work.image, at + 3 * s.rows, sums[3])
+    store(work.image, at + 3 * s.rows + 1, sums[7])
+
+
+@inner
+def _chain(one: Any, other: Any, v: Any, s: Shape, start: int) -> Any:
+    """One of the four chains, of two rows and four problems: all four would need too many registers."""
+    zero, step = constant(load(v, 0), 0.0), s.rows * s.lanes
+    a, b, c, d = zero, zero, zero, zero
+    e, f, g, i = zero, zero, zero, zero
+    for k in range(start, s.spins, _SPINS):
+        p, q = load(one, k), load(other, k)
+        w, x, y, z = entry(v, k), entry(v, k + step), entry(v, k + 2 * step), entry(v, k + 3 * step)
+        a, b, c, d = fma(p, w, a), fma(p, x, b), fma(p, y, c), fma(p, z, d)
+        e, f, g, i = fma(q, w, e), fma(q, x, f), fma(q, y, g), fma(q, z, i)
+    return a, b, c, d, e, f, g, i
+
+
+@inner
+def _both(x: Any, y: Any) -> Any:
+    return (
+        add(x[0], y[0]), add(x[1], y[1]), add(x[2], y[2]), add(x[3], y[3]),
+        add(x[4], y[4]), add(x[5], y[5]), add(x[6], y[6]), add(x[7], y[7]),
+    )  # fmt: skip
+
+
+@inner
+def _product_of_pairs(work: Work, s: Shape, v: Any, fact: int) -> None:
     """The same where J has one number for each pair of spins."""
     zero, J = constant(load(v, 0), 0.0), work.J
-    for r in range(s.rows):
+    for r in range(s.groups * s.rows):
         store(work.image, r, zero)
     for k in range(0, s.spins, _SPINS):
         count = k // s.lanes + 1
-        _strip(J, v, work.image, work.later, k, count)
+        for group in range(s.groups):
+            if awake(work, s, fact, group):
+                at = group * s.rows
+                _strip(J, skip(v, at), skip(work.image, at), skip(work.later, at), k, count)
         J = skip(J, _SPINS * count)
-    for r in range(s.rows):
+    for r in range(s.groups * s.rows):
         store(work.image, r, add(load(work.image, r), load(work.later, r)))
 
 

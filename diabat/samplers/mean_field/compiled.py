@@ -67,9 +67,12 @@ class CompiledBatch:
         """Solve the problems, or take u to 2 (1 - D J)⁻¹ u; they are shared over threads, each with its scratch."""
         (count, n), dtype, order = self._problems.fields.shape, self._problems.fields.dtype, self._order
         lanes, spread = lanes_of(dtype), None if n <= MOST_IN_LANES else True
-        rows, run = self._kernel.blocks.work_rows(n, lanes, spread), self._kernel.run
+        size = lanes if spread is None else self._kernel.blocks.PROBLEMS
+        if spread and count == len(self._problems.couplings):
+            size = 1
+        rows, run = self._kernel.blocks.work_rows(n, lanes, spread, size), self._kernel.run
         v = self._arrays.local if u is None else u
-        rest = probe(n, dtype), spread, rules, self._arrays, v, u is not None
+        rest = probe(n, dtype), spread, size, rules, self._arrays, v, u is not None
         threads = min(torch.get_num_threads(), 1 + count * n * n // _PRODUCTS_PER_THREAD)
         blocks = np.arange(count) // (1 if spread else lanes)
         run_parts(
