@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,3 +204,14 @@ RATIOS = {0.0052: "1/192", 0.05: "1/20.0", 0.5: "0.50", 12.3: "12"}
 def test_durations_have_three_digits_and_ratios_far_below_one_are_fractions() -> None:
     assert {seconds: report.duration(seconds) for seconds in DURATIONS} == DURATIONS
     assert {ratio: report.factor(ratio) for ratio in RATIOS} == RATIOS
+
+
+def test_patterns_on_pages_choose_cases() -> None:
+    """Of ``--only``; the page on chains names an older commit."""
+    cases, pages = command.load_cases(), (Path(__file__).parents[2] / "docs").glob("*.md")
+    patterns = {
+        (page.name, p) for page in pages for p in re.findall(r"(?<!cliffs )'(\^\w.*?)'", page.read_text())
+    }
+    assert len(patterns) > 30
+    dead = [(page, p) for page, p in sorted(patterns) if not any(re.search(p, name) for name in cases)]
+    assert {page for page, _ in dead} <= {"chains.md"}, dead
