@@ -196,9 +196,8 @@ def attend(call: Attention, couplings: WindowCouplings | None) -> Result:
 def _is_softmax(call: Attention, couplings: WindowCouplings | None) -> bool:
     """Whether the function of torch computes the same."""
     law = call.law
-    return (
-        couplings is None and bool(law.readout.odds and law.fields) and not (call.need_weights or law.softcap)
-    )
+    plain = bool(law.readout.odds and law.fields) and law.softcap is None
+    return couplings is None and plain and not call.need_weights
 
 
 def _over_windows(call: Attention, couplings: WindowCouplings, tokens: Tokens) -> Result:

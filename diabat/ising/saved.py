@@ -49,7 +49,7 @@ class SavedProblem:
         for name, value in parts:
             check_tensor(name, value)
         tensors = {name: value.detach().clone() for name, value in parts}
-        names = names and [int(x) if is_integer(x) else x for x in names]
+        names = None if names is None else [int(x) if is_integer(x) else x for x in names]
         facts = {"check": problem.check, "labels": names}
         self._of(tensors, facts)  # refuses what could not be read
         replace_file(Path(path), tensor_file(tensors, form_of(type(self)) | facts))
