@@ -372,6 +372,15 @@ def test_pinned_spins(monkeypatch: pytest.MonkeyPatch, pattern: str, few: int, d
         assert_moments(found, brute_force(ising), dtype, 1e-6 if dtype == torch.float32 else 1e-13)
 
 
+def test_fields_whose_sum_is_infinite_count_nothing_where_all_are_invisible() -> None:
+    h = torch.tensor([3e38, 3e38]).requires_grad_()
+    found = ExactSampler().moments(Ising(h, torch.zeros(2, 2), torch.zeros(2, dtype=torch.bool)))
+    assert found.log_partition is not None
+    results = found.probability, found.log_partition
+    slopes = torch.autograd.grad(sum(t.sum() for t in results), h)
+    assert all(torch.equal(t, torch.zeros_like(t)) for t in (*results, *slopes))
+
+
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("n", [6, 12])
 def test_no_number_is_read_on_the_host(n: int) -> None:

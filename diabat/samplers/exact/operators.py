@@ -224,7 +224,7 @@ def solve(
     """
     parts, found = parts_of(ising), []
     if not parts.groups:
-        zero = ising.fields * 0 + sum(0 * term.sum() for term in ising.terms if term is not None)
+        zero = ising.fields * 0 + sum((0 * term).sum() for term in ising.terms if term is not None)
         return zero, zero.sum(-1), False
     readable, raised = is_readable(ising), False
     for groups in parts.groups:
