@@ -70,6 +70,10 @@ def slopes(
             linked = terms[i].requires_grad
             terms[i] = terms[i].view_as(terms[i]) if linked else terms[i].detach().requires_grad_()
             leaves.append(terms[i])
-    pairs = [(r, g) for r, g in zip(function(*terms), upstream, strict=True) if g is not None]
+    # A result of other terms only, as the mass of keys without fields, is constant.
+    both = zip(function(*terms), upstream, strict=True)
+    pairs = [(r, g) for r, g in both if g is not None and r is not None and r.requires_grad]
+    if not pairs:
+        return tuple(map(torch.zeros_like, leaves))
     results, cotangents = zip(*pairs, strict=True)
     return torch.autograd.grad(results, leaves, cotangents, create_graph=True, materialize_grads=True)

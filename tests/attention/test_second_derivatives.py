@@ -190,6 +190,7 @@ RIGHT: dict[str, Entry] = {
     "attention banded": attention(sampler="banded", bandwidth=1),
     "attention independent": attention(far="independent"),
     "attention independent odds": attention(far="independent", readout="odds"),
+    "attention J independent odds": attention(mode="J", far="independent", readout="odds"),
     "multihead": of_layer(
         lambda: diabat.BoltzmannMultiheadAttention(4, 2, window=4, batch_first=True, readout="probability")
     ),
@@ -326,9 +327,9 @@ def contracted(row: Sequence[Tensor], along: Leaves) -> Tensor:
 # One of each kind on every run; the others, and losses that are linear, take minutes.
 USUAL = (
     "mobius", "k_sii", "gibbs_interaction", "NeuroGame gibbs tanh tokens", "attention h+J", "attention J-self",
-    "attention odds", "attention independent odds", "attention of mean_field", "attention h odds",
-    "function without couplings", "multihead", "hugging face independent", "probabilities exact", "odds banded",
-    "moments of mean_field", "entropy",
+    "attention odds", "attention independent odds", "attention J independent odds", "attention of mean_field",
+    "attention h odds", "function without couplings", "multihead", "hugging face independent", "probabilities exact",
+    "odds banded", "moments of mean_field", "entropy",
 )  # fmt: skip
 EVERY = [
     pytest.param(name, nonlinear, marks=() if nonlinear and name in USUAL else pytest.mark.slow)
