@@ -112,7 +112,8 @@ def explain(error: ValidationError, known: Iterable[str], prefix: Sequence[str |
     # A misspelt key is often reported as a missing key as well; the unknown key is more useful.
     details = sorted(error.errors(include_url=False), key=lambda d: d["type"] != _UNKNOWN)
     # Of a union such as "float | tuple" the member that got to an entry is meant.
-    detail = next((d for d in details if d["loc"][:1] == details[0]["loc"][:1] and _is_entry(d)), details[0])
+    union = details[0]["loc"][:-1]
+    detail = next((d for d in details if d["loc"][:-2] == union and _is_entry(d)), details[0])
     kind, value, inner = detail["type"], detail["input"], detail.get("ctx", {}).get("error")
     location = (*prefix, *_without_tags(detail["loc"]))
     key = dotted(location)

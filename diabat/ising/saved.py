@@ -29,7 +29,7 @@ _DTYPES = {"visible": (torch.bool,), "clamped": (torch.int8,), "index": (torch.i
 
 
 class SavedProblem:
-    """What of an :class:`diabat.Ising` writes and reads files."""
+    """The files of a problem: a base of :class:`diabat.Ising`."""
 
     def save(self, path: str | Path, labels: Sequence[Hashable] | None = None) -> None:
         """Write the problem to one safetensors file, atomically and without pickle; every tensor bit for bit.
